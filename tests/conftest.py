@@ -1,0 +1,23 @@
+"""Shared fixtures. No test reaches the network: the Hub is switched off before anything imports it."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def gsm8k_dir() -> Path:
+    """The folder of the real GSM8K files; tests that need it skip where it is absent."""
+    named = os.environ.get("GRPO_EDU_GSM8K")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "data" / "gsm8k"
+    if not (folder / "test.jsonl").is_file():
+        pytest.skip(f"GSM8K files are not at {folder}; set GRPO_EDU_GSM8K to their folder")
+    return folder
