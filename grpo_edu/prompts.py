@@ -16,16 +16,15 @@ MARKER = "####"
 
 # Every dash that a keyboard or a tokenizer may put for a minus sign.
 _DASHES = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d", "-"))
-# What may stand before an answer: "The answer is", Markdown, LaTeX, brackets, a currency sign. No other words:
+# What may stand before an answer: "The answer is", Markdown, LaTeX, brackets, a currency sign. No other word:
 # the heading "#### Step 3" gives no answer.
 _LEAD = re.compile(
     r"\s*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b)?[\s*_`\"'(\[{$€£¥\\=:]*(?:boxed\{)?", re.IGNORECASE
 )
-_DECIMAL = (  # 1,200.50 or 1200 or .5: thousands groups have exactly three digits, and one digit there must be
-    r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.(?P<part>[0-9]+))?(?<=[0-9])"
-)
+# 1,200.50 or 1200 or .5: a thousands group has exactly three digits, and there must be a digit somewhere.
+_DECIMAL = r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.(?P<part>[0-9]+))?(?<=[0-9])"
 _FRACTION = r"(?P<top>[0-9]{1,15})/(?P<bottom>[0-9]{1,15})(?![0-9])"
-_NUMBER = re.compile(rf"(?P<sign>[-+]?)\s*[$€£¥]?\s*(?:{_FRACTION}|{_DECIMAL})")
+_NUMBER = re.compile(rf"(?P<sign>[-+]?) ?[$€£¥]? ?(?:{_FRACTION}|{_DECIMAL})")
 _LOOSE_NUMBER = re.compile(rf"(?<![\w.])[-+]?[$€£¥]?{_DECIMAL}")
 _COMMA = re.compile(r"\s*,\s*(?=[-+$€£¥.0-9])")
 _WORD = re.compile(r"([^\W\d_]+(?:[-'’][^\W\d_]+)*)[\s.!*_`\"')\]}$\\]*")
