@@ -11,8 +11,9 @@ _OPERAND = r"-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,50}(?![0-9]))(?:\
 _STEP = re.compile(rf"[ \t]*({_OPERATOR})[ \t]*({_OPERAND})")
 # One side of an equation: operands joined by operators, for as long as they go on in the line.
 _SIDE = re.compile(rf"(?<![\w.,$])({_OPERAND})((?:[ \t]*{_OPERATOR}[ \t]*{_OPERAND})*)")
-# What shows that a side goes on where it cannot be read: a parenthesis, a power, a percent sign.
-_GOES_ON = re.compile(rf"[%^]|[ \t]*{_OPERATOR}[ \t]*\(")
+# What shows that a side goes on where it cannot be read: a parenthesis, a power, a percent sign, more digits.
+_GOES_ON = re.compile(rf"[%^]| [0-9]|[ \t]*{_OPERATOR}[ \t]*\(")
+_GOES_ON_BEFORE = re.compile(r".*[-+*/×÷·^)0-9]")
 _SPELLINGS = str.maketrans({"−": "-", "–": "-", "—": "-", "∗": "*", "⋅": "·"})
 
 
@@ -20,9 +21,10 @@ def check_equations(text: str) -> list[bool]:
     """Whether each equation written in `text` holds, in order.
 
     An equation is `a op b … = c` with + - * / (also × ÷ · x) between plain numbers, multiplication before
-    addition, in exact arithmetic: `1 / 3 = 0.33` does not hold, nor does a division by zero. In a chain such as
-    `14 + 34 = 48 - 12 = 36` each "=" is judged by itself, so its first does not hold. `48 = 48` calculates
-    nothing and is no equation. What has parentheses, powers, percent signs or units inside is not read.
+    addition, in exact arithmetic: `1 / 3 = 0.33` does not hold, nor does a division by zero. In a chain such
+    as `14 + 34 = 48 - 12 = 36` each "=" is judged by itself, so its first does not hold. `48 = 48` calculates
+    nothing and is no equation. What has parentheses, powers, percent signs, unknowns (`5 + 4c`), numbers with
+    spaces (`1 1/2`, `1 000`) or units inside is not read.
 
     >>> check_equations("14 + 34 = 48. 48 - 12 = 35. So x = 35.")
     [True, False]
@@ -63,8 +65,6 @@ def _number(operand: str) -> Fraction:
 def _is_cut(text: str, left: re.Match, right: re.Match) -> bool:
     """Whether the equation begins before what was read, or goes on after it. A bullet is no minus sign."""
     before = text[: left.start()].rpartition("\n")[2].strip()
-    begins_before = before.endswith(("+", "-", "*", "/", "×", "÷", "·", "^", ")")) and before not in (
-        "-",
-        "*",
-    )
-    return begins_before or _GOES_ON.match(text, right.end()) is not None
+    begins_before = before not in ("-", "*") and _GOES_ON_BEFORE.fullmatch(before)
+    unknown = right[2] and text[right.end() : right.end() + 1].isalpha()
+    return bool(begins_before or unknown or _GOES_ON.match(text, right.end()))

@@ -143,10 +143,12 @@ def normalize_answer(text: str) -> str | None:
     text = text.translate(_DASHES)
     start = _LEAD.match(text).end()
     numbers, tail = _numbers(text, start)
+    if any(c.isnumeric() and c not in "²³" for c in tail):  # another number, in whatever script
+        return None
     if not numbers:
         word = _WORD.fullmatch(text, start)
         return None if word is None or word[1].casefold() in _NO_ANSWER else word[1].casefold()
-    if None in numbers or _REFUSED_TAIL.match(tail) or any(c.isnumeric() and c not in "²³" for c in tail):
+    if None in numbers or _REFUSED_TAIL.match(tail):
         return None
     return ", ".join(numbers)
 
