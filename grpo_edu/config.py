@@ -1,0 +1,110 @@
+"""The settings of a GRPO run: frozen, checked when made, with TRL's names where TRL has one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
+ADVANTAGE_ESTIMATORS = ("group", "rloo")
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
+
+
+@dataclass(frozen=True)
+class GRPOConfig:
+    """One GRPO run. The defaults train the tiny model well within a minute.
+
+    num_generations: G, completions a prompt; at least 2, since a group of one has nothing to compare.
+    prompts_per_step: N, different problems a step; a step sees B = N·G completions.
+    max_completion_length: most tokens of a completion.
+    max_steps: how many times to sample a batch and learn from it.
+    learning_rate, weight_decay, max_grad_norm, lr_scheduler_type, warmup_steps: of AdamW.
+    num_iterations: μ, updates from one batch; from the second on the ratio leaves 1 and the clip acts.
+    gradient_accumulation_steps: forward passes a batch is cut into; the result does not depend on it.
+    temperature, top_p, top_k, min_p: of the sampling.
+    loss_type, importance_sampling_level, epsilon, epsilon_high, beta: see `grpo_edu.losses.grpo_loss`.
+    scale_rewards: "group", "batch" or "none", see `grpo_edu.advantages.group_advantages`.
+    advantage_estimator: "group", or "rloo" for the leave-one-out baseline (then nothing is scaled).
+    reward_weights: one weight a reward function; None weighs them all 1.
+    mask_truncated_completions: leave completions without an end out of the loss (DAPO).
+    seed: decides the order of the problems and every sampled token.
+
+    Raises ValueError that names the field, what is wrong and what to do.
+
+    >>> GRPOConfig(num_generations=1)
+    Traceback (most recent call last):
+    ...
+    ValueError: num_generations: 1 is too small; a group needs at least 2 completions to compare
+    """
+
+    num_generations: int = 8
+    prompts_per_step: int = 16
+    max_completion_length: int = 96
+    max_steps: int = 30
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    lr_scheduler_type: str = "constant"
+    warmup_steps: int = 0
+    num_iterations: int = 1
+    gradient_accumulation_steps: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    loss_type: str = "grpo"
+    importance_sampling_level: str = "token"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.0
+    scale_rewards: str = "group"
+    advantage_estimator: str = "group"
+    reward_weights: tuple[float, ...] | None = None
+    mask_truncated_completions: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.reward_weights is not None:
+            object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
+        if self.num_generations < 2:
+            raise ValueError(
+                f"num_generations: {self.num_generations} is too small; a group needs at least 2 completions to compare"
+            )
+        for name in ("prompts_per_step", "max_completion_length", "max_steps", "num_iterations"):
+            self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        self._require("warmup_steps", self.warmup_steps >= 0, "must not be negative")
+        for name in ("learning_rate", "temperature", "max_grad_norm"):
+            value = getattr(self, name)
+            self._require(name, value > 0 and math.isfinite(value), "must be a positive number")
+        for name in ("weight_decay", "epsilon", "beta"):
+            value = getattr(self, name)
+            self._require(name, value >= 0 and math.isfinite(value), "must be 0 or a positive number")
+        self._require("epsilon_high", self.epsilon_high is None or self.epsilon_high >= 0, "must not be negative")
+        if self.gradient_accumulation_steps < 1 or self.prompts_per_step % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"gradient_accumulation_steps: {self.gradient_accumulation_steps} does not divide "
+                f"prompts_per_step = {self.prompts_per_step}; choose a divisor, so that no group is torn apart"
+            )
+        self._one_of("loss_type", LOSS_TYPES)
+        self._one_of("importance_sampling_level", ("token", "sequence"))
+        self._one_of("scale_rewards", ("group", "batch", "none"))
+        self._one_of("advantage_estimator", ADVANTAGE_ESTIMATORS)
+        self._one_of("lr_scheduler_type", SCHEDULES)
+
+    @property
+    def batch_size(self) -> int:
+        """B = N·G, completions a step."""
+        return self.prompts_per_step * self.num_generations
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a JSON file."""
+        return asdict(self)
+
+    def _require(self, name: str, holds: bool, demand: str) -> None:
+        if not holds:
+            raise ValueError(f"{name}: {getattr(self, name)} {demand}")
+
+    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
+        if getattr(self, name) not in known:
+            raise ValueError(f"{name}: {getattr(self, name)!r} is unknown; choose one of {', '.join(known)}")
