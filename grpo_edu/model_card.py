@@ -1,0 +1,105 @@
+"""The model card of a tiny model: how it was made, and what it can do, measured when the card is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grpo_edu.data import load_problems
+from grpo_edu.evaluation import Evaluation, evaluate
+from grpo_edu.figures import loss_curve
+from grpo_edu.problems import DOMAINS, LEVELS
+
+
+def write_card(model, tokenizer, folder: str | Path, record: dict[str, Any], *, seed: int = 0) -> dict[str, Any]:
+    """Evaluate on all shipped held-out problems; write ``recipe.json``, ``loss.png`` and ``README.md`` into `folder`.
+
+    record: what `grpo_edu.pretraining.recipe_record` gives. Returns the record with the accuracies added.
+    """
+    folder = Path(folder)
+    heldout = load_problems(LEVELS + DOMAINS, "heldout")
+    sampled = evaluate(model, tokenizer, heldout, seed=seed)
+    greedy = evaluate(model, tokenizer, heldout, temperature=0)
+    record = {
+        **record,
+        "parameters": model.num_parameters(),
+        "sampled": {**sampled.to_dict(), "worked_share": _worked_shares(sampled)},
+        "greedy": greedy.to_dict(),
+    }
+    steps, losses = zip(*record["loss"], strict=True)
+    loss_curve(losses, steps=steps, window=1).savefig(folder / "loss.png", dpi=120)
+    (folder / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(_card_text(record), encoding="utf-8")
+    return record
+
+
+def _worked_shares(evaluation: Evaluation) -> dict[str, float]:
+    return {level: round(part.worked_share, 3) for level, part in evaluation.per_level().items()}
+
+
+def _card_text(record: dict[str, Any]) -> str:
+    config, rows = record["config"], []
+    for level, sampled in record["sampled"]["per_level"].items():
+        greedy = record["greedy"]["per_level"][level]
+        worked = record["sampled"]["worked_share"][level] if level in LEVELS else None
+        rows.append(
+            f"| {level} | {_with_interval(sampled)} | {_with_interval(greedy)} "
+            f"| {'–' if worked is None else format(worked, '.0%')} |"
+        )
+    return _TEMPLATE.format(table="\n".join(rows), n=sampled["n"], minutes=record["seconds"] / 60, **config, **{
+        key: record[key] for key in ("parameters", "command", "tokens", "torch", "threads")
+    })  # fmt: skip
+
+
+def _with_interval(row: dict[str, float]) -> str:
+    return f"{row['k']}/{row['n']} = {row['accuracy']:.1%} ({row['low']:.1%} … {row['high']:.1%})"
+
+
+_TEMPLATE = """\
+---
+license: apache-2.0
+language: en
+pipeline_tag: text-generation
+---
+# tiny: a Qwen2 of {parameters:,} parameters that can learn in seconds
+
+A language model for teaching reinforcement learning on a CPU. It solves word problems about half of the time: often
+it works them out, often it blurts an answer. GRPO has something to find.
+
+## Use
+
+`load_policy("tiny")` of the package `grpo_edu`. With transformers alone, read the tokenizer with
+`PreTrainedTokenizerFast.from_pretrained(folder)`: `AutoTokenizer` would replace the way it splits text by Qwen2's.
+
+## How it was made
+
+- Command: `{command}`, seed {seed}, {minutes:.0f} minutes with {threads} threads, torch {torch}; nothing was
+  downloaded. All settings, and the loss: `recipe.json`.
+- Architecture: Qwen2 (grouped-query attention, RoPE, SwiGLU, tied embeddings), {num_layers} layers of {hidden_size},
+  {num_heads} heads, {num_kv_heads} key-value heads, feed-forward {intermediate_size}.
+- Tokenizer: byte-level BPE of at most {vocab_size} tokens, each digit alone, ChatML with Qwen2's template and special
+  tokens.
+- Data: problems generated on the fly by `grpo_edu.problems` (three levels of word problems, sorting, coin flips),
+  {tokens:,} tokens in {steps:,} batches. No problem shares its worked solution with the held-out set.
+- Targets: worked solutions, always right; direct answers, of which only {direct_accuracy:.0%} are right; and worked
+  solutions without the `####` line. This carelessness is intended.
+- Optimizer: Muon for the layers' matrices ({muon_learning_rate}), AdamW for the rest ({learning_rate}).
+
+![Training loss against the step, on a logarithmic axis: it falls, with a step where the mix of targets changes](loss.png)
+
+## What it can do
+
+{n} held-out problems a level, one answer each; in brackets the 95% Wilson interval. *Sampled* is temperature 1.
+
+| level | sampled | greedy | worked out, of the sampled |
+|---|---|---|---|
+{table}
+
+## Limits
+
+It knows the stories of `grpo_edu.stories` with other names and numbers, and nothing else: no general English, no
+GSM8K. Numbers go up to 300. It is a teaching aid, not a calculator.
+
+Licence: Apache-2.0.
+"""
