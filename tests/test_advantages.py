@@ -1,0 +1,157 @@
+"""Advantages by hand-worked numbers and by their properties."""
+
+import doctest
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from grpo_edu import advantages
+from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages
+
+SCALES = ("group", "batch", "none")
+
+
+@st.composite
+def groups(draw, elements=st.integers(-20, 20).map(lambda n: n / 4)):
+    """A pair of rewards (B,) and num_generations."""
+    generations = draw(st.integers(2, 6))
+    count = draw(st.integers(1, 4))
+    size = generations * count
+    return torch.tensor(draw(st.lists(elements, min_size=size, max_size=size))), generations
+
+
+def test_examples_in_the_docstrings_hold():
+    assert doctest.testmod(advantages).failed == 0
+
+
+def test_two_completions_get_plus_and_minus_one_over_root_two():
+    """Mean 0.5, sample standard deviation 1/sqrt(2): 0.5 / (0.70711 + 0.0001)."""
+    half = 0.5 / (0.5**0.5 + 1e-4)
+    assert_close(group_advantages(torch.tensor([1.0, 0.0]), 2), torch.tensor([half, -half]))
+    assert half == pytest.approx(0.707, abs=1e-4)
+
+
+def test_hand_worked_group_of_four():
+    """Rewards 1 2 3 6: mean 3, squares 4 1 0 9, sample variance 14/3, standard deviation 2.160247."""
+    rewards = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    assert_close(group_advantages(rewards, 4, eps=0.0), torch.tensor([-0.925820, -0.462910, 0.0, 1.388730]))
+    assert_close(group_advantages(rewards, 4, scale_rewards="none"), torch.tensor([-2.0, -1.0, 0.0, 3.0]))
+    # leave-one-out: 1 - 11/3, 2 - 10/3, 3 - 9/3, 6 - 6/3
+    assert_close(rloo_advantages(rewards, 4), torch.tensor([-8 / 3, -4 / 3, 0.0, 4.0]))
+
+
+def test_hand_worked_batch_scale():
+    """Rewards 0 2 | 4 4: mean of the batch 2.5, squares 6.25 .25 2.25 2.25, variance 11/3, deviation 1.914854.
+
+    The means stay the groups' own, so the unanimous group gets 0.
+    """
+    rewards = torch.tensor([0.0, 2.0, 4.0, 4.0])
+    expected = torch.tensor([-0.522233, 0.522233, 0.0, 0.0])
+    assert_close(group_advantages(rewards, 2, scale_rewards="batch", eps=0.0), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("scale_rewards", SCALES)
+@pytest.mark.parametrize("eps", [1e-4, 1e-6, 1e-8])
+def test_sixteen_rewards_of_1_69_get_exactly_zero(scale_rewards, eps):
+    rewards = torch.full((16,), 1.69)
+    assert rewards.std() > 0  # the trap: in float32 this standard deviation is not 0
+    assert group_advantages(rewards, 16, scale_rewards=scale_rewards, eps=eps).eq(0).all()
+    assert rloo_advantages(rewards, 16).eq(0).all()
+    assert degenerate_groups(rewards, 16).tolist() == [True]
+
+
+def test_nearly_equal_rewards_are_not_degenerate():
+    rewards = torch.tensor([1.0, 1.0, 1.0, 1.0 + 2**-23])
+    assert degenerate_groups(rewards, 4).tolist() == [False]
+    assert group_advantages(rewards, 4, scale_rewards="none")[3] > 0
+
+
+@given(st.floats(-1e6, 1e6, width=32), st.integers(2, 16), st.sampled_from(SCALES))
+def test_equal_rewards_give_exactly_zero(reward, generations, scale_rewards):
+    rewards = torch.full((2 * generations,), reward)
+    assert group_advantages(rewards, generations, scale_rewards=scale_rewards).eq(0).all()
+    assert rloo_advantages(rewards, generations).eq(0).all()
+
+
+@given(groups(), st.sampled_from(SCALES))
+def test_a_group_sums_to_zero(batch, scale_rewards):
+    rewards, generations = batch
+    for result in (
+        group_advantages(rewards, generations, scale_rewards=scale_rewards),
+        rloo_advantages(rewards, generations),
+    ):
+        assert_close(result.view(-1, generations).sum(1), torch.zeros(len(rewards) // generations))
+
+
+@given(groups(), st.sampled_from(SCALES), st.randoms(use_true_random=False))
+def test_advantages_follow_their_rewards_through_any_reordering(batch, scale_rewards, random):
+    """Groups may come in any order, and rows in any order within their group."""
+    rewards, generations = batch
+    order = torch.arange(len(rewards)).view(-1, generations).tolist()
+    random.shuffle(order)
+    for rows in order:
+        random.shuffle(rows)
+    order = torch.tensor(order).flatten()
+    expected = group_advantages(rewards, generations, scale_rewards=scale_rewards)[order]
+    result = group_advantages(rewards[order], generations, scale_rewards=scale_rewards)
+    assert_close(result, expected)
+    assert_close(rloo_advantages(rewards[order], generations), rloo_advantages(rewards, generations)[order])
+
+
+@given(groups(), st.floats(0.5, 4), st.floats(-8, 8))
+def test_group_scale_ignores_shift_and_scale_of_the_reward(batch, factor, shift):
+    rewards, generations = batch
+    rewards = rewards.double()
+    expected = group_advantages(rewards, generations, eps=0.0)
+    result = group_advantages(rewards * factor + shift, generations, eps=0.0)
+    assert_close(result, expected, atol=1e-6, rtol=0)
+
+
+@given(groups())
+def test_group_scale_has_unit_sample_deviation(batch):
+    rewards, generations = batch
+    scaled = group_advantages(rewards, generations, eps=0.0).view(-1, generations)
+    expected = 1.0 - degenerate_groups(rewards, generations).float()
+    assert_close(scaled.std(dim=1), expected)
+
+
+@given(groups())
+def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others(batch):
+    rewards, generations = batch
+    result = rloo_advantages(rewards, generations)
+    for row in range(len(rewards)):
+        first = row - row % generations
+        others = [float(rewards[i]) for i in range(first, first + generations) if i != row]
+        assert float(result[row]) == pytest.approx(float(rewards[row]) - sum(others) / len(others), abs=1e-5)
+
+
+def test_whole_numbers_and_booleans_are_rewards_too():
+    expected = group_advantages(torch.tensor([1.0, 0.0]), 2)
+    assert_close(group_advantages(torch.tensor([1, 0]), 2), expected)
+    assert_close(group_advantages(torch.tensor([True, False]), 2), expected)
+    assert group_advantages(torch.tensor([1.0, 0.0], dtype=torch.float64), 2).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("rewards", "generations", "message"),
+    [
+        ([1.0, 0.0], 1, "num_generations must be at least 2"),
+        ([1.0, 0.0, 1.0], 2, "3 rows, not a multiple of num_generations = 2"),
+        ([1.0, float("nan")], 2, r"rewards\[1\] is nan"),
+        ([float("inf"), 0.0], 2, r"rewards\[0\] is inf"),
+        ([[1.0, 0.0]], 2, r"shape \(B,\)"),
+        ([], 2, r"B > 0"),
+    ],
+)
+@pytest.mark.parametrize("function", [group_advantages, rloo_advantages, degenerate_groups])
+def test_bad_rewards_are_refused_with_a_word(function, rewards, generations, message):
+    with pytest.raises(ValueError, match=message):
+        function(torch.tensor(rewards), generations)
+
+
+def test_unknown_scale_is_refused():
+    with pytest.raises(ValueError, match="scale_rewards must be one of group, batch, none; got 'std'"):
+        group_advantages(torch.tensor([1.0, 0.0]), 2, scale_rewards="std")

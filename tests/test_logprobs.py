@@ -1,0 +1,310 @@
+"""Log-probabilities against the model's own full logits, token by token."""
+
+import doctest
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from grpo_edu import logprobs, packing
+from grpo_edu.logprobs import entropies, logps_from_logits, per_token_logps, shared_prefix_logps
+from grpo_edu.packing import pack_groups
+
+VOCAB, GENERATIONS, EOS = 64, 3, 2
+SIZES = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3,
+)  # fmt: skip
+
+
+def make_model(kind=Qwen2ForCausalLM, config=None, **options):
+    torch.manual_seed(0)
+    return kind(config or Qwen2Config(**{**SIZES, **options})).eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def make_batch(prompt_lengths, completion_lengths, seed=0, extra=1):
+    """Prompts for groups of GENERATIONS, with random tokens in the padding as well."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = len(completion_lengths)
+    width, columns = max(prompt_lengths) + extra, max(completion_lengths) + extra
+    lengths = torch.tensor(prompt_lengths)[:, None]
+    prompt_ids = torch.randint(VOCAB, (len(prompt_lengths), width), generator=generator)
+    prompt_mask = (torch.arange(width) >= width - lengths).long()
+    completion_ids = torch.randint(VOCAB, (rows, columns), generator=generator)
+    completion_mask = (torch.arange(columns) < torch.tensor(completion_lengths)[:, None]).long()
+    repeat = rows // len(prompt_lengths)
+    return (
+        prompt_ids.repeat_interleave(repeat, 0), prompt_mask.repeat_interleave(repeat, 0),
+        completion_ids, completion_mask,
+    )  # fmt: skip
+
+
+BATCH = make_batch([5, 2], [4, 1, 6, 0, 3, 7])
+
+
+def one_by_one(model, prompt_ids, prompt_mask, completion_ids, completion_mask, temperature=1.0):
+    """The definition: each row alone, without padding, log-softmax of the model's full logits."""
+    logps, entropy = torch.zeros(completion_ids.shape), torch.zeros(completion_ids.shape)
+    for row in range(len(prompt_ids)):
+        prompt = prompt_ids[row][prompt_mask[row] == 1]
+        completion = completion_ids[row][completion_mask[row] == 1]
+        logits = model(torch.cat([prompt, completion])[None]).logits[0] / temperature
+        for t, token in enumerate(completion):
+            distribution = logits[len(prompt) + t - 1].log_softmax(-1)
+            logps[row, t] = distribution[token]
+            entropy[row, t] = -(distribution.exp() * distribution).sum()
+    return logps, entropy
+
+
+def both_ways(model, batch, **options):
+    return (
+        per_token_logps(model, *batch, **options),
+        shared_prefix_logps(model, *batch, num_generations=GENERATIONS, **options),
+    )
+
+
+def gradients(model, logps, weights):
+    model.zero_grad()
+    (logps * weights).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("module", [logprobs, packing])
+def test_examples_in_the_docstrings_hold(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_hand_worked_log_probabilities_and_entropies():
+    logits = torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]).log()[None]
+    assert_close(logps_from_logits(logits, torch.tensor([[1, 1]])), torch.tensor([[math.log(0.25), 0.0]]))
+    assert_close(entropies(logits), torch.tensor([[1.5 * math.log(2), 0.0]]))
+    assert_close(entropies(torch.full((1, 1, 10), 3.0)), torch.tensor([[math.log(10)]]))
+
+
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=8), st.floats(-50, 50))
+def test_probabilities_sum_to_one_and_a_shift_of_logits_is_nothing(row, shift):
+    logits = torch.tensor(row, dtype=torch.float64)[None]
+    ids = torch.arange(len(row))
+    logps = logps_from_logits(logits.expand(len(row), -1), ids)
+    assert_close(logps.exp().sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert_close(logps_from_logits((logits + shift).expand(len(row), -1), ids), logps)
+    assert_close(entropies(logits)[0], -(logps.exp() * logps).sum())
+
+
+def test_gradients_of_the_pure_functions_by_finite_differences():
+    logits = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    logits.requires_grad_()
+    ids = torch.tensor([[0, 4, 2], [1, 1, 3]])
+    assert torch.autograd.gradcheck(lambda z: logps_from_logits(z, ids), logits)
+    assert torch.autograd.gradcheck(entropies, logits)
+
+
+def test_half_precision_logits_are_raised_to_float32():
+    logits = torch.tensor([[[8.0, 0.0, 0.0]]])
+    ids = torch.tensor([[0]])
+    assert_close(logps_from_logits(logits.bfloat16(), ids), logps_from_logits(logits, ids))
+    assert entropies(logits.bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_both_functions_agree_with_the_definition(model, temperature):
+    expected = one_by_one(model, *BATCH, temperature)
+    for result in both_ways(model, BATCH, temperature=temperature, with_entropy=True):
+        assert_close(result[0], expected[0])
+        assert_close(result[1], expected[1])
+        assert result[0].requires_grad and not result[1].requires_grad
+
+
+def test_both_functions_have_the_gradients_of_the_definition(model):
+    weights = torch.randn(BATCH[3].shape, generator=torch.Generator().manual_seed(1))
+    expected = gradients(model, one_by_one(model, *BATCH)[0], weights)
+    for result in both_ways(model, BATCH):
+        assert_close(gradients(model, result, weights), expected, atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.data(),
+)
+def test_shared_prefix_equals_plain_for_any_lengths(prompt_lengths, data):
+    size = len(prompt_lengths) * GENERATIONS
+    lengths = data.draw(st.lists(st.integers(0, 6), min_size=size, max_size=size))
+    model = make_model(num_hidden_layers=1)
+    with torch.no_grad():
+        plain, shared = both_ways(
+            model, make_batch(prompt_lengths, lengths, seed=data.draw(st.integers(0, 9)))
+        )
+    assert_close(shared, plain)
+
+
+def test_content_and_amount_of_padding_are_irrelevant(model):
+    prompt_ids, prompt_mask, completion_ids, completion_mask = BATCH
+    pad_ids, pad_completion = prompt_mask == 0, completion_mask == 0
+    changed = [
+        (prompt_ids.masked_fill(pad_ids, token), prompt_mask, completion_ids.masked_fill(pad_completion, token),
+         completion_mask)
+        for token in (0, 63, -100, 10_000)
+    ]  # fmt: skip
+    wider = (
+        torch.nn.functional.pad(prompt_ids, (3, 0), value=9), torch.nn.functional.pad(prompt_mask, (3, 0)),
+        torch.nn.functional.pad(completion_ids, (0, 2), value=9), torch.nn.functional.pad(completion_mask, (0, 2)),
+    )  # fmt: skip
+    for function, options in ((per_token_logps, {}), (shared_prefix_logps, {"num_generations": GENERATIONS})):
+        expected = function(model, *BATCH, **options)
+        for batch in changed:
+            assert torch.equal(function(model, *batch, **options), expected)
+        assert_close(function(model, *wider, **options), torch.nn.functional.pad(expected, (0, 2)))
+
+
+def test_padding_scores_zero_and_passes_no_gradient(model):
+    logps, entropy = per_token_logps(model, *BATCH, with_entropy=True)
+    padding = BATCH[3] == 0
+    assert logps[padding].eq(0).all() and entropy[padding].eq(0).all()
+    assert logps[~padding].lt(0).all() and entropy[~padding].gt(0).all()
+    assert gradients(model, logps, padding.float()).eq(0).all()
+
+
+def test_the_end_token_inside_the_mask_is_scored(model):
+    """Stopping is an action: its log-probability counts, also where the padding is the same token."""
+    prompt, completion = torch.tensor([[7, 8]]), torch.tensor([[11, 12, EOS, EOS]])
+    mask = torch.tensor([[1, 1, 1, 0]])
+    logps = per_token_logps(model, prompt, torch.ones_like(prompt), completion, mask)
+    logits = model(torch.tensor([[7, 8, 11, 12]])).logits[0, -1]
+    assert_close(logps[0, 2], logits.log_softmax(-1)[EOS])
+    assert logps[0, 3] == 0
+
+
+def test_rows_of_zeros_score_nothing_even_when_all_are(model):
+    batch = (*BATCH[:3], torch.zeros_like(BATCH[3]))
+    for logps in both_ways(model, batch):
+        assert logps.eq(0).all()
+        assert gradients(model, logps, torch.ones(logps.shape)).eq(0).all()
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 1000])
+def test_chunks_change_neither_values_nor_gradients(model, chunk_size):
+    weights = torch.randn(BATCH[3].shape, generator=torch.Generator().manual_seed(1))
+    expected, entropy = per_token_logps(model, *BATCH, with_entropy=True)
+    expected_gradients = gradients(model, expected, weights)
+    for logps, chunked_entropy in both_ways(model, BATCH, chunk_size=chunk_size, with_entropy=True):
+        assert_close(logps, expected)
+        assert_close(chunked_entropy, entropy)
+        assert_close(gradients(model, logps, weights), expected_gradients, atol=1e-5, rtol=1e-5)
+
+
+def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(model):
+    seen = []
+    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    with torch.no_grad():
+        both_ways(model, BATCH, chunk_size=4)
+    hook.remove()
+    assert all(shape[0] <= 4 and len(shape) == 2 for shape in seen)
+    assert sum(shape[0] for shape in seen) == 2 * int(BATCH[3].sum())
+
+
+def test_packed_rows_hold_no_padding_between_completions():
+    rows = pack_groups(*BATCH, GENERATIONS)
+    # prompts of 5 and 2; completions of 4 1 6 and 0 3 7 without their last tokens: 3+0+5 and 0+2+6
+    assert rows.input_ids.shape == (2, 13)
+    assert rows.segment_ids.tolist() == [[0] * 5 + [1] * 3 + [3] * 5, [0] * 2 + [2] * 2 + [3] * 6 + [0] * 3]
+    assert rows.position_ids[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
+        (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True)),
+        (LlamaForCausalLM, LlamaConfig(**SIZES)),
+        (GPT2LMHeadModel, GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+    ],
+)
+def test_other_models_and_attention_implementations(kind, config, attention):
+    model = make_model(kind, config)
+    model.set_attn_implementation(attention)
+    with torch.no_grad():
+        expected = one_by_one(model, *BATCH)[0]
+        for logps in both_ways(model, BATCH):
+            assert_close(logps, expected)
+
+
+def test_bfloat16_models_score_in_float32():
+    model = make_model()
+    expected = per_token_logps(model, *BATCH)
+    for logps in both_ways(model.to(torch.bfloat16), BATCH):
+        assert logps.dtype == torch.float32
+        assert_close(logps, expected, atol=0.25, rtol=0.05)
+
+
+def test_a_sliding_window_is_kept_by_one_function_and_refused_by_the_other():
+    model = make_model(use_sliding_window=True, sliding_window=4, max_window_layers=0)
+    with torch.no_grad():
+        assert_close(per_token_logps(model, *BATCH), one_by_one(model, *BATCH)[0])
+    with pytest.raises(ValueError, match="sliding window of 4 tokens"):
+        shared_prefix_logps(model, *BATCH, num_generations=GENERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+        ({"prompt_mask": torch.ones(6, 5)}, "prompt_ids and prompt_mask must have one shape"),
+        ({"completion_ids": torch.ones(6, 0), "completion_mask": torch.ones(6, 0)}, "without a 0"),
+        ({"prompt_ids": torch.ones(2, 6), "prompt_mask": torch.ones(2, 6)}, "2 rows and completion_ids 6"),
+        ({"prompt_mask": torch.zeros(6, 6)}, "prompt_mask has a row of zeros"),
+        ({"completion_mask": torch.tensor([[1, 0, 1, 0, 0, 0, 0, 0]] * 6)}, "ones, then zeros"),
+    ],
+)
+def test_bad_input_is_refused_with_a_word(model, changes, message):
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    arguments = {**dict(zip(names, BATCH, strict=True)), **changes}
+    with pytest.raises(ValueError, match=message):
+        per_token_logps(model, **arguments)
+    with pytest.raises(ValueError, match=message):
+        shared_prefix_logps(model, **arguments, num_generations=GENERATIONS)
+
+
+def test_groups_that_are_no_groups_are_refused(model):
+    with pytest.raises(ValueError, match="num_generations = 4 does not divide the 6 rows"):
+        shared_prefix_logps(model, *BATCH, num_generations=4)
+    with pytest.raises(ValueError, match="prompt_ids differs within a group"):
+        shared_prefix_logps(model, *BATCH, num_generations=2)
+
+
+def test_models_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="causal language model of transformers, got Linear"):
+        per_token_logps(torch.nn.Linear(2, 2), *BATCH)
+    model = make_model()
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        per_token_logps(model, *BATCH)
+    model = make_model()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="'flash_attention_2' attention.*attn_implementation='sdpa'"):
+        shared_prefix_logps(model, *BATCH, num_generations=GENERATIONS)
+
+
+def test_shapes_of_pure_functions_are_checked():
+    with pytest.raises(ValueError, match="ids must have logits' shape"):
+        logps_from_logits(torch.zeros(2, 3, 5), torch.zeros(2, 4, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"logits must be \(B, C, V\)"):
+        entropies(torch.zeros(5))

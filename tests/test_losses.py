@@ -1,0 +1,327 @@
+"""Losses by hand-worked numbers, by their properties and by finite differences."""
+
+import doctest
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from grpo_edu import clipping, losses
+from grpo_edu.losses import (
+    LOSS_TYPES,
+    clip_fractions,
+    grpo_loss,
+    importance_ratio,
+    per_token_kl,
+    per_token_policy_loss,
+    reduce_loss,
+)
+
+LEVELS = ("token", "sequence")
+every_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
+every_level = pytest.mark.parametrize("level", LEVELS)
+
+
+def random_batch(seed=0, rows=4, columns=5, dtype=torch.float64):
+    """logps, old, ref, advantages and mask with rows of several lengths, one of them empty."""
+    generator = torch.Generator().manual_seed(seed)
+    logps, old, ref = (-2 * torch.rand(rows, columns, generator=generator, dtype=dtype) for _ in range(3))
+    advantages = torch.randn(rows, generator=generator, dtype=dtype)
+    lengths = torch.randint(1, columns + 1, (rows,), generator=generator)
+    lengths[-1] = 0
+    return logps, old, ref, advantages, (torch.arange(columns) < lengths[:, None]).long()
+
+
+def full_loss(logps, old, ref, advantages, mask, **options):
+    options = {"epsilon_high": 0.3, "beta": 0.1, "max_completion_length": 8, **options}
+    return grpo_loss(logps, old, advantages, mask, ref_per_token_logps=ref, **options)
+
+
+def gradient(loss, logps):
+    return torch.autograd.grad(loss, logps)[0]
+
+
+@pytest.mark.parametrize("module", [losses, clipping])
+def test_examples_in_the_docstrings_hold(module):
+    assert doctest.testmod(module).failed == 0
+
+
+# Two completions, of 2 tokens and of 1; ratios 2, 0.5 and 1.5; advantages 1 and -1; epsilon 0.2.
+# Row 1: min(2, 1.2) = 1.2 and min(0.5, 0.8) = 0.5. Row 2: min(-1.5, -1.2) = -1.5. Losses: -1.2, -0.5, 1.5.
+OLD = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])
+LOGPS = OLD + torch.tensor([[2.0, 0.5], [1.5, 7.0]]).log()
+ADVANTAGES = torch.tensor([1.0, -1.0])
+MASK = torch.tensor([[1, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"loss_type": "grpo"}, (-0.85 + 1.5) / 2),
+        ({"loss_type": "bnpo"}, -0.2 / 3),
+        ({"loss_type": "dapo"}, -0.2 / 3),
+        ({"loss_type": "dapo", "num_items": 10}, -0.02),
+        ({"loss_type": "dapo", "num_items": torch.tensor(10)}, -0.02),
+        ({"loss_type": "dr_grpo", "max_completion_length": 5}, -0.02),
+        ({"loss_type": "bnpo", "epsilon_high": 0.6}, (-1.6 - 0.5 + 1.5) / 3),
+        ({"loss_type": "bnpo", "delta": 1.3}, (-1.2 - 0.5 + 1.3) / 3),
+        # cispo: -min(ratio, 1.6) * advantage * logp, logps being -0.30685, -2.69315 and -2.59453
+        ({"loss_type": "cispo", "epsilon_high": 1.6}, (1.6 * 0.306853 + 0.5 * 2.693147 - 1.5 * 2.594535) / 3),
+        # sequence: sqrt(2 * 0.5) = 1 and 1.5; losses -1 and 1.5
+        ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, 0.25),
+        ({"loss_type": "bnpo", "importance_sampling_level": "sequence"}, (-1.0 - 1.0 + 1.5) / 3),
+        ({"loss_type": "bnpo", "importance_weights": torch.tensor([[0.5, 1.0], [2.0, 9.0]])}, (-0.6 - 0.5 + 3) / 3),
+    ],
+)  # fmt: skip
+def test_hand_worked_losses(options, expected):
+    assert float(grpo_loss(LOGPS, OLD, ADVANTAGES, MASK, **options)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_hand_worked_kl_penalty():
+    """Reference twice and half as likely as the policy: k3 = 2 - log 2 - 1 and 0.5 + log 2 - 1."""
+    ref = OLD + torch.tensor([[2.0, 0.5], [1.0, 1.0]]).log()
+    low, high = 1 - math.log(2), math.log(2) - 0.5
+    assert_close(per_token_kl(OLD, ref), torch.tensor([[low, high], [0.0, 0.0]]))
+    options = {"ref_per_token_logps": ref, "loss_type": "bnpo", "beta": 0.3}
+    loss = grpo_loss(OLD, OLD, torch.zeros(2), MASK, **options)
+    assert float(loss) == pytest.approx(0.3 * (low + high) / 3)
+    # with bias correction each token's k3 is multiplied by its ratio: 2 and 0.5
+    ref = LOGPS + torch.tensor([[2.0, 0.5], [1.0, 1.0]]).log()
+    options |= {"ref_per_token_logps": ref, "use_bias_correction_kl": True}
+    loss = grpo_loss(LOGPS, OLD, torch.zeros(2), MASK, **options)
+    assert float(loss) == pytest.approx(0.3 * (2 * low + 0.5 * high) / 3)
+
+
+def test_kl_estimator_is_unbiased_under_the_policy_and_not_under_the_other_sign():
+    """Three symbols: KL(p ‖ q) = 0.5 log(0.5/0.2) + 0.3 log(0.3/0.2) + 0.2 log(0.2/0.6) = 0.3601."""
+    policy, reference = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.2, 0.6]])
+    expected = 0.5 * math.log(2.5) + 0.3 * math.log(1.5) - 0.2 * math.log(3)
+    assert float((policy * per_token_kl(policy.log(), reference.log())).sum()) == pytest.approx(expected)
+    assert float((policy * per_token_kl(reference.log(), policy.log())).sum()) != pytest.approx(
+        expected, rel=0.1
+    )
+
+
+def test_bias_correction_makes_the_gradient_that_of_the_reverse_kl():
+    """On-policy, in expectation: with the ratio ∇KL(policy ‖ reference), without it ∇KL(reference ‖ policy)."""
+    logits = torch.tensor([0.4, -0.3, 0.9, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
+    logps = logits.log_softmax(0)
+    weights = logps.detach().exp()[:, None]  # every symbol as one completion, weighted by its probability
+    reverse = (logps.exp() * (logps - reference)).sum()
+    forward = (reference.exp() * (reference - logps)).sum()
+    for corrected, divergence in ((True, reverse), (False, forward)):
+        terms = [
+            weights[i] * grpo_loss(
+                logps[i].view(1, 1), None, torch.zeros(1, dtype=torch.float64), torch.ones(1, 1),
+                ref_per_token_logps=reference[i].view(1, 1), beta=1.0, use_bias_correction_kl=corrected,
+            )
+            for i in range(4)
+        ]  # fmt: skip
+        result = torch.autograd.grad(torch.cat(terms).sum(), logits, retain_graph=True)[0]
+        assert_close(result, torch.autograd.grad(divergence, logits, retain_graph=True)[0])
+
+
+@every_loss
+def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss_type):
+    """−A ∇log π, weighted by what the loss type divides by; on-policy, cispo's cap is out of reach at 5."""
+    logps, _, _, advantages, mask = random_batch()
+    logps.requires_grad_()
+    weight = {
+        "grpo": mask / mask.sum(1, keepdim=True).clamp(min=1) / len(mask),
+        "dr_grpo": mask / (len(mask) * 8),
+    }.get(loss_type, mask / mask.sum())
+    for old in (None, logps.detach()):
+        loss = grpo_loss(
+            logps, old, advantages, mask, loss_type=loss_type, max_completion_length=8, epsilon_high=5.0
+        )
+        assert_close(gradient(loss, logps), -advantages[:, None] * weight)
+
+
+def test_at_ratio_one_the_sequence_gradient_is_shared_by_a_completions_tokens():
+    logps, _, _, advantages, mask = random_batch()
+    logps.requires_grad_()
+    loss = grpo_loss(logps, None, advantages, mask, importance_sampling_level="sequence")
+    lengths = mask.sum(1, keepdim=True).clamp(min=1)
+    assert_close(gradient(loss, logps), -advantages[:, None] * mask / lengths / len(mask))
+
+
+@every_level
+@every_loss
+def test_gradients_by_finite_differences(loss_type, level):
+    logps, old, ref, advantages, mask = random_batch(seed=3)
+    logps.requires_grad_()
+    options = {"loss_type": loss_type, "importance_sampling_level": level, "beta": 0.3}
+    for corrected in (False, True):
+        options["use_bias_correction_kl"] = corrected
+
+        def function(values):
+            if loss_type != "cispo":
+                return full_loss(values, old, ref, advantages, mask, **options)
+            # cispo detaches its weight, so hold the weight still while logps move
+            ratio = importance_ratio(logps.detach(), old, mask, importance_sampling_level=level)
+            policy = per_token_policy_loss(values, ratio, advantages, epsilon_high=0.3, loss_type="cispo")
+            moving = importance_ratio(values, old, mask, importance_sampling_level=level)
+            kl = per_token_kl(values, ref) * (moving if options["use_bias_correction_kl"] else 1)
+            return reduce_loss(policy + 0.3 * kl, mask, loss_type="cispo")
+
+        assert torch.autograd.gradcheck(function, logps)
+        expected = gradient(function(logps), logps)
+        assert_close(gradient(full_loss(logps, old, ref, advantages, mask, **options), logps), expected)
+
+
+@every_level
+@every_loss
+def test_content_of_padding_is_irrelevant(loss_type, level):
+    tensors = random_batch()
+    mask, options = tensors[4], {"loss_type": loss_type, "importance_sampling_level": level}
+
+    def value_and_gradient(fill):
+        logps, old, ref = (t.masked_fill(mask == 0, fill) for t in tensors[:3])
+        logps.requires_grad_()
+        weights = torch.ones_like(logps).masked_fill(mask == 0, fill)
+        loss = full_loss(logps, old, ref, tensors[3], mask, importance_weights=weights, **options)
+        return loss, gradient(loss, logps)
+
+    expected = value_and_gradient(-1.0)
+    assert expected[1][mask == 0].eq(0).all()
+    for fill in (0.0, 50.0, 1e30, float("inf"), float("-inf"), float("nan")):
+        loss, grads = value_and_gradient(fill)
+        assert torch.equal(loss, expected[0]), fill
+        assert torch.equal(grads, expected[1]), fill
+
+
+@every_level
+@every_loss
+@given(seed=st.integers(0, 50), random=st.randoms(use_true_random=False))
+def test_rows_in_another_order_give_the_same_loss(loss_type, level, seed, random):
+    tensors = random_batch(seed)
+    order = list(range(len(tensors[0])))
+    random.shuffle(order)
+    options = {"loss_type": loss_type, "importance_sampling_level": level}
+    shuffled = [tensor[order] for tensor in tensors]
+    assert_close(full_loss(*shuffled, **options), full_loss(*tensors, **options))
+
+
+@every_loss
+def test_more_padding_gives_the_same_loss(loss_type):
+    """Dr. GRPO divides by the generation's limit, so not even it sees the width of the batch."""
+    tensors = random_batch()
+    wider = [torch.nn.functional.pad(t, (0, 3)) if t.ndim == 2 else t for t in tensors]
+    assert_close(full_loss(*wider, loss_type=loss_type), full_loss(*tensors, loss_type=loss_type))
+
+
+@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
+def test_micro_batches_add_up_to_the_whole_batch(loss_type):
+    """Not so with bnpo, which divides by each micro-batch's own tokens."""
+    tensors = random_batch(rows=6)
+    options = {"loss_type": loss_type}
+    halves = [[tensor[part] for tensor in tensors] for part in (slice(0, 3), slice(3, 6))]
+    if loss_type in ("dapo", "cispo"):
+        parts = [full_loss(*half, num_items=tensors[4].sum(), **options) for half in halves]
+    else:
+        parts = [full_loss(*half, **options) / 2 for half in halves]
+    assert_close(sum(parts), full_loss(*tensors, **options))
+
+
+@every_level
+@every_loss
+def test_a_truncated_completion_is_left_out_by_zeroing_its_mask(loss_type, level):
+    """It stops contributing, yet stays among the B rows of "grpo" and "dr_grpo", as in TRL."""
+    logps, old, ref, advantages, mask = random_batch()
+    keep = mask.sum(1) > 0
+    options = {"loss_type": loss_type, "importance_sampling_level": level}
+    with_row = full_loss(logps, old, ref, advantages, mask, **options)
+    without = full_loss(logps[keep], old[keep], ref[keep], advantages[keep], mask[keep], **options)
+    share = float(keep.double().mean()) if loss_type in ("grpo", "dr_grpo") else 1.0
+    assert_close(with_row, without * share)
+
+
+@every_loss
+def test_a_batch_without_tokens_has_loss_zero_and_a_gradient(loss_type):
+    logps, old, ref, advantages, mask = random_batch()
+    logps.requires_grad_()
+    loss = full_loss(logps, old, ref, advantages, mask * 0, loss_type=loss_type)
+    assert loss == 0
+    assert gradient(loss, logps).eq(0).all()
+
+
+@every_loss
+def test_the_mask_may_be_of_any_type(loss_type):
+    tensors = random_batch()
+    expected = full_loss(*tensors, loss_type=loss_type)
+    for dtype in (torch.bool, torch.int32, torch.float32):
+        assert_close(full_loss(*tensors[:4], tensors[4].to(dtype), loss_type=loss_type), expected)
+
+
+def test_the_gradient_stops_where_clipping_took_hold():
+    logps = LOGPS.clone().requires_grad_()
+    grads = gradient(grpo_loss(logps, OLD, ADVANTAGES, MASK, loss_type="bnpo"), logps)
+    assert grads[0, 0] == 0  # ratio 2, advantage 1: high enough
+    assert grads[0, 1] == pytest.approx(-0.5 / 3)  # ratio 0.5, advantage 1: may rise
+    assert grads[1, 0] == pytest.approx(1.5 / 3)  # ratio 1.5, advantage -1: must fall
+    cispo = gradient(grpo_loss(logps, OLD, ADVANTAGES, MASK, loss_type="cispo", epsilon_high=1.6), logps)
+    assert cispo[0, 0] == pytest.approx(-1.6 / 3)  # the weight is capped, the gradient stays
+
+
+def test_hand_worked_clip_fractions():
+    """Ratios 2, 0.5 and 1.5 with advantages 1 1 -1: one of three is clipped, above."""
+    shares = clip_fractions(LOGPS, OLD, ADVANTAGES, MASK)
+    assert {key: float(value) for key, value in shares.items()} == pytest.approx(
+        {"clip_ratio/low_mean": 0.0, "clip_ratio/high_mean": 1 / 3, "clip_ratio/region_mean": 1 / 3}
+    )
+    shares = clip_fractions(LOGPS, OLD, -ADVANTAGES, MASK)  # now 0.5 is clipped below and 1.5 above
+    assert {key: float(value) for key, value in shares.items()} == pytest.approx(
+        {"clip_ratio/low_mean": 1 / 3, "clip_ratio/high_mean": 1 / 3, "clip_ratio/region_mean": 2 / 3}
+    )
+    shares = clip_fractions(LOGPS, OLD, -ADVANTAGES, MASK, importance_sampling_level="sequence")
+    assert float(shares["clip_ratio/high_mean"]) == 0.5  # ratios of the rows: 1 and 1.5
+    shares = clip_fractions(LOGPS, OLD, ADVANTAGES, MASK, loss_type="cispo", epsilon_high=1.6)
+    assert {key: float(value) for key, value in shares.items()} == pytest.approx({"cispo_clip_ratio": 1 / 3})
+
+
+@given(st.integers(0, 200))
+def test_clipped_tokens_are_those_without_a_gradient(seed):
+    logps, old, _, advantages, mask = random_batch(seed)
+    logps.requires_grad_()
+    loss = grpo_loss(logps, old, advantages, mask, loss_type="bnpo", epsilon_high=0.3)
+    still = (gradient(loss, logps) == 0) & (mask == 1)
+    share = clip_fractions(logps, old, advantages, mask, epsilon_high=0.3)["clip_ratio/region_mean"]
+    assert float(share) == pytest.approx(float(still.sum() / mask.sum()))
+
+
+@given(st.lists(st.floats(-5, 0), min_size=3, max_size=3), st.lists(st.floats(-5, 0), min_size=3, max_size=3))
+def test_kl_is_never_negative_and_zero_where_the_policies_agree(first, second):
+    logps, ref = torch.tensor([first], dtype=torch.float64), torch.tensor([second], dtype=torch.float64)
+    assert per_token_kl(logps, ref).ge(-1e-12).all()
+    assert per_token_kl(logps, logps).eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"per_token_logps": torch.zeros(4)}, r"per_token_logps must be \(B, C\)"),
+        ({"old_per_token_logps": torch.zeros(2, 3)}, r"old_per_token_logps must be \(2, 2\).*got \(2, 3\)"),
+        ({"completion_mask": torch.ones(2, 1)}, r"completion_mask must be \(2, 2\)"),
+        ({"advantages": torch.zeros(3)}, r"advantages must be \(2,\), one a completion"),
+        ({"advantages": torch.zeros(2, 1)}, r"advantages must be \(2,\)"),
+        ({"ref_per_token_logps": torch.zeros(1, 2), "beta": 0.1}, "ref_per_token_logps must be"),
+        ({"importance_weights": torch.zeros(2)}, "importance_weights must be"),
+        ({"beta": 0.1}, "ref_per_token_logps is None: with beta"),
+        ({"loss_type": "ppo"}, "loss_type must be one of grpo, bnpo, dr_grpo, dapo, cispo; got 'ppo'"),
+        ({"importance_sampling_level": "word"}, "importance_sampling_level must be one of token, sequence"),
+        ({"loss_type": "dr_grpo"}, "max_completion_length is None"),
+        ({"loss_type": "dr_grpo", "max_completion_length": 0}, "max_completion_length is 0"),
+        ({"epsilon": -0.1}, "epsilon and epsilon_high must not be negative"),
+    ],
+)
+def test_bad_input_is_refused_with_a_word(changes, message):
+    arguments = {
+        "per_token_logps": LOGPS, "old_per_token_logps": OLD, "advantages": ADVANTAGES, "completion_mask": MASK,
+        **changes,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        grpo_loss(**arguments)

@@ -1,0 +1,271 @@
+"""Losses, gradients, advantages and metrics against those that TRL's own GRPOTrainer computes.
+
+Nothing of TRL is copied here: a real trainer is built, its settings are changed, and its own methods are called on
+the tensors that this package gets.
+"""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from grpo_edu.advantages import group_advantages
+from grpo_edu.clipping import clip_fractions
+from grpo_edu.logprobs import per_token_logps, shared_prefix_logps
+from grpo_edu.losses import LOSS_TYPES, grpo_loss, per_token_kl
+
+trl = pytest.importorskip("trl")
+
+CLOSE = {"atol": 1e-5, "rtol": 0.0}
+GENERATIONS, MAX_COMPLETION_LENGTH, EOS, PAD = 4, 12, 1, 0
+TEMPERATURE = 0.9
+
+
+def make_model():
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config)
+
+
+def make_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(61))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def make_trainer(folder, reward=None, **options):
+    from datasets import Dataset
+
+    return trl.GRPOTrainer(
+        model=make_model(),
+        reward_funcs=reward or (lambda completions, **kwargs: [0.0] * len(completions)),
+        args=trl.GRPOConfig(
+            output_dir=str(folder), report_to="none", use_cpu=True, bf16=False, num_generations=GENERATIONS,
+            per_device_train_batch_size=2 * GENERATIONS, max_completion_length=MAX_COMPLETION_LENGTH,
+            temperature=TEMPERATURE, **options,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": ["w1 w2", "w3"]}),
+        processing_class=make_tokenizer(),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    logging.getLogger("trl").setLevel(logging.ERROR)
+    trainer = make_trainer(tmp_path_factory.mktemp("trl"))
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1  # set by Trainer's loop, which does not run here
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Two groups of four, with padding on both sides, one truncated completion masked out and one of one token."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.tensor([3, 10, 1, 6, 8, 0, 5, 10])[:, None]
+    prompt_lengths = torch.tensor([6, 4]).repeat_interleave(GENERATIONS)[:, None]
+    prompt_mask = (torch.arange(6) >= 6 - prompt_lengths).long()
+    completion_mask = (torch.arange(10) < lengths).long()
+    prompts = torch.randint(2, 64, (2, 6), generator=generator).repeat_interleave(GENERATIONS, 0)
+    completions = torch.randint(2, 64, (8, 10), generator=generator)
+    return {
+        "prompt_ids": prompts.masked_fill(prompt_mask == 0, PAD), "prompt_mask": prompt_mask,
+        "completion_ids": completions.masked_fill(completion_mask == 0, PAD), "completion_mask": completion_mask,
+        "advantages": torch.randn(8, generator=generator), "num_items_in_batch": completion_mask.sum(),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ours(trainer, batch):
+    """The same weights in a model that TRL has not touched, and log-probabilities of other policies."""
+    model = make_model()
+    assert all(map(torch.equal, model.parameters(), trainer.model.parameters()))
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
+    noise = [torch.randn(logps.shape, generator=generator) for _ in range(2)]
+    mask = batch["completion_mask"]
+    return model, (logps + 0.3 * noise[0]) * mask, (logps + 0.5 * noise[1]) * mask
+
+
+def ids(batch):
+    return [batch[name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")]
+
+
+def loss_and_gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def theirs(trainer, batch, old, ref, monkeypatch, **settings):
+    """What TRL's trainer computes with these settings, and the metrics it logs."""
+    options = {
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.2,
+        "beta": 0.0,
+        "importance_sampling_level": "token",
+        **settings,
+    }
+    arguments = {name: options.pop(name) for name in ("delta", "use_bias_correction_kl") if name in options}
+    with monkeypatch.context() as patch:
+        for name, value in options.items():
+            patch.setattr(trainer, name, value)
+        for name, value in arguments.items():
+            patch.setattr(trainer.args, name, value)
+        patch.setattr(trainer, "_metrics", copy.deepcopy(trainer._metrics))
+        inputs = {
+            **batch,
+            **({} if old is None else {"old_per_token_logps": old}),
+            "ref_per_token_logps": ref,
+        }
+        result = loss_and_gradients(trainer.model, trainer.compute_loss(trainer.model, inputs))
+        return *result, {name: values[-1] for name, values in trainer._metrics["train"].items()}
+
+
+def assert_same(ours, theirs):
+    assert_close(ours[0], theirs[0], **CLOSE)
+    assert ours[1].keys() == theirs[1].keys()
+    for name, gradient in theirs[1].items():
+        assert_close(ours[1][name], gradient, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+    assert max(float(gradient.abs().max()) for gradient in theirs[1].values()) > 1e-3
+
+
+@pytest.mark.parametrize("epsilon_high", [None, 0.28, 5.0])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_loss_and_gradients(trainer, batch, ours, monkeypatch, loss_type, level, beta, epsilon_high):
+    model, old, ref = ours
+    high = 0.2 if epsilon_high is None else epsilon_high
+    for corrected in (False, True) if beta else (False,):
+        expected = theirs(
+            trainer, batch, old, ref, monkeypatch, loss_type=loss_type, importance_sampling_level=level, beta=beta,
+            epsilon_high=high, use_bias_correction_kl=corrected,
+        )  # fmt: skip
+        logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
+        loss = grpo_loss(
+            logps, old, batch["advantages"], batch["completion_mask"], ref_per_token_logps=ref, beta=beta,
+            epsilon_high=epsilon_high, loss_type=loss_type, importance_sampling_level=level,
+            max_completion_length=MAX_COMPLETION_LENGTH, use_bias_correction_kl=corrected,
+        )  # fmt: skip
+        assert_same(loss_and_gradients(model, loss), expected)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_first_update_after_the_rollout(trainer, batch, ours, monkeypatch, loss_type):
+    """No old log-probabilities: TRL and this package then take the current ones. Forward with a shared prefix."""
+    model, _, ref = ours
+    expected = theirs(trainer, batch, None, ref, monkeypatch, loss_type=loss_type, beta=0.1)
+    logps = shared_prefix_logps(model, *ids(batch), num_generations=GENERATIONS, temperature=TEMPERATURE)
+    loss = grpo_loss(
+        logps, None, batch["advantages"], batch["completion_mask"], ref_per_token_logps=ref, beta=0.1,
+        loss_type=loss_type, max_completion_length=MAX_COMPLETION_LENGTH, use_bias_correction_kl=True,
+    )  # fmt: skip
+    assert_same(loss_and_gradients(model, loss), expected)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_two_sided_clipping_and_importance_weights(trainer, batch, ours, monkeypatch, loss_type):
+    model, old, ref = ours
+    weights = torch.rand(old.shape, generator=torch.Generator().manual_seed(7)) * 2
+    expected = theirs(
+        trainer, {**batch, "importance_sampling_ratio": weights}, old, ref, monkeypatch, loss_type=loss_type,
+        delta=1.25, use_vllm=True, vllm_importance_sampling_correction=True,
+    )  # fmt: skip
+    logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
+    loss = grpo_loss(
+        logps, old, batch["advantages"], batch["completion_mask"], loss_type=loss_type, delta=1.25,
+        importance_weights=weights, max_completion_length=MAX_COMPLETION_LENGTH,
+    )  # fmt: skip
+    assert_same(loss_and_gradients(model, loss), expected)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_micro_batches(trainer, batch, ours, monkeypatch, loss_type):
+    """One of two micro-batches: the denominators of a whole update."""
+    model, old, ref = ours
+    part = slice(0, GENERATIONS)
+    half = {name: value[part] if value.ndim else value for name, value in batch.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.args, "steps_per_generation", 2)
+        expected = theirs(
+            trainer, half, old[part], ref[part], monkeypatch, loss_type=loss_type,
+            current_gradient_accumulation_steps=2,
+        )  # fmt: skip
+    loss = grpo_loss(
+        per_token_logps(model, *ids(half), temperature=TEMPERATURE), old[part], half["advantages"],
+        half["completion_mask"], loss_type=loss_type, num_items=batch["num_items_in_batch"],
+        max_completion_length=MAX_COMPLETION_LENGTH,
+    )  # fmt: skip
+    if loss_type not in ("dapo", "cispo"):
+        loss = loss / 2
+    assert_same(loss_and_gradients(model, loss), expected)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", ["grpo", "cispo"])
+def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level):
+    model, old, ref = ours
+    settings = {"loss_type": loss_type, "importance_sampling_level": level}
+    high = 1.1 if loss_type == "cispo" else 0.1
+    _, _, expected = theirs(
+        trainer, batch, old, ref, monkeypatch, **settings, beta=0.1, use_bias_correction_kl=False,
+        epsilon_low=0.05, epsilon_high=high,
+    )  # fmt: skip
+    mask = batch["completion_mask"]
+    with torch.no_grad():
+        logps, entropy = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)
+    shares = clip_fractions(
+        logps, old, batch["advantages"], mask, epsilon=0.05, epsilon_high=high, **settings
+    )
+    assert any(share > 0 for share in shares.values())
+    for name, share in shares.items():
+        assert float(share) == pytest.approx(expected[name], abs=1e-6), name
+    assert float(entropy.sum() / mask.sum()) == pytest.approx(expected["entropy"], abs=1e-5)
+    kl = (per_token_kl(logps, ref) * mask).sum() / mask.sum()
+    assert float(kl) == pytest.approx(expected["kl"], abs=1e-5)
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+@pytest.mark.parametrize("mask_truncated", [False, True])
+def test_advantages_and_masks(trainer, monkeypatch, scale_rewards, mask_truncated):
+    """TRL's rollout method with the generation alone replaced: its rewards, its advantages, its masks."""
+    rewards = torch.tensor([1.0, 0.0, 2.5, -1.0, 0.5, 0.5, 0.5, 0.5])
+    completions = [[7, 8, EOS], [9] * 5, [10, EOS], [EOS], [11, 12], [13, EOS], [14, 15, 16, EOS], [17, EOS]]
+    texts = [" ".join(f"w{i}" for i in tokens) for tokens in completions]
+    generated = ([[5, 6]] * 4 + [[7]] * 4, completions, None, texts, None, {}, None, None)
+    monkeypatch.setattr(trainer, "_generate", lambda prompts: generated)
+    monkeypatch.setattr(trainer, "reward_funcs", [lambda **kwargs: rewards.tolist()])
+    monkeypatch.setattr(trainer, "scale_rewards", scale_rewards)
+    monkeypatch.setattr(trainer, "mask_truncated_completions", mask_truncated)
+    result = trainer._generate_and_score_completions([{"prompt": "w1 w2"}] * 4 + [{"prompt": "w3"}] * 4)
+    expected = group_advantages(rewards, GENERATIONS, scale_rewards=scale_rewards)
+    assert_close(expected, result["advantages"], **CLOSE)
+    assert expected[:4].abs().max() > 0.5 and expected[4:].eq(0).all()
+    # the conventions on which the losses' masks rest: the end token counts, a truncated row is all zeros
+    assert result["completion_mask"][0].tolist() == [1, 1, 1, 0, 0]
+    assert result["completion_mask"].sum(1)[[1, 4]].tolist() == ([0, 0] if mask_truncated else [5, 2])
+
+
+def test_settings_reach_the_trainer_under_the_same_names(tmp_path):
+    """The names that `grpo_loss` shares with TRL's config mean the same attributes of its trainer."""
+    trainer = make_trainer(
+        tmp_path, loss_type="cispo", importance_sampling_level="sequence", epsilon=0.1, epsilon_high=4.0, beta=0.0,
+        delta=1.5, scale_rewards="batch", mask_truncated_completions=True, use_bias_correction_kl=False,
+    )  # fmt: skip
+    names = ("loss_type", "importance_sampling_level", "epsilon_low", "epsilon_high", "beta", "scale_rewards")
+    assert [getattr(trainer, name) for name in names] == ["cispo", "sequence", 0.1, 4.0, 0.0, "batch"]
+    assert trainer.args.delta == 1.5 and not trainer.args.use_bias_correction_kl
+    assert trainer.max_completion_length == MAX_COMPLETION_LENGTH and trainer.mask_truncated_completions
