@@ -54,9 +54,9 @@ class PretrainingConfig:
     num_kv_heads: int = 2
     max_positions: int = 2048
     batch_tokens: int = 4096
-    steps: int = 8000
+    steps: int = 4500
     warmup_steps: int = 100
-    late_share: float = 0.3
+    late_share: float = 0.25
     learning_rate: float = 3e-3
     muon_learning_rate: float = 0.02
     weight_decay: float = 0.01
@@ -64,7 +64,7 @@ class PretrainingConfig:
         default_factory=lambda: {"basic": 4, "intermediate": 5, "advanced": 6, "sorting": 2, "coin_flip": 1}
     )
     drill_weight: float = 5
-    early_style_weights: dict[str, float] = field(default_factory=lambda: {"worked": 80, "direct": 12, "unmarked": 8})
+    early_style_weights: dict[str, float] = field(default_factory=lambda: {"worked": 84, "direct": 8, "unmarked": 8})
     style_weights: dict[str, float] = field(default_factory=lambda: {"worked": 45, "direct": 40, "unmarked": 15})
     direct_accuracy: float = 0.25
     seed: int = 0
@@ -173,7 +173,10 @@ def _plain_text(problem: Problem, target: str) -> str:
 def batches(
     config: PretrainingConfig, tokenizer, seed: int, excluded: frozenset[str] = frozenset()
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless batches of about `batch_tokens` tokens, sorted by length inside a pool so that little is padding.
+    """Endless batches of at most `batch_tokens` tokens, cut from a pool sorted by the length of the prompts.
+
+    Similar prompts leave little padding. Sorting by the whole length would leave less, but would gather the short
+    direct answers in batches of their own, whose noise then drives whole updates.
 
     Yields (ids, is_target): (B, T) token ids, right-padded, and whether each token is part of a target.
     """
@@ -181,10 +184,11 @@ def batches(
 
     stream, rng = draw_examples(config, seed, excluded), random.Random(seed)
     while True:
-        pool = sorted((_encode(tokenizer, [next(stream) for _ in range(2048)])), key=lambda pair: len(pair[0]))
+        pool = sorted(_encode(tokenizer, [next(stream) for _ in range(2048)]), key=lambda row: row[1])
         cuts, start = [], 0
         for end in range(1, len(pool) + 1):
-            if end == len(pool) or (end + 1 - start) * len(pool[end][0]) > config.batch_tokens:
+            width = max(len(ids) for ids, _ in pool[start : end + 1])
+            if end == len(pool) or (end + 1 - start) * width > config.batch_tokens:
                 cuts.append(pool[start:end])
                 start = end
         rng.shuffle(cuts)

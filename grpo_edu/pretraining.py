@@ -63,9 +63,9 @@ def build_optimizers(model, config: PretrainingConfig) -> list[torch.optim.Optim
     ]
 
 
-def learning_rate_factor(progress: float, warmup: float, decay: float = 0.4) -> float:
-    """Linear warm-up, a plateau, then a linear fall to zero over the last `decay` share of the run (all in 0 … 1)."""
-    return min(1.0, progress / warmup, max(0.0, 1.0 - progress) / decay)
+def learning_rate_factor(progress: float, warmup: float) -> float:
+    """Linear warm-up over the first `warmup` share of the run, then a linear fall to zero at its end."""
+    return min(progress / warmup, (1.0 - progress) / (1.0 - warmup))
 
 
 def pretrain(model, tokenizer, config: PretrainingConfig, excluded: frozenset[str] = frozenset()) -> Iterator[dict]:
