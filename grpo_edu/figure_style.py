@@ -1,0 +1,90 @@
+"""How every figure of the package looks: the palette, the grid of panels, and a measured curve with its mean.
+
+Colors are Okabe and Ito's, told apart with any color vision, and each comes with its own marker. Every color and
+font size is set by name, on an opaque light ground, so a figure reads the same on a dark theme and under any rcParams.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe-Ito (2008): blue, vermilion, bluish green, reddish purple, orange, sky blue.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+_WIDTH = 7.0  # inches: a notebook cell
+SMALL, _LARGE = 9, 10  # points
+INK, _GRID, _PAPER = "#222222", "#DDDDDD", "#FFFFFF"
+LEGEND = {"fontsize": SMALL, "labelcolor": INK, "facecolor": _PAPER, "edgecolor": _GRID}
+
+
+def moving_mean(values: Iterable[float], window: int) -> list[float]:
+    """Mean of the last `window` values at each place, of fewer at the start; NaN is left out.
+
+    Raises:
+        ValueError: window < 1.
+
+    >>> moving_mean([1.0, 2.0, 6.0], 2)
+    [1.0, 1.5, 4.0]
+    """
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    values = list(values)
+    means = []
+    for end in range(1, len(values) + 1):
+        kept = [value for value in values[max(0, end - window) : end] if not math.isnan(value)]
+        means.append(sum(kept) / len(kept) if kept else math.nan)
+    return means
+
+
+def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[Axes]]":
+    """A figure of `count` panels, two a row; the first of an odd number takes the whole first row."""
+    from matplotlib.figure import Figure
+
+    rows = (count + 1) // 2
+    size = (_WIDTH, height or (3.2 if rows == 1 else 2.4 * rows))
+    figure = Figure(figsize=size, facecolor=_PAPER, layout="constrained")
+    cells = figure.add_gridspec(rows, 2)
+    places = [cells[0, :]] if count % 2 else []
+    places += [cells[row, column] for row in range(count % 2, rows) for column in (0, 1)]
+    return figure, [figure.add_subplot(place) for place in places]
+
+
+def style_axes(axes: "Axes", title: str, ylabel: str, xlabel: str) -> None:
+    """Set every font size and color by name, so that no rcParams or notebook theme leaks in."""
+    axes.set_facecolor(_PAPER)
+    axes.set_title(title, loc="left", fontsize=_LARGE, color=INK, fontweight="bold")
+    axes.set_xlabel(xlabel, fontsize=SMALL, color=INK)
+    axes.set_ylabel(ylabel, fontsize=SMALL, color=INK)
+    axes.tick_params(labelsize=SMALL, colors=INK)
+    axes.grid(visible=True, color=_GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(INK)
+    if xlabel == "step":
+        axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def look(number: int) -> dict[str, Any]:
+    """Color and marker of the series with this number."""
+    return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
+
+
+def legend_above_data(axes: "Axes", columns: int) -> None:
+    """A legend in `columns` columns inside the panel, with the y axis stretched so that it covers no curve."""
+    lines = math.ceil(len(axes.get_legend_handles_labels()[1]) / columns)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + (high - low) * 0.17 * lines)
+    axes.legend(loc="upper left", ncols=columns, frameon=False, borderaxespad=0.2, **LEGEND)
+
+
+def draw_curve(axes: "Axes", steps: Sequence[int], values: list[float], window: int, number: int, label: str) -> None:
+    """The measured values as a thin line under their moving mean, about a dozen markers along the way."""
+    style = look(number)
+    means = moving_mean(values, window)
+    axes.plot(steps, values, color=style["color"], linewidth=0.8, alpha=0.45)
+    axes.plot(steps, means, **style, linewidth=1.8, markevery=max(1, len(values) // 12), label=label)
