@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""The course's starter: it needs nothing but Python, and makes the rest.
+
+    python3 course.py lab      set up if need be, then open JupyterLab at the first notebook
+    python3 course.py setup    set up only: .venv, the tested packages, this package
+    python3 course.py test     set up if need be, then run everything that CI runs
+
+On Windows say `py course.py lab`. Run any of them again whenever you like: what is done is not done twice.
+Offline, point pip at a wheelhouse with PIP_NO_INDEX=1 and PIP_FIND_LINKS=FOLDER.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "course-stamp"  # written last: the set-up is complete, and from what it was made
+REQUIREMENTS = ROOT / "requirements.txt"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+FIRST_NOTEBOOK = "notebooks/00_start_here.ipynb"
+OLDEST, NEWEST = (3, 11), (3, 13)
+INSTALLED_GB, DOWNLOAD_GB = 3.0, 1.0  # pip keeps its downloads in the temporary folder at first
+
+FULL_DISK = "No space left on device|not enough space on the disk|Disk quota exceeded"
+NO_NETWORK = "from versions: none|connection|timed out|SSLError|ProxyError|IncompleteRead"
+# Otherwise JupyterLab greets a new reader by asking whether it may fetch news.
+NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+
+
+class Stop(Exception):
+    """Something the reader can mend; its text says how."""
+
+
+def say(text):
+    print(f"course: {text}", flush=True)
+
+
+def check_python(version=sys.version_info, which=shutil.which):
+    """Stop with a clear word under a Python that the course's packages do not support."""
+    if OLDEST <= tuple(version[:2]) <= NEWEST:
+        return
+    found = [name for name in ("python3.13", "python3.12", "python3.11") if which(name)]
+    hint = f"run `{found[0]} course.py lab`" if found else "install 3.12 and run course.py with that"
+    raise Stop(f"this is Python {version[0]}.{version[1]}, and the course needs 3.11, 3.12 or 3.13: {hint}")
+
+
+def venv_program(name, os_name=os.name):
+    """The path of a program inside the virtual environment, on this system."""
+    return VENV / "Scripts" / f"{name}.exe" if os_name == "nt" else VENV / "bin" / name
+
+
+PYTHON = venv_program("python")
+
+
+def environment(**extra):
+    """The environment of what runs in .venv: its programs first, no other Python's modules."""
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
+    path = str(PYTHON.parent) + os.pathsep + env.get("PATH", os.defpath)
+    env.update(VIRTUAL_ENV=str(VENV), PATH=path, PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", **extra)
+    return env
+
+
+def run(command, errors=None, **extra):
+    """Run a command to its end and return its exit code; its error lines go to the list `errors` if given."""
+    options = {} if errors is None else {"stderr": subprocess.PIPE, "universal_newlines": True}
+    child = subprocess.Popen([str(part) for part in command], env=environment(**extra), **options)
+    try:
+        for line in child.stderr or ():
+            errors.append(line)
+            if "Retrying" in line:
+                say("no answer from the package index yet; pip tries again")
+        return child.wait()
+    except KeyboardInterrupt:  # Ctrl-C reached the child too: let it end in its own way
+        try:
+            child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            child.terminate()
+            child.wait()
+        raise
+
+
+def fingerprint():
+    """What a complete .venv was made from: the pins, its Python, and where the folder is."""
+    files = (REQUIREMENTS, ROOT / "pyproject.toml", VENV / "pyvenv.cfg")
+    places = (str(ROOT), os.path.realpath(str(PYTHON)))
+    parts = [file.read_bytes() for file in files] + [os.fsencode(place) for place in places]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def is_set_up():
+    """Whether .venv is complete and up to date; not so when there is none or its making was interrupted."""
+    return STAMP.exists() and PYTHON.exists() and STAMP.read_text() == fingerprint()
+
+
+def check_disk():
+    """Stop before anything is written when the disk cannot hold it."""
+    held = sum(path.lstat().st_size for path in VENV.rglob("*")) / 1e9
+    needs = {tempfile.gettempdir(): DOWNLOAD_GB, str(ROOT): max(INSTALLED_GB - held, 0.5)}
+    for folder, need in needs.items():
+        free = shutil.disk_usage(folder).free / 1e9
+        if free < need:
+            raise Stop(
+                f"{folder} has {free:.1f} GB of disk space free, and {need:.1f} GB is needed. "
+                "Make room (or let TMPDIR name another temporary folder) and run this again."
+            )
+
+
+def make_venv():
+    """Make .venv, unless the one that is there works: starts, has pip, and is of a supported version."""
+    check = f"import pip, sys; sys.exit(not {OLDEST} <= sys.version_info[:2] <= {NEWEST})"
+    if PYTHON.exists() and subprocess.call([str(PYTHON), "-c", check], stderr=subprocess.DEVNULL) == 0:
+        return
+    if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
+        raise Stop("this Python cannot make a virtual environment; on Debian: sudo apt install python3-venv")
+    if Path(sys.prefix).resolve() == VENV:
+        raise Stop("the active .venv has to be made anew: run `deactivate`, then this again.")
+    say("making the virtual environment .venv")
+    attempt(sys.executable, "-m", "venv", "--clear", VENV)
+
+
+def explain(errors):
+    """A clear word for the way an installation failed, from its error lines."""
+    text = "".join(line for line in errors if not line.startswith("WARNING"))
+    missing = re.search(r"No matching distribution found for (\S+)", text)
+    if re.search(FULL_DISK, text):
+        places = f"{ROOT}, or the temporary folder {tempfile.gettempdir()} (TMPDIR can name another)"
+        return f"the disk is full: {places}. Make room and run this again: it goes on."
+    if missing and os.environ.get("PIP_NO_INDEX"):
+        wheelhouse = os.environ.get("PIP_FIND_LINKS", "not set")
+        return f"PIP_NO_INDEX is set, and PIP_FIND_LINKS ({wheelhouse}) has no {missing.group(1)}."
+    if re.search(NO_NETWORK, text, re.IGNORECASE):
+        return (
+            "no connection to the package index. Check the network and run this again (behind a proxy: HTTPS_PROXY).\n"
+            "Or bring the packages from a like machine and set PIP_NO_INDEX=1 PIP_FIND_LINKS=wheelhouse:\n"
+            f"  pip wheel -r requirements.txt -w wheelhouse --extra-index-url {TORCH_INDEX}"
+        )
+    if missing:
+        return f"there is no build of {missing.group(1)} for this machine and this Python."
+    return f"the installation failed:\n{text}Run this again to go on from what is installed."
+
+
+def attempt(*command):
+    """Run a step of the installation, or stop with a clear word."""
+    errors = []
+    if run(command, errors):
+        raise Stop(explain(errors))
+
+
+def setup():
+    """Make .venv complete; where it is complete already, do nothing."""
+    if is_set_up():
+        return say("the set-up in .venv is up to date")
+    start, pip = time.monotonic(), (PYTHON, "-m", "pip", "install")
+    check_disk()
+    make_venv()
+    say("installing the tested packages into .venv (about 2 GB, one to five minutes, this once)")
+    if sys.platform == "linux":  # elsewhere PyTorch's default build is the one for the CPU
+        torch = re.search(r"^torch==\S+", REQUIREMENTS.read_text(), re.MULTILINE).group()
+        attempt(*pip, "--no-deps", "--index-url", TORCH_INDEX, torch)
+    attempt(*pip, "-r", REQUIREMENTS)
+    say("installing grpo_edu itself, editable")
+    attempt(*pip, "--no-deps", "--no-build-isolation", "-e", ROOT)
+    settings = VENV / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(json.dumps(NO_NEWS))
+    STAMP.write_text(fingerprint())
+    say(f"set up in {time.monotonic() - start:.0f} s")
+
+
+def lab(browser=True, port=None):
+    """Open JupyterLab at the first notebook, with the whole course in its file browser."""
+    command = [str(PYTHON), "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
+    if (ROOT / FIRST_NOTEBOOK).exists():
+        command.append(f"--LabApp.default_url=/lab/tree/{FIRST_NOTEBOOK}")
+    command += [] if browser else ["--no-browser"]
+    command += [f"--port={port}"] if port else []
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")  # in a container there is often no other user
+    say("opening JupyterLab; Ctrl-C in this window stops it")
+    if os.name == "nt":
+        return run(command)
+    os.execve(command[0], command, environment())  # JupyterLab becomes this process, signals and all
+
+
+def test(arguments, fast=False):
+    """Run every part, also after one has failed; 0 only if all are well."""
+    os.chdir(str(ROOT))
+    marks = ["-m", "not slow and not browser"] if fast else []
+    parts = {"ruff": ["ruff", "check", "."], "tests": ["pytest", *marks, *arguments]}
+    notebooks = sorted(str(path) for path in Path("notebooks").glob("*.ipynb"))
+    if not notebooks or fast or arguments:
+        say("the notebooks are left out: there are none, or --fast or pytest arguments were given")
+    else:
+        parts["notebooks"] = ["pytest", "--nbval", "--nbval-current-env", *notebooks]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    outcomes = {}
+    for name, command in parts.items():
+        say(f"{name}: python -m {' '.join(command)}")
+        start = time.monotonic()
+        code = run([PYTHON, "-m", *command], **offline)
+        outcomes[name] = f"FAILED with exit code {code}" if code else "ok"
+        say(f"{name}: {outcomes[name]} after {time.monotonic() - start:.0f} s")
+    say(", ".join(f"{name}: {outcome}" for name, outcome in outcomes.items()))
+    return int(any(outcome != "ok" for outcome in outcomes.values()))
+
+
+def parse(arguments):
+    """The command with its options, and what is left over for pytest."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", metavar="{lab,setup,test}", required=True)
+    command = commands.add_parser("lab", help="open JupyterLab at the first notebook")
+    command.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+    command.add_argument("--port", type=int, help="serve on this port (otherwise 8888 or the next free one)")
+    commands.add_parser("setup", help="make .venv complete")
+    command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast] [...]")
+    command.add_argument("--fast", action="store_true", help="no slow tests, no browser tests, no notebooks")
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "test":
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    return options, rest
+
+
+def main(arguments):
+    try:
+        check_python()
+        options, rest = parse(arguments)
+        setup()
+        if options.command == "lab":
+            return lab(not options.no_browser, options.port)
+        return test(rest, options.fast) if options.command == "test" else 0
+    except (Stop, OSError) as word:  # OSError: a read-only folder, say
+        print(f"course: {word}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ncourse: stopped; run the same command again and it goes on from there", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
