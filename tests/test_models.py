@@ -1,0 +1,277 @@
+"""Loading and saving policies: exact round trips, and a clear word for everything that can be wrong with a folder."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from random_policy import byte_tokenizer, random_model
+from transformers import AutoTokenizer, Qwen2Tokenizer
+from transformers.utils import logging
+
+from grpo_edu import models
+from grpo_edu.models import list_models, load_policy, save_policy, tiny_dir
+
+TEXT = "<|im_start|>user\nZoe\u0308 has 14 pears,  and\n34 more.<|im_end|>\n"  # an ë that NFC would compose
+
+
+@pytest.fixture(scope="module")
+def policy():
+    tokenizer = byte_tokenizer()
+    return random_model(tokenizer, num_hidden_layers=2, tie_word_embeddings=True), tokenizer
+
+
+@pytest.fixture(scope="module")
+def saved(policy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "policy"
+    save_policy(*policy, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of a good folder, to be damaged."""
+    return Path(shutil.copytree(saved, tmp_path / "policy"))
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def logits(model, tokenizer):
+    with torch.no_grad():
+        return model(torch.tensor([tokenizer(TEXT).input_ids])).logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_saved_policy_reloads_to_identical_logits(tmp_path, tied):
+    tokenizer = byte_tokenizer()
+    model = random_model(tokenizer, num_hidden_layers=2, tie_word_embeddings=tied)
+    save_policy(model, tokenizer, tmp_path / "a" / "policy")
+    again, its_tokenizer = load_policy(tmp_path / "a" / "policy")
+    assert its_tokenizer(TEXT).input_ids == tokenizer(TEXT).input_ids
+    assert torch.equal(logits(again, its_tokenizer), logits(model, tokenizer))
+    assert not again.training
+    assert all(weight.requires_grad and weight.dtype == torch.float32 for weight in again.parameters())
+    assert again.generation_config.eos_token_id == model.generation_config.eos_token_id
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["policy"]  # nothing half-written stays
+
+
+def test_tokenizer_json_is_read_as_it_stands(saved, policy):
+    """AutoTokenizer puts Qwen2's own normalizer and way of splitting text in place of the saved ones."""
+    ids = policy[1](TEXT).input_ids
+    assert load_policy(saved)[1](TEXT).input_ids == ids
+    assert AutoTokenizer.from_pretrained(saved)(TEXT).input_ids != ids
+
+
+def test_a_real_qwen2_tokenizer_reads_the_same_either_way(policy, tmp_path):
+    vocab = {token: index for token, index in policy[1].get_vocab().items() if index < 256}
+    vocab |= {"ar": 256, "Ġ1": 257}  # the second merge never applies: Qwen2 splits a space from a digit
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "extra_special_tokens": ["<|im_start|>"]}
+    qwen2 = Qwen2Tokenizer(vocab=vocab, merges=[("a", "r"), ("Ġ", "1")], **special)
+    qwen2.chat_template = policy[1].chat_template
+    save_policy(random_model(qwen2, num_hidden_layers=1), qwen2, tmp_path / "qwen2")
+    _, loaded = load_policy(tmp_path / "qwen2")
+    ids = qwen2(TEXT).input_ids
+    assert 256 in ids and 257 not in ids
+    assert loaded(TEXT).input_ids == ids == AutoTokenizer.from_pretrained(tmp_path / "qwen2")(TEXT).input_ids
+    assert (loaded.pad_token, loaded.eos_token) == ("<|endoftext|>", "<|im_end|>")
+
+
+def test_dtype_is_chosen(saved):
+    for dtype in ("bfloat16", torch.bfloat16, "torch.bfloat16"):
+        assert load_policy(saved, dtype)[0].dtype == torch.bfloat16
+    for dtype in ("int8", "float7", torch.int64, 32):
+        with pytest.raises(ValueError, match="dtype: .* use 'float32' or 'bfloat16'"):
+            load_policy(saved, dtype)
+
+
+def test_nothing_is_printed(saved, policy, tmp_path, capfd):
+    verbosity = logging.get_verbosity()
+    save_policy(*load_policy(str(saved)), tmp_path / "copy")
+    assert capfd.readouterr() == ("", "")
+    assert logging.get_verbosity() == verbosity
+    assert logging.set_tqdm_hook(None) is None
+
+
+def test_the_shipped_model_loads():
+    if not (tiny_dir() / "config.json").is_file():
+        pytest.skip("the tiny model is not built yet: python -m grpo_edu.pretraining")
+    assert "tiny" in list_models()
+    model, tokenizer = load_policy()
+    assert model.config.model_type == "qwen2"
+    assert tokenizer.pad_token == "<|endoftext|>"
+    assert tokenizer.eos_token == "<|im_end|>"
+
+
+def test_shipped_models_are_named(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "data_dir", lambda: tmp_path)
+    assert list_models() == []
+    with pytest.raises(FileNotFoundError, match=r"tiny is missing; make it with python -m grpo_edu\.pretraining"):
+        load_policy()
+    shutil.copytree(saved, tmp_path / "models" / "tiny")
+    assert list_models() == ["tiny"]
+    assert torch.equal(logits(*load_policy()), logits(*load_policy("tiny")))
+    with pytest.raises(ValueError, match=r"'huge' is unknown; shipped models: tiny; a folder or a Hub id"):
+        load_policy("huge")
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    for name in (tmp_path / "nowhere", str(tmp_path / "nowhere"), "./nowhere", "~/no/where", "a/b/c"):
+        with pytest.raises(FileNotFoundError, match="there is no folder .*shipped models"):
+            load_policy(name)
+
+
+def test_an_unreachable_hub_model_says_how_to_get_it():
+    with pytest.raises(OSError, match="hf download Qwen/Qwen2-0.5B-Instruct --local-dir") as caught:
+        load_policy("Qwen/Qwen2-0.5B-Instruct")
+    assert "load that folder" in str(caught.value)
+
+
+def without(*names):
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def truncate(folder, length):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+
+
+def to_pickle(folder):
+    torch.save({}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage, error, message",
+    [
+        (without("config.json"), FileNotFoundError, "no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{oops"), ValueError, "config.json is damaged"),
+        (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), ValueError, "config.json is damaged"),
+        (lambda folder: (folder / "config.json").write_text("[]"), ValueError, "names no model_type"),
+        (lambda folder: edit_config(folder, model_type="nonsense"), ValueError, "cannot build .*nonsense"),
+        (lambda folder: edit_config(folder, num_hidden_layers=7), ValueError, "cannot build"),
+        (without("tokenizer.json"), FileNotFoundError, "has no tokenizer; copy tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text('{"ver'), ValueError, "tokenizer files are damaged"),
+        (without("model.safetensors"), FileNotFoundError, "has no model.safetensors"),
+        (to_pickle, ValueError, "only as a pickle"),
+        (lambda folder: truncate(folder, 0), ValueError, "safetensors are damaged"),
+        (lambda folder: truncate(folder, 5000), ValueError, "safetensors are damaged"),
+        (lambda folder: truncate(folder, -1), ValueError, "safetensors are damaged"),
+        (lambda folder: edit_config(folder, hidden_size=64), ValueError, "mismatched .*would be random"),
+        (
+            lambda folder: edit_config(folder, num_hidden_layers=3, layer_types=["full_attention"] * 3),
+            ValueError,
+            r"12 missing \(first: model.layers.2",
+        ),
+        (
+            lambda folder: edit_config(folder, num_hidden_layers=1, layer_types=["full_attention"]),
+            ValueError,
+            r"12 unexpected \(first: model.layers.1",
+        ),
+        (
+            lambda folder: edit_config(folder, tie_word_embeddings=False),
+            ValueError,
+            r"1 missing \(first: lm_head.weight\).*would be random",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_refused(folder, damage, error, message, capfd):
+    damage(folder)
+    with pytest.raises(error, match=message) as caught:
+        load_policy(folder)
+    assert str(folder) in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "field, message",
+    [
+        ("pad_token", "no pad token. Set tokenizer.pad_token"),
+        ("eos_token", "no EOS token"),
+        ("chat_template", "no chat template, so this is a base model"),
+    ],
+)
+def test_a_tokenizer_that_would_fail_later_is_refused(policy, tmp_path, field, message):
+    tokenizer = byte_tokenizer()
+    setattr(tokenizer, field, None)
+    save_policy(policy[0], tokenizer, tmp_path / "policy")
+    with pytest.raises(ValueError, match=message):
+        load_policy(tmp_path / "policy")
+
+
+def test_a_foreign_tokenizer_is_refused(policy, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["more"])
+    save_policy(policy[0], tokenizer, tmp_path / "policy")
+    with pytest.raises(ValueError, match="tokenizer has 260 tokens, the model 259: not a pair"):
+        load_policy(tmp_path / "policy")
+
+
+def test_an_existing_folder_is_kept_unless_told(policy, saved, tmp_path):
+    (tmp_path / "empty").mkdir()
+    save_policy(*policy, tmp_path / "empty")
+    other = random_model(policy[1], seed=1, num_hidden_layers=2)
+    (tmp_path / "empty" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="not empty; choose another, or replace it: overwrite=True"):
+        save_policy(other, policy[1], tmp_path / "empty")
+    assert torch.equal(logits(*load_policy(tmp_path / "empty")), logits(*policy))
+    save_policy(other, policy[1], tmp_path / "empty", overwrite=True)
+    assert torch.equal(logits(*load_policy(tmp_path / "empty")), logits(other, policy[1]))
+    assert not (tmp_path / "empty" / "notes.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    (tmp_path / "file").write_text("a file, no folder")
+    with pytest.raises(FileExistsError):
+        save_policy(other, policy[1], tmp_path / "file", overwrite=True)
+
+
+def test_an_interrupted_save_leaves_what_was_there(policy, tmp_path, monkeypatch):
+    save_policy(*policy, tmp_path / "policy")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "policy").iterdir()}
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    tokenizer = byte_tokenizer()
+    monkeypatch.setattr(tokenizer, "save_pretrained", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save_policy(policy[0], tokenizer, tmp_path / "policy", overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "policy").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="limits on file size are a Unix notion")
+def test_a_disk_that_takes_no_more_leaves_nothing_behind(saved, tmp_path):
+    """A child process may write 20 kB a file; the weights need more, so the write itself fails."""
+    code = """
+import resource, signal, sys
+from grpo_edu.models import load_policy, save_policy
+policy = load_policy(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    save_policy(*policy, sys.argv[2])
+except OSError as error:
+    print("OSError", error)
+"""
+    target = tmp_path / "policy"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(saved), str(target)], capture_output=True, text=True, timeout=300,
+        cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert "OSError folder: could not write" in run.stdout, run.stderr
+    assert "nothing there was changed. The model takes 0 MB: free that" in run.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unmerged_adapters_are_refused(policy, tmp_path):
+    model = random_model(policy[1], num_hidden_layers=1)
+    model.peft_config = {}
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        save_policy(model, policy[1], tmp_path / "policy")
+    assert list(tmp_path.iterdir()) == []
