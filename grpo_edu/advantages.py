@@ -104,8 +104,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
     """Check rewards (B,) and return them as (N, G) in floating point."""
     if num_generations < 2:
         raise ValueError(
-            f"num_generations must be at least 2, got {num_generations}: one completion has nothing to be "
-            "compared with"
+            f"num_generations must be at least 2, got {num_generations}: one completion has nothing to be compared with"
         )
     if rewards.ndim != 1 or rewards.numel() == 0:
         raise ValueError(f"rewards must have shape (B,) with B > 0, got {tuple(rewards.shape)}")

@@ -43,9 +43,7 @@ def logps_from_logits(logits: Tensor, ids: Tensor) -> Tensor:
             [-1.3133,  0.0000]])
     """
     if logits.ndim < 2 or ids.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"ids must have logits' shape {tuple(logits.shape)} without V, got {tuple(ids.shape)}"
-        )
+        raise ValueError(f"ids must have logits' shape {tuple(logits.shape)} without V, got {tuple(ids.shape)}")
     logits = _at_least_float32(logits)
     return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(dim=-1)
 

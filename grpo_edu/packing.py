@@ -60,9 +60,7 @@ def pack_groups(
     prompt_length = prompt_real.sum(dim=1, keepdim=True)  # (N, 1)
     offsets = torch.arange(columns, device=completion_ids.device)
     ids = torch.cat([prompt_ids[::num_generations], completion_ids.view(count, -1)], dim=1)
-    positions = torch.cat(
-        [prompt_real.cumsum(dim=1) - 1, prompt_length + offsets.repeat(num_generations)], dim=1
-    )
+    positions = torch.cat([prompt_real.cumsum(dim=1) - 1, prompt_length + offsets.repeat(num_generations)], dim=1)
     prompt_segment = offsets.new_zeros(prompt_ids.shape[1])
     completion_segments = 1 + torch.arange(num_generations, device=offsets.device).repeat_interleave(columns)
     segments = torch.cat([prompt_segment, completion_segments]).expand(count, -1)

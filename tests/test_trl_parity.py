@@ -39,9 +39,7 @@ def make_tokenizer():
     words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(61))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 def make_trainer(folder, reward=None, **options):
@@ -227,9 +225,7 @@ def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level):
     mask = batch["completion_mask"]
     with torch.no_grad():
         logps, entropy = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)
-    shares = clip_fractions(
-        logps, old, batch["advantages"], mask, epsilon=0.05, epsilon_high=high, **settings
-    )
+    shares = clip_fractions(logps, old, batch["advantages"], mask, epsilon=0.05, epsilon_high=high, **settings)
     assert any(share > 0 for share in shares.values())
     for name, share in shares.items():
         assert float(share) == pytest.approx(expected[name], abs=1e-6), name
