@@ -1,0 +1,186 @@
+"""Intervals and paired tests, against numbers worked by hand, enumeration, scipy and simulated coverage."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from grpo_edu.significance import mcnemar, paired_bootstrap, pass_at_k, wilson_interval
+
+COUNTS = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        # Newcombe (1998), table I, method 3
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        # by hand, z² = 3.8415: (0.8 + 0.19207 ± 1.95996 · √(0.016 + 0.0096036)) / 1.38415
+        (8, 10, 0.4902, 0.9433),
+        (20, 20, 0.8389, 1.0),
+    ],
+)
+def test_wilson_interval_against_published_values(successes, trials, low, high):
+    assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
+
+
+@settings(deadline=None)
+@given(COUNTS, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_wilson_interval_agrees_with_scipy_and_holds_the_share(counts, confidence):
+    successes, trials = counts
+    low, high = wilson_interval(successes, trials, confidence)
+    expected = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert 0 <= low <= successes / trials <= high <= 1
+
+
+@settings(deadline=None)
+@given(COUNTS)
+def test_wilson_interval_is_a_mirror_image_for_failures(counts):
+    successes, trials = counts
+    low, high = wilson_interval(successes, trials)
+    assert wilson_interval(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9, 0.98])
+@pytest.mark.parametrize("trials", [20, 300])
+def test_wilson_interval_covers_the_truth_about_as_often_as_it_says(share, trials):
+    draws = np.random.default_rng(7).binomial(trials, share, size=20_000)
+    bounds = {int(k): wilson_interval(int(k), trials) for k in np.unique(draws)}
+    covered = np.mean([bounds[int(k)][0] <= share <= bounds[int(k)][1] for k in draws])
+    # counts are whole, so the coverage swings around 95%; the plain p ± 2 SE interval falls to 64% at (0.98, 20)
+    assert 0.91 < covered < 0.99
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 0), "trials must be at least 1"),
+        ((11, 10), "successes must lie between 0 and trials"),
+        ((-1, 10), "successes must lie between 0 and trials"),
+        ((1, 10, 95), "confidence must lie strictly between 0 and 1"),
+    ],
+)
+def test_wilson_interval_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        wilson_interval(*arguments)
+
+
+def paired(both, only_before, only_after, neither):
+    before = [True] * (both + only_before) + [False] * (only_after + neither)
+    after = [True] * both + [False] * only_before + [True] * only_after + [False] * neither
+    return before, after
+
+
+def test_mcnemar_ten_against_two():
+    # 2 · (C(12,0) + C(12,1) + C(12,2)) / 2¹² = 2 · 79 / 4096; what both or neither solve has no say
+    for both, neither in ((0, 0), (50, 3)):
+        result = mcnemar(*paired(both, 2, 10, neither))
+        assert (result.only_before, result.only_after, result.p_value) == (2, 10, 158 / 4096)
+
+
+def test_mcnemar_without_any_change_or_with_an_even_one():
+    assert mcnemar([True, False], [True, False]).p_value == 1.0
+    assert mcnemar(*paired(4, 3, 3, 4)).p_value == 1.0
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_the_binomial_sum_and_symmetric(b, c):
+    before, after = paired(1, b, c, 1)
+    tail = sum(math.comb(b + c, i) for i in range(min(b, c) + 1)) / 2 ** (b + c)
+    assert mcnemar(before, after).p_value == pytest.approx(min(1.0, 2 * tail), rel=1e-9)
+    assert mcnemar(after, before).p_value == pytest.approx(mcnemar(before, after).p_value, rel=1e-9)
+
+
+@pytest.mark.parametrize("test", [mcnemar, paired_bootstrap])
+def test_paired_tests_refuse_what_is_not_paired(test):
+    with pytest.raises(ValueError, match="must be paired, got 1 and 2"):
+        test([True], [True, False])
+    with pytest.raises(ValueError, match="are empty"):
+        test([], [])
+
+
+def test_bootstrap_of_pairs_that_all_differ_alike_has_no_width():
+    result = paired_bootstrap([0.25, 1.0, 3.0], [0.75, 1.5, 3.5])
+    assert (result.difference, result.low, result.high) == (0.5, 0.5, 0.5)
+
+
+def test_bootstrap_matches_the_normal_interval_for_many_pairs():
+    before, after = paired(100, 20, 120, 60)  # 300 pairs: mean 1/3, variance 140/300 − 1/9
+    result = paired_bootstrap(before, after, num_resamples=50_000)
+    half_width = 1.96 * math.sqrt((140 / 300 - 1 / 9) / 300)
+    assert result.difference == pytest.approx(1 / 3)
+    assert (result.low, result.high) == pytest.approx((1 / 3 - half_width, 1 / 3 + half_width), abs=0.004)
+
+
+def test_bootstrap_draws_what_resampling_row_by_row_draws():
+    rng = np.random.default_rng(3)
+    before, after = rng.normal(size=40), rng.normal(loc=0.3, size=40)
+    rows = rng.integers(40, size=(50_000, 40))
+    expected = np.percentile((after - before)[rows].mean(axis=1), [5, 95])
+    result = paired_bootstrap(before, after, num_resamples=50_000, confidence=0.9)
+    assert (result.low, result.high) == pytest.approx(expected, abs=0.01)
+
+
+def test_bootstrap_covers_the_true_difference():
+    rng = np.random.default_rng(11)
+    hits = 0
+    for _ in range(200):
+        before = rng.random(80) < 0.5
+        after = before ^ (rng.random(80) < 0.3)  # a coin of 0.5 stays one: the true difference is 0
+        result = paired_bootstrap(before, after, num_resamples=1000)
+        hits += result.low <= 0 <= result.high
+    assert 0.9 < hits / 200 < 0.99
+
+
+def test_bootstrap_is_seeded():
+    pairs = paired(5, 3, 9, 4)
+    assert paired_bootstrap(*pairs, seed=1) == paired_bootstrap(*pairs, seed=1)
+    draws = {paired_bootstrap(*pairs, seed=seed, num_resamples=15).low for seed in range(8)}
+    assert len(draws) > 1
+
+
+def test_bootstrap_refuses():
+    with pytest.raises(ValueError, match="num_resamples must be at least 1"):
+        paired_bootstrap([0], [1], num_resamples=0)
+    with pytest.raises(ValueError, match="confidence"):
+        paired_bootstrap([0], [1], confidence=1.0)
+    with pytest.raises(ValueError, match="finite"):
+        paired_bootstrap([0.0], [math.nan])
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(case):
+    num_samples, num_correct, k = case
+    subsets = list(combinations(range(num_samples), k))
+    hits = sum(any(sample < num_correct for sample in subset) for subset in subsets)
+    assert pass_at_k(num_samples, num_correct, k) == pytest.approx(hits / len(subsets), abs=1e-12)
+
+
+def test_pass_at_k_of_one_is_the_accuracy_and_large_numbers_do_not_overflow():
+    assert pass_at_k(10, 3, 1) == pytest.approx(0.3)
+    exact = 1 - math.comb(9_900, 1000) / math.comb(10_000, 1000)
+    assert pass_at_k(10_000, 100, 1000) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((4, 2, 5), "k must lie between 1 and num_samples"),
+        ((4, 2, 0), "k must lie between 1 and num_samples"),
+        ((4, 5, 1), "num_correct must lie between 0"),
+        ((4, -1, 1), "num_correct must lie between 0"),
+    ],
+)
+def test_pass_at_k_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pass_at_k(*arguments)
