@@ -90,7 +90,7 @@ def generate(
     Returns:
         A `Rollout` of B = N·G rows. Its `sampling_per_token_logps` are log-probabilities under the model at
         this temperature (1 when greedy) *before* the filters: what `logprobs.per_token_logps` computes, so
-        that the ratio of a first update is exactly 1.
+        that the ratio of a first update is 1 (but for rounding).
 
     Raises:
         ValueError: an argument is out of range, a prompt does not fit the model's context, the tokenizer has
