@@ -39,10 +39,12 @@ CHAT_TEMPLATE = (
 class PretrainingConfig:
     """Everything that decides the model, besides the code.
 
+    cycles: (steps, peak of the learning rate as a share of the full one) of each cycle. In each the learning rate
+        warms up and falls to zero, then starts again (warm restarts, Loshchilov and Hutter 2017, arXiv 1608.03983).
     level_weights: relative frequency of each level or domain.
-    drill_weight: relative frequency of drills before the last `late_share` of the steps; none after.
+    drill_weight: relative frequency of drills before the last `late_share` of a cycle; none after.
     early_style_weights, style_weights: relative frequency of worked, direct and unmarked targets before and
-        during the last `late_share` of the steps. Most targets are worked at first, since only they teach arithmetic.
+        during the last `late_share` of a cycle. Most targets are worked at first, since only they teach arithmetic.
     direct_accuracy: share of direct targets that are right.
     """
 
@@ -54,7 +56,7 @@ class PretrainingConfig:
     num_kv_heads: int = 2
     max_positions: int = 2048
     batch_tokens: int = 4096
-    steps: int = 4500
+    cycles: tuple[tuple[int, float], ...] = ((4500, 1.0), (1800, 0.5))
     warmup_steps: int = 100
     late_share: float = 0.25
     learning_rate: float = 3e-3
@@ -68,6 +70,11 @@ class PretrainingConfig:
     style_weights: dict[str, float] = field(default_factory=lambda: {"worked": 45, "direct": 40, "unmarked": 15})
     direct_accuracy: float = 0.25
     seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps of all cycles together."""
+        return sum(steps for steps, _ in self.cycles)
 
 
 def draw_drill(rng: random.Random) -> Problem:

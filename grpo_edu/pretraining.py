@@ -69,25 +69,36 @@ def learning_rate_factor(progress: float, warmup: float) -> float:
 
 
 def pretrain(model, tokenizer, config: PretrainingConfig, excluded: frozenset[str] = frozenset()) -> Iterator[dict]:
-    """Train `model` in place; yields one dict a step: step, loss, tokens (seen so far)."""
+    """Train `model` in place, cycle after cycle; yields one dict a step: step, loss, tokens (seen so far)."""
+    step = tokens = 0
+    for cycle in range(len(config.cycles)):
+        for row in pretrain_cycle(model, tokenizer, config, cycle, excluded):
+            step, tokens = step + 1, tokens + row["tokens"]
+            yield {"step": step, "loss": row["loss"], "tokens": tokens}
+
+
+def pretrain_cycle(
+    model, tokenizer, config: PretrainingConfig, cycle: int, excluded: frozenset[str] = frozenset()
+) -> Iterator[dict]:
+    """One fall of the learning rate, with fresh optimizers and fresh data; yields loss and tokens of each step."""
+    steps, peak = config.cycles[cycle]
     optimizers = build_optimizers(model, config)
-    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    early = batches(replace(config, style_weights=config.early_style_weights), tokenizer, config.seed + 2, excluded)
-    late = batches(replace(config, drill_weight=0.0), tokenizer, config.seed + 3, excluded)
-    tokens = 0
+    full_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    seed = config.seed + 2 + 10 * cycle
+    early = batches(replace(config, style_weights=config.early_style_weights), tokenizer, seed, excluded)
+    late = batches(replace(config, drill_weight=0.0), tokenizer, seed + 1, excluded)
     model.train()
-    for step in range(1, config.steps + 1):
-        ids, is_target = next(early if step <= (1 - config.late_share) * config.steps else late)
-        factor = learning_rate_factor(step / config.steps, config.warmup_steps / config.steps)
+    for step in range(1, steps + 1):
+        ids, is_target = next(early if step <= (1 - config.late_share) * steps else late)
+        factor = peak * learning_rate_factor(step / steps, config.warmup_steps / steps)
         loss = target_loss(model, ids, is_target)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, peak in zip(optimizers, peaks, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * factor
+        for optimizer, full_rate in zip(optimizers, full_rates, strict=True):
+            optimizer.param_groups[0]["lr"] = full_rate * factor
             optimizer.step()
             optimizer.zero_grad()
-        tokens += ids.numel()
-        yield {"step": step, "loss": loss.item(), "tokens": tokens}
+        yield {"loss": loss.item(), "tokens": ids.numel()}
     model.eval()
 
 
@@ -116,13 +127,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m grpo_edu.pretraining", description=__doc__)
     parser.add_argument("--output", type=Path, default=tiny_dir(), help="model folder to write")
-    parser.add_argument("--steps", type=int, default=PretrainingConfig.steps)
     parser.add_argument("--seed", type=int, default=PretrainingConfig.seed)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that holds a model")
     options = parser.parse_args(arguments)
     if options.output.exists() and any(options.output.iterdir()) and not options.overwrite:
         parser.error(f"{options.output} holds a model already; choose another --output, or give --overwrite")
-    config = replace(PretrainingConfig(), steps=options.steps, seed=options.seed)
+    config = PretrainingConfig(seed=options.seed)
     tokenizer = train_tokenizer(config)
     model = build_model(config, tokenizer)
     history, started = [], time.perf_counter()
