@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "course-stamp"  # written last: the set-up is complete, and from what it was made
 REQUIREMENTS = ROOT / "requirements.txt"
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 FIRST_NOTEBOOK = "notebooks/00_start_here.ipynb"
 OLDEST, NEWEST = (3, 11), (3, 13)
 INSTALLED_GB, DOWNLOAD_GB = 3.0, 1.0  # pip keeps its downloads in the temporary folder at first
@@ -60,6 +59,11 @@ def venv_program(name, os_name=os.name):
 
 
 PYTHON = venv_program("python")
+
+
+def torch_index():
+    """Where PyTorch's CPU builds for Linux are, as requirements.txt says."""
+    return re.search(r"--index-url (\S+)", REQUIREMENTS.read_text()).group(1)
 
 
 def environment(**extra):
@@ -142,7 +146,7 @@ def explain(errors):
         return (
             "no connection to the package index. Check the network and run this again (behind a proxy: HTTPS_PROXY).\n"
             "Or bring the packages from a like machine and set PIP_NO_INDEX=1 PIP_FIND_LINKS=wheelhouse:\n"
-            f"  pip wheel -r requirements.txt -w wheelhouse --extra-index-url {TORCH_INDEX}"
+            f"  pip wheel -r requirements.txt -w wheelhouse --extra-index-url {torch_index()}"
         )
     if missing:
         return f"there is no build of {missing.group(1)} for this machine and this Python."
@@ -166,7 +170,7 @@ def setup():
     say("installing the tested packages into .venv (about 2 GB, one to five minutes, this once)")
     if sys.platform == "linux":  # elsewhere PyTorch's default build is the one for the CPU
         torch = re.search(r"^torch==\S+", REQUIREMENTS.read_text(), re.MULTILINE).group()
-        attempt(*pip, "--no-deps", "--index-url", TORCH_INDEX, torch)
+        attempt(*pip, "--no-deps", "--index-url", torch_index(), torch)
     attempt(*pip, "-r", REQUIREMENTS)
     say("installing grpo_edu itself, editable")
     attempt(*pip, "--no-deps", "--no-build-isolation", "-e", ROOT)
