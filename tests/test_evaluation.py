@@ -1,0 +1,187 @@
+"""Evaluation: scoring, order, cutting by level, pairing; and `evaluate` on a real, if random, model."""
+
+import io
+import json
+import sys
+
+import pytest
+from random_policy import byte_tokenizer, random_model
+
+import grpo_edu.rollout
+from grpo_edu.evaluation import Comparison, Evaluation, compare, evaluate
+from grpo_edu.problems import Problem, make_problems
+
+
+def evaluation(correct, levels=None, prompts=None, completions=None):
+    n = len(correct)
+    return Evaluation(
+        prompts=prompts or [f"question {row}" for row in range(n)],
+        levels=levels or ["basic"] * n,
+        completions=completions or ["#### 1"] * n,
+        answers=["1"] * n,
+        correct=correct,
+    )
+
+
+@pytest.fixture(scope="module")
+def policy():
+    tokenizer = byte_tokenizer()
+    return random_model(tokenizer, sharpness=2.0), tokenizer
+
+
+@pytest.fixture
+def problems():
+    long = Problem("How many apples are left in the basket?", "36", "basic", "#### 36")
+    return [long, Problem("1 + 1?", "2", "advanced", "#### 2"), Problem("Which?", "heads", "coin_flip", "#### heads")]
+
+
+def scripted(monkeypatch, completions, seen=None):
+    """Let `generate` answer each rendered prompt with the completion of the question inside it."""
+
+    def generate(model, tokenizer, prompts, **options):
+        if seen is not None:
+            seen.append((list(prompts), options, model.training))
+        written = [next(text for question, text in completions.items() if question in prompt) for prompt in prompts]
+        return type("Written", (), {"completions": written})
+
+    monkeypatch.setattr(grpo_edu.rollout, "generate", generate)
+
+
+def test_counts_accuracy_and_interval():
+    result = evaluation([True] * 8 + [False] * 2)
+    assert (result.k, result.n, result.accuracy) == (8, 10, 0.8)
+    assert (result.low, result.high) == pytest.approx((0.4902, 0.9433), abs=5e-5)
+
+
+def test_per_level_keeps_every_row_in_its_place_and_to_dict_is_json():
+    result = evaluation([True, False, True, True], levels=["basic", "advanced", "basic", "advanced"])
+    parts = result.per_level()
+    assert list(parts) == ["basic", "advanced"]
+    assert parts["advanced"].prompts == ["question 1", "question 3"]
+    assert parts["advanced"].correct == [False, True]
+    summary = json.loads(json.dumps(result.to_dict()))
+    assert {key: summary[key] for key in ("k", "n", "accuracy")} == {"k": 3, "n": 4, "accuracy": 0.75}
+    assert {level: (row["k"], row["n"]) for level, row in summary["per_level"].items()} == {
+        "basic": (2, 2),
+        "advanced": (1, 2),
+    }
+    assert set(summary["per_level"]["basic"]) == {"k", "n", "accuracy", "low", "high"}
+
+
+def test_worked_share_counts_completions_with_an_equation_right_or_wrong():
+    completions = ["14 + 34 = 48. #### 48", "#### 48", "14 + 34 = 99. #### 99", "a total of 48"]
+    assert evaluation([True] * 4, completions=completions).worked_share == 0.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(correct=[True], answers=[]), "one length"),
+        (dict(correct=[], answers=[], prompts=[], levels=[], completions=[]), "at least one problem"),
+    ],
+)
+def test_an_evaluation_refuses_uneven_or_empty_fields(fields, message):
+    whole = dict(prompts=["?"], levels=["basic"], completions=["#### 1"], answers=["1"])
+    with pytest.raises(ValueError, match=message):
+        Evaluation(**{**whole, **fields})
+
+
+def test_compare_pairs_the_problems():
+    before = evaluation([True] * 2 + [False] * 10 + [True] * 8)
+    after = evaluation([False] * 2 + [True] * 10 + [True] * 8)
+    result = compare(before, after)
+    assert (result.before, result.after, result.difference) == (0.5, 0.9, 0.4)
+    assert result.p_value == 158 / 4096
+    assert 0 < result.low < 0.4 < result.high < 0.8
+    assert Comparison(**json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_compare_refuses_other_problems_and_another_order():
+    before = evaluation([True, False])
+    with pytest.raises(ValueError, match="same problems in the same order"):
+        compare(before, evaluation([True, False], prompts=["question 1", "question 0"]))
+    with pytest.raises(ValueError, match=r"before \(2 problems\) and after \(3\)"):
+        compare(before, evaluation([True, False, True]))
+
+
+def test_evaluate_scores_in_the_order_of_the_problems(monkeypatch, policy, problems):
+    model, tokenizer = policy
+    seen = []
+    answers = {"apples": "48 - 12 = 36. #### 36.00", "1 + 1": "I think so", "Which": "#### Tails"}
+    scripted(monkeypatch, answers, seen)
+    model.train()
+    result = evaluate(model, tokenizer, problems, batch_size=2, temperature=0.7, max_completion_length=11)
+    assert model.training, "the mode is put back"
+    model.eval()
+    assert result.prompts == [problem.prompt for problem in problems]
+    assert result.levels == ["basic", "advanced", "coin_flip"]
+    assert result.completions == list(answers.values())
+    assert result.answers == ["36", None, "tails"]
+    assert result.correct == [True, False, False]
+    batches = [[len(prompt) for prompt in prompts] for prompts, _, _ in seen]
+    assert batches == [sorted(batches[0]), batches[1]] and len(batches[0]) == 2 and batches[0][-1] <= batches[1][0]
+    for _, options, training in seen:
+        assert not training, "no dropout while answering"
+        assert (options["num_generations"], options["temperature"], options["max_completion_length"]) == (1, 0.7, 11)
+    assert all("<|im_start|>assistant" in prompt for prompts, _, _ in seen for prompt in prompts)
+
+
+def test_evaluate_puts_the_mode_back_when_generation_fails(monkeypatch, policy, problems):
+    def fail(*args, **options):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(grpo_edu.rollout, "generate", fail)
+    model, tokenizer = policy
+    model.train()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        evaluate(model, tokenizer, problems)
+    assert model.training
+    model.eval()
+
+
+def test_a_seed_repeats_a_sampled_evaluation_and_another_seed_does_not(policy):
+    model, tokenizer = policy
+    problems = make_problems("basic", 4, seed=0)
+    options = dict(max_completion_length=6, batch_size=3)
+    first = evaluate(model, tokenizer, problems, **options)
+    assert evaluate(model, tokenizer, problems, **options) == first
+    assert evaluate(model, tokenizer, problems, seed=1, **options).completions != first.completions
+
+
+def test_greedy_does_not_depend_on_seed_batches_or_order(policy):
+    model, tokenizer = policy
+    problems = make_problems("basic", 4, seed=0)
+    options = dict(temperature=0, max_completion_length=6)
+    first = evaluate(model, tokenizer, problems, **options)
+    other = evaluate(model, tokenizer, problems[::-1], batch_size=1, seed=5, **options)
+    assert other.completions[::-1] == first.completions
+
+
+@pytest.mark.parametrize(
+    ("problems", "options", "message"),
+    [
+        ([], {}, "problems is empty"),
+        ([Problem("1 + 1?", "2", "basic", "")], {"batch_size": 0}, "batch_size must be at least 1"),
+        ([Problem("1 + 1?", "2", "basic", ""), Problem("?", "2 or 3", "basic", "")], {}, r"problems\[1\].*'2 or 3'"),
+    ],
+)
+def test_evaluate_refuses(policy, problems, options, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(*policy, problems, **options)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "progress", "shown"), [
+    (Terminal(), True, True),
+    (Terminal(), False, False),
+    (io.StringIO(), True, False),
+])  # fmt: skip
+def test_a_bar_is_shown_in_a_terminal_only_and_when_asked(monkeypatch, policy, problems, stream, progress, shown):
+    scripted(monkeypatch, {"apples": "#### 36", "1 + 1": "#### 2", "Which": "#### heads"})
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert evaluate(*policy, problems, progress=progress).k == 3
+    assert ("Evaluating" in stream.getvalue()) is shown
