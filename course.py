@@ -205,7 +205,8 @@ def test(arguments, fast=False):
     if not notebooks or fast or arguments:
         say("the notebooks are left out: there are none, or --fast or pytest arguments were given")
     else:
-        parts["notebooks"] = ["pytest", "--nbval", "--nbval-current-env", *notebooks]
+        strict = ["--nbval", "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg"]
+        parts["notebooks"] = ["pytest", *strict, *notebooks]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     outcomes = {}
     for name, command in parts.items():
