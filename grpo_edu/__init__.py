@@ -35,13 +35,22 @@ _HOMES = {
     "rloo_advantages": "advantages",
     "per_token_logps": "logprobs",
     "grpo_loss": "losses",
-    "GRPOConfig": "trainer",
+    "read_log": "metrics",
+    "GRPOConfig": "config",
     "train": "trainer",
+    "Evaluation": "evaluation",
     "evaluate": "evaluation",
+    "compare": "evaluation",
     "wilson_interval": "evaluation",
     "mcnemar": "evaluation",
     "paired_bootstrap": "evaluation",
     "pass_at_k": "evaluation",
+    "training_curves": "figures",
+    "accuracy_comparison": "figures",
+    "html_image": "figures",
+    "RunResult": "run_summary",
+    "run_training": "runs",
+    "run_evaluation": "runs",
 }
 
 __all__ = ["__version__", *_HOMES]

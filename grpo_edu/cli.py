@@ -1,0 +1,187 @@
+"""The command `grpo-edu`: look at the machine, train a policy, evaluate one.
+
+A shell around `grpo_edu.runs`: it reads arguments, prints results and makes one line of an error. Exit codes:
+0: done. 1: something went wrong on the way. 2: bad input, nothing was done. 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from grpo_edu.cli_options import build_parser
+from grpo_edu.config import GRPOConfig
+from grpo_edu.run_inputs import DATA, default_config, parse_names
+
+if TYPE_CHECKING:
+    from grpo_edu.evaluation import Evaluation
+    from grpo_edu.hardware import Check
+    from grpo_edu.run_summary import RunResult
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments (those of the process if None); returns its exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without µ or ü shall not end a run
+    arguments = build_parser().parse_args(argv)
+    arguments.typed = shlex.join(["grpo-edu", *argv])
+    command = {"doctor": _doctor, "train": _train, "evaluate": _evaluate}[arguments.command]
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of the output is gone: as any Unix tool, end without a word
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except KeyboardInterrupt as error:
+        if arguments.debug:
+            raise
+        _complain("interrupted" if _notes(error) else "interrupted; nothing was saved", error)
+        return 130
+    except (ValueError, OSError, RuntimeError, ArithmeticError, MemoryError) as error:
+        if arguments.debug:
+            raise
+        _complain(f"error: {_words(error)}", error)
+        return 1 if _went_wrong_on_the_way(error) else 2
+
+
+def _doctor(arguments: Namespace) -> int:
+    from grpo_edu.hardware import cpu_report, doctor_checks
+
+    checks = doctor_checks()
+    ok = all(check.ok for check in checks)
+    # the report reads torch's own word; where torch is missing, the checks have said so
+    report = cpu_report() if find_spec("torch") else {}
+    if arguments.json:
+        print(json.dumps({"ok": ok, "checks": [asdict(check) for check in checks], "cpu": report}))
+    else:
+        print(doctor_text(checks, report))
+    return 0 if ok else 1
+
+
+def _train(arguments: Namespace) -> int:
+    given = vars(arguments)
+    settings = {field.name: given[field.name] for field in fields(GRPOConfig) if field.name in given}
+    data = parse_names(arguments.data, DATA, "data")
+    config = default_config(data, **settings)
+    _say_loading(arguments.model)
+    from grpo_edu.runs import run_training
+
+    result = run_training(
+        arguments.model,
+        data=data,
+        data_path=arguments.data_path,
+        rewards=arguments.rewards,
+        config=config,
+        n=arguments.n,
+        greedy=arguments.greedy,
+        output=arguments.output,
+        overwrite=arguments.overwrite,
+        command=arguments.typed,
+    )
+    print(json.dumps(result.to_dict()) if arguments.json else training_text(result))
+    if result.interrupted:
+        sys.stdout.flush()
+        done = f"{len(result.history)} of {config.max_steps} steps"
+        _complain(f"interrupted after {done}; model, metrics and summary are saved in {result.output}")
+        return 130
+    return 0
+
+
+def _evaluate(arguments: Namespace) -> int:
+    _say_loading(arguments.model)
+    from grpo_edu.runs import run_evaluation
+
+    asked = {
+        name: getattr(arguments, name)
+        for name in ("data", "data_path", "split", "n", "seed", "temperature", "max_completion_length")
+    }
+    evaluation = run_evaluation(arguments.model, **asked)
+    if arguments.json:
+        print(json.dumps({**evaluation.to_dict(), "model": arguments.model, **asked}))
+    else:
+        print(evaluation_text(evaluation))
+    return 0
+
+
+def doctor_text(checks: Sequence[Check], report: dict[str, Any]) -> str:
+    """What a terminal shows of the doctor's checks and of `cpu_report`."""
+    lines = []
+    for check in checks:
+        lines.append(f"{'ok' if check.ok else 'FAULT':<6} {check.name:<11} {check.detail}")
+        if check.remedy:
+            lines.append(f"{'':<18} {check.remedy}")
+    width = max((len(name) for name in report), default=0)
+    for name, value in report.items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        lines.append(f"  {name.replace('_', ' '):<{width}} {shown}")
+    faults = sum(not check.ok for check in checks)
+    return "\n".join([*lines, f"{faults} of {len(checks)} checks found a fault." if faults else "All is well."])
+
+
+def training_text(result: RunResult) -> str:
+    """What a terminal shows of a run."""
+    from grpo_edu.run_summary import accuracy_text, outcome
+
+    rows = [("sampled", result.before, result.after)]
+    if result.greedy_before is not None:
+        rows.append(("greedy", result.greedy_before, result.greedy_after))
+    lines = [f"Held-out accuracy on {result.before.n} problems, 95% intervals"]
+    for name, before, after in rows:
+        lines.append(f"  {name:<8} before {accuracy_text(before):<22} after {accuracy_text(after)}")
+    if result.p_value is not None:
+        lines.append(f"  sampled before against after: p = {result.p_value:.2g} (exact McNemar test)")
+    return "\n".join([*lines, outcome(result), f"Saved in {result.output}; read summary.md there."])
+
+
+def evaluation_text(evaluation: Evaluation) -> str:
+    """What a terminal shows of an evaluation: one line a level, then the whole."""
+    from grpo_edu.run_summary import accuracy_text
+
+    levels = evaluation.per_level()
+    rows = [*levels.items()] if len(levels) == 1 else [*levels.items(), ("all", evaluation)]
+    return "\n".join(f"{name:<13} {part.k:>4} of {part.n:<4}  {accuracy_text(part)}" for name, part in rows)
+
+
+def _say_loading(model: str) -> None:
+    """A sign of life while libraries and weights load, for a person at a terminal."""
+    if sys.stderr.isatty():
+        print(f"grpo-edu: loading {model}", file=sys.stderr)
+
+
+def _complain(text: str, error: BaseException | None = None) -> None:
+    """One line on stderr, with what the error's notes say was kept."""
+    kept = "".join(f"; {note}" for note in _notes(error))
+    print("grpo-edu: " + " ".join(f"{text}{kept}".split()), file=sys.stderr)
+
+
+def _notes(error: BaseException | None) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return "out of memory; raise gradient_accumulation_steps, or lower prompts_per_step"
+    return str(error) or type(error).__name__
+
+
+def _went_wrong_on_the_way(error: BaseException) -> bool:
+    """Whether the input may be right: the run had begun (a note says what it keeps), or the disk is full."""
+    if isinstance(error, OSError):
+        return bool(_notes(error)) or error.errno in _DISK_FULL
+    return bool(_notes(error)) or not isinstance(error, ValueError)

@@ -1,0 +1,118 @@
+"""The options of `grpo-edu`; those of a training's settings are made from `GRPOConfig` itself."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from dataclasses import fields
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from grpo_edu import __version__
+from grpo_edu.config import ADVANTAGE_ESTIMATORS, LOSS_TYPES, SCHEDULES, GRPOConfig
+from grpo_edu.problems import LEVELS
+from grpo_edu.run_inputs import DATA, REWARDS, SPLITS
+
+_CHOICES = {
+    "loss_type": LOSS_TYPES,
+    "advantage_estimator": ADVANTAGE_ESTIMATORS,
+    "lr_scheduler_type": SCHEDULES,
+}
+_READERS = {int: (int, "N"), float: (float, "X"), str: (str, "NAME")}
+_OTHER_FLAGS = {"max_steps": ("--steps", "--max-steps")}
+
+
+class _Parser(ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str):
+        self.exit(2, f"grpo-edu: error: {message}; see {self.prog} --help\n")
+
+
+def build_parser() -> ArgumentParser:
+    """The parser of `grpo-edu`; parsed arguments name the command as `command`."""
+    parser = _Parser(prog="grpo-edu", description="GRPO on an ordinary CPU.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"grpo-edu {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    doctor = _command(commands, "doctor", "look whether this machine has what the course needs")
+    train = _command(commands, "train", "train a policy with GRPO, judge it before and after, keep the run")
+    _add_model_and_data(train)
+    _add_run_options(train)
+    _add_config_options(train)
+    evaluate = _command(commands, "evaluate", "accuracy of a policy on held-out problems")
+    _add_model_and_data(evaluate)
+    _add_evaluation_options(evaluate)
+    for command in (doctor, train, evaluate):
+        command.add_argument("--json", action="store_true", help="print one JSON object last on stdout")
+        command.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
+    return parser
+
+
+def _command(commands: Any, name: str, text: str) -> ArgumentParser:
+    return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+
+
+def _add_model_and_data(command: ArgumentParser) -> None:
+    add = command.add_argument
+    add("--model", default="tiny", help="a shipped model, a folder (a run's too) or a Hub id (default: tiny)")
+    add("--data", default=",".join(LEVELS), metavar="SETS",
+        help=f"of {', '.join(DATA)}; several with commas (default: the three levels)")  # fmt: skip
+    add("--data-path", metavar="FOLDER", help="where GSM8K's train.jsonl and test.jsonl are, without the Hub")
+    add("--n", type=int, default=300, help="held-out problems, balanced over the sets (default: 300)")
+
+
+def _add_run_options(train: ArgumentParser) -> None:
+    add = train.add_argument
+    add("--rewards", default="accuracy", metavar="NAMES",
+        help=f"of {', '.join(REWARDS)}; several with commas (default: accuracy)")  # fmt: skip
+    add("--output", metavar="DIR", help="folder of the run (default: a new one in runs/)")
+    add("--overwrite", action="store_true", help="replace the run that the folder holds")
+    add("--greedy", action=BooleanOptionalAction,
+        help="evaluate greedily as well (default: where it takes under three seconds)")  # fmt: skip
+
+
+def _add_evaluation_options(evaluate: ArgumentParser) -> None:
+    add = evaluate.add_argument
+    add("--split", choices=SPLITS, default="heldout", help="(default: heldout, which of GSM8K is test)")
+    add("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    add("--temperature", type=float, default=1.0, help="0 is greedy (default: 1.0)")
+    add("--max-completion-length", type=int, metavar="N",
+        help="most tokens of a completion (default: 96, for GSM8K 256)")  # fmt: skip
+
+
+def _add_config_options(train: ArgumentParser) -> None:
+    """One option a field of GRPOConfig, its help from the class's docstring; only what is given is set."""
+    group = train.add_argument_group("settings of GRPO")
+    hints, texts = get_type_hints(GRPOConfig), field_help()
+    for field in fields(GRPOConfig):
+        kinds = [kind for kind in get_args(hints[field.name]) if kind is not NoneType] or [hints[field.name]]
+        flags = _OTHER_FLAGS.get(field.name, ("--" + field.name.replace("_", "-"),))
+        text = f"{texts[field.name]} (default: {field.default})".replace("%", "%%")
+        options: dict[str, Any] = {"dest": field.name, "default": SUPPRESS, "help": text}
+        if kinds[0] is bool:
+            options["action"] = BooleanOptionalAction
+        else:
+            options["choices"] = _CHOICES.get(field.name)
+            options["type"], options["metavar"] = _READERS.get(kinds[0], (_comma_floats, "X,X"))
+            if field.name in _CHOICES:
+                options["metavar"] = None
+        group.add_argument(*flags, **options)
+
+
+def field_help() -> dict[str, str]:
+    """The words on each field in GRPOConfig's docstring, whose lines read `field, field: words.`
+
+    >>> field_help()["temperature"]
+    'of the sampling'
+    """
+    lines = re.findall(r"^([a-z_]+(?:, [a-z_]+)*): (.+)$", inspect.getdoc(GRPOConfig) or "", re.MULTILINE)
+    found = {name: text.rstrip(".") for names, text in lines for name in names.split(", ")}
+    return {field.name: found.get(field.name, "") for field in fields(GRPOConfig)}
+
+
+def _comma_floats(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+_comma_floats.__name__ = "comma-separated number"  # argparse: invalid … value

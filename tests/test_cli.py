@@ -1,0 +1,309 @@
+"""The command line: what it prints, its exit codes, and what a kill, Ctrl-C and a full disk leave behind."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+from small_policy import save_small_policy
+
+from grpo_edu import __version__
+from grpo_edu.cli import main
+from grpo_edu.cli_options import build_parser, field_help
+from grpo_edu.config import GRPOConfig
+from grpo_edu.hardware import Check
+from grpo_edu.metrics import read_log
+from grpo_edu.models import load_policy
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+SMALL = shlex.split(
+    "--rewards length --num-generations 4 --prompts-per-step 2 --max-completion-length 48 --n 6 --no-greedy"
+)
+COUNTS = {"k", "n", "low", "high", "accuracy"}
+
+
+@pytest.fixture(scope="module")
+def policy_dir(tmp_path_factory):
+    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
+
+
+def start(*arguments, **options) -> subprocess.Popen:
+    """`python -m grpo_edu` with these arguments in a process of its own, its output in pipes."""
+    command = [sys.executable, "-m", "grpo_edu", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=ENVIRONMENT, **(pipes | options))
+
+
+def wait_for_steps(process: subprocess.Popen, log: Path, steps: int) -> None:
+    """Wait until a run has logged some steps."""
+    deadline = time.monotonic() + 500
+    while not log.exists() or log.read_bytes().count(b"\n") < steps:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run does not get on"
+        time.sleep(0.05)
+
+
+def complaint(capsys) -> str:
+    """The one line on stderr; nothing may be on stdout."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+def test_train_then_evaluate(policy_dir, tmp_path, capsys, monkeypatch):
+    process = start("train", "--model", policy_dir, *SMALL, "--steps", 2, "--seed", 7, "--json", cwd=tmp_path)
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0 and err == "", err  # a pipe gets no bars and no chatter
+    (line,) = out.splitlines()
+    result = json.loads(line)
+    assert result["steps"] == 2 and result["seed"] == 7 and result["interrupted"] is False
+    assert COUNTS <= result["accuracy_before"].keys() and result["accuracy_after"]["n"] == 6
+    assert 0 <= result["p_value"] <= 1 and 0 < result["seconds"] < 500
+
+    output = tmp_path / "runs" / "random-levels-seed7"
+    assert result["output"] == str(output) and len(read_log(output / "metrics.jsonl")) == 2
+    typed = shlex.join(["grpo-edu", "train", "--model", str(policy_dir), *SMALL])
+    assert f"{typed} --steps 2 --seed 7 --json" in (output / "summary.md").read_text()
+
+    monkeypatch.chdir(tmp_path)
+    options = ["--n", "6", "--seed", "7", "--max-completion-length", "48"]
+    assert main(["evaluate", "--model", "runs/random-levels-seed7", *options, "--json"]) == 0
+    evaluation = json.loads(capsys.readouterr().out)
+    assert {name: evaluation[name] for name in COUNTS} == {name: result["accuracy_after"][name] for name in COUNTS}
+    assert list(evaluation["per_level"]) == ["basic", "intermediate", "advanced"]
+    assert COUNTS <= evaluation["per_level"]["basic"].keys()
+
+    assert main(["evaluate", "--model", "runs/random-levels-seed7", *options]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown] == ["basic", "intermediate", "advanced", "all"]
+    assert f"{evaluation['k']} of 6" in shown[-1]
+
+
+def test_what_a_person_reads_after_training(policy_dir, tmp_path, capsys):
+    arguments = ["train", "--model", str(policy_dir), *SMALL, "--steps", "1", "--output", str(tmp_path / "run")]
+    assert main([*arguments, "--greedy"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  sampled +before \d+\.\d% \[.*\] +after \d+\.\d% \[.*\]$", shown, re.MULTILINE)
+    assert "greedy" in shown and "exact McNemar" in shown and "1 steps in" not in shown
+    assert f"Saved in {tmp_path / 'run'}" in shown
+    assert main(arguments) == 2
+    assert complaint(capsys).endswith("already holds a run; choose another folder, or overwrite it")
+    assert main([*arguments, "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_ctrl_c_in_a_terminal_saves_what_was_done(policy_dir, tmp_path):
+    ours, theirs = os.openpty()
+    output = tmp_path / "run"
+    arguments = ["train", "--model", policy_dir, *SMALL, "--steps", 100_000, "--output", output, "--json"]
+    # a shell's background job ignores SIGINT, and its children with it
+    process = start(*arguments, stderr=theirs, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    os.close(theirs)
+    wait_for_steps(process, output / "metrics.jsonl", 3)
+    process.send_signal(signal.SIGINT)
+    shown = b""
+    while chunk := _read(ours):
+        shown += chunk
+    (line,) = process.stdout.read().splitlines()
+    assert process.wait(timeout=60) == 130
+    result, log = json.loads(line), read_log(output / "metrics.jsonl")
+    assert result["interrupted"] is True and result["accuracy_after"] is None and result["p_value"] is None
+    assert result["steps"] == len(log) == log[-1]["step"] >= 3
+    assert load_policy(output / "model") and "Interrupted after" in (output / "summary.md").read_text()
+    # a terminal gets a bar with the time left, and a word on what was saved
+    assert re.search(rb"Training: .*\[\d\d:\d\d<[\d:]+", shown) and b"Traceback" not in shown
+    said = f"grpo-edu: interrupted after {len(log)} of 100000 steps; model, metrics and summary are saved"
+    assert said.encode() in shown
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux says so when the other side is closed
+        return b""
+
+
+def test_a_kill_leaves_readable_metrics(policy_dir, tmp_path, capsys):
+    output = tmp_path / "run"
+    arguments = ["train", "--model", str(policy_dir), *SMALL, "--output", str(output)]
+    process = start(*arguments, "--steps", 100_000)
+    wait_for_steps(process, output / "metrics.jsonl", 2)
+    process.kill()
+    process.communicate()
+    steps = [record["step"] for record in read_log(output / "metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) >= 2
+    assert json.loads((output / "config.json").read_text())["config"]["max_steps"] == 100_000
+    assert main(["evaluate", "--model", str(output)]) == 2
+    assert "has no model, it was stopped too early; train again" in complaint(capsys)
+    assert main(arguments) == 2
+    assert "already holds a run" in complaint(capsys)
+
+
+def test_a_disk_that_fills_up(policy_dir, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    if os.name != "posix" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a small file system to fill")
+    try:
+        output = disk / "run"
+        process = start("train", "--model", policy_dir, *SMALL, "--steps", 100_000, "--output", output)
+        wait_for_steps(process, output / "metrics.jsonl", 1)
+        with open(disk / "filler", "ab", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
+            while True:
+                filler.write(bytes(4096))
+        out, err = process.communicate(timeout=500)
+        assert process.returncode == 1 and out == ""
+        (line,) = err.splitlines()
+        assert line.startswith("grpo-edu: error: ") and "No space left on device" in line
+        steps = len(read_log(output / "metrics.jsonl"))
+        assert re.search(rf"{re.escape(str(output))} keeps {steps} steps?: metrics\.jsonl$", line)
+        assert {path.name for path in output.iterdir()} == {"config.json", "metrics.jsonl"}
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_training_that_diverges_keeps_what_was_done(policy_dir, tmp_path, capsys):
+    output = tmp_path / "run"
+    arguments = ["train", "--model", str(policy_dir), *SMALL, "--steps", "9", "--output", str(output)]
+    assert main([*arguments, "--learning-rate", "1e30", "--beta", "1"]) == 1
+    line = complaint(capsys)
+    assert "not finite" in line and re.search(r"keeps \d steps?: metrics\.jsonl, model, summary\.md", line)
+    assert "Stopped by an error" in (output / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train --data advancd", "data: 'advancd' is unknown; choose from basic, intermediate, advanced"),
+        ("train --rewards accuracy,speed", "rewards: 'speed' is unknown; choose from accuracy, format"),
+        ("train --num-generations 1", "num_generations: 1 is too small; a group needs at least 2"),
+        ("train --gradient-accumulation-steps 3", "gradient_accumulation_steps: 3 does not divide"),
+        ("train --steps 0", "max_steps: 0 must be at least 1"),
+        ("train --learning-rate nan", "learning_rate: nan must be a positive number"),
+        ("train --model no-such-model", "'no-such-model' is unknown"),
+        ("train --model ./no-such-folder", "there is no folder ./no-such-folder"),
+        ("train --output .", "holds files that are no run; choose a new or empty folder"),
+        ("evaluate --n 0", "n: 0 is fewer than one problem for each"),
+        ("evaluate --data gsm8k --data-path no-such-folder", "there is no file no-such-folder"),
+        ("evaluate --data gsm8k --data-path broken.jsonl --n 1", "broken.jsonl:2: this line is not JSON"),
+        ("evaluate --model {policy} --n 3 --max-completion-length 1000", "exceed the model's context of 1024"),
+        ("evaluate --model {policy} --n 3 --temperature -1", "temperature: must be 0 (greedy) or positive"),
+        ("evaluate --model damaged --n 3", "damaged"),
+        ("evaluate --model incomplete --n 3", "has no tokenizer"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(policy_dir, tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question"\n')
+    for name, left_out in (("damaged", ""), ("incomplete", "tokenizer.json")):
+        Path(name).mkdir()
+        for file in policy_dir.iterdir():
+            if file.name != left_out:
+                (Path(name) / file.name).write_bytes(file.read_bytes())
+    Path("damaged/model.safetensors").write_bytes(b"not weights")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(arguments.format(policy=policy_dir).split()) == 2
+    line = complaint(capsys)
+    assert line.startswith("grpo-edu: error: ") and message in line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "the following arguments are required: COMMAND; see grpo-edu --help"),
+        ("trian", "invalid choice: 'trian'"),
+        ("train --loss-type ppo", "argument --loss-type: invalid choice: 'ppo'"),
+        ("train --reward-weights 1,x", "argument --reward-weights: invalid comma-separated number value: '1,x'"),
+        ("evaluate --n many", "argument --n: invalid int value: 'many'; see grpo-edu evaluate --help"),
+        ("evaluate --steps 3", "unrecognized arguments: --steps 3"),
+    ],
+)
+def test_a_mistyped_command_is_one_line_and_exit_code_2(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments.split())
+    assert stop.value.code == 2
+    line = complaint(capsys)
+    assert line.startswith("grpo-edu: error: ") and message in line
+
+
+def test_debug_shows_where_an_error_came_from():
+    with pytest.raises(ValueError, match="advancd"):
+        main(["train", "--data", "advancd", "--debug"])
+
+
+def test_a_reader_that_leaves_early_is_no_error(policy_dir, capfd, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["evaluate", "--model", str(policy_dir), "--n", "3", "--max-completion-length", "4"]) == 141
+    assert capfd.readouterr().err == ""
+
+
+def test_every_setting_is_an_option_with_a_word_on_it():
+    arguments = build_parser().parse_args(["train"])
+    assert not [field.name for field in fields(GRPOConfig) if hasattr(arguments, field.name)]
+    typed = []
+    for field in fields(GRPOConfig):
+        flag = "--steps" if field.name == "max_steps" else "--" + field.name.replace("_", "-")
+        value = {"reward_weights": "1,0.5", "epsilon_high": "0.3"}.get(field.name, str(field.default))
+        typed += [flag] if field.default is False else [flag, value]
+        assert len(field_help()[field.name]) > 5, field.name
+    arguments = vars(build_parser().parse_args(["train", *typed]))
+    given = GRPOConfig(**{field.name: arguments[field.name] for field in fields(GRPOConfig)})
+    expected = {"reward_weights": (1.0, 0.5), "epsilon_high": 0.3, "mask_truncated_completions": True}
+    assert given == GRPOConfig(**expected)
+
+
+WELL = Check("Python", True, "3.12.1, supported: >=3.11")
+FAULT = Check("memory", False, "1.0 of 4.0 GiB available", "Close other programs.")
+
+
+def test_doctor(capsys, monkeypatch):
+    monkeypatch.setattr("grpo_edu.hardware.doctor_checks", lambda: [WELL])
+    assert main(["doctor", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert found["ok"] is True and found["checks"] == [asdict(WELL)]
+    assert found["cpu"]["torch_threads"] >= 1  # the report is this machine's own
+
+    monkeypatch.setattr("grpo_edu.hardware.doctor_checks", lambda: [WELL, FAULT])
+    assert main(["doctor", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["checks"][1]["remedy"] == "Close other programs."
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split()[:2] == ["ok", "Python"] and shown[1].split()[:2] == ["FAULT", "memory"]
+    assert shown[2].strip() == "Close other programs." and shown[-1] == "1 of 2 checks found a fault."
+    assert any(line.startswith("  instruction sets") for line in shown)
+
+
+def test_doctor_looks_at_this_machine(capsys):
+    code = main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert code == (0 if all(check["ok"] for check in found["checks"]) else 1)
+    assert {"Python", "packages", "tiny model", "memory"} <= {check["name"] for check in found["checks"]}
+
+
+@pytest.mark.parametrize("command", [[], ["doctor"], ["train"], ["evaluate"]])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0 and "usage: grpo-edu" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"grpo-edu {__version__}\n"

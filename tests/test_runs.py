@@ -1,0 +1,442 @@
+"""Whole runs of a small random policy: what the folder holds, and what is left when a run goes wrong."""
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import binomtest
+from small_policy import save_small_policy
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from grpo_edu import runs
+from grpo_edu.config import GRPOConfig
+from grpo_edu.data import load_problems
+from grpo_edu.interrupts import WholeSteps
+from grpo_edu.metrics import read_log
+from grpo_edu.models import load_policy
+from grpo_edu.prompts import render_prompt
+from grpo_edu.rewards import length_reward
+from grpo_edu.run_folder import RunFolder, model_source, read_run_config
+from grpo_edu.run_inputs import default_config, load_split, parse_names, reward_functions
+from grpo_edu.run_summary import RunResult, summary
+from grpo_edu.runs import default_folder, run_evaluation, run_training
+
+CONFIG = GRPOConfig(
+    num_generations=4, prompts_per_step=2, max_completion_length=24, max_steps=3, learning_rate=1e-3, seed=5
+)
+
+
+def brevity(completions, completion_ids, **kwargs):
+    """A reward that a random policy earns sometimes: its rows end at different lengths."""
+    return [1 / len(ids) for ids in completion_ids]
+
+
+@pytest.fixture(scope="module")
+def policy_dir(tmp_path_factory):
+    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_works():
+    """A shell's background job, as CI may be, ignores SIGINT: give these tests Python's own handler."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+@pytest.fixture
+def run(policy_dir, tmp_path):
+    """Train the small policy into tmp_path/run; any argument can be replaced."""
+
+    def start(**changes) -> RunResult:
+        arguments = dict(rewards=brevity, config=CONFIG, n=6, greedy=False, output=tmp_path / "run", progress=False)
+        return run_training(policy_dir, **(arguments | changes))
+
+    return start
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_policy(folder)[0].state_dict()
+
+
+def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def timeless(history: list[dict]) -> list[dict]:
+    return [{name: value for name, value in step.items() if name != "step_time"} for step in history]
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+RUN_FILES = {
+    "config.json", "metrics.jsonl", "model", "result.json", "summary.md", "curves.png", "accuracy.png",
+}  # fmt: skip
+
+
+def test_a_run_keeps_everything(run, policy_dir, tmp_path, monkeypatch):
+    trained = {}
+
+    def keep(name):
+        trained["model"], trained["tokenizer"] = load_policy(name)
+        return trained["model"], trained["tokenizer"]
+
+    monkeypatch.setattr(runs, "load_policy", keep)
+    result = run(command="grpo-edu train --seed 5")
+    folder = tmp_path / "run"
+    assert result.output == folder and files_in(folder) == RUN_FILES
+
+    asked = json.loads((folder / "config.json").read_text())
+    assert GRPOConfig(**asked["config"]) == CONFIG
+    assert asked["rewards"] == ["brevity"] and asked["data"] == ["basic", "intermediate", "advanced"]
+    assert read_log(folder / "metrics.jsonl") == result.history and len(result.history) == 3
+
+    ids = trained["tokenizer"]([render_prompt(trained["tokenizer"], "What is 2 + 3?")], return_tensors="pt")
+    model, tokenizer = load_policy(folder / "model")
+    assert torch.equal(model(**ids).logits, trained["model"](**ids).logits)
+    assert not same_weights(weights_of(policy_dir), weights_of(folder / "model"))
+    assert tokenizer.get_vocab() == trained["tokenizer"].get_vocab()
+
+    numbers = json.loads((folder / "result.json").read_text())
+    assert numbers == result.to_dict()
+    assert numbers["steps"] == 3 and numbers["seed"] == 5 and not numbers["interrupted"]
+    assert numbers["accuracy_before"]["n"] == numbers["accuracy_after"]["n"] == 6
+    assert {"k", "n", "low", "high", "accuracy"} <= numbers["accuracy_after"].keys()
+    for name in ("curves.png", "accuracy.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG") and f"({name})" in summary(result)
+
+    page = (folder / "summary.md").read_text()
+    assert "grpo-edu train --seed 5" in page and "3 steps in" in page and "6 held-out problems" in page
+    for level in ("basic", "intermediate", "advanced"):
+        assert load_problems(level, "heldout")[0].prompt in page
+
+
+def test_the_numbers_are_those_of_the_evaluations(run):
+    result = run(greedy=True)
+    levels = ["basic", "basic", "intermediate", "intermediate", "advanced", "advanced"]
+    assert result.before.levels == result.after.levels == levels
+    assert result.before.prompts == [p.prompt for level in levels[::2] for p in load_problems(level, "heldout", 2)]
+    again = run_evaluation(result.output, n=6, seed=5, max_completion_length=24, progress=False)
+    assert again == result.after
+    assert result.greedy_after == run_evaluation(
+        result.output / "model", n=6, temperature=0, max_completion_length=24, progress=False
+    )
+    before, after = [False] * 8 + [True], [True] * 8 + [True]
+    small = replace(
+        result,
+        before=replace(result.before, **{k: v[:1] * 9 for k, v in vars(result.before).items()} | {"correct": before}),
+        after=replace(result.after, **{k: v[:1] * 9 for k, v in vars(result.after).items()} | {"correct": after}),
+    )
+    assert small.p_value == binomtest(8, 8).pvalue == 2 / 2**8
+    assert "| sampled, temperature 1 | 11.1% [2.0, 43.5] | 100.0% [70.1, 100.0] |" in summary(small)
+    assert "p = 0.0078" in summary(small)
+
+
+def test_the_same_seed_gives_the_same_run(run, tmp_path):
+    first = run()
+    again = run(output=tmp_path / "again")
+    assert timeless(first.history) == timeless(again.history) and first.after == again.after
+    assert same_weights(weights_of(first.output / "model"), weights_of(again.output / "model"))
+    other = run(output=tmp_path / "other", config=replace(CONFIG, seed=6))
+    assert timeless(other.history) != timeless(first.history) and other.before != first.before
+
+
+def test_greedy_evaluations_come_only_where_they_are_quick(run, tmp_path, monkeypatch):
+    one_step = replace(CONFIG, max_steps=1)
+    monkeypatch.setattr(runs, "GREEDY_BUDGET", 1e9)
+    quick = run(greedy=None, config=one_step, output=tmp_path / "quick")
+    assert quick.to_dict()["greedy_after"]["n"] == 6
+    assert "| greedy | " in (tmp_path / "quick" / "summary.md").read_text()
+    monkeypatch.setattr(runs, "GREEDY_BUDGET", 0.0)
+    slow = run(greedy=None, config=one_step, output=tmp_path / "slow")
+    assert slow.greedy_before is slow.greedy_after is None and slow.to_dict()["greedy_after"] is None
+    assert "greedy" not in (tmp_path / "slow" / "summary.md").read_text()
+
+
+def test_ctrl_c_keeps_the_last_full_step(run, tmp_path):
+    two_steps = run(output=tmp_path / "two", config=replace(CONFIG, max_steps=2))
+    calls = []
+
+    def interrupting(completions, completion_ids, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return brevity(completions, completion_ids)
+
+    interrupting.__name__ = "brevity"  # so that the metrics have one name
+    result = run(rewards=interrupting)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert result.interrupted and result.after is None and result.p_value is None and not result.failure
+    assert timeless(result.history) == timeless(two_steps.history) and read_log(tmp_path / "run" / "metrics.jsonl")
+    assert same_weights(weights_of(tmp_path / "run" / "model"), weights_of(tmp_path / "two" / "model"))
+    assert files_in(tmp_path / "run") == RUN_FILES - {"accuracy.png"}
+    assert "Interrupted after 2 of 3 steps." in (tmp_path / "run" / "summary.md").read_text()
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["interrupted"] is True
+
+
+def test_ctrl_c_between_two_updates_of_a_step_lets_the_step_end(run, tmp_path):
+    config = replace(CONFIG, num_iterations=3)
+    two_steps = run(output=tmp_path / "two", config=replace(config, max_steps=2))
+    updates = []
+
+    def interrupt(*arguments):
+        updates.append(1)
+        if len(updates) == 4:  # the first of the second step's three
+            signal.raise_signal(signal.SIGINT)
+
+    hook = register_optimizer_step_post_hook(interrupt)
+    try:
+        result = run(config=config)
+    finally:
+        hook.remove()
+    assert result.interrupted and timeless(result.history) == timeless(two_steps.history)
+    assert same_weights(weights_of(tmp_path / "run" / "model"), weights_of(tmp_path / "two" / "model"))
+
+
+def test_ctrl_c_during_the_last_evaluation_keeps_the_model(run, tmp_path, monkeypatch):
+    evaluations = []
+
+    def interrupted_evaluate(*arguments, **options):
+        evaluations.append(1)
+        if len(evaluations) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return evaluate(*arguments, **options)
+
+    evaluate = runs.evaluate
+    monkeypatch.setattr(runs, "evaluate", interrupted_evaluate)
+    result = run()
+    assert result.interrupted and len(result.history) == 3 and result.after is None
+    assert load_policy(tmp_path / "run" / "model")
+
+
+def test_ctrl_c_before_the_first_step_leaves_an_older_run_alone(run, tmp_path):
+    older = run()
+
+    def interrupting(completions, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(rewards=interrupting, overwrite=True)
+    assert files_in(tmp_path / "run") == RUN_FILES
+    assert read_log(tmp_path / "run" / "metrics.jsonl") == older.history
+    with pytest.raises(KeyboardInterrupt):
+        run(rewards=interrupting, output=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_process_that_ignores_ctrl_c_goes_on_doing_so():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with WholeSteps() as steps:
+        signal.raise_signal(signal.SIGINT)
+        steps.done()
+
+
+def test_a_worker_thread_may_train(run, tmp_path):
+    results = []
+    worker = threading.Thread(target=lambda: results.append(run()))
+    worker.start()
+    worker.join()
+    assert len(results[0].history) == 3
+    with WholeSteps() as steps:  # and the main thread's handler was left alone
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        steps.done()
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind", "message"),
+    [
+        (lambda: 1 / 0, RuntimeError, "'failing' raised ZeroDivisionError"),
+        (lambda: [1.0], ValueError, "'failing' returned 1 rewards for 8 completions"),
+        (lambda: ["high"] * 8, ValueError, "'failing' returned 'high'"),
+        (lambda: [math.nan] * 8, ValueError, "'failing' returned nan"),
+        (lambda: [None] * 8, ValueError, "returned None for completion 0"),
+    ],
+)
+def test_a_reward_that_fails_in_the_middle_loses_nothing(run, tmp_path, returned, kind, message):
+    calls = []
+
+    def failing(completions, completion_ids, **kwargs):
+        calls.append(1)
+        return brevity(completions, completion_ids) if len(calls) < 3 else returned()
+
+    with pytest.raises(kind, match=message) as caught:
+        run(rewards=failing)
+    folder = tmp_path / "run"
+    assert caught.value.__notes__ == [f"{folder} keeps 2 steps: metrics.jsonl, model, summary.md"]
+    assert len(read_log(folder / "metrics.jsonl")) == 2 and load_policy(folder / "model")
+    assert "Stopped by an error after 2 of 3 steps" in (folder / "summary.md").read_text()
+    assert message.split(" r")[0] in json.loads((folder / "result.json").read_text())["failure"]
+
+
+def test_a_gradient_that_is_not_finite_keeps_the_last_good_weights(run, tmp_path):
+    two_steps = run(output=tmp_path / "two", config=replace(CONFIG, max_steps=2))
+    calls = []
+
+    def huge(completions, completion_ids, **kwargs):
+        calls.append(1)
+        scale = 1.0 if len(calls) < 3 else 3e38
+        return [scale * reward for reward in brevity(completions, completion_ids)]
+
+    with pytest.raises(FloatingPointError, match="not finite") as caught:
+        run(rewards=huge, config=replace(CONFIG, scale_rewards="none", loss_type="dr_grpo"))
+    assert "keeps 2 steps" in caught.value.__notes__[0]
+    assert len(read_log(tmp_path / "run" / "metrics.jsonl")) == len(two_steps.history) == 2
+    assert all(weight.isfinite().all() for weight in weights_of(tmp_path / "run" / "model").values())
+
+
+def test_a_folder_with_a_run_is_replaced_only_when_told(run, tmp_path):
+    folder = tmp_path / "run"
+    run()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="already holds a run; choose another folder, or overwrite it"):
+        run()
+    with pytest.raises(ValueError, match="holds the model to start from"):
+        run_training(folder, rewards=brevity, config=CONFIG, n=6, output=folder, overwrite=True, progress=False)
+    short = run(overwrite=True, config=replace(CONFIG, max_steps=1))
+    assert len(short.history) == len(read_log(folder / "metrics.jsonl")) == 1
+    assert files_in(folder) == RUN_FILES | {"notes.txt"}
+
+
+def test_a_folder_that_holds_no_run_is_never_touched(run, policy_dir, tmp_path):
+    before = {path: path.read_bytes() for path in policy_dir.iterdir()}
+    with pytest.raises(FileExistsError, match="holds files that are no run"):
+        run(output=policy_dir, overwrite=True)
+    assert {path: path.read_bytes() for path in policy_dir.iterdir()} == before
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(NotADirectoryError, match="file is a file; choose a folder"):
+            run(output=place)
+    (tmp_path / "empty").mkdir()
+    RunFolder(tmp_path / "empty").check()
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError, match="cannot be written"):
+        RunFolder(tmp_path / "run").check()
+
+
+def test_the_default_folder_is_a_new_one(policy_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    levels = ("basic", "intermediate", "advanced")
+    assert default_folder("tiny", levels, 3).path == tmp_path / "runs" / "tiny-levels-seed3"
+    (tmp_path / "runs" / "tiny-levels-seed3").mkdir(parents=True)
+    assert default_folder("tiny", levels, 3).path.name == "tiny-levels-seed3-2"
+    assert default_folder("tiny", levels, 3, overwrite=True).path.name == "tiny-levels-seed3"
+    assert default_folder("Qwen/Qwen2-0.5B-Instruct", ("gsm8k",), 0).path.name == "Qwen2-0.5B-Instruct-gsm8k-seed0"
+    assert default_folder(Path("runs/a/model"), ("basic", "sorting"), 0).path.name == "a-basic-sorting-seed0"
+
+
+def test_a_run_that_saved_no_model_is_no_model(tmp_path):
+    RunFolder(tmp_path / "run").claim({"grpo_edu": "0.1.0"})
+    assert read_run_config(tmp_path / "run") == {"grpo_edu": "0.1.0"}
+    with pytest.raises(FileNotFoundError, match="has no model, it was stopped too early"):
+        model_source(tmp_path / "run")
+    assert model_source("tiny") == "tiny" and model_source(tmp_path) == tmp_path
+
+
+def test_bad_input_is_refused_before_anything_is_done(run, policy_dir, tmp_path):
+    problems = tmp_path / "gsm8k.jsonl"
+    problems.write_text("{\n")
+    for changes, message in [
+        ({"data": "basic,advancd"}, "data: 'advancd' is unknown; choose from basic, intermediate"),
+        ({"data": ()}, "data: no name given"),
+        (
+            {"rewards": "accurate"},
+            "rewards: 'accurate' is unknown; choose from accuracy, format, steps, length",
+        ),
+        ({"rewards": []}, "rewards: none given"),
+        ({"n": 2}, "n: 2 is fewer than one problem for each of basic, intermediate, advanced"),
+        ({"n": 3000}, "n: 3000 asks for 1000 heldout problems of basic, and there are 400; lower n"),
+        ({"config": replace(CONFIG, reward_weights=(1, 2))}, "reward_weights: 2 for the rewards brevity"),
+        ({"data_path": tmp_path}, "data_path: only gsm8k is read from a path"),
+        ({"data": "gsm8k", "data_path": problems}, "data_path: .* is one file"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run(**changes)
+    with pytest.raises(ValueError, match=r"gsm8k\.jsonl:1: this line is not JSON"):
+        run_evaluation(policy_dir, data="gsm8k", data_path=problems, n=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_names_of_sets_and_rewards():
+    assert parse_names(["basic", " basic", "gsm8k"], ("basic", "gsm8k"), "data") == ("basic", "gsm8k")
+    assert reward_functions([length_reward, "accuracy,format"])[0] is length_reward
+    assert len(load_split(("basic", "coin_flip"), "train")) == 2000
+    assert [p.level for p in load_split(("basic", "sorting", "coin_flip"), n=5)] == [
+        "basic", "basic", "sorting", "sorting", "coin_flip",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="split: 'test' is unknown; choose one of heldout, train"):
+        load_split(("basic",), "test")
+    assert default_config(("gsm8k",), max_completion_length=9).max_completion_length == 9
+    assert default_config(("basic",)) == GRPOConfig()
+
+
+def test_gsm8k_trains_on_train_and_is_judged_on_test(run, gsm8k_dir):
+    config = replace(CONFIG, max_steps=1)
+    result = run(data="gsm8k", data_path=gsm8k_dir, n=3, config=config)
+    first = json.loads((gsm8k_dir / "test.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert result.before.prompts[0] == first["question"] and result.before.n == 3
+    assert result.description["data_path"] == str(gsm8k_dir)
+
+
+def test_backticks_in_a_completion_do_not_break_the_page(run):
+    result = run(config=replace(CONFIG, max_steps=1))
+    wild = replace(result.before, completions=["````\n# not a heading\n````"] * 6)
+    page = summary(replace(result, before=wild))
+    assert "`````text\n````\n# not a heading\n````\n`````" in page
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 3 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
+    if os.name != "posix" or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root can mount a small file system to fill")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    """Write until the disk is full."""
+    with open(place / "filler", "ab", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
+        while True:
+            filler.write(bytes(4096))
+
+
+def test_a_disk_that_is_full_from_the_start(run, small_disk):
+    fill(small_disk)
+    with pytest.raises(OSError, match=r"nearly full: 0\.0 MB are free and the run needs \d\.\d MB") as caught:
+        run(output=small_disk / "run")
+    assert caught.value.errno == errno.ENOSPC and not (small_disk / "run").exists()
+
+
+def test_a_disk_that_fills_up_while_training(run, small_disk):
+    calls = []
+
+    def filling(completions, completion_ids, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            fill(small_disk)
+        return brevity(completions, completion_ids)
+
+    folder = small_disk / "run"
+    with pytest.raises(OSError, match="No space left|could not write") as caught:
+        run(output=folder, rewards=filling, config=replace(CONFIG, max_steps=40))
+    assert "keeps" in caught.value.__notes__[0]
+    assert len(read_log(folder / "metrics.jsonl")) >= 2 and read_run_config(folder)
+    assert files_in(folder) == {"config.json", "metrics.jsonl"}
