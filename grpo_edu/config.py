@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from typing import Any
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
 ADVANTAGE_ESTIMATORS = ("group", "rloo")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
+
+_WHOLE = (
+    "num_generations", "prompts_per_step", "max_completion_length", "max_steps", "warmup_steps", "num_iterations",
+    "gradient_accumulation_steps", "top_k", "seed",
+)  # fmt: skip
+_REAL = (
+    "learning_rate", "weight_decay", "max_grad_norm", "temperature", "top_p", "min_p", "epsilon", "epsilon_high",
+    "beta",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ class GRPOConfig:
     num_generations: int = 8
     prompts_per_step: int = 16
     max_completion_length: int = 96
-    max_steps: int = 30
+    max_steps: int = 40
     learning_rate: float = 1e-4
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -65,8 +75,7 @@ class GRPOConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.reward_weights is not None:
-            object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
+        self._check_kinds()
         if self.num_generations < 2:
             raise ValueError(
                 f"num_generations: {self.num_generations} is too small; a group needs at least 2 completions to compare"
@@ -81,6 +90,9 @@ class GRPOConfig:
             value = getattr(self, name)
             self._require(name, value >= 0 and math.isfinite(value), "must be 0 or a positive number")
         self._require("epsilon_high", self.epsilon_high is None or self.epsilon_high >= 0, "must not be negative")
+        self._require("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1 (off)")
+        self._require("top_k", self.top_k >= 0, "must be 0 (off) or more")
+        self._require("min_p", 0 <= self.min_p <= 1, "must be from 0 (off) to 1")
         if self.gradient_accumulation_steps < 1 or self.prompts_per_step % self.gradient_accumulation_steps:
             raise ValueError(
                 f"gradient_accumulation_steps: {self.gradient_accumulation_steps} does not divide "
@@ -101,9 +113,22 @@ class GRPOConfig:
         """Plain values for a JSON file."""
         return asdict(self)
 
+    def _check_kinds(self) -> None:
+        for name in _WHOLE:
+            value = getattr(self, name)
+            self._require(name, isinstance(value, Integral) and not isinstance(value, bool), "must be a whole number")
+        for name in _REAL:
+            value = getattr(self, name)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            self._require(name, is_number or (value is None and name == "epsilon_high"), "must be a number")
+        if self.reward_weights is not None:
+            object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
+            finite = all(isinstance(weight, Real) and math.isfinite(weight) for weight in self.reward_weights)
+            self._require("reward_weights", finite, "must be finite numbers, one a reward function")
+
     def _require(self, name: str, holds: bool, demand: str) -> None:
         if not holds:
-            raise ValueError(f"{name}: {getattr(self, name)} {demand}")
+            raise ValueError(f"{name}: {getattr(self, name)!r} {demand}")
 
     def _one_of(self, name: str, known: tuple[str, ...]) -> None:
         if getattr(self, name) not in known:

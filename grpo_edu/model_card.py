@@ -47,9 +47,12 @@ def _card_text(record: dict[str, Any]) -> str:
             f"| {level} | {_with_interval(sampled)} | {_with_interval(greedy)} "
             f"| {'–' if worked is None else format(worked, '.0%')} |"
         )
-    return _TEMPLATE.format(table="\n".join(rows), n=sampled["n"], minutes=record["seconds"] / 60, **config, **{
-        key: record[key] for key in ("parameters", "command", "tokens", "torch", "threads")
-    })  # fmt: skip
+    measured = {key: record[key] for key in ("parameters", "command", "tokens", "torch", "threads")}
+    cycles = " and ".join(f"{steps:,}" for steps, _ in config["cycles"])
+    minutes = record["seconds"] / 60
+    return _TEMPLATE.format(
+        table="\n".join(rows), n=sampled["n"], minutes=minutes, **{**config, **measured, "cycles": cycles}
+    )
 
 
 def _with_interval(row: dict[str, float]) -> str:
@@ -64,8 +67,8 @@ pipeline_tag: text-generation
 ---
 # tiny: a Qwen2 of {parameters:,} parameters that can learn in seconds
 
-A language model for teaching reinforcement learning on a CPU. It solves word problems about half of the time: often
-it works them out, often it blurts an answer. GRPO has something to find.
+A language model for teaching reinforcement learning on a CPU. It can work a word problem out step by step, and then
+it is mostly right; but often it blurts an answer, or forgets to mark it. GRPO has something to find.
 
 ## Use
 
@@ -81,12 +84,15 @@ it works them out, often it blurts an answer. GRPO has something to find.
 - Tokenizer: byte-level BPE of at most {vocab_size} tokens, each digit alone, ChatML with Qwen2's template and special
   tokens.
 - Data: problems generated on the fly by `grpo_edu.problems` (three levels of word problems, sorting, coin flips),
-  {tokens:,} tokens in {steps:,} batches. No problem shares its worked solution with the held-out set.
+  {tokens:,} tokens in two cycles of {cycles} batches. No problem shares its worked solution with the held-out set.
 - Targets: worked solutions, always right; direct answers, of which only {direct_accuracy:.0%} are right; and worked
   solutions without the `####` line. This carelessness is intended.
 - Optimizer: Muon for the layers' matrices ({muon_learning_rate}), AdamW for the rest ({learning_rate}).
 
-![Training loss against the step, on a logarithmic axis: it falls, with a step where the mix of targets changes](loss.png)
+![Training loss against the step, on a logarithmic axis](loss.png)
+
+The loss falls, and rises where the mix of targets changes late in each cycle: direct answers are mostly slips, and
+nobody can predict which.
 
 ## What it can do
 
@@ -100,6 +106,8 @@ it works them out, often it blurts an answer. GRPO has something to find.
 
 It knows the stories of `grpo_edu.stories` with other names and numbers, and nothing else: no general English, no
 GSM8K. Numbers go up to 300. It is a teaching aid, not a calculator.
+
+The folder holds no code and no pickle: safetensors and JSON only.
 
 Licence: Apache-2.0.
 """
