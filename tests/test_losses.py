@@ -63,6 +63,7 @@ MASK = torch.tensor([[1, 1], [1, 0]])
         ({"loss_type": "grpo"}, (-0.85 + 1.5) / 2),
         ({"loss_type": "bnpo"}, -0.2 / 3),
         ({"loss_type": "dapo"}, -0.2 / 3),
+        ({"loss_type": "bnpo", "num_items": 10}, -0.2 / 3),  # its own tokens only
         ({"loss_type": "dapo", "num_items": 10}, -0.02),
         ({"loss_type": "dapo", "num_items": torch.tensor(10)}, -0.02),
         ({"loss_type": "dr_grpo", "max_completion_length": 5}, -0.02),
