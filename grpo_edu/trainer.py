@@ -118,9 +118,10 @@ def build_optimizer(model: nn.Module, config: GRPOConfig):
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ValueError("model: no parameter wants a gradient; load it with load_policy, not frozen or quantized")
+    for parameter in parameters:  # so that AdamW counts a first step without gradient as it counts a later one
+        parameter.grad = torch.zeros_like(parameter)
     optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-    updates = config.max_steps
-    return optimizer, get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
+    return optimizer, get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, config.max_steps)
 
 
 def problem_order(count: int, seed: int) -> Iterator[int]:
@@ -176,7 +177,7 @@ def update_policy(
     """
     parts = micro_batches(batch, config)
     old_logps: list[Tensor | None] = [None] * len(parts)  # known after the first iteration: the policy that sampled
-    totals: dict[str, float] = {"loss": 0.0, "grad_norm": 0.0}
+    totals = dict.fromkeys(("loss", "grad_norm", *clip_keys(config.loss_type)), 0.0)
     for _ in range(config.num_iterations):
         optimizer.zero_grad(set_to_none=False)
         for index, rows in enumerate(parts):
@@ -201,13 +202,20 @@ def update_policy(
     return {key: total / config.num_iterations for key, total in totals.items()}
 
 
+def clip_keys(loss_type: str) -> tuple[str, ...]:
+    """The metrics that `grpo_edu.losses.clip_fractions` gives, also for a step in which no row has a gradient."""
+    if loss_type == "cispo":
+        return ("cispo_clip_ratio",)
+    return ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
+
+
 def micro_batches(batch: Batch, config: GRPOConfig) -> list[Tensor]:
     """Row numbers of each forward pass: whole groups, `gradient_accumulation_steps` parts at most.
 
     Groups whose rewards all tie have zero advantage; without a KL term they have no gradient either, and are left out.
     """
     groups = torch.arange(len(batch.rewards)).view(-1, config.num_generations)
-    if not config.beta and config.scale_rewards != "batch":
+    if not config.beta:
         groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
     size = config.prompts_per_step // config.gradient_accumulation_steps
     return [part.flatten() for part in groups.split(size)] if len(groups) else []
@@ -241,11 +249,13 @@ def batch_loss(
         logps, old_logps, batch.advantages[rows], mask, ref_per_token_logps=ref_logps, beta=config.beta,
         max_completion_length=config.max_completion_length, num_items=num_tokens, **clip,
     )  # fmt: skip
-    token_share = (mask.sum() / num_tokens).item()
-    share = {"bnpo": token_share, "dapo": 1.0, "cispo": 1.0}.get(config.loss_type, len(rows) / len(batch.rewards))
+    token_share = mask.sum().item() / num_tokens.item()
+    row_share = len(rows) / len(batch.rewards)
+    share = {"bnpo": token_share, "dapo": 1.0, "cispo": 1.0}.get(config.loss_type, row_share)
     old = logps if old_logps is None else old_logps
+    clip_share = row_share if config.importance_sampling_level == "sequence" else token_share
     metrics = {
-        key: value.item() * token_share
+        key: value.item() * clip_share
         for key, value in clip_fractions(logps, old, batch.advantages[rows], mask, **clip).items()
     }
     if ref_logps is not None:

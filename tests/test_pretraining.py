@@ -1,0 +1,173 @@
+"""The recipe of the tiny models: the loss, the schedule, the size, and that it learns the same way twice."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from grpo_edu import pretraining
+from grpo_edu.corpus import PretrainingConfig, batches, train_tokenizer
+from grpo_edu.pretraining import build_model, build_optimizers, learning_rate_factor, main, pretrain, target_loss
+
+SMALL = PretrainingConfig(
+    vocab_size=400, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, batch_tokens=512,
+    cycles=((30, 1.0), (10, 0.5)), warmup_steps=4, learning_rate=1e-2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(SMALL, num_examples=300)
+
+
+class Vocabulary:
+    """As much of a tokenizer as the size of a model depends on."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def convert_tokens_to_ids(self, token):
+        return 0
+
+
+def test_the_default_model_has_one_to_two_million_parameters_in_at_most_eight_megabytes():
+    config = PretrainingConfig()
+    with torch.device("meta"):
+        model = build_model(config, Vocabulary(config.vocab_size))
+    sizes = [parameter.numel() for parameter in model.parameters()]  # tied weights counted once, as they are saved
+    assert 1e6 <= sum(sizes) <= 2e6
+    assert 4 * sum(sizes) + 100_000 <= 8e6  # float32, and room for the names
+    assert model.dtype == torch.float32
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_model_is_qwen2_with_the_tokenizers_special_tokens(tokenizer):
+    model = build_model(SMALL, tokenizer)
+    assert model.config.model_type == "qwen2" and model.config.bos_token_id is None
+    for config in (model.config, model.generation_config):
+        assert (config.eos_token_id, config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert model.config.max_position_embeddings == SMALL.max_positions == tokenizer.model_max_length
+    same, other = build_model(SMALL, tokenizer), build_model(replace(SMALL, seed=1), tokenizer)
+    assert torch.equal(model.lm_head.weight, same.lm_head.weight)
+    assert not torch.equal(model.lm_head.weight, other.lm_head.weight)
+
+
+def test_the_loss_and_its_gradient_are_those_of_transformers_with_the_rest_unlabelled(tokenizer):
+    model = build_model(SMALL, tokenizer)
+    for ids, is_target in itertools.islice(batches(SMALL, tokenizer, seed=5), 3):
+        ours = target_loss(model, ids, is_target)
+        theirs = model(input_ids=ids, labels=ids.masked_fill(~is_target, -100)).loss
+        assert_close(ours, theirs, atol=1e-5, rtol=0.0)
+        gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in (ours, theirs)]
+        assert_close(*gradients, atol=1e-5, rtol=0.0)
+
+
+def test_what_stands_in_padding_has_no_part_in_the_loss(tokenizer):
+    model = build_model(SMALL, tokenizer)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    stream = batches(SMALL, tokenizer, seed=6)
+    ids, is_target = next((ids, mask) for ids, mask in stream if (ids == tokenizer.pad_token_id).sum() > 5)
+    rubbish = ids.masked_fill(ids == tokenizer.pad_token_id, 300)
+    assert_close(target_loss(model, ids, is_target), target_loss(model, rubbish, is_target), atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize(
+    "progress, factor",
+    [(0.0, 0.0), (0.05, 0.25), (0.1, 0.5), (0.2, 1.0), (0.4, 0.75), (0.6, 0.5), (0.8, 0.25), (1.0, 0.0)],
+)
+def test_the_learning_rate_rises_and_falls_to_zero(progress, factor):
+    assert learning_rate_factor(progress, warmup=0.2) == pytest.approx(factor, abs=1e-12)
+
+
+def test_every_parameter_is_trained_by_one_optimizer_and_matrices_of_layers_by_muon(tokenizer):
+    model = build_model(SMALL, tokenizer)
+    muon, adam = build_optimizers(model, SMALL)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    by_muon, by_adam = (
+        {names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]}
+        for optimizer in (muon, adam)
+    )
+    assert by_muon | by_adam == set(names.values()) and not by_muon & by_adam
+    assert "model.embed_tokens.weight" in by_adam and "model.norm.weight" in by_adam
+    assert "model.layers.0.mlp.up_proj.weight" in by_muon and "model.layers.1.self_attn.q_proj.weight" in by_muon
+    assert "model.layers.0.self_attn.q_proj.bias" in by_adam
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_a_short_pretraining_lowers_the_loss_and_repeats_to_the_last_bit(tokenizer):
+    runs = []
+    for noise in range(2):
+        torch.manual_seed(noise)  # the global generator, before the model is made, has no part in it
+        model = build_model(SMALL, tokenizer)
+        history = list(pretrain(model, tokenizer, SMALL))
+        assert not model.training
+        runs.append((history, weights(model)))
+    (first, one), (second, two) = runs
+    assert first == second and torch.equal(one, two)
+    other = replace(SMALL, seed=1)
+    assert next(pretrain(build_model(other, tokenizer), tokenizer, other)) != first[0]
+    losses = [row["loss"] for row in first]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    assert [row["step"] for row in first] == list(range(1, 41))
+    tokens = [row["tokens"] for row in first]
+    assert tokens == sorted(tokens) and 40 * SMALL.batch_tokens * 0.5 < tokens[-1] <= 40 * SMALL.batch_tokens
+
+
+def test_each_cycle_has_data_of_its_own_and_ends_on_the_late_targets_alone(tokenizer, monkeypatch):
+    asked, used = {}, []
+
+    def watched(config, tokenizer, seed, excluded):
+        asked[seed] = (config, excluded)
+        for batch in batches(config, tokenizer, seed, excluded):
+            used.append(seed)
+            yield batch
+
+    monkeypatch.setattr(pretraining, "batches", watched)
+    styles = {"style_weights": {"worked": 1}, "early_style_weights": {"direct": 1}}
+    config = replace(SMALL, cycles=((8, 1.0), (4, 0.5)), warmup_steps=2, late_share=0.25, **styles)
+    list(pretrain(build_model(config, tokenizer), tokenizer, config, frozenset({"x"})))
+    parts = [(seed, len(list(group))) for seed, group in itertools.groupby(used)]
+    assert [count for _, count in parts] == [6, 2, 3, 1]
+    assert len({seed for seed, _ in parts}) == 4
+    for place, (seed, _) in enumerate(parts):
+        asked_config, excluded = asked[seed]
+        late = place % 2 == 1
+        assert asked_config.style_weights == ({"worked": 1} if late else {"direct": 1})
+        assert asked_config.drill_weight == (0 if late else SMALL.drill_weight)
+        assert excluded == frozenset({"x"})
+
+
+def test_each_cycle_falls_from_its_own_peak(tokenizer, monkeypatch):
+    made = []
+
+    def watched(model, config):
+        made.append(build_optimizers(model, config))
+        return made[-1]
+
+    monkeypatch.setattr(pretraining, "build_optimizers", watched)
+    config = replace(SMALL, cycles=((4, 1.0), (4, 0.5)), warmup_steps=1)
+    rates = []
+    for _ in pretrain(build_model(config, tokenizer), tokenizer, config):
+        rates.append([optimizer.param_groups[0]["lr"] for optimizer in made[-1]])
+    assert len(made) == 2
+    fall = [1.0, 2 / 3, 1 / 3, 0.0]
+    for place, full in enumerate((config.muon_learning_rate, config.learning_rate)):
+        expected = [full * factor for factor in fall] + [0.5 * full * factor for factor in fall]
+        assert [rate[place] for rate in rates] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_folder_that_holds_something_is_not_overwritten_unasked(tmp_path, capsys):
+    (tmp_path / "model.safetensors").write_bytes(b"mine")
+    with pytest.raises(SystemExit):
+        main(["--output", str(tmp_path)])
+    assert "holds a model already; choose another --output, or give --overwrite" in capsys.readouterr().err
+    assert (tmp_path / "model.safetensors").read_bytes() == b"mine"

@@ -1,0 +1,708 @@
+"""The GRPO loop against a hand-written one, against TRL's metric keys, and by what must not change its result."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import random
+import statistics
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.testing import assert_close
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from grpo_edu import trainer
+from grpo_edu.config import LOSS_TYPES, GRPOConfig
+from grpo_edu.problems import Problem
+from grpo_edu.prompts import render_prompt
+from grpo_edu.rollout import generate
+from grpo_edu.trainer import build_optimizer, micro_batches, problem_order, score_rollout, train, update_policy
+
+every_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
+SMALL = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 5, "max_steps": 2}
+PROBLEMS = [
+    Problem(prompt=" ".join(f"q{i % 4}" for i in range(first, last)), answer="a", level="toy", solution="a #### a")
+    for first, last in itertools.combinations(range(5), 2)
+]  # ten prompts of one to four words
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = ["<pad>", "<end>", "<unk>", "q0", "q1", "q2", "q3", *"abcdefgh"]
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<end>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}"
+    return tokenizer
+
+
+def make_model(*, dtype=torch.float64, **options) -> Qwen2ForCausalLM:
+    """A fresh random policy. In float64 two orders of one sum differ by less than any tolerance below."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Qwen2Config(
+        vocab_size=15, num_key_value_heads=1, max_position_embeddings=32, initializer_range=0.3, bos_token_id=None,
+        eos_token_id=1, pad_token_id=0, **sizes, **options,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).to(dtype)
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def share_of_a(completions, **kwargs) -> list[float]:
+    """Reward: the share of the words that are "a"; 0 for an empty completion."""
+    return [text.split().count("a") / max(1, len(text.split())) for text in completions]
+
+
+def late_letters(completions, **kwargs) -> list[float]:
+    """Reward: the mean place of the words in the alphabet, from 1 to 8. A group seldom ties."""
+    places = [["abcdefgh".find(word) + 1 for word in text.split()] or [0] for text in completions]
+    return [sum(row) / len(row) for row in places]
+
+
+def late_letters_or_tie(completions, prompts, **kwargs) -> list[float]:
+    """The same, but every completion of a prompt that starts with q1 earns 1, so that its group ties."""
+    scored = zip(prompts, late_letters(completions), strict=True)
+    return [1.0 if prompt.startswith("q1") else reward for prompt, reward in scored]
+
+
+def all_tie(completions, **kwargs) -> list[float]:
+    return [1.69] * len(completions)
+
+
+def run(tokenizer, config, reward=late_letters, *, model=None, problems=PROBLEMS, **options):
+    """Train a fresh policy; returns it and the metrics of all steps."""
+    model = model or make_model()
+    return model, list(train(model, tokenizer, problems, reward, config, **options))
+
+
+def make_batch(model, tokenizer, config, reward=late_letters, problems=PROBLEMS):
+    """One scored rollout of the first problems."""
+    chosen = problems[: config.prompts_per_step]
+    prompts = [render_prompt(tokenizer, problem.prompt) for problem in chosen]
+    rollout = generate(
+        model, tokenizer, prompts, num_generations=config.num_generations,
+        max_completion_length=config.max_completion_length, generator=torch.Generator().manual_seed(1),
+    )  # fmt: skip
+    return score_rollout(rollout, chosen, [reward], config)
+
+
+def sgd(model, lr=1.0):
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def assert_same_weights(one, other, tolerance=1e-7):
+    assert_close(weights(one), weights(other), atol=tolerance, rtol=0.0)
+
+
+# The loop, written again by hand: one row at a time, without padding, masks or any mathematics of the package.
+
+
+def logps_by_hand(model, rollout, row, temperature):
+    prompt = rollout.prompt_ids[row][rollout.prompt_mask[row] == 1]
+    completion = rollout.completion_ids[row][rollout.completion_mask[row] == 1]
+    logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits / temperature, dim=-1)[torch.arange(len(completion)), completion]
+
+
+def advantages_by_hand(rewards, config):
+    groups = [rewards[i : i + config.num_generations] for i in range(0, len(rewards), config.num_generations)]
+    advantages = []
+    for group in groups:
+        for index, reward in enumerate(group):
+            others = [r for place, r in enumerate(group) if place != index]
+            if config.advantage_estimator == "rloo":
+                advantages.append(reward - statistics.mean(others))
+            else:
+                spread = {"group": group, "batch": rewards, "none": None}[config.scale_rewards]
+                scale = 1.0 if spread is None else statistics.stdev(spread) + 1e-4
+                advantages.append((reward - statistics.mean(group)) / scale)
+    return advantages
+
+
+def loss_by_hand(model, old, reference, rollout, advantages, config):
+    """The loss of a whole batch, the mean KL and the share of clipped tokens."""
+    rows, tokens, kls, clipped = [], 0, [], 0
+    for row, advantage in enumerate(advantages):
+        if config.mask_truncated_completions and rollout.is_truncated[row]:
+            rows.append(torch.zeros(1, dtype=torch.float64))
+            continue
+        logps = logps_by_hand(model, rollout, row, config.temperature)
+        ratio = (logps - old[row]).exp()
+        high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+        losses = []
+        for r, logp, ref in zip(ratio, logps, reference[row], strict=True):
+            if config.loss_type == "cispo":
+                loss = -min(r.item(), high) * advantage * logp
+            else:
+                bounded = min(max(r, 1 - config.epsilon), 1 + high)
+                loss = -min(r * advantage, bounded * advantage)
+            kl = (ref - logp).exp() - (ref - logp) - 1
+            losses.append(loss + config.beta * kl)
+            kls.append(kl.item())
+            clipped += bool((advantage > 0 and r > 1 + high) or (advantage < 0 and r < 1 - config.epsilon))
+        rows.append(torch.stack(losses))
+        tokens += len(losses)
+    if config.loss_type == "grpo":
+        loss = torch.stack([row.mean() for row in rows]).mean()
+    else:
+        whole = len(rows) * config.max_completion_length if config.loss_type == "dr_grpo" else tokens
+        loss = torch.cat(rows).sum() / whole
+    return loss, statistics.mean(kls), clipped / tokens
+
+
+def train_by_hand(model, tokenizer, config, reward, learning_rates):
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=config.weight_decay)
+    generator = torch.Generator().manual_seed(config.seed)
+    order = random.Random(config.seed).sample(range(len(PROBLEMS)), len(PROBLEMS))
+    history = []
+    for learning_rate in learning_rates:
+        chosen, order = order[: config.prompts_per_step], order[config.prompts_per_step :]
+        rollout = generate(
+            model, tokenizer, [PROBLEMS[index].prompt for index in chosen], num_generations=config.num_generations,
+            max_completion_length=config.max_completion_length, temperature=config.temperature, generator=generator,
+        )  # fmt: skip
+        advantages = advantages_by_hand(reward(rollout.completions, prompts=rollout.prompts), config)
+        with torch.no_grad():
+            scored = [
+                [logps_by_hand(scorer, rollout, row, config.temperature) for row in range(len(advantages))]
+                for scorer in (model, reference)
+            ]
+        updates = []
+        for _ in range(config.num_iterations):
+            loss, kl, clipped = loss_by_hand(model, *scored, rollout, advantages, config)
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            norm = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient * min(1.0, config.max_grad_norm / (norm + 1e-6))
+            optimizer.param_groups[0]["lr"] = learning_rate
+            optimizer.step()
+            updates.append({"loss": loss.item(), "grad_norm": norm, "kl": kl, "clip_ratio/region_mean": clipped})
+        history.append({key: statistics.mean(update[key] for update in updates) for key in updates[0]})
+    return history
+
+
+@pytest.mark.parametrize(
+    "options, learning_rates",
+    [
+        (
+            {"beta": 0.1, "num_iterations": 2, "epsilon": 0.02, "epsilon_high": 0.05, "temperature": 0.7,
+             "weight_decay": 0.1, "max_grad_norm": 0.3, "lr_scheduler_type": "linear"},
+            [0.01, 0.005],
+        ),
+        ({"loss_type": "dapo", "scale_rewards": "batch", "mask_truncated_completions": True}, [0.03, 0.03]),
+        ({"loss_type": "dr_grpo", "scale_rewards": "none", "warmup_steps": 1,
+          "lr_scheduler_type": "constant_with_warmup"}, [0.0, 0.03]),
+        ({"loss_type": "cispo", "epsilon_high": 1.01, "num_iterations": 2, "advantage_estimator": "rloo",
+          "gradient_accumulation_steps": 2}, [0.03, 0.03]),
+    ],
+    ids=["grpo", "dapo", "dr_grpo", "cispo"],
+)  # fmt: skip
+def test_a_run_equals_one_written_by_hand(tokenizer, options, learning_rates):
+    config = GRPOConfig(**SMALL, learning_rate=max(learning_rates), seed=3, **options)
+    ours, history = run(tokenizer, config, late_letters_or_tie)
+    theirs = make_model()
+    expected = train_by_hand(theirs, tokenizer, config, late_letters_or_tie, learning_rates)
+    assert_same_weights(ours, theirs, tolerance=1e-4)  # AdamW enlarges the rounding of float32 advantages
+    assert [row["learning_rate"] for row in history] == pytest.approx(learning_rates)
+    compared = [key for key in expected[0] if key in history[0]]
+    assert {"loss", "grad_norm"} <= set(compared)
+    for row, wanted in zip(history, expected, strict=True):
+        close = pytest.approx({key: wanted[key] for key in compared}, rel=1e-5, abs=1e-6)
+        assert {key: row[key] for key in compared} == close
+    if options.get("num_iterations") == 2 and config.loss_type == "grpo":
+        assert all(row["clip_ratio/region_mean"] > 0 and row["kl"] > 0 for row in history)  # the test sees the clip
+
+
+# Learning
+
+
+@every_loss
+def test_the_reward_rises_within_twenty_steps(tokenizer, loss_type):
+    config = GRPOConfig(**{**SMALL, "max_steps": 20, "num_generations": 8}, learning_rate=0.02, loss_type=loss_type)
+    _, history = run(tokenizer, config, share_of_a, model=make_model(dtype=torch.float32))
+    rewards = [row["reward"] for row in history]
+    assert statistics.mean(rewards[:2]) < 0.3
+    assert statistics.mean(rewards[-3:]) > 0.7
+    assert [row["step"] for row in history] == list(range(1, 21))
+
+
+def test_the_policy_learns_different_answers_to_different_prompts(tokenizer):
+    problems = [Problem("q0", "a", "toy", ""), Problem("q1", "b", "toy", "")]
+
+    def first_word_is_the_answer(completions, answer, **kwargs):
+        return [float(text.split()[:1] == [gold]) for text, gold in zip(completions, answer, strict=True)]
+
+    config = GRPOConfig(
+        num_generations=16, prompts_per_step=2, max_completion_length=2, max_steps=25, learning_rate=0.02
+    )
+    model, history = run(
+        tokenizer, config, first_word_is_the_answer, model=make_model(dtype=torch.float32), problems=problems
+    )
+    assert statistics.mean(row["reward"] for row in history[:2]) < 0.3
+    greedy = generate(model, tokenizer, ["q0", "q1"], num_generations=1, max_completion_length=1, temperature=0)
+    assert greedy.completions == ["a", "b"]
+
+
+# What must not change the result
+
+
+def without_time(history):
+    return [{key: value for key, value in row.items() if key != "step_time"} for row in history]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@every_loss
+def test_the_number_of_forward_passes_changes_nothing(tokenizer, loss_type, level):
+    options = {"loss_type": loss_type, "importance_sampling_level": level, "beta": 0.05, "num_iterations": 2}
+    options |= {"epsilon": 0.01, "epsilon_high": 1.01 if loss_type == "cispo" else 0.01, "learning_rate": 0.01}
+    options |= {"mask_truncated_completions": True}
+    whole, history = run(tokenizer, GRPOConfig(**SMALL, **options), late_letters_or_tie)
+    assert any(value > 0 for key, value in history[0].items() if "clip_ratio" in key and "completions" not in key)
+    for parts in (2, 4):
+        config = GRPOConfig(**SMALL, **options, gradient_accumulation_steps=parts)
+        cut, metrics = run(tokenizer, config, late_letters_or_tie)
+        assert_same_weights(whole, cut)
+        for row, other in zip(without_time(history), without_time(metrics), strict=True):
+            assert row == pytest.approx(other, abs=1e-6)
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+@every_loss
+def test_leaving_out_tied_groups_changes_nothing(tokenizer, monkeypatch, loss_type, scale_rewards):
+    config = GRPOConfig(
+        **SMALL, learning_rate=0.01, weight_decay=0.1, loss_type=loss_type, scale_rewards=scale_rewards,
+        num_iterations=2, epsilon=0.01, gradient_accumulation_steps=2,
+    )  # fmt: skip
+    batch = make_batch(make_model(), tokenizer, config, late_letters_or_tie, PROBLEMS[2:6])
+    assert [problem.prompt[:2] for problem in PROBLEMS[2:6]] == ["q0", "q0", "q1", "q1"]
+    assert torch.cat(micro_batches(batch, config)).tolist() == list(range(8))
+    lean, history = run(tokenizer, config, late_letters_or_tie)
+    monkeypatch.setattr(trainer, "degenerate_groups", lambda rewards, size: torch.zeros(len(rewards) // size).bool())
+    assert len(torch.cat(micro_batches(batch, config))) == 16
+    full, metrics = run(tokenizer, config, late_letters_or_tie)
+    assert_same_weights(lean, full)
+    for row, other in zip(without_time(history), without_time(metrics), strict=True):
+        assert row == pytest.approx(other, abs=1e-6)
+
+
+def test_with_a_kl_term_tied_groups_are_kept(tokenizer):
+    config = GRPOConfig(**SMALL, beta=0.1)
+    batch = make_batch(make_model(), tokenizer, config, all_tie)
+    assert torch.cat(micro_batches(batch, config)).tolist() == list(range(16))
+
+
+def test_a_step_in_which_all_groups_tie_is_a_step_without_gradient(tokenizer, monkeypatch):
+    config = GRPOConfig(**{**SMALL, "max_steps": 3}, learning_rate=0.01, weight_decay=0.1)
+    calls = itertools.count()
+
+    def tie_in_the_first_step(completions, **kwargs):
+        return all_tie(completions) if next(calls) % 3 == 0 else late_letters(completions)
+
+    lean, history = run(tokenizer, config, tie_in_the_first_step)
+    assert history[0]["loss"] == history[0]["grad_norm"] == 0.0
+    assert history[0]["frac_reward_zero_std"] == 1.0
+    assert history[0].keys() == history[1].keys()
+    monkeypatch.setattr(trainer, "degenerate_groups", lambda rewards, size: torch.zeros(len(rewards) // size).bool())
+    full, _ = run(tokenizer, config, tie_in_the_first_step)
+    assert_same_weights(lean, full)
+
+
+@every_loss
+def test_the_order_of_rows_and_groups_changes_nothing(tokenizer, loss_type):
+    config = GRPOConfig(**SMALL, loss_type=loss_type, max_grad_norm=1e9)
+    model = make_model()
+    batch = make_batch(model, tokenizer, config)
+    order = torch.tensor([row for group in (2, 0, 3, 1) for row in (4 * group + i for i in (3, 1, 0, 2))])
+
+    def reorder(value):
+        return value[order] if isinstance(value, torch.Tensor) else [value[index] for index in order]
+
+    tensors = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "prompts", "completions")
+    rollout = dataclasses.replace(batch.rollout, **{name: reorder(getattr(batch.rollout, name)) for name in tensors})
+    names = ("rewards_per_func", "rewards", "advantages", "loss_mask")
+    moved = dataclasses.replace(batch, rollout=rollout, **{name: reorder(getattr(batch, name)) for name in names})
+    other = copy.deepcopy(model)
+    metrics = update_policy(model, batch, sgd(model), config)
+    assert update_policy(other, moved, sgd(other), config) == pytest.approx(metrics, abs=1e-10)
+    assert metrics["grad_norm"] > 0.01
+    assert_same_weights(model, other)
+
+
+# Seeds
+
+
+def test_a_seed_gives_the_same_weights_to_the_last_bit_and_another_does_not(tokenizer):
+    results = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(len(results))  # the global generator has no part in it
+        random.seed(len(results))
+        model = make_model(dtype=torch.float32)
+        results.append(run(tokenizer, GRPOConfig(**SMALL, learning_rate=0.01, seed=seed), model=model))
+    (first, one), (second, two), (third, three) = results
+    assert without_time(one) == without_time(two) != without_time(three)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), third.parameters(), strict=True))
+
+
+def test_every_pass_visits_all_problems_once_in_an_order_of_its_own():
+    order = problem_order(7, seed=1)
+    passes = [list(itertools.islice(order, 7)) for _ in range(20)]
+    assert all(sorted(one) == list(range(7)) for one in passes)
+    assert len({tuple(one) for one in passes}) > 15
+    assert passes[0] == list(itertools.islice(problem_order(7, seed=1), 7))
+    assert passes[0] != list(itertools.islice(problem_order(7, seed=2), 7))
+
+
+# The stages
+
+
+def test_rewards_see_every_column_without_padding_and_groups_adjacent(tokenizer):
+    seen = {}
+
+    def look(prompts, completions, completion_ids, answer, level, solution, **kwargs):
+        seen.update(prompts=prompts, ids=completion_ids, texts=completions, rest=kwargs)
+        assert len({len(column) for column in (prompts, completions, completion_ids, answer, level, solution)}) == 1
+        assert set(zip(answer, level, solution, strict=True)) == {("a", "toy", "a #### a")}
+        return late_letters(completions)
+
+    config = GRPOConfig(**SMALL)
+    batch = make_batch(make_model(), tokenizer, config, look)
+    assert seen["prompts"] == [problem.prompt for problem in PROBLEMS[:4] for _ in range(4)]
+    assert [len(ids) for ids in seen["ids"]] == batch.rollout.completion_mask.sum(dim=1).tolist()
+    assert all(tokenizer.eos_token_id not in ids[:-1] for ids in seen["ids"])
+    assert tokenizer.batch_decode(seen["ids"], skip_special_tokens=True) == seen["texts"]
+    assert batch.rewards.tolist() == pytest.approx(late_letters(seen["texts"]))
+
+
+def test_reward_weights_weigh(tokenizer):
+    config = GRPOConfig(**SMALL, reward_weights=[2.0, -0.5])
+    _, (row, _) = run(tokenizer, config, [late_letters, all_tie])
+    assert row["reward"] == pytest.approx(2 * row["rewards/late_letters/mean"] - 0.5 * 1.69, abs=1e-6)
+    assert row["rewards/all_tie/mean"] == pytest.approx(1.69)
+
+
+def test_leave_one_out_compares_with_the_others_and_is_not_scaled():
+    config = GRPOConfig(**SMALL, advantage_estimator="rloo")
+    rewards = torch.tensor([3.0, 0.0, 0.0, 1.0, *[1.69] * 4])
+    expected = [3 - 1 / 3, -4 / 3, -4 / 3, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert trainer.compute_advantages(rewards, config).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_truncated_completions_count_in_the_rewards_but_not_in_the_loss(tokenizer):
+    keep, drop = (GRPOConfig(**SMALL, mask_truncated_completions=masked) for masked in (False, True))
+    batch, masked = (make_batch(make_model(), tokenizer, config) for config in (keep, drop))
+    truncated = batch.rollout.is_truncated
+    assert 0 < truncated.sum() < len(truncated)
+    assert torch.equal(batch.advantages, masked.advantages)
+    assert torch.equal(batch.loss_mask, batch.rollout.completion_mask)
+    assert masked.loss_mask[truncated].sum() == 0
+    assert torch.equal(masked.loss_mask[~truncated], batch.loss_mask[~truncated])
+
+
+@every_loss
+def test_where_all_completions_are_truncated_and_masked_nothing_moves(tokenizer, loss_type):
+    config = GRPOConfig(**SMALL, loss_type=loss_type)
+    model = make_model()
+    batch = make_batch(model, tokenizer, config)
+    batch.loss_mask.zero_()
+    before = copy.deepcopy(model)
+    metrics = update_policy(model, batch, sgd(model), config)
+    assert set(metrics.values()) == {0.0}
+    assert_same_weights(model, before, tolerance=0.0)
+
+
+@every_loss
+def test_the_first_update_is_on_policy(tokenizer, loss_type):
+    config = GRPOConfig(**SMALL, loss_type=loss_type, epsilon_high=5.0 if loss_type == "cispo" else None)
+    model = make_model()
+    batch = make_batch(model, tokenizer, config)
+    metrics = update_policy(model, batch, sgd(model), config)
+    assert {value for key, value in metrics.items() if "clip_ratio" in key} == {0.0}
+    lengths = batch.rollout.completion_mask.sum(dim=1)
+    per_row = {  # ratio 1: a token's loss is -A, so what is left is how the rows are weighed
+        "grpo": torch.full((16,), 1 / 16),
+        "dr_grpo": lengths / (16 * config.max_completion_length),
+    }.get(loss_type, lengths / lengths.sum())
+    if loss_type == "cispo":
+        per_row = -(per_row / lengths) * batch.rollout.sampling_per_token_logps.sum(dim=1)
+        expected = (per_row * batch.advantages).sum().item()
+    else:
+        expected = -(per_row * batch.advantages).sum().item()
+    assert metrics["loss"] == pytest.approx(expected, abs=1e-6)
+    if loss_type == "grpo":
+        assert metrics["loss"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_second_update_from_one_batch_leaves_ratio_one(tokenizer):
+    options = {**SMALL, "learning_rate": 0.05, "epsilon": 0.05}
+    _, once = run(tokenizer, GRPOConfig(**options))
+    _, twice = run(tokenizer, GRPOConfig(**options, num_iterations=2))
+    assert all(row["clip_ratio/region_mean"] == 0 for row in once)
+    assert all(0 < row["clip_ratio/region_mean"] < 1 for row in twice)
+
+
+def test_the_kl_starts_at_0_grows_and_is_measured_from_an_unchanged_reference(tokenizer, monkeypatch):
+    model = make_model(attention_dropout=0.5).train()
+    start, references = copy.deepcopy(model), []
+
+    def watch(*arguments, reference, **options):
+        metrics = update_policy(*arguments, reference=reference, **options)
+        references.append(weights(reference))
+        assert all(parameter.grad is None for parameter in reference.parameters())
+        return metrics
+
+    monkeypatch.setattr(trainer, "update_policy", watch)
+    config = GRPOConfig(**{**SMALL, "max_steps": 4}, learning_rate=0.02, beta=0.01)
+    _, history = run(tokenizer, config, model=model)
+    assert history[0]["kl"] == pytest.approx(0.0, abs=1e-12)  # also with dropout: it is off
+    assert history[-1]["kl"] > 0.005
+    assert len(references) == 4
+    for reference in references:
+        assert_close(reference, weights(start), atol=0.0, rtol=0.0)
+
+
+def test_a_large_beta_holds_the_policy_back(tokenizer):
+    free, held = (
+        run(tokenizer, GRPOConfig(**{**SMALL, "max_steps": 12}, learning_rate=0.005, beta=beta))[1]
+        for beta in (1e-6, 10.0)
+    )
+    late_free, late_held = (statistics.mean(row["kl"] for row in history[-4:]) for history in (free, held))
+    assert 0 < late_held < late_free / 3
+
+
+def test_a_penalty_adds_its_gradient_and_its_value(tokenizer):
+    config = GRPOConfig(**SMALL, max_grad_norm=1e9)
+    plain, pulled = make_model(), make_model()
+    batch = make_batch(plain, tokenizer, config)
+    start = weights(plain)
+
+    def decay(model):
+        return 0.5 * 0.3 * sum(parameter.square().sum() for parameter in model.parameters())
+
+    update_policy(plain, batch, sgd(plain, lr=0.1), config)
+    metrics = update_policy(pulled, batch, sgd(pulled, lr=0.1), config, penalty=decay)
+    expected = {name: weight - 0.1 * 0.3 * start[name] for name, weight in weights(plain).items()}
+    assert_close(weights(pulled), expected, atol=1e-10, rtol=0.0)
+    assert metrics["penalty"] == pytest.approx(0.15 * sum(weight.square().sum().item() for weight in start.values()))
+
+
+def test_a_penalty_acts_through_train_also_where_all_groups_tie(tokenizer):
+    def decay(model):
+        return sum(parameter.square().sum() for parameter in model.parameters())
+
+    model, history = run(tokenizer, GRPOConfig(**SMALL, learning_rate=0.01), all_tie, penalty=decay)
+    assert history[1]["penalty"] < history[0]["penalty"]
+    for name, weight in weights(make_model()).items():
+        moved = weights(model)[name][weight.abs() > 0.05].abs() < weight[weight.abs() > 0.05].abs()
+        assert moved.all(), name
+
+
+def test_the_gradient_is_clipped_to_max_grad_norm_and_reported_before(tokenizer):
+    config = GRPOConfig(**SMALL, max_grad_norm=0.01)
+    model = make_model()
+    start = weights(model)
+    metrics = update_policy(model, make_batch(model, tokenizer, config), sgd(model), config)
+    moved = math.sqrt(sum((weight - start[name]).square().sum() for name, weight in weights(model).items()))
+    assert moved == pytest.approx(0.01, rel=1e-3)
+    assert metrics["grad_norm"] > 0.05
+
+
+# Metrics
+
+
+def test_the_keys_are_those_that_trl_logs(tokenizer, tmp_path):
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    from datasets import Dataset
+
+    arguments = trl.GRPOConfig(
+        output_dir=str(tmp_path / "run"), report_to="none", use_cpu=True, bf16=False, num_generations=4, max_steps=1,
+        per_device_train_batch_size=16, max_completion_length=5, beta=0.1, logging_steps=1, save_strategy="no",
+        disable_tqdm=True, loss_type="grpo",
+    )  # fmt: skip
+    data = Dataset.from_list([{"prompt": problem.prompt} for problem in PROBLEMS])
+    make_model(dtype=torch.float32).save_pretrained(tmp_path / "model")
+    theirs = trl.GRPOTrainer(
+        model=str(tmp_path / "model"), reward_funcs=late_letters, args=arguments, train_dataset=data,
+        processing_class=copy.deepcopy(tokenizer),
+    )  # fmt: skip
+    theirs.train()
+    keys = {"step", *theirs.state.log_history[0]}
+    _, history = run(tokenizer, GRPOConfig(**SMALL, beta=0.1))
+    assert set(history[0]) <= keys
+    assert {"loss", "reward", "reward_std", "kl", "entropy", "num_tokens", "clip_ratio/region_mean"} <= set(history[0])
+    assert all(isinstance(value, int | float) for row in history for value in row.values())
+
+
+def test_cispo_reports_its_own_clip_share_and_no_kl_without_beta(tokenizer):
+    _, history = run(tokenizer, GRPOConfig(**SMALL, loss_type="cispo"))
+    assert {key for key in history[0] if "clip" in key} == {"cispo_clip_ratio", "completions/clipped_ratio"}
+    assert "kl" not in history[0] and "penalty" not in history[0]
+
+
+def test_tokens_and_entropy_are_counted_over_what_was_sampled(tokenizer, monkeypatch):
+    rollouts = []
+
+    def keep(*arguments, **options):
+        rollouts.append(generate(*arguments, **options))
+        return rollouts[-1]
+
+    monkeypatch.setattr(trainer, "generate", keep)
+    _, history = run(tokenizer, GRPOConfig(**SMALL))
+    tokens = [int(r.prompt_mask.sum() + r.completion_mask.sum()) for r in rollouts]
+    assert [row["num_tokens"] for row in history] == [tokens[0], sum(tokens)]
+    surprise = [-r.sampling_per_token_logps[r.completion_mask == 1].mean().item() for r in rollouts]
+    assert [row["entropy"] for row in history] == pytest.approx(surprise, abs=1e-6)
+    assert 1.0 < history[0]["entropy"] < math.log(15) + 0.5
+
+
+# What goes wrong
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_and_keeps_the_weights(tokenizer):
+    start = weights(make_model())
+    after_one = {}
+
+    def distance(model):  # the square root's slope at 0 is infinite, and 0 times infinity is NaN
+        return torch.sqrt(sum((p - start[name]).square().sum() for name, p in model.named_parameters()))
+
+    def breaks_later(model):
+        if not after_one:
+            return 0 * sum(parameter.sum() for parameter in model.parameters())
+        return distance(model) * torch.nan
+
+    model = make_model()
+    with pytest.raises(FloatingPointError, match="the gradient is not finite, so the weights were left.*learning_rate"):
+        run(tokenizer, GRPOConfig(**SMALL), model=model, penalty=distance)
+    assert_close(weights(model), start, atol=0.0, rtol=0.0)
+    steps = train(model, tokenizer, PROBLEMS, share_of_a, GRPOConfig(**SMALL), penalty=breaks_later)
+    next(steps)
+    after_one = weights(model)
+    with pytest.raises(FloatingPointError):
+        next(steps)
+    assert_close(weights(model), after_one, atol=0.0, rtol=0.0)
+
+
+def test_an_interruption_keeps_the_weights_of_the_last_step(tokenizer):
+    def interrupted(completions, **kwargs):
+        if after_one:
+            raise KeyboardInterrupt
+        return share_of_a(completions)
+
+    model, after_one = make_model(), {}
+    steps = train(model, tokenizer, PROBLEMS, interrupted, GRPOConfig(**SMALL))
+    next(steps)
+    after_one = weights(model)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert_close(weights(model), after_one, atol=0.0, rtol=0.0)
+
+
+def test_too_few_problems_are_refused_with_both_numbers(tokenizer):
+    with pytest.raises(
+        ValueError, match="problems: 3 are fewer than prompts_per_step = 4; give more problems or lower"
+    ):
+        run(tokenizer, GRPOConfig(**SMALL), problems=PROBLEMS[:3])
+
+
+def test_a_frozen_model_is_refused():
+    with pytest.raises(ValueError, match="model: no parameter wants a gradient; load it with load_policy"):
+        build_optimizer(make_model().requires_grad_(False), GRPOConfig())
+
+
+def raises(completions, **kwargs):
+    return [1 / 0 for _ in completions]
+
+
+def too_short(completions, **kwargs):
+    return [1.0]
+
+
+def not_a_number(completions, **kwargs):
+    return [math.nan] * len(completions)
+
+
+def a_string(completions, **kwargs):
+    return ["1"] * len(completions)
+
+
+def does_not_apply(completions, **kwargs):
+    return [None] * len(completions)
+
+
+@pytest.mark.parametrize(
+    "reward, error",
+    [
+        (raises, RuntimeError), (too_short, ValueError), (not_a_number, ValueError), (a_string, ValueError),
+        (does_not_apply, ValueError),
+    ],
+)  # fmt: skip
+def test_a_reward_function_that_fails_is_named_and_nothing_is_learned(tokenizer, reward, error):
+    model = make_model()
+    with pytest.raises(error, match=reward.__name__):
+        run(tokenizer, GRPOConfig(**SMALL), reward, model=model)
+    assert_same_weights(model, make_model(), tolerance=0.0)
+
+
+def test_a_weight_too_few_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="weights must have one entry a reward function, 2"):
+        run(tokenizer, GRPOConfig(**SMALL, reward_weights=[1.0]), [late_letters, all_tie])
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_refused(tokenizer):
+    long = [Problem("q0 " * 30, "a", "toy", "")] * 4
+    with pytest.raises(ValueError, match="30 tokens and a completion of up to 5 exceed"):
+        run(tokenizer, GRPOConfig(**SMALL), problems=long)
+
+
+# The settings
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("num_generations", 1), ("num_generations", 2.5), ("prompts_per_step", 0), ("prompts_per_step", "16"),
+        ("max_completion_length", 0), ("max_completion_length", 1.5), ("max_steps", 0), ("max_steps", True),
+        ("learning_rate", 0.0), ("learning_rate", math.nan), ("learning_rate", math.inf), ("learning_rate", "1e-4"),
+        ("weight_decay", -0.1), ("max_grad_norm", 0.0), ("lr_scheduler_type", "cosinus"), ("warmup_steps", -1),
+        ("num_iterations", 0), ("gradient_accumulation_steps", 3), ("gradient_accumulation_steps", 0),
+        ("temperature", 0.0), ("temperature", -1.0), ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("min_p", 1.5),
+        ("min_p", -0.1), ("loss_type", "ppo"), ("importance_sampling_level", "word"), ("epsilon", -0.2),
+        ("epsilon_high", -0.2), ("epsilon_high", math.nan), ("beta", -0.04), ("beta", math.nan),
+        ("scale_rewards", "std"), ("advantage_estimator", "gae"), ("reward_weights", [1.0, math.nan]), ("seed", 0.5),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        GRPOConfig(**{name: value})
+
+
+def test_every_setting_has_a_test_of_refusal_or_takes_any_value():
+    refused = {mark.args[1][i][0] for mark in test_a_setting_that_cannot_be_is_refused_by_its_name.pytestmark
+               for i in range(len(mark.args[1]))}  # fmt: skip
+    free = {"mask_truncated_completions"}
+    assert {field.name for field in dataclasses.fields(GRPOConfig)} == refused | free
+
+
+def test_settings_go_through_json_and_cannot_be_changed():
+    config = GRPOConfig(reward_weights=[1.0, 0.2], epsilon_high=0.28, seed=4)
+    assert config.reward_weights == (1.0, 0.2)
+    assert GRPOConfig(**json.loads(json.dumps(config.to_dict()))) == config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1
+    assert GRPOConfig(num_generations=3, prompts_per_step=5).batch_size == 15
+
+
+def test_the_names_are_trls_where_trl_has_one():
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    own = {"prompts_per_step", "advantage_estimator"}
+    assert {field.name for field in dataclasses.fields(GRPOConfig)} - theirs == own
