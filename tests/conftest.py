@@ -8,7 +8,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A slow moment of a busy machine is no failure.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
