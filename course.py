@@ -77,20 +77,19 @@ def environment(**extra):
 def run(command, errors=None, **extra):
     """Run a command to its end and return its exit code; its error lines go to the list `errors` if given."""
     options = {} if errors is None else {"stderr": subprocess.PIPE, "universal_newlines": True}
-    child = subprocess.Popen([str(part) for part in command], env=environment(**extra), **options)
-    try:
-        for line in child.stderr or ():
-            errors.append(line)
-            if "Retrying" in line:
-                say("no answer from the package index yet; pip tries again")
-        return child.wait()
-    except KeyboardInterrupt:  # Ctrl-C reached the child too: let it end in its own way
+    with subprocess.Popen([str(part) for part in command], env=environment(**extra), **options) as child:
         try:
-            child.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            child.terminate()
-            child.wait()
-        raise
+            for line in child.stderr or ():
+                errors.append(line)
+                if "Retrying" in line:
+                    say("no answer from the package index yet; pip tries again")
+            return child.wait()
+        except KeyboardInterrupt:  # Ctrl-C reached the child too: let it end in its own way
+            try:
+                child.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                child.terminate()
+            raise
 
 
 def fingerprint():

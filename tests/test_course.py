@@ -38,6 +38,8 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
         wheel.writestr(info + "RECORD", "")
     return name
 """
+# The address that course.py asks for PyTorch on Linux; nothing listens there, and the wheelhouse answers first.
+PINS = "# --index-url http://127.0.0.1:9/simple\ntorch==0\n"
 PROJECT = """
 [build-system]
 requires = []
@@ -76,7 +78,7 @@ def scratch(tmp_path_factory) -> Path:
     shutil.copy(REPOSITORY / "course.py", folder)
     (folder / "backend.py").write_text(BACKEND)
     (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "requirements.txt").write_text("torch==0\n")
+    (folder / "requirements.txt").write_text(PINS)
     (folder / "wheelhouse").mkdir()
     info = "torch-0.dist-info/"
     with zipfile.ZipFile(folder / "wheelhouse" / "torch-0-py3-none-any.whl", "w") as wheel:
@@ -147,18 +149,18 @@ def test_every_part_of_the_tests_runs_even_after_one_failed(made):
 
 def test_new_pins_are_installed_and_a_missing_one_is_named(made):
     pins = made / "requirements.txt"
-    pins.write_text("torch==0\nsurely-absent==1.0\n")
+    pins.write_text(PINS + "surely-absent==1.0\n")
     code, output = finish(start(made, "setup"))
     assert code == 1
     assert output.splitlines()[-1].endswith("has no surely-absent==1.0.")
     assert "PIP_NO_INDEX is set" in output
-    pins.write_text("torch==0\n")  # mended: the old set-up counts again
+    pins.write_text(PINS)  # mended: the old set-up counts again
     assert finish(start(made, "setup")) == (0, "course: the set-up in .venv is up to date\n")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C reaches a process group otherwise there")
 def test_an_interrupted_set_up_goes_on(made):
-    (made / "requirements.txt").write_text("torch==0  # changed\n")
+    (made / "requirements.txt").write_text(PINS + "# changed\n")
     (made / "slow").touch()
     child = start(made, "setup")
     while not (made / "begun").exists():
@@ -176,7 +178,7 @@ def test_an_interrupted_set_up_goes_on(made):
 
 
 def test_a_disk_that_fills_up_on_the_way(made):
-    (made / "requirements.txt").write_text("torch==0  # changed again\n")
+    (made / "requirements.txt").write_text(PINS + "# changed again\n")
     (made / "full").touch()
     code, output = finish(start(made, "setup"))
     (made / "full").unlink()
