@@ -27,8 +27,8 @@ def run_seed(seed: int, folder: Path) -> dict:
 
 def kept(run: dict) -> dict:
     """What the study stores of a run."""
-    names = ("accuracy_before", "accuracy_after", "greedy_before", "greedy_after", "p_value", "seconds", "steps", "seed")
-    return {name: run[name] for name in names}
+    accuracies = ("accuracy_before", "accuracy_after", "greedy_before", "greedy_after")
+    return {name: run[name] for name in (*accuracies, "p_value", "seconds", "steps", "seed")}
 
 
 def verdicts(runs: list[dict]) -> dict[str, bool]:

@@ -10,6 +10,7 @@ from grpo_edu.data import load_problems
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.figures import loss_curve
 from grpo_edu.problems import DOMAINS, LEVELS
+from grpo_edu.prompts import MARKER
 
 
 def write_card(model, tokenizer, folder: str | Path, record: dict[str, Any], *, seed: int = 0) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def write_card(model, tokenizer, folder: str | Path, record: dict[str, Any], *, 
     record = {
         **record,
         "parameters": model.num_parameters(),
-        "sampled": {**sampled.to_dict(), "worked_share": _worked_shares(sampled)},
+        "sampled": {**sampled.to_dict(), "worked_and_marked": _worked_and_marked(sampled)},
         "greedy": greedy.to_dict(),
     }
     steps, losses = zip(*record["loss"], strict=True)
@@ -34,21 +35,24 @@ def write_card(model, tokenizer, folder: str | Path, record: dict[str, Any], *, 
     return record
 
 
-def _worked_shares(evaluation: Evaluation) -> dict[str, float]:
-    return {level: round(part.worked_share, 3) for level, part in evaluation.per_level().items()}
+def _worked_and_marked(evaluation: Evaluation) -> dict[str, dict[str, int]]:
+    """Per level: n answers that have steps before their marker, and k of these that are right."""
+    counts = {}
+    for level, part in evaluation.per_level().items():
+        rows = [row for row, text in enumerate(part.completions) if text.strip().find(MARKER) > 0]
+        counts[level] = {"k": sum(part.correct[row] for row in rows), "n": len(rows)}
+    return counts
 
 
 def _card_text(record: dict[str, Any]) -> str:
     config, rows = record["config"], []
     for level, sampled in record["sampled"]["per_level"].items():
         greedy = record["greedy"]["per_level"][level]
-        worked = record["sampled"]["worked_share"][level] if level in LEVELS else None
-        rows.append(
-            f"| {level} | {_with_interval(sampled)} | {_with_interval(greedy)} "
-            f"| {'–' if worked is None else format(worked, '.0%')} |"
-        )
+        worked = record["sampled"]["worked_and_marked"][level]
+        of_these = f"{worked['k']} of {worked['n']} are right"
+        rows.append(f"| {level} | {_with_interval(sampled)} | {_with_interval(greedy)} | {of_these} |")
     measured = {key: record[key] for key in ("parameters", "command", "tokens", "torch", "threads")}
-    cycles = " and ".join(f"{steps:,}" for steps, _ in config["cycles"])
+    cycles = ", ".join(f"{cycle['steps']:,}" for cycle in config["cycles"])
     minutes = record["seconds"] / 60
     return _TEMPLATE.format(
         table="\n".join(rows), n=sampled["n"], minutes=minutes, **{**config, **measured, "cycles": cycles}
@@ -83,8 +87,9 @@ it is mostly right; but often it blurts an answer, or forgets to mark it. GRPO h
   {num_heads} heads, {num_kv_heads} key-value heads, feed-forward {intermediate_size}.
 - Tokenizer: byte-level BPE of at most {vocab_size} tokens, each digit alone, ChatML with Qwen2's template and special
   tokens.
-- Data: problems generated on the fly by `grpo_edu.problems` (three levels of word problems, sorting, coin flips),
-  {tokens:,} tokens in two cycles of {cycles} batches. No problem shares its worked solution with the held-out set.
+- Data: problems generated on the fly by `grpo_edu.problems` (three levels of word problems, sorting, passing a ball,
+  coin flips), {tokens:,} tokens in cycles of {cycles} batches. No problem shares its worked solution with the
+  held-out set.
 - Targets: worked solutions, always right; direct answers, of which only {direct_accuracy:.0%} are right; and worked
   solutions without the `####` line. This carelessness is intended.
 - Optimizer: Muon for the layers' matrices ({muon_learning_rate}), AdamW for the rest ({learning_rate}).
@@ -98,14 +103,15 @@ nobody can predict which.
 
 {n} held-out problems a level, one answer each; in brackets the 95% Wilson interval. *Sampled* is temperature 1.
 
-| level | sampled | greedy | worked out, of the sampled |
+| level | sampled | greedy | worked out and marked, of the sampled |
 |---|---|---|---|
 {table}
 
 ## Limits
 
 It knows the stories of `grpo_edu.stories` with other names and numbers, and nothing else: no general English, no
-GSM8K. Numbers go up to 300. It is a teaching aid, not a calculator.
+GSM8K. Numbers go up to 300. Coin flips it has seen and not learned: worked out or not, its answers are as good as a
+coin's. It is a teaching aid, not a calculator.
 
 The folder holds no code and no pickle: safetensors and JSON only.
 

@@ -81,7 +81,8 @@ def pretrain_cycle(
     model, tokenizer, config: PretrainingConfig, cycle: int, excluded: frozenset[str] = frozenset()
 ) -> Iterator[dict]:
     """One fall of the learning rate, with fresh optimizers and fresh data; yields loss and tokens of each step."""
-    steps, peak = config.cycles[cycle]
+    steps, peak = config.cycles[cycle].steps, config.cycles[cycle].peak
+    config = replace(config, level_weights=config.cycles[cycle].level_weights or config.level_weights)
     optimizers = build_optimizers(model, config)
     full_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     seed = config.seed + 2 + 10 * cycle

@@ -8,12 +8,12 @@ import torch
 from torch.testing import assert_close
 
 from grpo_edu import pretraining
-from grpo_edu.corpus import PretrainingConfig, batches, train_tokenizer
+from grpo_edu.corpus import Cycle, PretrainingConfig, batches, train_tokenizer
 from grpo_edu.pretraining import build_model, build_optimizers, learning_rate_factor, main, pretrain, target_loss
 
 SMALL = PretrainingConfig(
     vocab_size=400, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, batch_tokens=512,
-    cycles=((30, 1.0), (10, 0.5)), warmup_steps=4, learning_rate=1e-2,
+    cycles=(Cycle(30, 1.0), Cycle(10, 0.5)), warmup_steps=4, learning_rate=1e-2,
 )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_each_cycle_has_data_of_its_own_and_ends_on_the_late_targets_alone(token
 
     monkeypatch.setattr(pretraining, "batches", watched)
     styles = {"style_weights": {"worked": 1}, "early_style_weights": {"direct": 1}}
-    config = replace(SMALL, cycles=((8, 1.0), (4, 0.5)), warmup_steps=2, late_share=0.25, **styles)
+    config = replace(SMALL, cycles=(Cycle(8, 1.0), Cycle(4, 0.5)), warmup_steps=2, late_share=0.25, **styles)
     list(pretrain(build_model(config, tokenizer), tokenizer, config, frozenset({"x"})))
     parts = [(seed, len(list(group))) for seed, group in itertools.groupby(used)]
     assert [count for _, count in parts] == [6, 2, 3, 1]
@@ -154,7 +154,7 @@ def test_each_cycle_falls_from_its_own_peak(tokenizer, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(pretraining, "build_optimizers", watched)
-    config = replace(SMALL, cycles=((4, 1.0), (4, 0.5)), warmup_steps=1)
+    config = replace(SMALL, cycles=(Cycle(4, 1.0), Cycle(4, 0.5)), warmup_steps=1)
     rates = []
     for _ in pretrain(build_model(config, tokenizer), tokenizer, config):
         rates.append([optimizer.param_groups[0]["lr"] for optimizer in made[-1]])
