@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from grpo_edu.data import load_problems, write_problems
 from grpo_edu.problems import DOMAINS, LEVELS, Problem, draw_problem, make_split
 from grpo_edu.prompts import chat_messages
-from grpo_edu.stories import NAMES
+from grpo_edu.stories import ITEMS
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class Cycle:
     level_weights: dict[str, float] | None = None
 
 
-_WITH_PASSING = {"basic": 5, "intermediate": 5, "advanced": 6, "sorting": 5, "passing": 4, "coin_flip": 0.5}
+_WITH_LOOKUP = {"basic": 5, "intermediate": 5, "advanced": 6, "sorting": 5, "lookup": 3, "coin_flip": 0.5}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PretrainingConfig:
     """Everything that decides the model, besides the code.
 
     cycles: the learning rate warms up and falls to zero in each (warm restarts, Loshchilov and Hutter 2017,
-        arXiv 1608.03983). The last one brings in `passing`, and more of sorting.
+        arXiv 1608.03983). The last one brings in `lookup`, and more of sorting.
     level_weights: relative frequency of each level or domain.
     drill_weight: relative frequency of drills before the last `late_share` of a cycle; none after.
     early_style_weights, style_weights: relative frequency of worked, direct and unmarked targets before and
@@ -73,7 +73,7 @@ class PretrainingConfig:
     num_kv_heads: int = 2
     max_positions: int = 2048
     batch_tokens: int = 4096
-    cycles: tuple[Cycle, ...] = (Cycle(4500), Cycle(1800, 0.5), Cycle(1100, 0.3, _WITH_PASSING))
+    cycles: tuple[Cycle, ...] = (Cycle(4500), Cycle(1800, 0.5), Cycle(1000, 0.4, _WITH_LOOKUP))
     warmup_steps: int = 100
     late_share: float = 0.25
     learning_rate: float = 3e-3
@@ -116,8 +116,8 @@ def slip(problem: Problem, rng: random.Random) -> str:
     """A wrong answer of the kind that people make: a forgotten last step, a wrong digit, two neighbors swapped."""
     if problem.level == "coin_flip":
         return "tails" if problem.answer == "heads" else "heads"
-    if problem.level == "passing":
-        return rng.choice([name for name in NAMES if name in problem.prompt and name != problem.answer])
+    if problem.level == "lookup":
+        return rng.choice([item for item in ITEMS if item in problem.prompt and item != problem.answer])
     if problem.level == "sorting":
         numbers = problem.answer.split(", ")
         i = rng.randrange(len(numbers) - 1)

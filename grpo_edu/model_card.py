@@ -87,8 +87,8 @@ it is mostly right; but often it blurts an answer, or forgets to mark it. GRPO h
   {num_heads} heads, {num_kv_heads} key-value heads, feed-forward {intermediate_size}.
 - Tokenizer: byte-level BPE of at most {vocab_size} tokens, each digit alone, ChatML with Qwen2's template and special
   tokens.
-- Data: problems generated on the fly by `grpo_edu.problems` (three levels of word problems, sorting, passing a ball,
-  coin flips), {tokens:,} tokens in cycles of {cycles} batches. No problem shares its worked solution with the
+- Data: problems generated on the fly by `grpo_edu.problems` (three levels of word problems, sorting, lookup in a
+  list, coin flips), {tokens:,} tokens in cycles of {cycles} batches. No problem shares its worked solution with the
   held-out set.
 - Targets: worked solutions, always right; direct answers, of which only {direct_accuracy:.0%} are right; and worked
   solutions without the `####` line. This carelessness is intended.

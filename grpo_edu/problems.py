@@ -6,7 +6,7 @@ Three levels of GSM8K-style word problems, each at least twelve different storie
 - ``intermediate``: three steps, with a multiplication or a division;
 - ``advanced``: four steps, mixed.
 
-Domains beyond arithmetic: ``sorting`` (order a few numbers), ``passing`` (follow a ball from hand to hand) and
+Domains beyond arithmetic: ``sorting`` (order a few numbers), ``lookup`` (count to a place in a list) and
 ``coin_flip`` (track a state, after Wei et al. 2022, arXiv 2201.11903).
 
 A story is data: a text with named slots, and steps such as ``d = a + b``. The worked
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from grpo_edu.stories import ITEMS, NAMES, STORIES, Story
 
 LEVELS = ("basic", "intermediate", "advanced")
-DOMAINS = ("sorting", "passing", "coin_flip")
+DOMAINS = ("sorting", "lookup", "coin_flip")
 
 _LARGEST = 300
 _OPERATIONS = {
@@ -94,8 +94,8 @@ def draw_problem(level: str, rng: random.Random) -> Problem:
     """Draw one problem of `level` from the given random number generator."""
     if level == "sorting":
         return _draw_sorting(rng)
-    if level == "passing":
-        return _draw_passing(rng)
+    if level == "lookup":
+        return _draw_lookup(rng)
     if level == "coin_flip":
         return _draw_coin_flip(rng)
     return fill_story(rng.choice(STORIES[level]), level, rng)
@@ -146,18 +146,14 @@ def _draw_sorting(rng: random.Random) -> Problem:
     return Problem(prompt, answer, "sorting", f"{' '.join(lines)} #### {answer}")
 
 
-def _draw_passing(rng: random.Random) -> Problem:
-    """Follow a ball through a ring of four to six people for two to four passes, fewer than would close the ring."""
-    ring = rng.sample(NAMES, rng.randint(4, 6))
-    after = dict(zip(ring, ring[1:] + ring[:1], strict=True))
-    ways = ", ".join(f"from {giver} to {after[giver]}" for giver in rng.sample(ring, len(ring)))
-    start, passes = ring[0], rng.randint(2, min(4, len(ring) - 1))
-    prompt = f"A ball always goes {ways}. Now {start} has it. Who has it after {passes} passes?"
-    holder, lines = start, []
-    for number in range(1, passes + 1):
-        lines.append(f"{number} {holder} to {after[holder]}.")
-        holder = after[holder]
-    return Problem(prompt, holder, "passing", f"{' '.join(lines)} #### {holder}")
+def _draw_lookup(rng: random.Random) -> Problem:
+    """Find the thing at a place of a list of four to seven things; the worked solution counts up to it."""
+    things = rng.sample(ITEMS, rng.randint(4, 7))
+    place = rng.randint(2, len(things))
+    prompt = f"Which is number {place} in this list: {', '.join(things)}?"
+    lines = [f"{number}: {thing}." for number, thing in enumerate(things[:place], start=1)]
+    answer = things[place - 1]
+    return Problem(prompt, answer, "lookup", f"{' '.join(lines)} #### {answer}")
 
 
 def _draw_coin_flip(rng: random.Random) -> Problem:

@@ -87,13 +87,9 @@ def solve(prompt: str, level: str) -> str:
         numbers = sorted(numbers_of(prompt), reverse="from large to small" in prompt)
         assert ("from large to small" in prompt) != ("from small to large" in prompt)
         return ", ".join(map(str, numbers))
-    if level == "passing":
-        after = dict(re.findall(r"from (\w+) to (\w+)", prompt))
-        assert sorted(after) == sorted(after.values())
-        holder, passes = re.search(r"Now (\w+) has it\. Who has it after (\d) passes\?", prompt).groups()
-        for _ in range(int(passes)):
-            holder = after[holder]
-        return holder
+    if level == "lookup":
+        place, things = re.fullmatch(r"Which is number (\d) in this list: (.+)\?", prompt).groups()
+        return things.split(", ")[int(place) - 1]
     if level == "coin_flip":
         verbs = re.findall(r"\b(\w+) it\.", prompt)
         assert set(verbs) <= {"flips", "turns", "leaves", "keeps"} and len(verbs) == prompt.count(".") - 1
@@ -194,10 +190,9 @@ def test_the_oracle_knows_every_story_and_no_other():
 
 
 def test_the_domains_vary():
-    sorting, passing, coins = (make_problems(level, 400, seed=1) for level in DOMAINS)
-    assert {problem.prompt.count("from ") for problem in passing} == {4, 5, 6}
-    assert {numbers_of(problem.prompt)[0] for problem in passing} == {2, 3, 4}
-    assert not any(f"Now {problem.answer} has it" in problem.prompt for problem in passing)
+    sorting, lookup, coins = (make_problems(level, 400, seed=1) for level in DOMAINS)
+    assert {problem.prompt.count(",") + 1 for problem in lookup} == {4, 5, 6, 7}
+    assert {numbers_of(problem.prompt)[0] for problem in lookup} == {2, 3, 4, 5, 6, 7}
     assert {len(numbers_of(problem.prompt)) for problem in sorting} == {3, 4, 5}
     assert {problem.prompt.split()[0] for problem in sorting} == {"Sort", "Put", "Write"}
     assert {problem.prompt.count(" it.") for problem in coins} == {3, 4, 5}
@@ -250,15 +245,12 @@ def test_a_sorting_solution_takes_the_next_number_each_time(drawn):
             left.remove(pick[0])
 
 
-def test_a_passing_solution_goes_from_hand_to_hand(drawn):
-    for problem in drawn["passing"]:
-        body, answer = problem.solution.split(" #### ")
-        passes = re.findall(r"(\d) (\w+) to (\w+)\.", body)
-        assert [int(number) for number, _, _ in passes] == list(range(1, numbers_of(problem.prompt)[0] + 1))
-        assert all(f"from {giver} to {taker}" in problem.prompt for _, giver, taker in passes)
-        assert f"Now {passes[0][1]} has it" in problem.prompt
-        assert all(taker == giver for (_, _, taker), (_, giver, _) in zip(passes, passes[1:], strict=False))
-        assert passes[-1][2] == answer == problem.answer
+def test_a_lookup_solution_counts_up_to_the_place(drawn):
+    for problem in drawn["lookup"]:
+        things = problem.prompt.split(": ")[1].rstrip("?").split(", ")
+        counted = problem.solution.split(" #### ")[0].rstrip(".").split(". ")
+        assert len(set(things)) == len(things)
+        assert counted == [f"{n}: {thing}" for n, thing in enumerate(things, 1)][: numbers_of(problem.prompt)[0]]
 
 
 def test_a_coin_solution_says_the_side_after_each_person(drawn):
