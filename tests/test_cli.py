@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -103,19 +104,22 @@ def test_what_a_person_reads_after_training(policy_dir, tmp_path, capsys):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
 def test_ctrl_c_in_a_terminal_saves_what_was_done(policy_dir, tmp_path):
-    ours, theirs = os.openpty()
     output = tmp_path / "run"
     arguments = ["train", "--model", policy_dir, *SMALL, "--steps", 100_000, "--output", output, "--json"]
+    import termios
+
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
     # a shell's background job ignores SIGINT, and its children with it
-    process = start(*arguments, stderr=theirs, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    os.close(theirs)
-    wait_for_steps(process, output / "metrics.jsonl", 3)
-    process.send_signal(signal.SIGINT)
-    shown = b""
-    while chunk := _read(ours):
-        shown += chunk
-    (line,) = process.stdout.read().splitlines()
-    assert process.wait(timeout=60) == 130
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with start(*arguments, stderr=theirs, preexec_fn=heed) as process:
+        os.close(theirs)
+        wait_for_steps(process, output / "metrics.jsonl", 3)
+        process.send_signal(signal.SIGINT)
+        shown = b"".join(iter(partial(_read, ours), b""))
+        (line,) = process.stdout.read().splitlines()
+    os.close(ours)
+    assert process.returncode == 130
     result, log = json.loads(line), read_log(output / "metrics.jsonl")
     assert result["interrupted"] is True and result["accuracy_after"] is None and result["p_value"] is None
     assert result["steps"] == len(log) == log[-1]["step"] >= 3
