@@ -88,8 +88,8 @@ it is mostly right; but often it blurts an answer, or forgets to mark it. GRPO h
 - Tokenizer: byte-level BPE of at most {vocab_size} tokens, each digit alone, ChatML with Qwen2's template and special
   tokens.
 - Data: problems generated on the fly by `grpo_edu.problems` (three levels of word problems, sorting, lookup in a
-  list, coin flips), {tokens:,} tokens in cycles of {cycles} batches. No problem shares its worked solution with the
-  held-out set.
+  list, coin flips), {tokens:,} tokens in cycles of {cycles} batches. No problem shares its worked
+  solution with the held-out set.
 - Targets: worked solutions, always right; direct answers, of which only {direct_accuracy:.0%} are right; and worked
   solutions without the `####` line. This carelessness is intended.
 - Optimizer: Muon for the layers' matrices ({muon_learning_rate}), AdamW for the rest ({learning_rate}).
@@ -110,8 +110,10 @@ nobody can predict which.
 ## Limits
 
 It knows the stories of `grpo_edu.stories` with other names and numbers, and nothing else: no general English, no
-GSM8K. Numbers go up to 300. Coin flips it has seen and not learned: worked out or not, its answers are as good as a
-coin's. It is a teaching aid, not a calculator.
+GSM8K. Numbers go up to 300. It is a teaching aid, not a calculator.
+
+Sorting it knows in part. Lookup and coin flips it has seen and not learned: worked out or not, its answers are hardly
+better than a guess (one of four to seven things, one of two sides).
 
 The folder holds no code and no pickle: safetensors and JSON only.
 
