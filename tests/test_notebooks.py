@@ -121,6 +121,13 @@ def check_no_error_and_no_litter(notebook):
             assert not re.search(r"Warning\b|Traceback \(most|\x1b\[", text), f"{first_line(cell)}: {text}"
 
 
+def check_printed_text_is_in_one_piece(notebook):
+    """GitHub and nbconvert break the line between two pieces; nbclient joins them with coalesce_streams=True."""
+    for cell in code_cells(notebook):
+        kinds = [output.output_type for output in cell.outputs]
+        assert ("stream", "stream") not in set(zip(kinds, kinds[1:], strict=False)), first_line(cell)
+
+
 def check_outputs_are_stable_where_compared(notebook):
     for cell in code_cells(notebook):
         for _, text in output_texts(cell):
@@ -254,6 +261,7 @@ CHECKS = {
     "format": check_format,
     "ran top to bottom": check_ran_top_to_bottom,
     "no error, no litter": check_no_error_and_no_litter,
+    "printed text in one piece": check_printed_text_is_in_one_piece,
     "stable outputs": check_outputs_are_stable_where_compared,
     "short code cells": check_code_cells_are_short,
     "closes with key points": check_close,
@@ -363,6 +371,7 @@ SPOILED = [
     ("no error, no litter", with_output(new_output("error", ename="E", evalue="v", traceback=[]))),
     ("no error, no litter", with_output(new_output("stream", name="stderr", text="100%\n"))),
     ("no error, no litter", with_output(new_output("stream", text="x.py:3: UserWarning: mind\n"))),
+    ("printed text in one piece", with_output(new_output("stream", text="hello again\n"))),
     ("stable outputs", with_output(new_output("stream", text="<Thing at 0x7f0a12bc>\n"))),
     ("short code cells", with_source(1, "print('hello')", "pass\n" * 31)),
     ("closes with key points", lambda notebook: notebook.cells.append(new_code_cell("1"))),
