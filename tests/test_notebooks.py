@@ -29,7 +29,7 @@ NOT_COMPARED = {
         "again = grpo_edu.generate(",
     ],
     "05_grpo_run": [
-        'runs = {"before": before, "after": after, "before, greedy": before_greedy, "after, greedy": after_greedy}',
+        'runs = {"before": before, "after": after}',
         "for row in (0, 100, 101, 200, 201):",
     ],
 }
