@@ -1,6 +1,7 @@
 """Shared fixtures. No test reaches the network: the Hub is switched off before anything imports it."""
 
 import os
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and so would the programs that they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow moment of a busy machine is no failure.
 hypothesis.settings.register_profile("patient", deadline=None)
