@@ -35,7 +35,8 @@ def kept(run: dict) -> dict:
 
 def verdicts(runs: list[dict]) -> dict[str, bool]:
     """The statements that the course makes about the default run, each judged on every seed."""
-    gains = [run["accuracy_after"]["accuracy"] - run["accuracy_before"]["accuracy"] for run in runs]
+    pairs = [(run["accuracy_before"], run["accuracy_after"]) for run in runs]
+    gains = [(after["k"] - before["k"]) / after["n"] for before, after in pairs]  # exact where k and n are
     return {
         "sampled accuracy rises by at least 25 points": min(gains) >= 0.25,
         "p < 0.001 (exact McNemar test)": max(run["p_value"] for run in runs) < 0.001,

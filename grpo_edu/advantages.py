@@ -7,7 +7,7 @@ the group's own mean. The B = N·G rewards of N prompts arrive as one flat tenso
 import torch
 from torch import Tensor
 
-SCALE_REWARDS = ("group", "batch", "none")
+from grpo_edu.config import SCALE_REWARDS
 
 
 def group_advantages(

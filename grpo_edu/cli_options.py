@@ -10,12 +10,21 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from grpo_edu import __version__
-from grpo_edu.config import ADVANTAGE_ESTIMATORS, LOSS_TYPES, SCHEDULES, GRPOConfig
+from grpo_edu.config import (
+    ADVANTAGE_ESTIMATORS,
+    IMPORTANCE_SAMPLING_LEVELS,
+    LOSS_TYPES,
+    SCALE_REWARDS,
+    SCHEDULES,
+    GRPOConfig,
+)
 from grpo_edu.problems import LEVELS
 from grpo_edu.run_inputs import DATA, REWARDS, SPLITS
 
 _CHOICES = {
     "loss_type": LOSS_TYPES,
+    "importance_sampling_level": IMPORTANCE_SAMPLING_LEVELS,
+    "scale_rewards": SCALE_REWARDS,
     "advantage_estimator": ADVANTAGE_ESTIMATORS,
     "lr_scheduler_type": SCHEDULES,
 }

@@ -7,8 +7,7 @@ ratio of the two corrects for that, and clipping stops the correction from being
 import torch
 from torch import Tensor
 
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
-IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+from grpo_edu.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
 
 
 def importance_ratio(

@@ -8,6 +8,8 @@ from numbers import Integral, Real
 from typing import Any
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
+IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+SCALE_REWARDS = ("group", "batch", "none")
 ADVANTAGE_ESTIMATORS = ("group", "rloo")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 
@@ -99,8 +101,8 @@ class GRPOConfig:
                 f"prompts_per_step = {self.prompts_per_step}; choose a divisor, so that no group is torn apart"
             )
         self._one_of("loss_type", LOSS_TYPES)
-        self._one_of("importance_sampling_level", ("token", "sequence"))
-        self._one_of("scale_rewards", ("group", "batch", "none"))
+        self._one_of("importance_sampling_level", IMPORTANCE_SAMPLING_LEVELS)
+        self._one_of("scale_rewards", SCALE_REWARDS)
         self._one_of("advantage_estimator", ADVANTAGE_ESTIMATORS)
         self._one_of("lr_scheduler_type", SCHEDULES)
 
