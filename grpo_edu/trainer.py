@@ -177,11 +177,15 @@ def update_policy(
     """
     parts = micro_batches(batch, config)
     old_logps: list[Tensor | None] = [None] * len(parts)  # known after the first iteration: the policy that sampled
+    ref_logps: list[Tensor | None] = [None] * len(parts)
+    if reference is not None:
+        with torch.no_grad():
+            ref_logps = [score_rows(reference, batch.rollout, rows, config) for rows in parts]
     totals = dict.fromkeys(("loss", "grad_norm", *clip_keys(config.loss_type)), 0.0)
     for _ in range(config.num_iterations):
         optimizer.zero_grad(set_to_none=False)
         for index, rows in enumerate(parts):
-            loss, logps, metrics = batch_loss(model, batch, rows, old_logps[index], config, reference)
+            loss, logps, metrics = batch_loss(model, batch, rows, old_logps[index], ref_logps[index], config)
             loss.backward()
             if old_logps[index] is None:
                 old_logps[index] = logps.detach()
@@ -221,27 +225,28 @@ def micro_batches(batch: Batch, config: GRPOConfig) -> list[Tensor]:
     return [part.flatten() for part in groups.split(size)] if len(groups) else []
 
 
+def score_rows(model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig) -> Tensor:
+    """per_token_logps (rows, C) of some rows of a rollout, whole groups, under `model`."""
+    return shared_prefix_logps(
+        model, rollout.prompt_ids[rows], rollout.prompt_mask[rows], rollout.completion_ids[rows],
+        rollout.completion_mask[rows], num_generations=config.num_generations, temperature=config.temperature,
+    )  # fmt: skip
+
+
 def batch_loss(
     model: PreTrainedModel,
     batch: Batch,
     rows: Tensor,
     old_logps: Tensor | None,
+    ref_logps: Tensor | None,
     config: GRPOConfig,
-    reference: PreTrainedModel | None,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The share of the batch's loss that some of its rows contribute, so that the parts add up to the whole.
 
     Returns the loss with its gradient, per_token_logps (rows, C), and the rows' share of each metric.
     """
-    rollout, mask = batch.rollout, batch.loss_mask[rows]
-    tensors = [t[rows] for t in (rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids)]
-    tensors.append(rollout.completion_mask[rows])
-    options = {"num_generations": config.num_generations, "temperature": config.temperature}
-    logps = shared_prefix_logps(model, *tensors, **options)
-    ref_logps = None
-    if reference is not None:
-        with torch.no_grad():
-            ref_logps = shared_prefix_logps(reference, *tensors, **options)
+    mask = batch.loss_mask[rows]
+    logps = score_rows(model, batch.rollout, rows, config)
     clip = {name: getattr(config, name) for name in
             ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level")}  # fmt: skip
     num_tokens = batch.loss_mask.sum().clamp(min=1)
