@@ -17,8 +17,8 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 _WIDTH = 7.0  # inches: a notebook cell
 SMALL, _LARGE = 9, 10  # points
-INK, _GRID, _PAPER = "#222222", "#DDDDDD", "#FFFFFF"
-LEGEND = {"fontsize": SMALL, "labelcolor": INK, "facecolor": _PAPER, "edgecolor": _GRID}
+INK, GRID, PAPER = "#222222", "#DDDDDD", "#FFFFFF"
+LEGEND = {"fontsize": SMALL, "labelcolor": INK, "facecolor": PAPER, "edgecolor": GRID}
 
 
 def moving_mean(values: Iterable[float], window: int) -> list[float]:
@@ -46,7 +46,7 @@ def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[A
 
     rows = (count + 1) // 2
     size = (_WIDTH, height or (3.2 if rows == 1 else 2.4 * rows))
-    figure = Figure(figsize=size, facecolor=_PAPER, layout="constrained")
+    figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     cells = figure.add_gridspec(rows, 2)
     places = [cells[0, :]] if count % 2 else []
     places += [cells[row, column] for row in range(count % 2, rows) for column in (0, 1)]
@@ -55,12 +55,12 @@ def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[A
 
 def style_axes(axes: "Axes", title: str, ylabel: str, xlabel: str) -> None:
     """Set every font size and color by name, so that no rcParams or notebook theme leaks in."""
-    axes.set_facecolor(_PAPER)
+    axes.set_facecolor(PAPER)
     axes.set_title(title, loc="left", fontsize=_LARGE, color=INK, fontweight="bold")
     axes.set_xlabel(xlabel, fontsize=SMALL, color=INK)
     axes.set_ylabel(ylabel, fontsize=SMALL, color=INK)
     axes.tick_params(labelsize=SMALL, colors=INK)
-    axes.grid(visible=True, color=_GRID, linewidth=0.6)
+    axes.grid(visible=True, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
