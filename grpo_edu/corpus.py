@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_edu.data import load_problems, write_problems
-from grpo_edu.problems import DOMAINS, LEVELS, Problem, draw_problem, make_split
+from grpo_edu.problems import DOMAINS, LEVELS, Problem, draw_problem, make_split, problem_key
 from grpo_edu.prompts import chat_messages
-from grpo_edu.stories import ITEMS
 
 if TYPE_CHECKING:
     import torch
@@ -37,31 +36,14 @@ CHAT_TEMPLATE = (
 
 
 @dataclass(frozen=True)
-class Cycle:
-    """One rise and fall of the learning rate.
-
-    steps: its length. peak: its highest learning rate, as a share of the full one.
-    level_weights: as in `PretrainingConfig`, for this cycle alone; None keeps those.
-    """
-
-    steps: int
-    peak: float = 1.0
-    level_weights: dict[str, float] | None = None
-
-
-_WITH_LOOKUP = {"basic": 5, "intermediate": 5, "advanced": 6, "sorting": 5, "lookup": 3, "coin_flip": 0.5}
-
-
-@dataclass(frozen=True)
 class PretrainingConfig:
     """Everything that decides the model, besides the code.
 
-    cycles: the learning rate warms up and falls to zero in each (warm restarts, Loshchilov and Hutter 2017,
-        arXiv 1608.03983). The last one brings in `lookup`, and more of sorting.
+    steps: of at most `batch_tokens` tokens each; the learning rate warms up over `warmup_steps`, then falls to zero.
     level_weights: relative frequency of each level or domain.
-    drill_weight: relative frequency of drills before the last `late_share` of a cycle; none after.
+    drill_weight: relative frequency of drills before the last `late_share` of the steps; none after.
     early_style_weights, style_weights: relative frequency of worked, direct and unmarked targets before and
-        during the last `late_share` of a cycle. Most targets are worked at first, since only they teach arithmetic.
+        during the last `late_share` of the steps. Most targets are worked at first, since only they teach arithmetic.
     direct_accuracy: share of direct targets that are right.
     """
 
@@ -73,25 +55,20 @@ class PretrainingConfig:
     num_kv_heads: int = 2
     max_positions: int = 2048
     batch_tokens: int = 4096
-    cycles: tuple[Cycle, ...] = (Cycle(4500), Cycle(1800, 0.5), Cycle(1000, 0.4, _WITH_LOOKUP))
+    steps: int = 9000
     warmup_steps: int = 100
     late_share: float = 0.25
     learning_rate: float = 3e-3
     muon_learning_rate: float = 0.02
     weight_decay: float = 0.01
     level_weights: dict[str, float] = field(
-        default_factory=lambda: {"basic": 4, "intermediate": 5, "advanced": 6, "sorting": 2, "coin_flip": 1}
+        default_factory=lambda: {"basic": 4, "intermediate": 5, "advanced": 6, "sorting": 3, "coin_flip": 2}
     )
     drill_weight: float = 5
     early_style_weights: dict[str, float] = field(default_factory=lambda: {"worked": 84, "direct": 8, "unmarked": 8})
     style_weights: dict[str, float] = field(default_factory=lambda: {"worked": 45, "direct": 40, "unmarked": 15})
     direct_accuracy: float = 0.25
     seed: int = 0
-
-    @property
-    def steps(self) -> int:
-        """Steps of all cycles together."""
-        return sum(cycle.steps for cycle in self.cycles)
 
 
 def draw_drill(rng: random.Random) -> Problem:
@@ -107,8 +84,8 @@ def draw_drill(rng: random.Random) -> Problem:
             a, b = rng.randint(2, 40), rng.randint(2, 20)
             b = min(b, 300 // a)
             a, result = (a, a * b) if sign == "*" else (a * b, a)
-        sums.append(f"{a} {sign} {b}")
-        lines.append(f"{a} {sign} {b} = {result}.")
+        sums.append(f"{a}{sign}{b}")
+        lines.append(f"{a}{sign}{b}={result}.")
     return Problem(f"Compute {', '.join(sums)}.", str(result), "drill", " ".join(lines))
 
 
@@ -116,8 +93,6 @@ def slip(problem: Problem, rng: random.Random) -> str:
     """A wrong answer of the kind that people make: a forgotten last step, a wrong digit, two neighbors swapped."""
     if problem.level == "coin_flip":
         return "tails" if problem.answer == "heads" else "heads"
-    if problem.level == "lookup":
-        return rng.choice([item for item in ITEMS if item in problem.prompt and item != problem.answer])
     if problem.level == "sorting":
         numbers = problem.answer.split(", ")
         i = rng.randrange(len(numbers) - 1)
@@ -145,27 +120,30 @@ def draw_target(problem: Problem, config: PretrainingConfig, rng: random.Random)
 def draw_examples(
     config: PretrainingConfig, seed: int, excluded: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Problem, str]]:
-    """An endless seeded stream of (problem, target); problems whose solution is in `excluded` are passed over."""
+    """An endless seeded stream of (problem, target); problems whose key is in `excluded` are passed over."""
     rng = random.Random(seed)
     levels = {**config.level_weights, "drill": config.drill_weight}
     while True:
         level = rng.choices(list(levels), list(levels.values()))[0]
         problem = draw_drill(rng) if level == "drill" else draw_problem(level, rng)
-        if problem.solution not in excluded:
+        if problem_key(problem) not in excluded:
             yield problem, draw_target(problem, config, rng)
 
 
 def train_tokenizer(config: PretrainingConfig, num_examples: int = 20_000) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with Qwen2's special tokens and chat template; every digit is its own token."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    """A byte-level BPE tokenizer of Qwen2's kind: its special tokens, chat template and splitting of text.
+
+    Every digit is a token of its own, so that a number looks the same wherever it stands.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
     tokenizer = Tokenizer(models.BPE())
-    # A digit stands alone, so that a number looks the same wherever it stands; signs take the spaces around them.
-    words_and_digits = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+ ?|\s+")
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(words_and_digits, "isolated"),
+            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -245,6 +223,6 @@ def write_shipped_problems(folder: str | Path, *, num_train: int = 1000, num_hel
         write_problems(Path(folder) / f"{level}_heldout.jsonl", heldout)
 
 
-def heldout_solutions() -> frozenset[str]:
-    """The worked solutions that pretraining must never see."""
-    return frozenset(problem.solution for problem in load_problems(LEVELS + DOMAINS, "heldout"))
+def heldout_keys() -> frozenset[str]:
+    """The `problem_key` of every held-out problem: what pretraining must never see."""
+    return frozenset(problem_key(problem) for problem in load_problems(LEVELS + DOMAINS, "heldout"))

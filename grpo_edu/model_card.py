@@ -52,11 +52,8 @@ def _card_text(record: dict[str, Any]) -> str:
         of_these = f"{worked['k']} of {worked['n']} are right"
         rows.append(f"| {level} | {_with_interval(sampled)} | {_with_interval(greedy)} | {of_these} |")
     measured = {key: record[key] for key in ("parameters", "command", "tokens", "torch", "threads")}
-    cycles = ", ".join(f"{cycle['steps']:,}" for cycle in config["cycles"])
     minutes = record["seconds"] / 60
-    return _TEMPLATE.format(
-        table="\n".join(rows), n=sampled["n"], minutes=minutes, **{**config, **measured, "cycles": cycles}
-    )
+    return _TEMPLATE.format(table="\n".join(rows), n=sampled["n"], minutes=minutes, **{**config, **measured})
 
 
 def _with_interval(row: dict[str, float]) -> str:
@@ -76,27 +73,26 @@ it is mostly right; but often it blurts an answer, or forgets to mark it. GRPO h
 
 ## Use
 
-`load_policy("tiny")` of the package `grpo_edu`. With transformers alone, read the tokenizer with
-`PreTrainedTokenizerFast.from_pretrained(folder)`: `AutoTokenizer` would replace the way it splits text by Qwen2's.
+`load_policy("tiny")` of the package `grpo_edu`, or `AutoModelForCausalLM` and `AutoTokenizer` of transformers with
+the path of this folder.
 
 ## How it was made
 
-- Command: `{command}`, seed {seed}, {minutes:.0f} minutes with {threads} threads, torch {torch}; nothing was
+- Command: `{command}`, seed {seed}, {minutes:.0f} minutes with {threads} thread(s), torch {torch}; nothing was
   downloaded. All settings, and the loss: `recipe.json`.
 - Architecture: Qwen2 (grouped-query attention, RoPE, SwiGLU, tied embeddings), {num_layers} layers of {hidden_size},
   {num_heads} heads, {num_kv_heads} key-value heads, feed-forward {intermediate_size}.
-- Tokenizer: byte-level BPE of at most {vocab_size} tokens, each digit alone, ChatML with Qwen2's template and special
-  tokens.
-- Data: problems generated on the fly by `grpo_edu.problems` (three levels of word problems, sorting, lookup in a
-  list, coin flips), {tokens:,} tokens in cycles of {cycles} batches. No problem shares its worked
-  solution with the held-out set.
+- Tokenizer: byte-level BPE of at most {vocab_size} tokens, with Qwen2's splitting of text (each digit alone), special
+  tokens and chat template.
+- Data: problems generated on the fly by `grpo_edu.problems` (three levels of word problems, sorting, coin flips),
+  {tokens:,} tokens in {steps:,} batches. No problem has the same numbers as a held-out one, nor the same solution.
 - Targets: worked solutions, always right; direct answers, of which only {direct_accuracy:.0%} are right; and worked
   solutions without the `####` line. This carelessness is intended.
 - Optimizer: Muon for the layers' matrices ({muon_learning_rate}), AdamW for the rest ({learning_rate}).
 
 ![Training loss against the step, on a logarithmic axis](loss.png)
 
-The loss falls, and rises where the mix of targets changes late in each cycle: direct answers are mostly slips, and
+The loss falls, and rises where the mix of targets changes for the last quarter: direct answers are mostly slips, and
 nobody can predict which.
 
 ## What it can do
@@ -112,8 +108,7 @@ nobody can predict which.
 It knows the stories of `grpo_edu.stories` with other names and numbers, and nothing else: no general English, no
 GSM8K. Numbers go up to 300. It is a teaching aid, not a calculator.
 
-Sorting it knows in part. Lookup and coin flips it has seen and not learned: worked out or not, its answers are hardly
-better than a guess (one of four to seven things, one of two sides).
+A coin has two sides, so a guess is right half the time: judge coin flips by the column of what was worked out.
 
 The folder holds no code and no pickle: safetensors and JSON only.
 

@@ -1,7 +1,7 @@
 """The recipe that made the tiny model, rerunnable: ``python -m grpo_edu.pretraining``.
 
 A tokenizer and a Qwen2-architecture model are trained from scratch on the corpus of `grpo_edu.corpus`, which shares
-no worked solution with the held-out problems. Among its own samples the model then finds worked and blurted answers,
+no problem with the held-out files. Among its own samples the model then finds worked and blurted answers,
 and reinforcement learning has something to choose from.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from grpo_edu.corpus import END, PAD, PretrainingConfig, batches, heldout_solutions, train_tokenizer
+from grpo_edu.corpus import END, PAD, PretrainingConfig, batches, heldout_keys, train_tokenizer
 from grpo_edu.model_card import write_card
 from grpo_edu.models import save_policy, tiny_dir
 
@@ -69,29 +69,16 @@ def learning_rate_factor(progress: float, warmup: float) -> float:
 
 
 def pretrain(model, tokenizer, config: PretrainingConfig, excluded: frozenset[str] = frozenset()) -> Iterator[dict]:
-    """Train `model` in place, cycle after cycle; yields one dict a step: step, loss, tokens (seen so far)."""
-    step = tokens = 0
-    for cycle in range(len(config.cycles)):
-        for row in pretrain_cycle(model, tokenizer, config, cycle, excluded):
-            step, tokens = step + 1, tokens + row["tokens"]
-            yield {"step": step, "loss": row["loss"], "tokens": tokens}
-
-
-def pretrain_cycle(
-    model, tokenizer, config: PretrainingConfig, cycle: int, excluded: frozenset[str] = frozenset()
-) -> Iterator[dict]:
-    """One fall of the learning rate, with fresh optimizers and fresh data; yields loss and tokens of each step."""
-    steps, peak = config.cycles[cycle].steps, config.cycles[cycle].peak
-    config = replace(config, level_weights=config.cycles[cycle].level_weights or config.level_weights)
+    """Train `model` in place; yields one dict a step: step, loss, tokens (seen so far)."""
     optimizers = build_optimizers(model, config)
     full_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    seed = config.seed + 2 + 10 * cycle
-    early = batches(replace(config, style_weights=config.early_style_weights), tokenizer, seed, excluded)
-    late = batches(replace(config, drill_weight=0.0), tokenizer, seed + 1, excluded)
+    early = batches(replace(config, style_weights=config.early_style_weights), tokenizer, config.seed + 2, excluded)
+    late = batches(replace(config, drill_weight=0.0), tokenizer, config.seed + 3, excluded)
+    tokens = 0
     model.train()
-    for step in range(1, steps + 1):
-        ids, is_target = next(early if step <= (1 - config.late_share) * steps else late)
-        factor = peak * learning_rate_factor(step / steps, config.warmup_steps / steps)
+    for step in range(1, config.steps + 1):
+        ids, is_target = next(early if step <= (1 - config.late_share) * config.steps else late)
+        factor = learning_rate_factor(step / config.steps, config.warmup_steps / config.steps)
         loss = target_loss(model, ids, is_target)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -99,7 +86,8 @@ def pretrain_cycle(
             optimizer.param_groups[0]["lr"] = full_rate * factor
             optimizer.step()
             optimizer.zero_grad()
-        yield {"loss": loss.item(), "tokens": ids.numel()}
+        tokens += ids.numel()
+        yield {"step": step, "loss": loss.item(), "tokens": tokens}
     model.eval()
 
 
@@ -138,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     model = build_model(config, tokenizer)
     history, started = [], time.perf_counter()
     with tqdm(total=config.steps, unit="step", disable=None) as bar:
-        for row in pretrain(model, tokenizer, config, heldout_solutions()):
+        for row in pretrain(model, tokenizer, config, heldout_keys()):
             history.append(row)
             bar.update()
             bar.set_postfix(loss=f"{row['loss']:.3f}")

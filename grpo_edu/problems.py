@@ -6,8 +6,8 @@ Three levels of GSM8K-style word problems, each at least twelve different storie
 - ``intermediate``: three steps, with a multiplication or a division;
 - ``advanced``: four steps, mixed.
 
-Domains beyond arithmetic: ``sorting`` (order a few numbers), ``lookup`` (count to a place in a list) and
-``coin_flip`` (track a state, after Wei et al. 2022, arXiv 2201.11903).
+Domains beyond arithmetic: ``sorting`` (order a few numbers) and ``coin_flip`` (track a state, after Wei et al.
+2022, arXiv 2201.11903).
 
 A story is data: a text with named slots, and steps such as ``d = a + b``. The worked
 solution and the answer are computed from the steps, never typed in.
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import operator
 import random
+import re
 from dataclasses import dataclass
 
 from grpo_edu.stories import ITEMS, NAMES, STORIES, Story
 
 LEVELS = ("basic", "intermediate", "advanced")
-DOMAINS = ("sorting", "lookup", "coin_flip")
+DOMAINS = ("sorting", "coin_flip")
 
 _LARGEST = 300
 _OPERATIONS = {
@@ -52,8 +53,7 @@ class Problem:
 def make_problems(level: str, n: int, seed: int) -> list[Problem]:
     """Draw `n` different problems of one level or domain.
 
-    Two problems count as the same when their worked solutions are equal, whatever the
-    wording around them.
+    Two problems count as the same when their `problem_key` is the same, whatever the wording around the numbers.
 
     level: one of ``LEVELS`` or ``DOMAINS``.
     n: how many, at least 1.
@@ -73,17 +73,29 @@ def make_problems(level: str, n: int, seed: int) -> list[Problem]:
     found: dict[str, Problem] = {}
     for _ in range(20 * n + 100):
         problem = draw_problem(level, rng)
-        found.setdefault(problem.solution, problem)
+        found.setdefault(problem_key(problem), problem)
         if len(found) == n:
             return list(found.values())
     raise ValueError(f"n: only {len(found)} different {level} problems were found; ask for fewer than {n}")
 
 
+def problem_key(problem: Problem) -> str:
+    """What makes a problem the same as another of its level: its numbers, in any order; without any, its solution.
+
+    Stricter than equal texts: two stories of a level with the same numbers count as one problem.
+
+    >>> problem_key(Problem("Ada has 12 eggs and buys 3.", "15", "basic", "12+3=15. #### 15"))
+    'basic: 3 12'
+    """
+    numbers = sorted(int(digits) for digits in re.findall(r"[0-9]+", problem.prompt))
+    return f"{problem.level}: {' '.join(map(str, numbers)) or problem.solution}"
+
+
 def make_split(level: str, num_train: int, num_heldout: int, seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Training and held-out problems of one level that share no worked solution.
+    """Training and held-out problems of one level that share no `problem_key`.
 
     >>> train, heldout = make_split("sorting", 5, 3, seed=0)
-    >>> {p.solution for p in train} & {p.solution for p in heldout}
+    >>> {problem_key(p) for p in train} & {problem_key(p) for p in heldout}
     set()
     """
     problems = make_problems(level, num_train + num_heldout, seed)
@@ -94,8 +106,6 @@ def draw_problem(level: str, rng: random.Random) -> Problem:
     """Draw one problem of `level` from the given random number generator."""
     if level == "sorting":
         return _draw_sorting(rng)
-    if level == "lookup":
-        return _draw_lookup(rng)
     if level == "coin_flip":
         return _draw_coin_flip(rng)
     return fill_story(rng.choice(STORIES[level]), level, rng)
@@ -126,7 +136,7 @@ def _work_out(steps: str, values: dict[str, int]) -> tuple[list[str], int]:
         if not 1 <= result <= _LARGEST:
             return [], 0
         values[target] = result
-        lines.append(f"{a} {sign} {b} = {result}.")
+        lines.append(f"{a}{sign}{b}={result}.")
     return lines, result
 
 
@@ -140,32 +150,23 @@ def _draw_sorting(rng: random.Random) -> Problem:
     left, lines = list(numbers), []
     while len(left) > 1:
         pick = max(left) if descending else min(left)
-        lines.append(f"{', '.join(map(str, left))}: {pick}.")
+        lines.append(f"{' '.join(map(str, left))}: {pick}.")
         left.remove(pick)
     answer = ", ".join(map(str, sorted(numbers, reverse=descending)))
     return Problem(prompt, answer, "sorting", f"{' '.join(lines)} #### {answer}")
-
-
-def _draw_lookup(rng: random.Random) -> Problem:
-    """Find the thing at a place of a list of four to seven things; the worked solution counts up to it."""
-    things = rng.sample(ITEMS, rng.randint(4, 7))
-    place = rng.randint(2, len(things))
-    prompt = f"Which is number {place} in this list: {', '.join(things)}?"
-    lines = [f"{number}: {thing}." for number, thing in enumerate(things[:place], start=1)]
-    answer = things[place - 1]
-    return Problem(prompt, answer, "lookup", f"{' '.join(lines)} #### {answer}")
 
 
 def _draw_coin_flip(rng: random.Random) -> Problem:
     """Follow a coin through three to five people who flip it or leave it."""
     side = rng.choice(("heads", "tails"))
     people = rng.sample(NAMES, rng.randint(3, 5))
-    told, lines = [f"A coin shows {side}."], []
+    told, lines = [f"A coin shows {side}."], [f"{side}."]
     for person in people:
         flips = rng.random() < 0.5
         if flips:
             side = "tails" if side == "heads" else "heads"
-        told.append(f"{person} {rng.choice(('flips', 'turns')) if flips else rng.choice(('leaves', 'keeps'))} it.")
-        lines.append(f"{person}: {side}.")
+        verb = rng.choice(("flips", "turns") if flips else ("leaves", "keeps"))
+        told.append(f"{person} {verb} it.")
+        lines.append(f"{person} {verb}: {side}.")
     prompt = " ".join(told) + " Which side is up now?"
     return Problem(prompt, side, "coin_flip", f"{' '.join(lines)} #### {side}")

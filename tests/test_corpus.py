@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -17,13 +18,13 @@ from grpo_edu.corpus import (
     batches,
     draw_drill,
     draw_examples,
-    heldout_solutions,
+    heldout_keys,
     slip,
     train_tokenizer,
     write_shipped_problems,
 )
 from grpo_edu.data import load_problems, read_problems
-from grpo_edu.problems import DOMAINS, LEVELS, make_problems
+from grpo_edu.problems import DOMAINS, LEVELS, make_problems, problem_key
 from grpo_edu.prompts import SYSTEM_PROMPT, answers_equal, normalize_answer, render_prompt
 
 CONFIG = PretrainingConfig(vocab_size=400, batch_tokens=1024)
@@ -60,8 +61,8 @@ def test_every_digit_is_a_token_of_its_own_and_the_same_wherever_it_stands(token
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=st.text())
-def test_any_text_comes_back_unchanged(tokenizer, text):
+@given(text=st.text().map(lambda text: unicodedata.normalize("NFC", text)))
+def test_any_text_in_composed_form_comes_back_unchanged(tokenizer, text):
     assert tokenizer.decode(encode(tokenizer, text), clean_up_tokenization_spaces=False) == text
     assert tokenizer.decode(encode(tokenizer, text)) == text
 
@@ -130,7 +131,6 @@ def test_the_tokenizer_does_not_change_on_the_way_through_a_folder(tokenizer, fo
     assert_same_tokenizer(PreTrainedTokenizerFast.from_pretrained(folder), tokenizer, examples)
 
 
-@pytest.mark.xfail(strict=True, reason="beside a Qwen2 model AutoTokenizer puts Qwen2's own splitting of text in place")
 def test_autotokenizer_reads_the_folder_alike(tokenizer, folder, examples):
     assert_same_tokenizer(AutoTokenizer.from_pretrained(folder), tokenizer, examples)
 
@@ -200,8 +200,8 @@ def test_the_sums_of_a_drill_hold_and_are_those_that_were_asked_for():
     rng = random.Random(0)
     for _ in range(500):
         drill = draw_drill(rng)
-        equations = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)\.", drill.solution)
-        assert drill.prompt == f"Compute {', '.join(f'{a} {sign} {b}' for a, sign, b, _ in equations)}."
+        equations = re.findall(r"(\d+)([-+*/])(\d+)=(\d+)\.", drill.solution)
+        assert drill.prompt == f"Compute {', '.join(f'{a}{sign}{b}' for a, sign, b, _ in equations)}."
         for a, sign, b, result in equations:
             a, b = Fraction(a), Fraction(b)
             exact = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[sign]
@@ -212,20 +212,20 @@ def test_the_sums_of_a_drill_hold_and_are_those_that_were_asked_for():
 # What is left out
 
 
-def test_excluded_solutions_are_never_drawn():
-    free = [problem.solution for problem, _ in itertools.islice(draw_examples(CONFIG, seed=2), 500)]
+def test_excluded_problems_are_never_drawn():
+    free = [problem_key(problem) for problem, _ in itertools.islice(draw_examples(CONFIG, seed=2), 500)]
     excluded = frozenset(free[::2])
-    drawn = {problem.solution for problem, _ in itertools.islice(draw_examples(CONFIG, 2, excluded), 2000)}
+    drawn = {problem_key(problem) for problem, _ in itertools.islice(draw_examples(CONFIG, 2, excluded), 2000)}
     assert not drawn & excluded
     assert drawn & set(free)  # what is not excluded still comes
 
 
 def test_the_excluded_are_those_of_the_shipped_heldout_files():
-    excluded = heldout_solutions()
+    excluded = heldout_keys()
     for level in ALL:
         heldout = load_problems(level, "heldout")
-        assert {problem.solution for problem in heldout} <= excluded
-        assert not {problem.solution for problem in load_problems(level, "train")} & excluded
+        assert {problem_key(problem) for problem in heldout} <= excluded
+        assert not {problem_key(problem) for problem in load_problems(level, "train")} & excluded
     assert len(excluded) == sum(len(load_problems(level, "heldout")) for level in ALL)
 
 
@@ -234,7 +234,7 @@ def test_the_shipped_files_are_written_in_full(tmp_path):
     for level in ALL:
         train, heldout = (read_problems(tmp_path / f"{level}_{split}.jsonl") for split in ("train", "heldout"))
         assert (len(train), len(heldout)) == (5, 3)
-        assert not {problem.solution for problem in train} & {problem.solution for problem in heldout}
+        assert not {problem_key(problem) for problem in train} & {problem_key(problem) for problem in heldout}
 
 
 # Batches

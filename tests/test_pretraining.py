@@ -8,12 +8,12 @@ import torch
 from torch.testing import assert_close
 
 from grpo_edu import pretraining
-from grpo_edu.corpus import Cycle, PretrainingConfig, batches, train_tokenizer
+from grpo_edu.corpus import PretrainingConfig, batches, train_tokenizer
 from grpo_edu.pretraining import build_model, build_optimizers, learning_rate_factor, main, pretrain, target_loss
 
 SMALL = PretrainingConfig(
     vocab_size=400, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, batch_tokens=512,
-    cycles=(Cycle(30, 1.0), Cycle(10, 0.5)), warmup_steps=4, learning_rate=1e-2,
+    steps=40, warmup_steps=4, learning_rate=1e-2,
 )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_a_short_pretraining_lowers_the_loss_and_repeats_to_the_last_bit(tokeniz
     assert tokens == sorted(tokens) and 40 * SMALL.batch_tokens * 0.5 < tokens[-1] <= 40 * SMALL.batch_tokens
 
 
-def test_each_cycle_has_data_of_its_own_and_ends_on_the_late_targets_alone(tokenizer, monkeypatch):
+def test_the_last_steps_see_the_late_targets_alone(tokenizer, monkeypatch):
     asked, used = {}, []
 
     def watched(config, tokenizer, seed, excluded):
@@ -133,20 +133,19 @@ def test_each_cycle_has_data_of_its_own_and_ends_on_the_late_targets_alone(token
 
     monkeypatch.setattr(pretraining, "batches", watched)
     styles = {"style_weights": {"worked": 1}, "early_style_weights": {"direct": 1}}
-    config = replace(SMALL, cycles=(Cycle(8, 1.0), Cycle(4, 0.5)), warmup_steps=2, late_share=0.25, **styles)
+    config = replace(SMALL, steps=8, warmup_steps=2, late_share=0.25, **styles)
     list(pretrain(build_model(config, tokenizer), tokenizer, config, frozenset({"x"})))
     parts = [(seed, len(list(group))) for seed, group in itertools.groupby(used)]
-    assert [count for _, count in parts] == [6, 2, 3, 1]
-    assert len({seed for seed, _ in parts}) == 4
-    for place, (seed, _) in enumerate(parts):
+    assert [count for _, count in parts] == [6, 2]
+    assert len({seed for seed, _ in parts}) == 2
+    for late, (seed, _) in enumerate(parts):
         asked_config, excluded = asked[seed]
-        late = place % 2 == 1
         assert asked_config.style_weights == ({"worked": 1} if late else {"direct": 1})
         assert asked_config.drill_weight == (0 if late else SMALL.drill_weight)
         assert excluded == frozenset({"x"})
 
 
-def test_each_cycle_falls_from_its_own_peak(tokenizer, monkeypatch):
+def test_both_learning_rates_fall_from_their_peaks(tokenizer, monkeypatch):
     made = []
 
     def watched(model, config):
@@ -154,14 +153,14 @@ def test_each_cycle_falls_from_its_own_peak(tokenizer, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(pretraining, "build_optimizers", watched)
-    config = replace(SMALL, cycles=(Cycle(4, 1.0), Cycle(4, 0.5)), warmup_steps=1)
+    config = replace(SMALL, steps=4, warmup_steps=1)
     rates = []
     for _ in pretrain(build_model(config, tokenizer), tokenizer, config):
         rates.append([optimizer.param_groups[0]["lr"] for optimizer in made[-1]])
-    assert len(made) == 2
+    assert len(made) == 1
     fall = [1.0, 2 / 3, 1 / 3, 0.0]
     for place, full in enumerate((config.muon_learning_rate, config.learning_rate)):
-        expected = [full * factor for factor in fall] + [0.5 * full * factor for factor in fall]
+        expected = [full * factor for factor in fall]
         assert [rate[place] for rate in rates] == pytest.approx(expected, abs=1e-12)
 
 

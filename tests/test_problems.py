@@ -10,7 +10,7 @@ import pytest
 
 from grpo_edu import problems
 from grpo_edu.data import load_problems
-from grpo_edu.problems import DOMAINS, LEVELS, Problem, draw_problem, fill_story, make_problems, make_split
+from grpo_edu.problems import DOMAINS, LEVELS, Problem, draw_problem, fill_story, make_problems, make_split, problem_key
 from grpo_edu.prompts import extract_answer, normalize_answer
 from grpo_edu.rewards import accuracy_reward, format_reward, steps_reward
 from grpo_edu.stories import ITEMS, NAMES, STORIES, Story
@@ -45,7 +45,7 @@ ORACLE = {
     "miles each day": lambda daily, days, more, less: daily * days + more - less,
     "desks": lambda rows, each, out, groups: Fraction(rows * each - out, groups),
     "dollars an hour": lambda hourly, hours, lunch, bus: hourly * hours - (lunch + bus),
-    "A rope": lambda feet, parts, tied, added: Fraction(feet, parts) * tied + added,
+    "has ropes of": lambda feet, parts, tied, added: Fraction(feet, parts) * tied + added,
     "times as many. Together": lambda one, times, gone: one + one * times - gone,
     "tulips": lambda roses, tulips, wither, vase: Fraction(roses + tulips - wither, vase),
     "on the way": lambda box, children, given, found: Fraction(box, children) - given + found,
@@ -59,7 +59,7 @@ ORACLE = {
     "bags are sold": lambda each, trees, bad, bag, sold: Fraction(each * trees - bad, bag) - sold,
     "miles an hour": lambda fast, hours, slow, more, trip: trip - fast * hours - slow * more,
     "girls": lambda girls, boys, team, each, kept: Fraction(girls + boys, team) * each + kept,
-    "their friend has": lambda own, times, fewer, piles: Fraction(own + own * times + (own * times - fewer), piles),
+    "friend of theirs": lambda own, times, fewer, piles: Fraction(own + (own * times - fewer), piles),
     "lamps": lambda lamps, bought, sold, rent, owners: Fraction(lamps * sold - lamps * bought - rent, owners),
     "equal blocks": lambda rows, each, added, blocks, broken: Fraction(rows * each + added, blocks) - broken,
     "pages a day": lambda daily, days, slow, later, more: daily * days + slow * later + more,
@@ -87,9 +87,6 @@ def solve(prompt: str, level: str) -> str:
         numbers = sorted(numbers_of(prompt), reverse="from large to small" in prompt)
         assert ("from large to small" in prompt) != ("from small to large" in prompt)
         return ", ".join(map(str, numbers))
-    if level == "lookup":
-        place, things = re.fullmatch(r"Which is number (\d) in this list: (.+)\?", prompt).groups()
-        return things.split(", ")[int(place) - 1]
     if level == "coin_flip":
         verbs = re.findall(r"\b(\w+) it\.", prompt)
         assert set(verbs) <= {"flips", "turns", "leaves", "keeps"} and len(verbs) == prompt.count(".") - 1
@@ -127,14 +124,16 @@ def test_these_problems_come_out_on_every_machine():
     first = {level: make_problems(level, 1, seed=7)[0] for level in ALL}
     assert first["basic"] == Problem(
         "A farm has 19 hens, 59 ducks and 58 goats. How many animals live on the farm?",
-        "136", "basic", "19 + 59 = 78. 78 + 58 = 136. #### 136",
+        "136", "basic", "19+59=78. 78+58=136. #### 136",
     )  # fmt: skip
-    assert first["intermediate"].solution == "61 + 65 = 126. 126 / 7 = 18. 18 + 11 = 29. #### 29"
+    assert first["intermediate"].solution == "61+65=126. 126/7=18. 18+11=29. #### 29"
     assert first["advanced"].prompt.startswith("A farmer picks 8 apples from each of 5 trees. 25 are bad.")
     assert first["sorting"] == Problem(
-        "Sort 50, 96, 23 from large to small.", "96, 50, 23", "sorting", "50, 96, 23: 96. 50, 23: 50. #### 96, 50, 23"
+        "Sort 50, 96, 23 from large to small.", "96, 50, 23", "sorting", "50 96 23: 96. 50 23: 50. #### 96, 50, 23"
     )
-    assert first["coin_flip"].solution == "Cleo: heads. Kira: heads. Leo: heads. Nico: heads. #### heads"
+    assert first["coin_flip"].solution == (
+        "heads. Cleo keeps: heads. Kira leaves: heads. Leo leaves: heads. Nico leaves: heads. #### heads"
+    )
 
 
 @every_kind
@@ -146,6 +145,7 @@ def test_the_shipped_files_are_what_the_generators_make(level, shipped):
 
 @every_kind
 def test_no_problem_comes_twice_and_each_names_its_level(level, drawn):
+    assert len({problem_key(problem) for problem in drawn[level]}) == 1000
     assert len({problem.solution for problem in drawn[level]}) == 1000
     assert {problem.level for problem in drawn[level]} == {level}
 
@@ -154,7 +154,7 @@ def test_no_problem_comes_twice_and_each_names_its_level(level, drawn):
 def test_a_split_shares_nothing_and_has_the_sizes_asked_for(level):
     train, heldout = make_split(level, 60, 40, seed=2)
     assert (len(train), len(heldout)) == (60, 40)
-    assert not {problem.solution for problem in train} & {problem.solution for problem in heldout}
+    assert not {problem_key(problem) for problem in train} & {problem_key(problem) for problem in heldout}
 
 
 # Variety
@@ -190,9 +190,7 @@ def test_the_oracle_knows_every_story_and_no_other():
 
 
 def test_the_domains_vary():
-    sorting, lookup, coins = (make_problems(level, 400, seed=1) for level in DOMAINS)
-    assert {problem.prompt.count(",") + 1 for problem in lookup} == {4, 5, 6, 7}
-    assert {numbers_of(problem.prompt)[0] for problem in lookup} == {2, 3, 4, 5, 6, 7}
+    sorting, coins = (make_problems(level, 400, seed=1) for level in DOMAINS)
     assert {len(numbers_of(problem.prompt)) for problem in sorting} == {3, 4, 5}
     assert {problem.prompt.split()[0] for problem in sorting} == {"Sort", "Put", "Write"}
     assert {problem.prompt.count(" it.") for problem in coins} == {3, 4, 5}
@@ -203,12 +201,12 @@ def test_the_domains_vary():
 # Worked solutions
 
 
-EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.")
+EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)\.")
 
 
 @pytest.mark.parametrize(
     "level, steps, signs",
-    [("basic", {2}, "+-"), ("intermediate", {3}, "+-*/"), ("advanced", {4, 5}, "+-*/")],
+    [("basic", {2}, "+-"), ("intermediate", {3}, "+-*/"), ("advanced", {4}, "+-*/")],
 )
 def test_a_level_has_its_steps_and_operations(level, steps, signs, drawn):
     equations = [EQUATION.findall(problem.solution) for problem in drawn[level]]
@@ -245,20 +243,14 @@ def test_a_sorting_solution_takes_the_next_number_each_time(drawn):
             left.remove(pick[0])
 
 
-def test_a_lookup_solution_counts_up_to_the_place(drawn):
-    for problem in drawn["lookup"]:
-        things = problem.prompt.split(": ")[1].rstrip("?").split(", ")
-        counted = problem.solution.split(" #### ")[0].rstrip(".").split(". ")
-        assert len(set(things)) == len(things)
-        assert counted == [f"{n}: {thing}" for n, thing in enumerate(things, 1)][: numbers_of(problem.prompt)[0]]
-
-
 def test_a_coin_solution_says_the_side_after_each_person(drawn):
     for problem in drawn["coin_flip"]:
         told = problem.prompt.split(". ")
-        for place, line in enumerate(problem.solution.split(" #### ")[0].rstrip(".").split(". "), start=1):
-            person, side = line.split(": ")
-            assert told[place].startswith(person + " ")
+        first, *lines = problem.solution.split(" #### ")[0].rstrip(".").split(". ")
+        assert told[0] == f"A coin shows {first}" and len(lines) == len(told) - 2
+        for place, line in enumerate(lines, start=1):
+            person_and_verb, side = line.split(": ")
+            assert told[place] == f"{person_and_verb} it"
             assert side == solve(". ".join(told[: place + 1]) + ".", "coin_flip")
 
 
@@ -339,9 +331,9 @@ def test_less_than_one_problem_is_refused(n):
 def test_more_problems_than_there_are_is_refused_with_the_number_there_are(monkeypatch):
     only = Story("{name} has {a} and {b} {item}. How many?", "c = a + b", {"a": (1, 2), "b": (1, 2)})
     monkeypatch.setitem(problems.STORIES, "basic", (only,))
-    assert len(make_problems("basic", 4, seed=0)) == 4
-    with pytest.raises(ValueError, match="n: only 4 different basic problems were found; ask for fewer than 5"):
-        make_problems("basic", 5, seed=0)
+    assert len(make_problems("basic", 3, seed=0)) == 3  # 1 and 2 in either order are one problem
+    with pytest.raises(ValueError, match="n: only 3 different basic problems were found; ask for fewer than 4"):
+        make_problems("basic", 4, seed=0)
 
 
 def test_steps_that_leave_the_whole_numbers_are_drawn_again():
