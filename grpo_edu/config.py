@@ -105,6 +105,7 @@ class GRPOConfig:
         self._one_of("scale_rewards", SCALE_REWARDS)
         self._one_of("advantage_estimator", ADVANTAGE_ESTIMATORS)
         self._one_of("lr_scheduler_type", SCHEDULES)
+        self._check_pairs()
 
     @property
     def batch_size(self) -> int:
@@ -127,6 +128,19 @@ class GRPOConfig:
             object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
             finite = all(isinstance(weight, Real) and math.isfinite(weight) for weight in self.reward_weights)
             self._require("reward_weights", finite, "must be finite numbers, one a reward function")
+
+    def _check_pairs(self) -> None:
+        """Settings that are well alone and not together."""
+        if self.loss_type == "cispo" and self.epsilon_high is None:
+            raise ValueError(
+                "epsilon_high: None with loss_type = 'cispo', where it is the largest ratio itself and would fall back "
+                "on epsilon, so that every loss shrinks to a fifth; set epsilon_high=5.0, as ScaleRL and TRL do"
+            )
+        if self.lr_scheduler_type == "constant" and self.warmup_steps:
+            raise ValueError(
+                f"warmup_steps: {self.warmup_steps} with lr_scheduler_type = 'constant', which has no warm-up; choose "
+                "lr_scheduler_type='constant_with_warmup', or warmup_steps=0"
+            )
 
     def _require(self, name: str, holds: bool, demand: str) -> None:
         if not holds:

@@ -80,12 +80,12 @@ def train(
     optimizer, scheduler = build_optimizer(model, config)
     reference = copy.deepcopy(model).requires_grad_(False).eval() if config.beta else None
     generator = torch.Generator().manual_seed(config.seed)
-    order = problem_order(len(problems), config.seed)
+    order = problem_order(len(problems), config.seed, config.prompts_per_step)
     num_tokens = 0
     model.eval()
     for step in range(1, config.max_steps + 1):
         started = time.perf_counter()
-        chosen = [problems[next(order)] for _ in range(config.prompts_per_step)]
+        chosen = [problems[index] for index in next(order)]
         rollout = generate(
             model, tokenizer, [render_prompt(tokenizer, problem.prompt) for problem in chosen],
             num_generations=config.num_generations, max_completion_length=config.max_completion_length,
@@ -124,11 +124,25 @@ def build_optimizer(model: nn.Module, config: GRPOConfig):
     return optimizer, get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, config.max_steps)
 
 
-def problem_order(count: int, seed: int) -> Iterator[int]:
-    """Indices of problems without end: each pass a fresh shuffle, so all come once before any comes twice."""
+def problem_order(count: int, seed: int, size: int) -> Iterator[list[int]]:
+    """Steps of `size` different problems without end, as indices below `count` >= `size`.
+
+    Each pass is a fresh shuffle, so all come once before any comes twice. A step that begins with the last problems
+    of a pass goes on with the first of the next that it does not hold already.
+
+    >>> order = problem_order(3, seed=0, size=2)
+    >>> [next(order) for _ in range(3)]
+    [[1, 2], [0, 1], [2, 0]]
+    """
     rng = random.Random(seed)
+    waiting: list[int] = []
     while True:
-        yield from rng.sample(range(count), count)
+        if len(waiting) < size:
+            fresh = rng.sample(range(count), count)
+            first = [index for index in fresh if index not in waiting][: size - len(waiting)]
+            waiting += first + [index for index in fresh if index not in first]
+        yield waiting[:size]
+        waiting = waiting[size:]
 
 
 def score_rollout(
