@@ -100,6 +100,28 @@ def degenerate_groups(rewards: Tensor, num_generations: int) -> Tensor:
     return _all_equal(_grouped(rewards, num_generations))
 
 
+def tie_probability(p: float, num_generations: int) -> float:
+    r"""The chance that G completions are all right or all wrong, so that their group has no gradient.
+
+    .. math:: p^G + (1 - p)^G
+
+    Args:
+        p: probability that one completion is right, between 0 and 1.
+        num_generations: G >= 2, completions drawn independently.
+
+    Raises:
+        ValueError: p outside 0 … 1, or G < 2.
+
+    >>> tie_probability(0.5, 2), tie_probability(0.5, 8)
+    (0.5, 0.0078125)
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"p must be a probability between 0 and 1, got {p}")
+    if num_generations < 2:
+        raise ValueError(f"num_generations must be at least 2, got {num_generations}: one completion is no group")
+    return p**num_generations + (1 - p) ** num_generations
+
+
 def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
     """Check rewards (B,) and return them as (N, G) in floating point."""
     if num_generations < 2:

@@ -1,6 +1,7 @@
 """Advantages by hand-worked numbers and by their properties."""
 
 import doctest
+import itertools
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from grpo_edu import advantages
-from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages
+from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages, tie_probability
 
 SCALES = ("group", "batch", "none")
 
@@ -164,3 +165,26 @@ def test_bad_rewards_are_refused_with_a_word(function, rewards, generations, mes
 def test_unknown_scale_is_refused():
     with pytest.raises(ValueError, match="scale_rewards must be one of group, batch, none; got 'std'"):
         group_advantages(torch.tensor([1.0, 0.0]), 2, scale_rewards="std")
+
+
+@pytest.mark.parametrize("generations", [2, 3, 4])
+def test_tie_probability_is_the_weight_of_the_groups_that_tie(generations):
+    """Every group of rewards 0 and 1 written out, each weighed with its probability at p = 0.3."""
+    total = 0.0
+    for rewards in itertools.product([0.0, 1.0], repeat=generations):
+        if degenerate_groups(torch.tensor(rewards), generations).item():
+            total += 0.3 ** sum(rewards) * 0.7 ** (generations - sum(rewards))
+    assert tie_probability(0.3, generations) == pytest.approx(total)
+
+
+def test_a_sure_question_always_ties():
+    assert tie_probability(0, 8) == tie_probability(1, 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("p", "generations", "message"),
+    [(1.2, 4, "p must be a probability"), (float("nan"), 4, "p must be"), (0.5, 1, "num_generations must be at least")],
+)
+def test_tie_probability_refuses(p, generations, message):
+    with pytest.raises(ValueError, match=message):
+        tie_probability(p, generations)
