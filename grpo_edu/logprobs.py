@@ -95,7 +95,7 @@ def per_token_logps(
         completion_ids: (B, C), right-padded.
         completion_mask: (B, C), 1 through the first EOS inclusive; a row of zeros scores nothing.
         temperature: that of the sampling; logits are divided by it.
-        chunk_size: completion tokens whose logits are held at once; None: as many as make 128 MiB. With
+        chunk_size: predictions whose logits are held at once; None: as many as make 128 MiB. With
             several chunks, the backward pass computes each chunk's logits again instead of keeping them.
         with_entropy: also return the entropies, which carry no gradient.
 
@@ -138,9 +138,11 @@ def shared_prefix_logps(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""The same numbers as `per_token_logps`, with each prompt read once for its group.
 
-    A group becomes one row without padding inside, ``[prompt, completion 1, …, completion G]``. Position
-    numbers start again behind the prompt for each completion, and a block mask lets a completion see the
-    prompt and itself but not its siblings. Prefix Grouper, https://arxiv.org/abs/2506.05433.
+    A group becomes one row without padding inside: the prompt, then its completions (Prefix Grouper,
+    https://arxiv.org/abs/2506.05433). Completions that begin alike share their common beginning as well, so that the
+    row is a tree, and a confident policy, whose samples differ late, costs a fraction of its tokens (Tree Training,
+    https://arxiv.org/abs/2511.00413). A token's position number is its place in its own prompt and completion, and a
+    mask lets it see what comes before it there, and nothing of its siblings.
 
     The mask weighs N · L² bytes for N groups with rows of L tokens, and attention costs as much: where the
     completions of a group add up to many thousand tokens, pass a part of the group at a time.
@@ -175,7 +177,7 @@ def shared_prefix_logps(
     rows = pack_groups(prompt_ids, prompt_mask, completion_ids, completion_mask, num_generations)
     hidden = decoder(
         input_ids=rows.input_ids,
-        attention_mask=block_mask(model, rows.segment_ids),
+        attention_mask=block_mask(model, rows.seen_until),
         position_ids=rows.position_ids,
         use_cache=False,
     ).last_hidden_state
@@ -196,22 +198,29 @@ def _score(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Turn hidden states (N, L, H) into log-probabilities and entropies (B, C), chunk by chunk."""
 
-    def score_chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logits = _at_least_float32(head(states)) / temperature
-        logps = logps_from_logits(logits, ids)
-        return logps, entropies(logits.detach()) if with_entropy else torch.zeros_like(logps)
+    def score_chunk(states: Tensor, place: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        logits = _at_least_float32(head(states))
+        if temperature != 1:
+            logits = logits / temperature
+        logps = logits.log_softmax(dim=-1)[place, ids]
+        return logps, entropies(logits.detach())[place] if with_entropy else torch.zeros_like(logps)
 
     real = completion_mask != 0
     row = torch.arange(len(real), device=real.device) // (len(real) // len(hidden))
-    states = hidden[row[:, None].expand_as(real)[real], rows.source[real]]  # (tokens, H)
-    ids = completion_ids[real]
+    # Tokens that are predicted from one place share its logits.
+    places, place = (row[:, None] * hidden.shape[1] + rows.source)[real].unique(return_inverse=True)
+    order = place.argsort(stable=True)
     size = chunk_size or max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
-    recompute = len(ids) > size and torch.is_grad_enabled()
-    parts = [
-        checkpoint(score_chunk, *chunk, use_reentrant=False) if recompute else score_chunk(*chunk)
-        for chunk in zip(states.split(size), ids.split(size), strict=True)
-    ]
-    logps, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+    states = hidden.flatten(0, 1)[places].split(size)  # each (places, H)
+    tokens = order.split(torch.bincount(place // size, minlength=len(states)).tolist())
+    recompute = len(states) > 1 and torch.is_grad_enabled()
+    ids = completion_ids[real]
+    parts = []
+    for chunk_states, chunk in zip(states, tokens, strict=True):
+        inputs = chunk_states, place[chunk] % size, ids[chunk]
+        parts.append(checkpoint(score_chunk, *inputs, use_reentrant=False) if recompute else score_chunk(*inputs))
+    back = order.argsort()
+    logps, entropy = (torch.cat(part)[back] for part in zip(*parts, strict=True))
     padded = logps.new_zeros(real.shape)
     logps = padded.masked_scatter(real, logps)
     return (logps, padded.masked_scatter(real, entropy)) if with_entropy else logps

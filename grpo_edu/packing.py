@@ -1,4 +1,4 @@
-"""Rows for the training forward pass: a prompt and its completions side by side, without padding inside."""
+"""Rows for the training forward pass: a prompt and the tree of its completions, without padding inside."""
 
 import inspect
 from dataclasses import dataclass
@@ -9,14 +9,17 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class PackedRows:
-    """N rows of L tokens, ``[prompt, completion 1, …, completion G, padding]``, for B = N·G completions.
+    """N rows of L tokens, ``[prompt, tree of completions, padding]``, for B = N·G completions.
 
+    Completions that begin alike share the tokens of their common beginning, as all of them share the prompt: the same
+    tokens at the same places have the same hidden states. What follows a shared token stands directly behind it in
+    the row, so the tokens that see a token are those from itself up to one place (a tree in depth-first order).
     A completion's last token is left out: nothing is predicted from it.
     """
 
     input_ids: Tensor  # (N, L)
     position_ids: Tensor  # (N, L), place of a token in its own prompt and completion
-    segment_ids: Tensor  # (N, L), 0 in the prompt, g in completion g
+    seen_until: Tensor  # (N, L), place in the row behind the last token that sees this one
     source: Tensor  # (B, C), place in its row from which a completion token is predicted
 
 
@@ -27,7 +30,7 @@ def pack_groups(
     completion_mask: Tensor,
     num_generations: int,
 ) -> PackedRows:
-    """Join each group's prompt and its completions in one row.
+    """Join each group's prompt and its completions in one row, every common beginning once.
 
     Args:
         prompt_ids: (B, P), a group's rows adjacent and equal.
@@ -42,49 +45,76 @@ def pack_groups(
     Raises:
         ValueError: the shapes or masks are not as above, or B is not a multiple of G.
 
-    >>> prompt, completion = torch.tensor([[0, 7], [0, 7]]), torch.tensor([[5, 6, 2], [9, 2, 0]])
+    >>> prompt, completion = torch.tensor([[0, 7], [0, 7]]), torch.tensor([[5, 6, 2], [5, 9, 2]])
     >>> rows = pack_groups(prompt, prompt.sign(), completion, completion.sign(), 2)
-    >>> rows.input_ids, rows.position_ids
-    (tensor([[7, 5, 6, 9]]), tensor([[0, 1, 2, 1]]))
+    >>> rows.input_ids, rows.position_ids  # the 5 stands once
+    (tensor([[7, 5, 6, 9]]), tensor([[0, 1, 2, 2]]))
+    >>> rows.seen_until  # the 6 is seen by itself alone
+    tensor([[4, 4, 3, 4]])
     >>> rows.source
     tensor([[0, 1, 2],
-            [0, 3, 4]])
+            [0, 1, 3]])
     """
     _check_groups(prompt_ids, prompt_mask, completion_ids, completion_mask, num_generations)
     batch, columns = completion_ids.shape
     count = batch // num_generations
     prompt_real = prompt_mask[::num_generations] != 0  # (N, P)
+    prompt_length = prompt_real.sum(dim=1)  # (N,)
     fed = nn.functional.pad(completion_mask[:, 1:] != 0, (0, 1))  # (B, C), tokens with a successor
-    real = torch.cat([prompt_real, fed.view(count, -1)], dim=1)  # (N, P + G·C)
+    tokens = completion_ids.masked_fill(~fed, -1)
+    order = _alphabetical(tokens, num_generations)
+    tokens, fed = (part[order].view(count, num_generations, columns) for part in (tokens, fed))
+    new, node, until = _tree(tokens, fed, prompt_length)
 
-    prompt_length = prompt_real.sum(dim=1, keepdim=True)  # (N, 1)
-    offsets = torch.arange(columns, device=completion_ids.device)
-    ids = torch.cat([prompt_ids[::num_generations], completion_ids.view(count, -1)], dim=1)
-    positions = torch.cat([prompt_real.cumsum(dim=1) - 1, prompt_length + offsets.repeat(num_generations)], dim=1)
-    prompt_segment = offsets.new_zeros(prompt_ids.shape[1])
-    completion_segments = 1 + torch.arange(num_generations, device=offsets.device).repeat_interleave(columns)
-    segments = torch.cat([prompt_segment, completion_segments]).expand(count, -1)
-
+    real = torch.cat([prompt_real, new.flatten(1)], dim=1)  # (N, P + G·C)
+    width = int(real.sum(dim=1).max())
+    offsets = torch.arange(columns, device=fed.device).repeat(num_generations)
+    ids = torch.cat([prompt_ids[::num_generations], tokens.flatten(1)], dim=1)
+    positions = torch.cat([prompt_real.cumsum(dim=1) - 1, prompt_length[:, None] + offsets], dim=1)
+    seen = torch.cat([torch.full_like(prompt_ids[::num_generations], width), until.flatten(1)], dim=1)
     # A stable sort by "is real" moves padding to the end and leaves everything else in order.
-    order = real.int().argsort(dim=1, descending=True, stable=True)[:, : int(real.sum(dim=1).max())]
-    lengths = fed.sum(dim=1).view(count, num_generations)
-    start = prompt_length + lengths.cumsum(dim=1) - lengths  # (N, G), where each completion begins
-    source = start.view(batch, 1) + offsets - 1
-    source[:, 0] = prompt_length.repeat_interleave(num_generations) - 1  # first tokens follow the prompt
+    kept = real.int().argsort(dim=1, descending=True, stable=True)[:, :width]
+    source = nn.functional.pad(node, (1, 0))[:, :, :-1].clone()
+    source[:, :, 0] = prompt_length[:, None] - 1  # first tokens follow the prompt
     return PackedRows(
-        input_ids=ids.masked_fill(~real, 0).gather(1, order),
-        position_ids=positions.masked_fill(~real, 0).gather(1, order),
-        segment_ids=segments.gather(1, order),
-        source=source,
+        *(part.masked_fill(~real, 0).gather(1, kept) for part in (ids, positions, seen)),
+        source=torch.empty_like(completion_ids).index_copy(0, order, source.view(batch, columns)),
     )
 
 
-def block_mask(model: nn.Module, segment_ids: Tensor) -> Tensor:
+def _alphabetical(tokens: Tensor, num_generations: int) -> Tensor:
+    """(B,) the order in which a group's rows (B, C) stand as in a dictionary, so that like beginnings are adjacent."""
+    group = torch.arange(len(tokens), device=tokens.device) // num_generations
+    rank = torch.cat([group[:, None], tokens], dim=1).unique(dim=0, return_inverse=True)[1]
+    return rank.argsort(stable=True)
+
+
+def _tree(tokens: Tensor, fed: Tensor, prompt_length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tree of the completions of each group, (N, G, C) in alphabetical order, behind prompts of (N,) tokens.
+
+    Returns, each (N, G, C): whether a token stands in the row or is shared with the completion before; its place in
+    the row; and the place behind the last token that sees it. The last two hold where `fed` does.
+    """
+    same = fed[:, 1:] & (tokens[:, 1:] == tokens[:, :-1])
+    shared = nn.functional.pad(same.cumprod(dim=2), (0, 0, 1, 0)).bool()  # all so far as in the completion before
+    new = fed & ~shared
+    place = prompt_length[:, None] + new.flatten(1).cumsum(dim=1) - 1
+    node = place.view_as(new).masked_fill(~new, 0).cummax(dim=1).values
+
+    length = new.sum(dim=2)  # (N, G), tokens that each completion adds
+    end = prompt_length[:, None] + length.cumsum(dim=1)
+    branch = (end - length)[:, :, None].expand(new.shape).masked_fill(shared, torch.iinfo(end.dtype).max)
+    # A token is seen until the first completion behind that does not share it; the last one's end is the row's.
+    behind = torch.cat([branch[:, 1:], end[:, -1:, None].expand(-1, 1, new.shape[2])], dim=1)
+    return new, node, behind.flip(1).cummin(dim=1).values.flip(1)
+
+
+def block_mask(model: nn.Module, seen_until: Tensor) -> Tensor:
     """What a token of a packed row sees: the prompt and its own completion, up to itself.
 
     Args:
         model: a causal language model of transformers.
-        segment_ids: (N, L), of `PackedRows`.
+        seen_until: (N, L), of `PackedRows`.
 
     Returns:
         (N, 1, L, L): True where a token (third dimension) sees another (fourth); for "eager" attention,
@@ -94,9 +124,9 @@ def block_mask(model: nn.Module, segment_ids: Tensor) -> Tensor:
         ValueError: the model takes no such mask: another attention implementation, no position numbers,
             layers that are not attention, or a sliding window shorter than the rows.
     """
-    _check_takes_block_mask(model, segment_ids.shape[1])
-    query, key = segment_ids[:, :, None], segment_ids[:, None, :]
-    visible = ((key == 0) | (key == query)).tril()[:, None]
+    _check_takes_block_mask(model, seen_until.shape[1])
+    place = torch.arange(seen_until.shape[1], device=seen_until.device)
+    visible = (place[:, None] < seen_until[:, None, :]).tril()[:, None]
     if model.config._attn_implementation == "sdpa":
         return visible
     hidden = torch.finfo(model.dtype).min

@@ -33,6 +33,12 @@ def make_model(kind=Qwen2ForCausalLM, config=None, **options):
     return kind(config or Qwen2Config(**{**SIZES, **options})).eval()
 
 
+def make_gpt2():
+    """The random GPT-2 starts nearly uniform; wider weights make its gradients large enough to compare."""
+    options = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
+    return make_model(GPT2LMHeadModel, GPT2Config(vocab_size=VOCAB, **options))
+
+
 @pytest.fixture(scope="module")
 def model():
     return make_model()
@@ -198,14 +204,16 @@ def test_rows_of_zeros_score_nothing_even_when_all_are(model):
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4, 1000])
-def test_chunks_change_neither_values_nor_gradients(model, chunk_size):
+def test_chunks_change_neither_values_nor_gradients(chunk_size):
+    model = make_gpt2().double()
     weights = torch.randn(BATCH[3].shape, generator=torch.Generator().manual_seed(1))
     expected, entropy = per_token_logps(model, *BATCH, with_entropy=True)
     expected_gradients = gradients(model, expected, weights)
+    exact = {"rtol": 0.0, "atol": 1e-11}
     for logps, chunked_entropy in both_ways(model, BATCH, chunk_size=chunk_size, with_entropy=True):
-        assert_close(logps, expected)
-        assert_close(chunked_entropy, entropy)
-        assert_close(gradients(model, logps, weights), expected_gradients, atol=1e-5, rtol=1e-5)
+        assert_close(logps, expected, **exact)
+        assert_close(chunked_entropy, entropy, **exact)
+        assert_close(gradients(model, logps, weights), expected_gradients, **exact)
 
 
 def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(model):
@@ -215,15 +223,50 @@ def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(model):
         both_ways(model, BATCH, chunk_size=4)
     hook.remove()
     assert all(shape[0] <= 4 and len(shape) == 2 for shape in seen)
-    assert sum(shape[0] for shape in seen) == 2 * int(BATCH[3].sum())
+    tokens = int(BATCH[3].sum())
+    # with a shared prefix, the first tokens of a group (3 and, beside an empty completion, 2) share their logits
+    assert sum(shape[0] for shape in seen) == tokens + tokens - 2 - 1
 
 
 def test_packed_rows_hold_no_padding_between_completions():
-    rows = pack_groups(*BATCH, GENERATIONS)
-    # prompts of 5 and 2; completions of 4 1 6 and 0 3 7 without their last tokens: 3+0+5 and 0+2+6
-    assert rows.input_ids.shape == (2, 13)
-    assert rows.segment_ids.tolist() == [[0] * 5 + [1] * 3 + [3] * 5, [0] * 2 + [2] * 2 + [3] * 6 + [0] * 3]
-    assert rows.position_ids[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9]
+    prompt = torch.tensor([[0, 0, 8, 9], [1, 2, 3, 4]]).repeat_interleave(GENERATIONS, 0)
+    completion = torch.tensor([[30, 31, 5], [20, 5, 0], [5, 0, 0], [10, 5, 0], [0, 0, 0], [11, 12, 5]])
+    rows = pack_groups(prompt, prompt.sign(), completion, completion.sign(), GENERATIONS)
+    # in alphabetical order, the closing 5s left out; the second row has one token more than the first
+    assert rows.input_ids.tolist() == [[8, 9, 20, 30, 31, 0, 0], [1, 2, 3, 4, 10, 11, 12]]
+    assert rows.position_ids.tolist() == [[0, 1, 2, 2, 3, 0, 0], [0, 1, 2, 3, 4, 4, 5]]
+    assert rows.seen_until.tolist() == [[7, 7, 3, 5, 5, 0, 0], [7, 7, 7, 7, 5, 7, 7]]
+    assert rows.source[completion != 0].tolist() == [1, 3, 4, 1, 2, 1, 3, 4, 3, 5, 6]
+
+
+def test_a_common_beginning_stands_once():
+    """A tree by hand: 5 5 6 | 5 5 7 | 5 | 5 5 6 again | 9, each closed by a 2, behind a prompt of two tokens."""
+    completion = torch.tensor([[5, 5, 6, 2], [5, 5, 7, 2], [5, 2, 0, 0], [5, 5, 6, 2], [9, 2, 0, 0]])
+    prompt = torch.tensor([[8, 8]]).expand(5, 2)
+    rows = pack_groups(prompt, prompt.sign(), completion, completion.sign(), 5)
+    assert rows.input_ids.tolist() == [[8, 8, 5, 5, 6, 7, 9]]
+    assert rows.position_ids.tolist() == [[0, 1, 2, 3, 4, 4, 2]]
+    assert rows.seen_until.tolist() == [[7, 7, 6, 6, 5, 6, 7]]
+    expected = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2], [1, 2, 3, 4], [1, 6]]
+    found = [row[mask != 0].tolist() for row, mask in zip(rows.source, completion, strict=True)]
+    assert found == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_trees_of_completions_have_the_values_and_gradients_of_plain_rows(data):
+    """Completions over two tokens begin alike nearly always. GPT-2 keeps to float64 (Qwen2's norms do not)."""
+    model = make_gpt2().double()
+    lengths = data.draw(st.lists(st.integers(0, 6), min_size=2 * GENERATIONS, max_size=2 * GENERATIONS))
+    batch = list(make_batch([3, 5], lengths, seed=data.draw(st.integers(0, 99))))
+    batch[2] = batch[2] % 2
+    weights = torch.randn(batch[3].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    (plain, shared), (_, chunked) = both_ways(model, batch), both_ways(model, batch, chunk_size=2)
+    exact = {"rtol": 0.0, "atol": 1e-11}
+    for logps in (shared, chunked):
+        assert_close(logps, plain, **exact)
+        assert_close(gradients(model, logps, weights), gradients(model, plain, weights), **exact)
+        plain = per_token_logps(model, *batch)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
