@@ -184,11 +184,9 @@ def batches(
 
     Yields (ids, is_target): (B, T) token ids, right-padded, and whether each token is part of a target.
     """
-    import torch
-
     stream, rng = draw_examples(config, seed, excluded), random.Random(seed)
     while True:
-        pool = sorted(_encode(tokenizer, [next(stream) for _ in range(2048)]), key=lambda row: row[1])
+        pool = sorted(encode_examples(tokenizer, [next(stream) for _ in range(2048)]), key=lambda row: row[1])
         cuts, start = [], 0
         for end in range(1, len(pool) + 1):
             width = max(len(ids) for ids, _ in pool[start : end + 1])
@@ -197,15 +195,21 @@ def batches(
                 start = end
         rng.shuffle(cuts)
         for rows in cuts:
-            width = max(len(ids) for ids, _ in rows)
-            pad = tokenizer.pad_token_id
-            ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in rows])
-            lengths = torch.tensor([[len(ids), prompt] for ids, prompt in rows])
-            position = torch.arange(width)
-            yield ids, (position >= lengths[:, 1:]) & (position < lengths[:, :1])
+            yield pad_examples(rows, tokenizer.pad_token_id)
 
 
-def _encode(tokenizer, examples: list[tuple[Problem, str]]) -> list[tuple[list[int], int]]:
+def pad_examples(rows: list[tuple[list[int], int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of `encode_examples` as a batch: (B, T) token ids, right-padded, and whether each is part of a target."""
+    import torch
+
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [pad_id] * (width - len(ids)) for ids, _ in rows])
+    lengths = torch.tensor([[len(ids), prompt] for ids, prompt in rows])
+    position = torch.arange(width)
+    return ids, (position >= lengths[:, 1:]) & (position < lengths[:, :1])
+
+
+def encode_examples(tokenizer, examples: list[tuple[Problem, str]]) -> list[tuple[list[int], int]]:
     """(token ids, number of prompt tokens) of each example, the target ended by the end-of-turn token."""
     prompts = tokenizer.apply_chat_template(
         [chat_messages(problem.prompt) for problem, _ in examples], add_generation_prompt=True, tokenize=False

@@ -46,11 +46,16 @@ def build_model(config: PretrainingConfig, tokenizer):
     )
 
 
-def target_loss(model, ids: torch.Tensor, is_target: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the target tokens; logits are computed for those positions only."""
+def target_logits(model, ids: torch.Tensor, is_target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the model says of the target tokens, and what they are: logits (T, V), for those only, and labels (T,)."""
     hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     wanted = is_target[:, 1:]
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), ids[:, 1:][wanted])
+    return model.lm_head(hidden[wanted]), ids[:, 1:][wanted]
+
+
+def target_loss(model, ids: torch.Tensor, is_target: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of the target tokens."""
+    return torch.nn.functional.cross_entropy(*target_logits(model, ids, is_target))
 
 
 def build_optimizers(model, config: PretrainingConfig) -> list[torch.optim.Optimizer]:
