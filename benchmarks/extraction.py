@@ -1,0 +1,80 @@
+"""How careless readers read right solutions, for notebook 02: ``python -m benchmarks.extraction --gsm8k FOLDER``.
+
+The solutions are GSM8K's own references (Cobbe et al. 2021, arXiv 2110.14168; MIT licence), so every one is right, and
+whatever a reader gets wrong is the reader's mistake. The readers see a solution without its last line (``#### 18``), as
+a model writes that was not asked for this format. Writes ``benchmarks/results/extraction.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from grpo_edu.data import load_gsm8k
+from grpo_edu.prompts import extract_answer
+
+HERE = Path(__file__).resolve().parent
+COMMAND = "python -m benchmarks.extraction"
+
+
+def first_result(text: str) -> str | None:
+    """The number behind the first "="."""
+    found = re.search(r"= *\$?(\d+)", text)
+    return found and found[1]
+
+
+def last_digits(text: str) -> str | None:
+    """The last run of digits."""
+    found = re.findall(r"\d+", text)
+    return found[-1] if found else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number with its commas, decimals and sign; the commas are then dropped."""
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return found[-1].replace(",", "") if found else None
+
+
+def flexible(text: str) -> str | None:
+    """The package's own reader of last resort: the last number, in its one spelling."""
+    return extract_answer(text, flexible=True)
+
+
+READERS = {reader.__name__: reader for reader in (first_result, last_digits, last_number, flexible)}
+
+
+def count_misread(solutions: list[str]) -> dict[str, int]:
+    """How many solutions each reader misreads; `extract_answer` gets them whole, with their line ``#### answer``."""
+    misread = dict.fromkeys([*READERS, "extract_answer"], 0)
+    for solution in solutions:
+        body, _, gold = solution.rpartition("####")
+        truth = gold.strip().replace(",", "")
+        for name, reader in READERS.items():
+            misread[name] += reader(body) != truth
+        misread["extract_answer"] += extract_answer(solution) != truth
+    return misread
+
+
+def main() -> int:
+    """Count, store and print."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    folder = os.environ.get("GRPO_EDU_GSM8K")
+    parser.add_argument("--gsm8k", type=Path, default=folder, required=folder is None, help="test.jsonl, train.jsonl")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "extraction.json")
+    options = parser.parse_args()
+    problems = [problem for split in ("test", "train") for problem in load_gsm8k(split, options.gsm8k)]
+    misread = count_misread([problem.solution for problem in problems])
+    record = {"command": COMMAND, "data": "GSM8K, test and train", "solutions": len(problems), "misread": misread}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for name, count in misread.items():
+        print(f"{name:16} misreads {count:5,} of {len(problems):,} right solutions")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
