@@ -47,6 +47,7 @@ def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[A
     rows = (count + 1) // 2
     size = (_WIDTH, height or (3.2 if rows == 1 else 2.4 * rows))
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # inches of air, so that no label touches the edge
     cells = figure.add_gridspec(rows, 2)
     places = [cells[0, :]] if count % 2 else []
     places += [cells[row, column] for row in range(count % 2, rows) for column in (0, 1)]
