@@ -1,0 +1,148 @@
+"""Pictures of what an evaluation can show: shares with their intervals, error rates, problems needed.
+
+Like `grpo_edu.figures`: numbers to `matplotlib.figure.Figure`, no pyplot state, no widgets.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from grpo_edu.figure_style import COLORS, INK, LEGEND, SMALL, look, panel_grid, style_axes
+from grpo_edu.significance import wilson_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def interval_rows(
+    counts: Mapping[str, Sequence[int]],
+    names: Sequence[str],
+    *,
+    trials: int,
+    title: str,
+    reference: float | None = None,
+) -> "Figure":
+    """Runs below each other, each a dot in its 95% Wilson interval, on one scale from 0 to 100%.
+
+    Args:
+        counts: label of a series → problems solved by each run of it.
+        names: one a run, from top to bottom.
+        trials: problems that each run was given.
+        title: what the runs are.
+        reference: a share between 0 and 1 that gets a dashed line, such as the mean of all runs.
+
+    Raises:
+        ValueError: no series, or one whose length is not that of names; a count outside 0..trials.
+
+    >>> figure = interval_rows({"base": [5, 7]}, ["seed 0", "seed 1"], trials=10, title="Two runs")
+    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ['seed 0', 'seed 1']
+    """
+    if not counts or any(len(successes) != len(names) for successes in counts.values()):
+        lengths = {label: len(successes) for label, successes in counts.items()}
+        raise ValueError(f"counts needs at least one series of {len(names)} runs, one a name; got {lengths}")
+    figure, (axes,) = panel_grid(1, height=1.2 + (0.2 + 0.1 * len(counts)) * len(names))
+    style_axes(axes, title, "", "problems solved (%), with 95% intervals")
+    if reference is not None:
+        axes.axvline(100 * reference, color=INK, linewidth=0.9, linestyle="--")
+    for number, (label, successes) in enumerate(counts.items()):
+        shift = 0.24 * (number - (len(counts) - 1) / 2)
+        bounds = [wilson_interval(count, trials) for count in successes]
+        shares = [100 * count / trials for count in successes]
+        lower = [share - 100 * low for share, (low, _) in zip(shares, bounds, strict=True)]
+        upper = [100 * high - share for share, (_, high) in zip(shares, bounds, strict=True)]
+        heights = [row + shift for row in range(len(names))]
+        axes.errorbar(shares, heights, xerr=[lower, upper], linestyle="none", capsize=2, label=label, **look(number))
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, 100)
+    axes.grid(visible=False, axis="y")
+    if len(counts) > 1:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(counts), frameon=False, **LEGEND)
+    return figure
+
+
+def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str, xlabel: str) -> "Figure":
+    """Shares as bars against a promised one: blue where the promise is kept, vermilion where it is broken.
+
+    Args:
+        shares: label → share between 0 and 1, from top to bottom.
+        threshold: the share that must not be passed; a dashed line.
+        title, xlabel: what the shares are; the axis is in percent.
+
+    Raises:
+        ValueError: no shares, or one outside 0 … 1.
+
+    >>> figure = threshold_bars({"one look": 0.04, "five looks": 0.14}, threshold=0.05, title="Errors", xlabel="%")
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['4%', '14%']
+    """
+    if not shares or not all(0 <= share <= 1 for share in shares.values()):
+        raise ValueError(f"shares must be one or more numbers between 0 and 1, got {dict(shares)}")
+    figure, (axes,) = panel_grid(1, height=1.2 + 0.4 * len(shares))
+    style_axes(axes, title, "", xlabel)
+    for row, share in enumerate(shares.values()):
+        broken = share > threshold
+        # colors differ in brightness too, and the broken ones are hatched
+        axes.barh(row, 100 * share, 0.6, color=COLORS[1 if broken else 0], hatch="//" if broken else "", edgecolor="w")
+        axes.annotate(
+            f"{share:.0%}",
+            (100 * share, row),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL,
+            color=INK,
+        )
+    axes.axvline(100 * threshold, color=INK, linewidth=0.9, linestyle="--")
+    axes.set_yticks(range(len(shares)), list(shares))
+    axes.set_ylim(len(shares) - 0.4, -0.6)
+    axes.set_xlim(0, 1.15 * 100 * max(threshold, *shares.values()))
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+def problems_needed_chart(
+    gains: Sequence[float], needed: Mapping[str, Sequence[float]], *, sizes: Mapping[str, int]
+) -> "Figure":
+    """How many problems a claim needs against the gain that it claims, both logarithmic, beside sizes at hand.
+
+    Args:
+        gains: true gains as shares, 0.02 = two points.
+        needed: label → problems needed, one a gain.
+        sizes: label → problems of an evaluation; a dashed line each.
+
+    Raises:
+        ValueError: a series that is not as long as gains, or is empty; a number that is not positive.
+
+    >>> figure = problems_needed_chart([0.01, 0.1], {"paired": [3000, 30]}, sizes={"ours": 300})
+    >>> figure.axes[0].get_yscale()
+    'log'
+    """
+    if not gains or any(len(numbers) != len(gains) for numbers in needed.values()):
+        raise ValueError(f"needed must hold one number for each of the {len(gains)} gains, and gains at least one")
+    if min(min(gains), *(min(numbers) for numbers in needed.values()), *sizes.values()) <= 0:
+        raise ValueError("gains, needed and sizes must be positive to fit logarithmic axes")
+    from matplotlib.ticker import NullLocator
+
+    figure, (axes,) = panel_grid(1, height=3.8)
+    style_axes(axes, "How many problems does a claim need?", "problems (log scale)", "true gain in points (log scale)")
+    points = [100 * gain for gain in gains]
+    for number, (label, numbers) in enumerate(needed.items()):
+        axes.plot(points, numbers, **look(number), linewidth=1.8, label=label)
+    axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_major_locator(_ticks(points))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    for label, size in sizes.items():
+        axes.axhline(size, color=INK, linewidth=0.9, linestyle="--")
+        place = (min(points), size)
+        axes.annotate(label, place, (0, 3), textcoords="offset points", fontsize=SMALL, color=INK)
+    figure.legend(loc="outside upper right", ncols=len(needed), frameon=False, **LEGEND)
+    return figure
+
+
+def _ticks(points: Sequence[float]):
+    from matplotlib.ticker import FixedLocator
+
+    return FixedLocator([tick for tick in (0.5, 1, 2, 5, 10, 20, 50) if min(points) <= tick <= max(points)])
