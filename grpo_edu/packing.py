@@ -109,49 +109,67 @@ def _tree(tokens: Tensor, fed: Tensor, prompt_length: Tensor) -> tuple[Tensor, T
     return new, node, behind.flip(1).cummin(dim=1).values.flip(1)
 
 
+def packed_lengths(prompt_mask: Tensor, completion_mask: Tensor, num_generations: int) -> Tensor:
+    """Tokens of each packed row at most: the prompt's, and each completion's but its last.
+
+    Args:
+        prompt_mask: (B, P). completion_mask: (B, C). num_generations: G, a divisor of B.
+
+    Returns:
+        (N,) long. Common beginnings of completions make a row shorter.
+
+    >>> packed_lengths(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[1, 1, 1], [1, 1, 0]]), 2)
+    tensor([4])
+    """
+    fed = (completion_mask[:, 1:] != 0).sum(dim=1).view(-1, num_generations).sum(dim=1)
+    return (prompt_mask[::num_generations] != 0).sum(dim=1) + fed
+
+
 def block_mask(model: nn.Module, seen_until: Tensor) -> Tensor:
-    """What a token of a packed row sees: the prompt and its own completion, up to itself.
+    """What a token of a packed row sees: the prompt and what comes before it in its own completion, and itself.
+
+    Given as numbers to add to the attention scores. A mask of True and False would do as well, but torch's
+    attention turns one into such numbers in every layer, and keeps each layer's copy for the backward pass.
 
     Args:
         model: a causal language model of transformers.
         seen_until: (N, L), of `PackedRows`.
 
     Returns:
-        (N, 1, L, L): True where a token (third dimension) sees another (fourth); for "eager" attention,
-        which adds its mask to the scores, 0 there and the lowest number elsewhere.
+        (N, 1, L, L) in the model's dtype: 0 where a token (third dimension) sees another (fourth), else -inf.
 
     Raises:
-        ValueError: the model takes no such mask: another attention implementation, no position numbers,
-            layers that are not attention, or a sliding window shorter than the rows.
+        ValueError: the model takes no such mask, see `block_mask_obstacle`.
     """
-    _check_takes_block_mask(model, seen_until.shape[1])
-    place = torch.arange(seen_until.shape[1], device=seen_until.device)
-    visible = (place[:, None] < seen_until[:, None, :]).tril()[:, None]
-    if model.config._attn_implementation == "sdpa":
-        return visible
-    hidden = torch.finfo(model.dtype).min
-    return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(~visible, hidden)
+    length = seen_until.shape[1]
+    obstacle = block_mask_obstacle(model, length)
+    if obstacle:
+        raise ValueError(f"{obstacle}: use per_token_logps, which gives the same numbers")
+    query = torch.arange(length, device=seen_until.device)[:, None]
+    visible = (query < seen_until[:, None]).tril()[:, None]
+    return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
-def _check_takes_block_mask(model: nn.Module, length: int) -> None:
-    remedy = "use per_token_logps, which gives the same numbers"
+def block_mask_obstacle(model: nn.Module, length: int) -> str:
+    """Why rows of `length` tokens cannot go through `model` under a block mask; "" where they can.
+
+    Obstacles are attention implementations that take no mask of four dimensions, models without position
+    numbers, layers that are not attention, and a sliding window shorter than the rows.
+    """
     config, attention = model.config.get_text_config(), model.config._attn_implementation
     if attention not in ("sdpa", "eager"):
-        raise ValueError(
-            f"model has {attention!r} attention, which takes no block mask: load it with "
-            f"attn_implementation='sdpa', or {remedy}"
-        )
+        return f"model has {attention!r} attention, which takes no block mask (attn_implementation='sdpa' does)"
     if "position_ids" not in inspect.signature(model.get_decoder().forward).parameters:
-        raise ValueError(f"model takes no position_ids, so completions cannot share a prompt: {remedy}")
+        return "model takes no position_ids, so completions cannot share a prompt"
     other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if other:
-        raise ValueError(f"model has {', '.join(sorted(other))} layers, which take no block mask: {remedy}")
+        return f"model has {', '.join(sorted(other))} layers, which take no block mask"
     window = getattr(config, "sliding_window", None)
     if window is not None and window < length:
-        raise ValueError(
-            f"model has a sliding window of {window} tokens, which a block mask over {length} tokens would "
-            f"switch off: {remedy}"
+        return (
+            f"model has a sliding window of {window} tokens, which a block mask over {length} tokens would switch off"
         )
+    return ""
 
 
 def _check_groups(
