@@ -1,4 +1,4 @@
-"""The settings of a GRPO run: frozen, checked when made, with TRL's names where TRL has one."""
+"""The settings of a training: frozen, checked when made, with TRL's names where TRL has one."""
 
 from __future__ import annotations
 
@@ -149,3 +149,36 @@ class GRPOConfig:
     def _one_of(self, name: str, known: tuple[str, ...]) -> None:
         if getattr(self, name) not in known:
             raise ValueError(f"{name}: {getattr(self, name)!r} is unknown; choose one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class SupervisedConfig:
+    """One supervised training on worked solutions; each field means what it means in `GRPOConfig`.
+
+    beta: weight of the KL from the model as it was at the start, on the prompts of this training ("learning without
+        forgetting", Li and Hoiem 2016, arXiv 1606.09282).
+
+    Raises ValueError that names the field, what is wrong and what to do.
+
+    >>> SupervisedConfig(max_steps=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: max_steps: 0 must be at least 1
+    """
+
+    max_steps: int = 60
+    prompts_per_step: int = 16
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    lr_scheduler_type: str = "constant"
+    warmup_steps: int = 0
+    beta: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        GRPOConfig(**asdict(self))  # the same names under the same rules
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a JSON file."""
+        return asdict(self)
