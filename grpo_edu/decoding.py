@@ -1,11 +1,13 @@
-"""Decoding: read every prompt once, then extend a shrinking batch by one token at a time.
+"""Decoding: read every prompt once, then extend the tree of its completions, each common beginning once.
 
-Two savings, neither of which changes a probability:
+Three savings, none of which changes a probability:
 
-1. The G completions of a group share their prompt, so it runs through the model once, and its keys and values
-   are repeated G times (prefix sharing, as in vLLM, arXiv 2309.06180).
-2. A row that has emitted its stop token leaves the batch, so the end of a rollout costs what its few long
-   completions cost, not what the whole batch would.
+1. The G completions of a group share their prompt, so it runs through the model once (prefix sharing, as in vLLM,
+   arXiv 2309.06180).
+2. Samples that have drawn the same tokens so far have the same hidden states, so they are one row of the batch until
+   they part. A confident policy parts late: most of its rollout runs on a few rows.
+3. A row whose samples have all emitted a stop token leaves the batch, so the end of a rollout costs what its few long
+   completions cost.
 
 The model is transformers' own, unmodified; only the memory that holds its keys and values is ours.
 """
@@ -22,23 +24,24 @@ from transformers.cache_utils import DynamicLayer
 READY_MASK_MODELS = frozenset({"llama", "qwen2", "qwen3"})
 
 
-class GroupLayer(DynamicLayer):
+class RoomLayer(DynamicLayer):
     """Keys and values of one attention layer, each (n, heads, tokens, head_dim), in room allocated once.
 
     transformers' growing layer copies all it holds whenever a token is appended; this one writes the token in
-    place. Dropping rows moves the last ones into the gaps, so a rollout copies each row at most once.
+    place, and still shows the model only the tokens that are there (a static cache shows its empty places as well,
+    and the model attends to them under a mask). `benchmarks/step.py` times all three. A row is copied only when
+    samples part, or to fill the gap that a finished one leaves.
     """
 
-    def __init__(self, prompt: DynamicLayer, num_generations: int, max_new_tokens: int) -> None:
-        """Repeat the keys and values of each of the N prompts G times, with room for more tokens."""
+    def __init__(self, prompt: DynamicLayer, max_rows: int, max_new_tokens: int) -> None:
+        """Take over the keys and values of N prompts, with room for more rows and more tokens."""
         super().__init__()
         prompts, heads, tokens, width = prompt.keys.shape
-        room = prompt.keys.new_empty(2, prompts, num_generations, heads, tokens + max_new_tokens, width)
-        room[0, :, :, :, :tokens] = prompt.keys[:, None]
-        room[1, :, :, :, :tokens] = prompt.values[:, None]
-        self.room = room.flatten(1, 2)  # (2, B, heads, P + C, head_dim): keys, then values
-        self.dtype, self.device, self.is_initialized = room.dtype, room.device, True
-        self._show(len(self.room[0]), tokens)
+        self.room = prompt.keys.new_empty(2, max_rows, heads, tokens + max_new_tokens, width)  # keys, then values
+        self.room[0, :prompts, :, :tokens] = prompt.keys
+        self.room[1, :prompts, :, :tokens] = prompt.values
+        self.dtype, self.device, self.is_initialized = self.room.dtype, self.room.device, True
+        self._show(prompts, tokens)
 
     def _show(self, rows: int, tokens: int) -> None:
         self.keys, self.values = self.room[:, :rows, :, :tokens]
@@ -59,10 +62,10 @@ class GroupLayer(DynamicLayer):
         self._show(len(indices), tokens)
 
 
-class GroupDecoder:
-    """A model that has read N prompts, and the n rows that it still extends.
+class TreeDecoder:
+    """A model that has read N prompts, and the n beginnings of completions that it still extends.
 
-    At first n = N·G, the rows of a group adjacent. `logits`, (n, V), predict the token after the last one of each row.
+    At first n = N, a row a prompt. `logits`, (n, V), predict the token after the last one of each row.
     """
 
     def __init__(
@@ -70,10 +73,10 @@ class GroupDecoder:
         model: PreTrainedModel,
         prompt_ids: Tensor,
         prompt_mask: Tensor,
-        num_generations: int,
+        max_rows: int,
         max_new_tokens: int,
     ) -> None:
-        """Read the prompts, (N, P) ids and mask, left-padded."""
+        """Read the prompts, (N, P) ids and mask, left-padded; `max_rows` is the most that n will be."""
         self.model, self.length = model, prompt_ids.shape[1]
         self.cache = DynamicCache(config=model.config)
         output = model(
@@ -85,30 +88,32 @@ class GroupDecoder:
             logits_to_keep=1,
         )
         for index, layer in enumerate(self.cache.layers):
-            if type(layer) is DynamicLayer:
-                self.cache.layers[index] = GroupLayer(layer, num_generations, max_new_tokens)
-            else:  # a sliding window, say: such a layer knows how to repeat and select its rows itself
-                layer.batch_repeat_interleave(num_generations)
-        self.logits = output.logits[:, -1].repeat_interleave(num_generations, dim=0)
-        self.positions = prompt_mask.sum(1).repeat_interleave(num_generations)  # (n,) of the next token
-        mask = torch.nn.functional.pad(prompt_mask, (0, max_new_tokens), value=1)  # (n, P + C)
-        self.mask = mask.repeat_interleave(num_generations, dim=0)
+            if type(layer) is DynamicLayer:  # others (a sliding window, say) know how to select their rows themselves
+                self.cache.layers[index] = RoomLayer(layer, max_rows, max_new_tokens)
+        self.logits = output.logits[:, -1]
+        self.positions = prompt_mask.sum(1)  # (n,) of the next token
+        self.mask = torch.nn.functional.pad(prompt_mask, (0, max_new_tokens), value=1)  # (n, P + C)
         if takes_ready_mask(model) and not any(self.cache.is_sliding):
             lowest = torch.finfo(model.dtype).min
             self.mask = ((self.mask == 0).to(model.dtype) * lowest)[:, None, None]  # (n, 1, 1, P + C)
 
-    def keep(self, alive: Tensor) -> Tensor:
-        """Drop the rows that are not `alive`, (n,) bool; return which old row each remaining one was."""
-        order = surviving_rows(alive)
-        self.cache.batch_select_indices(order)
-        self.mask, self.positions = self.mask[order], self.positions[order]
-        return order
+    def step(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Extend row `rows[i]` by `tokens[i]`, each (samples,) long, and predict the next token of every row.
 
-    def step(self, tokens: Tensor) -> None:
-        """Append one token, (n,), to every row and predict the next."""
+        Like continuations of one row become one row; rows that nothing extends are dropped. Returns the row that
+        each sample is in now, (samples,) long.
+        """
+        vocabulary = self.logits.shape[1]
+        continuations, which = (rows * vocabulary + tokens).unique(return_inverse=True)
+        parents = continuations // vocabulary
+        places = settle(parents)
+        order = torch.empty_like(parents).index_copy(0, places, parents)
+        if len(order) != len(self.positions) or (parents[1:] == parents[:-1]).any():
+            self.cache.batch_select_indices(order)
+            self.mask, self.positions = self.mask[order], self.positions[order]
         self.length += 1
         output = self.model(
-            input_ids=tokens[:, None],
+            input_ids=torch.empty_like(parents).index_copy(0, places, continuations % vocabulary)[:, None],
             attention_mask=self.mask[..., : self.length],
             position_ids=self.positions[:, None],
             past_key_values=self.cache,
@@ -116,24 +121,35 @@ class GroupDecoder:
         )
         self.positions = self.positions + 1
         self.logits = output.logits[:, -1]
+        return places[which]
 
 
-def surviving_rows(alive: Tensor) -> Tensor:
-    """Order of the rows that remain, with as few of them moved as possible: the last ones fill the gaps.
+def settle(parents: Tensor) -> Tensor:
+    """A place among m for each of m continuations, such that as few rows as possible are copied.
+
+    The first continuation of a row stays where the row is, if that is one of the m places; all others take the
+    places that are left, in order.
 
     Args:
-        alive: (n,) bool, the rows that go on.
+        parents: (m,) long, ascending: the row that each continuation goes on from.
 
     Returns:
-        (alive.sum(),) long: row i of the smaller batch is row `order[i]` of the larger.
+        (m,) long, a permutation.
 
-    >>> surviving_rows(torch.tensor([True, False, True, True])).tolist()
-    [0, 3, 2]
+    >>> settle(torch.tensor([0, 0, 2, 5])).tolist()
+    [0, 1, 2, 3]
+    >>> settle(torch.tensor([1, 3])).tolist()
+    [1, 0]
     """
-    count = int(alive.sum())
-    order = torch.arange(count, device=alive.device)
-    order[~alive[:count]] = count + alive[count:].nonzero().squeeze(1)
-    return order
+    count = len(parents)
+    stays = torch.ones_like(parents, dtype=torch.bool)
+    stays[1:] = parents[1:] != parents[:-1]
+    stays &= parents < count
+    free = torch.ones_like(stays)
+    free[parents[stays]] = False
+    places = parents.clone()
+    places[~stays] = free.nonzero().squeeze(1)
+    return places
 
 
 def takes_ready_mask(model: PreTrainedModel) -> bool:

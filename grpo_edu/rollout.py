@@ -1,7 +1,7 @@
 """Rollout: sample G completions of each of N prompts and keep what a policy-gradient step needs of them.
 
-A rollout is B = N·G rows, the rows of a group adjacent. `generate` reads every prompt once (module
-`decoding`), then draws one token a row and step, and drops the rows that have emitted a stop token.
+A rollout is B = N·G samples, those of a group adjacent. `generate` reads every prompt once (module `decoding`), then
+draws one token a sample and step until each has emitted a stop token. Samples that agree so far are computed once.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def generate(
     top_p: float = 1.0,
     top_k: int = 0,
     min_p: float = 0.0,
+    stop_tokens: Sequence[int | str] = (),
     generator: torch.Generator | None = None,
 ) -> Rollout:
     """Sample `num_generations` completions of every prompt.
@@ -85,6 +86,7 @@ def generate(
         max_completion_length: most tokens a completion may have.
         temperature: divides the logits; 0 takes the likeliest token (greedy).
         top_p, top_k, min_p: filters, see `sampling.filter_logits`; off by default.
+        stop_tokens: tokens, by id or by their text, that end a completion as well as the tokenizer's and model's own.
         generator: the source of all randomness; one seeded alike gives the same rollout.
 
     Returns:
@@ -93,47 +95,59 @@ def generate(
         that the ratio of a first update is 1 (but for rounding).
 
     Raises:
-        ValueError: an argument is out of range, a prompt does not fit the model's context, the tokenizer has
-            no pad or stop token, or the model's logits are not finite.
+        ValueError: an argument is out of range, a prompt does not fit the model's context, a stop token is none,
+            the tokenizer has no pad or stop token, or the model's logits are not finite.
     """
-    from grpo_edu.decoding import GroupDecoder  # imports transformers
+    from grpo_edu.decoding import TreeDecoder  # imports transformers
 
     _check_arguments(num_generations, max_completion_length, temperature, top_p, top_k, min_p)
-    stop_ids = stop_token_ids(model, tokenizer)
+    stop_ids = stop_token_ids(model, tokenizer, stop_tokens)
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)
     ids, logps = prompt_ids.new_full(shape, tokenizer.pad_token_id), torch.zeros(shape, device=model.device)
     lengths = prompt_ids.new_zeros(shape[0])  # 0: still running
-    # One uniform number a token, drawn beforehand: what a row samples does not depend on which others still run.
+    # One uniform number a token, drawn beforehand: what a sample draws does not depend on which others still run.
     source = generator.device if generator is not None else "cpu"
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(model.device)
 
     sample = partial(sample_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
 
     with _inference(model):
-        decoder = GroupDecoder(model, prompt_ids, prompt_mask, num_generations, max_completion_length)
-        rows = torch.arange(shape[0], device=model.device)
+        decoder = TreeDecoder(model, prompt_ids, prompt_mask, shape[0], max_completion_length)
+        samples = torch.arange(shape[0], device=model.device)  # those that still run
+        rows = samples // num_generations  # the decoder's row that each of them is in
         for step in range(max_completion_length):
-            tokens, logps[rows, step] = sample(decoder.logits, uniform[rows, step])
-            ids[rows, step] = tokens
+            tokens, logps[samples, step] = sample(decoder.logits, uniform[samples, step], rows=rows)
+            ids[samples, step] = tokens
             stopped = torch.isin(tokens, stop_ids)
             if stopped.any():
-                lengths[rows[stopped]] = step + 1
-                if stopped.all():
-                    break
-                order = decoder.keep(~stopped)
-                rows, tokens = rows[order], tokens[order]
-            if step + 1 < max_completion_length:
-                decoder.step(tokens)
+                lengths[samples[stopped]] = step + 1
+                samples, rows, tokens = (part[~stopped] for part in (samples, rows, tokens))
+            if not len(samples) or step + 1 == max_completion_length:
+                break
+            rows = decoder.step(rows, tokens)
     if not torch.isfinite(logps).all():
         raise ValueError("model: its logits are not finite; the training diverged (try a smaller learning rate)")
     return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations)
 
 
-def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Ids that end a completion, (S,) long: the tokenizer's EOS and those of the model's generation config."""
+def stop_token_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int | str] = ()
+) -> Tensor:
+    """Ids that end a completion, (S,) long: the tokenizer's EOS, those of the model's generation config, `stop_tokens`.
+
+    Raises:
+        ValueError: there are none, or one of `stop_tokens` is no single token of the tokenizer.
+    """
+    if isinstance(stop_tokens, str):
+        raise ValueError(f"stop_tokens: must be a list of tokens, got the string {stop_tokens!r}")
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(named if isinstance(named, Sequence) else [named])} - {None}
+    for stop in stop_tokens:
+        found = tokenizer.encode(stop, add_special_tokens=False) if isinstance(stop, str) else [stop]
+        if len(found) != 1 or not 0 <= found[0] < len(tokenizer):
+            raise ValueError(f"stop_tokens: {stop!r} is no single token of this tokenizer; give one token, or its id")
+        ids.update(found)
     if not ids:
         raise ValueError("tokenizer: has no EOS token, so no completion could end; set tokenizer.eos_token")
     return torch.tensor(sorted(ids), device=model.device)

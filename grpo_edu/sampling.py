@@ -10,12 +10,13 @@ def sample_tokens(
     logits: Tensor,
     uniform: Tensor,
     *,
+    rows: Tensor | None = None,
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
     min_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token a row by inverting the cumulative distribution.
+    """Draw one token a sample by inverting the cumulative distribution.
 
     token = the first v with Σ_{w ≤ v} p(w) > u, where u ~ U[0, 1) and p = softmax(logits / temperature),
     filtered.
@@ -24,12 +25,13 @@ def sample_tokens(
 
     Args:
         logits: (n, V), not yet divided by the temperature.
-        uniform: (n,) float64 in [0, 1), one number a row.
+        uniform: (m,) float64 in [0, 1), one number a sample.
+        rows: (m,) long, the row of `logits` that each sample is drawn from; None for one sample a row, m = n.
         temperature: 0 takes the likeliest token.
         top_p, top_k, min_p: see `filter_logits`.
 
     Returns:
-        Tokens (n,) long, and their log-probabilities (n,) float32 in nats, at this temperature (1 when
+        Tokens (m,) long, and their log-probabilities (m,) float32 in nats, at this temperature (1 when
         greedy) and before the filters.
 
     >>> logits = torch.log(torch.tensor([[0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]))
@@ -38,14 +40,16 @@ def sample_tokens(
     ([0, 2], [0.2, 0.5])
     """
     logps = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    if rows is None:
+        rows = torch.arange(len(logits), device=logits.device)
     if temperature == 0:
-        tokens = logps.argmax(dim=-1, keepdim=True)
+        tokens = logps.argmax(dim=-1)[rows]
     else:
         probabilities = filter_logits(logps, top_k=top_k, top_p=top_p, min_p=min_p).exp()
-        cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+        cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)[rows]
         threshold = uniform[:, None] * cumulative[:, -1:]  # what the filters left does not sum to 1
-        tokens = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)
-    return tokens.squeeze(1), logps.gather(1, tokens).squeeze(1)
+        tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
+    return tokens, logps[rows, tokens]
 
 
 def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:

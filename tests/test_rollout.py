@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from grpo_edu.decoding import GroupDecoder, GroupLayer, surviving_rows
+from grpo_edu.decoding import RoomLayer, TreeDecoder, settle
 from grpo_edu.rollout import Rollout, generate
 from grpo_edu.sampling import filter_logits, sample_tokens
 
@@ -191,8 +191,8 @@ def test_content_of_padding_is_irrelevant(model, tokenizer):
     logits = []
     for prompt_ids in (ids, garbage):
         with torch.inference_mode():
-            decoder = GroupDecoder(model, prompt_ids, mask, 2, 2)
-            decoder.step(torch.tensor([1, 2, 3, 4]))
+            decoder = TreeDecoder(model, prompt_ids, mask, 4, 2)
+            decoder.step(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 2, 3, 4]))
             logits.append(decoder.logits)
     assert torch.equal(*logits)
 
@@ -381,25 +381,76 @@ def test_inverse_cdf_edges():
     assert sample_tokens(logits, uniform, top_k=2)[0].tolist() == [1, 2]
 
 
-def test_surviving_rows_moves_as_few_as_possible():
-    for pattern in itertools.product([False, True], repeat=6):
-        alive = torch.tensor(pattern)
-        order = surviving_rows(alive).tolist()
-        assert sorted(order) == alive.nonzero().squeeze(1).tolist()
-        stay = sum(pattern[: len(order)])
-        assert sum(index == row for index, row in enumerate(order)) == stay
+def test_rows_settle_with_as_few_copies_as_possible():
+    """All ways in which up to three samples of each of three rows may go on, part, or end."""
+    for pattern in itertools.product(range(4), repeat=3):
+        parents = torch.arange(3).repeat_interleave(torch.tensor(pattern))
+        places = settle(parents).tolist()
+        count = len(parents)
+        assert sorted(places) == list(range(count))
+        stay = sum(children > 0 for row, children in enumerate(pattern) if row < count)
+        assert sum(place == row for place, row in zip(places, parents.tolist(), strict=True)) == stay
+
+
+def test_a_tree_of_samples_decodes_as_its_branches_alone_would(model, tokenizer):
+    """Seven samples of two prompts that run together, part, end and leave gaps, against full forwards."""
+    prompts = ["Two and two?", "x"]
+    encoded = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
+    histories = [[] for _ in range(7)]
+    rows = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    going = list(range(7))
+    script = [
+        ([1, 1, 1, 2, 5, 5, 6], []), ([3, 3, 4, 4, 7, 8, 7], [3, 5]), ([1, 1, 1, 9, 9], [0, 1]), ([2, 2, 2], [])
+    ]  # fmt: skip
+    sizes = []
+    with torch.inference_mode():
+        decoder = TreeDecoder(model, encoded.input_ids, encoded.attention_mask, 7, 8)
+        for tokens, leaving in script:
+            rows = decoder.step(rows, torch.tensor(tokens))
+            sizes.append(len(decoder.logits))
+            for sample, token in zip(going, tokens, strict=True):
+                histories[sample].append(token)
+            for sample, row in zip(going, rows.tolist(), strict=True):
+                prompt = tokenizer(prompts[0 if sample < 4 else 1]).input_ids
+                expected = model(torch.tensor([[*prompt, *histories[sample]]])).logits[0, -1]
+                torch.testing.assert_close(decoder.logits[row], expected, rtol=0, atol=1e-4)
+            stays = torch.tensor([sample not in leaving for sample in going])
+            rows, going = rows[stays], [sample for sample in going if sample not in leaving]
+    assert sizes == [4, 6, 4, 3]
+
+
+def test_samples_that_agree_are_one_row(tokenizer):
+    """A greedy group is one row from beginning to end, and costs what a single sample costs."""
+    model = random_model(tokenizer)
+    seen = []
+    hook = model.model.register_forward_hook(lambda module, inputs, output: seen.append(len(output[0])))
+    rollout = sampled(model, tokenizer, PROMPTS[:2], num_generations=16, max_completion_length=5, temperature=0)
+    hook.remove()
+    assert len(rollout.prompts) == 32 and seen == [2] * 5
 
 
 def test_the_cache_of_a_qwen2_is_written_in_place(model, tokenizer):
     ids = torch.tensor([tokenizer("abc").input_ids])
     with torch.inference_mode():
-        decoder = GroupDecoder(model, ids, torch.ones_like(ids), 4, 5)
+        decoder = TreeDecoder(model, ids, torch.ones_like(ids), 4, 5)
         layer = decoder.cache.layers[0]
-        assert isinstance(layer, GroupLayer)
+        assert isinstance(layer, RoomLayer)
         room = layer.keys.data_ptr()
-        for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
-            decoder.step(torch.tensor(tokens))
-        decoder.keep(torch.tensor([False, True, True, False]))
-        decoder.step(torch.tensor([9, 9]))
+        rows = decoder.step(torch.tensor([0, 0, 0, 0]), torch.tensor([1, 2, 3, 4]))
+        rows = decoder.step(rows, torch.tensor([5, 6, 7, 8]))
+        decoder.step(rows[1:3], torch.tensor([9, 9]))
     assert layer.keys.data_ptr() == room
     assert layer.keys.shape == (2, 2, 6, 8)
+
+
+def test_stop_tokens_end_a_completion_too(tokenizer):
+    model = random_model(tokenizer)
+    plain = written(sampled(model, tokenizer))
+    letters = [token for token in sum(plain, []) if tokenizer.decode([token]).isalpha()][:2]
+    expected = [through_first({*letters, tokenizer.eos_token_id}, tokens) for tokens in plain]
+    assert expected != plain
+    for stops in (letters, [tokenizer.decode(letters[:1]), letters[1]]):
+        assert written(sampled(model, tokenizer, stop_tokens=stops)) == expected
+    for stops, message in ((["AB"], "'AB' is no single token"), ([len(tokenizer)], "no single token"), ("A", "a list")):
+        with pytest.raises(ValueError, match=f"stop_tokens: .*{message}"):
+            sampled(model, tokenizer, stop_tokens=stops)
