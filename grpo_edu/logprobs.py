@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from grpo_edu.chunked_logps import chunked_logps
 from grpo_edu.packing import PackedRows, block_mask, pack_groups
 
 LOGITS_PER_CHUNK = 2**25  # 128 MiB in float32
@@ -197,33 +198,45 @@ def _score(
     with_entropy: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Turn hidden states (N, L, H) into log-probabilities and entropies (B, C), chunk by chunk."""
+    real = completion_mask != 0
+    row = torch.arange(len(real), device=real.device) // (len(real) // len(hidden))
+    # Tokens that are predicted from one place share its logits.
+    places, place = (row[:, None] * hidden.shape[1] + rows.source)[real].unique(return_inverse=True)
+    states, ids = hidden.flatten(0, 1)[places], completion_ids[real]  # (places, H), (tokens,)
+    size = chunk_size or max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
+    if len(states) <= size or type(head) is not nn.Linear or head.bias is not None:
+        logps, entropy = _through_head(head, states, place, ids, temperature, size, with_entropy)
+    else:
+        logps, entropy = chunked_logps(
+            states, head.weight, place, ids, temperature=temperature, chunk_size=size
+        )  # fmt: skip
+    padded = logps.new_zeros(real.shape)
+    logps = padded.masked_scatter(real, logps)
+    return (logps, padded.masked_scatter(real, entropy[place])) if with_entropy else logps
+
+
+def _through_head(
+    head: nn.Module, states: Tensor, place: Tensor, ids: Tensor, temperature: float, size: int, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """What `chunked_logps` gives, by autograd and through an output layer of any kind."""
 
     def score_chunk(states: Tensor, place: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = _at_least_float32(head(states))
         if temperature != 1:
             logits = logits / temperature
         logps = logits.log_softmax(dim=-1)[place, ids]
-        return logps, entropies(logits.detach())[place] if with_entropy else torch.zeros_like(logps)
+        return logps, entropies(logits.detach()) if with_entropy else logits.new_zeros(len(logits))
 
-    real = completion_mask != 0
-    row = torch.arange(len(real), device=real.device) // (len(real) // len(hidden))
-    # Tokens that are predicted from one place share its logits.
-    places, place = (row[:, None] * hidden.shape[1] + rows.source)[real].unique(return_inverse=True)
     order = place.argsort(stable=True)
-    size = chunk_size or max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
-    states = hidden.flatten(0, 1)[places].split(size)  # each (places, H)
-    tokens = order.split(torch.bincount(place // size, minlength=len(states)).tolist())
-    recompute = len(states) > 1 and torch.is_grad_enabled()
-    ids = completion_ids[real]
+    chunks = states.split(size)
+    tokens = order.split(torch.bincount(place // size, minlength=len(chunks)).tolist())
+    recompute = len(chunks) > 1 and torch.is_grad_enabled()
     parts = []
-    for chunk_states, chunk in zip(states, tokens, strict=True):
+    for chunk_states, chunk in zip(chunks, tokens, strict=True):
         inputs = chunk_states, place[chunk] % size, ids[chunk]
         parts.append(checkpoint(score_chunk, *inputs, use_reentrant=False) if recompute else score_chunk(*inputs))
-    back = order.argsort()
-    logps, entropy = (torch.cat(part)[back] for part in zip(*parts, strict=True))
-    padded = logps.new_zeros(real.shape)
-    logps = padded.masked_scatter(real, logps)
-    return (logps, padded.masked_scatter(real, entropy)) if with_entropy else logps
+    logps, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+    return logps[order.argsort()], entropy
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

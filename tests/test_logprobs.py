@@ -17,7 +17,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from grpo_edu import logprobs, packing
+from grpo_edu import chunked_logps, logprobs, packing
 from grpo_edu.logprobs import entropies, logps_from_logits, per_token_logps, shared_prefix_logps
 from grpo_edu.packing import pack_groups
 
@@ -203,9 +203,12 @@ def test_rows_of_zeros_score_nothing_even_when_all_are(model):
         assert gradients(model, logps, torch.ones(logps.shape)).eq(0).all()
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("chunk_size", [1, 4, 1000])
-def test_chunks_change_neither_values_nor_gradients(chunk_size):
+def test_chunks_change_neither_values_nor_gradients(chunk_size, with_bias):
     model = make_gpt2().double()
+    if with_bias:
+        model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, VOCAB, dtype=torch.float64))
     weights = torch.randn(BATCH[3].shape, generator=torch.Generator().manual_seed(1))
     expected, entropy = per_token_logps(model, *BATCH, with_entropy=True)
     expected_gradients = gradients(model, expected, weights)
@@ -216,12 +219,20 @@ def test_chunks_change_neither_values_nor_gradients(chunk_size):
         assert_close(gradients(model, logps, weights), expected_gradients, **exact)
 
 
-def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(model):
-    seen = []
-    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(monkeypatch, with_bias):
+    model, seen, chunk_logits = make_model(), [], chunked_logps._logits
+
+    def watched(*arguments):
+        seen.append(chunk_logits(*arguments).shape)
+        return chunk_logits(*arguments)
+
+    monkeypatch.setattr(chunked_logps, "_logits", watched)
+    if with_bias:
+        model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCAB))
+        model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     with torch.no_grad():
         both_ways(model, BATCH, chunk_size=4)
-    hook.remove()
     assert all(shape[0] <= 4 and len(shape) == 2 for shape in seen)
     tokens = int(BATCH[3].sum())
     # with a shared prefix, the first tokens of a group (3 and, beside an empty completion, 2) share their logits
