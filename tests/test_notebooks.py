@@ -28,6 +28,9 @@ NOT_COMPARED = {
         "from grpo_edu.hardware import cpu_report",
         "again = grpo_edu.generate(",
     ],
+    "03_group_advantages": [
+        "for name, b in marks.items():",
+    ],
     "05_grpo_run": [
         'runs = {"before": before, "after": after}',
         "for row in (0, 100, 101, 200, 201):",
