@@ -72,11 +72,7 @@ def train(
     """
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
     names = [reward_name(func) for func in reward_funcs]
-    if len(problems) < config.prompts_per_step:
-        raise ValueError(
-            f"problems: {len(problems)} are fewer than prompts_per_step = {config.prompts_per_step}; "
-            "give more problems or lower prompts_per_step"
-        )
+    check_problems(problems, config)
     optimizer, scheduler = build_optimizer(model, config)
     reference = copy.deepcopy(model).requires_grad_(False).eval() if config.beta else None
     generator = torch.Generator().manual_seed(config.seed)
@@ -106,6 +102,15 @@ def train(
             "num_tokens": num_tokens,
             "step_time": time.perf_counter() - started,
         }
+
+
+def check_problems(problems: Sequence[Problem], config: GRPOConfig) -> None:
+    """Raise ValueError where there are too few problems for one step."""
+    if len(problems) < config.prompts_per_step:
+        raise ValueError(
+            f"problems: {len(problems)} are fewer than prompts_per_step = {config.prompts_per_step}; "
+            "give more problems or lower prompts_per_step"
+        )
 
 
 def build_optimizer(model: nn.Module, config: GRPOConfig):
