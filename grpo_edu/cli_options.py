@@ -14,6 +14,7 @@ from grpo_edu.config import (
     ADVANTAGE_ESTIMATORS,
     IMPORTANCE_SAMPLING_LEVELS,
     LOSS_TYPES,
+    OPTIMIZERS,
     SCALE_REWARDS,
     SCHEDULES,
     GRPOConfig,
@@ -27,6 +28,7 @@ _CHOICES = {
     "scale_rewards": SCALE_REWARDS,
     "advantage_estimator": ADVANTAGE_ESTIMATORS,
     "lr_scheduler_type": SCHEDULES,
+    "optim": OPTIMIZERS,
 }
 _READERS = {int: (int, "N"), float: (float, "X"), str: (str, "NAME")}
 _OTHER_FLAGS = {"max_steps": ("--steps", "--max-steps")}

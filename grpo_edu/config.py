@@ -12,6 +12,7 @@ IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
 SCALE_REWARDS = ("group", "batch", "none")
 ADVANTAGE_ESTIMATORS = ("group", "rloo")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
+OPTIMIZERS = ("adamw_torch", "adafactor")
 
 _WHOLE = (
     "num_generations", "prompts_per_step", "max_completion_length", "max_steps", "warmup_steps", "num_iterations",
@@ -19,8 +20,9 @@ _WHOLE = (
 )  # fmt: skip
 _REAL = (
     "learning_rate", "weight_decay", "max_grad_norm", "temperature", "top_p", "min_p", "epsilon", "epsilon_high",
-    "beta",
+    "beta", "memory_budget_gib",
 )  # fmt: skip
+_OR_NONE = ("epsilon_high", "memory_budget_gib")
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class GRPOConfig:
     prompts_per_step: N, different problems a step; a step sees B = N·G completions.
     max_completion_length: most tokens of a completion.
     max_steps: how many times to sample a batch and learn from it.
-    learning_rate, weight_decay, max_grad_norm, lr_scheduler_type, warmup_steps: of AdamW.
+    learning_rate, weight_decay, lr_scheduler_type, warmup_steps: of the optimizer.
+    max_grad_norm: a longer gradient is scaled down to it; 0 leaves every gradient as it is.
     num_iterations: μ, updates from one batch; from the second on the ratio leaves 1 and the clip acts.
     gradient_accumulation_steps: forward passes a batch is cut into; the result does not depend on it.
     temperature, top_p, top_k, min_p: of the sampling.
@@ -41,6 +44,10 @@ class GRPOConfig:
     reward_weights: one weight a reward function; None weighs them all 1.
     mask_truncated_completions: leave completions without an end out of the loss (DAPO).
     seed: decides the order of the problems and every sampled token.
+    optim: "adamw_torch", or "adafactor", whose states take almost no memory; see `grpo_edu.optimizers`.
+    optimizer_in_backward: update each weight as soon as its gradient is known, and let the gradient go.
+    gradient_checkpointing: keep only what enters each layer; about a third more time, a fraction of the memory.
+    memory_budget_gib: the most the process may hold; batches are cut to fit. None: what the machine has available.
 
     Raises ValueError that names the field, what is wrong and what to do.
 
@@ -75,6 +82,10 @@ class GRPOConfig:
     reward_weights: tuple[float, ...] | None = None
     mask_truncated_completions: bool = False
     seed: int = 0
+    optim: str = "adamw_torch"
+    optimizer_in_backward: bool = False
+    gradient_checkpointing: bool = False
+    memory_budget_gib: float | None = None
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -85,13 +96,15 @@ class GRPOConfig:
         for name in ("prompts_per_step", "max_completion_length", "max_steps", "num_iterations"):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         self._require("warmup_steps", self.warmup_steps >= 0, "must not be negative")
-        for name in ("learning_rate", "temperature", "max_grad_norm"):
+        for name in ("learning_rate", "temperature"):
             value = getattr(self, name)
             self._require(name, value > 0 and math.isfinite(value), "must be a positive number")
-        for name in ("weight_decay", "epsilon", "beta"):
+        for name in ("weight_decay", "epsilon", "beta", "max_grad_norm"):
             value = getattr(self, name)
             self._require(name, value >= 0 and math.isfinite(value), "must be 0 or a positive number")
         self._require("epsilon_high", self.epsilon_high is None or self.epsilon_high >= 0, "must not be negative")
+        budget = self.memory_budget_gib
+        self._require("memory_budget_gib", budget is None or 0 < budget < math.inf, "must be a positive number of GiB")
         self._require("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1 (off)")
         self._require("top_k", self.top_k >= 0, "must be 0 (off) or more")
         self._require("min_p", 0 <= self.min_p <= 1, "must be from 0 (off) to 1")
@@ -105,6 +118,7 @@ class GRPOConfig:
         self._one_of("scale_rewards", SCALE_REWARDS)
         self._one_of("advantage_estimator", ADVANTAGE_ESTIMATORS)
         self._one_of("lr_scheduler_type", SCHEDULES)
+        self._one_of("optim", OPTIMIZERS)
         self._check_pairs()
 
     @property
@@ -123,7 +137,7 @@ class GRPOConfig:
         for name in _REAL:
             value = getattr(self, name)
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            self._require(name, is_number or (value is None and name == "epsilon_high"), "must be a number")
+            self._require(name, is_number or (value is None and name in _OR_NONE), "must be a number")
         if self.reward_weights is not None:
             object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
             finite = all(isinstance(weight, Real) and math.isfinite(weight) for weight in self.reward_weights)
@@ -140,6 +154,12 @@ class GRPOConfig:
             raise ValueError(
                 f"warmup_steps: {self.warmup_steps} with lr_scheduler_type = 'constant', which has no warm-up; choose "
                 "lr_scheduler_type='constant_with_warmup', or warmup_steps=0"
+            )
+        if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"optimizer_in_backward: True with gradient_accumulation_steps = {self.gradient_accumulation_steps}; a "
+                "gradient that is used up at once cannot be accumulated; set gradient_accumulation_steps=1, and "
+                "gradient_checkpointing=True where memory is short"
             )
 
     def _require(self, name: str, holds: bool, demand: str) -> None:
@@ -175,6 +195,10 @@ class SupervisedConfig:
     warmup_steps: int = 0
     beta: float = 0.0
     seed: int = 0
+    optim: str = "adamw_torch"
+    optimizer_in_backward: bool = False
+    gradient_checkpointing: bool = False
+    memory_budget_gib: float | None = None
 
     def __post_init__(self) -> None:
         GRPOConfig(**asdict(self))  # the same names under the same rules

@@ -7,12 +7,14 @@ Both compute logits for completion tokens only, and hold those of ``chunk_size``
 vocabulary of 151,936 the logits of a batch would weigh more than the model.
 """
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grpo_edu.chunked_logps import chunked_logps
-from grpo_edu.packing import PackedRows, block_mask, pack_groups
+from grpo_edu.packing import PackedRows, block_mask, block_mask_obstacle, pack_groups, packed_lengths
 
 LOGITS_PER_CHUNK = 2**25  # 128 MiB in float32
 
@@ -185,6 +187,29 @@ def shared_prefix_logps(
     return _score(
         head, hidden, rows, completion_ids, completion_mask, temperature, chunk_size, with_entropy
     )  # fmt: skip
+
+
+def group_logps(
+    model: nn.Module,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    *,
+    num_generations: int,
+    temperature: float = 1.0,
+) -> Tensor:
+    """`shared_prefix_logps` where the model takes its mask, else, with a warning, `per_token_logps`.
+
+    Arguments and result are those of `shared_prefix_logps`.
+    """
+    batch = prompt_ids, prompt_mask, completion_ids, completion_mask
+    width = int(packed_lengths(prompt_mask, completion_mask, num_generations).max())
+    obstacle = block_mask_obstacle(model, width)
+    if not obstacle:
+        return shared_prefix_logps(model, *batch, num_generations=num_generations, temperature=temperature)
+    warnings.warn(f"{obstacle}: prompts are read once a completion, which is slower", RuntimeWarning, stacklevel=2)
+    return per_token_logps(model, *batch, temperature=temperature)
 
 
 def _score(

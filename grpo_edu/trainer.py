@@ -5,21 +5,25 @@ DeepSeekMath (arXiv 2402.03300), algorithm 1, with the variants of `grpo_edu.los
 
 from __future__ import annotations
 
-import copy
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages
+from grpo_edu.adapters import adapters_off, reference_policy
+from grpo_edu.advantages import group_advantages, rloo_advantages
 from grpo_edu.config import GRPOConfig
-from grpo_edu.logprobs import shared_prefix_logps
+from grpo_edu.logprobs import group_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, per_token_kl
+from grpo_edu.memory import recomputed_layers
 from grpo_edu.metrics import masked_mean, rollout_metrics
+from grpo_edu.micro_batches import MicroBatches, available_room
+from grpo_edu.optimizers import StepAfterBackward, StepInBackward, build_optimizer
 from grpo_edu.problems import Problem
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards, reward_name
@@ -63,18 +67,22 @@ def train(
         tokenizer: its tokenizer, with a chat template and a pad token.
         problems: at least `config.prompts_per_step`; they come in a shuffled order, all once before any twice.
         reward_funcs: one or more functions with TRL's signature (see `grpo_edu.rewards`).
-        config: the settings.
+        config: the settings. Where memory is short, the batch goes through in more parts than the settings ask for,
+            which changes the result by rounding only.
         penalty: a scalar function of the model that is added to the loss of every update (EWC, for example).
 
     Raises:
-        ValueError: too few problems, or what the stages refuse; RuntimeError: a reward function failed;
-        FloatingPointError: the gradient is not finite. The model keeps the weights of the last good update.
+        ValueError: too few problems, a memory budget that is too small, or what the stages refuse; RuntimeError: a
+        reward function failed; FloatingPointError: the gradient is not finite; MemoryError: a single completion is
+        too much. The model keeps the weights of the last good update.
     """
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
     names = [reward_name(func) for func in reward_funcs]
     check_problems(problems, config)
     optimizer, scheduler = build_optimizer(model, config)
-    reference = copy.deepcopy(model).requires_grad_(False).eval() if config.beta else None
+    reference = reference_policy(model) if config.beta else None
+    longest = 0 if config.memory_budget_gib is None else longest_prompt(tokenizer, problems)
+    passes = MicroBatches(model, config, available_room(model, config, longest))
     generator = torch.Generator().manual_seed(config.seed)
     order = problem_order(len(problems), config.seed, config.prompts_per_step)
     num_tokens = 0
@@ -90,7 +98,7 @@ def train(
         )  # fmt: skip
         batch = score_rollout(rollout, chosen, reward_funcs, config)
         learning_rate = optimizer.param_groups[0]["lr"]
-        update = update_policy(model, batch, optimizer, config, reference=reference, penalty=penalty)
+        update = update_policy(model, batch, optimizer, config, reference=reference, penalty=penalty, passes=passes)
         scheduler.step()
         num_tokens += int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
         yield {
@@ -113,20 +121,11 @@ def check_problems(problems: Sequence[Problem], config: GRPOConfig) -> None:
         )
 
 
-def build_optimizer(model: nn.Module, config: GRPOConfig):
-    """AdamW over the parameters that want a gradient, and its learning-rate schedule.
-
-    Raises ValueError where no parameter wants a gradient (a frozen or quantized model).
-    """
-    from transformers import get_scheduler
-
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise ValueError("model: no parameter wants a gradient; load it with load_policy, not frozen or quantized")
-    for parameter in parameters:  # so that AdamW counts a first step without gradient as it counts a later one
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-    return optimizer, get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, config.max_steps)
+def longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:
+    """Tokens of the longest prompt, found among the hundred that have the most characters."""
+    prompts = sorted((problem.prompt for problem in problems), key=len)[-100:]
+    rendered = [render_prompt(tokenizer, prompt) for prompt in prompts]
+    return max(map(len, tokenizer(rendered, add_special_tokens=False)["input_ids"]))
 
 
 def problem_order(count: int, seed: int, size: int) -> Iterator[list[int]]:
@@ -188,41 +187,61 @@ def update_policy(
     *,
     reference: PreTrainedModel | None = None,
     penalty: Callable[[nn.Module], Tensor] | None = None,
+    passes: MicroBatches | None = None,
 ) -> dict[str, float]:
     """Take `num_iterations` optimizer steps on one batch; returns the means over them of loss, grad_norm,
-    clip_ratio/* and, with beta, kl.
+    clip_ratio/* and, with beta, kl. `passes` says how the batch is cut, and remembers where memory ran out.
 
     Raises FloatingPointError before the weights change when the gradient is not finite.
     """
-    parts = micro_batches(batch, config)
-    old_logps: list[Tensor | None] = [None] * len(parts)  # known after the first iteration: the policy that sampled
-    ref_logps: list[Tensor | None] = [None] * len(parts)
+    passes = passes or MicroBatches(model, config)
+    stepper = (StepInBackward if config.optimizer_in_backward else StepAfterBackward)(optimizer, config.max_grad_norm)
+    old_logps: Tensor | None = None  # known after the first iteration: the policy that sampled
+    ref_logps: Tensor | None = None
     if reference is not None:
-        with torch.no_grad():
-            ref_logps = [score_rows(reference, batch.rollout, rows, config) for rows in parts]
-    totals = dict.fromkeys(("loss", "grad_norm", *clip_keys(config.loss_type)), 0.0)
+        with torch.no_grad(), adapters_off(reference):
+            ref_logps = passes.run(batch, partial(score_parts, reference, batch, config))
+    totals: dict[str, float] = {}
     for _ in range(config.num_iterations):
-        optimizer.zero_grad(set_to_none=False)
-        for index, rows in enumerate(parts):
-            loss, logps, metrics = batch_loss(model, batch, rows, old_logps[index], ref_logps[index], config)
-            loss.backward()
-            if old_logps[index] is None:
-                old_logps[index] = logps.detach()
-            for key, value in {"loss": loss.item(), **metrics}.items():
-                totals[key] = totals.get(key, 0.0) + value
-        if penalty is not None:
-            extra = penalty(model)
-            extra.backward()
-            totals["penalty"] = totals.get("penalty", 0.0) + extra.item()
-        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-        if not torch.isfinite(grad_norm):
-            raise FloatingPointError(
-                "the gradient is not finite, so the weights were left as they are; "
-                "lower learning_rate, or look at the rewards of this step"
-            )
-        optimizer.step()
-        totals["grad_norm"] += grad_norm.item()
-    return {key: total / config.num_iterations for key, total in totals.items()}
+        step = partial(one_update, model, batch, stepper, config, old_logps, ref_logps, penalty)
+        metrics, logps = passes.run(batch, step)
+        old_logps = logps if old_logps is None else old_logps
+        for key, value in metrics.items():
+            totals[key] = totals.get(key, 0.0) + value / config.num_iterations
+    return totals
+
+
+def one_update(
+    model: PreTrainedModel,
+    batch: Batch,
+    stepper: StepAfterBackward | StepInBackward,
+    config: GRPOConfig,
+    old_logps: Tensor | None,
+    ref_logps: Tensor | None,
+    penalty: Callable[[nn.Module], Tensor] | None,
+    parts: Sequence[Tensor],
+) -> tuple[dict[str, float], Tensor]:
+    """One optimizer step from a batch in parts, given as row numbers; returns its metrics and per_token_logps (B, C).
+
+    old_logps, ref_logps: (B, C) or None.
+    """
+    metrics = dict.fromkeys(("loss", "grad_norm", *clip_keys(config.loss_type)), 0.0)
+    scored = torch.zeros_like(batch.rollout.sampling_per_token_logps)
+    stepper.begin()
+    for rows in parts:
+        old, ref = (None if logps is None else logps[rows] for logps in (old_logps, ref_logps))
+        with recomputed_layers(model, config.gradient_checkpointing):
+            loss, logps, found = batch_loss(model, batch, rows, old, ref, config)
+        stepper.add(loss)
+        scored = scored.to(logps.dtype).index_copy(0, rows, logps.detach())
+        for key, value in {"loss": loss.item(), **found}.items():
+            metrics[key] = metrics.get(key, 0.0) + value
+    if penalty is not None:
+        extra = penalty(model)
+        stepper.add(extra)
+        metrics["penalty"] = extra.item()
+    metrics["grad_norm"] = stepper.finish()
+    return metrics, scored
 
 
 def clip_keys(loss_type: str) -> tuple[str, ...]:
@@ -232,23 +251,21 @@ def clip_keys(loss_type: str) -> tuple[str, ...]:
     return ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
 
 
-def micro_batches(batch: Batch, config: GRPOConfig) -> list[Tensor]:
-    """Row numbers of each forward pass: whole groups, `gradient_accumulation_steps` parts at most.
-
-    Groups whose rewards all tie have zero advantage; without a KL term they have no gradient either, and are left out.
-    """
-    groups = torch.arange(len(batch.rewards)).view(-1, config.num_generations)
-    if not config.beta:
-        groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
-    size = config.prompts_per_step // config.gradient_accumulation_steps
-    return [part.flatten() for part in groups.split(size)] if len(groups) else []
+def score_parts(model: PreTrainedModel, batch: Batch, config: GRPOConfig, parts: Sequence[Tensor]) -> Tensor:
+    """per_token_logps (B, C) of a batch in parts, given as row numbers, under `model`; 0 in rows of no part."""
+    scored = torch.zeros_like(batch.rollout.sampling_per_token_logps)
+    for rows in parts:
+        logps = score_rows(model, batch.rollout, rows, config)
+        scored = scored.to(logps.dtype).index_copy(0, rows, logps)
+    return scored
 
 
 def score_rows(model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig) -> Tensor:
-    """per_token_logps (rows, C) of some rows of a rollout, whole groups, under `model`."""
-    return shared_prefix_logps(
+    """per_token_logps (rows, C) of some rows of a rollout, whole groups or a part of one, under `model`."""
+    return group_logps(
         model, rollout.prompt_ids[rows], rollout.prompt_mask[rows], rollout.completion_ids[rows],
-        rollout.completion_mask[rows], num_generations=config.num_generations, temperature=config.temperature,
+        rollout.completion_mask[rows], num_generations=min(len(rows), config.num_generations),
+        temperature=config.temperature,
     )  # fmt: skip
 
 

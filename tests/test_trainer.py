@@ -14,12 +14,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_edu import trainer
+from grpo_edu import micro_batches, trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
+from grpo_edu.micro_batches import MicroBatches
+from grpo_edu.optimizers import build_optimizer
 from grpo_edu.problems import Problem
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import generate
-from grpo_edu.trainer import build_optimizer, micro_batches, problem_order, score_rollout, train, update_policy
+from grpo_edu.trainer import problem_order, score_rollout, train, update_policy
 
 every_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
 CAP = {"cispo": {"epsilon_high": 5.0}}  # what a loss type needs beside its name
@@ -93,6 +95,14 @@ def make_batch(model, tokenizer, config, reward=late_letters, problems=PROBLEMS)
         max_completion_length=config.max_completion_length, generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
     return score_rollout(rollout, chosen, [reward], config)
+
+
+def rows_of_all_parts(batch, config):
+    return torch.cat(MicroBatches(make_model(), config).cut(batch)).sort().values.tolist()
+
+
+def none_ties(rewards, num_generations):
+    return torch.zeros(len(rewards) // num_generations).bool()
 
 
 def sgd(model, lr=1.0):
@@ -286,10 +296,10 @@ def test_leaving_out_tied_groups_changes_nothing(tokenizer, monkeypatch, loss_ty
     )  # fmt: skip
     batch = make_batch(make_model(), tokenizer, config, late_letters_or_tie, PROBLEMS[2:6])
     assert [problem.prompt[:2] for problem in PROBLEMS[2:6]] == ["q0", "q0", "q1", "q1"]
-    assert torch.cat(micro_batches(batch, config)).tolist() == list(range(8))
+    assert rows_of_all_parts(batch, config) == list(range(8))
     lean, history = run(tokenizer, config, late_letters_or_tie)
-    monkeypatch.setattr(trainer, "degenerate_groups", lambda rewards, size: torch.zeros(len(rewards) // size).bool())
-    assert len(torch.cat(micro_batches(batch, config))) == 16
+    monkeypatch.setattr(micro_batches, "degenerate_groups", none_ties)
+    assert len(rows_of_all_parts(batch, config)) == 16
     full, metrics = run(tokenizer, config, late_letters_or_tie)
     assert_same_weights(lean, full)
     for row, other in zip(without_time(history), without_time(metrics), strict=True):
@@ -299,7 +309,7 @@ def test_leaving_out_tied_groups_changes_nothing(tokenizer, monkeypatch, loss_ty
 def test_with_a_kl_term_tied_groups_are_kept(tokenizer):
     config = GRPOConfig(**SMALL, beta=0.1)
     batch = make_batch(make_model(), tokenizer, config, all_tie)
-    assert torch.cat(micro_batches(batch, config)).tolist() == list(range(16))
+    assert rows_of_all_parts(batch, config) == list(range(16))
 
 
 def test_a_step_in_which_all_groups_tie_is_a_step_without_gradient(tokenizer, monkeypatch):
@@ -313,7 +323,7 @@ def test_a_step_in_which_all_groups_tie_is_a_step_without_gradient(tokenizer, mo
     assert history[0]["loss"] == history[0]["grad_norm"] == 0.0
     assert history[0]["frac_reward_zero_std"] == 1.0
     assert history[0].keys() == history[1].keys()
-    monkeypatch.setattr(trainer, "degenerate_groups", lambda rewards, size: torch.zeros(len(rewards) // size).bool())
+    monkeypatch.setattr(micro_batches, "degenerate_groups", none_ties)
     full, _ = run(tokenizer, config, tie_in_the_first_step)
     assert_same_weights(lean, full)
 
@@ -682,12 +692,13 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(tokenizer):
         ("num_generations", 1), ("num_generations", 2.5), ("prompts_per_step", 0), ("prompts_per_step", "16"),
         ("max_completion_length", 0), ("max_completion_length", 1.5), ("max_steps", 0), ("max_steps", True),
         ("learning_rate", 0.0), ("learning_rate", math.nan), ("learning_rate", math.inf), ("learning_rate", "1e-4"),
-        ("weight_decay", -0.1), ("max_grad_norm", 0.0), ("lr_scheduler_type", "cosinus"), ("warmup_steps", -1),
+        ("weight_decay", -0.1), ("max_grad_norm", -1.0), ("lr_scheduler_type", "cosinus"), ("warmup_steps", -1),
         ("num_iterations", 0), ("gradient_accumulation_steps", 3), ("gradient_accumulation_steps", 0),
         ("temperature", 0.0), ("temperature", -1.0), ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("min_p", 1.5),
         ("min_p", -0.1), ("loss_type", "ppo"), ("importance_sampling_level", "word"), ("epsilon", -0.2),
         ("epsilon_high", -0.2), ("epsilon_high", math.nan), ("beta", -0.04), ("beta", math.nan),
         ("scale_rewards", "std"), ("advantage_estimator", "gae"), ("reward_weights", [1.0, math.nan]), ("seed", 0.5),
+        ("optim", "adam"), ("memory_budget_gib", 0.0), ("memory_budget_gib", math.inf), ("memory_budget_gib", "2"),
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
@@ -712,7 +723,7 @@ def test_settings_that_do_not_go_together_are_refused_with_a_way_out(settings, m
 def test_every_setting_has_a_test_of_refusal_or_takes_any_value():
     refused = {mark.args[1][i][0] for mark in test_a_setting_that_cannot_be_is_refused_by_its_name.pytestmark
                for i in range(len(mark.args[1]))}  # fmt: skip
-    free = {"mask_truncated_completions"}
+    free = {"mask_truncated_completions", "gradient_checkpointing", "optimizer_in_backward"}
     assert {field.name for field in dataclasses.fields(GRPOConfig)} == refused | free
 
 
@@ -728,5 +739,5 @@ def test_settings_go_through_json_and_cannot_be_changed():
 def test_the_names_are_trls_where_trl_has_one():
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
-    own = {"prompts_per_step", "advantage_estimator"}
+    own = {"prompts_per_step", "advantage_estimator", "optimizer_in_backward", "memory_budget_gib"}
     assert {field.name for field in dataclasses.fields(GRPOConfig)} - theirs == own

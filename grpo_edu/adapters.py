@@ -1,0 +1,142 @@
+"""LoRA through peft: learn a small correction of frozen weights, and keep the reference policy for nothing.
+
+Hu et al. 2021, https://arxiv.org/abs/2106.09685: a frozen matrix W (out, in) gets a learned companion,
+W + (alpha / rank) · B A with A (rank, in) and B (out, rank). B starts at zero, so the first policy is the base model.
+What learns is a hundredth of the weights, and with it gradients and optimizer states. And since the base stands there
+unchanged, the reference policy of a KL term is the same model with its adapters switched off: no second copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+
+def add_lora(
+    model: PreTrainedModel,
+    *,
+    rank: int = 16,
+    alpha: float | None = None,
+    target_modules: str | Sequence[str] = "all-linear",
+) -> PeftModel:
+    """Freeze a model and put LoRA adapters beside its linear layers; returns the model to train from now on.
+
+    The layers of `model` itself are replaced, so use the returned one only. Adapters of a bfloat16 model are in
+    float32, so that small steps are not rounded away. No dropout: the policy that learns must be the one that sampled.
+
+    LoRA wants about ten times the learning rate of full fine-tuning ("LoRA Without Regret", 2025,
+    https://thinkingmachines.ai/blog/lora/).
+
+    Args:
+        model: a causal language model of transformers.
+        rank: r >= 1.
+        alpha: the correction is scaled by alpha / rank; None: twice the rank.
+        target_modules: "all-linear" (all but the output layer), or names such as ["q_proj", "v_proj"].
+
+    Raises:
+        ValueError: a rank below 1, a model that has adapters already, names that no layer has.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    if rank < 1:
+        raise ValueError(f"rank: {rank} must be at least 1")
+    if has_adapters(model):
+        raise ValueError("model: has adapters already; merge them first with merge_lora")
+    targets = target_modules if isinstance(target_modules, str) else list(target_modules)
+    settings = LoraConfig(
+        r=rank, lora_alpha=2 * rank if alpha is None else alpha, target_modules=targets, lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    with _quiet_peft():
+        return get_peft_model(model, settings).eval()
+
+
+def merge_lora(model: PeftModel) -> PreTrainedModel:
+    """Add the adapters to the weights beside them and drop them; returns a plain model, fit for `save_policy`.
+
+    In bfloat16 the sum is rounded, and a small correction can get lost: load the base in float32 to merge.
+
+    Raises ValueError for a model without adapters.
+    """
+    _require_adapters(model)
+    merged = model.merge_and_unload()
+    return merged.requires_grad_(True).eval()
+
+
+def save_adapters(model: PeftModel, folder: str | Path) -> None:
+    """Save the adapters alone, a few megabytes, as safetensors with their config.
+
+    Raises ValueError for a model without adapters, FileExistsError where the folder holds something.
+    """
+    _require_adapters(model)
+    folder = Path(folder).expanduser()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FileExistsError(f"folder: {folder} is not empty; choose another")
+    model.save_pretrained(folder)
+
+
+def load_adapters(model: PreTrainedModel, folder: str | Path) -> PeftModel:
+    """Put saved adapters on the base model that they were trained on; they go on learning.
+
+    Raises FileNotFoundError where the folder holds no adapters, ValueError where they do not fit the model or where
+    it has adapters already.
+    """
+    from peft import PeftModel
+
+    folder = Path(folder).expanduser()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"folder: {folder} has no {name}; save adapters with save_adapters")
+    if has_adapters(model):
+        raise ValueError("model: has adapters already; merge them first with merge_lora")
+    with _quiet_peft():
+        try:
+            return PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"folder: the adapters in {folder} do not fit this model ({error})") from error
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether a model carries adapters of peft."""
+    return hasattr(model, "peft_config")
+
+
+def reference_policy(model: PreTrainedModel) -> PreTrainedModel:
+    """What a KL term compares with: a frozen copy of the model as it is now, or itself where it has adapters.
+
+    Score with it inside `adapters_off(reference)`.
+    """
+    return model if has_adapters(model) else copy.deepcopy(model).requires_grad_(False).eval()
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """A context in which a model computes as if it had no adapters."""
+    if not has_adapters(model):
+        yield
+        return
+    with model.disable_adapter():
+        yield
+
+
+def _require_adapters(model: nn.Module) -> None:
+    if not has_adapters(model):
+        raise ValueError("model: has no adapters; add them with add_lora")
+
+
+@contextmanager
+def _quiet_peft() -> Iterator[None]:
+    """peft asks transformers in a way that transformers 5.23 calls outdated; that is theirs to settle."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        yield

@@ -1,0 +1,162 @@
+"""What turns gradients into new weights, and what each way costs in memory.
+
+For n weights of 4 bytes, AdamW holds 4n bytes of gradients and 8n of states beside the 4n of the weights: 16n bytes,
+7.9 GB for 494 million. Two ways out, which can be had together:
+
+- **Adafactor** (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235) keeps, instead of two numbers a weight, a
+  running mean of squared gradients for each row and each column of a matrix. Its product stands for the second moment;
+  a first moment it does without. States: almost none. Price: a rougher step.
+- **The step in the backward pass** (LOMO, https://arxiv.org/abs/2306.09782): a weight is updated as soon as its
+  gradient is known, and the gradient is let go, so that they are never all there. Price: the length of the whole
+  gradient is known only when all of it has passed, so clipping by `max_grad_norm` takes a backward pass of its own.
+  And nothing can be accumulated over several batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from grpo_edu.config import GRPOConfig
+
+
+def build_optimizer(model: nn.Module, config: GRPOConfig):
+    """The optimizer that the config names, over the parameters that want a gradient, and its learning-rate schedule.
+
+    Adafactor as TRL sets it up for ``optim="adafactor"``: `learning_rate` means the same as AdamW's.
+
+    Raises ValueError where no parameter wants a gradient (a frozen or quantized model).
+    """
+    from transformers import Adafactor, get_scheduler
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ValueError("model: no parameter wants a gradient; load it with load_policy, not frozen or quantized")
+    for parameter in parameters:  # so that a first step without gradient counts as a later one does
+        parameter.grad = None if config.optimizer_in_backward else torch.zeros_like(parameter)
+    options = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.optim == "adafactor":
+        optimizer = Adafactor(parameters, **options, scale_parameter=False, relative_step=False)
+    else:
+        optimizer = torch.optim.AdamW(parameters, **options)
+    return optimizer, get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, config.max_steps)
+
+
+class StepAfterBackward:
+    """The usual way: add up the gradients of all passes, clip their common length, and step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+        self.optimizer, self.max_grad_norm = optimizer, max_grad_norm
+        self.parameters = _parameters(optimizer)
+
+    def begin(self) -> None:
+        """Start an update without gradient."""
+        self.optimizer.zero_grad(set_to_none=False)
+
+    def add(self, loss: Tensor) -> None:
+        """Add the gradient of a loss; its graph is freed."""
+        loss.backward()
+
+    def finish(self) -> float:
+        """Step; returns the length of the gradient before it was clipped.
+
+        Raises FloatingPointError before the weights change when it is not finite.
+        """
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or math.inf)
+        check_finite(norm)
+        self.optimizer.step()
+        return norm.item()
+
+
+class StepInBackward:
+    """A weight is updated as soon as the backward pass knows its gradient, which is then let go.
+
+    With `max_grad_norm` a first backward pass measures the length of the gradient and keeps nothing else; then the
+    update is that of `StepAfterBackward`. With `max_grad_norm` = 0 there is one pass, and a gradient that is not finite
+    is noticed when weights behind it have already moved.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+        self.optimizer, self.max_grad_norm = optimizer, max_grad_norm
+        self.parameters = _parameters(optimizer)
+
+    def begin(self) -> None:
+        """Start an update without gradient."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss: Tensor | None = None
+
+    def add(self, loss: Tensor) -> None:
+        """Add a loss; its graph is kept until the end."""
+        self.loss = loss if self.loss is None else self.loss + loss
+
+    def finish(self) -> float:
+        """Run the backward pass and step; returns the length of the gradient before it was clipped.
+
+        Raises FloatingPointError when it is not finite.
+        """
+        lengths: list[Tensor] = []
+        scale = 1.0
+
+        def measure(weight: Tensor) -> None:
+            lengths.append(weight.grad.norm())
+            check_finite(lengths[-1])
+            weight.grad = None
+
+        def apply(weight: Tensor) -> None:
+            if not self.max_grad_norm:
+                lengths.append(weight.grad.norm())
+                check_finite(lengths[-1], "moved in part (max_grad_norm = 0)")
+            weight.grad.mul_(scale)
+            self.optimizer.step()  # steps over every weight that has no gradient
+            weight.grad = None
+
+        if self.max_grad_norm:
+            self._backward(measure, retain_graph=True)
+            norm = _length(lengths)
+            check_finite(norm)
+            scale = min(1.0, self.max_grad_norm / (norm.item() + 1e-6))
+        reached = self._backward(apply)
+        for weight in self.parameters:
+            if weight not in reached:  # momentum and weight decay act without a gradient as well
+                weight.grad = torch.zeros_like(weight)
+                apply(weight)
+        return _length(lengths).item()
+
+    def _backward(self, act: Callable[[Tensor], None], retain_graph: bool = False) -> set[Tensor]:
+        """Run the backward pass and act on every weight when its gradient is complete; returns these weights."""
+        reached: set[Tensor] = set()
+        if self.loss is None:
+            return reached
+
+        def hook(weight: Tensor) -> None:
+            reached.add(weight)
+            act(weight)
+
+        handles = [weight.register_post_accumulate_grad_hook(hook) for weight in self.parameters]
+        try:
+            self.loss.backward(retain_graph=retain_graph)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return reached
+
+
+def check_finite(norm: Tensor, weights: str = "left as they are") -> None:
+    """Raise FloatingPointError where the length of a gradient is not finite; `weights` tells how they are now."""
+    if not torch.isfinite(norm):
+        raise FloatingPointError(
+            f"the gradient is not finite, so the weights were {weights}; "
+            "lower learning_rate, or look at the rewards of this step"
+        )
+
+
+def _length(lengths: Iterable[Tensor]) -> Tensor:
+    """Length of a gradient from those of its parts."""
+    return torch.stack([length.double() for length in lengths]).norm() if lengths else torch.zeros(())
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
