@@ -1,0 +1,186 @@
+"""TRL's own trainer as a backend: on the same rollouts it walks the same path as this package's trainer."""
+
+import itertools
+import signal
+import threading
+import time
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from random_policy import byte_tokenizer, random_model
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.problems import Problem, make_problems
+from grpo_edu.rewards import accuracy_reward
+from grpo_edu.trainer import train
+
+trl = pytest.importorskip("trl")
+
+from grpo_edu.trl_backend import build_trainer, train_with_trl, trl_settings  # noqa: E402  it needs TRL
+
+PROBLEMS = make_problems("basic", 6, 0)
+CONFIG = GRPOConfig(
+    num_generations=4, prompts_per_step=2, max_completion_length=12, max_steps=3, learning_rate=1e-3, seed=5
+)
+
+
+def vowels(completions, **kwargs):
+    """A reward that a random policy earns now and then; texts from this package, chat messages from TRL."""
+    texts = [completion if isinstance(completion, str) else completion[0]["content"] for completion in completions]
+    return [float(sum(letter in "aeiouAEIOU" for letter in text)) for text in texts]
+
+
+def policy(seed=0):
+    tokenizer = byte_tokenizer()
+    return random_model(tokenizer, max_position_embeddings=512, stop_ids=range(0, 256, 16), seed=seed), tokenizer
+
+
+def walk(backend, config=CONFIG, problems=PROBLEMS, reward=vowels, **options):
+    """History and weights of a run."""
+    model, tokenizer = policy()
+    history = list(backend(model, tokenizer, problems, reward, config, **options))
+    return history, model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"beta": 0.1, "epsilon_high": 0.28, "scale_rewards": "batch"},
+        {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "dapo"},
+        {"loss_type": "dr_grpo", "scale_rewards": "none", "lr_scheduler_type": "linear",
+         "mask_truncated_completions": True, "top_k": 50},
+    ],
+    ids=["default", "beta", "iterations", "dr_grpo"],
+)  # fmt: skip
+def test_both_trainers_walk_the_same_path(settings):
+    """Two problems alike, so that their order is no difference: same rollouts, rewards, gradients and weights."""
+    config = replace(CONFIG, **settings)
+    problems = [PROBLEMS[0]] * 2
+    ours, our_model = walk(train, config, problems)
+    theirs, their_model = walk(train_with_trl, config, problems)
+    assert [metrics.keys() for metrics in theirs] == [ours[0].keys()] * 3
+    assert max(metrics["grad_norm"] for metrics in ours) > 0.01
+    for step, (mine, other) in enumerate(zip(ours, theirs, strict=True), start=1):
+        same = ["reward", "reward_std", "rewards/vowels/mean", "completions/mean_length", "completions/clipped_ratio",
+                "num_tokens", "step"]  # fmt: skip
+        if config.num_iterations == 1:  # else the one is a mean over updates, the other the last
+            same += ["grad_norm", "learning_rate"]
+        for name in same:
+            assert other[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-6), (step, name)
+        assert other["loss"] == pytest.approx(mine["loss"], abs=1e-5), step
+        assert other.get("kl", 0) == pytest.approx(mine.get("kl", 0), abs=1e-4), step
+    for name, weight in our_model.named_parameters():
+        torch.testing.assert_close(their_model.get_parameter(name), weight, rtol=0, atol=2e-5, msg=name)
+    start = policy()[0].get_parameter("lm_head.weight")
+    assert (our_model.lm_head.weight - start).abs().max() > 1e-3
+
+
+def test_stock_trl_runs_on_the_same_settings(monkeypatch):
+    history, model = walk(train_with_trl, rollout="transformers")
+    assert len(history) == 3 and history[0].keys() == walk(train)[0][0].keys()
+    assert not model.training and any(metrics["grad_norm"] > 0 for metrics in history)
+    assert all(metrics["step_time"] > 0 for metrics in history)
+
+
+def test_the_hook_replaces_transformers_generate(monkeypatch):
+    def refuse(*arguments, **options):
+        raise RuntimeError("transformers' generate was called")
+
+    monkeypatch.setattr("transformers.GenerationMixin.generate", refuse)
+    config = replace(CONFIG, max_steps=1)
+    assert len(walk(train_with_trl, config)[0]) == 1
+    with pytest.raises(RuntimeError, match="generate was called"):
+        walk(train_with_trl, config, rollout="transformers")
+
+
+def test_answers_reach_the_rewards():
+    """The columns of a problem arrive beside its own prompt; all-wrong answers of a random policy give 0."""
+    seen = []
+
+    def record(prompts, completions, answer, level, solution, **kwargs):
+        seen.extend(zip((prompt[-1]["content"] for prompt in prompts), answer, level, solution, strict=True))
+        return [0.0] * len(completions)
+
+    problems = [Problem("One?", "1", "basic", "#### 1"), Problem("Two?", "2", "advanced", "#### 2")]
+    walk(train_with_trl, replace(CONFIG, max_steps=1), problems, record)
+    assert sorted(set(seen)) == [("One?", "1", "basic", "#### 1"), ("Two?", "2", "advanced", "#### 2")]
+    assert len(seen) == 8
+    history, _ = walk(train_with_trl, replace(CONFIG, max_steps=1), reward=accuracy_reward)
+    assert history[0]["rewards/accuracy_reward/mean"] == history[0]["reward"] == 0
+
+
+def test_closing_early_leaves_the_last_full_step():
+    model, tokenizer = policy()
+    steps = train_with_trl(model, tokenizer, PROBLEMS, vowels, replace(CONFIG, max_steps=1_000))
+    threads = threading.active_count()
+    next(steps), next(steps)
+    steps.close()
+    assert threading.active_count() <= threads + 1 and not any("ThreadPool" in t.name for t in threading.enumerate())
+    _, stopped = walk(train_with_trl, replace(CONFIG, max_steps=2))
+    for kept, expected in zip(model.parameters(), stopped.parameters(), strict=True):
+        assert torch.equal(kept, expected)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to a thread")
+def test_an_interrupt_inside_a_step_leaves_the_step_before():
+    """Ctrl-C reaches the thread that waits, while TRL's scores a rollout: that step is never applied."""
+    model, tokenizer = policy()
+    calls = itertools.count(1)
+
+    def reward(completions, **kwargs):
+        if next(calls) == 3:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.5)
+        return vowels(completions)
+
+    steps = train_with_trl(model, tokenizer, PROBLEMS, reward, CONFIG)
+    next(steps), next(steps)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    _, stopped = walk(train_with_trl, replace(CONFIG, max_steps=2))
+    for kept, expected in zip(model.parameters(), stopped.parameters(), strict=True):
+        assert torch.equal(kept, expected)
+
+
+def test_an_error_inside_trl_comes_out():
+    def broken(completions, **kwargs):
+        raise ZeroDivisionError("reward of nothing")
+
+    with pytest.raises(ZeroDivisionError, match="reward of nothing"):
+        walk(train_with_trl, reward=broken)
+
+
+def test_nothing_is_printed_warned_or_kept(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        walk(train_with_trl, replace(CONFIG, max_steps=1))
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"prompts_per_step": 7}, {}, "problems: 6 are fewer than prompts_per_step = 7"),
+        ({"advantage_estimator": "rloo"}, {}, "advantage_estimator: TRL's GRPOTrainer has no 'rloo'"),
+        ({}, {"rollout": "vllm"}, "rollout: 'vllm' is unknown; choose one of grpo_edu, transformers"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(changes, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_trainer(*policy(), PROBLEMS, vowels, replace(CONFIG, **changes), **options)
+
+
+def test_trainer_is_trls_own_and_takes_more_of_its_settings(tmp_path):
+    trainer = build_trainer(*policy(), PROBLEMS, vowels, CONFIG, output_dir=tmp_path, gradient_checkpointing=True)
+    assert type(trainer) is trl.GRPOTrainer and trainer.args.gradient_checkpointing
+    assert trainer.args.output_dir == str(tmp_path) and trainer.args.report_to == []
+    settings = trl_settings(replace(CONFIG, beta=0.2))
+    assert settings["loss_type"] == "grpo" and settings["temperature"] == 1.0
+    assert build_trainer(*policy(), PROBLEMS, vowels, replace(CONFIG, beta=0.2)).beta == 0.2
