@@ -18,6 +18,7 @@ from dataclasses import asdict, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from grpo_edu.cli_curriculum import run_curriculum_command
 from grpo_edu.cli_options import build_parser
 from grpo_edu.config import GRPOConfig
 from grpo_edu.run_inputs import DATA, default_config, parse_names
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without µ or ü shall not end a run
     arguments = build_parser().parse_args(argv)
     arguments.typed = shlex.join(["grpo-edu", *argv])
-    command = {"doctor": _doctor, "train": _train, "evaluate": _evaluate}[arguments.command]
+    commands = {"doctor": _doctor, "train": _train, "evaluate": _evaluate, "curriculum": run_curriculum_command}
+    command = commands[arguments.command]
     try:
         code = command(arguments)
         sys.stdout.flush()

@@ -1,0 +1,361 @@
+"""Curricula: from names and files, run stage by stage, kept, resumed bit for bit, and the command around it."""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_policy import save_small_policy
+
+from grpo_edu.cli import main
+from grpo_edu.config import GRPOConfig, SupervisedConfig
+from grpo_edu.curricula import (
+    PROFILES,
+    Curriculum,
+    Protection,
+    Stage,
+    curriculum_from_dict,
+    load_curriculum,
+)
+from grpo_edu.curriculum import Progress, make_anchor, mix_in, run_curriculum, train_stage
+from grpo_edu.curriculum_runs import fingerprint, read_progress, resume_curriculum, start_curriculum
+from grpo_edu.data import load_problems
+from grpo_edu.ewc import copy_params
+from grpo_edu.fisher import lightning_fisher
+from grpo_edu.models import load_policy
+
+SMALL = SupervisedConfig(max_steps=2, prompts_per_step=2, learning_rate=1e-3)
+SMALL_GRPO = GRPOConfig(max_steps=2, prompts_per_step=2, num_generations=2, max_completion_length=12)
+STAGES = (
+    Stage("first", ("basic",), config=SMALL),
+    Stage("second", ("sorting",), config=SMALL),
+    Stage("third", ("coin_flip",), config=SMALL),
+)
+PROTECTED = Protection("ewc", 10.0, num_examples=2)
+
+
+@pytest.fixture(scope="module")
+def policy_dir(tmp_path_factory):
+    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
+
+
+def sets(split, n):
+    return [load_problems(stage.data, split, n=n) for stage in STAGES]
+
+
+def state(folder):
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+# ---- what can be asked for ----
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_profile_makes_a_curriculum_that_survives_json(name):
+    curriculum = load_curriculum(name)
+    assert len(curriculum.stages) == 3
+    assert curriculum_from_dict(json.loads(json.dumps(curriculum.to_dict()))) == curriculum
+
+
+def test_the_faithful_profile_has_the_published_settings():
+    curriculum = load_curriculum("rl-grpo-faithful")
+    stage = curriculum.stages[0]
+    assert (stage.method, stage.num_problems, stage.config.num_generations, stage.config.beta) == ("grpo", 10, 2, 0.1)
+    # ten problems for half an epoch, one a step
+    assert stage.config.max_steps * stage.config.prompts_per_step == 5
+    assert (curriculum.protection.fisher, curriculum.protection.strength) == ("lightning", 1000.0)
+
+
+def test_a_profile_from_a_file(tmp_path):
+    path = tmp_path / "mine.json"
+    stages = [{"name": "a", "data": "basic,advanced", "config": {"max_steps": 3}},
+              {"name": "b", "data": ["gsm8k"], "method": "grpo", "rewards": ["accuracy", "format"]}]  # fmt: skip
+    path.write_text(json.dumps({"stages": stages, "protection": {"method": "replay", "strength": 0.25}}))
+    curriculum = load_curriculum(path)
+    assert curriculum.stages[0].data == ("basic", "advanced") and curriculum.stages[0].config.max_steps == 3
+    assert curriculum.stages[1].config.max_completion_length == 256  # GSM8K needs room
+    assert curriculum.protection == Protection("replay", 0.25)
+    assert {stage.config.seed for stage in curriculum.with_seed(7).stages} == {7}
+
+
+def stages_with(**changes):
+    return {"stages": [{"name": "a", "data": "basic"}, {"name": "b", "data": "sorting"} | changes]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (stages_with(data="basics"), "stage 'b': data: 'basics' is unknown; choose from basic"),
+        (stages_with(data=""), "data: no name given"),
+        (stages_with(method="rl"), "stage 'b': method: 'rl' is unknown"),
+        (stages_with(name="a"), "two have one name"),
+        (stages_with(config={"num_generations": 4}), "config of stage 'b': 'num_generations' is unknown; it has"),
+        (stages_with(config={"max_steps": 0}), "max_steps: 0 must be at least 1"),
+        (stages_with(method="grpo", rewards=["fame"]), "stage 'b': rewards: 'fame' is unknown"),
+        (stages_with(level="basic"), "stage: 'level' is unknown"),
+        ({"stages": [{"name": "a"}, {"name": "b"}]}, "data is missing"),
+        ({"stages": [{"name": "a", "data": "basic"}]}, "a curriculum has at least two"),
+        ({"stages": "basic"}, "stages: a curriculum needs a list"),
+        ({"stages": ["basic", "sorting"]}, "stage: must be an object in braces, got str"),
+        (stages_with() | {"protect": {}}, "curriculum: 'protect' is unknown"),
+        (stages_with() | {"protection": {"method": "prayer"}}, "method: 'prayer' is unknown"),
+        (stages_with() | {"protection": {"method": "ewc", "strength": -1}}, "strength: -1 must be 0 or a positive"),
+        (stages_with() | {"protection": {"method": "replay", "strength": 1}}, "must be below 1"),
+        (stages_with() | {"protection": {"fisher": "exact"}}, "fisher: 'exact' is unknown"),
+        (stages_with() | {"protection": {"decay": 2}}, "decay: 2 must be from 0 to 1"),
+    ],
+)
+def test_what_is_wrong_is_named(content, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        curriculum_from_dict(content)
+
+
+def test_a_profile_that_is_nothing_or_no_json_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="neither a file nor one of levels"):
+        load_curriculum("steep")
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"stages": [')
+    with pytest.raises(ValueError, match=r"broken\.json"):
+        load_curriculum(broken)
+    with pytest.raises(ValueError, match="takes a GRPOConfig"):
+        Stage("a", ("basic",), "grpo", SMALL)
+
+
+# ---- running ----
+
+
+def run(policy_dir, protection, stages=STAGES, progress=None):
+    model, tokenizer = load_policy(policy_dir)
+    curriculum = Curriculum(stages, protection)
+    seen = []
+    for done in run_curriculum(model, tokenizer, curriculum, sets("train", 4), sets("heldout", 3), progress=progress):
+        seen.append((done.stages_done, copy_params(model)))
+    return done, seen
+
+
+def test_rows_come_before_any_stage_and_after_each(policy_dir):
+    progress, seen = run(policy_dir, PROTECTED)
+    assert [number for number, _ in seen] == [0, 1, 2, 3]
+    assert len(progress.rows) == 4 and all(len(row) == 3 for row in progress.rows)
+    assert [len(history) for history in progress.histories] == [2, 2, 2]
+    assert "penalty" not in progress.histories[0][0]  # there was nothing to protect yet
+    assert progress.histories[1][0]["penalty"] == 0 < progress.histories[1][1]["penalty"]
+    assert len(progress.anchors) == 2
+    assert progress.matrix(["a", "b", "c"]).accuracies()[0] == [0, 0, 0]  # a random model solves nothing
+
+
+def test_the_first_stage_is_the_same_under_every_protection(policy_dir):
+    protections = (PROTECTED, Protection("l2", 1.0), Protection("replay", 0.5), Protection("kl", 1.0))
+    plain = run(policy_dir, Protection())[1]
+    for protection in protections:
+        other = run(policy_dir, protection)[1]
+        assert equal(plain[1][1], other[1][1])
+        assert not equal(plain[3][1], other[3][1])
+
+
+def test_with_strength_0_a_curriculum_is_the_unprotected_one(policy_dir):
+    plain, zero = (
+        run(policy_dir, protection)[1][-1][1] for protection in (Protection(), replace(PROTECTED, strength=0))
+    )
+    assert equal(plain, zero)
+
+
+def test_online_keeps_one_anchor(policy_dir):
+    progress, _ = run(policy_dir, replace(PROTECTED, online=True, decay=0.5))
+    assert len(progress.anchors) == 1
+
+
+def test_grpo_stages_take_the_penalty_through_the_trainers_own_argument(policy_dir):
+    stages = tuple(replace(stage, method="grpo", config=SMALL_GRPO, rewards=("length",)) for stage in STAGES)
+    progress, _ = run(policy_dir, PROTECTED, stages)
+    assert "reward" in progress.histories[1][0] and progress.histories[1][0]["penalty"] == 0
+    with_kl, _ = run(policy_dir, Protection("kl", 0.1), stages)
+    assert "kl" not in with_kl.histories[0][0] and "kl" in with_kl.histories[1][0]
+
+
+def test_replay_mixes_earlier_problems_in():
+    new, old = load_problems("basic", n=30), load_problems("sorting", n=5)
+    mixed = mix_in(new, old, share=0.25, seed=0)
+    assert mixed[:30] == new and len(mixed) == 40 and set(mixed[30:]) <= {*old}
+    assert len(set(mix_in(new, load_problems("sorting", n=50), share=0.25, seed=0)[30:])) == 10
+    assert mix_in(new, old, share=0.0, seed=0) == new
+    with pytest.raises(ValueError, match="share"):
+        mix_in(new, old, share=1.0, seed=0)
+
+
+def test_anchors_by_protection(policy_dir):
+    model, tokenizer = load_policy(policy_dir)
+    problems = load_problems("basic", n=4)
+
+    def anchor(**options):
+        return make_anchor(model, tokenizer, STAGES[0], problems, Protection(num_examples=2, **options))
+
+    assert anchor(method="none") is None and anchor(method="replay", strength=0.1) is None
+    assert all((value == 1).all() for value in anchor(method="l2").fisher.values())
+    assert equal(anchor(method="ewc", fisher="lightning").fisher, lightning_fisher(model))
+    assert not equal(anchor(method="ewc").fisher, anchor(method="ewc", fisher="empirical").fisher)
+    assert equal(anchor(method="ewc").fisher, anchor(method="ewc").fisher)
+    assert equal(anchor(method="ewc").anchor_params, copy_params(model))
+
+
+def test_problems_and_stages_must_go_together(policy_dir):
+    model, tokenizer = load_policy(policy_dir)
+    with pytest.raises(ValueError, match="training: 2 sets of problems for 3 stages"):
+        next(run_curriculum(model, tokenizer, Curriculum(STAGES), sets("train", 2)[:2], sets("heldout", 2)))
+
+
+# ---- on disk ----
+
+
+def test_a_kept_curriculum(policy_dir, tmp_path):
+    curriculum = Curriculum(STAGES[:2], PROTECTED)
+    result = start_curriculum(curriculum, policy_dir, n=3, output=tmp_path / "run", bars=False)
+    names = {path.name for path in result.output.iterdir()}
+    assert names == {"config.json", "model", "matrix.json", "matrix.png", "summary.md", "stage-1",
+                     *(f"stage-{number}.json" for number in range(3))}  # fmt: skip
+    stored = json.loads((result.output / "matrix.json").read_text())
+    assert stored["num_problems"] == [3, 3] and len(stored["solved"]) == 3
+    assert set(stored["measures"]["forgetting"]) == {"value", "low", "high"}
+    assert "after second" in (result.output / "summary.md").read_text()
+    assert (result.output / "stage-1" / "anchors.safetensors").exists()
+    load_policy(result.output / "model")
+    plain = replace(curriculum, protection=Protection())
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        start_curriculum(plain, policy_dir, n=3, output=result.output, bars=False)
+    start_curriculum(plain, policy_dir, n=3, output=result.output, overwrite=True, bars=False)
+    assert not (result.output / "stage-1" / "anchors.safetensors").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(policy_dir, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "run"
+    return start_curriculum(Curriculum(STAGES, PROTECTED), policy_dir, n=3, output=output, bars=False)
+
+
+@pytest.mark.parametrize("stages_done", [0, 1, 2, 3])
+def test_a_resumed_curriculum_ends_bit_for_bit_alike(whole, tmp_path, stages_done):
+    """What a kill after a stage leaves: the later files are missing, and half of the next stage may lie about."""
+    cut = tmp_path / "cut"
+    shutil.copytree(whole.output, cut)
+    for name in ("matrix.json", "matrix.png", "summary.md", *(f"stage-{n}.json" for n in range(stages_done + 1, 4))):
+        (cut / name).unlink()
+    if stages_done < 3:
+        shutil.rmtree(cut / "model")
+    (cut / "stage-3").mkdir(exist_ok=True)
+    result = resume_curriculum(cut, bars=False)
+    assert equal(state(whole.output), state(cut))
+    assert result.matrix == whole.matrix
+    kept = [json.loads((folder / "matrix.json").read_text()) for folder in (whole.output, cut)]
+    assert kept[0]["solved"] == kept[1]["solved"]
+
+
+def test_resuming_with_another_model_or_other_stages_is_refused(policy_dir, tmp_path):
+    start_curriculum(Curriculum(STAGES), policy_dir, n=2, output=tmp_path / "run", bars=False)
+    other = tmp_path / "other"
+    shutil.copytree(policy_dir, other)
+    model, tokenizer = load_policy(other)
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1e-3
+    model.save_pretrained(other)
+    with pytest.raises(ValueError, match="was started from another model"):
+        resume_curriculum(tmp_path / "run", other)
+    with pytest.raises(ValueError, match="was started with other stages"):
+        resume_curriculum(tmp_path / "run", curriculum=Curriculum(STAGES[:2]))
+    with pytest.raises(ValueError, match="holds no curriculum"):
+        resume_curriculum(policy_dir)
+    assert resume_curriculum(tmp_path / "run", policy_dir, bars=False).matrix.tasks == ("first", "second", "third")
+
+
+def test_anchors_that_do_not_fit_are_refused_by_name(policy_dir, tmp_path):
+    start_curriculum(Curriculum(STAGES, PROTECTED), policy_dir, n=2, output=tmp_path / "run", bars=False)
+    (tmp_path / "run" / "stage-3.json").unlink()
+    place = tmp_path / "run" / "stage-2" / "anchors.safetensors"
+    tensors = {key: value.flatten() if "q_proj.weight" in key else value for key, value in load_file(place).items()}
+    from safetensors.torch import save_file
+
+    save_file(tensors, place)
+    with pytest.raises(ValueError, match=r"anchors\.safetensors: fisher: '[\w.]*q_proj\.weight' has shape"):
+        resume_curriculum(tmp_path / "run", bars=False)
+
+
+def test_a_broken_run_says_how_to_go_on(policy_dir, tmp_path, monkeypatch):
+    import grpo_edu.curriculum as module
+
+    calls = []
+
+    def broken(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return train_stage(*arguments, **options)
+
+    monkeypatch.setattr(module, "train_stage", broken)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        start_curriculum(Curriculum(STAGES), policy_dir, n=2, output=tmp_path / "run", bars=False)
+    assert caught.value.__notes__ == [f"1 of 3 stages are kept; go on with --resume {tmp_path / 'run'}"]
+    monkeypatch.undo()
+    assert resume_curriculum(tmp_path / "run", bars=False).matrix.tasks == ("first", "second", "third")
+
+
+def test_fingerprint_knows_every_weight(policy_dir):
+    model, _ = load_policy(policy_dir)
+    again, _ = load_policy(policy_dir)
+    assert fingerprint(model) == fingerprint(again)
+    with torch.no_grad():
+        next(reversed(list(again.parameters()))).view(-1)[0] += 1e-6
+    assert fingerprint(model) != fingerprint(again)
+    assert read_progress(policy_dir) == Progress()
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def profile(tmp_path):
+    small = {"max_steps": 2, "prompts_per_step": 2}
+    stages = [{"name": name, "data": name, "config": small} for name in ("basic", "sorting")]
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps({"stages": stages}))
+    return str(path)
+
+
+def test_curriculum_command(policy_dir, profile, tmp_path, capsys):
+    arguments = ["curriculum", "--model", str(policy_dir), "--profile", profile, "--n", "3", "--seed", "5"]
+    output = str(tmp_path / "run")
+    assert main([*arguments, "--output", output, "--protect", "ewc", "--strength", "10"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^\| after sorting +\| +0 \| +0 \|$", shown, re.MULTILINE)
+    assert "forgetting: +0 points [+0, +0]" in shown and "Protection: ewc, strength 10" in shown
+    os.unlink(tmp_path / "run" / "stage-2.json")
+    assert main(["curriculum", "--resume", output, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tasks"] == ["basic", "sorting"] and result["seed"] == 5
+    assert result["protection"]["method"] == "ewc" and result["output"] == output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--profile", "steep"], "profile: steep is neither a file"),
+        (["--protect", "ewc"], "strength: 0 protects nothing; give --strength"),
+        (["--protect", "ewc", "--strength", "-5"], "strength: -5.0 must be 0 or a positive number"),
+        (["--resume", "here", "--strength", "3"], "strength: a resumed curriculum keeps its own"),
+        (["--resume", "nowhere"], "holds no curriculum"),
+        (["--n", "0"], "n: 0 is fewer than one problem"),
+        (["--model", "missing/folder/x"], "missing/folder/x"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["curriculum", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.splitlines()) == 1 and message in captured.err
+    assert not (tmp_path / "runs").exists()
