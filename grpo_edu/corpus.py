@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_edu.data import load_problems, write_problems
+from grpo_edu.data import data_dir, load_problems, write_problems
 from grpo_edu.problems import DOMAINS, LEVELS, Problem, draw_problem, make_split, problem_key
 from grpo_edu.prompts import chat_messages
 
@@ -220,7 +220,10 @@ def encode_examples(tokenizer, examples: list[tuple[Problem, str]]) -> list[tupl
 
 
 def write_shipped_problems(folder: str | Path, *, num_train: int = 1000, num_heldout: int = 400, seed: int = 0) -> None:
-    """Write ``{level}_train.jsonl`` and ``{level}_heldout.jsonl`` for every level and domain."""
+    """Write ``{level}_train.jsonl`` and ``{level}_heldout.jsonl`` for every level and domain.
+
+    ``python -m grpo_edu.corpus`` remakes the shipped files.
+    """
     for level in LEVELS + DOMAINS:
         train, heldout = make_split(level, num_train, num_heldout, seed)
         write_problems(Path(folder) / f"{level}_train.jsonl", train)
@@ -230,3 +233,7 @@ def write_shipped_problems(folder: str | Path, *, num_train: int = 1000, num_hel
 def heldout_keys() -> frozenset[str]:
     """The `problem_key` of every held-out problem: what pretraining must never see."""
     return frozenset(problem_key(problem) for problem in load_problems(LEVELS + DOMAINS, "heldout"))
+
+
+if __name__ == "__main__":
+    write_shipped_problems(data_dir() / "problems")
