@@ -6,7 +6,7 @@ Like `grpo_edu.figures`: numbers to `matplotlib.figure.Figure`, no pyplot state,
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from grpo_edu.figure_style import COLORS, INK, LEGEND, SMALL, look, panel_grid, style_axes
+from grpo_edu.figure_style import COLORS, INK, LEGEND, PAPER, SMALL, look, panel_grid, style_axes
 from grpo_edu.significance import wilson_interval
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def interval_rows(
     if not counts or any(len(successes) != len(names) for successes in counts.values()):
         lengths = {label: len(successes) for label, successes in counts.items()}
         raise ValueError(f"counts needs at least one series of {len(names)} runs, one a name; got {lengths}")
-    figure, (axes,) = panel_grid(1, height=1.2 + (0.2 + 0.1 * len(counts)) * len(names))
+    figure, (axes,) = panel_grid(1, height=1.2 + (0.12 + 0.1 * len(counts)) * len(names))
     style_axes(axes, title, "", "problems solved (%), with 95% intervals")
     if reference is not None:
         axes.axvline(100 * reference, color=INK, linewidth=0.9, linestyle="--")
@@ -83,7 +83,9 @@ def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str,
     for row, share in enumerate(shares.values()):
         broken = share > threshold
         # colors differ in brightness too, and the broken ones are hatched
-        axes.barh(row, 100 * share, 0.6, color=COLORS[1 if broken else 0], hatch="//" if broken else "", edgecolor="w")
+        axes.barh(
+            row, 100 * share, 0.6, color=COLORS[1 if broken else 0], hatch="//" if broken else "", edgecolor=PAPER
+        )
         axes.annotate(
             f"{share:.0%}",
             (100 * share, row),
@@ -92,8 +94,9 @@ def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str,
             va="center",
             fontsize=SMALL,
             color=INK,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},  # over the dashed line
         )
-    axes.axvline(100 * threshold, color=INK, linewidth=0.9, linestyle="--")
+    axes.axvline(100 * threshold, color=INK, linewidth=0.9, linestyle="--", zorder=1)
     axes.set_yticks(range(len(shares)), list(shares))
     axes.set_ylim(len(shares) - 0.4, -0.6)
     axes.set_xlim(0, 1.15 * 100 * max(threshold, *shares.values()))
