@@ -62,15 +62,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _doctor(arguments: Namespace) -> int:
     from grpo_edu.hardware import cpu_report, doctor_checks
+    from grpo_edu.startup import startup_anatomy, startup_text
 
     checks = doctor_checks()
     ok = all(check.ok for check in checks)
     # the report reads torch's own word; where torch is missing, the checks have said so
     report = cpu_report() if find_spec("torch") else {}
+    startup = startup_anatomy() if arguments.startup and ok else None
     if arguments.json:
-        print(json.dumps({"ok": ok, "checks": [asdict(check) for check in checks], "cpu": report}))
+        found = {"ok": ok, "checks": [asdict(check) for check in checks], "cpu": report}
+        print(json.dumps(found if startup is None else {**found, "startup": startup}))
     else:
         print(doctor_text(checks, report))
+        if startup is not None:
+            print(startup_text(startup))
     return 0 if ok else 1
 
 
@@ -82,12 +87,16 @@ def _train(arguments: Namespace) -> int:
     _say_loading(arguments.model)
     from grpo_edu.runs import run_training
 
+    dtype = _dtype(arguments, trains_weights=True)
+
     result = run_training(
         arguments.model,
         data=data,
         data_path=arguments.data_path,
         rewards=arguments.rewards,
         config=config,
+        backend=arguments.backend,
+        dtype=dtype,
         n=arguments.n,
         greedy=arguments.greedy,
         output=arguments.output,
@@ -111,12 +120,25 @@ def _evaluate(arguments: Namespace) -> int:
         name: getattr(arguments, name)
         for name in ("data", "data_path", "split", "n", "seed", "temperature", "max_completion_length")
     }
+    asked["dtype"] = _dtype(arguments, trains_weights=False)
     evaluation = run_evaluation(arguments.model, **asked)
     if arguments.json:
         print(json.dumps({**evaluation.to_dict(), "model": arguments.model, **asked}))
     else:
         print(evaluation_text(evaluation))
     return 0
+
+
+def _dtype(arguments: Namespace, *, trains_weights: bool) -> str:
+    """The number format to load the model in; what was measured for it is said on stderr."""
+    if arguments.dtype == "float32":
+        return arguments.dtype
+    from grpo_edu.probe import choose_dtype
+    from grpo_edu.run_folder import model_source
+
+    dtype, why = choose_dtype(arguments.dtype, model_source(arguments.model), trains_weights=trains_weights)
+    print(f"grpo-edu: {why}", file=sys.stderr)
+    return dtype
 
 
 def doctor_text(checks: Sequence[Check], report: dict[str, Any]) -> str:

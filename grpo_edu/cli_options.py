@@ -21,7 +21,7 @@ from grpo_edu.config import (
     GRPOConfig,
 )
 from grpo_edu.problems import LEVELS
-from grpo_edu.run_inputs import DATA, REWARDS, SPLITS
+from grpo_edu.run_inputs import BACKENDS, DATA, DTYPE_CHOICES, REWARDS, SPLITS
 
 _CHOICES = {
     "loss_type": LOSS_TYPES,
@@ -48,6 +48,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"grpo-edu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     doctor = _command(commands, "doctor", "look whether this machine has what the course needs")
+    _add_doctor_options(doctor)
     train = _command(commands, "train", "train a policy with GRPO, judge it before and after, keep the run")
     _add_model_and_data(train)
     _add_run_options(train)
@@ -72,14 +73,23 @@ def _add_model_and_data(command: ArgumentParser) -> None:
     add("--model", default="tiny", help="a shipped model, a folder (a run's too) or a Hub id (default: tiny)")
     add("--data", default=",".join(LEVELS), metavar="SETS",
         help=f"of {', '.join(DATA)}; several with commas (default: the three levels)")  # fmt: skip
+    add("--dtype", choices=DTYPE_CHOICES, default="float32",
+        help="of the weights; auto times both on this machine and says which it takes (default: float32)")  # fmt: skip
     add("--data-path", metavar="FOLDER", help="where GSM8K's train.jsonl and test.jsonl are, without the Hub")
     add("--n", type=int, default=300, help="held-out problems, balanced over the sets (default: 300)")
+
+
+def _add_doctor_options(doctor: ArgumentParser) -> None:
+    doctor.add_argument("--startup", action="store_true",
+        help="also measure, in a fresh process, where the time up to the first training step goes")  # fmt: skip
 
 
 def _add_run_options(train: ArgumentParser) -> None:
     add = train.add_argument
     add("--rewards", default="accuracy", metavar="NAMES",
         help=f"of {', '.join(REWARDS)}; several with commas (default: accuracy)")  # fmt: skip
+    add("--backend", choices=BACKENDS, default=BACKENDS[0],
+        help=f"who trains: this package, or TRL's GRPOTrainer (default: {BACKENDS[0]})")  # fmt: skip
     add("--output", metavar="DIR", help="folder of the run (default: a new one in runs/)")
     add("--overwrite", action="store_true", help="replace the run that the folder holds")
     add("--greedy", action=BooleanOptionalAction,

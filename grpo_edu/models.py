@@ -25,7 +25,7 @@ import torch
 from grpo_edu.data import data_dir
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _AGAIN = "save or download it again"
@@ -68,6 +68,19 @@ def load_policy(
         tokenizer = _load_tokenizer(source)
     _check_tokenizer(tokenizer, model, source)
     return model.eval(), tokenizer
+
+
+def load_config(name: str | Path = "tiny") -> PretrainedConfig:
+    """The architecture of the policy that `load_policy` would load, without its weights; raises what that raises."""
+    from transformers import AutoConfig
+
+    source = _locate(name)
+    if isinstance(source, Path):
+        _check_folder(source)
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except OSError as error:
+        raise _explained(error, source) from error
 
 
 def save_policy(

@@ -19,6 +19,8 @@ REWARDS = {
     "length": length_reward,
 }
 SPLITS = ("heldout", "train")
+BACKENDS = ("grpo_edu", "trl")
+DTYPE_CHOICES = ("float32", "bfloat16", "auto")
 _GSM8K_LENGTH = 256  # tokens: a worked solution of grade-school length; the generated problems need fewer
 
 
@@ -80,9 +82,7 @@ def load_split(
     if split not in SPLITS:
         raise ValueError(f"split: {split!r} is unknown; choose one of {', '.join(SPLITS)}")
     if data_path is not None and "gsm8k" not in data:
-        raise ValueError(
-            "data_path: only gsm8k is read from a path; add gsm8k to data, or leave the path out"
-        )
+        raise ValueError("data_path: only gsm8k is read from a path; add gsm8k to data, or leave the path out")
     if n is not None and n < len(data):
         raise ValueError(f"n: {n} is fewer than one problem for each of {', '.join(data)}; raise n")
     problems = []
@@ -93,9 +93,7 @@ def load_split(
             found = load_problems(name, split)
         share = len(found) if n is None else n // len(data) + (index < n % len(data))
         if share > len(found):
-            raise ValueError(
-                f"n: {n} asks for {share} {split} problems of {name}, and there are {len(found)}; lower n"
-            )
+            raise ValueError(f"n: {n} asks for {share} {split} problems of {name}, and there are {len(found)}; lower n")
         problems += found[:share]
     return problems
 

@@ -24,7 +24,7 @@ from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems import LEVELS
 from grpo_edu.rewards import reward_name
 from grpo_edu.run_folder import RunFolder, model_source
-from grpo_edu.run_inputs import DATA, default_config, load_split, parse_names, reward_functions
+from grpo_edu.run_inputs import BACKENDS, DATA, default_config, load_split, parse_names, reward_functions
 from grpo_edu.run_summary import RunResult, count_steps, write_result
 from grpo_edu.trainer import train
 
@@ -41,6 +41,8 @@ def run_training(
     data_path: str | Path | None = None,
     rewards: str | Callable | Sequence[str | Callable] = "accuracy",
     config: GRPOConfig | None = None,
+    backend: str = "grpo_edu",
+    dtype: str = "float32",
     n: int = 300,
     greedy: bool | None = None,
     output: str | Path | None = None,
@@ -59,6 +61,8 @@ def run_training(
         data_path: folder of GSM8K's train.jsonl and test.jsonl, for data "gsm8k".
         rewards: names (`run_inputs.REWARDS`) or functions with TRL's signature.
         config: the settings; None for the defaults, with room for the solutions of `data`.
+        backend: "grpo_edu", or "trl" for TRL's GRPOTrainer (see `trl_backend`).
+        dtype: of the weights, as for `load_policy`; `probe.choose_dtype` finds out which is faster here.
         n: held-out problems, balanced over the sets.
         greedy: evaluate greedily as well; None does so where an evaluation takes less than three seconds.
         output: the run's folder; None for a new one in `runs/`.
@@ -74,14 +78,14 @@ def run_training(
     started = time.perf_counter()
     data, functions = parse_names(data, DATA, "data"), reward_functions(rewards)
     config = config or default_config(data)
-    _check_asked(config, functions, data_path)
+    _check_asked(config, functions, data_path, backend)
     folder = RunFolder(output) if output else default_folder(model, data, config.seed, overwrite=overwrite)
     folder.check(overwrite=overwrite)
     problems = load_split(data, "train", data_path=data_path)
     heldout = load_split(data, "heldout", data_path=data_path, n=n)
     source = model_source(model)
     folder.check_apart(source)
-    policy, tokenizer = load_policy(source)
+    policy, tokenizer = load_policy(source, dtype)
     folder.check_room(sum(weight.nbytes for weight in policy.parameters()))
 
     test = partial(
@@ -93,7 +97,8 @@ def run_training(
     greedy_before = test(temperature=0.0) if greedy else None
 
     description = _description(model, data, data_path, functions, config, n, command)
-    training = train(policy, tokenizer, problems, functions, config)
+    description |= {"backend": backend, "dtype": dtype}
+    training = _backend(backend)(policy, tokenizer, problems, functions, config)
     history, stopped = _record(training, config.max_steps, folder, description, progress)
     with _Keeping(folder, len(history)):
         save_policy(policy, tokenizer, folder.model)
@@ -126,6 +131,7 @@ def run_evaluation(
     seed: int = 0,
     temperature: float = 1.0,
     max_completion_length: int | None = None,
+    dtype: str = "float32",
     progress: bool = True,
 ) -> Evaluation:
     """Evaluate a policy on `n` problems, balanced over the sets; other arguments as in `run_training`.
@@ -137,16 +143,14 @@ def run_evaluation(
     data = parse_names(data, DATA, "data")
     problems = load_split(data, split, data_path=data_path, n=n)
     length = max_completion_length or default_config(data).max_completion_length
-    policy, tokenizer = load_policy(model_source(model))
+    policy, tokenizer = load_policy(model_source(model), dtype)
     return evaluate(
         policy, tokenizer, problems,
         temperature=temperature, max_completion_length=length, seed=seed, progress=progress,
     )  # fmt: skip
 
 
-def default_folder(
-    model: str | Path, data: Sequence[str], seed: int, *, overwrite: bool = False
-) -> RunFolder:
+def default_folder(model: str | Path, data: Sequence[str], seed: int, *, overwrite: bool = False) -> RunFolder:
     """`runs/tiny-levels-seed0` or the like; a number follows where it exists and is not to be replaced."""
     place = Path(model)
     label = place.parent.name if place.name == "model" else place.name
@@ -154,8 +158,21 @@ def default_folder(
     return RunFolder(Path("runs") / name) if overwrite else RunFolder.unused(name)
 
 
-def _check_asked(config: GRPOConfig, functions: Sequence[Callable], data_path: str | Path | None) -> None:
+def _backend(name: str) -> Callable[..., Generator[dict[str, float]]]:
+    if name == "trl":
+        from grpo_edu.trl_backend import train_with_trl
+
+        return train_with_trl
+    return train
+
+
+def _check_asked(config: GRPOConfig, functions: Sequence[Callable], data_path: str | Path | None, backend: str) -> None:
     """Refuse early what would only fail, or mislead, after the first evaluation."""
+    parse_names([backend], BACKENDS, "backend")
+    if backend == "trl":
+        from grpo_edu.trl_backend import trl_settings
+
+        trl_settings(config)
     weights = config.reward_weights
     if weights is not None and len(weights) != len(functions):
         names = ", ".join(map(reward_name, functions))

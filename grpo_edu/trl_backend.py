@@ -48,6 +48,7 @@ _SHARED = (
     "num_generations", "max_completion_length", "learning_rate", "weight_decay", "max_grad_norm", "lr_scheduler_type",
     "num_iterations", "gradient_accumulation_steps", "temperature", "top_p", "top_k", "min_p", "loss_type",
     "importance_sampling_level", "epsilon", "epsilon_high", "scale_rewards", "mask_truncated_completions", "seed",
+    "optim", "gradient_checkpointing",
 )  # fmt: skip
 
 
@@ -157,6 +158,9 @@ def trl_settings(config: GRPOConfig) -> dict[str, Any]:
     """
     if config.advantage_estimator != "group":
         raise ValueError(f"advantage_estimator: TRL's GRPOTrainer has no {config.advantage_estimator!r}, only 'group'")
+    if config.optimizer_in_backward or config.memory_budget_gib is not None:
+        name = "optimizer_in_backward" if config.optimizer_in_backward else "memory_budget_gib"
+        raise ValueError(f"{name}: TRL's GRPOTrainer has no such thing; leave it out, or train without TRL")
     updates = config.num_iterations
     return {
         **{name: getattr(config, name) for name in _SHARED},
@@ -168,7 +172,6 @@ def trl_settings(config: GRPOConfig) -> dict[str, Any]:
         "beta": 0.0,  # see _set_reference
         "use_bias_correction_kl": False,
         "disable_dropout": True,
-        "gradient_checkpointing": False,
         "bf16": False,
         "use_cpu": True,
         "report_to": "none",

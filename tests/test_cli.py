@@ -22,6 +22,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.hardware import Check
 from grpo_edu.metrics import read_log
 from grpo_edu.models import load_policy
+from grpo_edu.startup import AFTERWARDS, PHASES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -294,6 +295,32 @@ def test_doctor(capsys, monkeypatch):
     assert shown[0].split()[:2] == ["ok", "Python"] and shown[1].split()[:2] == ["FAULT", "memory"]
     assert shown[2].strip() == "Close other programs." and shown[-1] == "1 of 2 checks found a fault."
     assert any(line.startswith("  instruction sets") for line in shown)
+
+
+def test_doctor_measures_the_start_where_it_is_asked_to(capsys, monkeypatch):
+    asked = []
+    seconds = dict.fromkeys(PHASES + AFTERWARDS, 0.5)
+    monkeypatch.setattr("grpo_edu.startup.startup_anatomy", lambda: asked.append(True) or seconds)
+    monkeypatch.setattr("grpo_edu.hardware.doctor_checks", lambda: [WELL])
+    assert main(["doctor"]) == 0 and not asked
+    capsys.readouterr()
+    assert main(["doctor", "--startup", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["startup"] == seconds
+    assert main(["doctor", "--startup"]) == 0
+    assert re.search(r"^  total +3\.00 s$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_train_through_trl_in_bfloat16(policy_dir, tmp_path, capsys):
+    pytest.importorskip("trl")
+    arguments = ["train", "--model", str(policy_dir), *SMALL, "--steps", "2", "--output", str(tmp_path / "run")]
+    assert main([*arguments, "--backend", "trl", "--dtype", "bfloat16", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["steps"] == 2 and len(read_log(tmp_path / "run" / "metrics.jsonl")) == 2
+    assert re.search(r"^grpo-edu: bfloat16 is .* times as fast", captured.err)
+    asked = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert asked["backend"] == "trl" and asked["dtype"] == "bfloat16"
+    assert main([*arguments, "--backend", "trl", "--overwrite", "--advantage-estimator", "rloo"]) == 2
+    assert "TRL's GRPOTrainer has no 'rloo'" in complaint(capsys)
 
 
 def test_doctor_looks_at_this_machine(capsys):
