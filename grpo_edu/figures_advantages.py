@@ -201,7 +201,9 @@ def baseline_curve(
     axes.plot(baselines, ratios, color=look(0)["color"], linewidth=1.8, label="the same b for all")
     axes.axhline(1, color=look(2)["color"], linewidth=1.5, linestyle="--", label="each question's siblings' mean")
     for number, (label, place) in enumerate((marks or {}).items()):
-        _mark(axes, label, place, _between(baselines, ratios, place), number)
+        inside = (place - baselines[0]) / (baselines[-1] - baselines[0])
+        side = "left" if inside < 0.1 else "right" if inside > 0.9 else "center"
+        _mark(axes, label, place, _between(baselines, ratios, place), number, side)
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper center", **LEGEND)
     return figure
@@ -224,10 +226,10 @@ def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     return float(np.interp(x, xs, ys))
 
 
-def _mark(axes: "Axes", label: str, x: float, y: float, number: int) -> None:
+def _mark(axes: "Axes", label: str, x: float, y: float, number: int, side: str) -> None:
     axes.plot([x], [y], linestyle="none", **look(1))
     above = (0, 30 + 16 * (number % 2))
     line = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkB": 4}
     axes.annotate(
-        label, (x, y), above, textcoords="offset points", ha="center", fontsize=SMALL, color=INK, arrowprops=line
+        label, (x, y), above, textcoords="offset points", ha=side, fontsize=SMALL, color=INK, arrowprops=line
     )
