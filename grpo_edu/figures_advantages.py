@@ -230,6 +230,4 @@ def _mark(axes: "Axes", label: str, x: float, y: float, number: int, side: str) 
     axes.plot([x], [y], linestyle="none", **look(1))
     above = (0, 30 + 16 * (number % 2))
     line = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkB": 4}
-    axes.annotate(
-        label, (x, y), above, textcoords="offset points", ha=side, fontsize=SMALL, color=INK, arrowprops=line
-    )
+    axes.annotate(label, (x, y), above, textcoords="offset points", ha=side, fontsize=SMALL, color=INK, arrowprops=line)
