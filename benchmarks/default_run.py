@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.harness import machine
+
 HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.default_run"
 
@@ -59,15 +61,6 @@ def table(runs: list[dict]) -> str:
 
 def _with_interval(row: dict) -> str:
     return f"{row['k']}/{row['n']} ({row['low']:.0%} … {row['high']:.0%})"
-
-
-def machine() -> dict:
-    """What the study ran on."""
-    from grpo_edu.hardware import cpu_report
-
-    names = ("cpu_model", "architecture", "usable_cores", "torch_threads", "torch_capability", "memory_total_gib")
-    report = cpu_report()
-    return {name: report[name] for name in (*names, "python", "torch", "transformers")}
 
 
 def main() -> int:

@@ -60,6 +60,7 @@ def train_with_trl(
     config: GRPOConfig,
     *,
     rollout: str = "grpo_edu",
+    **options: Any,
 ) -> Iterator[dict[str, float]]:
     """Train `model` in place with TRL's `GRPOTrainer`; yields the metrics of each step, as `trainer.train` does.
 
@@ -70,11 +71,12 @@ def train_with_trl(
         model, tokenizer, problems, reward_funcs, config: as for `trainer.train`. A reward function gets chat messages
             where this package's trainer gives it strings, as always in TRL.
         rollout: "grpo_edu", or "transformers" for stock TRL.
+        options: as for `build_trainer`.
 
     Raises:
         ValueError: as `build_trainer`. Whatever happens inside TRL is raised as it comes.
     """
-    trainer = build_trainer(model, tokenizer, problems, reward_funcs, config, rollout=rollout)
+    trainer = build_trainer(model, tokenizer, problems, reward_funcs, config, rollout=rollout, **options)
     relay = _Relay()
     trainer.add_callback(relay.callback())
     with ThreadPoolExecutor(1) as pool:

@@ -1,0 +1,118 @@
+"""What every benchmark shares: two sides measured in turn, medians with their range, a table, and a record on disk."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """What a benchmark ran on, for its record."""
+    from grpo_edu.hardware import cpu_report
+
+    names = ("cpu_model", "architecture", "usable_cores", "torch_threads", "torch_capability", "memory_total_gib")
+    report = cpu_report()
+    return {name: report[name] for name in (*names, "python", "torch", "transformers", "trl")}
+
+
+def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call, `rounds` times, one side after the other, so that a slow minute slows all alike.
+
+    One more round goes before, uncounted: first calls import and allocate.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, call in sides.items():
+            started = time.perf_counter()
+            call()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def steps_in_turn(
+    sides: Mapping[str, Callable[[], Iterator[dict]]], rounds: int, *, keep: bool = True
+) -> dict[str, list[dict]]:
+    """Metrics of training steps, `rounds` of each side, one side after the other; "seconds" is added to each.
+
+    Each side's first step warms it up and is not counted.
+
+    Args:
+        sides: name → what starts a training and yields its steps.
+        rounds: steps of each side that count.
+        keep: all trainings stay in memory and step in turn. False starts one at a time and ends it after its step,
+            for models of which only one fits.
+    """
+    running: dict[str, Iterator[dict]] = {}
+    metrics: dict[str, list[dict]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, start in sides.items():
+            if name not in running:
+                running[name] = start()
+                next(running[name])
+            started = time.perf_counter()
+            step = next(running[name])
+            metrics[name].append({**step, "seconds": time.perf_counter() - started})
+            if not keep:
+                running.pop(name).close()
+                gc.collect()
+    for steps in running.values():
+        steps.close()
+    return metrics
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most.
+
+    >>> spread([3.0, 1.0, 2.0])
+    {'median': 2.0, 'low': 1.0, 'high': 3.0}
+    """
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def times_as_fast(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float]:
+    """The spread of slow/fast over the rounds, each side's time against the other's of the same round.
+
+    >>> times_as_fast([2.0, 6.0, 4.0], [1.0, 2.0, 4.0])["median"]
+    2.0
+    """
+    return spread([one / other for one, other in zip(slow, fast, strict=True)])
+
+
+def between(value: Mapping[str, float], digits: int = 2) -> str:
+    """A spread as text.
+
+    >>> between({"median": 2.0, "low": 1.0, "high": 3.25})
+    '2.00 (1.00 … 3.25)'
+    """
+    return f"{value['median']:.{digits}f} ({value['low']:.{digits}f} … {value['high']:.{digits}f})"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same keys as a Markdown table.
+
+    >>> print(markdown([{"side": "ours", "seconds": "1.0"}]))
+    | side | seconds |
+    |---|---|
+    | ours | 1.0 |
+    """
+    lines = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
+    lines[1] = lines[1].replace(" ", "")
+    return "\n".join(lines)
+
+
+def save(output: Path, command: str, record: Mapping[str, Any]) -> None:
+    """Write a record with the command that made it and the machine it ran on; what is there is replaced whole."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"command": command, "machine": machine(), **record}, indent=1, ensure_ascii=False)
+    staging = output.with_suffix(".part")
+    staging.write_text(text + "\n", encoding="utf-8")
+    staging.replace(output)

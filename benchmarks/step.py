@@ -1,0 +1,270 @@
+"""A whole GRPO step and its rollout against stock TRL and transformers: ``python -m benchmarks.step --scale tiny``.
+
+Both sides run in one process and take turns. *tiny*: the shipped model, 16 prompts × 8 completions of up to 96 tokens.
+*494M*: the shape of Qwen2-0.5B-Instruct with random weights, 1 prompt of 128 tokens × 8 completions of 64, where only
+one side fits in memory at a time. Stock TRL is its `GRPOTrainer` with transformers' `generate`, on the same problems,
+reward and settings, in float32 without gradient checkpointing, and at 494M also as it comes (bfloat16 autocast,
+gradient checkpointing). The learning rate is so small that the policy, and with it the work, stays the same.
+
+Prints tables and writes ``benchmarks/results/step_tiny.json`` or ``step_494M.json``, with the floor: the least time
+that the step's products and memory traffic would take at this machine's measured rates. tiny: 2 minutes; 494M: 10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.harness import RESULTS, between, in_turn, markdown, save, spread, steps_in_turn, times_as_fast
+from grpo_edu import GRPOConfig, accuracy_reward, decoding, generate, load_policy, load_problems, render_prompt, train
+from grpo_edu.problems import LEVELS, Problem
+from grpo_edu.trl_backend import train_with_trl
+
+SCALES = ("tiny", "494M")
+STILL = 1e-7  # a learning rate at which the policy stays what it is
+TINY = GRPOConfig(learning_rate=STILL, max_steps=10_000)
+LARGE = GRPOConfig(prompts_per_step=1, max_completion_length=64, learning_rate=STILL, max_steps=10_000)
+LARGE_PROMPT = 128
+TARGETS = {"tiny": {"step": 4.0, "rollout": 3.0}, "494M": {"step": 3.0}}
+
+
+def sum_of_ids(completions, completion_ids, **kwargs) -> list[float]:
+    """A reward that no group of a random policy ties on, so that no side saves a forward pass."""
+    return [float(sum(ids) % 1009) for ids in completion_ids]
+
+
+def large_policy(dtype: str = "float32"):
+    """A model of the shape of Qwen2-0.5B-Instruct with random weights, and the tiny model's tokenizer."""
+    from transformers import Qwen2ForCausalLM
+
+    from benchmarks.memory import large_config
+
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(large_config()).to(getattr(torch, dtype))
+    return model.eval(), load_policy("tiny")[1]
+
+
+def long_problem(tokenizer, length: int) -> Problem:
+    """A problem whose rendered prompt has `length` tokens."""
+    for count in range(length):
+        problem = Problem("1 " * count + "1", "1", "basic", "#### 1")
+        if len(tokenizer.encode(render_prompt(tokenizer, problem.prompt))) >= length:
+            return problem
+    raise ValueError(f"length: no prompt reaches {length} tokens")
+
+
+def tiny_sides() -> dict[str, Callable[[], Iterator[dict]]]:
+    """Trainings of the shipped model."""
+
+    def start(backend: Callable, **options: Any) -> Iterator[dict]:
+        return backend(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, TINY, **options)
+
+    return {
+        "stock TRL": partial(start, train_with_trl, rollout="transformers"),
+        "TRL with this rollout": partial(start, train_with_trl),
+        "grpo_edu": partial(start, train),
+    }
+
+
+def large_sides() -> dict[str, Callable[[], Iterator[dict]]]:
+    """Trainings at the shape of Qwen2-0.5B, each with weights of its own."""
+
+    def start(backend: Callable, dtype: str, **options: Any) -> Iterator[dict]:
+        model, tokenizer = large_policy(dtype)
+        return backend(model, tokenizer, [long_problem(tokenizer, LARGE_PROMPT)], sum_of_ids, LARGE, **options)
+
+    stock = partial(start, train_with_trl, rollout="transformers")
+    return {
+        "stock TRL": partial(stock, "float32"),
+        "stock TRL, as it comes": partial(stock, "float32", bf16=True, gradient_checkpointing=True),
+        "stock TRL, bfloat16 weights": partial(stock, "bfloat16"),
+        "grpo_edu": partial(start, train, "float32"),
+        "grpo_edu, bfloat16 weights": partial(start, train, "bfloat16"),
+    }
+
+
+def rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[str, Callable[[], Any]]:
+    """Ways to sample the same completions, from text to text."""
+    generator = torch.Generator().manual_seed(0)
+
+    def ours(growing: bool = False) -> None:
+        layer = (lambda layer, *_: layer) if growing else decoding.RoomLayer
+        with mock.patch.object(decoding, "RoomLayer", layer):
+            generate(
+                model, tokenizer, prompts, num_generations=config.num_generations,
+                max_completion_length=config.max_completion_length, generator=generator,
+            )  # fmt: skip
+
+    def theirs(**options: Any) -> None:
+        repeated = [prompt for prompt in prompts for _ in range(config.num_generations)]
+        encoded = tokenizer(repeated, padding=True, padding_side="left", return_tensors="pt")
+        with torch.no_grad():
+            ids = model.generate(
+                input_ids=encoded.input_ids, attention_mask=encoded.attention_mask, do_sample=True, temperature=1.0,
+                top_k=0, top_p=1.0, max_new_tokens=config.max_completion_length, disable_compile=True, **options,
+            )  # fmt: skip
+        tokenizer.batch_decode(ids[:, encoded.input_ids.shape[1] :], skip_special_tokens=True)
+
+    return {
+        "transformers' generate": theirs,
+        "transformers' generate, static cache": partial(theirs, cache_implementation="static"),
+        "grpo_edu, growing cache": partial(ours, growing=True),
+        "grpo_edu": ours,
+    }
+
+
+def rates(dtype: torch.dtype) -> dict[str, float]:
+    """What this machine reaches: FLOP/s of a large product, bytes/s of a product that reads a matrix once."""
+    square, tall = torch.ones(1024, 1024, dtype=dtype), torch.ones(40_000, 1024, dtype=dtype)
+    best = {"flops": 0.0, "bytes": 0.0}
+    with torch.inference_mode():
+        for _ in range(12):
+            started = time.perf_counter()
+            square @ square
+            best["flops"] = max(best["flops"], 2 * 1024**3 / (time.perf_counter() - started))
+            started = time.perf_counter()
+            torch.nn.functional.linear(square[:1], tall)
+            best["bytes"] = max(best["bytes"], tall.nbytes / (time.perf_counter() - started))
+    return best
+
+
+def floor_seconds(weights: int, width: int, step: dict[str, float], rate: dict[str, float]) -> dict[str, float]:
+    """The least time that a step can take, whoever makes it, without sharing what completions have in common.
+
+    rollout = prompt forward (2 FLOPs a weight and token) + a reading of all weights for every decode step, or the
+    products of its rows where they take longer. update = 6 FLOPs a weight and token, prompts once a group, and
+    AdamW's 28 bytes a weight.
+
+    Args:
+        weights: numbers in the model. width: bytes of each.
+        step: prompt_tokens (of the distinct prompts), completion_tokens, decode_steps.
+        rate: flops and bytes a second.
+
+    >>> step = {"prompt_tokens": 10, "completion_tokens": 40, "decode_steps": 5}
+    >>> floor_seconds(1000, 4, step, {"flops": 1e4, "bytes": 1e5})
+    {'rollout': 10.0, 'update': 30.28}
+    """
+    reading = step["decode_steps"] * weights * width / rate["bytes"]
+    products = 2 * weights * step["completion_tokens"] / rate["flops"]
+    tokens = step["prompt_tokens"] + step["completion_tokens"]
+    return {
+        "rollout": 2 * weights * step["prompt_tokens"] / rate["flops"] + max(reading, products),
+        "update": 6 * weights * tokens / rate["flops"] + 28 * weights / rate["bytes"],
+    }
+
+
+def compare_steps(sides: dict[str, Callable[[], Iterator[dict]]], rounds: int, *, keep: bool) -> dict[str, dict]:
+    """Seconds of a step of each side, and how many times as fast as the first."""
+    steps = steps_in_turn(sides, rounds, keep=keep)
+    seconds = {name: [step["seconds"] for step in found] for name, found in steps.items()}
+    return {
+        name: {
+            "seconds": spread(seconds[name]),
+            "times as fast as stock TRL": times_as_fast(next(iter(seconds.values())), seconds[name]),
+            "completion tokens": spread([step["completions/mean_length"] for step in found]),
+        }
+        for name, found in steps.items()
+    }
+
+
+def compare_rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig, rounds: int) -> dict[str, dict]:
+    """Seconds of a rollout each way, and how many times as fast as the first."""
+    seconds = in_turn(rollouts(model, tokenizer, prompts, config), rounds)
+    base = next(iter(seconds.values()))
+    return {
+        name: {"seconds": spread(found), "times as fast as transformers": times_as_fast(base, found)}
+        for name, found in seconds.items()
+    }
+
+
+def floors(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[str, Any]:
+    """The floor of a step of this setting, from one rollout's own counts and this machine's rates."""
+    rollout = generate(
+        model, tokenizer, prompts, num_generations=config.num_generations,
+        max_completion_length=config.max_completion_length,
+    )  # fmt: skip
+    step = {
+        "prompt_tokens": int(rollout.prompt_mask[:: config.num_generations].sum()),
+        "completion_tokens": int(rollout.completion_mask.sum()),
+        "decode_steps": rollout.completion_ids.shape[1] - 1,
+    }
+    rate = rates(model.dtype)
+    found = floor_seconds(model.num_parameters(), model.dtype.itemsize, step, rate)
+    return {"counts": step, "rates": rate, "seconds": found}
+
+
+def measure_tiny(rounds: int) -> dict[str, Any]:
+    """All of the tiny scale."""
+    model, tokenizer = load_policy("tiny")
+    problems = load_problems(LEVELS, "train")[:: 3000 // TINY.prompts_per_step][: TINY.prompts_per_step]
+    setting = model, tokenizer, [render_prompt(tokenizer, problem.prompt) for problem in problems], TINY
+    return {
+        "step": compare_steps(tiny_sides(), rounds, keep=True),
+        "rollout": compare_rollouts(*setting, rounds),
+        "floor": floors(*setting),
+    }
+
+
+def measure_large(rounds: int) -> dict[str, Any]:
+    """All of the 494M scale; the rollout in bfloat16, since one of transformers in float32 takes half a minute."""
+    step = compare_steps(large_sides(), rounds, keep=False)
+    model, tokenizer = large_policy("bfloat16")
+    prompts = [render_prompt(tokenizer, long_problem(tokenizer, LARGE_PROMPT).prompt)]
+    return {
+        "step": step,
+        "rollout": compare_rollouts(model, tokenizer, prompts, LARGE, rounds),
+        "floor": floors(model, tokenizer, prompts, LARGE),
+    }
+
+
+def verdicts(record: dict[str, Any], scale: str) -> dict[str, bool]:
+    """The targets, each judged on the median of the rounds of this package's fastest side."""
+    judged = {}
+    for part, target in TARGETS[scale].items():
+        rows = [row for name, row in record[part].items() if name.startswith("grpo_edu")]
+        ratio = max(row[next(key for key in row if key.startswith("times"))]["median"] for row in rows)
+        judged[f"a {part} at {scale} is at least {target:g} times as fast"] = ratio >= target
+    return judged
+
+
+def tables(record: dict[str, Any]) -> str:
+    """Both tables, and the floor."""
+    lines = []
+    for part in ("step", "rollout"):
+        rows = []
+        for name, row in record[part].items():
+            ratio = next(key for key in row if key.startswith("times"))
+            rows.append({part: name, "seconds": between(row["seconds"]), ratio: between(row[ratio])})
+        lines += [markdown(rows), ""]
+    floor = record["floor"]["seconds"]
+    lines.append(f"floor: rollout {floor['rollout']:.2f} s, update {floor['update']:.2f} s")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure one scale; exit 1 where a target is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
+    parser.add_argument("--scale", choices=SCALES, default="tiny")
+    parser.add_argument("--rounds", type=int, help="steps of each side that count (default: 7, at 494M 1)")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/step_SCALE.json")
+    options = parser.parse_args()
+    measure, rounds = (measure_tiny, 7) if options.scale == "tiny" else (measure_large, 1)
+    record = measure(options.rounds or rounds)
+    record["verdicts"] = verdicts(record, options.scale)
+    output = options.output or RESULTS / f"step_{options.scale}.json"
+    save(output, f"python -m benchmarks.step --scale {options.scale}", record)
+    print(tables(record))
+    for statement, holds in record["verdicts"].items():
+        print(f"{'holds' if holds else 'MISSED'}: {statement}")
+    return 0 if all(record["verdicts"].values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
