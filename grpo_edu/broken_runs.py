@@ -79,7 +79,8 @@ def run(
 ) -> Iterator[tuple[dict[str, float], Batch]]:
     """`grpo_edu.train` under a setup: yields each step's metrics and the batch that it learned from.
 
-    The stand-ins are in place only while a step runs, never between two of them.
+    The stand-ins are in place only while a step runs, never between two of them; they hold for the whole process, so
+    do not run two setups in two threads.
 
     Raises what `grpo_edu.train` raises.
     """
