@@ -24,6 +24,7 @@ def chunked_logps(
     *,
     temperature: float = 1.0,
     chunk_size: int,
+    with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Log-probabilities of T tokens, and entropies of S distributions, a chunk of distributions at a time.
 
@@ -40,36 +41,50 @@ def chunked_logps(
         ids: (T,), the tokens.
         temperature: logits are divided by it.
         chunk_size: distributions whose logits are held at once.
+        with_entropy: False leaves the entropies at 0.
 
     Returns:
         (T,) nats, float32 at least, with gradient for `states` and `weight`; (S,) nats, without gradient.
 
     >>> states, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [0.0, 2.0]])
-    >>> chunked_logps(states, weight, torch.tensor([0, 0]), torch.tensor([0, 1]), chunk_size=1)
+    >>> drawn = torch.tensor([0, 0]), torch.tensor([0, 1])
+    >>> chunked_logps(states, weight, *drawn, chunk_size=1, with_entropy=True)
     (tensor([-0.6931, -0.6931]), tensor([0.6931]))
     """
-    return _ChunkedLogps.apply(states, weight, place, ids, temperature, chunk_size)
+    return _ChunkedLogps.apply(states, weight, place, ids, temperature, chunk_size, with_entropy)
 
 
 class _ChunkedLogps(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight: Tensor, place: Tensor, ids: Tensor, temperature: float, chunk_size: int
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        place: Tensor,
+        ids: Tensor,
+        temperature: float,
+        chunk_size: int,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(states.dtype, torch.float32)
-        logps, entropies = ids.new_zeros(len(ids), dtype=wide), states.new_zeros(len(states), dtype=wide)
+        logps = states.new_zeros(len(ids), dtype=wide)
+        entropies, totals = states.new_zeros(2, len(states), dtype=wide)
         frozen = ctx.needs_input_grad[:2] == (True, False)
         means = torch.empty_like(states) if frozen else None  # (S, H), W's rows averaged under each softmax
         for rows, tokens in _chunks(place, len(states), chunk_size):
-            logits = _logits(states[rows], weight, temperature)
-            total = logits.logsumexp(dim=1)
+            scores = _logits(states[rows], weight, temperature)
             at = place[tokens] - rows.start
-            logps[tokens] = logits[at, ids[tokens]] - total[at]
-            shares = (logits - total[:, None]).exp_()
-            entropies[rows] = total - logits.mul_(shares).sum(dim=1)
+            logps[tokens] = scores[at, ids[tokens]]
+            top = scores.amax(dim=1)
+            scores.sub_(top[:, None]).exp_()  # in place: softmax times its sum
+            sums = scores.sum(dim=1)
+            totals[rows] = top + sums.log()
+            if with_entropy:
+                entropies[rows] = sums.log() - torch.special.xlogy(scores, scores).sum(dim=1) / sums
             if means is not None:
-                means[rows] = shares.to(weight.dtype) @ weight
-        ctx.save_for_backward(states, weight, place, ids, means)
+                means[rows] = (scores.to(weight.dtype) @ weight) / sums[:, None].to(weight.dtype)
+        logps -= totals[place]
+        ctx.save_for_backward(states, weight, place, ids, totals, means)
         ctx.temperature, ctx.chunk_size = temperature, chunk_size
         ctx.mark_non_differentiable(entropies)
         return logps, entropies
@@ -77,24 +92,24 @@ class _ChunkedLogps(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, place, ids, means = ctx.saved_tensors
+        states, weight, place, ids, totals, means = ctx.saved_tensors
         grad = grad / ctx.temperature
-        total = grad.new_zeros(len(states)).index_add_(0, place, grad)  # (S,), of all tokens drawn from a distribution
+        shares = grad.new_zeros(len(states)).index_add_(0, place, grad)  # (S,), of all tokens of a distribution
         if means is not None:
-            ours = (-total[:, None] * means).to(states.dtype)
-            return ours.index_add_(0, place, (grad[:, None] * weight[ids]).to(states.dtype)), *[None] * 5
+            ours = (-shares[:, None] * means).to(states.dtype)
+            return ours.index_add_(0, place, (grad[:, None] * weight[ids]).to(states.dtype)), *[None] * 6
         states_grad = torch.empty_like(states) if ctx.needs_input_grad[0] else None
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for rows, tokens in _chunks(place, len(states), ctx.chunk_size):
-            logits = _logits(states[rows], weight, ctx.temperature)
-            slope = logits.sub_(logits.logsumexp(dim=1, keepdim=True)).exp_().mul_(-total[rows, None])
+            slope = _logits(states[rows], weight, ctx.temperature)
+            slope.sub_(totals[rows, None]).exp_().mul_(-shares[rows, None])
             slope.index_put_((place[tokens] - rows.start, ids[tokens]), grad[tokens], accumulate=True)
             slope = slope.to(weight.dtype)
             if states_grad is not None:
                 states_grad[rows] = slope @ weight
             if weight_grad is not None:
                 weight_grad.addmm_(slope.T, states[rows])
-        return states_grad, weight_grad, None, None, None, None
+        return states_grad, weight_grad, *[None] * 5
 
 
 def _logits(states: Tensor, weight: Tensor, temperature: float) -> Tensor:

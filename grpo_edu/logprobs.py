@@ -233,7 +233,8 @@ def _score(
         logps, entropy = _through_head(head, states, place, ids, temperature, size, with_entropy)
     else:
         logps, entropy = chunked_logps(
-            states, head.weight, place, ids, temperature=temperature, chunk_size=size
+            states, head.weight, place, ids,
+            temperature=temperature, chunk_size=size, with_entropy=with_entropy,
         )  # fmt: skip
     padded = logps.new_zeros(real.shape)
     logps = padded.masked_scatter(real, logps)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -84,12 +85,15 @@ def resident_bytes() -> int:
 
 def _high_water_mark() -> int:
     """The most memory that this process ever held, as the kernel counts it; 0 where that is not told."""
-    if sys.platform == "win32":
+    status = Path("/proc/self/status")
+    if status.is_file():  # getrusage would also count what the parent held when it forked
+        lines = (line.split() for line in status.read_text().splitlines())
+        return next((int(words[1]) * 1024 for words in lines if words[0] == "VmHWM:"), 0)
+    if sys.platform != "darwin":
         return 0
     import resource
 
-    mark = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return mark if sys.platform == "darwin" else mark * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 FLOAT32 = 4  # bytes
-# Copies of a chunk's logits that are alive at once: the logits, their exponentials and the gradient of either.
-_LOGIT_COPIES = 4
+# Logits that autograd handles are there with their softmax and the gradients of both; in chunks they are written over.
+_LOGIT_COPIES, _CHUNK_COPIES = 4, 1.5
 # A layer's backward pass holds, beside what the forward pass left, gradients about as large as its three MLP tensors.
 _GRADIENT_SHARE = 3
 _SAMPLING_COPIES = 5  # of a step's logits (B, V) while a token is drawn
@@ -123,6 +123,7 @@ def estimate_memory(
     *,
     prompt_length: int,
     completion_length: int | None = None,
+    row_length: int | None = None,
     prompts_per_pass: int | None = None,
 ) -> MemoryEstimate:
     """What a run of `grpo_edu.train` needs, by the shapes of its model and batch.
@@ -136,6 +137,8 @@ def estimate_memory(
         config: the settings.
         prompt_length: P, tokens of a prompt.
         completion_length: C, mean tokens of a completion; None: the most that the config allows.
+        row_length: tokens of a prompt and its G completions, common beginnings counted once (`grpo_edu.packing`);
+            None: they share nothing but the prompt, P + G · (C − 1).
         prompts_per_pass: groups in one forward pass; None: as the config cuts the batch.
 
     Raises:
@@ -151,13 +154,14 @@ def estimate_memory(
     groups = (
         config.prompts_per_step // config.gradient_accumulation_steps if prompts_per_pass is None else prompts_per_pass
     )
+    width = prompt_length + config.num_generations * (completion_length - 1) if row_length is None else row_length
     for name, value in {
-        "prompt_length": prompt_length, "completion_length": completion_length, "prompts_per_pass": groups
+        "prompt_length": prompt_length, "completion_length": completion_length, "row_length": width,
+        "prompts_per_pass": groups,
     }.items():  # fmt: skip
         if value < 1:
             raise ValueError(f"{name}: {value} must be at least 1")
     shape = ModelShape.of(model)
-    width = prompt_length + config.num_generations * (completion_length - 1)
     predictions = groups * config.num_generations * completion_length
     return MemoryEstimate(
         **held_bytes(shape, config),
@@ -182,7 +186,7 @@ def held_bytes(shape: ModelShape, config: GRPOConfig) -> dict[str, int]:
     return {
         "weights": shape.weights,
         "reference": shape.weights if config.beta and not shape.adapters else 0,
-        "gradients": 2 * shape.largest if config.optimizer_in_backward else shape.trained,
+        "gradients": shape.largest if config.optimizer_in_backward else shape.trained,
         "optimizer": states,
     }
 
@@ -224,10 +228,11 @@ def layer_bytes(shape: ModelShape) -> int:
 
 
 def logits_bytes(shape: ModelShape, predictions: int) -> int:
-    """Bytes of logits at their peak, for so many predicted tokens in one pass (see `grpo_edu.logprobs`)."""
-    chunk = min(predictions, max(1, LOGITS_PER_CHUNK // shape.vocab))
+    """Bytes of logits at their peak, for so many predicted tokens in one pass (see `grpo_edu.chunked_logps`)."""
+    chunk = max(1, LOGITS_PER_CHUNK // shape.vocab)
     states = predictions * shape.hidden * (shape.element + FLOAT32)
-    return states + chunk * shape.vocab * _LOGIT_COPIES * FLOAT32
+    logits = predictions * _LOGIT_COPIES if predictions <= chunk else round(chunk * _CHUNK_COPIES)
+    return states + logits * shape.vocab * FLOAT32
 
 
 def _factored_bytes(weight: torch.Tensor) -> int:

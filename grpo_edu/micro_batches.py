@@ -24,7 +24,7 @@ from grpo_edu.memory_estimate import (
     held_bytes,
     logits_bytes,
 )
-from grpo_edu.packing import block_mask_obstacle, packed_lengths
+from grpo_edu.packing import block_mask_obstacle, pack_groups, packed_lengths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,14 +45,22 @@ class MicroBatches:
         self.model, self.config, self.room = model, config, room
         self.shape = ModelShape.of(model)
 
-    def bytes_of(self, batch: Batch, rows: Tensor) -> int:
-        """Estimated bytes of a forward and backward pass over some rows: whole groups, or a part of one."""
-        group = min(len(rows), self.config.num_generations)
-        masks = batch.rollout.prompt_mask[rows], batch.rollout.completion_mask[rows]
+    def bytes_of(self, batch: Batch, rows: Tensor, *, shared: bool = True) -> int:
+        """Estimated bytes of a forward and backward pass over some rows: whole groups, or a part of one.
+
+        shared: count what completions share once, which takes a moment; False gives an upper bound at once.
+        """
+        rollout, group = batch.rollout, min(len(rows), self.config.num_generations)
         if block_mask_obstacle(self.model, 0):
             group = 1  # every row is read with a prompt of its own
-        width, count = int(packed_lengths(*masks, group).max()), len(rows) // group
-        return pass_bytes(self.shape, self.config, count, width, int(masks[1].sum()))
+        prompt_mask, completion_mask = rollout.prompt_mask[rows], rollout.completion_mask[rows]
+        if shared:
+            ids = rollout.prompt_ids[rows], rollout.completion_ids[rows]
+            lengths = pack_groups(ids[0], prompt_mask, ids[1], completion_mask, group).lengths
+        else:
+            lengths = packed_lengths(prompt_mask, completion_mask, group)
+        predictions = int(completion_mask.sum())
+        return pass_bytes(self.shape, self.config, len(rows) // group, int(lengths.max()), predictions)
 
     def cut(self, batch: Batch) -> list[Tensor]:
         """Row numbers of each pass: `gradient_accumulation_steps` parts at least, and more where the room asks for it.
@@ -95,7 +103,7 @@ class MicroBatches:
                 self._shrink(batch, parts, error)
 
     def _fits(self, batch: Batch, rows: Tensor) -> bool:
-        return self.bytes_of(batch, rows) <= self.room
+        return any(self.bytes_of(batch, rows, shared=shared) <= self.room for shared in (False, True))
 
     def _halves(self, batch: Batch, rows: Tensor) -> list[Tensor]:
         """A part as it is where it fits or is a single row; else both its halves, cut further where need be."""
@@ -105,15 +113,16 @@ class MicroBatches:
         return [*self._halves(batch, first), *self._halves(batch, second)]
 
     def _shrink(self, batch: Batch, parts: Sequence[Tensor], error: BaseException) -> None:
-        """Allow half of what the largest part is estimated to need."""
-        largest = max(parts, key=lambda rows: self.bytes_of(batch, rows), default=None)
-        if largest is None or len(largest) == 1 or self.config.optimizer_in_backward:
+        """Allow half of what the largest part of several rows is estimated to need."""
+        several = [rows for rows in parts if len(rows) > 1]
+        if not several or self.config.optimizer_in_backward:
             reason = "with optimizer_in_backward" if self.config.optimizer_in_backward else "below one completion"
             raise MemoryError(
                 f"memory ran out, and {reason} a batch cannot be cut; close other programs, set "
                 "gradient_checkpointing=True, train adapters (grpo_edu.adapters.add_lora), or lower prompts_per_step "
                 "or max_completion_length"
             ) from error
+        largest = max(several, key=lambda rows: self.bytes_of(batch, rows))
         self.room = min(self.room, self.bytes_of(batch, largest) / 2)
         warnings.warn(
             f"memory ran out in a pass over {len(largest)} completions; going on with smaller passes, which give the "

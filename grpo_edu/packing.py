@@ -22,6 +22,11 @@ class PackedRows:
     seen_until: Tensor  # (N, L), place in the row behind the last token that sees this one
     source: Tensor  # (B, C), place in its row from which a completion token is predicted
 
+    @property
+    def lengths(self) -> Tensor:
+        """(N,) tokens of each row, without padding."""
+        return (self.seen_until > 0).sum(dim=1)
+
 
 def pack_groups(
     prompt_ids: Tensor,
@@ -110,7 +115,7 @@ def _tree(tokens: Tensor, fed: Tensor, prompt_length: Tensor) -> tuple[Tensor, T
 
 
 def packed_lengths(prompt_mask: Tensor, completion_mask: Tensor, num_generations: int) -> Tensor:
-    """Tokens of each packed row at most: the prompt's, and each completion's but its last.
+    """Tokens of each packed row at most, without packing it: the prompt's, and each completion's but its last.
 
     Args:
         prompt_mask: (B, P). completion_mask: (B, C). num_generations: G, a divisor of B.

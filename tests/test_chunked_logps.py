@@ -30,7 +30,9 @@ def test_values_and_gradients_are_those_of_the_definition(inputs, chunk_size, te
     grad = torch.linspace(-1, 2, 7, dtype=torch.float64)
     expected, entropies = at_once(*inputs, temperature)
     expected_gradients = torch.autograd.grad(expected, inputs, grad)
-    logps, found = chunked_logps(*inputs, PLACE, IDS, temperature=temperature, chunk_size=chunk_size)
+    logps, found = chunked_logps(
+        *inputs, PLACE, IDS, temperature=temperature, chunk_size=chunk_size, with_entropy=True
+    )  # fmt: skip
     assert_close(logps, expected)
     assert_close(found, entropies)
     assert not found.requires_grad

@@ -1,0 +1,236 @@
+"""Peak memory of GRPO steps, measured as a whole process and estimated: ``python -m benchmarks.memory``.
+
+Every case is a process of its own: it loads the model, makes two steps of `grpo_edu.train` (from the second on the
+optimizer's states are there) and reports the most memory that it ever held. The 494M cases have the shape of
+Qwen2-0.5B-Instruct with random weights, one prompt of 128 tokens and 8 completions of 64. Prints a table and writes
+``benchmarks/results/memory.json``. All cases take about 20 minutes on two cores and 9 GB; ``--cases`` chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.default_run import machine
+
+HERE = Path(__file__).resolve().parent
+COMMAND = "python -m benchmarks.memory"
+LARGE_PROMPT, LARGE_COMPLETION = 128, 64
+
+# name → model, dtype, LoRA rank (0: all weights learn), changes of the config, and the bound in GB that is claimed.
+CASES: dict[str, dict] = {
+    "tiny, the default run": {"model": "tiny"},
+    "tiny, gradient checkpointing": {"model": "tiny", "config": {"gradient_checkpointing": True}},
+    "tiny, 32 prompts": {"model": "tiny", "config": {"prompts_per_step": 32}},
+    "tiny, 32 prompts in 4 passes": {
+        "model": "tiny",
+        "config": {"prompts_per_step": 32, "gradient_accumulation_steps": 4},
+    },
+    "full, AdamW": {"model": "494M"},
+    "full, AdamW in the backward pass": {
+        "model": "494M",
+        "config": {"optimizer_in_backward": True, "max_grad_norm": 0.0, "gradient_checkpointing": True},
+    },
+    "full, Adafactor": {"model": "494M", "config": {"optim": "adafactor", "gradient_checkpointing": True}},
+    "full, Adafactor in the backward pass, clipped": {
+        "model": "494M",
+        "config": {"optim": "adafactor", "optimizer_in_backward": True, "gradient_checkpointing": True},
+    },
+    "full, Adafactor in the backward pass": {
+        "model": "494M",
+        "config": {
+            "optim": "adafactor", "optimizer_in_backward": True, "gradient_checkpointing": True, "max_grad_norm": 0.0,
+        },
+        "bound": 5.0,
+    },
+    "LoRA, float32": {"model": "494M", "lora": 16},
+    "LoRA, float32, gradient checkpointing": {
+        "model": "494M", "lora": 16, "config": {"gradient_checkpointing": True}, "bound": 3.3,
+    },
+    "LoRA, bfloat16": {"model": "494M", "dtype": "bfloat16", "lora": 16},
+    "LoRA, bfloat16, gradient checkpointing": {
+        "model": "494M", "dtype": "bfloat16", "lora": 16, "config": {"gradient_checkpointing": True}, "bound": 3.3,
+    },
+}  # fmt: skip
+
+WARM_UP = {"model": "tiny", "config": {"prompts_per_step": 1, "num_generations": 2, "max_completion_length": 4}}
+
+
+def write_large_model(folder: Path) -> None:
+    """Save a model of the shape of Qwen2-0.5B with random weights, with the tiny model's tokenizer beside it."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    from grpo_edu.models import load_policy, save_policy
+
+    torch.manual_seed(0)
+    save_policy(Qwen2ForCausalLM(large_config()), load_policy("tiny")[1], folder)
+
+
+def large_config():
+    """The shape of Qwen/Qwen2-0.5B-Instruct: 494 million parameters."""
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True, rope_theta=1e6,
+        bos_token_id=None, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+
+
+def run_case(case: dict, folder: Path, steps: int = 2) -> dict:
+    """Make the steps of one case in this process; returns bytes, the parts of the estimate, and a step's seconds."""
+    import torch
+
+    from grpo_edu.memory import PeakMemory
+
+    torch.manual_seed(0)
+    make_steps(WARM_UP, folder, 1)  # so that all libraries are there, with what they set up at their first use
+    with PeakMemory() as memory:
+        estimates, seconds = make_steps(case, folder, steps)
+    estimate = max(estimates, key=lambda estimate: estimate.peak)
+    return {
+        "peak": memory.peak,
+        "libraries": memory.start,
+        "estimate": memory.start + estimate.peak,
+        "parts": asdict(estimate),
+        "seconds": round(seconds, 2),
+    }
+
+
+def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
+    """Load the model and make the steps as `grpo_edu.train` does; an estimate for each, and the last one's seconds."""
+    from grpo_edu.adapters import add_lora
+    from grpo_edu.config import GRPOConfig
+    from grpo_edu.micro_batches import MicroBatches
+    from grpo_edu.models import load_policy
+    from grpo_edu.optimizers import build_optimizer
+    from grpo_edu.rollout import generate
+    from grpo_edu.trainer import score_rollout, update_policy
+
+    is_tiny = case["model"] == "tiny"
+    sizes = {} if is_tiny else {"prompts_per_step": 1, "max_completion_length": LARGE_COMPLETION}
+    config = GRPOConfig(**{**sizes, **case.get("config", {})})
+    model, tokenizer = load_policy("tiny" if is_tiny else folder, dtype=case.get("dtype"))
+    if case.get("lora"):
+        model = add_lora(model, rank=case["lora"])
+    problems, prompts = tiny_prompts(tokenizer, config) if is_tiny else large_prompts(tokenizer)
+    optimizer, _ = build_optimizer(model, config)
+    passes, estimates = MicroBatches(model, config), []
+    for _ in range(steps):
+        started = time.perf_counter()
+        rollout = generate(
+            model, tokenizer, prompts, num_generations=config.num_generations,
+            max_completion_length=config.max_completion_length,
+        )  # fmt: skip
+        batch = score_rollout(rollout, problems, [sum_of_ids], config)
+        update_policy(model, batch, optimizer, config, passes=passes)
+        seconds = time.perf_counter() - started
+        estimates += [estimate_of(part, model, batch, config) for part in passes.cut(batch)]
+    return estimates, seconds
+
+
+def sum_of_ids(completions, completion_ids, **kwargs) -> list[float]:
+    """A reward that no group ties on."""
+    return [float(sum(ids) % 1009) for ids in completion_ids]
+
+
+def tiny_prompts(tokenizer, config) -> tuple[list, list[str]]:
+    """The first training problems of the three levels in turn, and their prompts."""
+    from grpo_edu.data import load_problems
+    from grpo_edu.problems import LEVELS
+    from grpo_edu.prompts import render_prompt
+
+    levels = [load_problems(level, "train") for level in LEVELS]
+    problems = [problem for row in zip(*levels, strict=False) for problem in row][: config.prompts_per_step]
+    return problems, [render_prompt(tokenizer, problem.prompt) for problem in problems]
+
+
+def large_prompts(tokenizer) -> tuple[list, list[str]]:
+    """One prompt of `LARGE_PROMPT` tokens."""
+    from grpo_edu.problems import Problem
+
+    text = tokenizer.decode([tokenizer.encode("1")[-1]] * LARGE_PROMPT)
+    return [Problem(prompt=text, answer="1", level="basic", solution="1")], [text]
+
+
+def estimate_of(part, model, batch, config):
+    """`estimate_memory` for the shapes of one pass."""
+    from grpo_edu.memory_estimate import estimate_memory
+    from grpo_edu.packing import pack_groups
+
+    rollout = batch.rollout
+    tensors = (rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask)
+    rows = pack_groups(*(tensor[part] for tensor in tensors), config.num_generations)
+    return estimate_memory(
+        model, config, prompt_length=rollout.prompt_ids.shape[1], row_length=rows.input_ids.shape[1],
+        completion_length=round(rollout.completion_mask[part].sum(dim=1).float().mean().item()),
+        prompts_per_pass=len(rows.input_ids),
+    )  # fmt: skip
+
+
+def measure(name: str, folder: Path) -> dict:
+    """Run one case in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.memory", "--case", name, "--folder", str(folder)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return {"case": name, **CASES[name], **json.loads(done.stdout.strip().splitlines()[-1])}
+
+
+def table(rows: list[dict]) -> str:
+    """The cases as a Markdown table, in GB of 10^9 bytes."""
+    parts = ("weights", "gradients", "optimizer", "cache", "activations", "logits", "scratch")
+    lines = [f"| case | peak | estimate | {' | '.join(parts)} | libraries | seconds a step |"]
+    lines.append("|---|" + "---|" * (len(parts) + 4))
+    for row in rows:
+        sizes = [row["peak"], row["estimate"], *(row["parts"][part] for part in parts), row["libraries"]]
+        cells = [row["case"], *(f"{size / 1e9:.2f}" for size in sizes), f"{row['seconds']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def verdicts(rows: list[dict]) -> dict[str, bool]:
+    """What the course says about memory, judged on every case that was run."""
+    judged = {"the estimate is within 15% of every peak": all(abs(r["estimate"] / r["peak"] - 1) < 0.15 for r in rows)}
+    for row in rows:
+        if "bound" in row:
+            judged[f"{row['case']}: at most {row['bound']} GB"] = row["peak"] <= row["bound"] * 1e9
+    return judged
+
+
+def main() -> int:
+    """Run the cases; exit 1 where a statement does not hold."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--cases", nargs="+", choices=CASES, metavar="NAME", help="(default: all)")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "memory.json")
+    parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(run_case(CASES[options.case], options.folder)))
+        return 0
+    names, rows = options.cases or list(CASES), []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "large"
+        if any(CASES[name]["model"] != "tiny" for name in names):
+            write_large_model(folder)
+        for name in names:
+            rows.append(measure(name, folder))
+            print(table(rows[-1:]).splitlines()[-1], flush=True)
+    judged = verdicts(rows)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    record = {"command": COMMAND, "machine": machine(), "verdicts": judged, "cases": rows}
+    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print("\n" + table(rows) + "\n")
+    for statement, holds in judged.items():
+        print(f"{'holds' if holds else 'FAILS'}: {statement}")
+    return 0 if all(judged.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
