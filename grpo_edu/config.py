@@ -186,7 +186,7 @@ class SupervisedConfig:
     ValueError: max_steps: 0 must be at least 1
     """
 
-    max_steps: int = 60
+    max_steps: int = 40
     prompts_per_step: int = 16
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
