@@ -83,6 +83,7 @@ class _ChunkedLogps(torch.autograd.Function):
                 entropies[rows] = sums.log() - torch.special.xlogy(scores, scores).sum(dim=1) / sums
             if means is not None:
                 means[rows] = (scores.to(weight.dtype) @ weight) / sums[:, None].to(weight.dtype)
+            del scores  # or it would still be there while the next chunk is computed
         logps -= totals[place]
         ctx.save_for_backward(states, weight, place, ids, totals, means)
         ctx.temperature, ctx.chunk_size = temperature, chunk_size
@@ -109,6 +110,7 @@ class _ChunkedLogps(torch.autograd.Function):
                 states_grad[rows] = slope @ weight
             if weight_grad is not None:
                 weight_grad.addmm_(slope.T, states[rows])
+            del slope
         return states_grad, weight_grad, *[None] * 5
 
 

@@ -167,7 +167,7 @@ def estimate_memory(
         **held_bytes(shape, config),
         cache=cache_bytes(shape, config.batch_size, prompt_length + completion_length),
         activations=activation_bytes(shape, groups, width, recompute=config.gradient_checkpointing),
-        logits=logits_bytes(shape, predictions),
+        logits=logits_bytes(shape, config, predictions),
         scratch=2 * shape.largest,
     )
 
@@ -227,12 +227,17 @@ def layer_bytes(shape: ModelShape) -> int:
     return shape.element * (4 * shape.mlp + 4 * shape.hidden + 4 * shape.attention) + norms
 
 
-def logits_bytes(shape: ModelShape, predictions: int) -> int:
-    """Bytes of logits at their peak, for so many predicted tokens in one pass (see `grpo_edu.chunked_logps`)."""
+def logits_bytes(shape: ModelShape, config: GRPOConfig, predictions: int) -> int:
+    """Bytes of logits at their peak, for so many predicted tokens in one pass (see `grpo_edu.chunked_logps`).
+
+    The gradient that they have for the output layer is made whole before it joins the others, so it counts here; where
+    the step is in the backward pass it is the one gradient that is there.
+    """
     chunk = max(1, LOGITS_PER_CHUNK // shape.vocab)
-    states = predictions * shape.hidden * (shape.element + FLOAT32)
     logits = predictions * _LOGIT_COPIES if predictions <= chunk else round(chunk * _CHUNK_COPIES)
-    return states + logits * shape.vocab * FLOAT32
+    learns_here = not shape.adapters and not config.optimizer_in_backward
+    layer = shape.vocab * shape.hidden * shape.element if learns_here else 0
+    return predictions * shape.hidden * (shape.element + FLOAT32) + logits * shape.vocab * FLOAT32 + layer
 
 
 def _factored_bytes(weight: torch.Tensor) -> int:

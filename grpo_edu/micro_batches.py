@@ -135,7 +135,7 @@ class MicroBatches:
 def pass_bytes(shape: ModelShape, config: GRPOConfig, rows: int, width: int, predictions: int) -> int:
     """Estimated bytes of a forward and backward pass over `rows` packed rows, beside what the process holds."""
     activations = activation_bytes(shape, rows, width, recompute=config.gradient_checkpointing)
-    return activations + logits_bytes(shape, predictions)
+    return activations + logits_bytes(shape, config, predictions)
 
 
 def available_room(model: PreTrainedModel, config: GRPOConfig, longest_prompt: int) -> float:

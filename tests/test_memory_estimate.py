@@ -81,7 +81,7 @@ def test_every_part_by_hand():
     assert estimate.optimizer == 2 * weights
     assert estimate.scratch == 2 * 4 * 96  # two temporary copies of the largest matrix
     assert estimate.cache == 6 * (9 * 2 * 2 * 4 * 4 + 5 * 10 * 4)  # keys and values of 9 tokens, and five times logits
-    assert estimate.logits == 24 * 8 * 8 + 24 * 4 * 10 * 4
+    assert estimate.logits == 24 * 8 * 8 + 24 * 4 * 10 * 4 + 10 * 8 * 4  # with the gradient of the output layer
     # rows of 5 + 2·3 tokens; a layer keeps 4·(4·12 + 4·8 + 4·8) + 8·8 bytes a token, the last norm 3·8·4
     tokens = 3 * 11
     assert estimate.activations == 3 * 11 * 11 * 4 + tokens * (96 + 2 * 512 + 3 * 12 * 4)
@@ -129,9 +129,9 @@ def test_activations_grow_with_rows_and_logits_stop_growing_at_a_chunk():
     shape = ModelShape.of(empty_model(QWEN2_05B))
     assert activation_bytes(shape, 4, 100) == 4 * activation_bytes(shape, 1, 100)
     chunk = LOGITS_PER_CHUNK // 151936
-    grown = logits_bytes(shape, 10 * chunk) - logits_bytes(shape, 5 * chunk)
-    assert grown == 5 * chunk * 896 * 8  # hidden states alone
-    assert logits_bytes(shape, 10 * chunk) < 10 * chunk * 151936 * 4 / 5
+    five, ten = (logits_bytes(shape, GRPOConfig(optimizer_in_backward=True), n * chunk) for n in (5, 10))
+    assert ten - five == 5 * chunk * 896 * 8  # hidden states alone
+    assert ten < 10 * chunk * 151936 * 4 / 5
 
 
 def test_completions_that_share_beginnings_make_shorter_rows():
