@@ -118,28 +118,34 @@ class Curriculum:
         return asdict(self)
 
 
-_LEVELS = [{"name": level, "data": [level]} for level in LEVELS]
-_DOMAINS = [
-    {"name": "stories", "data": list(LEVELS)},
-    {"name": "coin_flip", "data": ["coin_flip"]},
-    {"name": "sorting", "data": ["sorting"]},
-]
+_BRISK = {"max_steps": 40, "learning_rate": 3.5e-3, "lr_scheduler_type": "linear"}
+_LEVELS = {level: [level] for level in LEVELS}
+_DOMAINS = {"stories": list(LEVELS), "coin_flip": ["coin_flip"], "sorting": ["sorting"]}
+
+
+def _stages(
+    tasks: Mapping[str, list[str]], method: str, config: Mapping[str, Any], **more: Any
+) -> list[dict[str, Any]]:
+    return [{"name": name, "data": data, "method": method, "config": config, **more} for name, data in tasks.items()]
+
+
 _FAITHFUL = {
     "num_generations": 2, "prompts_per_step": 1, "max_completion_length": 64, "max_steps": 5, "learning_rate": 1e-5,
     "lr_scheduler_type": "linear", "warmup_steps": 10, "temperature": 0.7, "top_p": 0.9, "beta": 0.1,
     "loss_type": "bnpo", "seed": 42,
 }  # fmt: skip
 
-# domains: three unlike tasks. levels: the three levels, one after the other. *-grpo: the same by reinforcement.
-# rl-grpo-faithful: a published three-stage "progressive training" with its own settings, here really trained:
-# 10 problems a stage for half an epoch, λ = 1000 with the "lightning" heuristic.
+# domains: three unlike tasks, learned briskly. levels: the three levels, one after the other. -gentle: with a lower
+# learning rate. -grpo: by reinforcement. rl-grpo-faithful: a published three-stage "progressive training" with its own
+# settings, here really trained: 10 problems a stage for half an epoch, λ = 1000 with the "lightning" heuristic.
 PROFILES: dict[str, dict[str, Any]] = {
-    "levels": {"stages": _LEVELS},
-    "levels-grpo": {"stages": [{**stage, "method": "grpo", "config": {"max_steps": 20}} for stage in _LEVELS]},
-    "domains": {"stages": _DOMAINS},
-    "domains-grpo": {"stages": [{**stage, "method": "grpo", "config": {"max_steps": 20}} for stage in _DOMAINS]},
+    "domains": {"stages": _stages(_DOMAINS, "supervised", _BRISK)},
+    "domains-gentle": {"stages": _stages(_DOMAINS, "supervised", _BRISK | {"learning_rate": 1e-3})},
+    "domains-grpo": {"stages": _stages(_DOMAINS, "grpo", {"max_steps": 20})},
+    "levels": {"stages": _stages(_LEVELS, "supervised", _BRISK)},
+    "levels-grpo": {"stages": _stages(_LEVELS, "grpo", {"max_steps": 20})},
     "rl-grpo-faithful": {
-        "stages": [{**stage, "method": "grpo", "config": _FAITHFUL, "num_problems": 10} for stage in _LEVELS],
+        "stages": _stages(_LEVELS, "grpo", _FAITHFUL, num_problems=10),
         "protection": {"method": "ewc", "strength": 1000.0, "fisher": "lightning"},
     },
 }

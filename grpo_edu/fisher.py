@@ -103,8 +103,8 @@ def fisher_diagonal(
             [0.2500]])}
     """
     weights = _check_arguments(model, examples, kind, tail, batch_size)
-    fisher = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    mean = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    fisher, mean = ({name: torch.zeros_like(weight, dtype=_at_least_float32(weight)) for name, weight in
+                     weights.items()} for _ in range(2))  # fmt: skip
     num_labels = 0
     was_training = model.training
     model.eval()
@@ -114,7 +114,7 @@ def fisher_diagonal(
             if not len(labels):
                 raise ValueError(f"examples: number {number - 1} has nothing to predict; leave it out")
             num_labels += len(labels)
-            logps = logits.float().log_softmax(dim=-1)
+            logps = logits.to(_at_least_float32(logits)).log_softmax(dim=-1)
             if kind == "true":
                 _add_expected_squares(fisher, logps, weights, tail)
             elif kind == "sampled":
@@ -175,6 +175,11 @@ def rank_correlation(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) 
     return round(float(spearmanr(*flat).statistic), 12)
 
 
+def _at_least_float32(tensor: Tensor) -> torch.dtype:
+    """The tensor's own type, or float32 where that is smaller: squares of small gradients vanish in half precision."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
     weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
     if not weights:
@@ -205,7 +210,7 @@ def _add(
     gradients = torch.autograd.grad(value, list(weights.values()), retain_graph=keep, allow_unused=True)
     for name, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:
-            total[name].add_(gradient**power)
+            total[name].add_(gradient.to(total[name].dtype) ** power)
 
 
 def _add_expected_squares(total: dict[str, Tensor], logps: Tensor, weights: dict[str, Tensor], tail: float) -> None:

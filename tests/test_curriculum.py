@@ -119,7 +119,7 @@ def test_what_is_wrong_is_named(content, message):
 
 
 def test_a_profile_that_is_nothing_or_no_json_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="neither a file nor one of levels"):
+    with pytest.raises(ValueError, match="neither a file nor one of domains"):
         load_curriculum("steep")
     broken = tmp_path / "broken.json"
     broken.write_text('{"stages": [')

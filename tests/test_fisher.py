@@ -200,6 +200,15 @@ def test_same_generator_same_fisher_and_the_model_is_left_as_it_was(policy):
     model.eval()
 
 
+def test_half_precision_weights_get_a_fisher_in_float32(policy):
+    """A square of 1e-5 is below what float16 can hold, and far below the last digit of a sum in bfloat16."""
+    model, examples = copy.deepcopy(policy[0]), policy[1]
+    exact = flat(fisher_diagonal(model, examples, kind="empirical"))
+    rough = fisher_diagonal(model.to(torch.bfloat16), examples, kind="empirical")
+    assert {value.dtype for value in rough.values()} == {torch.float32}
+    assert flat(rough).sum().item() == pytest.approx(exact.sum().item(), rel=0.3)
+
+
 def test_frozen_weights_are_left_out(policy):
     model = copy.deepcopy(policy[0])
     model.model.embed_tokens.weight.requires_grad_(False)
