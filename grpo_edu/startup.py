@@ -30,11 +30,14 @@ def startup_anatomy(model: str | Path = "tiny") -> dict[str, float]:
     Raises:
         RuntimeError: the process failed; the message is its last line.
     """
-    return _run([sys.executable, "-m", "grpo_edu.startup", str(model)])
+    return measure_process([sys.executable, "-m", "grpo_edu.startup", str(model)])
 
 
-def _run(command: list[str]) -> dict[str, float]:
-    """Run a command that takes the time of its start as its last argument and prints seconds as JSON."""
+def measure_process(command: list[str]) -> dict[str, float]:
+    """Run a command that takes the time of its start as its last argument and prints seconds as JSON.
+
+    Raises RuntimeError, with the last line of its stderr, where it fails.
+    """
     done = subprocess.run([*command, repr(time.time())], capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:]

@@ -1,0 +1,150 @@
+"""Do both trainers learn alike? ``python -m benchmarks.learning_curves``.
+
+The default run of the tiny model, on five seeds, with this package's trainer and with stock TRL (`GRPOTrainer`,
+transformers' `generate`), which take turns. Seeds mean different problems and samples to the two, so their curves can
+agree only as samples of one distribution do: the mean reward over each window of steps, with its 95% interval over the
+seeds (Student's t), and held-out accuracy at the end. Prints a table, draws ``docs/images/learning_curves.png`` and
+writes ``benchmarks/results/learning_curves.json``. About 8 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import RESULTS, markdown, save
+from grpo_edu import GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, train
+from grpo_edu.figure_style import LEGEND, look, panel_grid, style_axes
+from grpo_edu.problems import LEVELS
+from grpo_edu.run_inputs import load_split
+from grpo_edu.trl_backend import train_with_trl
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COMMAND = "python -m benchmarks.learning_curves"
+PICTURE = RESULTS.parents[1] / "docs" / "images" / "learning_curves.png"
+SIDES = {"stock TRL": lambda *setting: train_with_trl(*setting, rollout="transformers"), "grpo_edu": train}
+WINDOW = 8  # steps
+
+
+def run(side: str, config: GRPOConfig, num_heldout: int) -> dict[str, Any]:
+    """One training: the reward of each step, and the held-out problems solved before and after."""
+    model, tokenizer = load_policy("tiny")
+    heldout = load_split(LEVELS, n=num_heldout)
+    setting = {"max_completion_length": config.max_completion_length, "seed": config.seed}
+    before = evaluate(model, tokenizer, heldout, **setting)
+    history = list(SIDES[side](model, tokenizer, load_problems(LEVELS, "train"), accuracy_reward, config))
+    after = evaluate(model, tokenizer, heldout, **setting)
+    return {
+        "seed": config.seed,
+        "reward": [step["reward"] for step in history],
+        "seconds": sum(step["step_time"] for step in history),
+        "before": before.k,
+        "after": after.k,
+        "n": after.n,
+    }
+
+
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """Mean and 95% interval of a mean over seeds, Student's t.
+
+    >>> {name: round(value, 3) for name, value in interval([0.4, 0.5, 0.6]).items()}
+    {'mean': 0.5, 'low': 0.252, 'high': 0.748}
+    """
+    from scipy.stats import t
+
+    mean = statistics.mean(values)
+    reach = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+    return {"mean": mean, "low": mean - reach, "high": mean + reach}
+
+
+def windows(rewards: Sequence[float], size: int = WINDOW) -> list[float]:
+    """Means of `size` steps each; what does not fill a window at the end is left out.
+
+    >>> windows([0.0, 1.0, 1.0, 1.0, 9.0], 2)
+    [0.5, 1.0]
+    """
+    return [statistics.mean(rewards[start : start + size]) for start in range(0, len(rewards) - size + 1, size)]
+
+
+def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[dict[str, float]]]:
+    """The interval of each window of each side."""
+    return {
+        side: [interval(column) for column in zip(*(windows(run["reward"]) for run in found), strict=True)]
+        for side, found in runs.items()
+    }
+
+
+def verdicts(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, bool]:
+    """Whether each side's means lie in the other's intervals, window by window, and at the end."""
+    one, other = curves(runs).values()
+    pairs = list(zip(one, other, strict=True))
+    accuracy = [interval([run["after"] / run["n"] for run in found]) for found in runs.values()]
+    return {
+        "in every window each mean reward lies within the other's interval": all(_within(*pair) for pair in pairs),
+        "each mean accuracy at the end lies within the other's interval": _within(*accuracy),
+    }
+
+
+def _within(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return other["low"] <= one["mean"] <= other["high"] and one["low"] <= other["mean"] <= one["high"]
+
+
+def curves_figure(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """Mean reward by windows of steps with its interval, a band a side."""
+    figure, (axes,) = panel_grid(1)
+    style_axes(axes, "Reward while training, five seeds", "mean reward", "step")
+    for number, (side, points) in enumerate(found.items()):
+        steps = [WINDOW * (place + 0.5) for place in range(len(points))]
+        axes.plot(steps, [point["mean"] for point in points], label=side, **look(number))
+        low, high = ([point[end] for point in points] for end in ("low", "high"))
+        axes.fill_between(steps, low, high, color=look(number)["color"], alpha=0.2, linewidth=0)
+    axes.legend(loc="lower right", **LEGEND)
+    return figure
+
+
+def table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """A row a window, and the accuracy at the end."""
+    shown = {side: [_text(point) for point in points] for side, points in curves(runs).items()}
+    names = [f"reward, steps {WINDOW * place + 1}–{WINDOW * (place + 1)}" for place in range(len(shown["grpo_edu"]))]
+    rows = [{"": name, **{side: cells[place] for side, cells in shown.items()}} for place, name in enumerate(names)]
+    ends = {side: _text(interval([run["after"] / run["n"] for run in found])) for side, found in runs.items()}
+    seconds = {side: f"{statistics.mean(run['seconds'] for run in found):.1f} s" for side, found in runs.items()}
+    return markdown([*rows, {"": "held-out accuracy after", **ends}, {"": "training", **seconds}])
+
+
+def _text(point: Mapping[str, float]) -> str:
+    return f"{point['mean']:.3f} ({point['low']:.3f} … {point['high']:.3f})"
+
+
+def main() -> int:
+    """Run all seeds; exit 1 where the two sides differ."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--heldout", type=int, default=300)
+    parser.add_argument("--output", type=Path, default=RESULTS / "learning_curves.json")
+    parser.add_argument("--picture", type=Path, default=PICTURE)
+    options = parser.parse_args()
+    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    for seed in options.seeds:
+        for side in SIDES:
+            runs[side].append(run(side, GRPOConfig(seed=seed, max_steps=options.steps), options.heldout))
+            last = runs[side][-1]
+            print(f"{side}, seed {seed}: {last['before']} → {last['after']} of {last['n']}", flush=True)
+    judged = verdicts(runs)
+    save(options.output, COMMAND, {"runs": runs, "curves": curves(runs), "verdicts": judged})
+    options.picture.parent.mkdir(parents=True, exist_ok=True)
+    curves_figure(curves(runs)).savefig(options.picture, dpi=120)
+    print(table(runs))
+    for statement, holds in judged.items():
+        print(f"{'holds' if holds else 'FAILS'}: {statement}")
+    return 0 if all(judged.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
