@@ -111,10 +111,9 @@ def line_panels(
     figure, grid = panel_grid(len(panels))
     for axes, (title, lines), ylabel in zip(grid, panels.items(), ylabels, strict=True):
         style_axes(axes, title, ylabel, xlabel)
-        for label, values in lines.items():
-            number = labels.index(label)
-            every = (number, max(1, len(x) // 10))  # staggered, so that equal lines show as such
-            axes.plot(x, values, **look(number), linewidth=1.8, markevery=every, label=label)
+        for place, (label, values) in enumerate(lines.items()):
+            every = (place, max(1, len(x) // 10))  # staggered, so that equal lines show as such
+            axes.plot(x, values, **look(labels.index(label)), linewidth=1.8, markevery=every, label=label)
         for height in guides:
             axes.axhline(height, color=INK, linewidth=0.8, linestyle=":")
         if xscale != "linear":
