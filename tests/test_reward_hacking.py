@@ -1,14 +1,17 @@
-"""The reward-hacking study: its rewards and judgments on hand-made runs."""
+"""The reward-hacking study: its rewards and judgments on hand-made runs, and what the stored runs say."""
 
 import copy
 import json
+import re
+from pathlib import Path
 
 import pytest
 
-from benchmarks.reward_hacking import WEIGHTS, curves, held_out_rewards, settings, summary, table, verdicts
+from benchmarks.reward_hacking import COMMAND, WEIGHTS, curves, held_out_rewards, settings, summary, table, verdicts
 from grpo_edu.evaluation import Evaluation, wilson_interval
 from grpo_edu.problems import Problem
 
+STORED = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "reward_hacking.json"
 EQUAL_REWARD = "equal weights: reward rises (interval above 0)"
 EQUAL_ACCURACY = "equal weights: accuracy falls by at least 10 points, p < 0.001"
 SMALL_REWARD = "small weights: reward rises (interval above 0)"
@@ -127,3 +130,44 @@ def test_table_by_hand():
         "|---|---|---|---|---|---|",
         "| equal | 1 | 1.50 → 1.80 | 120/300 → 60/300 | -20 (-26 … -14) | 1e-12 |",
     ]
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return json.loads(STORED.read_text(encoding="utf-8"))
+
+
+def test_stored_study_has_both_conditions_on_five_seeds_and_says_what_made_it(stored):
+    assert stored["command"] == COMMAND and stored["machine"]
+    assert stored["weights"] == {condition: list(weights) for condition, weights in WEIGHTS.items()}
+    made = [(run["condition"], run["seed"]) for run in stored["runs"]]
+    assert sorted(made) == [(condition, seed) for condition in sorted(WEIGHTS) for seed in range(5)]
+    varied = {"reward_weights", "seed"}
+    assert set(stored["varied"]) == varied
+    expected = settings("equal weights", 0).to_dict()
+    assert stored["config"] == {name: value for name, value in expected.items() if name not in varied}
+
+
+def test_stored_numbers_agree_with_each_other(stored):
+    for run in stored["runs"]:
+        before, after, change = (run[f"accuracy_{name}"] for name in ("before", "after", "change"))
+        for row in (before, after):
+            assert row["n"] == 300
+            assert (row["low"], row["high"]) == pytest.approx(wilson_interval(row["k"], row["n"]), abs=1e-12)
+        assert change["difference"] == pytest.approx((after["k"] - before["k"]) / 300)
+        assert run["reward_change"]["difference"] == pytest.approx(run["reward_after"] - run["reward_before"])
+        for bars in (change, run["reward_change"]):
+            assert bars["low"] <= bars["difference"] <= bars["high"]
+        assert {len(curve) for curve in run["curves"].values()} == {stored["config"]["max_steps"]}
+
+
+def test_stored_runs_hold_every_statement(stored):
+    assert stored["verdicts"] == verdicts(stored["runs"])
+    assert all(stored["verdicts"].values())
+    for run in stored["runs"]:
+        rises = run["accuracy_after"]["k"] > run["accuracy_before"]["k"]
+        assert rises == (run["condition"] == "small weights"), run["seed"]
+
+
+def test_stored_study_names_no_folder(stored):
+    assert not re.search(r"(/home/|/root/|/tmp/|/Users/|[A-Z]:\\)", json.dumps(stored))
