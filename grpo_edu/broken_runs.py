@@ -196,8 +196,8 @@ CASES = (
     Case(
         "lr too high",
         "A step throws the policy so far that it loses the language.",
-        "Go back to the last good weights, and take steps a tenth as long.",
-        HEALTHY.with_config(learning_rate=3e-3),
+        "Go back to the last good weights, and take far shorter steps.",
+        HEALTHY.with_config(learning_rate=1e-2),
         HEALTHY,
     ),
     Case(

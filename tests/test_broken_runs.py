@@ -50,7 +50,7 @@ def test_a_case_has_one_thing_wrong_and_says_so(case):
 
 
 def test_difference_shows_the_settings_and_the_source():
-    assert difference(find("lr too high")) == "learning_rate: 0.003 where 0.0002 is right"
+    assert difference(find("lr too high")) == "learning_rate: 0.01 where 0.0002 is right"
     text = difference(find("std float trap"))
     assert "in place of trainer.compute_advantages:" in text and "+ 1e-8" in text
     assert "in place of trainer.MicroBatches:" in text and "class EveryRow" in text
