@@ -1,5 +1,7 @@
 """Updates after and in the backward pass: the same weights; Adafactor as TRL sets it up; what is held meanwhile."""
 
+import itertools
+
 import pytest
 import torch
 from toy_policy import (
@@ -15,8 +17,8 @@ from toy_policy import (
     word_tokenizer,
 )
 
-from grpo_edu.config import OPTIMIZERS, GRPOConfig
-from grpo_edu.optimizers import build_optimizer
+from grpo_edu.config import OPTIMIZERS, SCHEDULES, GRPOConfig
+from grpo_edu.optimizers import build_optimizer, learning_rate_share
 from grpo_edu.trainer import train, update_policy
 
 
@@ -154,3 +156,16 @@ def test_the_policy_learns_with_adafactor_too(tokenizer, fused):
 def test_an_impossible_pair_is_refused():
     with pytest.raises(ValueError, match="optimizer_in_backward: True with gradient_accumulation_steps = 2"):
         GRPOConfig(optimizer_in_backward=True, gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize(("kind", "warmup"), [("constant", 0), *itertools.product(SCHEDULES[1:], (0, 3))])
+def test_learning_rates_are_those_of_transformers(kind, warmup):
+    from transformers import get_scheduler
+
+    config = GRPOConfig(lr_scheduler_type=kind, warmup_steps=warmup, max_steps=10)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    theirs = get_scheduler(kind, torch.optim.SGD([weight], lr=1.0), warmup, 10)
+    for step in range(13):  # also behind the end
+        assert learning_rate_share(step, config) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12), step
+        theirs.optimizer.step()
+        theirs.step()

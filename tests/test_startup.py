@@ -58,13 +58,13 @@ def test_heavy_libraries_wait_until_they_are_used(code, absent):
 
 
 def test_a_training_needs_no_library_of_the_other_backend(policy_dir):
-    """A run of this package's trainer imports neither TRL nor datasets, which take seconds."""
+    """A run of this package's trainer imports neither TRL nor datasets nor peft, which take seconds."""
     script = (
         "import sys; from grpo_edu import *; from grpo_edu.session import Session;"
         f"session = Session({str(policy_dir)!r}); config = GRPOConfig(prompts_per_step=2, max_completion_length=4);"
         "problems = load_problems('basic'); reward = lambda completions, **_: [float(len(c)) for c in completions];"
         "next(train(session.model, session.tokenizer, problems, reward, config));"
-        "print(*sorted({'trl', 'datasets', 'pandas', 'matplotlib'} & set(sys.modules)))"
+        "print(*sorted({'trl', 'datasets', 'pandas', 'peft', 'matplotlib'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert run.stdout.split() == []
