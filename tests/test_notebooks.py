@@ -28,6 +28,11 @@ NOT_COMPARED = {
         "from grpo_edu.hardware import cpu_report",
         "again = grpo_edu.generate(",
     ],
+    "02_reward_functions": [
+        "for text in dict.fromkeys(samples[:24]):",
+        'print(f"right before: {before.k}/{before.n}, after: {hacked.k}/{hacked.n}\\n")',
+        'for name, outcome in {"equal weights": loss, "small weights": gain}.items():',
+    ],
     "03_group_advantages": [
         "for name, b in marks.items():",
     ],
