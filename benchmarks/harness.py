@@ -42,13 +42,11 @@ def steps_in_turn(
 ) -> dict[str, list[dict]]:
     """Metrics of training steps, `rounds` of each side, one side after the other; "seconds" is added to each.
 
-    Each side's first step warms it up and is not counted.
-
     Args:
         sides: name → what starts a training and yields its steps.
         rounds: steps of each side that count.
-        keep: all trainings stay in memory and step in turn. False starts one at a time and ends it after its step,
-            for models of which only one fits.
+        keep: all trainings stay in memory and step in turn; each takes one step before, uncounted. False, for models
+            of which only one fits, starts one at a time and ends it after its first step, which counts.
     """
     running: dict[str, Iterator[dict]] = {}
     metrics: dict[str, list[dict]] = {name: [] for name in sides}
@@ -56,7 +54,8 @@ def steps_in_turn(
         for name, start in sides.items():
             if name not in running:
                 running[name] = start()
-                next(running[name])
+                if keep:
+                    next(running[name])
             started = time.perf_counter()
             step = next(running[name])
             metrics[name].append({**step, "seconds": time.perf_counter() - started})

@@ -10,6 +10,7 @@ writes ``benchmarks/results/learning_curves.json``. About 8 minutes.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,13 +130,18 @@ def main() -> int:
     parser.add_argument("--heldout", type=int, default=300)
     parser.add_argument("--output", type=Path, default=RESULTS / "learning_curves.json")
     parser.add_argument("--picture", type=Path, default=PICTURE)
+    parser.add_argument("--add", action="store_true", help="keep the stored seeds, and run these as well")
     options = parser.parse_args()
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    if options.add:
+        runs = json.loads(options.output.read_text(encoding="utf-8"))["runs"]
     for seed in options.seeds:
         for side in SIDES:
             runs[side].append(run(side, GRPOConfig(seed=seed, max_steps=options.steps), options.heldout))
             last = runs[side][-1]
             print(f"{side}, seed {seed}: {last['before']} → {last['after']} of {last['n']}", flush=True)
+    for found in runs.values():
+        found.sort(key=lambda run: run["seed"])
     judged = verdicts(runs)
     save(options.output, COMMAND, {"runs": runs, "curves": curves(runs), "verdicts": judged})
     options.picture.parent.mkdir(parents=True, exist_ok=True)

@@ -7,14 +7,17 @@ reward and settings, in float32 without gradient checkpointing, and at 494M also
 gradient checkpointing). The learning rate is so small that the policy, and with it the work, stays the same.
 
 Prints tables and writes ``benchmarks/results/step_tiny.json`` or ``step_494M.json``, with the floor: the least time
-that the step's products and memory traffic would take at this machine's measured rates. tiny: 2 minutes; 494M: 10.
+that the step's products and memory traffic would take at this machine's measured rates. tiny: 2 minutes; 494M: 10,
+and ``--parts`` takes it piece by piece.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from grpo_edu.problems import LEVELS, Problem
 from grpo_edu.trl_backend import train_with_trl
 
 SCALES = ("tiny", "494M")
+PARTS = ("step", "rollout", "floor")
 STILL = 1e-7  # a learning rate at which the policy stays what it is
 TINY = GRPOConfig(learning_rate=STILL, max_steps=10_000)
 LARGE = GRPOConfig(prompts_per_step=1, max_completion_length=64, learning_rate=STILL, max_steps=10_000)
@@ -74,11 +78,17 @@ def tiny_sides() -> dict[str, Callable[[], Iterator[dict]]]:
 
 
 def large_sides() -> dict[str, Callable[[], Iterator[dict]]]:
-    """Trainings at the shape of Qwen2-0.5B, each with weights of its own."""
+    """Trainings at the shape of Qwen2-0.5B, each with weights of its own; making them is part of no step."""
 
     def start(backend: Callable, dtype: str, **options: Any) -> Iterator[dict]:
         model, tokenizer = large_policy(dtype)
-        return backend(model, tokenizer, [long_problem(tokenizer, LARGE_PROMPT)], sum_of_ids, LARGE, **options)
+        problems = [long_problem(tokenizer, LARGE_PROMPT)]
+        for warm_up in (replace(LARGE, max_completion_length=1, max_steps=1), LARGE):
+            steps = backend(model, tokenizer, problems, sum_of_ids, warm_up, **options)
+            if warm_up is not LARGE:
+                next(steps)
+                steps.close()
+        return steps
 
     stock = partial(start, train_with_trl, rollout="transformers")
     return {
@@ -200,34 +210,34 @@ def floors(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[str
     return {"counts": step, "rates": rate, "seconds": found}
 
 
-def measure_tiny(rounds: int) -> dict[str, Any]:
-    """All of the tiny scale."""
-    model, tokenizer = load_policy("tiny")
-    problems = load_problems(LEVELS, "train")[:: 3000 // TINY.prompts_per_step][: TINY.prompts_per_step]
-    setting = model, tokenizer, [render_prompt(tokenizer, problem.prompt) for problem in problems], TINY
-    return {
-        "step": compare_steps(tiny_sides(), rounds, keep=True),
-        "rollout": compare_rollouts(*setting, rounds),
-        "floor": floors(*setting),
-    }
+def setting(scale: str) -> tuple:
+    """Model, tokenizer, prompts and settings of a rollout; at 494M in bfloat16, as a rollout there should be."""
+    if scale == "tiny":
+        model, tokenizer = load_policy("tiny")
+        problems, config = load_problems(LEVELS, "train"), TINY
+        problems = problems[:: len(problems) // config.prompts_per_step][: config.prompts_per_step]
+    else:
+        model, tokenizer = large_policy("bfloat16")
+        problems, config = [long_problem(tokenizer, LARGE_PROMPT)], LARGE
+    return model, tokenizer, [render_prompt(tokenizer, problem.prompt) for problem in problems], config
 
 
-def measure_large(rounds: int) -> dict[str, Any]:
-    """All of the 494M scale; the rollout in bfloat16, since one of transformers in float32 takes half a minute."""
-    step = compare_steps(large_sides(), rounds, keep=False)
-    model, tokenizer = large_policy("bfloat16")
-    prompts = [render_prompt(tokenizer, long_problem(tokenizer, LARGE_PROMPT).prompt)]
-    return {
-        "step": step,
-        "rollout": compare_rollouts(model, tokenizer, prompts, LARGE, rounds),
-        "floor": floors(model, tokenizer, prompts, LARGE),
-    }
+def measure(scale: str, part: str, rounds: int) -> dict[str, Any]:
+    """One part of a scale."""
+    if part == "step":
+        sides = tiny_sides() if scale == "tiny" else large_sides()
+        return compare_steps(sides, rounds, keep=scale == "tiny")
+    if part == "rollout":
+        return compare_rollouts(*setting(scale), rounds)
+    return floors(*setting(scale))
 
 
 def verdicts(record: dict[str, Any], scale: str) -> dict[str, bool]:
     """The targets, each judged on the median of the rounds of this package's fastest side."""
     judged = {}
     for part, target in TARGETS[scale].items():
+        if part not in record:
+            continue
         rows = [row for name, row in record[part].items() if name.startswith("grpo_edu")]
         ratio = max(row[next(key for key in row if key.startswith("times"))]["median"] for row in rows)
         judged[f"a {part} at {scale} is at least {target:g} times as fast"] = ratio >= target
@@ -239,26 +249,30 @@ def tables(record: dict[str, Any]) -> str:
     lines = []
     for part in ("step", "rollout"):
         rows = []
-        for name, row in record[part].items():
+        for name, row in record.get(part, {}).items():
             ratio = next(key for key in row if key.startswith("times"))
             rows.append({part: name, "seconds": between(row["seconds"]), ratio: between(row[ratio])})
-        lines += [markdown(rows), ""]
-    floor = record["floor"]["seconds"]
-    lines.append(f"floor: rollout {floor['rollout']:.2f} s, update {floor['update']:.2f} s")
+        lines += [markdown(rows), ""] if rows else []
+    if "floor" in record:
+        floor = record["floor"]["seconds"]
+        lines.append(f"floor: rollout {floor['rollout']:.2f} s, update {floor['update']:.2f} s")
     return "\n".join(lines)
 
 
 def main() -> int:
-    """Measure one scale; exit 1 where a target is missed."""
+    """Measure the parts of one scale, keep those that were measured before; exit 1 where a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
     parser.add_argument("--scale", choices=SCALES, default="tiny")
     parser.add_argument("--rounds", type=int, help="steps of each side that count (default: 7, at 494M 1)")
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure anew (default: all)")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/step_SCALE.json")
     options = parser.parse_args()
-    measure, rounds = (measure_tiny, 7) if options.scale == "tiny" else (measure_large, 1)
-    record = measure(options.rounds or rounds)
-    record["verdicts"] = verdicts(record, options.scale)
+    rounds = options.rounds or (7 if options.scale == "tiny" else 1)
     output = options.output or RESULTS / f"step_{options.scale}.json"
+    before = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
+    found = {part: measure(options.scale, part, rounds) for part in options.parts}
+    record = {part: found.get(part) or before[part] for part in PARTS if part in {*found, *before}}
+    record["verdicts"] = verdicts(record, options.scale)
     save(output, f"python -m benchmarks.step --scale {options.scale}", record)
     print(tables(record))
     for statement, holds in record["verdicts"].items():

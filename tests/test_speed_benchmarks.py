@@ -1,0 +1,198 @@
+"""The benchmarks of speed: their arithmetic by hand, and each of them for real in a tiny setting."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("trl")
+
+from benchmarks import growth, harness, learning_curves, startup, step, threads  # noqa: E402  they need TRL
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+STORED = ("step_tiny",)
+SMALL = replace(step.TINY, prompts_per_step=2, num_generations=2, max_completion_length=6)
+ONE = {"median": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_sides_take_turns_and_the_first_round_is_not_counted():
+    calls = []
+    seconds = harness.in_turn({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
+    assert calls == ["a", "b"] * 3
+    assert {name: len(found) for name, found in seconds.items()} == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("keep", "order"),
+    [(True, "a1 a2 b1 b2 a3 b3".split()), (False, "a1 a0 b1 b0 a1 a0 b1 b0".split())],
+)
+def test_trainings_step_in_turn(keep, order):
+    made = []
+
+    def start(name):
+        try:
+            for number in range(1, 100):
+                made.append(f"{name}{number}")
+                yield {"number": number}
+        finally:
+            if not keep:
+                made.append(f"{name}0")
+
+    steps = harness.steps_in_turn({"a": lambda: start("a"), "b": lambda: start("b")}, 2, keep=keep)
+    assert made == order
+    assert [row["number"] for row in steps["a"]] == ([2, 3] if keep else [1, 1])
+    assert all(row["seconds"] >= 0 for rows in steps.values() for row in rows)
+
+
+def test_ratios_are_of_the_same_round():
+    assert harness.times_as_fast([2.0, 40.0, 9.0], [1.0, 10.0, 3.0]) == {"median": 3.0, "low": 2.0, "high": 4.0}
+    with pytest.raises(ValueError, match="longer"):
+        harness.times_as_fast([1.0], [1.0, 2.0])
+
+
+def test_a_record_says_what_made_it_and_where(tmp_path):
+    harness.save(tmp_path / "new" / "record.json", "python -m x", {"seconds": 1.5})
+    record = json.loads((tmp_path / "new" / "record.json").read_text())
+    assert record["command"] == "python -m x" and record["seconds"] == 1.5
+    assert record["machine"]["torch"] == torch.__version__ and record["machine"]["trl"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["record.json"]
+
+
+def test_the_floor_by_hand():
+    """100 weights of 4 bytes, 10 prompt and 20 completion tokens, 4 decode steps; 1,000 FLOP/s, 400 bytes/s."""
+    counts = {"prompt_tokens": 10, "completion_tokens": 20, "decode_steps": 4}
+    floor = step.floor_seconds(100, 4, counts, {"flops": 1_000.0, "bytes": 400.0})
+    assert floor == {"rollout": 2.0 + 4.0, "update": 18.0 + 7.0}
+    slow = step.floor_seconds(100, 4, counts, {"flops": 100.0, "bytes": 400.0})
+    assert slow["rollout"] == 20.0 + 40.0  # now the products take longer than the reading
+
+
+def test_rates_of_this_machine_are_those_of_a_computer():
+    found = step.rates(torch.float32)
+    assert 1e8 < found["flops"] < 1e15 and 1e7 < found["bytes"] < 1e13
+
+
+def test_a_long_problem_is_as_long_as_asked():
+    _, tokenizer = step.load_policy("tiny")
+    prompt = step.render_prompt(tokenizer, step.long_problem(tokenizer, 128).prompt)
+    assert len(tokenizer.encode(prompt)) in (128, 129)
+
+
+def test_the_step_in_a_small_setting(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(step, "TINY", SMALL)
+    monkeypatch.setattr(sys, "argv", ["step", "--rounds", "1", "--output", str(tmp_path / "step.json")])
+    code = step.main()
+    record = json.loads((tmp_path / "step.json").read_text())
+    assert list(record["step"]) == ["stock TRL", "TRL with this rollout", "grpo_edu"]
+    assert record["step"]["stock TRL"]["times as fast as stock TRL"] == ONE
+    assert list(record["rollout"])[0] == "transformers' generate" and len(record["rollout"]) == 4
+    assert record["floor"]["counts"]["decode_steps"] == 5
+    assert code == (0 if all(record["verdicts"].values()) else 1)
+    shown = capsys.readouterr().out
+    assert "| grpo_edu |" in shown and "floor: rollout" in shown
+
+
+def test_targets_are_judged_on_this_package_alone():
+    slow, fast = ({"times as fast as stock TRL": {"median": ratio}} for ratio in (1.0, 5.0))
+    record = {"step": {"stock TRL": fast, "grpo_edu": slow}, "rollout": {"grpo_edu": slow}}
+    assert list(step.verdicts(record, "tiny").values()) == [False, False]
+    record["step"]["grpo_edu, bfloat16 weights"] = {"times as fast as stock TRL": {"median": 3.0}}
+    assert list(step.verdicts(record, "494M").values()) == [True]
+
+
+def test_growth_in_a_small_setting(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(growth, "SWEEPS", {"C": (2, 4), "width": (64, 128)})
+    output, picture = tmp_path / "growth.json", tmp_path / "growth.png"
+    monkeypatch.setattr(
+        sys, "argv", ["growth", "--rounds", "1", "--output", str(output), "--picture", str(picture)]
+    )  # fmt: skip
+    assert growth.main() == 0
+    record = json.loads(output.read_text())
+    assert [point["at"] for point in record["sweeps"]["C"]] == [2, 4]
+    small, large = (point["at"] for point in record["sweeps"]["width"])
+    assert small < large and abs(large - 1.3e6) < 2e5
+    assert picture.read_bytes().startswith(b"\x89PNG") and "grows with power" in capsys.readouterr().out
+
+
+def test_growth_samples_complete_lengths():
+    steps = growth.start(growth.SIDES["grpo_edu"], {**growth.BASE, "C": 9, "G": 16})
+    assert next(steps)["completions/min_length"] == 9
+
+
+def test_learning_curves_in_a_small_setting(monkeypatch, tmp_path, capsys):
+    output, picture = tmp_path / "curves.json", tmp_path / "curves.png"
+    arguments = f"--seeds 0 1 --steps 2 --heldout 3 --output {output} --picture {picture}"
+    monkeypatch.setattr(sys, "argv", ["learning_curves", *arguments.split()])
+    monkeypatch.setattr(learning_curves, "WINDOW", 1)
+    monkeypatch.setattr(learning_curves, "windows", lambda rewards: list(rewards))
+    monkeypatch.setattr(learning_curves, "GRPOConfig", lambda **options: replace(SMALL, **options))
+    code = learning_curves.main()
+    record = json.loads(output.read_text())
+    assert [len(run["reward"]) for run in record["runs"]["stock TRL"]] == [2, 2]
+    assert all(len(points) == 2 for points in record["curves"].values())
+    assert code == (0 if all(record["verdicts"].values()) else 1)
+    assert picture.exists() and "held-out accuracy after" in capsys.readouterr().out
+
+
+def test_curves_that_lie_apart_are_told_apart():
+    def runs(level, end):
+        return [{"reward": [level + 0.01 * seed] * 16, "after": end + seed, "n": 100} for seed in range(5)]
+
+    alike = learning_curves.verdicts({"stock TRL": runs(0.5, 80), "grpo_edu": runs(0.505, 80)})
+    assert list(alike.values()) == [True, True]
+    apart = learning_curves.verdicts({"stock TRL": runs(0.5, 80), "grpo_edu": runs(0.6, 80)})
+    assert list(apart.values()) == [False, True]
+    worse = learning_curves.verdicts({"stock TRL": runs(0.5, 80), "grpo_edu": runs(0.5, 70)})
+    assert list(worse.values()) == [True, False]
+
+
+def test_threads_in_processes_of_their_own(monkeypatch, tmp_path, capsys):
+    output = tmp_path / "threads.json"
+    arguments = f"--counts 1 --rounds 1 --turns 1 --output {output}"
+    monkeypatch.setattr(sys, "argv", ["threads", *arguments.split()])
+    assert threads.main() == 0
+    record = json.loads(output.read_text())
+    assert tuple(record["seconds"]) == threads.PARTS and list(record["seconds"]["rollout"]) == ["1"]
+    assert "| 1 |" in capsys.readouterr().out
+
+
+def test_startup_counts_phases_of_both_sides(monkeypatch):
+    """Two made-up processes: 1 s a phase against 0.25 s; the first round of each is not counted."""
+    calls = []
+
+    def process(command):
+        calls.append(command)
+        seconds = 1.0 if command is startup.SIDES["stock TRL"] else 0.25
+        return {**dict.fromkeys(startup.PHASES, seconds if len(calls) > 2 else 99.0), "second step": 7.0}
+
+    monkeypatch.setattr(startup, "measure_process", process)
+    record = startup.compare(2)
+    assert len(calls) == 6
+    assert record["stock TRL"]["total"]["median"] == len(startup.PHASES)
+    assert record["grpo_edu"]["times as fast as stock TRL"] == {"median": 4.0, "low": 4.0, "high": 4.0}
+    assert "| first step | 1.00 | 0.25 |" in startup.table(record)
+
+
+@pytest.mark.slow
+def test_stock_trl_starts_for_real():
+    seconds = startup.measure_process(startup.SIDES["stock TRL"])
+    assert tuple(seconds) == startup.PHASES and all(value > 0 for value in seconds.values())
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_results_say_what_made_them_and_name_no_folder(name):
+    text = (RESULTS / f"{name}.json").read_text(encoding="utf-8")
+    record = json.loads(text)
+    assert record["command"].startswith("python -m benchmarks.") and record["machine"]["trl"]
+    assert not re.search(r"(/home/|/root/|/tmp/|/Users/|[A-Z]:\\)", text)
+
+
+@pytest.mark.parametrize("scale", ["tiny"])
+def test_stored_verdicts_follow_from_the_stored_numbers(scale):
+    record = json.loads((RESULTS / f"step_{scale}.json").read_text(encoding="utf-8"))
+    assert record["verdicts"] == step.verdicts(record, scale)
+    assert all(record["verdicts"].values())
