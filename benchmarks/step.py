@@ -82,13 +82,10 @@ def large_sides() -> dict[str, Callable[[], Iterator[dict]]]:
 
     def start(backend: Callable, dtype: str, **options: Any) -> Iterator[dict]:
         model, tokenizer = large_policy(dtype)
-        problems = [long_problem(tokenizer, LARGE_PROMPT)]
-        for warm_up in (replace(LARGE, max_completion_length=1, max_steps=1), LARGE):
-            steps = backend(model, tokenizer, problems, sum_of_ids, warm_up, **options)
-            if warm_up is not LARGE:
-                next(steps)
-                steps.close()
-        return steps
+        warm_up = replace(LARGE, max_completion_length=1, num_generations=2, max_steps=1)
+        for _ in backend(model, tokenizer, [long_problem(tokenizer, 1)], sum_of_ids, warm_up, **options):
+            pass
+        return backend(model, tokenizer, [long_problem(tokenizer, LARGE_PROMPT)], sum_of_ids, LARGE, **options)
 
     stock = partial(start, train_with_trl, rollout="transformers")
     return {

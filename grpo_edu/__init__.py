@@ -38,6 +38,8 @@ _HOMES = {
     "read_log": "metrics",
     "GRPOConfig": "config",
     "train": "trainer",
+    "train_with_trl": "trl_backend",
+    "Session": "session",
     "Evaluation": "evaluation",
     "evaluate": "evaluation",
     "compare": "evaluation",

@@ -42,7 +42,7 @@ ROLLOUTS = ("grpo_edu", "transformers")
 # Of what TRL logs, this package's trainer has no counterpart to these.
 _TRL_ALONE = ("epoch", "clip_ratio/low_min", "clip_ratio/high_max")
 # What TRL 1.16 warns of in every run: its hook is experimental, and transformers has renamed a setting that it uses.
-_KNOWN = ("You are using 'rollout_func'", "`(is_)?gradient_checkpointing` is deprecated")
+_KNOWN = ("You are using 'rollout_func'", r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
 # Settings that mean the same in both configs, under the same name.
 _SHARED = (
     "num_generations", "max_completion_length", "learning_rate", "weight_decay", "max_grad_norm", "lr_scheduler_type",
