@@ -87,8 +87,8 @@ RUN_FILES = {
 def test_a_run_keeps_everything(run, policy_dir, tmp_path, monkeypatch):
     trained = {}
 
-    def keep(name):
-        trained["model"], trained["tokenizer"] = load_policy(name)
+    def keep(name, dtype):
+        trained["model"], trained["tokenizer"] = load_policy(name, dtype)
         return trained["model"], trained["tokenizer"]
 
     monkeypatch.setattr(runs, "load_policy", keep)
