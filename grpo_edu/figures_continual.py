@@ -114,7 +114,7 @@ def stability_figure(
 
     Args:
         curves: method → strength as a text → (accuracy on the earlier tasks, accuracy on the last), as shares; the
-            points of a method are joined in their order.
+            points of a method are joined in their order, and labeled where it has several.
 
     Raises ValueError where there is nothing to draw.
 
@@ -130,7 +130,7 @@ def stability_figure(
         xs, ys = zip(*((100 * x, 100 * y) for x, y in points.values()), strict=True)
         axes.plot(xs, ys, linewidth=1.2, label=method, **look(number))
         for text, x, y in zip(points, xs, ys, strict=True):
-            if text:
+            if len(points) > 1:
                 axes.annotate(text, (x, y), (5, 5), textcoords="offset points", fontsize=SMALL, color=INK)
     axes.margins(0.12)
     axes.legend(loc="lower left", **LEGEND)
