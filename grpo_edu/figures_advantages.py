@@ -204,7 +204,7 @@ def baseline_curve(
         inside = (place - baselines[0]) / (baselines[-1] - baselines[0])
         side = "left" if inside < 0.1 else "right" if inside > 0.9 else "center"
         _mark(axes, label, place, _between(baselines, ratios, place), number, side)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.25 * max(high))  # room for the names above the highest marks
     axes.legend(loc="upper center", **LEGEND)
     return figure
 
@@ -229,5 +229,6 @@ def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 def _mark(axes: "Axes", label: str, x: float, y: float, number: int, side: str) -> None:
     axes.plot([x], [y], linestyle="none", **look(1))
     above = (0, 30 + 16 * (number % 2))
-    line = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkB": 4}
+    foot = {"left": 0.0, "center": 0.5, "right": 1.0}[side]
+    line = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkB": 4, "relpos": (foot, 0)}
     axes.annotate(label, (x, y), above, textcoords="offset points", ha=side, fontsize=SMALL, color=INK, arrowprops=line)
