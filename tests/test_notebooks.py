@@ -28,6 +28,12 @@ NOT_COMPARED = {
         "from grpo_edu.hardware import cpu_report",
         "again = grpo_edu.generate(",
     ],
+    "01_cpu_setup": [
+        "report = cpu_report()",
+        "def loaded_openmp():",
+        "print(startup_text(seconds))",
+        "from grpo_edu.probe import probe_dtypes",
+    ],
     "02_reward_functions": [
         "for text in dict.fromkeys(samples[:24]):",
         'print(f"right before: {before.k}/{before.n}, after: {hacked.k}/{hacked.n}\\n")',
