@@ -1,0 +1,123 @@
+"""The claims of notebook 04 on five seeds: ``python -m benchmarks.objectives``.
+
+Six losses train the tiny model, with two updates a rollout so that their clips can act, and are judged on the same
+300 held-out problems. A seventh run a seed has a KL term: does its loss rise while its reward rises? Writes
+``benchmarks/results/objectives.json`` after each run and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.default_run import machine
+from grpo_edu import LEVELS, Evaluation, GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, train
+from grpo_edu.trainer import clip_keys
+
+HERE = Path(__file__).resolve().parent
+COMMAND = "python -m benchmarks.objectives"
+LOSSES = {
+    "GRPO": {"loss_type": "grpo"},
+    "BNPO": {"loss_type": "bnpo"},
+    "DAPO": {"loss_type": "dapo", "epsilon_high": 0.28},
+    "Dr. GRPO": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "CISPO": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "GSPO": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+}
+WITH_KL = "GRPO with a KL term"
+EVALUATION_SEED = 1
+
+
+def settings(name: str, seed: int) -> GRPOConfig:
+    """The run that a name and a seed mean; the one with a KL term is that of the notebook."""
+    if name == WITH_KL:
+        return GRPOConfig(max_steps=12, loss_type="grpo", beta=0.1, seed=seed)
+    return GRPOConfig(max_steps=15, num_iterations=2, seed=seed, **LOSSES[name])
+
+
+def run(name: str, seed: int) -> dict:
+    """Train a fresh model; curves of reward, loss and the share that was clipped, and the accuracy afterwards."""
+    model, tokenizer = load_policy("tiny")
+    history = list(train(model, tokenizer, load_problems(LEVELS, "train"), accuracy_reward, settings(name, seed)))
+    after = evaluate(model, tokenizer, load_problems(LEVELS, "heldout", n=100), seed=EVALUATION_SEED)
+    keys = {"reward": "reward", "loss": "loss", "clipped": clip_keys(settings(name, seed).loss_type)[-1]}
+    curves = {curve: [metrics[key] for metrics in history] for curve, key in keys.items()}
+    return {"name": name, "seed": seed, "after": accuracy(after), **curves}
+
+
+def accuracy(evaluation: Evaluation) -> dict:
+    """Counts, share and 95% interval of an evaluation."""
+    row = evaluation.to_dict()
+    return {key: row[key] for key in ("k", "n", "accuracy", "low", "high")}
+
+
+def verdicts(before: dict, runs: list[dict]) -> dict[str, bool]:
+    """The statements that the notebook makes, each judged on every seed that was run."""
+    with_kl = [row for row in runs if row["name"] == WITH_KL]
+    wide = [name for name in LOSSES if name != "GSPO"]
+    solved: dict[int, dict[str, int]] = {}
+    for row in runs:
+        if row["name"] in LOSSES:
+            solved.setdefault(row["seed"], {})[row["name"]] = row["after"]["k"]
+    gains = [k - before["k"] for row in solved.values() for k in row.values()]
+    ranges = [max(row[name] for name in wide) - min(row[name] for name in wide) for row in solved.values()]
+    shares = {kind: [mean(row["clipped"]) for row in runs if row["name"] in kind] for kind in (tuple(wide), ("GSPO",))}
+    return {
+        "each loss gains at least 20 points on every seed": 5 * min(gains) >= before["n"],
+        "all but GSPO end within 5 points of each other on every seed": 20 * max(ranges) <= before["n"],
+        "GSPO ends last on every seed": all(min(row, key=row.get) == "GSPO" for row in solved.values()),
+        "in the other five less than 1% of the tokens are clipped": max(shares[tuple(wide)]) < 0.01,
+        "in GSPO more than 30% of the completions are clipped": min(shares["GSPO",]) > 0.3,
+        "with a KL term the loss starts at 0 and rises on every seed": all(
+            abs(row["loss"][0]) < 1e-4 and row["loss"][-1] > row["loss"][0] + 5e-4 for row in with_kl
+        ),
+        "with a KL term the reward rises on every seed": all(
+            mean(row["reward"][-4:]) > mean(row["reward"][:4]) for row in with_kl
+        ),
+    }
+
+
+def table(before: dict, runs: list[dict]) -> str:
+    """The held-out accuracies as a Markdown table: a row for each loss, a column for each seed."""
+    seeds = sorted({row["seed"] for row in runs})
+    shares = {"before": [before["accuracy"]] * len(seeds)}
+    for name in (*LOSSES, WITH_KL):
+        after = {row["seed"]: row["after"]["accuracy"] for row in runs if row["name"] == name}
+        shares[name] = [after[seed] for seed in seeds]
+    lines = [["loss", *(f"seed {seed}" for seed in seeds), "mean"], ["---"] * (len(seeds) + 2)]
+    lines += [[name, *(f"{share:.1%}" for share in (*row, mean(row)))] for name, row in shares.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> int:
+    """Run the study; exit 1 where a statement does not hold on every seed."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "objectives.json")
+    parser.add_argument("--keep", action="store_true", help="keep the runs that the output file already holds")
+    options = parser.parse_args()
+    runs = json.loads(options.output.read_text(encoding="utf-8"))["runs"] if options.keep else []
+    model, tokenizer = load_policy("tiny")
+    before = accuracy(evaluate(model, tokenizer, load_problems(LEVELS, "heldout", n=100), seed=EVALUATION_SEED))
+    record = {"command": COMMAND, "machine": machine(), "losses": list(LOSSES), "before": before, "runs": runs}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
+        for name in (*LOSSES, WITH_KL):
+            if any((row["name"], row["seed"]) == (name, seed) for row in runs):
+                continue
+            runs.append(run(name, seed))
+            print(f"seed {seed}, {name}: {runs[-1]['after']['accuracy']:.1%}", flush=True)
+            options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record["verdicts"] = verdicts(before, runs)
+    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print("\n" + table(before, runs) + "\n")
+    for statement, holds in record["verdicts"].items():
+        print(f"{'holds' if holds else 'FAILS'} on {len(options.seeds)} seeds: {statement}")
+    return 0 if all(record["verdicts"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
