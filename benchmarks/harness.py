@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import json
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +39,70 @@ def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, li
     return seconds
 
 
+class Side:
+    """A training in a process of its own, as in use: two pools of threads in one process would slow each other."""
+
+    def __init__(self, start: Callable[[], Iterator[dict]]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "transformers.modeling_utils"])
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve_steps, args=(start, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def step(self) -> dict:
+        """The metrics of the next step, with the "seconds" that it took."""
+        try:
+            self.pipe.send("step")
+            return self.pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            raise RuntimeError("a side of the benchmark failed: its own words are above") from error
+
+    def close(self) -> None:
+        """End the process; its memory is free afterwards."""
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
+
+
+def _serve_steps(start: Callable[[], Iterator[dict]], pipe: Connection) -> None:
+    with ThreadPoolExecutor(1) as passing:  # its workers of OpenMP go with it, so that TRL's thread is alone as well
+        steps = passing.submit(start).result()
+    while pipe.recv():
+        started = time.perf_counter()
+        step = next(steps)
+        pipe.send({**step, "seconds": time.perf_counter() - started})
+
+
 def steps_in_turn(
     sides: Mapping[str, Callable[[], Iterator[dict]]], rounds: int, *, keep: bool = True
 ) -> dict[str, list[dict]]:
     """Metrics of training steps, `rounds` of each side, one side after the other; "seconds" is added to each.
 
     Args:
-        sides: name → what starts a training and yields its steps.
+        sides: name → what starts a training and yields its steps; a function of a module, or a partial of one.
         rounds: steps of each side that count.
         keep: all trainings stay in memory and step in turn; each takes one step before, uncounted. False, for models
             of which only one fits, starts one at a time and ends it after its first step, which counts.
+
+    Raises:
+        RuntimeError: a side failed.
     """
-    running: dict[str, Iterator[dict]] = {}
+    running: dict[str, Side] = {}
     metrics: dict[str, list[dict]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, start in sides.items():
-            if name not in running:
-                running[name] = start()
-                if keep:
-                    next(running[name])
-            started = time.perf_counter()
-            step = next(running[name])
-            metrics[name].append({**step, "seconds": time.perf_counter() - started})
-            if not keep:
-                running.pop(name).close()
-                gc.collect()
-    for steps in running.values():
-        steps.close()
+    try:
+        for _ in range(rounds):
+            for name, start in sides.items():
+                if name not in running:
+                    running[name] = Side(start)
+                    if keep:
+                        running[name].step()
+                metrics[name].append(running[name].step())
+                if not keep:
+                    running.pop(name).close()
+    finally:
+        for side in running.values():
+            side.close()
     return metrics
 
 

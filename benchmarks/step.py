@@ -1,10 +1,11 @@
 """A whole GRPO step and its rollout against stock TRL and transformers: ``python -m benchmarks.step --scale tiny``.
 
-Both sides run in one process and take turns. *tiny*: the shipped model, 16 prompts × 8 completions of up to 96 tokens.
-*494M*: the shape of Qwen2-0.5B-Instruct with random weights, 1 prompt of 128 tokens × 8 completions of 64, where only
-one side fits in memory at a time. Stock TRL is its `GRPOTrainer` with transformers' `generate`, on the same problems,
-reward and settings, in float32 without gradient checkpointing, and at 494M also as it comes (bfloat16 autocast,
-gradient checkpointing). The learning rate is so small that the policy, and with it the work, stays the same.
+The sides take turns, each training in a process of its own. *tiny*: the shipped model, 16 prompts × 8 completions of
+up to 96 tokens. *494M*: the shape of Qwen2-0.5B-Instruct with random weights, 1 prompt of 128 tokens × 8 completions
+of 64, where only one side fits in memory at a time. Stock TRL is its `GRPOTrainer` with transformers' `generate`, on
+the same problems, reward and settings, in float32 without gradient checkpointing, and at 494M also as it comes
+(bfloat16 autocast, gradient checkpointing). The learning rate is so small that the policy, and with it the work, stays
+the same.
 
 Prints tables and writes ``benchmarks/results/step_tiny.json`` or ``step_494M.json``, with the floor: the least time
 that the step's products and memory traffic would take at this machine's measured rates. tiny: 2 minutes; 494M: 10,
@@ -64,36 +65,35 @@ def long_problem(tokenizer, length: int) -> Problem:
     raise ValueError(f"length: no prompt reaches {length} tokens")
 
 
-def tiny_sides() -> dict[str, Callable[[], Iterator[dict]]]:
-    """Trainings of the shipped model."""
+def start_tiny(config: GRPOConfig, backend: Callable, **options: Any) -> Iterator[dict]:
+    """A training of the shipped model."""
+    return backend(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, config, **options)
 
-    def start(backend: Callable, **options: Any) -> Iterator[dict]:
-        return backend(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, TINY, **options)
 
+def start_large(backend: Callable, dtype: str, **options: Any) -> Iterator[dict]:
+    """A training at the shape of Qwen2-0.5B; making its weights, and a step of one token, go before it."""
+    model, tokenizer = large_policy(dtype)
+    warm_up = replace(LARGE, max_completion_length=1, num_generations=2, max_steps=1)
+    for _ in backend(model, tokenizer, [long_problem(tokenizer, 1)], sum_of_ids, warm_up, **options):
+        pass
+    return backend(model, tokenizer, [long_problem(tokenizer, LARGE_PROMPT)], sum_of_ids, LARGE, **options)
+
+
+def sides(scale: str) -> dict[str, Callable[[], Iterator[dict]]]:
+    """The trainings of a scale, stock TRL first."""
+    stock = partial(train_with_trl, rollout="transformers")
+    if scale == "tiny":
+        return {
+            "stock TRL": partial(start_tiny, TINY, stock),
+            "TRL with this rollout": partial(start_tiny, TINY, train_with_trl),
+            "grpo_edu": partial(start_tiny, TINY, train),
+        }
     return {
-        "stock TRL": partial(start, train_with_trl, rollout="transformers"),
-        "TRL with this rollout": partial(start, train_with_trl),
-        "grpo_edu": partial(start, train),
-    }
-
-
-def large_sides() -> dict[str, Callable[[], Iterator[dict]]]:
-    """Trainings at the shape of Qwen2-0.5B, each with weights of its own; making them is part of no step."""
-
-    def start(backend: Callable, dtype: str, **options: Any) -> Iterator[dict]:
-        model, tokenizer = large_policy(dtype)
-        warm_up = replace(LARGE, max_completion_length=1, num_generations=2, max_steps=1)
-        for _ in backend(model, tokenizer, [long_problem(tokenizer, 1)], sum_of_ids, warm_up, **options):
-            pass
-        return backend(model, tokenizer, [long_problem(tokenizer, LARGE_PROMPT)], sum_of_ids, LARGE, **options)
-
-    stock = partial(start, train_with_trl, rollout="transformers")
-    return {
-        "stock TRL": partial(stock, "float32"),
-        "stock TRL, as it comes": partial(stock, "float32", bf16=True, gradient_checkpointing=True),
-        "stock TRL, bfloat16 weights": partial(stock, "bfloat16"),
-        "grpo_edu": partial(start, train, "float32"),
-        "grpo_edu, bfloat16 weights": partial(start, train, "bfloat16"),
+        "stock TRL": partial(start_large, stock, "float32"),
+        "stock TRL, as it comes": partial(start_large, stock, "float32", bf16=True, gradient_checkpointing=True),
+        "stock TRL, bfloat16 weights": partial(start_large, stock, "bfloat16"),
+        "grpo_edu": partial(start_large, train, "float32"),
+        "grpo_edu, bfloat16 weights": partial(start_large, train, "bfloat16"),
     }
 
 
@@ -222,8 +222,7 @@ def setting(scale: str) -> tuple:
 def measure(scale: str, part: str, rounds: int) -> dict[str, Any]:
     """One part of a scale."""
     if part == "step":
-        sides = tiny_sides() if scale == "tiny" else large_sides()
-        return compare_steps(sides, rounds, keep=scale == "tiny")
+        return compare_steps(sides(scale), rounds, keep=scale == "tiny")
     if part == "rollout":
         return compare_rollouts(*setting(scale), rounds)
     return floors(*setting(scale))

@@ -6,6 +6,8 @@ The public names below are resolved on first access (PEP 562).
 
 from importlib import import_module
 
+from grpo_edu.heavy_imports import collector_paused
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -62,7 +64,8 @@ def __getattr__(name: str):
     """Import the module that holds `name` and hand the name out."""
     if name not in _HOMES:
         raise AttributeError(f"module 'grpo_edu' has no attribute {name!r}")
-    return getattr(import_module(f"grpo_edu.{_HOMES[name]}"), name)
+    with collector_paused():
+        return getattr(import_module(f"grpo_edu.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from grpo_edu.data import data_dir
+from grpo_edu.heavy_imports import collector_paused
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -63,6 +64,8 @@ def load_policy(
     source = _locate(name)
     if isinstance(source, Path):
         _check_folder(source)
+    with collector_paused():
+        import transformers.modeling_utils  # noqa: F401  most of what loading a model imports
     with _quiet_transformers():
         model = _load_model(source, _floating_dtype(dtype))
         tokenizer = _load_tokenizer(source)

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from grpo_edu.heavy_imports import collector_paused
+
 # In this order. What comes after the first step is no start-up: it shows what a process that stays pays.
 PHASES = ("python", "import torch", "import transformers", "problems", "model", "first step")
 AFTERWARDS = ("second step", "run again")
@@ -73,10 +75,11 @@ def main() -> None:
         seconds[phase], last = now - last, now
 
     mark("python")
-    import torch  # noqa: F401  to time it
+    with collector_paused():  # as `grpo_edu.train` and its kin are imported
+        import torch  # noqa: F401  to time it
 
-    mark("import torch")
-    import transformers.modeling_utils  # noqa: F401  what every model's code imports
+        mark("import torch")
+        import transformers.modeling_utils  # noqa: F401  what every model's code imports
 
     mark("import transformers")
     from grpo_edu.data import load_problems

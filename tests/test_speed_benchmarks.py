@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("trl")
 from benchmarks import growth, harness, learning_curves, startup, step, threads  # noqa: E402  they need TRL
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-STORED = ("step_tiny",)
+STORED = ("step_tiny", "step_494M", "startup", "threads")
 SMALL = replace(step.TINY, prompts_per_step=2, num_generations=2, max_completion_length=6)
 ONE = {"median": 1.0, "low": 1.0, "high": 1.0}
 
@@ -26,26 +27,30 @@ def test_sides_take_turns_and_the_first_round_is_not_counted():
     assert {name: len(found) for name, found in seconds.items()} == {"a": 2, "b": 2}
 
 
-@pytest.mark.parametrize(
-    ("keep", "order"),
-    [(True, "a1 a2 b1 b2 a3 b3".split()), (False, "a1 a0 b1 b0 a1 a0 b1 b0".split())],
-)
-def test_trainings_step_in_turn(keep, order):
-    made = []
+def noted_steps(name: str, log: Path):
+    """Steps that write their number into a file when they are made."""
+    for number in range(1, 100):
+        with log.open("a") as file:
+            file.write(f"{name}{number} ")
+        yield {"number": number}
 
-    def start(name):
-        try:
-            for number in range(1, 100):
-                made.append(f"{name}{number}")
-                yield {"number": number}
-        finally:
-            if not keep:
-                made.append(f"{name}0")
 
-    steps = harness.steps_in_turn({"a": lambda: start("a"), "b": lambda: start("b")}, 2, keep=keep)
-    assert made == order
+def no_steps():
+    raise ValueError("no such model")
+
+
+@pytest.mark.parametrize(("keep", "order"), [(True, "a1 a2 b1 b2 a3 b3"), (False, "a1 b1 a1 b1")])
+def test_trainings_step_in_turn(keep, order, tmp_path):
+    log = tmp_path / "made"
+    steps = harness.steps_in_turn({name: partial(noted_steps, name, log) for name in "ab"}, 2, keep=keep)
+    assert log.read_text().split() == order.split()
     assert [row["number"] for row in steps["a"]] == ([2, 3] if keep else [1, 1])
     assert all(row["seconds"] >= 0 for rows in steps.values() for row in rows)
+
+
+def test_a_side_that_fails_ends_the_benchmark():
+    with pytest.raises(RuntimeError, match="a side of the benchmark failed"):
+        harness.steps_in_turn({"a": no_steps}, 1)
 
 
 def test_ratios_are_of_the_same_round():
@@ -105,14 +110,13 @@ def test_targets_are_judged_on_this_package_alone():
 
 
 def test_growth_in_a_small_setting(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(growth, "SWEEPS", {"C": (2, 4), "width": (64, 128)})
+    monkeypatch.setattr(growth, "SWEEPS", {"width": (64, 128)})
     output, picture = tmp_path / "growth.json", tmp_path / "growth.png"
     monkeypatch.setattr(
         sys, "argv", ["growth", "--rounds", "1", "--output", str(output), "--picture", str(picture)]
     )  # fmt: skip
     assert growth.main() == 0
     record = json.loads(output.read_text())
-    assert [point["at"] for point in record["sweeps"]["C"]] == [2, 4]
     small, large = (point["at"] for point in record["sweeps"]["width"])
     assert small < large and abs(large - 1.3e6) < 2e5
     assert picture.read_bytes().startswith(b"\x89PNG") and "grows with power" in capsys.readouterr().out
@@ -191,7 +195,7 @@ def test_stored_results_say_what_made_them_and_name_no_folder(name):
     assert not re.search(r"(/home/|/root/|/tmp/|/Users/|[A-Z]:\\)", text)
 
 
-@pytest.mark.parametrize("scale", ["tiny"])
+@pytest.mark.parametrize("scale", ["tiny", "494M"])
 def test_stored_verdicts_follow_from_the_stored_numbers(scale):
     record = json.loads((RESULTS / f"step_{scale}.json").read_text(encoding="utf-8"))
     assert record["verdicts"] == step.verdicts(record, scale)
