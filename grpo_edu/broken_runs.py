@@ -122,7 +122,7 @@ def difference(case: Case) -> str:
 HEALTHY = Setup(GRPOConfig(max_steps=32, prompts_per_step=8, num_generations=8, learning_rate=2e-4))
 _WEIGHTED = replace(HEALTHY.with_config(reward_weights=(1.0, 0.3)), reward_funcs=(accuracy_reward, format_reward))
 _REFERENCE_AT_HAND = HEALTHY.with_config(beta=1e-3)
-_WITH_KL = HEALTHY.with_config(beta=1.0, max_steps=48)  # a wrong sign takes its time
+_WITH_KL = HEALTHY.with_config(beta=2.0, learning_rate=4e-4, max_steps=72)  # a wrong sign takes its time
 
 
 def _replacing(setup: Setup, **functions: Callable) -> Setup:
