@@ -48,7 +48,7 @@ def build_model(config: PretrainingConfig, tokenizer):
 
 def target_logits(model, ids: torch.Tensor, is_target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What the model says of the target tokens, and what they are: logits (T, V), for those only, and labels (T,)."""
-    hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     wanted = is_target[:, 1:]
     return model.lm_head(hidden[wanted]), ids[:, 1:][wanted]
 

@@ -7,6 +7,7 @@ import torch
 from random_policy import byte_tokenizer, random_model
 from torch.testing import assert_close
 
+from grpo_edu.adapters import add_lora
 from grpo_edu.config import GRPOConfig, SupervisedConfig
 from grpo_edu.corpus import encode_examples, pad_examples
 from grpo_edu.pretraining import target_loss
@@ -108,3 +109,14 @@ def test_too_few_problems_and_a_frozen_model_are_refused(policy):
         next(finetune(model, tokenizer, PROBLEMS[:1], SupervisedConfig(**SMALL)))
     with pytest.raises(ValueError, match="no parameter wants a gradient"):
         next(finetune(model.requires_grad_(False), tokenizer, PROBLEMS, SupervisedConfig(**SMALL)))
+
+
+def test_adapters_learn_alone(policy):
+    model, tokenizer = policy
+    frozen = weights(model)
+    lora = add_lora(model, rank=2)
+    config = SupervisedConfig(max_steps=20, prompts_per_step=6, learning_rate=1e-2)
+    history = list(finetune(lora, tokenizer, PROBLEMS, config))
+    assert history[-1]["loss"] < 0.8 * history[0]["loss"]
+    kept = [weight for name, weight in lora.named_parameters() if "lora_" not in name]
+    assert all(torch.equal(one, other) for one, other in zip(kept, frozen, strict=True))
