@@ -16,6 +16,7 @@ from grpo_edu.config import (
     IMPORTANCE_SAMPLING_LEVELS,
     LOSS_TYPES,
     OPTIMIZERS,
+    QUANTIZATION_SCHEMES,
     SCALE_REWARDS,
     SCHEDULES,
     GRPOConfig,
@@ -30,6 +31,7 @@ _CHOICES = {
     "advantage_estimator": ADVANTAGE_ESTIMATORS,
     "lr_scheduler_type": SCHEDULES,
     "optim": OPTIMIZERS,
+    "rollout_quantization": QUANTIZATION_SCHEMES,
 }
 _READERS = {int: (int, "N"), float: (float, "X"), str: (str, "NAME")}
 _OTHER_FLAGS = {"max_steps": ("--steps", "--max-steps")}

@@ -13,6 +13,7 @@ SCALE_REWARDS = ("group", "batch", "none")
 ADVANTAGE_ESTIMATORS = ("group", "rloo")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 OPTIMIZERS = ("adamw_torch", "adafactor")
+QUANTIZATION_SCHEMES = ("bf16", "int8-dynamic", "int8-weight", "int4-group")
 
 _WHOLE = (
     "num_generations", "prompts_per_step", "max_completion_length", "max_steps", "warmup_steps", "num_iterations",
@@ -20,7 +21,7 @@ _WHOLE = (
 )  # fmt: skip
 _REAL = (
     "learning_rate", "weight_decay", "max_grad_norm", "temperature", "top_p", "min_p", "epsilon", "epsilon_high",
-    "beta", "memory_budget_gib",
+    "beta", "memory_budget_gib", "importance_sampling_clip_max",
 )  # fmt: skip
 _OR_NONE = ("epsilon_high", "memory_budget_gib")
 
@@ -48,6 +49,9 @@ class GRPOConfig:
     optimizer_in_backward: update each weight as soon as its gradient is known, and let the gradient go.
     gradient_checkpointing: keep only what enters each layer; about a third more time, a fraction of the memory.
     memory_budget_gib: the most the process may hold; batches are cut to fit. None: what the machine has available.
+    rollout_quantization: a copy in this scheme samples, see `grpo_edu.quantized_rollouts`; None: the policy itself.
+    importance_sampling_correction: weight each token for having been sampled by the quantized copy.
+    importance_sampling_clip_max: the largest such weight.
 
     Raises ValueError that names the field, what is wrong and what to do.
 
@@ -86,6 +90,9 @@ class GRPOConfig:
     optimizer_in_backward: bool = False
     gradient_checkpointing: bool = False
     memory_budget_gib: float | None = None
+    rollout_quantization: str | None = None
+    importance_sampling_correction: bool = True
+    importance_sampling_clip_max: float = 3.0
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -105,6 +112,7 @@ class GRPOConfig:
         self._require("epsilon_high", self.epsilon_high is None or self.epsilon_high >= 0, "must not be negative")
         budget = self.memory_budget_gib
         self._require("memory_budget_gib", budget is None or 0 < budget < math.inf, "must be a positive number of GiB")
+        self._require("importance_sampling_clip_max", self.importance_sampling_clip_max > 0, "must be positive")
         self._require("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1 (off)")
         self._require("top_k", self.top_k >= 0, "must be 0 (off) or more")
         self._require("min_p", 0 <= self.min_p <= 1, "must be from 0 (off) to 1")
@@ -119,6 +127,8 @@ class GRPOConfig:
         self._one_of("advantage_estimator", ADVANTAGE_ESTIMATORS)
         self._one_of("lr_scheduler_type", SCHEDULES)
         self._one_of("optim", OPTIMIZERS)
+        if self.rollout_quantization is not None:
+            self._one_of("rollout_quantization", QUANTIZATION_SCHEMES)
         self._check_pairs()
 
     @property

@@ -31,6 +31,12 @@ def build_optimizer(model: nn.Module, config: GRPOConfig):
 
     Raises ValueError where no parameter wants a gradient (a frozen or quantized model).
     """
+    scheme = getattr(model, "quantization_scheme", None)
+    if scheme is not None:
+        raise ValueError(
+            f"model: is quantized ({scheme}) and cannot learn: its rounding would swallow the steps of a training; "
+            "train the original, and let a quantized copy sample (rollout_quantization)"
+        )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ValueError("model: no parameter wants a gradient; load it with load_policy, not frozen or quantized")

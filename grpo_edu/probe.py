@@ -18,7 +18,7 @@ import torch
 from grpo_edu.run_inputs import DTYPE_CHOICES
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 DTYPES = ("float32", "bfloat16")
 _ROWS, _CONTEXT = 8, 32  # a decode step of 8 rows, and a forward over one row of 8 · 32 tokens
@@ -83,21 +83,8 @@ def probe_dtypes(config: PretrainedConfig, *, repeats: int = 3) -> DtypeProbe:
 
 def _parts(config: PretrainedConfig, dtype: torch.dtype) -> dict:
     """Calls to time, each with how many times the whole model does it."""
-    import copy
-
-    from transformers import AutoModelForCausalLM
-
+    model = shallow_model(config, dtype)
     layers = config.get_text_config().num_hidden_layers
-    shallow = copy.deepcopy(config)
-    shallow.get_text_config().num_hidden_layers = min(2, layers)
-    if getattr(shallow.get_text_config(), "layer_types", None):
-        shallow.get_text_config().layer_types = shallow.get_text_config().layer_types[:2]
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shallow, dtype=dtype)
-    model = model.to_empty(device="cpu").eval()
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.zero_()
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     width = head.weight.shape[1]
     token = torch.zeros(_ROWS, 1, dtype=torch.long)
@@ -109,6 +96,25 @@ def _parts(config: PretrainedConfig, dtype: torch.dtype) -> dict:
         "forward layers": (lambda: decoder(input_ids=row, use_cache=False), deep),
         "forward head": (lambda: head(torch.zeros(_ROWS, width, dtype=dtype)), _CONTEXT),
     }
+
+
+def shallow_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model of zeros with the first two layers of an architecture, for timing."""
+    import copy
+
+    from transformers import AutoModelForCausalLM
+
+    shallow = copy.deepcopy(config)
+    shallow.get_text_config().num_hidden_layers = min(2, config.get_text_config().num_hidden_layers)
+    if getattr(shallow.get_text_config(), "layer_types", None):
+        shallow.get_text_config().layer_types = shallow.get_text_config().layer_types[:2]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shallow, dtype=dtype)
+    model = model.to_empty(device="cpu").eval()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.zero_()
+    return model
 
 
 def choose_dtype(asked: str, model: str | Path, *, trains_weights: bool) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from grpo_edu.micro_batches import MicroBatches, available_room
 from grpo_edu.optimizers import StepAfterBackward, StepInBackward, build_optimizer
 from grpo_edu.problems import Problem
 from grpo_edu.prompts import render_prompt
+from grpo_edu.quantized_rollouts import batch_mismatch, rollout_weights, sampling_policy
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards, reward_name
 from grpo_edu.rollout import Rollout, generate
 
@@ -91,7 +92,7 @@ def train(
         started = time.perf_counter()
         chosen = [problems[index] for index in next(order)]
         rollout = generate(
-            model, tokenizer, [render_prompt(tokenizer, problem.prompt) for problem in chosen],
+            sampling_policy(model, config), tokenizer, [render_prompt(tokenizer, problem.prompt) for problem in chosen],
             num_generations=config.num_generations, max_completion_length=config.max_completion_length,
             temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p,
             generator=generator,
@@ -205,10 +206,13 @@ def update_policy(
     for _ in range(config.num_iterations):
         step = partial(one_update, model, batch, stepper, config, old_logps, ref_logps, penalty)
         metrics, logps = passes.run(batch, step)
-        old_logps = logps if old_logps is None else old_logps
+        if old_logps is None:
+            old_logps = logps
+            rollout = batch.rollout
+            mismatch = batch_mismatch(logps, rollout.sampling_per_token_logps, rollout.completion_mask, config)
         for key, value in metrics.items():
             totals[key] = totals.get(key, 0.0) + value / config.num_iterations
-    return totals
+    return {**totals, **mismatch}
 
 
 def one_update(
@@ -286,14 +290,15 @@ def batch_loss(
     clip = {name: getattr(config, name) for name in
             ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level")}  # fmt: skip
     num_tokens = batch.loss_mask.sum().clamp(min=1)
+    old = logps.detach() if old_logps is None else old_logps
     loss = grpo_loss(
         logps, old_logps, batch.advantages[rows], mask, ref_per_token_logps=ref_logps, beta=config.beta,
-        max_completion_length=config.max_completion_length, num_items=num_tokens, **clip,
+        max_completion_length=config.max_completion_length, num_items=num_tokens,
+        importance_weights=rollout_weights(old, batch.rollout.sampling_per_token_logps[rows], config), **clip,
     )  # fmt: skip
     token_share = mask.sum().item() / num_tokens.item()
     row_share = len(rows) / len(batch.rewards)
     share = {"bnpo": token_share, "dapo": 1.0, "cispo": 1.0}.get(config.loss_type, row_share)
-    old = logps if old_logps is None else old_logps
     clip_share = row_share if config.importance_sampling_level == "sequence" else token_share
     metrics = {
         key: value.item() * clip_share

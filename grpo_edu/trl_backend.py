@@ -160,8 +160,13 @@ def trl_settings(config: GRPOConfig) -> dict[str, Any]:
     """
     if config.advantage_estimator != "group":
         raise ValueError(f"advantage_estimator: TRL's GRPOTrainer has no {config.advantage_estimator!r}, only 'group'")
-    if config.optimizer_in_backward or config.memory_budget_gib is not None:
-        name = "optimizer_in_backward" if config.optimizer_in_backward else "memory_budget_gib"
+    ours = {
+        "optimizer_in_backward": config.optimizer_in_backward,
+        "memory_budget_gib": config.memory_budget_gib is not None,
+        "rollout_quantization": config.rollout_quantization is not None,
+    }
+    if any(ours.values()):
+        name = next(name for name, asked in ours.items() if asked)
         raise ValueError(f"{name}: TRL's GRPOTrainer has no such thing; leave it out, or train without TRL")
     updates = config.num_iterations
     return {

@@ -263,14 +263,16 @@ def test_every_setting_is_an_option_with_a_word_on_it():
     typed = []
     for field in fields(GRPOConfig):
         flag = "--steps" if field.name == "max_steps" else "--" + field.name.replace("_", "-")
-        value = {"reward_weights": "1,0.5", "epsilon_high": "0.3", "memory_budget_gib": "4.5"}.get(
-            field.name, str(field.default)
-        )
-        typed += [flag] if field.default is False else [flag, value]
+        value = {
+            "reward_weights": "1,0.5", "epsilon_high": "0.3", "memory_budget_gib": "4.5",
+            "rollout_quantization": "bf16",
+        }.get(field.name, str(field.default))  # fmt: skip
+        typed += [flag] if isinstance(field.default, bool) else [flag, value]
         assert len(field_help()[field.name]) > 5, field.name
     arguments = vars(build_parser().parse_args(["train", *typed]))
     given = GRPOConfig(**{field.name: arguments[field.name] for field in fields(GRPOConfig)})
     expected = {"reward_weights": (1.0, 0.5), "epsilon_high": 0.3, "memory_budget_gib": 4.5}
+    expected["rollout_quantization"] = "bf16"
     expected |= {field.name: True for field in fields(GRPOConfig) if field.default is False}
     assert given == GRPOConfig(**expected)
 

@@ -645,6 +645,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(tokenizer):
         ("epsilon_high", -0.2), ("epsilon_high", math.nan), ("beta", -0.04), ("beta", math.nan),
         ("scale_rewards", "std"), ("advantage_estimator", "gae"), ("reward_weights", [1.0, math.nan]), ("seed", 0.5),
         ("optim", "adam"), ("memory_budget_gib", 0.0), ("memory_budget_gib", math.inf), ("memory_budget_gib", "2"),
+        ("rollout_quantization", "int3"), ("importance_sampling_clip_max", 0.0), ("importance_sampling_clip_max", None),
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
@@ -670,6 +671,7 @@ def test_every_setting_has_a_test_of_refusal_or_takes_any_value():
     refused = {mark.args[1][i][0] for mark in test_a_setting_that_cannot_be_is_refused_by_its_name.pytestmark
                for i in range(len(mark.args[1]))}  # fmt: skip
     free = {"mask_truncated_completions", "gradient_checkpointing", "optimizer_in_backward"}
+    free |= {"importance_sampling_correction"}
     assert {field.name for field in dataclasses.fields(GRPOConfig)} == refused | free
 
 
@@ -686,4 +688,6 @@ def test_the_names_are_trls_where_trl_has_one():
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     own = {"prompts_per_step", "advantage_estimator", "optimizer_in_backward", "memory_budget_gib"}
+    theirs |= {name.removeprefix("vllm_") for name in theirs}  # what corrects for a policy of another kind that samples
+    own |= {"rollout_quantization"}
     assert {field.name for field in dataclasses.fields(GRPOConfig)} - theirs == own

@@ -1,0 +1,128 @@
+"""Quantized sampling at the size of Qwen2-0.5B: ``python -m benchmarks.quantization_speed``.
+
+A model of that shape with random weights, in float32 and in each scheme. Measured: bytes, the time to quantize, a
+decode step with 1 and with 8 rows (all in turn, so that a slow minute slows all alike), and a rollout of 8 completions
+of 64 tokens by float32 and by int8. Then the probe is asked which is fastest with 8 rows. 3 minutes, 8 GB.
+Writes ``benchmarks/results/quantization_speed.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.harness import RESULTS, between, in_turn, markdown, save, spread, times_as_fast
+from benchmarks.step import LARGE, LARGE_PROMPT, large_policy, long_problem
+from grpo_edu import generate, render_prompt
+from grpo_edu.quantization import QUANTIZATION_SCHEMES, quantize_model, stored_bytes
+from grpo_edu.quantization_probe import probe_schemes
+
+COMMAND = "python -m benchmarks.quantization_speed"
+ROWS = (1, 8)
+CONTEXT = 128  # tokens that a decode step attends to
+ROLLOUT = "int8-dynamic"
+
+
+def decode_step(model, rows: int, context: int = CONTEXT) -> Callable[[], None]:
+    """One token for each of `rows` rows behind `context` tokens, again and again the same."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    prompt = torch.arange(rows * context).view(rows, context) % model.config.vocab_size
+    token = prompt[:, :1]
+    with torch.inference_mode():
+        model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(input_ids=token, past_key_values=cache, use_cache=True)
+            cache.crop(context)
+
+    return step
+
+
+def decode_times(models: dict, rows: int, rounds: int) -> dict[str, dict]:
+    """Milliseconds of a decode step of each model, and how many times as fast as the first."""
+    seconds = in_turn({name: decode_step(model, rows) for name, model in models.items()}, rounds)
+    base = next(iter(seconds.values()))
+    return {
+        name: {"ms": spread([1000 * value for value in found]), "times as fast": times_as_fast(base, found)}
+        for name, found in seconds.items()
+    }
+
+
+def rollout_times(model, tokenizer, rounds: int) -> dict[str, dict]:
+    """Seconds of a rollout by the policy, and by a copy that is quantized for it, as a training does."""
+    prompt = render_prompt(tokenizer, long_problem(tokenizer, LARGE_PROMPT).prompt)
+    quantizing: list[float] = []
+
+    def sample(scheme: str | None) -> None:
+        started = time.perf_counter()
+        sampler = quantize_model(model, scheme) if scheme else model
+        if scheme:
+            quantizing.append(time.perf_counter() - started)
+        generate(sampler, tokenizer, [prompt], num_generations=LARGE.num_generations,
+                 max_completion_length=LARGE.max_completion_length,
+                 generator=torch.Generator().manual_seed(0))  # fmt: skip
+
+    seconds = in_turn({"float32": lambda: sample(None), ROLLOUT: lambda: sample(ROLLOUT)}, rounds)
+    return {
+        "float32": spread(seconds["float32"]),
+        f"{ROLLOUT}, quantizing included": spread(seconds[ROLLOUT]),
+        "quantizing": spread(quantizing),
+        "times as fast": times_as_fast(seconds["float32"], seconds[ROLLOUT]),
+    }
+
+
+def verdicts(decode: dict[int, dict[str, dict]], picked: str) -> dict[str, bool]:
+    """What is promised, judged."""
+    at_8 = {name: found["ms"]["median"] for name, found in decode[8].items()}
+    return {
+        "int8 at batch 1 decodes at least 4 times as fast as float32": decode[1][ROLLOUT]["times as fast"]["median"]
+        >= 4,
+        "the probe picks what is fastest at batch 8 (or within a tenth of it)": at_8[picked]
+        <= 1.1 * min(at_8.values()),
+    }
+
+
+def main() -> int:
+    """Measure; exit 1 where a promise is not kept."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", type=Path, default=RESULTS / "quantization_speed.json")
+    options = parser.parse_args()
+    model, tokenizer = large_policy()
+    rollout = rollout_times(model, tokenizer, 2)
+    models = {"float32": model, **{scheme: quantize_model(model, scheme) for scheme in QUANTIZATION_SCHEMES}}
+    kept = quantize_model(model, ROLLOUT, embeddings=False)
+    sizes = {name: stored_bytes(small) for name, small in models.items()}
+    sizes[f"{ROLLOUT}, embeddings kept"] = stored_bytes(kept)
+    del kept
+    decode = {rows: decode_times(models, rows, options.rounds) for rows in ROWS}
+    config = model.config
+    del model, models
+    probe = probe_schemes(config, rows=8)
+    judged = verdicts(decode, probe.fastest)
+    record = {"verdicts": judged, "bytes": sizes, "decode": decode, "rollout": rollout,
+              "probe": {"rows": 8, "seconds": probe.seconds, "fastest": probe.fastest}}  # fmt: skip
+    save(options.output, COMMAND, record)
+    rows = [
+        {"scheme": name, "MB": round(sizes[name] / 1e6),
+         **{f"ms at {rows}": between(decode[rows][name]["ms"], 1) for rows in ROWS},
+         **{f"× float32 at {rows}": f"{decode[rows][name]['times as fast']['median']:.1f}" for rows in ROWS}}
+        for name in decode[1]
+    ]  # fmt: skip
+    print(markdown(rows))
+    print(f"\nrollout: {rollout['times as fast']['median']:.2f} times as fast; {probe}\n")
+    for statement, holds in judged.items():
+        print(f"{'holds' if holds else 'FAILS'}: {statement}")
+    return 0 if all(judged.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

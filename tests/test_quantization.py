@@ -1,0 +1,239 @@
+"""Quantized layers and models: against their own dequantized weights, the file on disk, and what must be refused."""
+
+import copy
+import struct
+
+import pytest
+import torch
+from random_policy import byte_tokenizer, random_model
+from torch import nn
+from torch.testing import assert_close
+
+from grpo_edu import quantized_layers
+from grpo_edu.config import GRPOConfig, SupervisedConfig
+from grpo_edu.logprobs import per_token_logps, shared_prefix_logps
+from grpo_edu.optimizers import build_optimizer
+from grpo_edu.quantization import (
+    QUANTIZATION_SCHEMES,
+    load_quantized,
+    quantization_scheme,
+    quantize_model,
+    save_quantized,
+    stored_bytes,
+    stored_tensors,
+)
+from grpo_edu.quantized_layers import DynamicInt8Linear, Int4Linear, Int8Embedding, Int8Linear
+from grpo_edu.rollout import generate
+
+MAKERS = {"int8-dynamic": DynamicInt8Linear, "int8-weight": Int8Linear.of, "int4-group": Int4Linear}
+every_scheme = pytest.mark.parametrize("scheme", QUANTIZATION_SCHEMES)
+every_layer = pytest.mark.parametrize("scheme", MAKERS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    # 259 tokens, which 16 does not divide: the output layer must not go through the int4 kernel
+    return random_model(tokenizer, sharpness=3.0, hidden_size=64, intermediate_size=96, stop_ids=range(0, 256, 16))
+
+
+def linear(inputs=64, outputs=48, bias=True):
+    torch.manual_seed(1)
+    return nn.Linear(inputs, outputs, bias=bias)
+
+
+def without_kernels(monkeypatch):
+    monkeypatch.setattr(quantized_layers, "has_kernel", lambda scheme: False)
+
+
+# ---- layers ----
+
+
+@every_layer
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_layer_multiplies_its_dequantized_weights(scheme, rows):
+    layer = linear()
+    quantized = MAKERS[scheme](layer)
+    x = torch.randn(rows, 2, 64, generator=torch.Generator().manual_seed(2))
+    wanted = x @ quantized.parts().dequantize().t() + layer.bias
+    got = quantized(x)
+    # int8-dynamic rounds x to 1/127 of its row's largest number, the others to bfloat16 (2⁻⁹ of each)
+    per_number = x.abs().amax(dim=-1, keepdim=True) / 254 if scheme == "int8-dynamic" else x.abs() / 256
+    bound = per_number.expand(x.shape) @ quantized.parts().dequantize().abs().t() + wanted.abs() / 128 + 1e-3
+    assert got.shape == wanted.shape and ((got - wanted).abs() <= bound).all()
+
+
+@every_layer
+def test_the_weights_of_a_layer_are_within_half_a_step(scheme):
+    layer = linear()
+    parts = MAKERS[scheme](layer).parts()
+    difference = (layer.weight - parts.dequantize()).abs()
+    assert parts.bits == (4 if scheme == "int4-group" else 8)
+    steps = parts.scale if parts.group_size is None else parts.scale.expand(-1, -1, parts.group_size).flatten(1)
+    assert (difference <= 0.5 * steps + 0.02 * layer.weight.abs().max()).all()  # int4 keeps its scales in bfloat16
+
+
+@every_layer
+def test_without_a_kernel_a_layer_says_so_and_gives_the_same(scheme, monkeypatch):
+    fast, x = MAKERS[scheme](linear()), torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
+    without_kernels(monkeypatch)
+    with pytest.warns(RuntimeWarning, match=f"no kernel for '{scheme}'"):
+        slow = MAKERS[scheme](linear())
+    assert torch.equal(slow.parts().q, fast.parts().q)
+    assert_close(slow(x), fast(x), atol=0.02, rtol=0.02)
+
+
+def test_a_row_does_not_depend_on_the_others_of_its_batch():
+    layer = DynamicInt8Linear(linear())
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(4))
+    loud = torch.cat([x[:1], 1000 * x[1:]])
+    assert_close(layer(loud)[0], layer(x)[0])
+    assert torch.equal(layer(torch.zeros(1, 64))[0], layer.bias)
+
+
+def test_an_embedding_gives_its_dequantized_rows():
+    table = torch.randn(7, 4, generator=torch.Generator().manual_seed(5))
+    embedding = Int8Embedding(table)
+    ids = torch.tensor([[6, 0], [3, 3]])
+    assert torch.equal(embedding(ids), embedding.parts().dequantize()[ids])
+    assert_close(embedding(ids), table[ids], atol=0.02, rtol=0.0)
+
+
+# ---- models ----
+
+
+@every_scheme
+def test_the_original_is_left_as_it_was(model, tokenizer, scheme):
+    before = copy.deepcopy(model.state_dict())
+    small = quantize_model(model, scheme)
+    with torch.no_grad():
+        for tensor in (*small.parameters(), *small.buffers()):
+            tensor.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert quantization_scheme(model) is None and quantization_scheme(small) == scheme
+
+
+@every_scheme
+def test_a_quantized_model_is_close_and_can_be_sampled_and_scored(model, tokenizer, scheme):
+    small = quantize_model(model, scheme)
+    options = dict(num_generations=3, max_completion_length=6)
+    rollout = generate(small, tokenizer, ["ab", "abcd"], generator=torch.Generator().manual_seed(0), **options)
+    batch = rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask
+    with torch.no_grad():
+        own, truth = per_token_logps(small, *batch), per_token_logps(model, *batch)
+        shared = shared_prefix_logps(small, *batch, num_generations=3)
+    assert_close(own, rollout.sampling_per_token_logps, atol=0.15, rtol=0.0)  # bfloat16 sums in other orders
+    assert_close(shared, own, atol=0.15, rtol=0.0)
+    largest = {"bf16": 0.2, "int8-dynamic": 0.6, "int8-weight": 0.4, "int4-group": 4.0}[scheme]
+    assert 0 < (own - truth).abs().max() < largest
+
+
+@every_scheme
+@pytest.mark.parametrize("embeddings", [True, False])
+def test_sizes_equal_the_bytes_on_disk_and_a_file_gives_the_model_back(model, tokenizer, scheme, embeddings, tmp_path):
+    small = quantize_model(model, scheme, embeddings=embeddings)
+    file = save_quantized(small, tokenizer, tmp_path / "small")
+    (header,) = struct.unpack("<Q", file.read_bytes()[:8])
+    assert file.stat().st_size == 8 + header + stored_bytes(small)
+    again, _ = load_quantized(tmp_path / "small")
+    ids = torch.tensor([[5, 9, 70, 100]])
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, small(ids).logits)
+
+
+def test_sizes_by_hand(model, tokenizer):
+    matrices = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)  # q and o, k and v, gate, up and down
+    outputs = 3 * (2 * 64 + 2 * 32 + 2 * 96 + 64)
+    rest = 4 * (7 * 64 + 3 * (64 + 32 + 32))  # norms, and the biases of q, k, v, in float32
+    rows = len(tokenizer)
+    assert stored_bytes(model) == 4 * (matrices + rows * 64) * 1 + rest + (0 if tied(model) else 4 * rows * 64)
+    table = rows * 64 + 4 * rows
+    copies = 1 if tied(model) else 2
+    assert stored_bytes(quantize_model(model, "int8-weight")) == matrices + 4 * outputs + copies * table + rest
+    assert stored_bytes(quantize_model(model, "int8-dynamic")) == matrices + 4 * outputs + 2 * table + rest
+    int4 = matrices // 2 + 3 * matrices // 32  # a bfloat16 scale and a byte of zero point for 32 numbers
+    assert stored_bytes(quantize_model(model, "int4-group")) == int4 + copies * table + rest
+    assert 2 * stored_bytes(quantize_model(model, "bf16")) == stored_bytes(model)
+
+
+def tied(model):
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_a_tied_table_is_held_once(tokenizer):
+    tied_model = random_model(tokenizer, tie_word_embeddings=True)
+    assert tied(tied_model)
+    names = stored_tensors(quantize_model(tied_model, "int8-weight"))
+    assert [name for name in names if "embed" in name or "head" in name] == [
+        "model.embed_tokens.q", "model.embed_tokens.scale"
+    ]  # fmt: skip
+    kept = quantize_model(tied_model, "int8-weight", embeddings=False)
+    assert kept.get_input_embeddings().weight.dtype == torch.float32
+    assert torch.equal(kept.get_input_embeddings().weight, tied_model.get_input_embeddings().weight)
+
+
+def test_a_model_in_bfloat16_can_be_quantized(model):
+    small = quantize_model(copy.deepcopy(model).to(torch.bfloat16), "int8-weight")
+    assert {parameter.dtype for parameter in small.parameters()} == {torch.float32}
+    with torch.no_grad():
+        assert torch.isfinite(small(torch.tensor([[1, 2, 3]])).logits).all()
+
+
+# ---- bad input ----
+
+
+def test_an_unknown_scheme_is_refused_with_the_known_ones(model):
+    with pytest.raises(ValueError, match=r"^scheme: 'int3' is unknown; choose one of bf16, int8-dynamic, int8-weight"):
+        quantize_model(model, "int3")
+
+
+@every_scheme
+def test_a_quantized_model_is_not_quantized_again_and_learns_nothing(model, scheme):
+    small = quantize_model(model, scheme)
+    with pytest.raises(ValueError, match=f"^model: is quantized already \\({scheme}\\)"):
+        quantize_model(small, "int8-weight")
+    for config in (GRPOConfig(), SupervisedConfig()):
+        with pytest.raises(ValueError, match=f"^model: is quantized \\({scheme}\\).*rounding would swallow"):
+            build_optimizer(small, config)
+
+
+def test_a_shape_that_the_kernel_does_not_take_is_named(tokenizer):
+    odd = random_model(tokenizer, hidden_size=48, intermediate_size=96)
+    with pytest.raises(ValueError, match=r"0\.self_attn\.q_proj \(48 inputs, which groups of 32.*'int8-weight'"):
+        quantize_model(odd, "int4-group")
+    assert quantization_scheme(quantize_model(odd, "int8-weight")) == "int8-weight"
+
+
+def test_a_model_without_linear_layers_or_with_adapters_is_refused(tokenizer, model):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=16))
+    with pytest.raises(ValueError, match="^model: GPT2LMHeadModel has no layers of the kind nn.Linear"):
+        quantize_model(gpt2, "int8-weight")
+    carrying = copy.deepcopy(model)
+    carrying.peft_config = {}
+    with pytest.raises(ValueError, match=r"^model: carries adapters; quantize model\.merge_and_unload"):
+        quantize_model(carrying, "int8-weight")
+
+
+def test_weights_that_diverged_are_refused(model):
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="holds NaN or infinity"):
+        quantize_model(broken, "int8-dynamic")
+
+
+def test_a_folder_that_is_not_empty_or_holds_no_quantized_model_is_refused(model, tokenizer, tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no quantized model"):
+        load_quantized(tmp_path)
+    with pytest.raises(ValueError, match="^model: is not quantized"):
+        save_quantized(model, tokenizer, tmp_path / "new")
+    (tmp_path / "note.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        save_quantized(quantize_model(model, "bf16"), tokenizer, tmp_path)

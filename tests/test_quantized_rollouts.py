@@ -1,0 +1,122 @@
+"""Quantized rollouts: weights by hand, and a training whose sampler is a rounded copy of the policy."""
+
+import pytest
+import torch
+from random_policy import byte_tokenizer, random_model
+from torch.testing import assert_close
+from toy_policy import make_batch, make_model, sgd, weights, word_tokenizer
+
+from grpo_edu import quantized_rollouts, trainer
+from grpo_edu.config import GRPOConfig
+from grpo_edu.logprobs import per_token_logps
+from grpo_edu.problems import Problem
+from grpo_edu.quantization import quantization_scheme
+from grpo_edu.quantized_rollouts import mismatch_metrics, sampling_policy, truncated_importance_weights
+from grpo_edu.trainer import train, update_policy
+from grpo_edu.trl_backend import trl_settings
+
+SMALL = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 5, "max_steps": 2}
+KEYS = [
+    "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max",
+    "sampling/importance_sampling_ratio/min", "sampling/importance_sampling_ratio/mean",
+    "sampling/importance_sampling_ratio/max",
+]  # fmt: skip
+
+
+def test_weights_undo_what_the_sampler_does():
+    """On average over what π_q draws, weight × anything is what π would have given (without a cap)."""
+    policy, sampler = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
+    value = torch.tensor([3.0, -1.0, 7.0])
+    w = truncated_importance_weights(policy.log()[None], sampler.log()[None], 10.0)[0]
+    assert_close((sampler * w * value).sum(), (policy * value).sum())
+    assert_close(w, torch.tensor([1.25, 0.75, 1.0]))
+    capped = truncated_importance_weights(policy.log()[None], sampler.log()[None], 1.1)[0]
+    assert_close(capped, torch.tensor([1.1, 0.75, 1.0]))
+
+
+def test_weights_carry_no_gradient_and_refuse_what_does_not_fit():
+    logps = torch.zeros(2, 3, requires_grad=True)
+    assert not truncated_importance_weights(logps, torch.zeros(2, 3), 3.0).requires_grad
+    with pytest.raises(ValueError, match="^sampling_per_token_logps: expected shape"):
+        truncated_importance_weights(logps, torch.zeros(2, 2), 3.0)
+    with pytest.raises(ValueError, match="^cap: must be positive"):
+        truncated_importance_weights(logps, torch.zeros(2, 3), 0.0)
+
+
+def test_mismatch_of_nothing_is_nothing():
+    assert mismatch_metrics(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), cap=3.0) == {}
+
+
+def test_the_update_weighs_each_token_and_the_uncorrected_one_does_not():
+    """One SGD step of the trainer against the weights put in by hand."""
+    tokenizer = word_tokenizer()
+    batch = make_batch(make_model(), tokenizer, GRPOConfig(**SMALL))
+    shift = torch.linspace(-1, 2, batch.rollout.sampling_per_token_logps.numel())
+    object.__setattr__(
+        batch.rollout, "sampling_per_token_logps",
+        batch.rollout.sampling_per_token_logps - shift.view_as(batch.rollout.sampling_per_token_logps),
+    )  # fmt: skip
+    r = batch.rollout
+    changes, metrics = {}, {}
+    for name, corrected in {"corrected": True, "naive": False}.items():
+        config = GRPOConfig(
+            **SMALL, rollout_quantization="int8-weight", importance_sampling_correction=corrected, max_grad_norm=0.0,
+            importance_sampling_clip_max=3.0,
+        )  # fmt: skip
+        model = make_model()
+        before = weights(model)
+        metrics[name] = update_policy(model, batch, sgd(model), config)
+        changes[name] = {key: weights(model)[key] - before[key] for key in before}
+    model = make_model()
+    logps = per_token_logps(model, r.prompt_ids, r.prompt_mask, r.completion_ids, r.completion_mask)
+    lengths = r.completion_mask.sum(dim=1, keepdim=True)
+    w = (logps.detach() - r.sampling_per_token_logps).exp().clamp(max=3.0)
+    for name, weight in {"corrected": w, "naive": torch.ones_like(w)}.items():
+        surrogate = (weight * batch.advantages[:, None] * logps * r.completion_mask / lengths).sum() / len(lengths)
+        gradients = torch.autograd.grad(surrogate, list(model.parameters()), retain_graph=True)
+        for (key, change), gradient in zip(changes[name].items(), gradients, strict=True):
+            assert_close(change, gradient, atol=1e-6, rtol=1e-5)
+    assert metrics["corrected"] == pytest.approx(metrics["naive"] | {"loss": metrics["corrected"]["loss"],
+                                                 "grad_norm": metrics["corrected"]["grad_norm"]})  # fmt: skip
+    assert metrics["corrected"]["sampling/importance_sampling_ratio/max"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("scheme", ["int8-dynamic", "bf16"])
+def test_a_training_refreshes_its_sampler_each_step_and_measures_the_mismatch(scheme, monkeypatch):
+    tokenizer = byte_tokenizer()
+    model = random_model(tokenizer, sharpness=3.0, stop_ids=range(0, 256, 16))
+    samplers = []
+
+    def watched(*arguments):
+        samplers.append(sampling_policy(*arguments))
+        return samplers[-1]
+
+    monkeypatch.setattr(trainer, "sampling_policy", watched)
+    problems = [Problem(f"say {n}", str(n), "toy", f"#### {n}") for n in range(6)]
+
+    def lengths(completions, completion_ids, **kwargs):
+        return [float(sum(ids) % 7) for ids in completion_ids]
+
+    config = GRPOConfig(**SMALL, rollout_quantization=scheme, learning_rate=1e-2)
+    steps = list(train(model, tokenizer, problems, lengths, config))
+    assert [quantization_scheme(sampler) for sampler in samplers] == [scheme, scheme]
+    first, second = (dict(sampler.named_parameters())["model.norm.weight"] for sampler in samplers)
+    assert not torch.equal(first, second)  # the second has learned what the policy has
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    for metrics in steps:
+        assert 0 < metrics[KEYS[0]] <= metrics[KEYS[1]] < 1
+        assert metrics[KEYS[2]] <= metrics[KEYS[3]] <= metrics[KEYS[4]] <= 3.0
+
+
+def test_without_quantization_the_policy_itself_samples():
+    config = GRPOConfig(**SMALL)
+    model, tokenizer = make_model(), word_tokenizer()
+    assert sampling_policy(model, config) is model
+    assert quantized_rollouts.rollout_weights(torch.zeros(1, 1), torch.zeros(1, 1), config) is None
+    batch = make_batch(model, tokenizer, config)
+    assert not [key for key in update_policy(model, batch, sgd(model), config) if key.startswith("sampling/")]
+
+
+def test_trl_trains_without_quantized_rollouts():
+    with pytest.raises(ValueError, match="^rollout_quantization: TRL's GRPOTrainer has no such thing"):
+        trl_settings(GRPOConfig(rollout_quantization="bf16"))
