@@ -46,6 +46,9 @@ NOT_COMPARED = {
         'runs = {"before": before, "after": after}',
         "for row in (0, 100, 101, 200, 201):",
     ],
+    "08_ewc_progressive_training": [
+        "measures = plain.measures()",
+    ],
 }
 LONGEST_CELL = 30  # lines
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
