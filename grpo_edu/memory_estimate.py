@@ -90,6 +90,7 @@ class MemoryEstimate:
     cache: keys and values of the rollout, with the logits that tokens are drawn from.
     activations: what the forward pass keeps for the backward pass. logits: of the completion tokens in one chunk.
     scratch: what an optimizer step needs for a moment.
+    loading: of the weights and of the file that they are read from, whose pages are mapped until all are copied.
     """
 
     weights: int
@@ -100,6 +101,7 @@ class MemoryEstimate:
     activations: int
     logits: int
     scratch: int
+    loading: int
 
     @property
     def held(self) -> int:
@@ -108,8 +110,8 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int:
-        """Bytes at the worst moment of a step, without Python and its libraries (about 0.5 GiB)."""
-        return self.held + max(self.cache, self.activations + self.logits, self.scratch)
+        """Bytes at the worst moment, of a step or before the first, without Python's libraries (about 0.5 GiB)."""
+        return max(self.held + max(self.cache, self.activations + self.logits, self.scratch), self.loading)
 
     def __str__(self) -> str:
         """One part a line, in GiB."""
@@ -125,6 +127,7 @@ def estimate_memory(
     completion_length: int | None = None,
     row_length: int | None = None,
     prompts_per_pass: int | None = None,
+    file_bytes: int | None = None,
 ) -> MemoryEstimate:
     """What a run of `grpo_edu.train` needs, by the shapes of its model and batch.
 
@@ -140,6 +143,7 @@ def estimate_memory(
         row_length: tokens of a prompt and its G completions, common beginnings counted once (`grpo_edu.packing`);
             None: they share nothing but the prompt, P + G · (C − 1).
         prompts_per_pass: groups in one forward pass; None: as the config cuts the batch.
+        file_bytes: of the file that the weights are loaded from; None: as many as the weights have.
 
     Raises:
         ValueError: a length below 1.
@@ -169,6 +173,7 @@ def estimate_memory(
         activations=activation_bytes(shape, groups, width, recompute=config.gradient_checkpointing),
         logits=logits_bytes(shape, config, predictions),
         scratch=2 * shape.largest,
+        loading=shape.weights + (shape.weights if file_bytes is None else file_bytes),
     )
 
 

@@ -24,6 +24,7 @@ import torch
 
 from grpo_edu.data import data_dir
 from grpo_edu.heavy_imports import collector_paused
+from grpo_edu.memory import LARGE_MODEL, return_large_blocks
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -70,6 +71,8 @@ def load_policy(
         model = _load_model(source, _floating_dtype(dtype))
         tokenizer = _load_tokenizer(source)
     _check_tokenizer(tokenizer, model, source)
+    if model.get_memory_footprint() >= LARGE_MODEL:
+        return_large_blocks()
     return model.eval(), tokenizer
 
 

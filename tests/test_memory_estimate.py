@@ -21,6 +21,7 @@ from grpo_edu.memory_estimate import (
     layer_bytes,
     logits_bytes,
 )
+from grpo_edu.models import load_policy
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SIZES = dict(
@@ -91,10 +92,18 @@ def test_every_part_by_hand():
 
 def test_the_worst_stage_is_the_peak():
     parts = {name: 0 for name in ("weights", "reference", "gradients", "optimizer")}
-    stages = {"cache": 5, "activations": 2, "logits": 4, "scratch": 3}
+    stages = {"cache": 5, "activations": 2, "logits": 4, "scratch": 3, "loading": 1}
     assert MemoryEstimate(**parts, **stages).peak == 6
     assert MemoryEstimate(**parts, **{**stages, "cache": 9}).peak == 9
     assert MemoryEstimate(**{**parts, "weights": 7}, **{**stages, "scratch": 8}).peak == 15
+    assert MemoryEstimate(**{**parts, "weights": 7}, **{**stages, "loading": 14}).peak == 14  # instead of, not beside
+
+
+def test_loading_counts_the_file_and_the_copy():
+    model, config = load_policy("tiny")[0], GRPOConfig()
+    weights = sum(weight.nbytes for weight in model.parameters())
+    assert estimate_memory(model, config, prompt_length=8).loading == 2 * weights
+    assert estimate_memory(model, config, prompt_length=8, file_bytes=100).loading == weights + 100
 
 
 def test_half_a_billion_parameters_by_the_published_number():
@@ -146,7 +155,7 @@ def test_completions_that_share_beginnings_make_shorter_rows():
 def test_the_table_has_a_line_a_part():
     lines = str(estimate_memory(empty_model(Qwen2Config(**SIZES)), GRPOConfig(), prompt_length=20)).splitlines()
     assert [line.split()[0] for line in lines][0] == "weights" and lines[-1].startswith("peak")
-    assert len(lines) == 9 and all(line.endswith("GiB") for line in lines)
+    assert len(lines) == 10 and all(line.endswith("GiB") for line in lines)
 
 
 @pytest.mark.parametrize("name", ["prompt_length", "completion_length", "prompts_per_pass", "row_length"])
