@@ -133,7 +133,7 @@ def stability_figure(
             if len(points) > 1:
                 axes.annotate(text, (x, y), (5, 5), textcoords="offset points", fontsize=SMALL, color=INK)
     axes.margins(0.12)
-    axes.legend(loc="lower left", **LEGEND)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), **LEGEND)  # beside: any corner may hold a point
     return figure
 
 
