@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import RESULTS, in_turn, markdown, save
+from grpo_edu.quantized_layers import DynamicInt8Linear, Int4Linear, Int8Linear
 from grpo_edu.quantized_numbers import quantize
 
 COMMAND = "python -m benchmarks.quantization_kernels"
 HIDDEN, NARROW, WIDE, VOCABULARY = 896, 128, 4864, 151_936
 LAYERS, ROWS = 8, (1, 8)
-GROUP = 32
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -87,18 +87,11 @@ def with_products(stack: Stack, make: Callable[[Tensor], Apply]) -> Stack:
 # ---- kernels of torch itself ----
 
 
-def weight_only_int8(weight: Tensor) -> Apply:
+def float_activations_int8(weight: Tensor) -> Apply:
+    """The kernel that the package uses, fed float32, for which it has no fast path."""
     parts = quantize(weight, dim=0)
     q, scale = parts.q, parts.scale.flatten()
     return lambda x: torch._weight_int8pack_mm(x, q, scale)
-
-
-def weight_only_int4(weight: Tensor) -> Apply:
-    parts = quantize(weight, bits=4, symmetric=False, group_size=GROUP)
-    packed = torch._convert_weight_to_int4pack_for_cpu(parts.q.int(), 1)
-    zero = (8 - parts.zero_point) * parts.scale
-    pairs = torch.stack([parts.scale.squeeze(-1), zero.squeeze(-1)], dim=-1).transpose(0, 1).contiguous()
-    return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, GROUP, pairs)
 
 
 def dynamic_fbgemm(weight: Tensor) -> Apply:
@@ -120,22 +113,15 @@ def dynamic_int_mm(weight: Tensor) -> Apply:
     return apply
 
 
-def dynamic_onednn(weight: Tensor) -> Apply:
-    parts = quantize(weight, dim=0)
-    scale = parts.scale.flatten()
-    packed = torch.ops.onednn.qlinear_prepack(parts.q, None)
-    zero_points = torch.zeros(len(scale), dtype=torch.int32)
+def packaged(kind: Callable[[nn.Linear], nn.Module]) -> Callable[[Stack], Apply]:
+    """The package's own layers."""
 
-    def apply(x: Tensor) -> Tensor:
-        low, high = x.aminmax()
-        step = ((high.clamp(min=0) - low.clamp(max=0)) / 255).item()
-        zero = round(-min(low.item(), 0.0) / step)
-        q = torch.quantize_per_tensor(x, step, zero, torch.quint8).int_repr()
-        return torch.ops.onednn.qlinear_pointwise(
-            q, step, zero, packed, scale, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+    def of(weight: Tensor) -> Apply:
+        layer = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        return kind(layer)
 
-    return apply
+    return lambda stack: with_products(stack, of)
 
 
 def compiled(stack: nn.Module) -> nn.Module:
@@ -150,9 +136,7 @@ def dequantizing(weight: Tensor) -> Apply:
 
 
 def torch_ao(stack: Stack) -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return torch.ao.quantization.quantize_dynamic(stack, {nn.Linear}, dtype=torch.qint8)
+    return torch.ao.quantization.quantize_dynamic(stack, {nn.Linear}, dtype=torch.qint8)
 
 
 def in_bfloat16(stack: Stack) -> Apply:
@@ -219,13 +203,15 @@ def _openvino(model) -> Apply:
 WAYS: dict[str, tuple[str, tuple[str, ...], Callable[[Stack], Apply]]] = {
     "float32": ("torch", (), lambda stack: stack),
     "bfloat16": ("torch", (), in_bfloat16),
-    "int8 dynamic, fbgemm (quantized::linear_dynamic)": ("torch", (), lambda s: with_products(s, dynamic_fbgemm)),
-    "int8 dynamic, oneDNN (onednn::qlinear_pointwise)": ("torch", (), lambda s: with_products(s, dynamic_onednn)),
-    "int8 dynamic, _int_mm": ("torch", (), lambda s: with_products(s, dynamic_int_mm)),
-    "int8 dynamic, quantize_dynamic": ("torch.ao", (), torch_ao),
-    "int8 weight, _weight_int8pack_mm": ("torch", (), lambda s: with_products(s, weight_only_int8)),
-    "int8 weight, torch.compile": ("torch.compile", (), lambda s: compiled(with_products(s, dequantizing))),
-    "int4 weight, _weight_int4pack_mm_for_cpu": ("torch", (), lambda s: with_products(s, weight_only_int4)),
+    "int8-dynamic of this package (oneDNN)": ("torch", (), packaged(DynamicInt8Linear)),
+    "int8-weight of this package (_weight_int8pack_mm)": ("torch", (), packaged(Int8Linear.of)),
+    "int4-group of this package (_weight_int4pack_mm)": ("torch", (), packaged(Int4Linear)),
+    "int8 dynamic, fbgemm": ("torch", (), lambda stack: with_products(stack, dynamic_fbgemm)),
+    "int8 dynamic, _int_mm": ("torch", (), lambda stack: with_products(stack, dynamic_int_mm)),
+    "int8 dynamic, torch.ao": ("torch.ao", (), torch_ao),
+    "int8 weight, _weight_int8pack_mm in float32": (
+        "torch", (), lambda stack: with_products(stack, float_activations_int8)),
+    "int8 weight, torch.compile": ("torch.compile", (), lambda stack: compiled(with_products(stack, dequantizing))),
     "int8 dynamic, torchao": (
         "torchao", ("torchao",), torchao_stack("Int8DynamicActivationInt8WeightConfig", compile_it=False)),
     "int8 dynamic, torchao compiled": (
@@ -281,6 +267,7 @@ def main() -> int:
     inputs = {rows: torch.randn(rows, HIDDEN) for rows in ROWS}
     with torch.no_grad():
         truth = {rows: stack(x) for rows, x in inputs.items()}
+    warnings.filterwarnings("ignore")  # of what the libraries say on their deprecated parts
     earlier = json.loads(options.output.read_text(encoding="utf-8"))["ways"] if options.output.exists() else {}
     found = dict(earlier)
     for name in options.only or WAYS:
@@ -289,7 +276,7 @@ def main() -> int:
             print(name, found[name], flush=True)
         else:
             found.setdefault(name, {"library": WAYS[name][0], "failed": "not installed"})
-    save(options.output, COMMAND, {"layers": LAYERS, "group_size": GROUP, "ways": {n: found[n] for n in WAYS}})
+    save(options.output, COMMAND, {"layers": LAYERS, "ways": {name: found[name] for name in WAYS if name in found}})
     done = [{"way": name, **line} for name, line in found.items() if "failed" not in line]
     print("\n" + markdown(done))
     return 0

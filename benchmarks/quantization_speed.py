@@ -9,6 +9,7 @@ Writes ``benchmarks/results/quantization_speed.json``.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,8 @@ COMMAND = "python -m benchmarks.quantization_speed"
 ROWS = (1, 8)
 CONTEXT = 128  # tokens that a decode step attends to
 ROLLOUT = "int8-dynamic"
+PARTS = ("decode", "rollout")
+RECORDED = ("verdicts", "bytes", "decode", "probe", "rollout")
 
 
 def decode_step(model, rows: int, context: int = CONTEXT) -> Callable[[], None]:
@@ -41,7 +44,7 @@ def decode_step(model, rows: int, context: int = CONTEXT) -> Callable[[], None]:
     def step() -> None:
         with torch.inference_mode():
             model(input_ids=token, past_key_values=cache, use_cache=True)
-            cache.crop(context)
+            cache.crop(-1)
 
     return step
 
@@ -79,49 +82,60 @@ def rollout_times(model, tokenizer, rounds: int) -> dict[str, dict]:
     }
 
 
-def verdicts(decode: dict[int, dict[str, dict]], picked: str) -> dict[str, bool]:
+def verdicts(decode: dict[str, dict[str, dict]], picked: str) -> dict[str, bool]:
     """What is promised, judged."""
-    at_8 = {name: found["ms"]["median"] for name, found in decode[8].items()}
+    at_8 = {name: found["ms"]["median"] for name, found in decode["8"].items()}
     return {
-        "int8 at batch 1 decodes at least 4 times as fast as float32": decode[1][ROLLOUT]["times as fast"]["median"]
+        "int8 at batch 1 decodes at least 4 times as fast as float32": decode["1"][ROLLOUT]["times as fast"]["median"]
         >= 4,
         "the probe picks what is fastest at batch 8 (or within a tenth of it)": at_8[picked]
         <= 1.1 * min(at_8.values()),
     }
 
 
-def main() -> int:
-    """Measure; exit 1 where a promise is not kept."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--output", type=Path, default=RESULTS / "quantization_speed.json")
-    options = parser.parse_args()
+def measure(part: str, rounds: int) -> dict:
+    """One part of the record."""
     model, tokenizer = large_policy()
-    rollout = rollout_times(model, tokenizer, 2)
+    if part == "rollout":
+        return {"rollout": rollout_times(model, tokenizer, rounds=2)}
     models = {"float32": model, **{scheme: quantize_model(model, scheme) for scheme in QUANTIZATION_SCHEMES}}
-    kept = quantize_model(model, ROLLOUT, embeddings=False)
     sizes = {name: stored_bytes(small) for name, small in models.items()}
-    sizes[f"{ROLLOUT}, embeddings kept"] = stored_bytes(kept)
-    del kept
-    decode = {rows: decode_times(models, rows, options.rounds) for rows in ROWS}
+    sizes[f"{ROLLOUT}, embeddings kept"] = stored_bytes(quantize_model(model, ROLLOUT, embeddings=False))
+    decode = {str(rows): decode_times(models, rows, rounds) for rows in ROWS}
     config = model.config
     del model, models
     probe = probe_schemes(config, rows=8)
-    judged = verdicts(decode, probe.fastest)
-    record = {"verdicts": judged, "bytes": sizes, "decode": decode, "rollout": rollout,
-              "probe": {"rows": 8, "seconds": probe.seconds, "fastest": probe.fastest}}  # fmt: skip
-    save(options.output, COMMAND, record)
-    rows = [
-        {"scheme": name, "MB": round(sizes[name] / 1e6),
-         **{f"ms at {rows}": between(decode[rows][name]["ms"], 1) for rows in ROWS},
-         **{f"× float32 at {rows}": f"{decode[rows][name]['times as fast']['median']:.1f}" for rows in ROWS}}
-        for name in decode[1]
-    ]  # fmt: skip
-    print(markdown(rows))
-    print(f"\nrollout: {rollout['times as fast']['median']:.2f} times as fast; {probe}\n")
-    for statement, holds in judged.items():
+    found = {"rows": 8, "seconds": probe.seconds, "fastest": probe.fastest}
+    return {"verdicts": verdicts(decode, probe.fastest), "bytes": sizes, "decode": decode, "probe": found}
+
+
+def table(record: dict) -> str:
+    """What was measured of the decode steps, a row for each scheme."""
+    decode = record["decode"]
+    return markdown([
+        {"scheme": name, "MB": round(record["bytes"][name] / 1e6),
+         **{f"ms at {rows}": between(decode[rows][name]["ms"], 1) for rows in decode},
+         **{f"× float32 at {rows}": between(decode[rows][name]["times as fast"], 1) for rows in decode}}
+        for name in decode["1"]
+    ])  # fmt: skip
+
+
+def main() -> int:
+    """Measure; exit 1 where a promise is not kept."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others keep what is stored")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", type=Path, default=RESULTS / "quantization_speed.json")
+    options = parser.parse_args()
+    record = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
+    for part in options.parts:
+        record |= measure(part, options.rounds)
+        save(options.output, COMMAND, {name: record[name] for name in RECORDED if name in record})
+    if "decode" in record:
+        print(table(record))
+    for statement, holds in record.get("verdicts", {}).items():
         print(f"{'holds' if holds else 'FAILS'}: {statement}")
-    return 0 if all(judged.values()) else 1
+    return 0 if all(record.get("verdicts", {}).values()) else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What quantization costs six tiny models in three domains: ``python -m benchmarks.quantization_study``.
+"""What quantization costs five tiny models in three domains: ``python -m benchmarks.quantization_study``.
 
-The shipped model and five made from it by other training, one of them smaller: GRPO on arithmetic, GRPO on sorting and
-coin flips, supervised fine-tuning, a hacked reward, and the first four of the six layers, healed by supervised steps.
+The shipped model and four made from it by other training, one of them smaller: GRPO on arithmetic, GRPO on sorting and
+coin flips, a hacked reward, and the first four of the six layers, healed by supervised steps.
 Each is judged in float32 and in each scheme on the same 1,200 held-out problems (arithmetic 600, sorting 300, coin
-flips 300), greedily and sampled, with paired 95% intervals against float32. Beside that: bytes, milliseconds of a
+flips 300), sampled at temperature 1, with paired 95% intervals against float32. Beside that: bytes, milliseconds of a
 decode step, and how far log-probabilities move. Models are kept under ``runs/quantization_study``; each measurement is
 written at once to ``benchmarks/results/quantization_study.json``, and a new start goes on from there. The report is
 written to ``docs/quantization_study.md``, its figure to ``docs/images/quantization_study.png``.
@@ -58,7 +58,7 @@ DOMAINS = {
 }
 ALL = (*LEVELS, "sorting", "coin_flip")
 SCHEMES = ("float32", *QUANTIZATION_SCHEMES)
-TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
+TEMPERATURES = {"sampled": 1.0}
 MARGIN = 0.03
 
 
@@ -93,9 +93,8 @@ MODELS: dict[str, Callable[[], tuple]] = {
     "shipped": load_policy,
     "GRPO on arithmetic": lambda: trained(accuracy_reward, LEVELS),
     "GRPO on sorting and coins": lambda: trained(accuracy_reward, ("sorting", "coin_flip"), max_steps=30),
-    "supervised": lambda: taught(100),
-    "hacked reward": lambda: trained(HACKED, LEVELS, max_steps=20),
-    "four layers, healed": lambda: taught(250, layers=4),
+    "hacked reward": lambda: trained(HACKED, LEVELS, max_steps=15),
+    "four layers, healed": lambda: taught(100, layers=4),
 }
 
 
@@ -114,7 +113,7 @@ def accuracies(model, tokenizer) -> dict[str, dict[str, str]]:
         found[kind] = {}
         for domain, sets in DOMAINS.items():
             problems = [problem for name, n in sets.items() for problem in load_problems(name, "heldout", n=n)]
-            result = evaluate(model, tokenizer, problems, temperature=temperature, batch_size=128, seed=1)
+            result = evaluate(model, tokenizer, problems, temperature=temperature, batch_size=400, seed=1)
             found[kind][domain] = "".join(map(str, map(int, result.correct)))
     return found
 
@@ -235,10 +234,10 @@ def report(lines: Sequence[dict], changes: Sequence[dict], judged: dict[str, boo
     held = [f"- {'**holds**' if holds else '**does not hold**'}: {what}" for what, holds in judged.items()]
     n = sum(sum(sets.values()) for sets in DOMAINS.values())
     return "\n".join([
-        "# What quantization costs six tiny models",
+        "# What quantization costs five tiny models",
         "",
         f"Written by `{COMMAND}`. Every model answers the same {n:,} held-out problems in float32 and in each scheme, "
-        "greedily and sampled at temperature 1; changes are paired, with 95% bootstrap intervals.",
+        "sampled at temperature 1 with the same random numbers; changes are paired, with 95% bootstrap intervals.",
         "",
         "## What holds, and what does not",
         "",
@@ -249,7 +248,7 @@ def report(lines: Sequence[dict], changes: Sequence[dict], judged: dict[str, boo
         "is shown of large ones. Their decode steps are bound by Python and not by memory: for speed see "
         "`benchmarks/quantization_speed.py`.",
         "",
-        "![Changes of the sampled accuracy of six models in four schemes, with intervals]"
+        "![Changes of the sampled accuracy of five models in four schemes, with intervals]"
         "(images/quantization_study.png)",
         "",
         "## Every model in every scheme",

@@ -74,7 +74,7 @@ def test_the_update_weighs_each_token_and_the_uncorrected_one_does_not():
     for name, weight in {"corrected": w, "naive": torch.ones_like(w)}.items():
         surrogate = (weight * batch.advantages[:, None] * logps * r.completion_mask / lengths).sum() / len(lengths)
         gradients = torch.autograd.grad(surrogate, list(model.parameters()), retain_graph=True)
-        for (key, change), gradient in zip(changes[name].items(), gradients, strict=True):
+        for change, gradient in zip(changes[name].values(), gradients, strict=True):
             assert_close(change, gradient, atol=1e-6, rtol=1e-5)
     assert metrics["corrected"] == pytest.approx(metrics["naive"] | {"loss": metrics["corrected"]["loss"],
                                                  "grad_norm": metrics["corrected"]["grad_norm"]})  # fmt: skip
