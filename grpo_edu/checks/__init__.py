@@ -1,0 +1,30 @@
+"""Checks for the exercises: what passed, what failed on which small input, and which mistake it looks like.
+
+Every exercise is one `Exercise`, called with what the student wrote: ``check_group_advantages(group_advantages)``.
+``python -m grpo_edu.checks`` tries each of them on right and on wrong answers, and prints the table.
+"""
+
+from importlib import import_module
+
+TOPICS = ("advantages",)  # the modules of this folder that hold exercises, in the order of the course
+
+
+def exercises() -> dict[str, "Exercise"]:  # noqa: F821  imported below, where it is needed
+    """Name → exercise, of all topics, in the order of the course."""
+    from grpo_edu.checks.core import Exercise
+
+    found = {}
+    for topic in TOPICS:
+        for value in vars(import_module(f"grpo_edu.checks.{topic}")).values():
+            if isinstance(value, Exercise):
+                found[value.name] = value
+    return found
+
+
+def __getattr__(name: str):
+    """`check_NAME`, imported on first use."""
+    if name.startswith("check_"):
+        known = exercises()
+        if name.removeprefix("check_") in known:
+            return known[name.removeprefix("check_")]
+    raise AttributeError(f"module 'grpo_edu.checks' has no attribute {name!r}")

@@ -1,0 +1,192 @@
+"""What an exercise is, and how an answer to it is checked.
+
+A wrong answer is recognized by what it does: each exercise holds wrong functions that students really write, and an
+answer that returns the same as one of them on all inputs of a part has made the same mistake, however it is written.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import random
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from grpo_edu.checks.compare import difference, kind, shown
+from grpo_edu.checks.feedback import Feedback, PartResult
+
+SEED_VARIABLE = "GRPO_EDU_CHECK_SEED"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One set of arguments."""
+
+    args: tuple = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The arguments as they would be typed."""
+        named = [f"{name}={shown(value)}" for name, value in self.kwargs.items()]
+        return ", ".join([*map(shown, self.args), *named])
+
+
+def call(*args: Any, **kwargs: Any) -> Call:
+    """A `Call`, written like one."""
+    return Call(args, kwargs)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is checked for some of the points.
+
+    name: what the part is about. points: what it is worth. draw: makes one input from a random.Random; a part is tried
+    on `draws` of them.
+    """
+
+    name: str
+    points: int
+    draw: Callable[[random.Random], Call]
+    draws: int = 4
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer that students write: its name, a hint that does not give the solution away, and the function."""
+
+    name: str
+    hint: str
+    wrong: Callable
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call came to. value: what it returned, unless there is a `problem`. changed: it wrote into its input."""
+
+    value: Any = None
+    problem: str = ""
+    detail: str = ""
+    changed: bool = False
+
+    def same_as(self, other: Outcome, tolerance: float) -> bool:
+        """Whether two calls came to the same."""
+        if self.problem or other.problem:
+            return self.problem == other.problem
+        return self.changed == other.changed and not difference(self.value, other.value, tolerance)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function to write, with what checks it.
+
+    name: of the function. reference: the right one. parts: what is checked. mistakes: at least four. right: other
+    right answers, differently written, which must pass (`python -m grpo_edu.checks` tries them).
+    """
+
+    name: str
+    reference: Callable
+    parts: tuple[Part, ...]
+    mistakes: tuple[Mistake, ...]
+    right: tuple[Callable, ...]
+    tolerance: float = 1e-5
+
+    @property
+    def max_points(self) -> int:
+        """The points of all parts."""
+        return sum(part.points for part in self.parts)
+
+    def __call__(self, answer: Callable, *, seed: int | None = None) -> Feedback:
+        """Check an answer.
+
+        Args:
+            answer: the student's function.
+            seed: of the inputs; None takes the environment's GRPO_EDU_CHECK_SEED, and without one new inputs each time.
+        """
+        if not callable(answer):
+            raise TypeError(f"answer: give the function itself, check_{self.name}({self.name}), not {answer!r}")
+        if seed is None:
+            seed = int(os.environ.get(SEED_VARIABLE) or int.from_bytes(os.urandom(4)))
+        parts = tuple(self._check_part(part, answer, seed) for part in self.parts)
+        return Feedback(self.name, parts, seed)
+
+    def _check_part(self, part: Part, answer: Callable, seed: int) -> PartResult:
+        rng = random.Random(f"{seed} {self.name} {part.name}")
+        calls = [part.draw(rng) for _ in range(part.draws)]
+        expected = [attempt(self.reference, one) for one in calls]
+        found = [attempt(answer, one) for one in calls]
+        wrong = [
+            place for place, (one, other) in enumerate(zip(found, expected, strict=True))
+            if not one.same_as(other, self.tolerance)
+        ]  # fmt: skip
+        if not wrong:
+            return PartResult(part.name, part.points, part.points)
+        first = wrong[0]
+        name, hint = self._name_mistake(calls, expected, found)
+        return PartResult(
+            part.name, 0, part.points,
+            given=calls[first].text(), expected=_said(expected[first]), got=_said(found[first]),
+            why=self._why(found[first], expected[first]), mistake=name, hint=hint,
+        )  # fmt: skip
+
+    def _why(self, found: Outcome, expected: Outcome) -> str:
+        if found.problem or expected.problem:
+            return found.detail or "no error was raised"
+        if found.changed and not expected.changed:
+            return "the input was changed"
+        return difference(found.value, expected.value, self.tolerance) or "the input was not changed"
+
+    def _name_mistake(
+        self, calls: Sequence[Call], expected: Sequence[Outcome], found: Sequence[Outcome]
+    ) -> tuple[str, str]:
+        if any(one.problem == "NotImplementedError" for one in found):
+            return "not written yet", f"Write the body of {self.name} and take `raise NotImplementedError` out."
+        if all(one.value is None and not one.problem for one in found) and expected[0].value is not None:
+            return "nothing is returned", "Is there a `return` with the result, in every branch?"
+        for mistake in self.mistakes:
+            theirs = [attempt(mistake.wrong, one) for one in calls]
+            if all(one.same_as(other, self.tolerance) for one, other in zip(found, theirs, strict=True)):
+                return mistake.name, mistake.hint
+        if any(one.changed for one in found) and not any(one.changed for one in expected):
+            return "the input is changed in place", "Compute a new value; leave what was handed in as it is."
+        return "", ""
+
+
+def attempt(function: Callable, one: Call) -> Outcome:
+    """Call a function on copies of the arguments; whatever a student's code raises is part of the outcome."""
+    args, kwargs = copy.deepcopy(one.args), copy.deepcopy(one.kwargs)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            value = function(*args, **kwargs)
+    except Exception as error:  # the code is not ours: its failure is what we report
+        return Outcome(problem=type(error).__name__, detail=_where(error))
+    changed = bool(difference(list(args), list(one.args)) or difference(kwargs, one.kwargs))
+    return Outcome(value, changed=changed)
+
+
+def _where(error: Exception) -> str:
+    """The error, with the line of the student's code that raised it."""
+    ours = os.path.dirname(__file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    line = frames[0].line if frames else ""
+    return f"{text}, at `{line}`" if line else text
+
+
+def _said(outcome: Outcome) -> str:
+    if outcome.problem:
+        return f"raises {outcome.problem}"
+    return shown(outcome.value) if outcome.value is not None else kind(None)
+
+
+def source_of(function: Callable) -> str:
+    """The source of a wrong or right answer, for the table.
+
+    >>> source_of(call).splitlines()[0]
+    'def call(*args: Any, **kwargs: Any) -> Call:'
+    """
+    return inspect.getsource(function).rstrip()

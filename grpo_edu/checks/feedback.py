@@ -1,0 +1,137 @@
+"""What a student reads after a check: as plain text, as HTML, and as points for nbgrader."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from dataclasses import dataclass
+
+WIDTH = 88
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """One part of an exercise, judged. Where it failed: on which input, what was expected and what came."""
+
+    name: str
+    points: int
+    max_points: int
+    given: str = ""
+    expected: str = ""
+    got: str = ""
+    why: str = ""
+    mistake: str = ""
+    hint: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether all points of the part were earned."""
+        return self.points == self.max_points
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What is to be said of a failure: (what, text)."""
+        if self.passed or self.mistake == "not written yet":
+            return []
+        rows = [("input", self.given), ("expected", self.expected), ("got", self.got), ("why", self.why)]
+        return [(what, text) for what, text in rows if text]
+
+
+class NothingEarned(AssertionError):
+    """An answer that earned no point; a notebook shows its one line, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """The parts of one exercise, judged. seed: makes the same inputs again."""
+
+    exercise: str
+    parts: tuple[PartResult, ...]
+    seed: int
+
+    @property
+    def points(self) -> int:
+        """Points earned."""
+        return sum(part.points for part in self.parts)
+
+    @property
+    def max_points(self) -> int:
+        """Points that there were."""
+        return sum(part.max_points for part in self.parts)
+
+    @property
+    def mistakes(self) -> list[str]:
+        """The named mistakes, each once."""
+        return list(dict.fromkeys(part.mistake for part in self.parts if part.mistake))
+
+    def grade(self) -> int:
+        """Show the feedback and return the points, as nbgrader reads them from the last line of a test cell.
+
+        Raises:
+            NothingEarned: no point, which nbgrader takes from an error alone.
+        """
+        from IPython.display import display
+
+        display(self)
+        if not self.points:
+            raise NothingEarned(f"{self.exercise}: 0 of {self.max_points} points so far.")
+        return self.points
+
+    def __str__(self) -> str:
+        lines = [f"{self.exercise}: {self.points} of {self.max_points} points"]
+        written = any(part.mistake != "not written yet" for part in self.parts)
+        if not written:
+            return f"{lines[0]}\n  Not written yet. {self.parts[0].hint}"
+        for part in self.parts:
+            mark = "✓" if part.passed else "✗"
+            lines.append(f"  {mark} {part.name} ({part.points} of {part.max_points})")
+            for what, text in part.rows():
+                lines += _wrapped(f"      {what:9}", text)
+            if part.mistake:
+                lines += _wrapped("      looks like ", part.mistake)
+                lines += _wrapped("      hint: ", part.hint)
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        written = any(part.mistake != "not written yet" for part in self.parts)
+        head = f"<b>{html.escape(self.exercise)}</b>: {self.points} of {self.max_points} points"
+        if not written:
+            return f"<div>{head}<br>Not written yet. {_code(self.parts[0].hint)}</div>"
+        return f"<div>{head}{''.join(_part_html(part) for part in self.parts)}</div>"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    rest = " " * len(label)
+    lines = []
+    for number, line in enumerate(text.splitlines() or [""]):
+        start = label if not number else rest
+        lines += textwrap.wrap(line, WIDTH, initial_indent=start, subsequent_indent=rest) or [start.rstrip()]
+    return lines
+
+
+def _code(text: str) -> str:
+    """Escaped, with what stands between backticks as code."""
+    pieces = html.escape(text).split("`")
+    return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def _part_html(part: PartResult) -> str:
+    # Okabe-Ito's green and vermilion, which differ for every eye, and a sign beside them
+    mark, color = ("✓", "#009E73") if part.passed else ("✗", "#D55E00")
+    text = (
+        f'<div style="border-left:4px solid {color};padding:2px 0 2px 10px;margin:6px 0">'
+        f'<span style="color:{color};font-weight:bold">{mark}</span> {html.escape(part.name)} '
+        f"({part.points} of {part.max_points})"
+    )
+    if part.mistake and not part.passed:
+        text += f"<br>Looks like: <b>{html.escape(part.mistake)}</b><br>Hint: {_code(part.hint)}"
+    rows = "".join(
+        f'<tr><td style="text-align:left;vertical-align:top">{what}</td>'
+        f'<td style="text-align:left"><code style="white-space:pre-wrap">{html.escape(value)}</code></td></tr>'
+        for what, value in part.rows()
+    )
+    return text + (f'<table style="margin:4px 0">{rows}</table>' if rows else "") + "</div>"

@@ -1,0 +1,77 @@
+"""Make the students' notebooks from the masters: ``python -m grpo_edu.exercises``.
+
+The masters in ``solutions/`` are notebooks in nbgrader's source format. nbgrader's own converters take the solutions
+out, lock what is not to be changed and leave ``raise NotImplementedError`` behind. The result in ``exercises/`` needs
+this package and no nbgrader.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def student_version(master: NotebookNode) -> NotebookNode:
+    """The notebook that a student gets, from a master that is left as it is.
+
+    Raises:
+        ImportError: nbgrader is missing (the extra ``classroom``).
+        ValueError: a solution without its end, cells without an id or with the same, points without a check.
+    """
+    import copy
+
+    try:
+        from nbgrader.preprocessors import CheckCellMetadata, ClearOutput, ClearSolutions, LockCells
+    except ImportError as error:
+        raise ImportError("nbgrader is missing: pip install 'grpo-edu[classroom]'") from error
+    from traitlets.config import Config
+
+    config = Config()
+    config.ClearSolutions.code_stub = {"python": "raise NotImplementedError"}
+    student, resources = copy.deepcopy(master), {}
+    for step in (CheckCellMetadata, ClearSolutions, LockCells, ClearOutput):
+        try:
+            student, resources = step(config=config).preprocess(student, resources)
+        except RuntimeError as error:
+            raise ValueError(f"the master cannot be converted ({step.__name__}): {error}") from error
+    return student
+
+
+def write_exercises(masters: Path, folder: Path) -> list[Path]:
+    """Write the student version of every master in `masters`; returns the files.
+
+    Raises FileNotFoundError where there is no master, and what `student_version` raises.
+    """
+    import nbformat
+
+    found = sorted(masters.glob("*.ipynb"))
+    if not found:
+        raise FileNotFoundError(f"masters: no notebook in {masters}")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for path in found:
+        student = student_version(nbformat.read(path, as_version=nbformat.NO_CONVERT))
+        written.append(folder / path.name)
+        written[-1].write_text(nbformat.writes(student) + "\n", encoding="utf-8")
+    return written
+
+
+def main() -> int:
+    """Write all exercises."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_edu.exercises", description=main.__doc__)
+    parser.add_argument("--masters", type=Path, default=REPOSITORY / "solutions")
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "exercises")
+    options = parser.parse_args()
+    for path in write_exercises(options.masters, options.output):
+        print(path.name)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,234 @@
+"""The checks of the exercises: what they say of right, wrong, broken and unwritten answers."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_edu import checks
+from grpo_edu.checks.__main__ import misjudged, table
+from grpo_edu.checks.compare import difference
+from grpo_edu.checks.core import Exercise, Mistake, Part, attempt, call
+from grpo_edu.checks.feedback import NothingEarned
+
+KNOWN = checks.exercises()
+
+
+def doubled(x):
+    return 2 * x
+
+
+DOUBLE = Exercise(
+    "double",
+    doubled,
+    parts=(
+        Part("small", 2, lambda rng: call(torch.tensor([float(rng.randrange(3, 9)), 1.0]))),
+        Part("negative", 1, lambda rng: call(torch.tensor([-3.0, 1.0]))),
+    ),
+    mistakes=(
+        Mistake("it is squared", "Look at 3 and 9.", lambda x: x**2),
+        Mistake("the sign is lost", "Look at -3.", lambda x: 2 * x.abs()),
+    ),
+    right=(lambda x: x + x,),
+)
+
+
+# ---- every exercise of the course ----
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_right_answers_pass_and_each_mistake_is_named(name):
+    assert misjudged(KNOWN[name], range(3)) == []
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_an_exercise_has_enough_of_both(name):
+    exercise = KNOWN[name]
+    assert len(exercise.mistakes) >= 4 and len(exercise.right) >= 3
+    assert len({mistake.name for mistake in exercise.mistakes}) == len(exercise.mistakes)
+    assert getattr(checks, f"check_{name}") is exercise
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_an_unwritten_answer_fails_politely(name):
+    def stub(*args, **kwargs):
+        raise NotImplementedError
+
+    feedback = KNOWN[name](stub)
+    assert feedback.points == 0 and feedback.mistakes == ["not written yet"]
+    assert "Traceback" not in str(feedback) and "Not written yet" in str(feedback)
+
+
+def test_a_misjudged_answer_would_be_seen():
+    lenient = Exercise("double", doubled, DOUBLE.parts, (Mistake("none", "", doubled),), (lambda x: x,))
+    assert len(misjudged(lenient, range(1))) == 2
+    assert "| double | it is squared | 0 of 3 |" in table({"double": DOUBLE})
+
+
+def test_an_unknown_check_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="check_nothing"):
+        getattr(checks, "check_nothing")  # noqa: B009  as an attribute it would be a useless expression
+
+
+# ---- what a student reads ----
+
+
+def test_a_wrong_answer_is_shown_with_its_input_and_named():
+    feedback = DOUBLE(lambda x: x * x, seed=3)
+    first = random.Random("3 double small").randrange(3, 9)
+    text = str(feedback)
+    assert feedback.points == 0 and text.startswith("double: 0 of 3 points")
+    assert f"input    tensor([{first}., 1.])" in text
+    shown = re.findall(r"(?:expected|got) +tensor\(\[ *([0-9]+)\.", text)
+    assert shown[:2] == [str(2 * first), str(first * first)]
+    assert "looks like it is squared" in text and "hint: Look at 3 and 9." in text
+
+
+def test_a_mistake_is_known_by_what_it_does_not_by_how_it_is_written():
+    def numpy_population_std(rewards, num_generations):
+        groups = rewards.numpy().reshape(-1, num_generations)
+        centered = groups - groups.mean(axis=1, keepdims=True)
+        scaled = centered / (groups.std(axis=1, keepdims=True) + 1e-4)  # numpy's default: ddof = 0
+        scaled[(groups == groups[:, :1]).all(axis=1)] = 0
+        return torch.tensor(scaled.ravel())
+
+    feedback = checks.check_group_advantages(numpy_population_std, seed=1)
+    assert feedback.mistakes == ["the standard deviation divides by G"]
+
+
+def test_points_are_partial():
+    feedback = DOUBLE(lambda x: 2 * x.abs(), seed=0)
+    assert (feedback.points, feedback.max_points) == (2, 3)
+    assert [part.passed for part in feedback.parts] == [True, False]
+    assert feedback.mistakes == ["the sign is lost"]
+
+
+def test_an_unknown_mistake_shows_the_values_all_the_same():
+    feedback = DOUBLE(lambda x: 3 * x, seed=0)
+    assert feedback.mistakes == [] and "2 of 2 values differ" in str(feedback)
+
+
+def test_an_error_is_shown_with_the_line_of_the_student():
+    def broken(x):
+        return x @ torch.ones(7)  # a line of theirs
+
+    text = str(DOUBLE(broken, seed=0))
+    assert "raises RuntimeError" in text and "x @ torch.ones(7)" in text
+    assert "core.py" not in text
+
+
+def test_returning_nothing_is_said():
+    assert DOUBLE(lambda x: None, seed=0).mistakes == ["nothing is returned"]
+
+
+def test_changing_the_input_is_a_mistake_even_with_the_right_result():
+    def in_place(x):
+        return x.mul_(2)
+
+    assert DOUBLE(in_place, seed=0).mistakes == ["the input is changed in place"]
+
+
+def test_handing_in_something_else_than_a_function_is_refused():
+    with pytest.raises(TypeError, match="give the function itself, check_double\\(double\\)"):
+        DOUBLE(torch.ones(2))
+
+
+def test_html_holds_the_same_and_escapes_it():
+    def broken(x):
+        raise ValueError("<b>bold</b>")
+
+    page = DOUBLE(broken, seed=0)._repr_html_()
+    assert "<b>bold</b>" not in page and "&lt;b&gt;bold&lt;/b&gt;" in page
+    assert "✗" in page and "✓" in DOUBLE(doubled)._repr_html_()
+
+
+# ---- inputs ----
+
+
+def test_inputs_follow_the_seed_and_the_environment(monkeypatch):
+    seen = []
+
+    def note(x):
+        seen.append(x.tolist())
+        return 2 * x
+
+    DOUBLE(note, seed=5)
+    first, seen[:] = list(seen), []
+    DOUBLE(note, seed=5)
+    assert seen == first
+    monkeypatch.setenv("GRPO_EDU_CHECK_SEED", "5")
+    seen.clear()
+    assert DOUBLE(note).seed == 5 and seen == first
+    monkeypatch.delenv("GRPO_EDU_CHECK_SEED")
+    assert DOUBLE(note).seed != DOUBLE(note).seed
+
+
+def test_a_pasted_answer_fails_on_other_inputs():
+    pasted = {3: torch.tensor([6.0, 2.0])}
+    assert DOUBLE(lambda x: pasted.get(int(x[0]), torch.zeros(2)), seed=1).points == 0
+
+
+def test_the_random_state_of_the_notebook_is_left_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    attempt(lambda: torch.rand(100), call())
+    assert torch.equal(torch.rand(1), expected)
+
+
+# ---- points for nbgrader ----
+
+
+def test_grade_returns_points_and_raises_one_line_where_there_are_none(capsys):
+    assert DOUBLE(doubled).grade() == 3
+    with pytest.raises(NothingEarned, match="double: 0 of 3 points so far") as caught:
+        DOUBLE(lambda x: x * x).grade()
+    assert caught.value._render_traceback_() == ["double: 0 of 3 points so far."]
+    assert "looks like it is squared" in capsys.readouterr().out
+
+
+def test_nbgrader_reads_these_points():
+    utils = pytest.importorskip("nbgrader.utils", reason="nbgrader is not installed (extra classroom)")
+    from nbformat.v4 import new_code_cell, new_output
+
+    def points_of(output):
+        metadata = {"nbgrader": {"grade": True, "solution": False, "points": 3, "grade_id": "x", "schema_version": 3}}
+        return utils.determine_grade(new_code_cell("", metadata=metadata, outputs=[output]))
+
+    assert points_of(new_output("execute_result", {"text/plain": repr(DOUBLE(lambda x: 2 * x.abs()).grade())})) == (
+        2,
+        3,
+    )
+    assert points_of(new_output("error", ename="NothingEarned", evalue="", traceback=[])) == (0, 3)
+
+
+# ---- comparing ----
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "found"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 1e-7]), None),
+        (torch.tensor([[1.0]]), torch.tensor([1.0]), "the shape is (1, 1), not (1,)"),
+        (torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), "it holds whole numbers (torch.int64), not floating-point"),
+        (torch.tensor([1.0, 9.0]), torch.tensor([1.0, 2.0]), "1 of 2 values differ"),
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), None),
+        ([1.0], torch.tensor([1.0]), "it is a list, not a tensor"),
+        (torch.tensor(2.0), 2.0, None),
+        (np.float32(2.0), 2.0, None),
+        (True, 1.0, "it is a truth value, not a number"),
+        ("2", 2.0, "it is a text, not a number"),
+        (1.0, True, "it is a number, not a truth value"),
+        (None, "a", "it is None, not a text"),
+        ([1, 2], [1, 2, 3], "it has 2 entries, not 3"),
+        ((1.0, None), [1.0, None], None),
+        ([1.0, 0.0], [1.0, None], "in place 1 it is a number, not None"),
+        ({"a": 1.0}, {"a": 2.0}, "under 'a' the value is another one"),
+        ({"b": 1.0}, {"a": 1.0}, "its keys are ['b'], not ['a']"),
+    ],
+)
+def test_differences_in_words(got, expected, found):
+    said = difference(got, expected)
+    assert said is None if found is None else said.startswith(found)

@@ -1,0 +1,102 @@
+"""Masters and student versions: generated alike, free of solutions, and both run as a student or a grader runs them."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from grpo_edu.exercises import main, student_version, write_exercises
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+NAMES = sorted(path.stem for path in (REPOSITORY / "solutions").glob("*.ipynb"))
+
+
+def read(folder, name):
+    return nbformat.read(REPOSITORY / folder / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
+
+
+def nbgrader_or_skip():
+    pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
+
+
+def test_there_are_masters_and_a_student_version_of_each():
+    assert NAMES
+    assert NAMES == sorted(path.stem for path in (REPOSITORY / "exercises").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_student_version_is_what_the_master_gives(name):
+    nbgrader_or_skip()
+    assert nbformat.writes(student_version(read("solutions", name))) == nbformat.writes(read("exercises", name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_line_of_a_solution_is_left(name):
+    solutions = [cell.source for cell in read("solutions", name).cells if cell.metadata.nbgrader.solution]
+    lines = {
+        line.strip()
+        for source in solutions
+        for block in re.findall(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", source, re.S)
+        for line in block.splitlines()
+        if len(line.strip()) > 12
+    }
+    student = "\n".join(cell.source for cell in read("exercises", name).cells)
+    assert lines and not [line for line in lines if line in student]
+    assert "BEGIN SOLUTION" not in student and "nbgrader" not in student
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_points_in_the_text_are_those_of_the_checks(name):
+    from grpo_edu.checks import exercises
+
+    master = read("solutions", name)
+    for cell in master.cells:
+        if cell.metadata.nbgrader.grade:
+            checked = re.fullmatch(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)", cell.source)
+            assert checked and checked[1] == checked[2]
+            assert cell.metadata.nbgrader.points == exercises()[checked[1]].max_points
+    total = sum(cell.metadata.nbgrader.points for cell in master.cells if cell.metadata.nbgrader.grade)
+    assert f"Together: {total} points." in master.cells[0].source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("folder", "share"), [("solutions", 1), ("exercises", 0)])
+@pytest.mark.parametrize("name", NAMES)
+def test_masters_get_all_points_and_stubs_none(name, folder, share):
+    notebook = read(folder, name)
+    NotebookClient(notebook, timeout=120, allow_errors=True, kernel_name="python3").execute()
+    for cell in notebook.cells:
+        if cell.metadata.nbgrader.grade:
+            last = cell.outputs[-1]
+            if share:
+                assert (
+                    last.output_type == "execute_result"
+                    and int(last.data["text/plain"]) == cell.metadata.nbgrader.points
+                )
+            else:
+                assert last.output_type == "error" and last.ename == "NothingEarned" and len(last.traceback) == 1
+
+
+def test_a_solution_without_its_end_is_refused(tmp_path):
+    nbgrader_or_skip()
+    broken = read("solutions", NAMES[0])
+    cell = next(cell for cell in broken.cells if cell.metadata.nbgrader.solution)
+    cell.source = cell.source.replace("### END SOLUTION", "")
+    with pytest.raises(ValueError, match="cannot be converted"):
+        student_version(broken)
+
+
+def test_a_folder_without_masters_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no notebook"):
+        write_exercises(tmp_path, tmp_path / "out")
+
+
+def test_the_command_writes_what_is_in_the_repository(tmp_path, monkeypatch, capsys):
+    nbgrader_or_skip()
+    monkeypatch.setattr("sys.argv", ["exercises", "--output", str(tmp_path)])
+    assert main() == 0
+    for name in NAMES:
+        assert (tmp_path / f"{name}.ipynb").read_text() == (REPOSITORY / "exercises" / f"{name}.ipynb").read_text()
+    assert capsys.readouterr().out.split() == [f"{name}.ipynb" for name in NAMES]
