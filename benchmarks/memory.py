@@ -107,6 +107,8 @@ def run_case(case: dict, folder: Path, steps: int = 2) -> dict:
 
 def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
     """Load the model and make the steps as `grpo_edu.train` does; an estimate for each, and the last one's seconds."""
+    import torch
+
     from grpo_edu.adapters import add_lora
     from grpo_edu.config import GRPOConfig
     from grpo_edu.micro_batches import MicroBatches
@@ -133,7 +135,8 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
         batch = score_rollout(rollout, problems, [sum_of_ids], config)
         update_policy(model, batch, optimizer, config, passes=passes)
         seconds = time.perf_counter() - started
-        file_bytes = None if is_tiny else (folder / "model.safetensors").stat().st_size
+        converted = not is_tiny and model.dtype != torch.bfloat16
+        file_bytes = (folder / "model.safetensors").stat().st_size if converted else 0
         estimates += [estimate_of(part, model, batch, config, file_bytes) for part in passes.cut(batch)]
     return estimates, seconds
 

@@ -90,7 +90,8 @@ class MemoryEstimate:
     cache: keys and values of the rollout, with the logits that tokens are drawn from.
     activations: what the forward pass keeps for the backward pass. logits: of the completion tokens in one chunk.
     scratch: what an optimizer step needs for a moment.
-    loading: of the weights and of the file that they are read from, whose pages are mapped until all are copied.
+    loading: of the weights and, where they are converted, of the file that they are read from. A file with the weights'
+        own dtype is mapped, not copied.
     """
 
     weights: int
@@ -127,7 +128,7 @@ def estimate_memory(
     completion_length: int | None = None,
     row_length: int | None = None,
     prompts_per_pass: int | None = None,
-    file_bytes: int | None = None,
+    file_bytes: int = 0,
 ) -> MemoryEstimate:
     """What a run of `grpo_edu.train` needs, by the shapes of its model and batch.
 
@@ -143,7 +144,7 @@ def estimate_memory(
         row_length: tokens of a prompt and its G completions, common beginnings counted once (`grpo_edu.packing`);
             None: they share nothing but the prompt, P + G · (C − 1).
         prompts_per_pass: groups in one forward pass; None: as the config cuts the batch.
-        file_bytes: of the file that the weights are loaded from; None: as many as the weights have.
+        file_bytes: of the file that the weights are loaded from where it has another dtype, bfloat16 for float32 say.
 
     Raises:
         ValueError: a length below 1.
@@ -173,7 +174,7 @@ def estimate_memory(
         activations=activation_bytes(shape, groups, width, recompute=config.gradient_checkpointing),
         logits=logits_bytes(shape, config, predictions),
         scratch=2 * shape.largest,
-        loading=shape.weights + (shape.weights if file_bytes is None else file_bytes),
+        loading=shape.weights + file_bytes,
     )
 
 

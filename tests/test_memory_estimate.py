@@ -99,10 +99,10 @@ def test_the_worst_stage_is_the_peak():
     assert MemoryEstimate(**{**parts, "weights": 7}, **{**stages, "loading": 14}).peak == 14  # instead of, not beside
 
 
-def test_loading_counts_the_file_and_the_copy():
+def test_loading_counts_a_file_that_is_converted():
     model, config = load_policy("tiny")[0], GRPOConfig()
     weights = sum(weight.nbytes for weight in model.parameters())
-    assert estimate_memory(model, config, prompt_length=8).loading == 2 * weights
+    assert estimate_memory(model, config, prompt_length=8).loading == weights  # mapped as they stand in the file
     assert estimate_memory(model, config, prompt_length=8, file_bytes=100).loading == weights + 100
 
 
