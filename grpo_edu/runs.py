@@ -96,7 +96,7 @@ def run_training(
     greedy = seconds < GREEDY_BUDGET if greedy is None else greedy
     greedy_before = test(temperature=0.0) if greedy else None
 
-    description = _description(model, data, data_path, functions, config, n, command)
+    description = describe_run(model, data, data_path, functions, config, n, command)
     description |= {"backend": backend, "dtype": dtype}
     training = _backend(backend)(policy, tokenizer, problems, functions, config)
     history, stopped = _record(training, config.max_steps, folder, description, progress)
@@ -189,7 +189,7 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
     return call(), time.perf_counter() - started
 
 
-def _description(
+def describe_run(
     model: str | Path,
     data: Sequence[str],
     data_path: str | Path | None,

@@ -1,0 +1,31 @@
+"""Dashboards to touch: ipywidgets around the package's own functions and figures, for notebooks and `grpo-edu app`.
+
+No other part of the package imports ipywidgets. Each dashboard is a widget: the last line of a cell shows it. Where
+there are no widgets (a PDF, GitHub, a test) the same picture stands with a caption.
+"""
+
+from importlib import import_module
+
+_HOMES = {
+    "AdvantageExplorer": "advantages",
+    "ForgettingDashboard": "forgetting",
+    "HardwareMonitor": "hardware",
+    "ObjectiveExplorer": "objective",
+    "QuantizationExplorer": "quantization",
+    "RewardLab": "rewards",
+    "RunComparer": "runs",
+    "TrainingDashboard": "training",
+}
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str):
+    """Import the module that holds a dashboard and hand the dashboard out."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'grpo_edu.dashboards' has no attribute {name!r}")
+    return getattr(import_module(f"grpo_edu.dashboards.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,82 @@
+"""Rewards of one group under the hand, and the advantages that they become."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ipywidgets as widgets
+import torch
+
+from grpo_edu.advantages import group_advantages, tie_probability
+from grpo_edu.config import SCALE_REWARDS
+from grpo_edu.dashboards.base import STYLE, Explorer, choice, slider
+from grpo_edu.figures_advantages import group_dots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LARGEST = 16
+
+
+class AdvantageExplorer(Explorer):
+    """One group: its rewards by sliders, or so many right ones of G; the advantages, and how often groups tie.
+
+    Args:
+        num_generations: G to begin with, from 2 to 16.
+
+    >>> explorer = AdvantageExplorer(num_generations=4)
+    >>> explorer.success.value = 0.5
+    >>> explorer.rewards()
+    [1.0, 1.0, 0.0, 0.0]
+    """
+
+    def __init__(self, num_generations: int = 8) -> None:
+        self.source = choice("Rewards", ("success rate", "sliders"), "where the rewards come from")
+        self.size = slider(widgets.IntSlider, "G, completions", num_generations, 2, _LARGEST, 1, "size of the group")
+        self.success = slider(widgets.FloatSlider, "success rate p", 0.25, 0.0, 1.0, 0.01,
+                              "chance that one completion is right")  # fmt: skip
+        self.scaling = choice("scale_rewards", SCALE_REWARDS, "what the centered rewards are divided by")
+        self.sliders = [
+            widgets.FloatSlider(value=float(row == 0), min=0, max=2, step=0.1, description=f"reward {row}", style=STYLE)
+            for row in range(_LARGEST)
+        ]
+        self._show_sliders()
+        about = "Move a control: rewards on the left become advantages on the right."
+        controls = [self.source, self.size, self.success, self.scaling, *self.sliders]
+        super().__init__("Advantages of one group", controls, about)
+
+    def rewards(self) -> list[float]:
+        """G rewards: of the sliders, or round(p · G) ones and zeros for the rest."""
+        size = self.size.value
+        if self.source.value == "sliders":
+            return [control.value for control in self.sliders[:size]]
+        right = round(self.success.value * size)
+        return [1.0] * right + [0.0] * (size - right)
+
+    def draw(self) -> tuple[Figure, str]:
+        """Rewards and advantages of the group."""
+        rewards, scaling = torch.tensor(self.rewards()), self.scaling.value
+        self.advantages = group_advantages(rewards, self.size.value, scale_rewards=scaling).tolist()
+        figure = group_dots(rewards, self.size.value, scale_rewards=scaling)
+        numbers = ", ".join(f"{value:.2f}" for value in self.advantages)
+        return figure, f"{self.size.value} rewards and their advantages: {numbers}"
+
+    def words(self) -> str:
+        """Whether the group ties, and how often groups with this success rate do."""
+        size, chance = self.size.value, self.success.value
+        tied = len(set(self.rewards())) == 1
+        first = "All rewards are equal: this group has no gradient." if tied else "This group has a gradient."
+        if self.source.value == "sliders":
+            return first
+        share = tie_probability(chance, size)
+        return f"{first} Of groups with p = {chance:.2f}, p^G + (1 − p)^G = {share:.3f} tie."
+
+    def _show_sliders(self) -> None:
+        by_hand = self.source.value == "sliders"
+        self.success.disabled = by_hand
+        for row, control in enumerate(self.sliders):
+            control.layout.display = None if by_hand and row < self.size.value else "none"
+
+    def _changed(self, change: dict) -> None:
+        self._show_sliders()
+        super()._changed(change)

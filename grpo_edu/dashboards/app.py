@@ -1,0 +1,52 @@
+"""What the web app shows: all dashboards as tabs. `grpo-edu app` serves it through Voilà, which runs no typed code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ipywidgets as widgets
+
+from grpo_edu.dashboards import (
+    AdvantageExplorer,
+    HardwareMonitor,
+    ObjectiveExplorer,
+    QuantizationExplorer,
+    RewardLab,
+    RunComparer,
+    TrainingDashboard,
+)
+
+RUNS = "GRPO_EDU_APP_RUNS"  # the folder of the runs
+_TABS = {
+    "Train": lambda: TrainingDashboard(parent=_runs()),
+    "Rewards": RewardLab,
+    "Advantages": AdvantageExplorer,
+    "Objective": ObjectiveExplorer,
+    "Runs": lambda: RunComparer(_runs()),
+    "Quantization": QuantizationExplorer,
+    "Hardware": HardwareMonitor,
+}
+
+
+class App(widgets.Tab):
+    """Every dashboard in a tab of its own, made when it is first opened."""
+
+    def __init__(self) -> None:
+        super().__init__([widgets.VBox() for _ in _TABS], titles=list(_TABS))
+        self.observe(lambda change: self.open(change["new"]), "selected_index")
+        self.selected_index = 0
+        self.open(0)
+
+    def open(self, number: int) -> None:
+        """Make the dashboard of a tab unless it is there; the stored runs are read anew each time."""
+        name, place = list(_TABS)[number], self.children[number]
+        if not place.children or name == "Runs":
+            place.children = (_TABS[name](),)
+
+    def __repr__(self) -> str:
+        return "<App>"
+
+
+def _runs() -> Path:
+    return Path(os.environ.get(RUNS, "runs"))

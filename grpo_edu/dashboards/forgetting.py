@@ -1,0 +1,95 @@
+"""The accuracy matrix over the stages of a curriculum, by method and strength, beside no protection at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_edu.dashboards.base import Explorer, choice
+from grpo_edu.figures_continual import matrix_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class ForgettingDashboard(Explorer):
+    """What was kept of each task after each stage: choose curriculum, method and strength (λ for EWC).
+
+    Args:
+        study: the result of `python -m benchmarks.curriculum`, or the path of its JSON file.
+
+    Raises:
+        ValueError: a study without runs; OSError: a file that cannot be read.
+
+    >>> run = {"curriculum": "two", "seed": 0, "tasks": ["a", "b"], "num_problems": [10, 10],
+    ...        "solved": [[5, 1], [9, 2], [3, 8]]}
+    >>> board = ForgettingDashboard({"runs": [{**run, "arm": "none"}, {**run, "arm": "ewc 100"}]})
+    >>> board.method.value, board.strength.value
+    ('ewc', '100')
+    """
+
+    def __init__(self, study: Mapping[str, Any] | str | Path) -> None:
+        if isinstance(study, (str, Path)):
+            study = json.loads(Path(study).read_text(encoding="utf-8"))
+        self.runs = list(study["runs"])
+        if not self.runs:
+            raise ValueError("study: holds no runs; make them with python -m benchmarks.curriculum")
+        names = dict.fromkeys(run["curriculum"] for run in self.runs)
+        self.curriculum = choice("Curriculum", names, "the stages, one after the other")
+        self.method = choice("Method", [""], "what holds on to earlier tasks")
+        self.strength = choice("Strength (λ)", [""], "λ of EWC and L2, share of replay, β of the KL")
+        self._fill_methods()
+        about = "Left without protection, right with the chosen one; framed: a stage's own task."
+        super().__init__("Forgetting", [self.curriculum, self.method, self.strength], about)
+
+    def matrix(self, arm: str) -> list[list[float]]:
+        """(T + 1) × T shares of problems solved, the mean over the seeds of an arm."""
+        runs = [run for run in self.runs if (run["curriculum"], run["arm"]) == (self.curriculum.value, arm)]
+        shares = [[[k / n for k, n in zip(row, run["num_problems"], strict=True)] for row in run["solved"]]
+                  for run in runs]  # fmt: skip
+        return [[sum(cells) / len(cells) for cells in zip(*rows, strict=True)] for rows in zip(*shares, strict=True)]
+
+    def draw(self) -> tuple[Figure, str]:
+        """Both matrices side by side."""
+        arm, tasks = self._arm(), self._some_run()["tasks"]
+        self.arms = [name for name in dict.fromkeys(("none", arm)) if name in self._arms()]
+        figure = matrix_figure({name: self.matrix(name) for name in self.arms}, tasks)
+        ends = [f"{name}: " + ", ".join(f"{100 * share:.0f}" for share in self.matrix(name)[-1]) for name in self.arms]
+        return figure, f"Problems solved (%) of {', '.join(tasks)} after the last stage. {'; '.join(ends)}"
+
+    def words(self) -> str:
+        """How much of the earlier tasks was lost, by arm."""
+        from grpo_edu.forgetting import forgetting
+
+        lost = [f"{name} {100 * forgetting(self.matrix(name)):.0f} points" for name in self.arms]
+        seeds = len({run["seed"] for run in self.runs if run["arm"] == self._arm()})
+        return f"Forgotten, mean over {seeds} seeds: {'; '.join(lost)}."
+
+    def _arms(self) -> list[str]:
+        return list(dict.fromkeys(run["arm"] for run in self.runs if run["curriculum"] == self.curriculum.value))
+
+    def _arm(self) -> str:
+        return f"{self.method.value} {self.strength.value}".strip()
+
+    def _some_run(self) -> dict[str, Any]:
+        return next(run for run in self.runs if run["curriculum"] == self.curriculum.value)
+
+    def _fill_methods(self) -> None:
+        methods = dict.fromkeys(arm.partition(" ")[0] for arm in self._arms())
+        self.method.options = sorted(methods, key=lambda name: name == "none")
+        self._fill_strengths()
+
+    def _fill_strengths(self) -> None:
+        """Only strengths that were run can be chosen."""
+        parts = [arm.partition(" ") for arm in self._arms()]
+        self.strength.options = [strength for method, _, strength in parts if method == self.method.value]
+
+    def _changed(self, change: dict) -> None:
+        if change["owner"] is getattr(self, "curriculum", None):
+            self._fill_methods()
+        elif change["owner"] is self.method:
+            self._fill_strengths()
+        if self._arm() in self._arms():  # while the lists are being filled, a choice may not be there yet
+            super()._changed(change)

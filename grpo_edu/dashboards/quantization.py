@@ -1,0 +1,114 @@
+"""A real weight matrix under fewer bits: its histogram, its error, its size, and what a product takes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import ipywidgets as widgets
+import torch
+from torch import Tensor, nn
+
+from grpo_edu.dashboards.base import Explorer, choice, slider
+from grpo_edu.figure_style import LEGEND, look, panel_grid, style_axes
+from grpo_edu.quantized_layers import DynamicInt8Linear, Int8Linear
+from grpo_edu.quantized_numbers import QuantizedTensor, quantize, relative_error
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+_SCALES = ("one for all", "one a row", "one for 32 neighbors")
+
+
+class QuantizationExplorer(Explorer):
+    """Bits, symmetric or affine, and how far a scale reaches, on a weight matrix of a real model.
+
+    Args:
+        model: a causal language model; the tiny one where left out.
+
+    >>> from torch import nn
+    >>> explorer = QuantizationExplorer(nn.Sequential(nn.Linear(32, 16)))
+    >>> explorer.bits.value = 2
+    >>> explorer.error() > 0.1
+    True
+    """
+
+    def __init__(self, model: PreTrainedModel | nn.Module | None = None) -> None:
+        if model is None:
+            from grpo_edu.models import load_policy
+
+            model, _ = load_policy("tiny")
+        self.weights = {
+            name: layer.weight.detach().float() for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
+        }
+        self.bits = slider(widgets.IntSlider, "bits", 8, 2, 8, 1, "of a stored number")
+        self.kind = choice("Grid", ("symmetric", "affine"), "with zero in the middle, or from smallest to largest")
+        self.scales = choice("Scale", _SCALES, "how many numbers share a scale")
+        self.matrix = choice("Matrix", self.weights, "a weight of the model")
+        self.measure = widgets.Button(description="Time a product", tooltip="float32 against the int8 kernels")
+        self.measure.on_click(self._measure)
+        self.timed = widgets.HTML()
+        controls = [self.matrix, self.bits, self.kind, self.scales, self.measure, self.timed]
+        super().__init__("Quantization", controls, "Fewer bits: a coarser grid, a larger error, a smaller file.")
+
+    def weight(self) -> Tensor:
+        """The chosen matrix."""
+        return self.weights[self.matrix.value]
+
+    def quantized(self) -> QuantizedTensor:
+        """The chosen matrix on the chosen grid."""
+        where = {"one a row": {"dim": 0}, "one for 32 neighbors": {"group_size": 32}}.get(self.scales.value, {})
+        return quantize(self.weight(), bits=self.bits.value, symmetric=self.kind.value == "symmetric", **where)
+
+    def error(self) -> float:
+        """The relative error of the matrix."""
+        return relative_error(self.weight(), self.quantized().dequantize())
+
+    def stored(self) -> float:
+        """Bytes: the numbers at their bits, a float32 for each scale, and one for each zero point of an affine grid."""
+        parts = self.quantized()
+        affine = self.kind.value == "affine"
+        return parts.q.numel() * self.bits.value / 8 + 4 * parts.scale.numel() * (1 + affine)
+
+    def draw(self) -> tuple[Figure, str]:
+        """Left the weights before and after, right what was lost."""
+        weight = self.weight()
+        after = self.quantized().dequantize()
+        figure, (left, right) = panel_grid(2, height=3.0)
+        style_axes(left, "Weights", "numbers", "value")
+        style_axes(right, "Error", "numbers", "value after − before")
+        left.hist(weight.flatten().numpy(), bins=80, color=look(0)["color"], label="float32")
+        left.hist(after.flatten().numpy(), bins=80, histtype="step", color=look(1)["color"], label="on the grid")
+        left.legend(loc="upper right", **LEGEND)
+        right.hist((after - weight).flatten().numpy(), bins=80, color=look(2)["color"])
+        return figure, (
+            f"Histogram of {self.matrix.value} at {self.bits.value} bits, {self.kind.value}, {self.scales.value}: "
+            f"relative error {self.error():.2%}"
+        )
+
+    def words(self) -> str:
+        """Error and size."""
+        before, after = 4 * self.weight().numel(), self.stored()
+        return (
+            f"Relative error {self.error():.2%}. {before:,} → {after:,.0f} bytes, {before / after:.1f} times smaller."
+        )
+
+    def _measure(self, button: object = None) -> None:
+        """Microseconds of one product of a row with the matrix, the median of 50."""
+        layer = nn.Linear(self.weight().shape[1], self.weight().shape[0], bias=False)
+        layer.weight.data.copy_(self.weight())
+        x = torch.ones(8, self.weight().shape[1])
+        layers = {"float32": layer, "int8-dynamic": DynamicInt8Linear(layer), "int8-weight": Int8Linear.of(layer)}
+        self.times = {name: _median_seconds(module, x) for name, module in layers.items()}
+        self.timed.value = ", ".join(f"{name} {1e6 * seconds:.0f} µs" for name, seconds in self.times.items())
+
+
+def _median_seconds(module: nn.Module, x: Tensor) -> float:
+    seconds = []
+    with torch.no_grad():
+        for _ in range(50):
+            started = time.perf_counter()
+            module(x)
+            seconds.append(time.perf_counter() - started)
+    return sorted(seconds)[25]

@@ -1,0 +1,213 @@
+"""A GRPO run under the hand: choose, start, pause, resume, stop, look at the curves, and keep the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ipywidgets as widgets
+
+from grpo_edu.config import LOSS_TYPES, GRPOConfig
+from grpo_edu.dashboards.base import STYLE, WIDE, Dashboard, choice, say_html, slider
+from grpo_edu.dashboards.training_run import TrainingRun
+from grpo_edu.dashboards.worker import RunSlot, Stopped, Worker, words_of
+from grpo_edu.figures import accuracy_comparison, training_curves
+from grpo_edu.figures_evaluation import interval_rows
+from grpo_edu.run_inputs import DATA, REWARDS
+
+if TYPE_CHECKING:
+    from grpo_edu.session import Session
+
+_DRAWING = 0.04  # share of the training's time that its pictures may take
+
+
+class TrainingDashboard(Dashboard):
+    """Settings, buttons, live curves and samples of a run of `grpo_edu.train`, judged before and after.
+
+    The work is in a thread of its own. A picture is drawn whenever all pictures together have taken less than 4% of
+    the training's time; the line of numbers follows every step.
+
+    Args:
+        models: what can be chosen: shipped names, folders, those of earlier runs.
+        rewards: name → function; those of `grpo_edu.rewards` where left out.
+        parent: where Save makes the run's folder.
+
+    >>> board = TrainingDashboard()
+    >>> board.steps.value = 5
+    >>> board.config().max_steps
+    5
+    """
+
+    def __init__(
+        self,
+        models: Sequence[str] = ("tiny",),
+        *,
+        rewards: Mapping[str, Callable] | None = None,
+        parent: str | Path = "runs",
+    ) -> None:
+        self.functions, self.parent = dict(rewards or REWARDS), Path(parent)
+        self.model = choice("Model", models, "what is trained; its file stays as it is")
+        self.data = _several("Problems", [name for name in DATA if name != "gsm8k"], ("basic",))
+        self.rewards = _several("Rewards", list(self.functions), (next(iter(self.functions)),))
+        whole, log = widgets.IntSlider, widgets.FloatLogSlider
+        self.generations = slider(whole, "G (num_generations)", 8, 2, 16, 1, "completions a prompt")
+        self.prompts = slider(whole, "prompts a step", 8, 1, 32, 1, "different problems a step")
+        self.steps = slider(whole, "steps", 30, 1, 200, 1, "max_steps")
+        self.length = slider(whole, "longest completion", 96, 16, 256, 8, "tokens")
+        self.rate = slider(log, "learning rate", 1e-4, -6, -2, 0.1, "of AdamW", base=10)
+        self.beta = slider(widgets.FloatSlider, "β (beta)", 0.0, 0.0, 1.0, 0.01, "weight of the KL; with 0 no KL")
+        self.loss_type = choice("loss_type", LOSS_TYPES, "cispo goes with epsilon_high = 5")
+        self.seed = slider(whole, "seed", 0, 0, 99, 1, "order of problems and every sample")
+        self.heldout = slider(whole, "held-out problems", 60, 20, 300, 20, "for accuracy before and after")
+        self.every = slider(whole, "judge every … steps", 10, 0, 50, 1, "on 20 held-out problems; 0: never")
+        self.settings = [self.model, self.data, self.rewards, self.generations, self.prompts, self.steps, self.length,
+                         self.rate, self.beta, self.loss_type, self.seed, self.heldout, self.every]  # fmt: skip
+        self.start, self.pause, self.stop, self.save = (
+            widgets.Button(description=name, tooltip=tip, disabled=number > 0)
+            for number, (name, tip) in enumerate(
+                {"Start": "train from the model as it was loaded", "Pause": "hold after this step; again to go on",
+                 "Stop": "end after this step", "Save": "keep model, metrics and accuracies in a folder"}.items()
+            )
+        )  # fmt: skip
+        for button, act in zip((self.start, self.pause, self.stop, self.save),
+                               (self._start, self._pause, self._stop, self._save), strict=True):  # fmt: skip
+            button.on_click(act)
+        self.samples, self.judged = widgets.HTML(), widgets.HTML()
+        self.worker: Worker | None = None
+        self.run: TrainingRun | None = None
+        self._sessions: dict[str, Session] = {}
+        buttons = widgets.HBox([self.start, self.pause, self.stop, self.save])
+        about = "Choose, then press Start. Impossible settings are explained below."
+        super().__init__("A GRPO run", [*self.settings, buttons], about)
+        self.children = [*self.children, self.judged, self.samples]
+        self.say("Ready.")
+
+    def config(self) -> GRPOConfig:
+        """The settings as they stand; raises ValueError for an impossible combination."""
+        return GRPOConfig(
+            num_generations=self.generations.value,
+            prompts_per_step=self.prompts.value,
+            max_completion_length=self.length.value,
+            max_steps=self.steps.value,
+            learning_rate=self.rate.value,
+            beta=self.beta.value,
+            loss_type=self.loss_type.value,
+            epsilon_high=5.0 if self.loss_type.value == "cispo" else None,
+            scale_rewards="none" if self.loss_type.value == "dr_grpo" else "group",
+            seed=self.seed.value,
+        )
+
+    def close(self) -> None:
+        """End the work with the widget."""
+        if self.worker is not None:
+            self.worker.stop()
+        super().close()
+
+    def _start(self, button: object = None) -> None:
+        if self.worker is not None and self.worker.running:
+            return
+        try:
+            if not self.data.value or not self.rewards.value:
+                raise ValueError("choose at least one set of problems and one reward")
+            run = TrainingRun(
+                self.model.value, self.data.value, [self.functions[name] for name in self.rewards.value],
+                self.config(), heldout=self.heldout.value, every=self.every.value,
+            )  # fmt: skip
+        except ValueError as error:
+            self.say(str(error), wrong=True)
+            return
+        self.run = run
+        self.worker = Worker(self._work, self._ended)
+        self._switch(going=True)
+        self.samples.value = self.judged.value = self.picture.value = ""
+        self.say("Loading and judging the model as it is …")
+        self.worker.start()
+
+    def _work(self, worker: Worker) -> None:
+        from grpo_edu.session import Session
+
+        with RunSlot():
+            name = self.run.model_name
+            if name not in self._sessions:
+                self._sessions = {name: Session(name)}  # one model at a time in memory
+            for _ in self.run.go(self._sessions[name], worker):
+                self._tick()
+        self._tick(last=True)
+
+    def _tick(self, *, last: bool = False) -> None:
+        """After a step: the line of numbers, and a picture where there is time for one."""
+        run = self.run
+        self.message.value = say_html(run.words())
+        if last or run.drawing.seconds + run.drawing.last <= _DRAWING * run.training_seconds:
+            self._draw()
+
+    def _draw(self) -> None:
+        """Curves, samples and the accuracy on the way."""
+        run = self.run
+        with run.drawing:
+            self.show(training_curves(run.history), run.alt())
+            self.samples.value = run.samples_html()
+            if len(run.checks) > 1 and run.after is None:
+                self._show_checks()
+
+    def _show_checks(self) -> None:
+        counts = [check.k for check in self.run.checks.values()]
+        names = [f"step {step}" for step in self.run.checks]
+        trials = next(iter(self.run.checks.values())).n
+        figure = interval_rows({"held out": counts}, names, trials=trials, title="Accuracy on the way")
+        shares = ", ".join(f"{100 * count / trials:.0f}%" for count in counts)
+        self.judged.value = self.image(figure, f"Held-out accuracy on the way: {shares}")
+
+    def _ended(self, error: BaseException | None) -> None:
+        run = self.run
+        if run.after is not None:
+            self.judged.value = self.image(accuracy_comparison(run.before, run.after), run.verdict())
+            self.say(f"{run.words()} {run.verdict()}")
+        elif isinstance(error, Stopped):
+            self.say(f"Stopped. {run.words()}")
+        else:
+            run.failure = words_of(error)
+            self.say(f"The run failed after {len(run.history)} steps. {run.failure}", wrong=True)
+        self._switch(going=False)
+        if run.history and error is not None:
+            self._draw()
+
+    def _pause(self, button: object = None) -> None:
+        if self.pause.description == "Pause":
+            self.worker.pause()
+            self.pause.description = "Resume"
+            self.say(f"Paused. {self.run.words()}")
+        else:
+            self.pause.description = "Pause"
+            self.worker.resume()
+
+    def _stop(self, button: object = None) -> None:
+        if self.worker is not None and self.worker.running:
+            self.worker.stop()
+            self.stop.disabled = self.pause.disabled = True
+            self.say("Stopping after this step …")
+
+    def _save(self, button: object = None) -> None:
+        try:
+            folder = self.run.save(self._sessions[self.run.model_name], self.parent)
+        except (OSError, ValueError) as error:
+            self.say(str(error), wrong=True)
+            return
+        self.save.disabled = True
+        self.say(f"Saved in {folder}.")
+
+    def _switch(self, *, going: bool) -> None:
+        """What can be pressed: settings and Start at rest, Pause and Stop on the way, Save once there is a run."""
+        for control in (*self.settings, self.start):
+            control.disabled = going
+        self.pause.disabled = self.stop.disabled = not going
+        self.pause.description = "Pause"
+        self.save.disabled = going or not self.run.history
+
+
+def _several(label: str, options: Sequence[str], value: Sequence[str]) -> widgets.SelectMultiple:
+    return widgets.SelectMultiple(
+        options=options, value=value, description=label, rows=min(6, len(options)), style=STYLE,
+        layout=widgets.Layout(**WIDE), tooltip="several with Shift or Ctrl",
+    )  # fmt: skip

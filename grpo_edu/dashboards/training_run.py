@@ -1,0 +1,189 @@
+"""A run that a dashboard follows: what it was asked for, what has happened so far, and how to keep it. No widgets."""
+
+from __future__ import annotations
+
+import functools
+import html
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.dashboards.worker import Worker, cut_off
+from grpo_edu.figure_style import COLORS
+from grpo_edu.rewards import reward_name
+from grpo_edu.run_inputs import REWARDS, load_split
+
+if TYPE_CHECKING:
+    from grpo_edu.evaluation import Evaluation
+    from grpo_edu.session import Session
+
+_AT_ONCE = 20  # held-out problems between two places where the work can be left
+_REWARD_SECONDS = 20.0  # that a reward function of the user's own has for one batch
+
+
+class Stopwatch:
+    """Seconds spent inside, altogether and the last time; a context."""
+
+    def __init__(self) -> None:
+        self.seconds = self.last = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self.last = time.perf_counter() - self._began
+        self.seconds += self.last
+
+
+class TrainingRun:
+    """One run: `go` trains step by step, the other methods say and keep what came of it.
+
+    Args:
+        model_name: for `Session`. data: names of sets. functions: rewards with TRL's signature. config: settings.
+        heldout: problems to judge by. every: steps between two judgements on the first twenty; 0 for none.
+
+    Raises ValueError for problems that are too few.
+    """
+
+    def __init__(
+        self, model_name: str, data: Sequence[str], functions: Sequence[Callable], config: GRPOConfig, *,
+        heldout: int = 60, every: int = 10,
+    ) -> None:  # fmt: skip
+        self.model_name, self.data, self.config, self.every = model_name, tuple(data), config, every
+        self.functions = list(functions)
+        self.problems = load_split(self.data, "train")
+        self.heldout = load_split(self.data, "heldout", n=heldout)
+        self.history: list[dict[str, float]] = []
+        self.checks: dict[int, Evaluation] = {}
+        self.before: Evaluation | None = None
+        self.after: Evaluation | None = None
+        self.samples: tuple[str, list[tuple[str, float]]] = ("", [])
+        self.training_seconds, self.failure = 0.0, ""
+        self.drawing = Stopwatch()
+
+    def go(self, session: Session, worker: Worker) -> Iterator[dict[str, float]]:
+        """Judge, train, judge; yields the metrics of each step. Raises Stopped where the worker is told to stop."""
+        from grpo_edu.trainer import train
+
+        model, tokenizer = session.reset()
+        self.before = self._judge(model, tokenizer, worker)
+        self.checks[0] = _first(self.before, _AT_ONCE)
+        with closing(train(model, tokenizer, self.problems, self._watched(worker), self.config)) as training:
+            for metrics in training:
+                self.history.append(metrics)
+                self.training_seconds += metrics["step_time"]
+                if self.every and metrics["step"] % self.every == 0:
+                    self.checks[metrics["step"]] = self._judge(model, tokenizer, worker, _AT_ONCE)
+                yield metrics
+                worker.goes_on()
+        self.after = self._judge(model, tokenizer, worker)
+
+    def words(self) -> str:
+        """Where the run stands: steps, reward, speed, memory, time left."""
+        if not self.history:
+            return "No step is done yet."
+        from grpo_edu.memory import GIB, resident_bytes
+
+        done, last = len(self.history), self.history[-1]
+        speed = last["num_tokens"] / max(self.training_seconds, 1e-9)
+        left = (self.config.max_steps - done) * self.training_seconds / done
+        return (
+            f"Step {done} of {self.config.max_steps}: reward {last['reward']:.2f}, {speed:,.0f} tokens/s, "
+            f"{resident_bytes() / GIB:.2f} GiB, {left:.0f} s left."
+        )
+
+    def alt(self) -> str:
+        """The curves in words."""
+        first, last = self.history[0]["reward"], self.history[-1]["reward"]
+        return f"Curves over {len(self.history)} steps; the mean reward goes from {first:.2f} to {last:.2f}"
+
+    def verdict(self) -> str:
+        """Before against after, with interval and paired test."""
+        from grpo_edu.evaluation import compare
+
+        found = compare(self.before, self.after)
+        return (
+            f"Held-out accuracy {found.before:.0%} before, {found.after:.0%} after: "
+            f"{100 * found.difference:+.0f} points "
+            f"[{100 * found.low:+.0f}, {100 * found.high:+.0f}], exact McNemar p = {found.p_value:.2g}."
+        )
+
+    def samples_html(self) -> str:
+        """The last step's first group, each completion with its reward as a number and as the color of its bar."""
+        prompt, rows = self.samples
+        low, high = (min(value for _, value in rows), max(value for _, value in rows)) if rows else (0, 0)
+        lines = [f"<p><b>Samples:</b> {html.escape(prompt)}</p>"]
+        for text, value in rows:
+            color = (
+                COLORS[5] if low == high else COLORS[0] if value == high else COLORS[1] if value == low else COLORS[4]
+            )
+            lines.append(
+                f'<div style="border-left:6px solid {color};padding-left:8px;margin:3px 0;line-height:1.4">'
+                f"<b>{value:.2f}</b> {html.escape(text)}</div>"
+            )
+        return "".join(lines)
+
+    def save(self, session: Session, parent: Path) -> Path:
+        """Write the run's folder, as `run_training` does; returns it."""
+        from grpo_edu.metrics import RunLog
+        from grpo_edu.models import save_policy
+        from grpo_edu.run_folder import RunFolder
+        from grpo_edu.run_summary import RunResult, write_result
+        from grpo_edu.runs import describe_run
+
+        folder = RunFolder.unused(f"{Path(self.model_name).name}-dashboard-seed{self.config.seed}", parent=parent)
+        folder.check_room(sum(weight.nbytes for weight in session.model.parameters()))
+        description = describe_run(self.model_name, self.data, None, self.functions, self.config, len(self.heldout), "")
+        folder.claim({**description, "backend": "grpo_edu", "dtype": str(session.model.dtype).removeprefix("torch.")})
+        with RunLog(folder.metrics) as log:
+            for metrics in self.history:
+                log.append(metrics)
+        save_policy(session.model, session.tokenizer, folder.model)
+        stopped = self.after is None and not self.failure
+        write_result(folder, RunResult(
+            folder.path, self.config, description, self.history, self.before, self.after, None, None,
+            seconds=self.training_seconds, interrupted=stopped, failure=self.failure,
+        ))  # fmt: skip
+        return folder.path
+
+    def _judge(self, model, tokenizer, worker: Worker, count: int | None = None) -> Evaluation:
+        """An evaluation in parts, between which the work can be left."""
+        from grpo_edu.evaluation import Evaluation, evaluate
+
+        parts = []
+        for start in range(0, count or len(self.heldout), _AT_ONCE):
+            worker.goes_on()
+            chosen = self.heldout[start : start + _AT_ONCE]
+            length = self.config.max_completion_length
+            parts.append(evaluate(model, tokenizer, chosen, max_completion_length=length, seed=self.config.seed))
+        names = vars(parts[0])
+        return Evaluation(**{name: [row for part in parts for row in getattr(part, name)] for name in names})
+
+    def _watched(self, worker: Worker) -> list[Callable]:
+        """The rewards, which let the first group of a step be seen; those that are not the package's have a limit."""
+        return [self._watch(number, function, worker) for number, function in enumerate(self.functions)]
+
+    def _watch(self, number: int, function: Callable, worker: Worker) -> Callable:
+        limited = function not in REWARDS.values()
+
+        @functools.wraps(function, assigned=())
+        def watched(prompts, completions, **columns):
+            call = functools.partial(function, prompts=prompts, completions=completions, **columns)
+            rewards = cut_off(call, _REWARD_SECONDS, "the reward") if limited else call()
+            size = self.config.num_generations
+            old = [value for _, value in self.samples[1]] if number else [0.0] * size
+            values = [0.0 if value is None else float(value) for value in rewards[:size]]
+            rows = [(text, a + b) for text, a, b in zip(completions[:size], old, values, strict=True)]
+            self.samples = (prompts[0], rows)
+            return rewards
+
+        watched.__name__ = reward_name(function)
+        return watched
+
+
+def _first(evaluation: Evaluation, count: int) -> Evaluation:
+    """The first problems of an evaluation."""
+    return type(evaluation)(**{name: values[:count] for name, values in vars(evaluation).items()})

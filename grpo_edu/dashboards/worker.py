@@ -1,0 +1,164 @@
+"""Long work beside the page: a thread that can be paused and stopped, and whose error is kept and shown."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SLOTS = "GRPO_EDU_APP_SLOTS"  # "folder:number": at most so many runs at a time, over all viewers of the web app
+
+
+class Stopped(BaseException):
+    """The work was told to stop; no `except Exception` on its way holds it up."""
+
+
+class Worker:
+    """One piece of work in a thread of its own.
+
+    The work gets the worker and calls `goes_on` at places where it may be left: that waits while the work is paused
+    and raises `Stopped` once it shall end. `after(error)` is called in the thread when the work has ended, with None
+    or with what it raised.
+
+    >>> seen = []
+    >>> worker = Worker(lambda worker: seen.append(1), after=seen.append)
+    >>> worker.start()
+    >>> worker.join()
+    >>> seen
+    [1, None]
+    """
+
+    def __init__(self, work: Callable[[Worker], None], after: Callable[[BaseException | None], None]) -> None:
+        self._work, self._after = work, after
+        self._stop, self._go = threading.Event(), threading.Event()
+        self._go.set()
+        self._thread = threading.Thread(target=self._run, name="grpo_edu worker", daemon=True)
+        self.paused_seconds = 0.0
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the work to end at the next place where it may be left."""
+        self._stop.set()
+        self._go.set()
+
+    def pause(self) -> None:
+        """Hold the work at the next place where it may be left."""
+        self._go.clear()
+
+    def resume(self) -> None:
+        """Let paused work go on."""
+        self._go.set()
+
+    def goes_on(self) -> None:
+        """A place where the work may be held or left; raises Stopped where it shall end."""
+        if not self._go.is_set():
+            began = time.perf_counter()
+            self._go.wait()
+            self.paused_seconds += time.perf_counter() - began
+        if self._stop.is_set():
+            raise Stopped
+
+    def wait(self, seconds: float) -> None:
+        """Rest for so long, less where the work is to stop."""
+        self._stop.wait(seconds)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end."""
+        self._thread.join(timeout)
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is alive, paused or not."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        with _Keeping() as kept:
+            self._work(self)
+        self._after(kept.error)
+
+
+class _Keeping:
+    """A context that keeps what is raised inside."""
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> _Keeping:
+        return self
+
+    def __exit__(self, kind, error, traceback) -> bool:
+        self.error = error
+        return True
+
+
+def cut_off(call: Callable[[], Any], seconds: float, name: str) -> Any:
+    """What `call` returns, or its exception; TimeoutError after so many seconds.
+
+    The call runs in a thread that gets an exception when the time is over, so a loop in Python ends. One that waits
+    inside a C function is left behind, and ends with the program.
+
+    >>> cut_off(lambda: 2 + 3, 5, "sum")
+    5
+    """
+    result: list[Any] = []
+    ended: list[BaseException | None] = []
+    worker = Worker(lambda _: result.append(call()), after=ended.append)
+    worker.start()
+    worker.join(seconds)
+    if not ended:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker._thread.ident), ctypes.py_object(Stopped))
+        worker.join(1.0)
+        raise TimeoutError(f"{name} did not end within {seconds:g} seconds and was cut off")
+    if ended[0] is not None:
+        raise ended[0]
+    return result[0]
+
+
+class RunSlot:
+    """A place among the runs that may go on at a time; a context. Without a limit in the environment it is free.
+
+    A slot is a file with the number of its process; that of a process which is gone is free again.
+
+    Raises RuntimeError where all are taken.
+    """
+
+    def __enter__(self) -> RunSlot:
+        import psutil
+
+        self._file: Path | None = None
+        place, _, number = os.environ.get(SLOTS, "").rpartition(":")
+        if not place:
+            return self
+        for slot in range(int(number)):
+            file = Path(place) / f"slot{slot}"
+            owner = _owner(file)
+            if owner is not None and not psutil.pid_exists(owner):
+                file.unlink(missing_ok=True)
+            try:
+                with file.open("x") as opened:
+                    opened.write(str(os.getpid()))
+            except FileExistsError:
+                continue
+            self._file = file
+            return self
+        raise RuntimeError(f"{number} runs are going on, which is the most this server allows; try again later")
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+def _owner(file: Path) -> int | None:
+    text = file.read_text() if file.is_file() else ""
+    return int(text) if text.isdigit() else None
+
+
+def words_of(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

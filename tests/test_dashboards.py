@@ -1,0 +1,323 @@
+"""The dashboards without a browser: each control changes what it claims to, and bad choices are explained."""
+
+import time
+
+import ipywidgets as widgets
+import pytest
+import torch
+from small_policy import save_small_policy
+from torch import nn
+
+from grpo_edu.dashboards import (
+    AdvantageExplorer,
+    ForgettingDashboard,
+    HardwareMonitor,
+    ObjectiveExplorer,
+    QuantizationExplorer,
+    RewardLab,
+    RunComparer,
+    TrainingDashboard,
+)
+
+STUDY = {
+    "runs": [
+        {"curriculum": "two", "arm": arm, "seed": 0, "tasks": ["a", "b"], "num_problems": [10, 10], "solved": solved}
+        for arm, solved in {
+            "none": [[5, 1], [9, 2], [3, 8]],
+            "ewc 10": [[5, 1], [9, 2], [6, 8]],
+            "ewc 100": [[5, 1], [9, 2], [9, 4]],
+            "l2 1": [[5, 1], [9, 2], [7, 7]],
+        }.items()
+    ]
+    + [
+        {"curriculum": "other", "arm": "none", "seed": 0, "tasks": ["c", "d"], "num_problems": [10, 10],
+         "solved": [[0, 0], [10, 0], [5, 10]]},
+    ]
+}  # fmt: skip
+
+
+def quantization():
+    torch.manual_seed(0)
+    return QuantizationExplorer(nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 32)))
+
+
+def by_hand():
+    explorer = AdvantageExplorer(4)
+    explorer.source.value = "sliders"
+    return explorer
+
+
+def clip_bounds(explorer):
+    """Where the dotted lines stand."""
+    return [line.get_xdata()[0] for line in explorer.draw()[0].axes[0].lines if line.get_linestyle() == ":"]
+
+
+# dashboard → control → (new value, what it claims to change)
+EXPLORERS = {
+    "advantages": (
+        lambda: AdvantageExplorer(8),
+        {
+            "size": (4, lambda d: len(d.advantages)),
+            "success": (0.5, lambda d: d.rewards()),
+            "scaling": ("none", lambda d: d.advantages),
+            "source": ("sliders", lambda d: d.rewards()),
+        },
+    ),
+    "objective": (
+        ObjectiveExplorer,
+        {
+            "ratio": (1.5, lambda d: d.token()["push"]),
+            "advantage": (-1.0, lambda d: d.token()["objective"]),
+            "epsilon": (0.5, lambda d: clip_bounds(d)),
+            "epsilon_high": (0.5, lambda d: clip_bounds(d)),
+            "reference": (2.0, lambda d: (d.token()["k1"], d.token()["k2"], d.token()["k3"])),
+            "loss_type": ("cispo", lambda d: d.token()["objective"]),
+        },
+    ),
+    "quantization": (
+        quantization,
+        {
+            "bits": (3, lambda d: d.error()),
+            "kind": ("affine", lambda d: d.quantized().q.dtype),
+            "scales": ("one a row", lambda d: d.quantized().scale.shape),
+            "matrix": ("1", lambda d: d.weight().shape),
+        },
+    ),
+    "forgetting": (
+        lambda: ForgettingDashboard(STUDY),
+        {
+            "strength": ("100", lambda d: d.matrix(d.arms[-1])),
+            "method": ("l2", lambda d: d.arms),
+            "curriculum": ("other", lambda d: d.alt),
+        },
+    ),
+}
+TABLE = [(name, control) for name, (_, controls) in EXPLORERS.items() for control in controls]
+
+
+@pytest.mark.parametrize(("name", "control"), TABLE)
+def test_each_control_changes_what_it_claims_and_what_is_shown(name, control):
+    make, controls = EXPLORERS[name]
+    dashboard, (value, effect) = make(), controls[control]
+    before, shown = effect(dashboard), (dashboard.picture.value, dashboard.message.value)
+    getattr(dashboard, control).value = value
+    assert effect(dashboard) != before
+    assert (dashboard.picture.value, dashboard.message.value) != shown
+    assert dashboard.alt and f'alt="{dashboard.alt[:20]}' in dashboard.picture.value
+
+
+def test_sliders_are_the_rewards_and_a_tie_is_said():
+    explorer = by_hand()
+    for control, value in zip(explorer.sliders, (0.0, 1.0, 1.0, 0.0), strict=False):
+        control.value = value
+    assert explorer.rewards() == [0.0, 1.0, 1.0, 0.0]
+    assert explorer.advantages == pytest.approx([-0.866, 0.866, 0.866, -0.866], abs=1e-3)  # ±0.5 / sqrt(1/3)
+    assert [control.layout.display for control in explorer.sliders[:5]] == [None] * 4 + ["none"]
+    for control in explorer.sliders[:4]:
+        control.value = 0.7
+    assert explorer.advantages == [0.0] * 4 and "no gradient" in explorer.message.value
+
+
+def test_tie_chance_is_the_formula():
+    explorer = AdvantageExplorer(2)
+    explorer.success.value = 0.5
+    assert "0.500 tie" in explorer.message.value  # 0.25 + 0.25
+
+
+def test_beta_adds_the_kl_to_the_objective():
+    explorer = ObjectiveExplorer()
+    explorer.reference.value = 2.0
+    assert explorer.token()["objective"] == pytest.approx(1.0)
+    explorer.beta.value = 0.5
+    # k3 = exp(-ln 2) + ln 2 - 1 = 0.1931
+    assert explorer.token()["objective"] == pytest.approx(1 - 0.5 * 0.1931, abs=1e-4)
+
+
+def test_sizes_are_counted_from_bits():
+    explorer = quantization()
+    explorer.bits.value = 4
+    assert explorer.stored() == 64 * 32 / 2 + 4  # half a byte a number, one float32 scale
+    explorer.measure.click()
+    assert set(explorer.times) == {"float32", "int8-dynamic", "int8-weight"}
+    assert all(seconds > 0 for seconds in explorer.times.values())
+
+
+def test_reward_lab_pays_and_explains():
+    lab = RewardLab()
+    assert lab.total == 1.0 and lab.holes == []
+    lab.text.value = "8 * 15 = 121. #### 71"
+    assert lab.paid == {"accuracy": 1.0, "format": 1.0, "steps": 0.0, "length": 1.0}
+    assert "1 written, 0 hold" in lab.message.value
+    lab.weights["accuracy"].value, lab.weights["format"].value = 0.0, 1.0
+    assert lab.total == 1.0 and lab.holes
+    honest = lab.text.value
+    lab.pick.value = lab.pick.options[1][1]
+    assert lab.text.value != honest
+
+
+def test_a_custom_reward_that_raises_or_never_ends_is_shown(monkeypatch):
+    monkeypatch.setattr("grpo_edu.dashboards.rewards._SECONDS", 0.3)
+
+    def broken(completions, **kwargs):
+        raise KeyError("no such key")
+
+    def endless(completions, **kwargs):
+        while True:
+            pass
+
+    lab = RewardLab({"broken": broken, "endless": endless})
+    assert "KeyError" in lab.failures["broken"] and "cut off" in lab.failures["endless"]
+    assert "KeyError" in lab.message.value and "cut off" in lab.message.value
+
+
+def test_static_view_is_a_picture_with_a_caption_and_the_same_text_everywhere():
+    explorer = AdvantageExplorer(4)
+    bundle = explorer._repr_mimebundle_()
+    assert bundle["text/plain"] == "<AdvantageExplorer>"
+    assert bundle["text/html"].count("<img alt=") == 1 and "Advantages of one group. 4 rewards" in bundle["text/html"]
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def test_two_dashboards_do_not_disturb_each_other():
+    one, other = AdvantageExplorer(4), AdvantageExplorer(4)
+    picture = other.picture.value
+    one.success.value = 0.75
+    assert other.picture.value == picture and other.success.value == 0.25
+
+
+def test_every_control_is_labeled():
+    for make, _ in EXPLORERS.values():
+        for control in make().controls.children:
+            assert isinstance(control, widgets.HTML) or control.description, control
+
+
+@pytest.fixture(scope="module")
+def policy_folder(tmp_path_factory):
+    return str(save_small_policy(tmp_path_factory.mktemp("policy") / "small"))
+
+
+@pytest.fixture
+def board(policy_folder, tmp_path):
+    board = TrainingDashboard((policy_folder,), parent=tmp_path)
+    board.steps.value, board.prompts.value, board.generations.value = 2, 2, 2
+    board.heldout.value, board.length.value, board.every.value = 20, 16, 1
+    board.rewards.value = ("length",)
+    yield board
+    board.close()
+    if board.worker is not None:
+        board.worker.join(30)
+
+
+def press_and_wait(board):
+    board.start.click()
+    board.worker.join(120)
+    assert not board.worker.running
+    return board.run
+
+
+SETTINGS = {
+    "generations": (4, "num_generations"),
+    "prompts": (3, "prompts_per_step"),
+    "steps": (3, "max_steps"),
+    "length": (24, "max_completion_length"),
+    "rate": (1e-3, "learning_rate"),
+    "beta": (0.1, "beta"),
+    "loss_type": ("dapo", "loss_type"),
+    "seed": (5, "seed"),
+}
+
+
+@pytest.mark.parametrize("control", SETTINGS)
+def test_each_setting_reaches_the_configuration(control):
+    board = TrainingDashboard()
+    value, field = SETTINGS[control]
+    before = getattr(board.config(), field)
+    getattr(board, control).value = value
+    assert getattr(board.config(), field) == value != before
+
+
+def test_a_run_is_drawn_judged_and_saved(board, tmp_path):
+    board.beta.value = 0.1
+    run = press_and_wait(board)
+    assert [record["step"] for record in run.history] == [1, 2]
+    assert {"kl", "entropy", "frac_reward_zero_std", "completions/mean_length"} <= set(run.history[0])
+    assert list(run.checks) == [0, 1, 2] and run.after.n == run.before.n == 20
+    assert "2 steps" in board.alt and board.picture.value.startswith("<img alt=")
+    assert "points [" in board.message.value and "McNemar" in board.message.value
+    assert board.samples.value.count("<div") == 2  # one a completion of the first group
+    board.save.click()
+    assert "Saved in" in board.message.value and board.save.disabled
+    (folder,) = tmp_path.glob("*-dashboard-seed0")
+    assert {file.name for file in folder.iterdir()} >= {"config.json", "metrics.jsonl", "model", "result.json"}
+    comparer = RunComparer(tmp_path)
+    assert list(comparer.pick.options) == [folder.name] and comparer.test.disabled
+    comparer.pick.value = ()
+    assert "no run is chosen" in comparer.message.value
+
+
+def test_pause_holds_resume_goes_on_and_stop_ends_within_a_second(board):
+    board.steps.value, board.every.value = 200, 0
+    board.start.click()
+    wait_for(lambda: board.run.history)
+    board.pause.click()
+    time.sleep(1.0)
+    done = len(board.run.history)
+    time.sleep(0.5)
+    assert len(board.run.history) == done and board.pause.description == "Resume"
+    board.pause.click()
+    wait_for(lambda: len(board.run.history) > done)
+    assert board.start.disabled and board.rate.disabled
+    board.stop.click()
+    pressed = time.monotonic()
+    assert "Stopping" in board.message.value or "Stopped" in board.message.value
+    wait_for(lambda: "Stopped" in board.message.value)
+    assert time.monotonic() - pressed < 5  # a second on an idle machine; the step under way is done first
+    board.worker.join(30)
+    assert not board.start.disabled and not board.save.disabled and len(board.run.history) < 200
+
+
+def test_an_error_of_the_work_is_shown_and_the_next_run_starts(policy_folder, board):
+    def broken(completions, **kwargs):
+        raise KeyError("no such key")
+
+    board.functions["length"] = broken
+    run = press_and_wait(board)
+    assert run.history == [] and "KeyError" in board.message.value and "Attention" in board.message.value
+    board.functions["length"] = lambda completions, **kwargs: [float(len(text)) for text in completions]
+    assert len(press_and_wait(board).history) == 2
+
+
+def test_an_impossible_choice_is_explained_and_nothing_starts(board):
+    board.data.value = ()
+    board.start.click()
+    assert board.worker is None and "at least one set of problems" in board.message.value
+
+
+def test_start_and_stop_leave_no_thread(board):
+    import threading
+
+    press_and_wait(board)
+    names = [thread.name for thread in threading.enumerate()]
+    board.steps.value = 200
+    for _ in range(3):
+        board.start.click()
+        board.stop.click()
+        board.worker.join(60)
+    assert [thread.name for thread in threading.enumerate()] == names
+
+
+def test_hardware_is_looked_at_until_it_is_stopped():
+    monitor = HardwareMonitor(0.5)
+    monitor.start.click()
+    wait_for(lambda: monitor.looks > 2)
+    monitor.stop.click()
+    monitor.worker.join(10)
+    assert not monitor.worker.running and not monitor.start.disabled
+    assert "usable cores" in monitor.message.value and sum(monitor.look().values()) > 0
+
+
+def wait_for(holds, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
