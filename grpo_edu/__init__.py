@@ -55,6 +55,7 @@ _HOMES = {
     "RunResult": "run_summary",
     "run_training": "runs",
     "run_evaluation": "runs",
+    "quantize_model": "quantization",
 }
 
 __all__ = ["__version__", *_HOMES]

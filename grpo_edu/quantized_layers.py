@@ -214,6 +214,8 @@ def _dequantized_product(x: Tensor, parts: QuantizedTensor) -> Tensor:
 
 def _onednn_product(q: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     """(M, K) int8 times packed (N, K) int8, times scale (N,): (M, N) float32."""
+    if len(q) == 1:  # oneDNN has no fast product for a single row of signed numbers: two take a tenth of the time
+        return _onednn_product(q.expand(2, -1).contiguous(), packed, scale)[:1]
     zero = torch.zeros(len(scale), dtype=torch.int32)
     return torch.ops.onednn.qlinear_pointwise(
         q, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""

@@ -237,3 +237,11 @@ def test_a_folder_that_is_not_empty_or_holds_no_quantized_model_is_refused(model
     (tmp_path / "note.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(FileExistsError, match="is not empty"):
         save_quantized(quantize_model(model, "bf16"), tokenizer, tmp_path)
+
+
+def test_one_row_gives_what_it_gives_among_others():
+    """A single row takes another way through the kernel."""
+    layer = DynamicInt8Linear(linear())
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(6))
+    for row in range(3):
+        assert torch.equal(layer(x[row : row + 1]), layer(x)[row : row + 1])
