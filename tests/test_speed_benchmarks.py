@@ -15,7 +15,7 @@ pytest.importorskip("trl")
 from benchmarks import growth, harness, learning_curves, startup, step, threads  # noqa: E402  they need TRL
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-STORED = ("step_tiny", "step_494M", "startup", "threads")
+STORED = ("step_tiny", "step_494M", "startup", "threads", "growth", "learning_curves")
 SMALL = replace(step.TINY, prompts_per_step=2, num_generations=2, max_completion_length=6)
 ONE = {"median": 1.0, "low": 1.0, "high": 1.0}
 
