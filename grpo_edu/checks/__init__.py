@@ -6,7 +6,7 @@ Every exercise is one `Exercise`, called with what the student wrote: ``check_gr
 
 from importlib import import_module
 
-TOPICS = ("advantages",)  # the modules of this folder that hold exercises, in the order of the course
+TOPICS = ("advantages", "objective", "evaluation")  # modules of this folder, in the order of the course
 
 
 def exercises() -> dict[str, "Exercise"]:  # noqa: F821  imported below, where it is needed
