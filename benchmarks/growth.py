@@ -105,6 +105,8 @@ def exponent(points: Sequence[Mapping[str, Any]], side: str) -> float:
 
 def growth_figure(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Seconds of a step against each number, both axes in logarithms, a line a side."""
+    from matplotlib.ticker import LogLocator
+
     figure, panels = panel_grid(len(sweeps))
     for axes, (name, points) in zip(panels, sweeps.items(), strict=True):
         style_axes(axes, LABELS[name], "seconds a step", "")
@@ -116,6 +118,8 @@ def growth_figure(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         shown = [f"{place / 1e6:.1f}M" if name == "width" else str(place) for place in places]
         axes.set_xticks(places, shown, color=INK)
         axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
     panels[0].legend(**LEGEND)
     return figure
 
@@ -144,7 +148,7 @@ def main() -> int:
     powers = {name: {side: exponent(points, side) for side in SIDES} for name, points in sweeps.items()}
     save(options.output, COMMAND, {"base": {**BASE, "prompts": PROMPTS}, "sweeps": sweeps, "exponents": powers})
     options.picture.parent.mkdir(parents=True, exist_ok=True)
-    growth_figure(sweeps).savefig(options.picture, dpi=120)
+    growth_figure(sweeps).savefig(options.picture, dpi=120, bbox_inches="tight")
     print(table(sweeps))
     return 0
 
