@@ -18,6 +18,7 @@ from dataclasses import asdict, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from grpo_edu.cli_app import run_app_command
 from grpo_edu.cli_curriculum import run_curriculum_command
 from grpo_edu.cli_options import build_parser
 from grpo_edu.config import GRPOConfig
@@ -39,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without µ or ü shall not end a run
     arguments = build_parser().parse_args(argv)
     arguments.typed = shlex.join(["grpo-edu", *argv])
-    commands = {"doctor": _doctor, "train": _train, "evaluate": _evaluate, "curriculum": run_curriculum_command}
+    commands = {
+        "doctor": _doctor, "train": _train, "evaluate": _evaluate, "curriculum": run_curriculum_command,
+        "app": run_app_command,
+    }  # fmt: skip
     command = commands[arguments.command]
     try:
         code = command(arguments)

@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from grpo_edu import __version__
+from grpo_edu.cli_app import add_app_options
 from grpo_edu.cli_curriculum import add_curriculum_options
 from grpo_edu.config import (
     ADVANTAGE_ESTIMATORS,
@@ -60,7 +61,9 @@ def build_parser() -> ArgumentParser:
     _add_evaluation_options(evaluate)
     curriculum = _command(commands, "curriculum", "train stage after stage, and measure what is forgotten")
     add_curriculum_options(curriculum)
-    for command in (doctor, train, evaluate, curriculum):
+    app = _command(commands, "app", "open the dashboards in a browser")
+    add_app_options(app)
+    for command in (doctor, train, evaluate, curriculum, app):
         command.add_argument("--json", action="store_true", help="print one JSON object last on stdout")
         command.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
     return parser

@@ -34,11 +34,11 @@ class App(widgets.Tab):
 
     def __init__(self) -> None:
         super().__init__([widgets.VBox() for _ in _TABS], titles=list(_TABS))
-        self.observe(lambda change: self.open(change["new"]), "selected_index")
+        self.observe(lambda change: self.show_tab(change["new"]), "selected_index")
         self.selected_index = 0
-        self.open(0)
+        self.show_tab(0)
 
-    def open(self, number: int) -> None:
+    def show_tab(self, number: int) -> None:
         """Make the dashboard of a tab unless it is there; the stored runs are read anew each time."""
         name, place = list(_TABS)[number], self.children[number]
         if not place.children or name == "Runs":

@@ -184,9 +184,9 @@ class TrainingDashboard(Dashboard):
 
     def _stop(self, button: object = None) -> None:
         if self.worker is not None and self.worker.running:
-            self.worker.stop()
             self.stop.disabled = self.pause.disabled = True
-            self.say("Stopping after this step …")
+            self.say("Stopping after this step …")  # before the work may have ended and said so itself
+            self.worker.stop()
 
     def _save(self, button: object = None) -> None:
         try:

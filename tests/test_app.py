@@ -1,0 +1,167 @@
+"""The web app: served by Voilà on loopback, behind a token, without a way to run code; and in a real browser."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from grpo_edu.cli import main
+from grpo_edu.dashboards.worker import SLOTS, RunSlot
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+TOKEN = "a-token-of-the-tests"
+SECONDS = 120  # generous: a kernel with torch starts in a tenth of it on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--port", "0"], "port"),
+        (["--max-runs", "0"], "max-runs"),
+        (["--idle", "1"], "idle"),
+        (["--token", ""], "token"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(capsys, options, word):
+    pytest.importorskip("voila")
+    assert main(["app", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and word in error
+
+
+def test_without_voila_it_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr("grpo_edu.cli_app.find_spec", lambda name: None)
+    assert main(["app"]) == 2
+    assert "grpo-edu[web]" in capsys.readouterr().err
+
+
+def test_only_so_many_runs_at_a_time_and_a_dead_one_frees_its_place(tmp_path, monkeypatch):
+    monkeypatch.setenv(SLOTS, f"{tmp_path}:1")
+    with RunSlot():
+        with pytest.raises(RuntimeError, match="most this server allows"):
+            RunSlot().__enter__()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "slot0").write_text(str(gone.pid))
+    with RunSlot():
+        assert (tmp_path / "slot0").read_text() == str(os.getpid())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    """The address of a running app."""
+    pytest.importorskip("voila", reason="no Voilà: pip install voila")
+    folder = tmp_path_factory.mktemp("app")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "grpo_edu", "app", "--no-browser", f"--port={port}", f"--token={TOKEN}"]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    log = folder / "app.log"
+    with log.open("w") as sink:
+        server = subprocess.Popen([*command, f"--runs={folder / 'runs'}"], env=env, stdout=sink, stderr=sink)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            assert server.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.3)
+        yield address, folder
+    finally:
+        server.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=20)
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
+        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is installed (Debian: apt install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.browser
+def test_without_the_token_nothing_is_shown(app):
+    address, _ = app
+    for path in ("/", "/api/kernels", "/api/contents", "/voila/files/app.ipynb"):
+        try:
+            with urllib.request.urlopen(address + path, timeout=20) as answer:
+                assert "/login" in answer.url, f"{path} is shown to anybody: {answer.read()[:200]}"
+        except urllib.error.HTTPError as error:
+            assert error.code in (403, 404), path
+
+
+@pytest.mark.browser
+def test_a_run_in_the_browser(app, browser):
+    """Start a training, see it counted, pause, stop and save it; move a slider and see another picture."""
+    address, folder = app
+    page = browser.new_page(viewport={"width": 1100, "height": 1400})
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(f"{address}/?token={TOKEN}", timeout=1000 * SECONDS)
+    page.get_by_role("button", name="Start").wait_for(timeout=1000 * SECONDS)
+    assert page.locator(".jp-CodeCell .jp-InputArea-editor, textarea.inputarea").count() == 0
+    steps = page.locator(".widget-slider:visible .noUi-handle").nth(2)
+    steps.focus()
+    steps.press("End")  # 200 steps, so that there is time to pause and stop
+    page.get_by_role("button", name="Start").click()
+    words = page.locator("[role=status]")
+    words.filter(has_text="Step ").wait_for(timeout=1000 * SECONDS)
+    curves = page.get_by_alt_text("Curves over")
+    curves.wait_for(timeout=1000 * SECONDS)
+    first = curves.get_attribute("alt")
+    wait_until(lambda: curves.get_attribute("alt") != first, "the curve grows")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    shoot(page, "training")
+    page.get_by_role("button", name="Stop").click()
+    words.filter(has_text="Stopped").wait_for(timeout=1000 * SECONDS)
+    page.get_by_role("button", name="Save").click()
+    words.filter(has_text="Saved in").wait_for(timeout=1000 * SECONDS)
+    (saved,) = (folder / "runs").iterdir()
+    assert json.loads((saved / "result.json").read_text())["interrupted"] is True
+    page.get_by_text("Advantages", exact=True).first.click()
+    picture = page.get_by_alt_text("rewards and their advantages")
+    picture.wait_for(timeout=1000 * SECONDS)
+    before = picture.get_attribute("src")
+    handle = page.locator(".widget-slider:visible .noUi-handle").first
+    handle.focus()
+    handle.press("ArrowLeft")
+    wait_until(lambda: picture.get_attribute("src") != before, "the picture follows the slider")
+    assert picture.get_attribute("alt").startswith("7 rewards")
+    shoot(page, "advantages")
+    assert errors == []
+    page.close()
+
+
+def shoot(page, name):
+    target = os.environ.get("GRPO_EDU_SCREENSHOTS")
+    if target:
+        Path(target).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=Path(target) / f"app_{name}.png")
+
+
+def wait_until(holds, what):
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
