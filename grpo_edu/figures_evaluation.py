@@ -45,7 +45,7 @@ def interval_rows(
     if reference is not None:
         axes.axvline(100 * reference, color=INK, linewidth=0.9, linestyle="--")
     for number, (label, successes) in enumerate(counts.items()):
-        shift = 0.24 * (number - (len(counts) - 1) / 2)
+        shift = min(0.24, 0.75 / len(counts)) * (number - (len(counts) - 1) / 2)
         bounds = [wilson_interval(count, trials) for count in successes]
         shares = [100 * count / trials for count in successes]
         lower = [share - 100 * low for share, (low, _) in zip(shares, bounds, strict=True)]
