@@ -6,7 +6,7 @@ Every exercise is one `Exercise`, called with what the student wrote: ``check_gr
 
 from importlib import import_module
 
-TOPICS = ("advantages", "objective", "evaluation")  # modules of this folder, in the order of the course
+TOPICS = ("rewards", "advantages", "objective", "evaluation")  # modules of this folder, in the order of the course
 
 
 def exercises() -> dict[str, "Exercise"]:  # noqa: F821  imported below, where it is needed
