@@ -1,6 +1,8 @@
 """The pages beside the notebooks: their links lead somewhere, and what they name exists."""
 
+import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,24 @@ def test_the_spelling_is_right():
     words = "ines,wither,trian,anwser,nd,ist,ans"  # names, short names, and typing errors that tests make
     assert codespell.main("--skip", skipped, "--ignore-words-list", words, "--ignore-regex", "[A-Za-z0-9+/=]{60,}",
                           "--quiet-level", "3", *places) == 0  # fmt: skip
+
+
+def test_conda_asks_for_what_the_package_asks_for():
+    """environment.yml has pyproject's ranges under conda-forge's names; TRL comes with the package, by pip."""
+    environment = (REPOSITORY / "environment.yml").read_text(encoding="utf-8")
+    of_conda = set(re.findall(r"^  - ([a-z].*\d.*)$", environment, re.MULTILINE))
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    renamed = {"torch": "pytorch-cpu", "matplotlib": "matplotlib-base"}
+    asked = {re.sub(r"^\w+", lambda name: renamed.get(name[0], name[0]), line) for line in project["dependencies"]}
+    (python,) = (line.partition("=")[2] for line in of_conda if line.startswith("python="))
+    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
+    assert of_conda - {f"python={python}"} == asked - {"trl>=1.16,<2"}
+
+
+def test_the_badges_lead_to_files_that_exist():
+    """Codespaces, Binder and Colab in the instructors' guide: the addresses, without the host and OWNER/REPOSITORY."""
+    guide = (REPOSITORY / "docs" / "teaching.md").read_text(encoding="utf-8")
+    opened = re.findall(r"\]\(https://\S+(?:urlpath=lab/tree/|/blob/main/)(\S+?)\)", guide)
+    assert len(opened) == 2 and all((REPOSITORY / path).is_file() for path in opened)
+    container = json.loads((REPOSITORY / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    assert (REPOSITORY / container["postCreateCommand"].split()[1]).is_file()
