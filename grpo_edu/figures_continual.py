@@ -122,6 +122,8 @@ def stability_figure(
     >>> figure.axes[0].get_legend_handles_labels()[1]
     ['EWC']
     """
+    from matplotlib.patheffects import withStroke
+
     if not any(curves.values()):
         raise ValueError("curves is empty: give at least one point")
     figure, (axes,) = panel_grid(1, height=4.2)
@@ -131,7 +133,8 @@ def stability_figure(
         axes.plot(xs, ys, linewidth=1.2, label=method, **look(number))
         for text, x, y in zip(points, xs, ys, strict=True):
             if len(points) > 1:
-                axes.annotate(text, (x, y), (5, 5), textcoords="offset points", fontsize=SMALL, color=INK)
+                axes.annotate(text, (x, y), (5, 5), textcoords="offset points", fontsize=SMALL, color=INK,
+                              path_effects=[withStroke(linewidth=3, foreground=PAPER)])  # fmt: skip
     axes.margins(0.12)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), **LEGEND)  # beside: any corner may hold a point
     return figure

@@ -50,7 +50,7 @@ def memory_curve(
     axes.plot(seconds[top], held[top], color=INK, marker="v", markersize=6, linestyle="none", label="peak")
     axes.set_xlim(stages[0][0], max(ends))
     axes.set_ylim(bottom=0)
-    legend_above_data(axes, columns=3)
+    figure.legend(loc="outside upper right", ncols=5, frameon=False, **LEGEND)  # on the bands its colors would mix
     return figure
 
 

@@ -119,7 +119,8 @@ def byte_bars(parts: Mapping[str, Mapping[str, float]], *, unit: str, title: str
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     for row, total in enumerate(starts):
         ratio = f", {starts[0] / total:.1f}× smaller" if row else ""
-        axes.annotate(f"{total:.4g} {unit}{ratio}", (total, row), (5, 0), textcoords="offset points", va="center",
+        size = f"{total:.0f}" if total >= 100 else f"{total:.3g}"
+        axes.annotate(f"{size} {unit}{ratio}", (total, row), (5, 0), textcoords="offset points", va="center",
                       fontsize=SMALL, color=INK)  # fmt: skip
     axes.set_yticks(range(len(parts)), list(parts))
     axes.set_ylim(len(parts) - 0.5, -0.5)
