@@ -186,17 +186,17 @@ def update_policy(
     """
     passes = passes or MicroBatches(model, config)
     stepper = make_stepper(optimizer, config)
-    old_logps: Tensor | None = None  # known after the first iteration: the policy that sampled
-    ref_logps: Tensor | None = None
+    old_per_token_logps: Tensor | None = None  # known after the first iteration: the policy that sampled
+    ref_per_token_logps: Tensor | None = None
     if reference is not None:
         with torch.no_grad(), adapters_off(reference):
-            ref_logps = passes.run(batch, partial(score_parts, reference, batch, config))
+            ref_per_token_logps = passes.run(batch, partial(score_parts, reference, batch, config))
     totals: dict[str, float] = {}
     for _ in range(config.num_iterations):
-        step = partial(one_update, model, batch, stepper, config, old_logps, ref_logps, penalty)
+        step = partial(one_update, model, batch, stepper, config, old_per_token_logps, ref_per_token_logps, penalty)
         metrics, logps = passes.run(batch, step)
-        if old_logps is None:
-            old_logps = logps
+        if old_per_token_logps is None:
+            old_per_token_logps = logps
             rollout = batch.rollout
             mismatch = batch_mismatch(logps, rollout.sampling_per_token_logps, rollout.completion_mask, config)
         for key, value in metrics.items():
@@ -209,20 +209,20 @@ def one_update(
     batch: Batch,
     stepper: Stepper,
     config: GRPOConfig,
-    old_logps: Tensor | None,
-    ref_logps: Tensor | None,
+    old_per_token_logps: Tensor | None,
+    ref_per_token_logps: Tensor | None,
     penalty: Callable[[nn.Module], Tensor] | None,
     parts: Sequence[Tensor],
 ) -> tuple[dict[str, float], Tensor]:
     """One optimizer step from a batch in parts, given as row numbers; returns its metrics and per_token_logps (B, C).
 
-    old_logps, ref_logps: (B, C) or None.
+    old_per_token_logps, ref_per_token_logps: (B, C) or None.
     """
     metrics = dict.fromkeys(("loss", "grad_norm", *clip_keys(config.loss_type)), 0.0)
     scored = torch.zeros_like(batch.rollout.sampling_per_token_logps)
     stepper.begin()
     for rows in parts:
-        old, ref = (None if logps is None else logps[rows] for logps in (old_logps, ref_logps))
+        old, ref = (None if logps is None else logps[rows] for logps in (old_per_token_logps, ref_per_token_logps))
         with recomputed_layers(model, config.gradient_checkpointing):
             loss, logps, found = batch_loss(model, batch, rows, old, ref, config)
         stepper.add(loss)
@@ -267,8 +267,8 @@ def batch_loss(
     model: PreTrainedModel,
     batch: Batch,
     rows: Tensor,
-    old_logps: Tensor | None,
-    ref_logps: Tensor | None,
+    old_per_token_logps: Tensor | None,
+    ref_per_token_logps: Tensor | None,
     config: GRPOConfig,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """The share of the batch's loss that some of its rows contribute, so that the parts add up to the whole.
@@ -280,10 +280,10 @@ def batch_loss(
     clip = {name: getattr(config, name) for name in
             ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level")}  # fmt: skip
     num_tokens = batch.loss_mask.sum().clamp(min=1)
-    old = logps.detach() if old_logps is None else old_logps
+    old = logps.detach() if old_per_token_logps is None else old_per_token_logps
     loss = grpo_loss(
-        logps, old_logps, batch.advantages[rows], mask, ref_per_token_logps=ref_logps, beta=config.beta,
-        max_completion_length=config.max_completion_length, num_items=num_tokens,
+        logps, old_per_token_logps, batch.advantages[rows], mask, ref_per_token_logps=ref_per_token_logps,
+        beta=config.beta, max_completion_length=config.max_completion_length, num_items=num_tokens,
         importance_weights=rollout_weights(old, batch.rollout.sampling_per_token_logps[rows], config), **clip,
     )  # fmt: skip
     token_share = mask.sum().item() / num_tokens.item()
@@ -294,6 +294,6 @@ def batch_loss(
         key: value.item() * clip_share
         for key, value in clip_fractions(logps, old, batch.advantages[rows], mask, **clip).items()
     }
-    if ref_logps is not None:
-        metrics["kl"] = masked_mean(per_token_kl(logps.detach(), ref_logps), mask) * token_share
+    if ref_per_token_logps is not None:
+        metrics["kl"] = masked_mean(per_token_kl(logps.detach(), ref_per_token_logps), mask) * token_share
     return loss * share, logps, metrics
