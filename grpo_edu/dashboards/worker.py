@@ -6,7 +6,6 @@ import ctypes
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ class Worker:
         self._stop, self._go = threading.Event(), threading.Event()
         self._go.set()
         self._began, self._ended = threading.Event(), threading.Event()
-        self.paused_seconds = 0.0
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -60,10 +58,7 @@ class Worker:
 
     def goes_on(self) -> None:
         """A place where the work may be held or left; raises Stopped where it shall end."""
-        if not self._go.is_set():
-            began = time.perf_counter()
-            self._go.wait()
-            self.paused_seconds += time.perf_counter() - began
+        self._go.wait()
         if self._stop.is_set():
             raise Stopped
 
