@@ -11,7 +11,6 @@ from grpo_edu.forgetting import Estimate, mean_estimate
 from grpo_edu.sweeps import SweepPlan, settings_text
 
 PARTS = ("search", "judge")  # on validation problems, and on held-out ones
-OUTCOMES = ("winner", "no winner", "worse")
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class SweepResult:
 
     @property
     def outcome(self) -> str:
-        """One of `OUTCOMES`."""
+        """`outcome` of the difference; "no winner" where nothing was judged."""
         return "no winner" if self.difference is None else outcome(self.difference)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,7 +124,7 @@ def paired_difference(start: Sequence[float], chosen: Sequence[float]) -> Estima
 
 
 def outcome(difference: Estimate) -> str:
-    """What the difference between chosen and start allows to say: one of `OUTCOMES`.
+    """What the difference between chosen and start allows to say: "winner", "no winner" or "worse".
 
     >>> outcome(Estimate(0.1, 0.02, 0.18)), outcome(Estimate(0.1, -0.02, 0.22)), outcome(Estimate(-0.1, -0.2, -0.05))
     ('winner', 'no winner', 'worse')
