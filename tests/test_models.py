@@ -245,6 +245,7 @@ def test_an_interrupted_save_leaves_what_was_there(policy, tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="limits on file size are a Unix notion")
 def test_a_disk_that_takes_no_more_leaves_nothing_behind(saved, tmp_path):
     """A child process may write 20 kB a file; the weights need more, so the write itself fails."""
