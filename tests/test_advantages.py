@@ -55,6 +55,9 @@ def test_hand_worked_batch_scale():
     rewards = torch.tensor([0.0, 2.0, 4.0, 4.0])
     expected = torch.tensor([-0.522233, 0.522233, 0.0, 0.0])
     assert_close(group_advantages(rewards, 2, scale_rewards="batch", eps=0.0), expected, atol=1e-6, rtol=0)
+    # eps fills the deviation up to 2, so ±1 becomes ±1/2
+    filled = group_advantages(rewards, 2, scale_rewards="batch", eps=2 - (11 / 3) ** 0.5)
+    assert_close(filled, torch.tensor([-0.5, 0.5, 0.0, 0.0]))
 
 
 @pytest.mark.parametrize("scale_rewards", SCALES)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
@@ -61,11 +62,20 @@ def test_online_anchor_decays_the_old_fisher_and_takes_the_new_place():
     merged = merge_anchors(old, new, decay=0.25)
     assert_close(merged.fisher["w"], torch.tensor([2.0, 0.5]))
     assert_close(merged.anchor_params["w"], torch.tensor([5.0, 6.0]))
+    assert_close(merge_anchors(old, new, decay=0.0).fisher, new.fisher)  # the old task forgotten
     for decay in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="decay"):
             merge_anchors(old, new, decay=decay)
     with pytest.raises(ValueError, match="only one of them has a weight 'v'"):
         merge_anchors(old, Anchor({"v": torch.ones(2)}, {"v": torch.ones(2)}))
+    with pytest.raises(ValueError, match=r"^old: 'w' has shape \(2,\), the model's weight \(3,\)"):
+        merge_anchors(old, Anchor({"w": torch.ones(3)}, {"w": torch.ones(3)}))
+
+
+def test_an_anchor_stays_what_it_is():
+    anchor = Anchor({"w": torch.ones(1)}, {"w": torch.zeros(1)})
+    with pytest.raises(FrozenInstanceError):
+        anchor.fisher = {}
 
 
 def test_anchors_are_copies():

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from grpo_edu import chunked_logps, logprobs, packing
-from grpo_edu.logprobs import entropies, logps_from_logits, per_token_logps, shared_prefix_logps
+from grpo_edu.logprobs import entropies, group_logps, logps_from_logits, per_token_logps, shared_prefix_logps
 from grpo_edu.packing import pack_groups
 
 VOCAB, GENERATIONS, EOS = 64, 3, 2
@@ -313,6 +313,19 @@ def test_a_sliding_window_is_kept_by_one_function_and_refused_by_the_other():
         assert_close(per_token_logps(model, *BATCH), one_by_one(model, *BATCH)[0])
     with pytest.raises(ValueError, match="sliding window of 4 tokens"):
         shared_prefix_logps(model, *BATCH, num_generations=GENERATIONS)
+
+
+def test_a_group_is_read_together_where_that_is_possible_and_else_with_a_word(monkeypatch):
+    """The longest row is a prompt of 5 and 3 + 0 + 5 inner tokens of its completions: 13, one more than a window."""
+    options = {"num_generations": GENERATIONS, "temperature": 0.7}
+    narrow, wide = (make_model(use_sliding_window=True, sliding_window=n, max_window_layers=0) for n in (12, 13))
+    with torch.no_grad():
+        expected = [per_token_logps(model, *BATCH, temperature=0.7) for model in (narrow, wide)]
+        with pytest.warns(RuntimeWarning, match="sliding window of 12 .*: prompts are read once a compl") as said:
+            assert_close(group_logps(narrow, *BATCH, **options), expected[0])
+        assert said[0].filename == __file__  # it points at who called
+        monkeypatch.setattr(logprobs, "per_token_logps", None)
+        assert_close(group_logps(wide, *BATCH, **options), expected[1])
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,10 @@ def test_hand_worked_kl_penalty():
     options = {"ref_per_token_logps": ref, "loss_type": "bnpo", "beta": 0.3}
     loss = grpo_loss(OLD, OLD, torch.zeros(2), MASK, **options)
     assert float(loss) == pytest.approx(0.3 * (low + high) / 3)
-    # with bias correction each token's k3 is multiplied by its ratio: 2 and 0.5
-    ref = LOGPS + torch.tensor([[2.0, 0.5], [1.0, 1.0]]).log()
-    options |= {"ref_per_token_logps": ref, "use_bias_correction_kl": True}
+    # with bias correction, and only with it, each token's k3 is multiplied by its ratio: 2 and 0.5
+    options["ref_per_token_logps"] = LOGPS + torch.tensor([[2.0, 0.5], [1.0, 1.0]]).log()
+    assert float(grpo_loss(LOGPS, OLD, torch.zeros(2), MASK, **options)) == pytest.approx(0.3 * (low + high) / 3)
+    options["use_bias_correction_kl"] = True
     loss = grpo_loss(LOGPS, OLD, torch.zeros(2), MASK, **options)
     assert float(loss) == pytest.approx(0.3 * (2 * low + 0.5 * high) / 3)
 
@@ -122,6 +123,16 @@ def test_bias_correction_makes_the_gradient_that_of_the_reverse_kl():
         ]  # fmt: skip
         result = torch.autograd.grad(torch.cat(terms).sum(), logits, retain_graph=True)[0]
         assert_close(result, torch.autograd.grad(divergence, logits, retain_graph=True)[0])
+
+
+def test_the_reduction_by_itself():
+    """Rows 1 2 | 5: (1.5 + 5) / 2 by rows, which is the default. One token alone is divided by 1."""
+    loss = torch.tensor([[1.0, 2.0], [5.0, 9.0]])
+    assert reduce_loss(loss, MASK) == 3.25
+    assert reduce_loss(torch.tensor([[2.0], [5.0]]), MASK, loss_type="bnpo") == 3.0  # (2 + 2 + 5) / 3
+    for loss_type in LOSS_TYPES:
+        one = reduce_loss(torch.tensor([[3.0]]), torch.ones(1, 1), loss_type=loss_type, max_completion_length=1)
+        assert one == 3.0, loss_type
 
 
 @every_loss
@@ -276,9 +287,21 @@ def test_hand_worked_clip_fractions():
         {"clip_ratio/low_mean": 1 / 3, "clip_ratio/high_mean": 1 / 3, "clip_ratio/region_mean": 2 / 3}
     )
     shares = clip_fractions(LOGPS, OLD, -ADVANTAGES, MASK, importance_sampling_level="sequence")
-    assert float(shares["clip_ratio/high_mean"]) == 0.5  # ratios of the rows: 1 and 1.5
+    assert {key: float(value) for key, value in shares.items()} == {  # ratios of the rows: 1 and 1.5
+        "clip_ratio/low_mean": 0.0, "clip_ratio/high_mean": 0.5, "clip_ratio/region_mean": 0.5
+    }  # fmt: skip
     shares = clip_fractions(LOGPS, OLD, ADVANTAGES, MASK, loss_type="cispo", epsilon_high=1.6)
     assert {key: float(value) for key, value in shares.items()} == pytest.approx({"cispo_clip_ratio": 1 / 3})
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "cispo"])
+def test_neither_a_ratio_on_the_bound_nor_an_advantage_of_zero_is_clipped(loss_type):
+    bound = {"epsilon": 0.0, "epsilon_high": 1.0 if loss_type == "cispo" else 0.0}  # both say 1
+    for advantages in (ADVANTAGES, -ADVANTAGES):
+        assert not any(clip_fractions(OLD, OLD, advantages, MASK, loss_type=loss_type, **bound).values())
+    assert not any(clip_fractions(LOGPS, OLD, torch.zeros(2), MASK, loss_type=loss_type).values())
+    one = clip_fractions(LOGPS[:1, :1], OLD[:1, :1], ADVANTAGES[:1], MASK[:1, :1], loss_type=loss_type)
+    assert max(one.values()) == 1.0  # of a single token, all
 
 
 @settings(deadline=None)
@@ -325,3 +348,27 @@ def test_bad_input_is_refused_with_a_word(changes, message):
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
         grpo_loss(**arguments)
+
+
+def test_bad_input_of_the_steps_is_refused_too():
+    with pytest.raises(ValueError, match=r"ref_per_token_logps must be \(2, 2\), as per_token_logps, got \(1, 2\)"):
+        per_token_kl(LOGPS, torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"per_token_loss must be \(2, 2\) or \(2, 1\), got \(1, 2\)"):
+        reduce_loss(torch.zeros(1, 2), MASK)
+    with pytest.raises(ValueError, match="loss_type must be one of .*; got 'ppo'"):
+        reduce_loss(torch.zeros(2, 2), MASK, loss_type="ppo")
+    for function in (importance_ratio, lambda *batch: clip_fractions(*batch[:2], ADVANTAGES, batch[2])):
+        with pytest.raises(ValueError, match=r"old_per_token_logps must be \(2, 2\), as per_token_logps, got \(1, 2\)"):
+            function(LOGPS, OLD[:1], MASK)
+        with pytest.raises(ValueError, match=r"completion_mask must be \(2, 2\), as per_token_logps, got \(2, 1\)"):
+            function(LOGPS, OLD, MASK[:, :1])
+    with pytest.raises(ValueError, match=r"ratio must be \(2, 2\) or \(2, 1\), got \(1, 2\)"):
+        per_token_policy_loss(LOGPS, torch.ones(1, 2), ADVANTAGES)
+    for function in (per_token_policy_loss, lambda *batch: clip_fractions(LOGPS, OLD, batch[2], MASK)):
+        with pytest.raises(ValueError, match=r"advantages must be \(2,\), one a completion, not \(1,\)"):
+            function(LOGPS, LOGPS, ADVANTAGES[:1])
+    with pytest.raises(ValueError, match="loss_type must be one of .*; got 'ppo'"):
+        clip_fractions(LOGPS, OLD, ADVANTAGES, MASK, loss_type="ppo")
+    for mask in (torch.ones(2), torch.ones(2, 0)):
+        with pytest.raises(ValueError, match=r"completion_mask must be \(B, C\) without a 0"):
+            reduce_loss(torch.zeros(2, 2), mask)
