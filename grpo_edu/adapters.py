@@ -120,7 +120,7 @@ def reference_policy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
+def adapters_off(model: PreTrainedModel) -> Iterator[None]:
     """A context in which a model computes as if it had no adapters."""
     if not has_adapters(model):
         yield

@@ -231,8 +231,8 @@ def _check_weights(weights: dict[str, Tensor], step: int) -> None:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the earliest step first."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(_NAME.fullmatch(path.name)[1]))
+    named = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir()]
+    return [path for _, path in sorted((int(name[1]), path) for name, path in named if name)]
 
 
 def _sweep(folder: Path) -> None:

@@ -12,6 +12,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 _SOURCE = "from grpo_edu.dashboards.app import App\n\nApp()"
 
@@ -86,7 +87,8 @@ def server_command(place: Path, *, browser: bool) -> list[str]:
 
 def app_notebook() -> dict:
     """The one cell that Voilà runs for each viewer."""
-    cell = {"cell_type": "code", "id": "app", "metadata": {}, "source": _SOURCE, "outputs": [], "execution_count": None}
+    cell: dict[str, Any] = {"cell_type": "code", "id": "app", "metadata": {}, "source": _SOURCE}
+    cell |= {"outputs": [], "execution_count": None}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 

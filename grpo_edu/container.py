@@ -23,9 +23,9 @@ def cpu_quota(root: Path = Path("/")) -> float:
             share, period = unified.read_text().split()
             if share != "max":
                 quota = min(quota, int(share) / int(period))
-        share, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-        if share is not None and share > 0 and period:
-            quota = min(quota, share / period)
+        granted, of = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if granted is not None and granted > 0 and of:
+            quota = min(quota, granted / of)
     return quota
 
 

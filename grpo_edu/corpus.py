@@ -175,7 +175,7 @@ def _plain_text(problem: Problem, target: str) -> str:
 
 
 def batches(
-    config: PretrainingConfig, tokenizer, seed: int, excluded: frozenset[str] = frozenset()
+    config: PretrainingConfig, tokenizer: PreTrainedTokenizerFast, seed: int, excluded: frozenset[str] = frozenset()
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless batches of at most `batch_tokens` tokens, cut from a pool sorted by the length of the prompts.
 
@@ -209,7 +209,9 @@ def pad_examples(rows: list[tuple[list[int], int]], pad_id: int) -> tuple[torch.
     return ids, (position >= lengths[:, 1:]) & (position < lengths[:, :1])
 
 
-def encode_examples(tokenizer, examples: list[tuple[Problem, str]]) -> list[tuple[list[int], int]]:
+def encode_examples(
+    tokenizer: PreTrainedTokenizerFast, examples: list[tuple[Problem, str]]
+) -> list[tuple[list[int], int]]:
     """(token ids, number of prompt tokens) of each example, the target ended by the end-of-turn token."""
     prompts = tokenizer.apply_chat_template(
         [chat_messages(problem.prompt) for problem, _ in examples], add_generation_prompt=True, tokenize=False

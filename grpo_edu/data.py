@@ -156,15 +156,15 @@ def load_gsm8k(split: str = "train", path: str | Path | None = None, n: int | No
     """
     _check_split(split, ("train", "test"))
     if path is None:
-        records = enumerate(_gsm8k_from_hub(split), start=1)
-        source = f"{GSM8K_HUB_ID} {split}"
+        records: Iterable[tuple[int, dict[str, str]]] = enumerate(_gsm8k_from_hub(split), start=1)
+        source: Path | str = f"{GSM8K_HUB_ID} {split}"
     else:
-        source = Path(path) / f"{split}.jsonl" if Path(path).is_dir() else Path(path)
-        if not source.is_file():
+        file = source = Path(path) / f"{split}.jsonl" if Path(path).is_dir() else Path(path)
+        if not file.is_file():
             raise FileNotFoundError(
                 f"path: there is no file {source}; name a folder with {split}.jsonl, or a file"
             )
-        records = _records(source, ("question", "answer"))
+        records = _records(file, ("question", "answer"))
     return _first([_gsm8k_problem(record, f"{source}:{number}") for number, record in records], n, source)
 
 

@@ -14,6 +14,8 @@ The model is transformers' own, unmodified; only the memory that holds its keys 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
@@ -46,7 +48,7 @@ class RoomLayer(DynamicLayer):
     def _show(self, rows: int, tokens: int) -> None:
         self.keys, self.values = self.room[:, :rows, :, :tokens]
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append states (n, heads, t, head_dim); return all keys and values of the n rows."""
         start = self.keys.shape[2]
         self._show(len(key_states), start + key_states.shape[2])

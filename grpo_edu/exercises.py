@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -35,7 +35,7 @@ def student_version(master: NotebookNode) -> NotebookNode:
 
     config = Config()
     config.ClearSolutions.code_stub = {"python": "raise NotImplementedError"}
-    student, resources = copy.deepcopy(master), {}
+    student, resources = copy.deepcopy(master), dict[str, Any]()
     for step in (CheckCellMetadata, ClearSolutions, LockCells, ClearOutput):
         try:
             student, resources = step(config=config).preprocess(student, resources)

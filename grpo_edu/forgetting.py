@@ -8,7 +8,7 @@ forgetting. Every number comes with an interval: over problems for one run, over
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ def _clean(value: float) -> float:
     return round(float(value), 12)
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[[Any], float]] = {
     "average_accuracy": average_accuracy,
     "forgetting": forgetting,
     "backward_transfer": backward_transfer,

@@ -181,6 +181,6 @@ def _notebook(cells: list) -> NotebookNode:
             own = f"{own[:50]}-{number}"
         ids.add(own)
         metadata = cell.get("metadata")
-        make = makers.get(cell.get("cell_type"), v4.new_raw_cell)
+        make = makers.get(str(cell.get("cell_type")), v4.new_raw_cell)
         made.append(make(source, id=own, metadata=metadata if isinstance(metadata, dict) else {}))
     return v4.new_notebook(cells=made)

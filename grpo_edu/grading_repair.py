@@ -69,7 +69,8 @@ def repaired(notebook: NotebookNode, master: Master) -> tuple[NotebookNode, list
     of the student stay where they were.
     """
     roles, troubles = _roles(notebook, master)
-    result, present = [], set()
+    result: list[NotebookNode] = []
+    present: set[str] = set()
     for cell, role in zip(notebook.cells, roles, strict=True):
         if role is None:
             if not _is_check_call(cell) and not _is_stub(cell, master):  # another copy of these has nothing to say
@@ -131,7 +132,8 @@ def _role_by_content(cell: NotebookNode, master: Master) -> str | None:
     written = [master.answers[name] for name in definitions(cell.source) if name in master.answers]
     if written:
         return written[-1]
-    return master.checks.get(CHECK_CALL.match(cell.source.strip())[1]) if _is_check_call(cell) else None
+    call = CHECK_CALL.match(cell.source.strip()) if _is_check_call(cell) else None
+    return master.checks.get(call[1]) if call else None
 
 
 def _is_check_call(cell: NotebookNode) -> bool:
@@ -170,7 +172,10 @@ def _plain(cell: NotebookNode, cell_id: str) -> NotebookNode:
 
 def _restore(cells: list[NotebookNode], present: set[str], master: Master) -> list[str]:
     """Put the master's missing cells back, each behind the one that is before it there."""
-    elsewhere, unwritten, locked, before = [], [], [], None
+    elsewhere: list[str] = []
+    unwritten: list[str] = []
+    locked: list[str] = []
+    before = None
     written = {name for cell in cells if cell.cell_type == "code" for name in definitions(cell.source)}
     for role, original in master.cells.items():
         names = {name for name, cell_id in master.answers.items() if cell_id == role}
@@ -197,7 +202,7 @@ def steps(notebook: NotebookNode, master: Master) -> list[Step]:
     From top to bottom; a function is asked for where its check stands, or behind the last cell that defines it.
     """
     names = {question.cell: question.exercise for question in master.questions}
-    place = {}
+    place: dict[str, int] = {}
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
             if cell.id in names:

@@ -83,7 +83,7 @@ def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
     """CSV: a row a student, a column a question, the total, and a word on each trouble."""
     questions = [(column(master, one.exercise), one.exercise) for master in masters for one in master.questions]
     most = sum(master.points for master in masters)
-    rows = [["student", "id", *(name for name, _ in questions), "total", "out of", "notes"]]
+    rows: list[list[Any]] = [["student", "id", *(name for name, _ in questions), "total", "out of", "notes"]]
     for grade in grades:
         total = sum(grade.points(master) for master in masters)
         points = [grade.question(exercise) for _, exercise in questions]
@@ -96,7 +96,8 @@ def canvas_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
 
     Canvas finds a student by ID; where the names held none, by SIS Login ID, which is then the folder's name.
     """
-    rows = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *(master.name for master in masters)]]
+    who = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
+    rows: list[list[Any]] = [[*who, *(master.name for master in masters)]]
     rows.append(["    Points Possible", "", "", "", "", *(master.points for master in masters)])
     for grade in grades:
         login = "" if grade.lms_id else grade.student
@@ -106,7 +107,7 @@ def canvas_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
 
 def moodle_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
     """CSV for Moodle's grade import, whose page asks which column says who it is (Identifier or Username)."""
-    rows = [["Identifier", "Full name", "Username", *(master.name for master in masters), "Total"]]
+    rows: list[list[Any]] = [["Identifier", "Full name", "Username", *(master.name for master in masters), "Total"]]
     for grade in grades:
         points = [grade.points(master) for master in masters]
         who = [f"Participant {grade.lms_id}", grade.student, ""] if grade.lms_id else ["", "", grade.student]

@@ -67,6 +67,7 @@ class Worker:
         if process is not None:
             process.kill()  # and with it the student's, which does not outlive it
             process.wait()
+            assert process.stdin and process.stdout
             process.stdin.close()
             if not self._reading:  # else the thread that reads closes it
                 process.stdout.close()
@@ -95,6 +96,7 @@ class Worker:
     @staticmethod
     def _line(process: subprocess.Popen) -> dict[str, Any]:
         """The next line of the worker; empty where it is gone."""
+        assert process.stdout
         line = process.stdout.readline()
         return json.loads(line) if line.endswith(b"\n") else {}
 
@@ -103,6 +105,7 @@ class Worker:
         if self._closed:
             raise RuntimeError("the worker was closed while a student's code ran")
         process = self._process or self._start()
+        assert process.stdin and process.stdout
         key = secrets.token_hex(16)  # so that nothing that an earlier process left behind counts for this one
         folder = str(Path(self._folder.name) / key)
         with contextlib.suppress(BrokenPipeError):  # its end shows below
@@ -126,7 +129,7 @@ def collect(worker: Worker, steps: Sequence[Step], *, seed: int, limits: Limits,
 
     Raises RuntimeError where the worker does not start, or the student's process ends before its code runs.
     """
-    found, skip = Transcript(), []
+    found, skip = Transcript(), list[str]()
     places = {step.name: place for place, step in enumerate(steps) if step.kind == "ask"}
     for _ in range(MOST_STARTS):
         total = min(limits.total_seconds, seconds_left - found.seconds)

@@ -49,7 +49,8 @@ def main() -> int:
     reply({"ready": True})
     for line in tasks:
         task = json.loads(line)
-        reply({"id": task["id"], **Student(task, lambda one, task=task: reply({"id": task["id"], **one})).run()})
+        own = {"id": task["id"]}
+        reply({**own, **Student(task, lambda one, own=own: reply({**own, **one})).run()})
     return 0
 
 

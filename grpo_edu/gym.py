@@ -114,7 +114,7 @@ def _split_of(question: str) -> str:
     return "heldout" if hashlib.sha256(question.encode()).digest()[0] < _HELDOUT_SHARE else "train"
 
 
-def _library():
+def _library() -> Any:
     try:
         import reasoning_gym
     except ImportError as error:

@@ -108,7 +108,7 @@ def instruction_sets() -> list[str]:
     """The instruction sets that matter for matrix products, as torch or /proc/cpuinfo name them."""
     import torch
 
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older torch cannot tell
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch cannot tell
     info = _cpuinfo()
     flags = set((info.get("flags") or info.get("Features") or "").split())
     return [name for name, flag in _TELLING if capabilities.get(name) is True or flag in flags]
@@ -246,7 +246,7 @@ def _declared() -> tuple[str, list[str]]:
         metadata = importlib.metadata.metadata("grpo-edu")
     except importlib.metadata.PackageNotFoundError:  # a bare copy of the folder: nothing is declared
         return "", []
-    return metadata.get("Requires-Python", ""), metadata.get_all("Requires-Dist", [])
+    return metadata["Requires-Python"] if "Requires-Python" in metadata else "", metadata.get_all("Requires-Dist", [])
 
 
 def _version(name: str) -> str | None:

@@ -8,6 +8,7 @@ vocabulary of 151,936 the logits of a batch would weigh more than the model.
 """
 
 import warnings
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo_edu.chunked_logps import chunked_logps
 from grpo_edu.packing import PackedRows, block_mask, block_mask_obstacle, pack_groups, packed_lengths
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LOGITS_PER_CHUNK = 2**25  # 128 MiB in float32
 
@@ -76,7 +80,7 @@ def entropies(logits: Tensor) -> Tensor:
 
 
 def per_token_logps(
-    model: nn.Module,
+    model: "PreTrainedModel",
     prompt_ids: Tensor,
     prompt_mask: Tensor,
     completion_ids: Tensor,
@@ -128,7 +132,7 @@ def per_token_logps(
 
 
 def shared_prefix_logps(
-    model: nn.Module,
+    model: "PreTrainedModel",
     prompt_ids: Tensor,
     prompt_mask: Tensor,
     completion_ids: Tensor,
@@ -190,7 +194,7 @@ def shared_prefix_logps(
 
 
 def group_logps(
-    model: nn.Module,
+    model: "PreTrainedModel",
     prompt_ids: Tensor,
     prompt_mask: Tensor,
     completion_ids: Tensor,
@@ -207,13 +211,14 @@ def group_logps(
     width = int(packed_lengths(prompt_mask, completion_mask, num_generations).max())
     obstacle = block_mask_obstacle(model, width)
     if not obstacle:
-        return shared_prefix_logps(model, *batch, num_generations=num_generations, temperature=temperature)
+        logps = shared_prefix_logps(model, *batch, num_generations=num_generations, temperature=temperature)
+        return cast(Tensor, logps)  # without entropies beside it
     warnings.warn(f"{obstacle}: prompts are read once a completion, which is slower", RuntimeWarning, stacklevel=2)
-    return per_token_logps(model, *batch, temperature=temperature)
+    return cast(Tensor, per_token_logps(model, *batch, temperature=temperature))
 
 
 def _score(
-    head: nn.Module,
+    head: Any,
     hidden: Tensor,
     rows: PackedRows,
     completion_ids: Tensor,
@@ -269,7 +274,9 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _check_model(model: nn.Module, temperature: float, chunk_size: int | None) -> tuple[nn.Module, nn.Module]:
+def _check_model(
+    model: "PreTrainedModel", temperature: float, chunk_size: int | None
+) -> tuple[nn.Module, nn.Module]:
     """Check what can be checked before the forward pass; return the model's decoder and its output layer."""
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}: score greedy samples at 1.0")

@@ -175,7 +175,7 @@ def available_room(model: PreTrainedModel, config: GRPOConfig, longest_prompt: i
         ),
         "an optimizer step": 2 * shape.largest,
     }  # fmt: skip
-    worst = max(stages, key=stages.get)
+    worst = max(stages, key=stages.__getitem__)
     if fixed + stages[worst] > config.memory_budget_gib * GIB:
         smallest = math.ceil(100 * (fixed + stages[worst]) / GIB) / 100
         raise ValueError(

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -150,7 +150,7 @@ def _locate(name: str | Path) -> Path | str:
 
 
 def _floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
-    chosen = torch.float32 if dtype is None else dtype
+    chosen: Any = torch.float32 if dtype is None else dtype
     if isinstance(chosen, str):
         chosen = getattr(torch, chosen.removeprefix("torch."), None)
     if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
@@ -261,7 +261,7 @@ def _explained(error: OSError, source: Path | str) -> OSError:
     )
 
 
-def _is_gated(error: BaseException) -> bool:
+def _is_gated(error: BaseException | None) -> bool:
     """Whether the Hub refused because the model's terms were not accepted."""
     from huggingface_hub.errors import GatedRepoError
 

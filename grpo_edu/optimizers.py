@@ -17,16 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.config import GRPOConfig
+from grpo_edu.config import GRPOConfig, SupervisedConfig
 from grpo_edu.deepspeed_steps import StepThroughDeepSpeed
 from grpo_edu.processes import this_process
 
 
-def build_optimizer(model: nn.Module, config: GRPOConfig):
+def build_optimizer(
+    model: nn.Module, config: GRPOConfig | SupervisedConfig
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
     """The optimizer that the config names, over the parameters that want a gradient, and its learning-rate schedule.
 
     Adafactor as TRL sets it up for ``optim="adafactor"``: `learning_rate` means the same as AdamW's.
@@ -44,7 +47,7 @@ def build_optimizer(model: nn.Module, config: GRPOConfig):
         raise ValueError("model: no parameter wants a gradient; load it with load_policy, not frozen or quantized")
     for parameter in parameters:  # so that a first step without gradient counts as a later one does
         parameter.grad = None if config.optimizer_in_backward else torch.zeros_like(parameter)
-    options = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    options: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optim == "adafactor":
         from transformers import Adafactor
 
@@ -54,7 +57,7 @@ def build_optimizer(model: nn.Module, config: GRPOConfig):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(learning_rate_share, config=config))
 
 
-def learning_rate_share(step: int, config: GRPOConfig) -> float:
+def learning_rate_share(step: int, config: GRPOConfig | SupervisedConfig) -> float:
     """The share of `learning_rate` that a step takes, counted from 0: transformers' schedules of the same names.
 
     They are written out here because transformers' module brings trainers along that take a quarter of a second.
@@ -103,7 +106,7 @@ class StepAfterBackward:
 
         Raises FloatingPointError before the weights change when it is not finite, or longer than `abort_grad_norm`.
         """
-        this_process().add_up([weight.grad for weight in self.parameters])
+        this_process().add_up([weight.grad for weight in self.parameters if weight.grad is not None])
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or math.inf)
         check_gradient(norm, self.abort_grad_norm)
         self.optimizer.step()
@@ -142,15 +145,15 @@ class StepInBackward:
         scale = 1.0
 
         def measure(weight: Tensor) -> None:
-            lengths.append(weight.grad.norm())
+            lengths.append(_gradient(weight).norm())
             check_gradient(lengths[-1], self.abort_grad_norm)
             weight.grad = None
 
         def apply(weight: Tensor) -> None:
             if not self.max_grad_norm:
-                lengths.append(weight.grad.norm())
+                lengths.append(_gradient(weight).norm())
                 check_gradient(lengths[-1], self.abort_grad_norm, "moved in part (max_grad_norm = 0)")
-            weight.grad.mul_(scale)
+            _gradient(weight).mul_(scale)
             self.optimizer.step()  # steps over every weight that has no gradient
             weight.grad = None
 
@@ -208,6 +211,11 @@ def check_gradient(norm: Tensor, longest: float | None = None, weights: str = "l
     raise FloatingPointError(
         f"{fault}, so the weights were {weights}; lower learning_rate, or look at the rewards of this step"
     )
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    assert weight.grad is not None, "called before the backward pass"
+    return weight.grad
 
 
 def _length(lengths: Iterable[Tensor]) -> Tensor:

@@ -2,9 +2,13 @@
 
 import inspect
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,11 @@ def pack_groups(
     kept = real.int().argsort(dim=1, descending=True, stable=True)[:, :width]
     source = nn.functional.pad(node, (1, 0))[:, :, :-1].clone()
     source[:, :, 0] = prompt_length[:, None] - 1  # first tokens follow the prompt
+    ids, positions, seen = (part.masked_fill(~real, 0).gather(1, kept) for part in (ids, positions, seen))
     return PackedRows(
-        *(part.masked_fill(~real, 0).gather(1, kept) for part in (ids, positions, seen)),
+        ids,
+        positions,
+        seen,
         source=torch.empty_like(completion_ids).index_copy(0, order, source.view(batch, columns)),
     )
 
@@ -130,7 +137,7 @@ def packed_lengths(prompt_mask: Tensor, completion_mask: Tensor, num_generations
     return (prompt_mask[::num_generations] != 0).sum(dim=1) + fed
 
 
-def block_mask(model: nn.Module, seen_until: Tensor) -> Tensor:
+def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
     """What a token of a packed row sees: the prompt and what comes before it in its own completion, and itself.
 
     Given as numbers to add to the attention scores. A mask of True and False would do as well, but torch's
@@ -155,7 +162,7 @@ def block_mask(model: nn.Module, seen_until: Tensor) -> Tensor:
     return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
-def block_mask_obstacle(model: nn.Module, length: int) -> str:
+def block_mask_obstacle(model: "PreTrainedModel", length: int) -> str:
     """Why rows of `length` tokens cannot go through `model` under a block mask; "" where they can.
 
     Obstacles are attention implementations that take no mask of four dimensions, models without position

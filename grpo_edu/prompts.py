@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SYSTEM_PROMPT = "Solve the problem. End with #### and the answer."
 MARKER = "####"
@@ -44,7 +48,7 @@ def chat_messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
-def render_prompt(tokenizer, question: str) -> str:
+def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
     """The text that the model continues: the chat through the tokenizer's own template, then its turn opened.
 
     A plain-string prompt that skips the template is the commonest reason for a reward that stays 0: an
@@ -141,16 +145,18 @@ def normalize_answer(text: str) -> str | None:
     if not isinstance(text, str):
         raise ValueError(f"text must be a string, got {type(text).__name__}; pass str(answer)")
     text = text.translate(_DASHES)
-    start = _LEAD.match(text).end()
+    lead = _LEAD.match(text)
+    start = lead.end() if lead else 0
     numbers, tail = _numbers(text, start)
     if any(c.isnumeric() and c not in "²³" for c in tail):  # another number, in whatever script
         return None
     if not numbers:
         word = _WORD.fullmatch(text, start)
         return None if word is None or word[1].casefold() in _NO_ANSWER else word[1].casefold()
-    if None in numbers or _REFUSED_TAIL.match(tail):
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers) or _REFUSED_TAIL.match(tail):
         return None
-    return ", ".join(numbers)
+    return ", ".join(known)
 
 
 def answers_equal(a: str, b: str) -> bool:

@@ -32,7 +32,7 @@ class SchemeProbe:
     @property
     def fastest(self) -> str:
         """The scheme with the shortest step, or "float32"."""
-        return min(self.seconds, key=self.seconds.get)
+        return min(self.seconds, key=self.seconds.__getitem__)
 
     def __str__(self) -> str:
         base = self.seconds["float32"]

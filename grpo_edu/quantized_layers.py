@@ -27,6 +27,8 @@ class QuantizedLayer(nn.Module):
     in_features, out_features: K and N. bias: (N,) float32 or None.
     """
 
+    bias: Tensor | None
+
     def __init__(self, out_features: int, in_features: int, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = out_features, in_features
@@ -39,6 +41,10 @@ class QuantizedLayer(nn.Module):
 
     def parts(self) -> QuantizedTensor:
         """The weights (N, K) as whole numbers with their scales."""
+        raise NotImplementedError
+
+    def product(self, x: Tensor) -> Tensor:
+        """(M, K) float32 → (M, N) float32, without the bias."""
         raise NotImplementedError
 
     def store(self) -> dict[str, Tensor]:
@@ -65,7 +71,7 @@ class Int8Linear(QuantizedLayer):
     """int8 weights, one scale an output; x stays as it is. `rows` may be shared with an embedding."""
 
     def __init__(self, rows: Int8Embedding, bias: Tensor | None) -> None:
-        super().__init__(*rows.q.shape, bias)
+        super().__init__(len(rows.q), rows.q.shape[1], bias)
         self.rows = rows
         self.has_kernel = _kernel_or_word("int8-weight")
 
@@ -86,6 +92,9 @@ class Int8Linear(QuantizedLayer):
 
 class Int8Embedding(nn.Module):
     """A table (V, H) of int8 with one scale a row; looking up a token makes its row real again."""
+
+    q: Tensor
+    scale: Tensor
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -114,8 +123,10 @@ class DynamicInt8Linear(QuantizedLayer):
     A scale a row, and not one for all of x: a completion must not depend on which others share its batch.
     """
 
+    scale: Tensor
+
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__(*layer.weight.shape, layer.bias)
+        super().__init__(layer.out_features, layer.in_features, layer.bias)
         parts = quantize(layer.weight.detach(), dim=0)
         self.register_buffer("scale", parts.scale.flatten())
         self.has_kernel = _kernel_or_word("int8-dynamic")
@@ -149,8 +160,11 @@ class DynamicInt8Linear(QuantizedLayer):
 class Int4Linear(QuantizedLayer):
     """4-bit weights in groups of neighbors of a row, each with a scale and a zero point; x goes through in bfloat16."""
 
+    scale: Tensor
+    zero_point: Tensor
+
     def __init__(self, layer: nn.Linear, group_size: int = GROUP_SIZE) -> None:
-        super().__init__(*layer.weight.shape, layer.bias)
+        super().__init__(layer.out_features, layer.in_features, layer.bias)
         self.group_size = group_size
         parts = quantize(layer.weight.detach(), bits=4, symmetric=False, group_size=group_size)
         self.register_buffer("scale", parts.scale.squeeze(-1).to(torch.bfloat16))  # (N, K/g)
@@ -209,7 +223,9 @@ def int4_obstacle(layer: nn.Linear, group_size: int = GROUP_SIZE) -> str:
 def _dequantized_product(x: Tensor, parts: QuantizedTensor) -> Tensor:
     """(M, K) → (M, N) in float32, a block of rows of the weight at a time."""
     blocks = zip(*(part.split(_ROWS_AT_ONCE) for part in (parts.q, parts.scale, parts.zero_point)), strict=True)
-    weights = (QuantizedTensor(*block, parts.bits, parts.group_size).dequantize() for block in blocks)
+    weights = (
+        QuantizedTensor(q, scale, zero, parts.bits, parts.group_size).dequantize() for q, scale, zero in blocks
+    )
     return torch.cat([x @ weight.t() for weight in weights], dim=1)
 
 

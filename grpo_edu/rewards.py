@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_edu.equations import check_equations
 from grpo_edu.gym import gym_score, is_gym
@@ -29,7 +29,7 @@ RewardFunction = Callable[..., Sequence[float | None]]
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
-def _column(name: str, values, length: int) -> None:
+def _column(name: str, values: Any, length: int) -> None:
     """ValueError unless `values` is a list of `length` entries."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name} must be a list with one entry a completion, got {type(values).__name__}")
@@ -37,7 +37,7 @@ def _column(name: str, values, length: int) -> None:
         raise ValueError(f"{name} has {len(values)} entries for {length} completions; give one a completion")
 
 
-def _gold(answer, row: int) -> str:
+def _gold(answer: Any, row: int) -> str:
     """The ground truth in its one spelling; ValueError where there is none to compare with."""
     text = answer if isinstance(answer, str) else str(answer)
     gold = extract_answer(text) if MARKER in text else normalize_answer(text)
@@ -50,7 +50,11 @@ def _gold(answer, row: int) -> str:
 
 
 def accuracy_reward(
-    completions: list[Completion], answer: list, prompts: list | None = None, level: list | None = None, **kwargs
+    completions: Sequence[Completion],
+    answer: list,
+    prompts: list | None = None,
+    level: list | None = None,
+    **kwargs: Any,
 ) -> list[float | None]:
     """1.0 where a completion's answer equals the ground truth, else 0.0; None where the ground truth is None.
 
@@ -79,7 +83,7 @@ def accuracy_reward(
     return rewards
 
 
-def format_reward(completions: list[Completion], **kwargs) -> list[float]:
+def format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float]:
     """1.0 where a completion has exactly one `####`, with one answer behind it and nothing after that line.
 
     >>> format_reward(["2 + 3 = 5. #### 5", "#### 5 #### 6", "The answer is 5", "#### 5 or 6"])
@@ -93,7 +97,7 @@ def _well_formed(text: str) -> bool:
     return MARKER not in answer and "\n" not in answer and normalize_answer(answer) is not None
 
 
-def steps_reward(completions: list[Completion], **kwargs) -> list[float]:
+def steps_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float]:
     """The share of a completion's written equations that hold; 0.0 where none is written.
 
     What counts as an equation and when it holds is in `grpo_edu.equations.check_equations`; in short,
@@ -109,7 +113,7 @@ def steps_reward(completions: list[Completion], **kwargs) -> list[float]:
 
 
 def length_reward(
-    completions: list[Completion], completion_ids: list | None = None, *, target: int = 32, **kwargs
+    completions: Sequence[Completion], completion_ids: list | None = None, *, target: int = 32, **kwargs: Any
 ) -> list[float]:
     """1 up to the target length, then falling straight to 0 at twice the target.
 
@@ -158,15 +162,15 @@ class _Naming:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind, error, traceback) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception):
             raise RuntimeError(
-                f"the reward function '{self.name}' raised {kind.__name__}: {error}. It is called as "
+                f"the reward function '{self.name}' raised {type(error).__name__}: {error}. It is called as "
                 f"{self.name}(prompts=…, completions=…, **columns); take what it does not need with **kwargs"
             ) from error
 
 
-def _checked(name: str, returned, length: int) -> list[float]:
+def _checked(name: str, returned: Any, length: int) -> list[float]:
     """What a reward function returned as `length` floats, NaN for None; ValueError for anything else."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, list | tuple):
@@ -184,7 +188,7 @@ def _checked(name: str, returned, length: int) -> list[float]:
     ]
 
 
-def _checked_value(name: str, value, row: int) -> float:
+def _checked_value(name: str, value: Any, row: int) -> float:
     if hasattr(value, "tolist"):  # a 0-dimensional tensor or array
         value = value.tolist()
     if not isinstance(value, Real):
@@ -192,7 +196,7 @@ def _checked_value(name: str, value, row: int) -> float:
             f"the reward function '{name}' returned {value!r} ({type(value).__name__}) for completion {row}; "
             "return a number, or None where it does not apply"
         )
-    if not abs(value) <= _FLOAT32_MAX:  # NaN compares false
+    if not abs(value) <= _FLOAT32_MAX:  # type: ignore[operator]  # NaN compares false; typeshed's Real does not compare
         raise ValueError(
             f"the reward function '{name}' returned {value} for completion {row}, no finite float32; "
             "return a finite number, or None where it does not apply"
@@ -204,8 +208,8 @@ def compute_rewards(
     reward_funcs: RewardFunction | Sequence[RewardFunction],
     *,
     prompts: list,
-    completions: list[Completion],
-    **columns,
+    completions: Sequence[Completion],
+    **columns: Any,
 ) -> torch.Tensor:
     """Call every reward function on every completion, and check what it returns.
 

@@ -10,10 +10,10 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.data import load_gsm8k, load_problems
 from grpo_edu.gym import PREFIX, check_task, gym_problems, is_gym
 from grpo_edu.problems import DOMAINS, LEVELS, Problem
-from grpo_edu.rewards import accuracy_reward, format_reward, length_reward, steps_reward
+from grpo_edu.rewards import RewardFunction, accuracy_reward, format_reward, length_reward, steps_reward
 
 DATA = (*LEVELS, *DOMAINS, "gsm8k")
-REWARDS = {
+REWARDS: dict[str, RewardFunction] = {
     "accuracy": accuracy_reward,
     "format": format_reward,
     "steps": steps_reward,

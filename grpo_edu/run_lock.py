@@ -82,7 +82,7 @@ def _lock(file: BinaryIO) -> bool:
             import msvcrt
 
             file.seek(_FAR)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows alone has it
         else:
             import fcntl
 

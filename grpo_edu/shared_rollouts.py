@@ -39,7 +39,8 @@ def join_rollouts(rollout: Rollout, pad_token_id: int) -> Rollout:
     if processes.count == 1:
         return rollout
     tensors = {name: value for name, value in vars(rollout).items() if isinstance(value, torch.Tensor)}
-    given = processes.exchange("rollouts", replace(rollout, **{name: value.cpu() for name, value in tensors.items()}))
+    on_cpu: dict[str, Any] = {name: value.cpu() for name, value in tensors.items()}
+    given = processes.exchange("rollouts", replace(rollout, **on_cpu))
     fill = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id}
     joined: dict[str, Any] = {
         name: _stack([getattr(part, name) for part in given], fill.get(name, 0), left=name.startswith("prompt")).to(
@@ -47,8 +48,8 @@ def join_rollouts(rollout: Rollout, pad_token_id: int) -> Rollout:
         )
         for name in tensors
     }
-    texts = {name: [text for part in given for text in getattr(part, name)] for name in ("prompts", "completions")}
-    return replace(rollout, **joined, **texts)
+    joined |= {name: [text for part in given for text in getattr(part, name)] for name in ("prompts", "completions")}
+    return replace(rollout, **joined)
 
 
 def _stack(parts: Sequence[Tensor], fill: float, *, left: bool) -> Tensor:

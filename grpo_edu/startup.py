@@ -101,7 +101,8 @@ def main() -> None:
     mark("first step")
     next(steps)
     mark("second step")
-    next(train(*session.reset(), *setting))
+    model, tokenizer = session.reset()
+    next(train(model, tokenizer, *setting))
     mark("run again")
     print(json.dumps(seconds))
 

@@ -127,11 +127,10 @@ class SweepPlan:
     @property
     def grid(self) -> list[dict[str, Any]] | None:
         """All settings of the space, where there are no more of them than trials; else None."""
-        if any(isinstance(values, Range) for values in self.space.values()):
+        choices = [values for values in self.space.values() if not isinstance(values, Range)]
+        if len(choices) < len(self.space) or math.prod(map(len, choices)) > self.trials:
             return None
-        if math.prod(len(values) for values in self.space.values()) > self.trials:
-            return None
-        return [dict(zip(self.space, values, strict=True)) for values in product(*self.space.values())]
+        return [dict(zip(self.space, values, strict=True)) for values in product(*choices)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file, the space as texts."""

@@ -58,7 +58,7 @@ class Trackers(AbstractContextManager):
     """
 
     def __init__(self, names: Sequence[str], folder: str | Path, config: Mapping[str, Any]) -> None:
-        kinds = {"tensorboard": _TensorBoard, "trackio": _Trackio, "wandb": _Wandb}
+        kinds: dict[str, Any] = {"tensorboard": _TensorBoard, "trackio": _Trackio, "wandb": _Wandb}
         with ExitStack() as opened:
             self._trackers = [opened.enter_context(kinds[name](Path(folder), dict(config))) for name in names]
             self._opened = opened.pop_all()
@@ -69,7 +69,7 @@ class Trackers(AbstractContextManager):
         for tracker in self._trackers:
             tracker.log(values, int(metrics["step"]))
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self._opened.__exit__(*exception)
 
 

@@ -260,15 +260,15 @@ class _Relay:
         class Callback(TrainerCallback):
             """Times a step from its rollout to its last update, and keeps the learning rate that the update used."""
 
-            def on_train_begin(self, args, state, control, **objects):
+            def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
                 relay.wait()
                 self.started = time.perf_counter()
 
-            def on_pre_optimizer_step(self, args, state, control, **objects):
+            def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
                 relay.check()
                 self.learning_rate = objects["optimizer"].param_groups[0]["lr"]
 
-            def on_log(self, args, state, control, logs, **objects):
+            def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **objects: Any) -> None:
                 if "train_runtime" in logs:  # the closing summary
                     return
                 seconds = time.perf_counter() - self.started

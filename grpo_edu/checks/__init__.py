@@ -5,6 +5,10 @@ Every exercise is one `Exercise`, called with what the student wrote: ``check_gr
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grpo_edu.checks.core import Exercise
 
 TOPICS = (  # modules of this folder, in the order of the course
     "hardware",
@@ -39,11 +43,11 @@ TOPICS = (  # modules of this folder, in the order of the course
 )
 
 
-def exercises() -> dict[str, "Exercise"]:  # noqa: F821  imported below, where it is needed
+def exercises() -> dict[str, "Exercise"]:
     """Name → exercise, of all topics, in the order of the course."""
     from grpo_edu.checks.core import Exercise
 
-    found = {}
+    found: dict[str, Exercise] = {}
     for topic in TOPICS:
         for value in vars(import_module(f"grpo_edu.checks.{topic}")).values():
             if isinstance(value, Exercise):
@@ -51,7 +55,7 @@ def exercises() -> dict[str, "Exercise"]:  # noqa: F821  imported below, where i
     return found
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """`check_NAME`, imported on first use."""
     if name.startswith("check_"):
         known = exercises()

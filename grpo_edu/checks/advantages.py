@@ -15,7 +15,7 @@ from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 
 def some_rewards(rng: random.Random, groups: int = 2, size: int = 3) -> Tensor:
     """Rewards in quarters, no group of which ties."""
-    rows = []
+    rows: list[list[float]] = []
     while len(rows) < groups:
         row = [rng.randrange(-4, 9) / 4 for _ in range(size)]
         if len(set(row)) > 1:

@@ -38,7 +38,8 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:
     if isinstance(expected, Number):
         if isinstance(got, str) or not isinstance(got, Number) or _is_bool(got):
             return f"it is {kind(got)}, not a number"
-        return None if close(float(got), float(expected), tolerance) else "the value is another one"
+        one, other = float(got), float(expected)  # type: ignore[arg-type]  # typeshed: not every Number has a float
+        return None if close(one, other, tolerance) else "the value is another one"
     if isinstance(expected, Mapping):
         return _mapping_difference(got, expected, tolerance)
     if isinstance(expected, Sequence):

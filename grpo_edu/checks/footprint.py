@@ -18,7 +18,7 @@ def memory_parts(
     parameters: int, trained: int, completions: int, tokens: int, vocabulary: int, with_reference: bool
 ) -> dict[str, int]:
     """Bytes of what fp32 training with AdamW holds, as the package counts them, and of all logits at once."""
-    shape = ModelShape(4 * parameters, 4 * trained, *[0] * 13)  # the other fields say nothing of what is held
+    shape = ModelShape(4 * parameters, 4 * trained, *[0] * 13)  # type: ignore[arg-type]  # the other fields say nothing of what is held
     held = held_bytes(shape, GRPOConfig(beta=0.04 if with_reference else 0.0))
     return {**held, "logits": 4 * completions * tokens * vocabulary}
 

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ class MeanGradient:
 
 def accumulated_gradient(mean_gradient: MeanGradient, rows: Tensor, size: int) -> Tensor:
     """The gradient of the whole batch's mean loss, from parts of `size` rows."""
-    return sum(mean_gradient(part) * len(part) / len(rows) for part in rows.split(size))
+    shares = [mean_gradient(part) * len(part) / len(rows) for part in rows.split(size)]
+    return torch.stack(shares).sum(dim=0)
 
 
 def _batch(*, uneven: bool) -> Callable[[random.Random], Call]:
@@ -68,7 +70,7 @@ def _accumulated_by_running_mean(mean_gradient: MeanGradient, rows: Tensor, size
     return mean
 
 
-def _over_parts(combine: Callable[[list[Tensor], list[int]], Tensor]) -> Callable[..., Tensor]:
+def _over_parts(combine: Callable[[list[Tensor], list[int]], Any]) -> Callable[..., Tensor]:
     """A wrong answer that combines the parts' gradients and sizes in another way."""
 
     def wrong(mean_gradient: MeanGradient, rows: Tensor, size: int) -> Tensor:
@@ -80,7 +82,7 @@ def _over_parts(combine: Callable[[list[Tensor], list[int]], Tensor]) -> Callabl
 
 def _rest_dropped(mean_gradient: MeanGradient, rows: Tensor, size: int) -> Tensor:
     whole = rows[: len(rows) // size * size]
-    return sum(mean_gradient(part) * size / len(rows) for part in whole.split(size))
+    return torch.stack([mean_gradient(part) * size / len(rows) for part in whole.split(size)]).sum(dim=0)
 
 
 check_accumulated_gradient = Exercise(
@@ -150,7 +152,7 @@ def _tokens(*, uneven: bool) -> Callable[[random.Random], Call]:
     return draw
 
 
-def _chunks_by_loop(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> list[float]:
+def _chunks_by_loop(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
     logps = []
     for state, token in zip(states, chosen.tolist(), strict=True):
         scores = logits_of(state[None])[0].tolist()
@@ -168,9 +170,9 @@ def _chunks_by_logsumexp(states: Tensor, chosen: Tensor, logits_of: OutputLayer,
 
 
 def _chunks_by_cross_entropy(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
-    losses = []
-    while sum(map(len, losses)) < len(states):
-        done = sum(map(len, losses))
+    losses: list[Tensor] = []
+    while sum(len(loss) for loss in losses) < len(states):
+        done = sum(len(loss) for loss in losses)
         logits = logits_of(states[done : done + size])
         losses.append(torch.nn.functional.cross_entropy(logits, chosen[done : done + size], reduction="none"))
     return -torch.cat(losses)

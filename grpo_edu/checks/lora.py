@@ -213,11 +213,11 @@ def _tuned(*, tied: bool) -> Callable[[random.Random], Call]:
 
 
 def _rates_by_sorting(tuning: Tuning) -> dict[str, float]:
-    return {method: sorted(sorted(found), key=found.get, reverse=True)[0] for method, found in tuning.items()}
+    return {method: sorted(sorted(found), key=found.__getitem__, reverse=True)[0] for method, found in tuning.items()}
 
 
 def _rates_by_loop(tuning: Tuning) -> dict[str, float]:
-    best = {}
+    best: dict[str, float] = {}
     for method, found in tuning.items():
         for rate in sorted(found):
             if method not in best or found[rate] > found[best[method]]:

@@ -87,8 +87,8 @@ def _wide(rng: random.Random) -> Call:
 
 
 def _verdict_by_table(low: float, high: float, margin: float) -> str:
-    places = [(end > margin) - (end < -margin) for end in (low, high)]
-    return {(0, 0): "equal", (1, 1): "better", (-1, -1): "worse"}.get(tuple(places), "unclear")
+    places = tuple((end > margin) - (end < -margin) for end in (low, high))
+    return {(0, 0): "equal", (1, 1): "better", (-1, -1): "worse"}.get((places[0], places[1]), "unclear")
 
 
 def _verdict_by_middle(low: float, high: float, margin: float) -> str:

@@ -167,7 +167,7 @@ check_batch_kl = Exercise(
 
 # ---- claim ----
 
-Solved = Sequence[int]  # 1 or 0, a problem
+Solved = Sequence[bool]  # 1 or 0, a problem
 
 
 def claim(before: Solved, after: Solved) -> tuple[float, str]:

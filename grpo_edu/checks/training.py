@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ def _shapes_by_words(num_prompts, num_generations, prompt_length, completion_len
 
 
 def _shapes_by_prefix(num_prompts, num_generations, prompt_length, completion_length, vocab_size) -> Shapes:
-    a_row = [num_prompts * num_generations]
+    a_row: Any = [num_prompts * num_generations]
     a_token = [*a_row, completion_length]
     shapes = {"loss": [], "rewards": a_row, "advantages": a_row, "completion_ids": a_token, "per_token_logps": a_token}
     return {**shapes, "prompt_ids": [*a_row, prompt_length], "logits": [*a_token, vocab_size]}

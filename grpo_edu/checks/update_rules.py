@@ -128,11 +128,11 @@ def _clipped_by_torch(gradients: Gradients, max_norm: float) -> Gradients:
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient.clone()
     nn.utils.clip_grad_norm_(weights, max_norm)
-    return [weight.grad for weight in weights]
+    return [weight.grad for weight in weights if weight.grad is not None]
 
 
 def _clipped_by_squares(gradients: Gradients, max_norm: float) -> Gradients:
-    square = sum((gradient**2).sum() for gradient in gradients)
+    square = torch.stack([(gradient**2).sum() for gradient in gradients]).sum()
     if square <= max_norm**2:
         return gradients
     return [gradient * max_norm / square.sqrt() for gradient in gradients]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
@@ -148,13 +148,13 @@ def say_html(text: str, *, wrong: bool = False) -> str:
     return f'<div role="status" style="{look}line-height:1.5">{before}{html.escape(text)}</div>'
 
 
-def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, tip: str, **options: Any):
+def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, tip: str, **options: Any) -> Any:
     """A labeled slider, reached by the Tab key and moved by the arrow keys."""
     return kind(value=value, min=low, max=high, step=step, description=label, tooltip=tip, style=STYLE,
                 layout=widgets.Layout(**WIDE), **options)  # fmt: skip
 
 
-def choice(label: str, options: Sequence, tip: str, value: Any = None) -> widgets.Dropdown:
+def choice(label: str, options: Iterable[str], tip: str, value: Any = None) -> widgets.Dropdown:
     """A labeled list of which one is chosen; the first where `value` is None."""
     chosen = {} if value is None else {"value": value}
     return widgets.Dropdown(options=list(options), description=label, tooltip=tip, style=STYLE,

@@ -116,7 +116,7 @@ class _Keeping:
     def __enter__(self) -> _Keeping:
         return self
 
-    def __exit__(self, kind, error, traceback) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         self.error = error
         return True
 
@@ -142,7 +142,7 @@ def cut_off(call: Callable[[], Any], seconds: float, name: str) -> Any:
     thread.start()
     thread.join(seconds)
     if not with_error:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
         thread.join(1.0)
         raise TimeoutError(f"{name} did not end within {seconds:g} seconds and was cut off")
     if with_error[0] is not None:
