@@ -5,6 +5,7 @@ The public names below are resolved on first access (PEP 562).
 """
 
 from importlib import import_module
+from typing import Any
 
 from grpo_edu.heavy_imports import collector_paused
 
@@ -62,7 +63,7 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """Import the module that holds `name` and hand the name out."""
     if name not in _HOMES:
         raise AttributeError(f"module 'grpo_edu' has no attribute {name!r}")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from grpo_edu import trainer
@@ -50,7 +50,7 @@ class Setup:
     reward_funcs: tuple[RewardFunction, ...] = (accuracy_reward,)
     replaced: Mapping[str, Callable] = field(default_factory=lambda: MappingProxyType({}))
 
-    def with_config(self, **changes) -> Setup:
+    def with_config(self, **changes: Any) -> Setup:
         """The same setup with some fields of its config changed.
 
         >>> HEALTHY.with_config(seed=3).config.seed
@@ -58,9 +58,10 @@ class Setup:
         """
         return replace(self, config=replace(self.config, **changes))
 
-    def installed(self, **more: Callable):
+    def installed(self, **more: Callable) -> AbstractContextManager[Any]:
         """A context in which the trainer uses the stand-ins, and `more` of them."""
-        return patch.multiple(trainer, **{**self.replaced, **more}) if self.replaced or more else nullcontext()
+        stand_ins: dict[str, Any] = {**self.replaced, **more}
+        return patch.multiple(trainer, **stand_ins) if stand_ins else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def run(
     """
     batches: list[Batch] = []
 
-    def keep_batch(model, batch, *args, **options):
+    def keep_batch(model: PreTrainedModel, batch: Batch, *args: Any, **options: Any) -> dict[str, float]:
         batches[:] = [batch]
         return update_policy(model, batch, *args, **options)
 

@@ -34,7 +34,7 @@ def run_curriculum_command(arguments: Namespace) -> int:
     curriculum = None if arguments.resume and arguments.profile is None else chosen_curriculum(arguments)
     from grpo_edu.curriculum_runs import result_text, resume_curriculum, start_curriculum
 
-    if arguments.resume:
+    if arguments.resume or curriculum is None:
         result = resume_curriculum(arguments.resume, arguments.model, curriculum=curriculum)
     else:
         result = start_curriculum(

@@ -8,7 +8,7 @@ import re
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from dataclasses import fields
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from grpo_edu import __version__
 from grpo_edu.cli_app import add_app_options
@@ -48,7 +48,7 @@ _OTHER_FLAGS = {"max_steps": ("--steps", "--max-steps")}
 class _Parser(ArgumentParser):
     """An ArgumentParser whose errors are one line."""
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         self.exit(2, f"grpo-edu: error: {message}{self._nearest(message)}; see {self.prog} --help\n")
 
     def _nearest(self, message: str) -> str:
@@ -56,8 +56,8 @@ class _Parser(ArgumentParser):
         found = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if not found:  # only the parser of all commands says so
             return ""
-        (commands,) = (action.choices.values() for action in self._actions if action.choices)
-        known = {flag for command in commands for flag in command._option_string_actions}
+        (commands,) = (action.choices for action in self._actions if isinstance(action.choices, dict))
+        known = {flag for command in commands.values() for flag in command._option_string_actions}
         close = difflib.get_close_matches(found[1], known, n=1) if found[1] not in known else []
         return f"; do you mean {close[0]}?" if close else ""
 

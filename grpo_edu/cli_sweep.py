@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import SUPPRESS, ArgumentParser, Namespace
+from typing import Any
 
 from grpo_edu.cli_words import chosen_dtype, given_options, say_loading
 from grpo_edu.profiles import Profile, load_profile
@@ -16,7 +17,7 @@ _PLAN = ("trials", "seeds", "judge_seeds", "num_validation", "sampler_seed")
 def add_sweep_options(sweep: ArgumentParser) -> None:
     """The options of the command, beside those of model and data; only what is typed is set."""
 
-    def add(flag: str, help: str, **options: object) -> None:
+    def add(flag: str, help: str, **options: Any) -> None:
         sweep.add_argument(flag, help=help, default=SUPPRESS, **options)
 
     add("--profile", "what to start from, by name or from a JSON file (default: standard)", metavar="NAME")

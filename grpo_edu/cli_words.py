@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from typing import Any
 
 from grpo_edu.processes import this_process
 
@@ -40,6 +41,6 @@ def chosen_dtype(dtype: str, model: str, *, trains_weights: bool) -> str:
     return chosen
 
 
-def given_options(arguments: Namespace, names: list[str]) -> dict[str, object]:
+def given_options(arguments: Namespace, names: list[str]) -> dict[str, Any]:
     """What was typed of these options, whose default is to be absent."""
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}

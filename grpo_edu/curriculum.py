@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from grpo_edu.config import GRPOConfig
 from grpo_edu.curricula import Curriculum, Protection, Stage
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.ewc import Anchor, anchor_penalty, copy_params, merge_anchors, uniform_fisher
@@ -132,7 +133,7 @@ def train_stage(
         config = replace(config, beta=protection.strength)
     elif protection.method == "replay" and earlier:
         problems = mix_in(problems, earlier, share=protection.strength, seed=config.seed)
-    if stage.method == "grpo":
+    if isinstance(config, GRPOConfig):
         return train(model, tokenizer, problems, reward_functions(stage.rewards), config, penalty=penalty)
     return finetune(model, tokenizer, problems, config, penalty=penalty)
 
@@ -171,7 +172,7 @@ def make_anchor(
     seed = stage.config.seed
     chosen = random.Random(seed).sample(list(problems), min(protection.num_examples, len(problems)))
     generator = torch.Generator().manual_seed(seed)
-    if stage.method == "grpo":
+    if isinstance(stage.config, GRPOConfig):
         rollout = generate(
             model, tokenizer, [render_prompt(tokenizer, problem.prompt) for problem in chosen], num_generations=1,
             max_completion_length=stage.config.max_completion_length, generator=generator,
@@ -192,12 +193,19 @@ def _remember(anchors: list[Anchor], new: Anchor | None, protection: Protection)
         anchors.append(new)
 
 
-def _evaluate(model, tokenizer, stage: Stage, problems, temperature: float, seed: int) -> Evaluation:
+def _evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    stage: Stage,
+    problems: Sequence[Problem],
+    temperature: float,
+    seed: int,
+) -> Evaluation:
     length = getattr(stage.config, "max_completion_length", None) or _room(tokenizer, problems)
     return evaluate(model, tokenizer, problems, temperature=temperature, max_completion_length=length, seed=seed)
 
 
-def _room(tokenizer, problems: Sequence[Problem]) -> int:
+def _room(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:
     """Tokens for the longest worked solution and as many as half of it again."""
     longest = max(len(ids) for ids in tokenizer([problem.solution for problem in problems])["input_ids"])
     return longest + longest // 2 + 1

@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -31,6 +32,9 @@ from grpo_edu.problems import Problem
 from grpo_edu.run_folder import RunFolder, model_source, read_run_config
 from grpo_edu.run_inputs import load_split
 from grpo_edu.run_lock import RunLock
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _STOPS = (KeyboardInterrupt, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError)
 
@@ -147,7 +151,7 @@ def read_progress(output: str | Path) -> Progress:
     return progress
 
 
-def _stage_problems(curriculum: Curriculum, split: str, data_path: str | None, n: int) -> list[list[Problem]]:
+def _stage_problems(curriculum: Curriculum, split: str, data_path: str | Path | None, n: int) -> list[list[Problem]]:
     """Of each stage: its training problems, or `n` held-out ones."""
     sets = []
     for stage in curriculum.stages:
@@ -160,9 +164,9 @@ def _stage_problems(curriculum: Curriculum, split: str, data_path: str | None, n
 def _go_on(
     folder: RunFolder,
     curriculum: Curriculum,
-    policy,
-    tokenizer,
-    problems,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[list[list[Problem]]],
     progress: Progress,
     started: float,
     bars: bool,
@@ -181,7 +185,9 @@ def _go_on(
     return result
 
 
-def _keep_stage(folder: RunFolder, progress: Progress, total: int, policy, tokenizer) -> None:
+def _keep_stage(
+    folder: RunFolder, progress: Progress, total: int, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Model and anchors first, the stage's JSON last."""
     number = progress.stages_done
     content: dict[str, Any] = {"evaluations": [asdict(part) for part in progress.rows[-1]], "history": []}
@@ -200,7 +206,7 @@ def _model_folder(folder: RunFolder, number: int, total: int) -> Path:
 def _save_anchors(place: Path, anchors: list[Anchor]) -> None:
     from safetensors.torch import save_file
 
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for number, anchor in enumerate(anchors):
         for kind in ("fisher", "anchor_params"):
             tensors |= {f"{number}.{kind}.{name}": value for name, value in getattr(anchor, kind).items()}

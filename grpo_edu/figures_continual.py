@@ -189,9 +189,9 @@ def valley_figure(
         axes.contour(x, y, loss, levels=[0.1, 0.4, 0.9], colors=[INK], linewidths=0.8, linestyles=style, alpha=0.6)
     for number, (name, path) in enumerate(paths.items()):
         xs, ys = zip(*path, strict=True)
-        style = look(number)
-        axes.plot(xs, ys, color=style["color"], linewidth=1.5)
-        axes.plot(xs[-1:], ys[-1:], linestyle="none", label=f"{name}: end", **(style | {"markersize": 8}))
+        mark = look(number)
+        axes.plot(xs, ys, color=mark["color"], linewidth=1.5)
+        axes.plot(xs[-1:], ys[-1:], linestyle="none", label=f"{name}: end", **(mark | {"markersize": 8}))
     axes.plot(*old[0], marker="*", markersize=12, color=INK, linestyle="none", label="start: best for the old task")
     axes.legend(loc="best", **LEGEND)
     axes.set_facecolor(PAPER)

@@ -81,8 +81,14 @@ def decision_tree() -> Figure:
 
 
 def _box(
-    axes: Axes, left_middle: tuple[float, float], width: float, height: float, text: str, color: str, weight="normal"
-):
+    axes: Axes,
+    left_middle: tuple[float, float],
+    width: float,
+    height: float,
+    text: str,
+    color: str,
+    weight: str = "normal",
+) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     left, middle = left_middle
@@ -94,7 +100,7 @@ def _box(
     axes.text(left + width / 2, middle, text, ha="center", va="center", fontsize=SMALL, color=INK, fontweight=weight)
 
 
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], word: str):
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], word: str) -> None:
     axes.annotate(
         "", end, start, arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
     )

@@ -11,6 +11,7 @@ from grpo_edu.significance import wilson_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator
 
 
 def interval_rows(
@@ -145,7 +146,7 @@ def problems_needed_chart(
     return figure
 
 
-def _ticks(points: Sequence[float]):
+def _ticks(points: Sequence[float]) -> "FixedLocator":
     from matplotlib.ticker import FixedLocator
 
     return FixedLocator([tick for tick in (0.5, 1, 2, 5, 10, 20, 50) if min(points) <= tick <= max(points)])

@@ -135,9 +135,9 @@ class AccuracyMatrix:
         draws: dict[str, list[float]] = {name: [] for name in MEASURES}
         for _ in range(num_resamples):
             picked = [column[:, rng.integers(column.shape[1], size=column.shape[1])] for column in columns]
-            matrix = np.stack([column.mean(axis=1) for column in picked], axis=1)
+            drawn = np.stack([column.mean(axis=1) for column in picked], axis=1)
             for name, values in draws.items():
-                values.append(_FUNCTIONS[name](matrix))
+                values.append(_FUNCTIONS[name](drawn))
         matrix = self.accuracies()
         return {
             name: Estimate(_FUNCTIONS[name](matrix), *(float(end) for end in np.percentile(values, [2.5, 97.5])))

@@ -129,7 +129,7 @@ def collect(worker: Worker, steps: Sequence[Step], *, seed: int, limits: Limits,
 
     Raises RuntimeError where the worker does not start, or the student's process ends before its code runs.
     """
-    found, skip = Transcript(), list[str]()
+    found, skip = Transcript(), list[int]()
     places = {step.name: place for place, step in enumerate(steps) if step.kind == "ask"}
     for _ in range(MOST_STARTS):
         total = min(limits.total_seconds, seconds_left - found.seconds)

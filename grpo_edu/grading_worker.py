@@ -50,7 +50,11 @@ def main() -> int:
     for line in tasks:
         task = json.loads(line)
         own = {"id": task["id"]}
-        reply({**own, **Student(task, lambda one, own=own: reply({**own, **one})).run()})
+
+        def say(one: dict[str, Any], own: dict[str, Any] = own) -> None:
+            reply({**own, **one})
+
+        reply({**own, **Student(task, say).run()})
     return 0
 
 

@@ -109,7 +109,7 @@ def grpo_loss(
     )
     if importance_weights is not None:
         loss = loss * masked(importance_weights.detach(), completion_mask)
-    if beta:
+    if beta and ref_per_token_logps is not None:
         kl = per_token_kl(logps, masked(ref_per_token_logps, completion_mask))
         loss = loss + beta * (kl * ratio if use_bias_correction_kl else kl)
     return reduce_loss(

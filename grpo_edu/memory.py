@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,7 +52,7 @@ class PeakMemory:
         self.interval = interval
         self.start = self.peak = 0
 
-    def __enter__(self) -> PeakMemory:
+    def __enter__(self) -> Self:
         self._mark = _high_water_mark()
         self.start = self.peak = resident_bytes()
         self._stop = threading.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_edu.data import load_problems
 from grpo_edu.evaluation import Evaluation, evaluate
@@ -12,8 +12,18 @@ from grpo_edu.figures import loss_curve
 from grpo_edu.problems import DOMAINS, LEVELS
 from grpo_edu.prompts import MARKER
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-def write_card(model, tokenizer, folder: str | Path, record: dict[str, Any], *, seed: int = 0) -> dict[str, Any]:
+
+def write_card(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    record: dict[str, Any],
+    *,
+    seed: int = 0,
+) -> dict[str, Any]:
     """Evaluate on all shipped held-out problems; write ``recipe.json``, ``loss.png`` and ``README.md`` into `folder`.
 
     record: what `grpo_edu.pretraining.recipe_record` gives. Returns the record with the accuracies added.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,8 +22,11 @@ from grpo_edu.corpus import END, PAD, PretrainingConfig, batches, heldout_keys, 
 from grpo_edu.model_card import write_card
 from grpo_edu.models import save_policy, tiny_dir
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-def build_model(config: PretrainingConfig, tokenizer):
+
+def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """A randomly initialized Qwen2 model of the configured size, embeddings tied."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -46,19 +49,21 @@ def build_model(config: PretrainingConfig, tokenizer):
     )
 
 
-def target_logits(model, ids: torch.Tensor, is_target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def target_logits(
+    model: PreTrainedModel, ids: torch.Tensor, is_target: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What the model says of the target tokens, and what they are: logits (T, V), for those only, and labels (T,)."""
     hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     wanted = is_target[:, 1:]
     return model.lm_head(hidden[wanted]), ids[:, 1:][wanted]
 
 
-def target_loss(model, ids: torch.Tensor, is_target: torch.Tensor) -> torch.Tensor:
+def target_loss(model: PreTrainedModel, ids: torch.Tensor, is_target: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of the target tokens."""
     return torch.nn.functional.cross_entropy(*target_logits(model, ids, is_target))
 
 
-def build_optimizers(model, config: PretrainingConfig) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: PreTrainedModel, config: PretrainingConfig) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the layers' matrices, AdamW for the embedding and the norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
@@ -73,7 +78,12 @@ def learning_rate_factor(progress: float, warmup: float) -> float:
     return min(progress / warmup, (1.0 - progress) / (1.0 - warmup))
 
 
-def pretrain(model, tokenizer, config: PretrainingConfig, excluded: frozenset[str] = frozenset()) -> Iterator[dict]:
+def pretrain(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    config: PretrainingConfig,
+    excluded: frozenset[str] = frozenset(),
+) -> Iterator[dict[str, Any]]:
     """Train `model` in place; yields one dict a step: step, loss, tokens (seen so far)."""
     optimizers = build_optimizers(model, config)
     full_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems import LEVELS
@@ -212,7 +212,7 @@ def _check_field(name: str, value: Any) -> None:
         if not isinstance(value, kinds) or (is_flag and bool not in kinds) or value not in _CHOICES.get(name, (value,)):
             raise ValueError(f"{name}: {value!r} must be {words}")
         if name == "rewards":
-            reward_functions(value)
+            reward_functions(cast(Any, value))
     elif name not in CONFIG_FIELDS:
         raise ValueError(f"{name}: is no setting{_nearest(name, (*RUN_FIELDS, *CONFIG_FIELDS))}")
 

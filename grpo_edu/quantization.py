@@ -193,8 +193,8 @@ def _replace_layers(model: PreTrainedModel, scheme: str, *, embeddings: bool) ->
         elif scheme == "int8-dynamic":
             quantized = DynamicInt8Linear(layer)
         else:
-            shares = rows is not None and layer.weight is table
-            quantized = Int8Linear(rows if shares else Int8Embedding(layer.weight), layer.bias)
+            shared = rows if layer.weight is table else None
+            quantized = Int8Linear(Int8Embedding(layer.weight) if shared is None else shared, layer.bias)
         model.set_submodule(name, quantized)
     if rows is not None:
         model.set_input_embeddings(rows)

@@ -80,7 +80,7 @@ def record_steps(
         with closing(training), bar, WholeSteps() as steps, ExitStack() as files:
             logs = _open_logs(files, folder, done, track) if claimed else ()
             for metrics in training:
-                if not claimed:
+                if begin is not None and not claimed:
                     begin()
                     claimed, logs = True, _open_logs(files, folder, done, track)
                 for append in logs:
@@ -93,7 +93,7 @@ def record_steps(
                 steps.done()
     except STOPS as error:
         if keeper is not None and isinstance(error, ArithmeticError):
-            if not claimed and not folder.path.exists():
+            if begin is not None and not claimed and not folder.path.exists():
                 begin()
                 claimed = True
             if claimed:

@@ -232,7 +232,7 @@ def _execute(
             failure="" if stopped is None or interrupted else str(stopped) or type(stopped).__name__,
         )  # fmt: skip
         write_result(folder, result)
-        if result.failure:
+        if result.failure and stopped is not None:
             raise stopped
     if not interrupted:
         folder.drop_checkpoints()
@@ -266,7 +266,7 @@ def _training(
 
         return train_with_trl(*arguments), None, []
     policy, tokenizer, problems, _, config = arguments
-    state, history = start_training(policy, tokenizer, problems, config), []
+    state, history = start_training(policy, tokenizer, problems, config), list[dict[str, float]]()
     place = latest_checkpoint(folder.checkpoints) if goes_on else None
     if place is not None:
         history = load_checkpoint(place, policy, state, config, fingerprint=mark)

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -90,8 +90,10 @@ def measure_steps(
         "lora_rank": lora_rank, "dtype": dtype, "whole_logits": whole_logits, "warm_up": warm_up,
     }  # fmt: skip
     found = measure_process([sys.executable, "-m", "grpo_edu.step_process", json.dumps(case)])
-    pairs = {name: [tuple(pair) for pair in found[name]] for name in ("curve", "stages")}
-    return MeasuredSteps(**{**found, **pairs})
+    measured: dict[str, Any] = dict(found)
+    for name in ("curve", "stages"):
+        measured[name] = [tuple(pair) for pair in measured[name]]
+    return MeasuredSteps(**measured)
 
 
 class MemoryCurve(PeakMemory):
@@ -198,7 +200,7 @@ def _steps(
     from grpo_edu.supervised import finetune
     from grpo_edu.trainer import train
 
-    def reward(**batch: Any) -> list[float | None]:
+    def reward(**batch: Any) -> Sequence[float | None]:
         memory.mark("learning")
         return (_never_tied if random_weights else accuracy_reward)(**batch)
 

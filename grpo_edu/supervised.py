@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +31,7 @@ def finetune(
     config: SupervisedConfig,
     *,
     penalty: Callable[[nn.Module], Tensor] | None = None,
-) -> Iterator[dict[str, float]]:
+) -> Generator[dict[str, float], None, None]:
     """Train `model` in place to write the worked solutions of `problems`; yields the metrics of each step.
 
     The loss is the mean cross-entropy of the solutions' tokens, plus beta times the KL from the starting model,

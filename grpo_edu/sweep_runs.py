@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from grpo_edu.checkpoints import fingerprint
 from grpo_edu.config import GRPOConfig
-from grpo_edu.evaluation import evaluate
+from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.problems import Problem
 from grpo_edu.profiles import Profile
 from grpo_edu.run_folder import RunFolder, read_run_config
@@ -184,7 +184,7 @@ class _Runs:
         self.bar.update()
         return record
 
-    def _train(self, config: GRPOConfig, problems: list[Problem]):
+    def _train(self, config: GRPOConfig, problems: list[Problem]) -> Evaluation:
         policy, tokenizer = open_policy(self.asked)
         policy = with_adapters(policy, {**self.asked, "config": config.to_dict()})
         for _ in train(policy, tokenizer, self.problems["train"], self.functions, config):

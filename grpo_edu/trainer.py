@@ -6,7 +6,7 @@ DeepSeekMath (arXiv 2402.03300), algorithm 1, with the variants of `grpo_edu.los
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -72,7 +72,7 @@ def train(
     *,
     penalty: Callable[[nn.Module], Tensor] | None = None,
     state: TrainingState | None = None,
-) -> Iterator[dict[str, float]]:
+) -> Generator[dict[str, float], None, None]:
     """Train `model` in place with GRPO; yields the metrics of each step, under TRL's keys.
 
     Args:

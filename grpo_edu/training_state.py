@@ -53,7 +53,8 @@ def start_training(
     check_problems(problems, config)
     optimizer, scheduler = build_optimizer(model, config)
     if deepspeed_wanted():
-        optimizer.deepspeed = start_deepspeed(model, optimizer, config)
+        engine = start_deepspeed(model, optimizer, config)
+        optimizer.deepspeed = engine  # type: ignore[attr-defined]  # where `optimizers.make_stepper` looks
     reference = reference_policy(model) if config.beta else None
     longest = 0 if config.memory_budget_gib is None else longest_prompt(tokenizer, problems)
     generator = torch.Generator().manual_seed(config.seed)
@@ -107,7 +108,7 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
                 tensors[f"optimizer.{index}.{key}"] = value.detach().contiguous()
             else:
                 numbers[f"{index}.{key}"] = value
-    kind, keys, position, has_gauss, cached = np.random.get_state()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return tensors, {
         "step": state.step,
         "num_tokens": state.num_tokens,
@@ -116,7 +117,7 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
         "learning_rates": [group["lr"] for group in state.optimizer.param_groups],
         "scheduler": state.scheduler.state_dict(),
         "python_random": random.getstate(),
-        "numpy_random": [kind, keys.tolist(), position, has_gauss, cached],
+        "numpy_random": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
     }
 
 

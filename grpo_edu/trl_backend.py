@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -61,7 +61,7 @@ def train_with_trl(
     *,
     rollout: str = "grpo_edu",
     **options: Any,
-) -> Iterator[dict[str, float]]:
+) -> Generator[dict[str, float], None, None]:
     """Train `model` in place with TRL's `GRPOTrainer`; yields the metrics of each step, as `trainer.train` does.
 
     TRL's loop runs on a thread of its own and waits after each step until the next metrics are asked for, so that

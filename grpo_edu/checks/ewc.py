@@ -147,7 +147,8 @@ def _protected_by_deepcopy(weights: Weights, fisher: Weights, ewc_lambda: float,
     anchor = copy.deepcopy(weights)
 
     def penalty(now: Weights) -> Tensor:
-        return ewc_lambda / 2 * sum((fisher[name] * (now[name] - anchor[name]).square()).sum() for name in fisher)
+        parts = [(fisher[name] * (now[name] - anchor[name]).square()).sum() for name in fisher]
+        return ewc_lambda / 2 * torch.stack(parts).sum()
 
     return train(weights, penalty)
 

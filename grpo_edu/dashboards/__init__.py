@@ -5,6 +5,7 @@ there are no widgets (a PDF, GitHub, a test) the same picture stands with a capt
 """
 
 from importlib import import_module
+from typing import Any
 
 _HOMES = {
     "AdvantageExplorer": "advantages",
@@ -20,7 +21,7 @@ _HOMES = {
 __all__ = [*_HOMES]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """Import the module that holds a dashboard and hand the dashboard out."""
     if name not in _HOMES:
         raise AttributeError(f"module 'grpo_edu.dashboards' has no attribute {name!r}")

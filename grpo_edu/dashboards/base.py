@@ -154,7 +154,7 @@ def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, t
                 layout=widgets.Layout(**WIDE), **options)  # fmt: skip
 
 
-def choice(label: str, options: Iterable[str], tip: str, value: Any = None) -> widgets.Dropdown:
+def choice(label: str, options: Iterable[str | tuple[str, str]], tip: str, value: Any = None) -> widgets.Dropdown:
     """A labeled list of which one is chosen; the first where `value` is None."""
     chosen = {} if value is None else {"value": value}
     return widgets.Dropdown(options=list(options), description=label, tooltip=tip, style=STYLE,

@@ -36,8 +36,10 @@ class ForgettingDashboard(Explorer):
         if study is None:
             study = data_dir() / "curves" / "curriculum.json"
         if isinstance(study, (str, Path)):
-            study = json.loads(Path(study).read_text(encoding="utf-8"))
-        self.runs = list(study["runs"])
+            content = json.loads(Path(study).read_text(encoding="utf-8"))
+        else:
+            content = study
+        self.runs = list(content["runs"])
         if not self.runs:
             raise ValueError("study: holds no runs; make them with python -m benchmarks.curriculum")
         names = dict.fromkeys(run["curriculum"] for run in self.runs)

@@ -75,13 +75,20 @@ class TrainingDashboard(Dashboard):
             button.on_click(act)
         self.samples, self.judged = widgets.HTML(), widgets.HTML()
         self.worker: Worker | None = None
-        self.run: TrainingRun | None = None
+        self._run: TrainingRun | None = None
         self._sessions: dict[str, Session] = {}
         buttons = widgets.HBox([self.start, self.pause, self.stop, self.save])
         about = "Choose, then press Start. Impossible settings are explained below."
         super().__init__("A GRPO run", [*self.settings, buttons], about)
-        self.children = [*self.children, self.judged, self.samples]
+        self.children: tuple[widgets.Widget, ...] = (*self.children, self.judged, self.samples)
         self.say("Ready.")
+
+    @property
+    def run(self) -> TrainingRun:
+        """The latest run; RuntimeError before Start was pressed for the first time."""
+        if self._run is None:
+            raise RuntimeError("there is no run yet: press Start")
+        return self._run
 
     def config(self) -> GRPOConfig:
         """The settings as they stand; raises ValueError for an impossible combination."""
@@ -117,7 +124,7 @@ class TrainingDashboard(Dashboard):
         except ValueError as error:
             self.say(str(error), wrong=True)
             return
-        self.run = run
+        self._run = run
         self.worker = Worker(self._work, self._ended)
         self._switch(going=True)
         self.samples.value = self.judged.value = self.picture.value = ""
@@ -160,10 +167,10 @@ class TrainingDashboard(Dashboard):
 
     def _ended(self, error: BaseException | None) -> None:
         run = self.run
-        if run.after is not None:
+        if run.before is not None and run.after is not None:
             self.judged.value = self.image(accuracy_comparison(run.before, run.after), run.verdict())
             self.say(f"{run.words()} {run.verdict()}")
-        elif isinstance(error, Stopped):
+        elif error is None or isinstance(error, Stopped):
             self.say(f"Stopped. {run.words()}")
         else:
             run.failure = words_of(error)
@@ -173,6 +180,8 @@ class TrainingDashboard(Dashboard):
             self._draw()
 
     def _pause(self, button: object = None) -> None:
+        if self.worker is None:
+            return
         if self.pause.description == "Pause":
             self.worker.pause()
             self.pause.description = "Resume"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards.worker import Worker, cut_off
@@ -17,6 +17,8 @@ from grpo_edu.rewards import reward_name
 from grpo_edu.run_inputs import REWARDS, load_split
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from grpo_edu.evaluation import Evaluation
     from grpo_edu.session import Session
 
@@ -76,8 +78,9 @@ class TrainingRun:
             for metrics in training:
                 self.history.append(metrics)
                 self.training_seconds += metrics["step_time"]
-                if self.every and metrics["step"] % self.every == 0:
-                    self.checks[metrics["step"]] = self._judge(model, tokenizer, worker, _AT_ONCE)
+                step = int(metrics["step"])
+                if self.every and step % self.every == 0:
+                    self.checks[step] = self._judge(model, tokenizer, worker, _AT_ONCE)
                 yield metrics
                 worker.goes_on()
         self.after = self._judge(model, tokenizer, worker)
@@ -105,6 +108,7 @@ class TrainingRun:
         """Before against after, with interval and paired test."""
         from grpo_edu.evaluation import compare
 
+        assert self.before and self.after, "the run has not ended"
         found = compare(self.before, self.after)
         return (
             f"Held-out accuracy {found.before:.0%} before, {found.after:.0%} after: "
@@ -144,13 +148,16 @@ class TrainingRun:
                 log.append(metrics)
         save_policy(session.model, session.tokenizer, folder.model)
         stopped = self.after is None and not self.failure
+        assert self.before, "a run with a history was judged before"
         write_result(folder, RunResult(
             folder.path, self.config, description, self.history, self.before, self.after, None, None,
             seconds=self.training_seconds, interrupted=stopped, failure=self.failure,
         ))  # fmt: skip
         return folder.path
 
-    def _judge(self, model, tokenizer, worker: Worker, count: int | None = None) -> Evaluation:
+    def _judge(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, worker: Worker, count: int | None = None
+    ) -> Evaluation:
         """An evaluation in parts, between which the work can be left."""
         from grpo_edu.evaluation import Evaluation, evaluate
 
@@ -171,7 +178,7 @@ class TrainingRun:
         limited = function not in REWARDS.values()
 
         @functools.wraps(function, assigned=())
-        def watched(prompts, completions, **columns):
+        def watched(prompts: list[str], completions: list[str], **columns: Any) -> Sequence[float | None]:
             call = functools.partial(function, prompts=prompts, completions=completions, **columns)
             rewards = cut_off(call, _REWARD_SECONDS, "the reward") if limited else call()
             size = self.config.num_generations
