@@ -148,8 +148,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         raise ValueError(f"k must lie between 1 and num_samples ({num_samples}), got {k}: draw more samples")
     if not 0 <= num_correct <= num_samples:
         raise ValueError(f"num_correct must lie between 0 and num_samples ({num_samples}), got {num_correct}")
-    if num_samples - num_correct < k:
-        return 1.0
+    # where fewer than k samples are wrong, one of the factors is 0
     return 1.0 - float(np.prod(1.0 - k / np.arange(num_samples - num_correct + 1, num_samples + 1)))
 
 

@@ -339,6 +339,8 @@ def test_kl_is_never_negative_and_zero_where_the_policies_agree(first, second):
         ({"loss_type": "dr_grpo"}, "max_completion_length is None"),
         ({"loss_type": "dr_grpo", "max_completion_length": 0}, "max_completion_length is 0"),
         ({"epsilon": -0.1}, "epsilon and epsilon_high must not be negative"),
+        ({"epsilon": -0.1, "epsilon_high": 0.2}, "must not be negative, got -0.1 and 0.2"),
+        ({"epsilon_high": -0.1}, "must not be negative, got 0.2 and -0.1"),
     ],
 )
 def test_bad_input_is_refused_with_a_word(changes, message):

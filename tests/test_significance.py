@@ -1,6 +1,7 @@
 """Intervals and paired tests, against numbers worked by hand, enumeration, scipy and simulated coverage."""
 
 import math
+from dataclasses import FrozenInstanceError
 from itertools import combinations
 
 import numpy as np
@@ -66,6 +67,7 @@ def test_wilson_interval_covers_the_truth_about_as_often_as_it_says(share, trial
         ((11, 10), "successes must lie between 0 and trials"),
         ((-1, 10), "successes must lie between 0 and trials"),
         ((1, 10, 95), "confidence must lie strictly between 0 and 1"),
+        ((1, 10, 0), "confidence must lie strictly between 0 and 1"),
     ],
 )
 def test_wilson_interval_refuses(arguments, message):
@@ -146,6 +148,24 @@ def test_bootstrap_is_seeded():
     assert paired_bootstrap(*pairs, seed=1) == paired_bootstrap(*pairs, seed=1)
     draws = {paired_bootstrap(*pairs, seed=seed, num_resamples=15).low for seed in range(8)}
     assert len(draws) > 1
+    numbers = np.random.default_rng(5).normal(size=(2, 30))  # no two resamples have one mean
+    assert paired_bootstrap(*numbers) == paired_bootstrap(*numbers, seed=0, num_resamples=10_000)
+    assert paired_bootstrap(*numbers) != paired_bootstrap(*numbers, seed=1)
+
+
+def test_the_narrowest_interval_is_around_the_median_resample():
+    """At 1% it lies between the percentiles 49.5 and 50.5; of a single resample all percentiles are one."""
+    numbers = np.random.default_rng(5).normal(size=(2, 30))
+    narrow, wide = (paired_bootstrap(*numbers, confidence=confidence) for confidence in (0.01, 0.05))
+    assert wide.low < narrow.low < narrow.high < wide.high
+    one = paired_bootstrap(*numbers, num_resamples=1)
+    assert one.low == one.high != one.difference
+
+
+@pytest.mark.parametrize("result", [mcnemar([True], [False]), paired_bootstrap([0], [1])])
+def test_results_cannot_be_changed_afterwards(result):
+    with pytest.raises(FrozenInstanceError):
+        result.low = result.p_value = 0.0
 
 
 def test_bootstrap_refuses():
