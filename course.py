@@ -221,7 +221,7 @@ def test(arguments, fast=False):
     """Run every part, also after one has failed; 0 only if all are well."""
     os.chdir(str(ROOT))
     marks = ["-m", "not slow and not browser"] if fast else []
-    parts = {"ruff": ["ruff", "check", "."], "tests": ["pytest", *marks, *arguments]}
+    parts = {"ruff": ["ruff", "check", "."], "types": ["mypy"], "tests": ["pytest", *marks, *arguments]}
     notebooks = sorted(str(path) for path in Path("notebooks").glob("*.ipynb"))
     if not notebooks or fast or arguments:
         say("the notebooks are left out: there are none, or --fast or pytest arguments were given")

@@ -148,11 +148,12 @@ def test_a_second_start_installs_nothing_and_is_quick(made):
 
 
 def test_every_part_of_the_tests_runs_even_after_one_failed(made):
-    code, output = finish(start(made, "test"))  # this environment holds neither ruff nor pytest
+    code, output = finish(start(made, "test"))  # this environment holds none of ruff, mypy and pytest
     assert code == 1
     assert "No module named ruff" in output
     assert "No module named pytest" in output
-    assert output.endswith("course: ruff: FAILED with exit code 1, tests: FAILED with exit code 1\n")
+    failed = "FAILED with exit code 1"
+    assert output.endswith(f"course: ruff: {failed}, types: {failed}, tests: {failed}\n")
 
 
 def test_new_pins_are_installed_and_a_missing_one_is_named(made):
