@@ -3,13 +3,15 @@
 import io
 import json
 import sys
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
 from random_policy import byte_tokenizer, random_model
 
 import grpo_edu.rollout
-from grpo_edu.evaluation import Comparison, Evaluation, compare, evaluate
+from grpo_edu.evaluation import Comparison, Evaluation, compare, evaluate, paired_bootstrap
+from grpo_edu.gym import gym_problems
 from grpo_edu.problems import Problem, make_problems
 
 
@@ -98,6 +100,22 @@ def test_compare_pairs_the_problems():
     assert Comparison(**json.loads(json.dumps(result.to_dict()))) == result
 
 
+def test_compare_draws_by_its_seed():
+    before, after = (evaluation([row % step == 0 for row in range(300)]) for step in (3, 2))
+    found = [compare(before, after, seed=seed) for seed in range(4)]
+    expected = [paired_bootstrap(before.correct, after.correct, seed=seed) for seed in range(4)]
+    assert [(row.low, row.high) for row in found] == [(row.low, row.high) for row in expected]
+    assert len(set(found)) > 1 and compare(before, after) == found[0]
+
+
+def test_what_was_measured_cannot_be_changed_afterwards():
+    result = evaluation([True])
+    assert result.num_tokens == []
+    for record, name in ((result, "correct"), (compare(result, result), "p_value")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(record, name, None)
+
+
 def test_compare_refuses_other_problems_and_another_order():
     before = evaluation([True, False])
     with pytest.raises(ValueError, match="same problems in the same order"):
@@ -120,12 +138,35 @@ def test_evaluate_scores_in_the_order_of_the_problems(monkeypatch, policy, probl
     assert result.completions == list(answers.values())
     assert result.answers == ["36", None, "tails"]
     assert result.correct == [True, False, False]
+    assert result.num_tokens == [3, 3, 3]
     batches = [[len(prompt) for prompt in prompts] for prompts, _, _ in seen]
     assert batches == [sorted(batches[0]), batches[1]] and len(batches[0]) == 2 and batches[0][-1] <= batches[1][0]
     for _, options, training in seen:
         assert not training, "no dropout while answering"
         assert (options["num_generations"], options["temperature"], options["max_completion_length"]) == (1, 0.7, 11)
     assert all("<|im_start|>assistant" in prompt for prompts, _, _ in seen for prompt in prompts)
+
+
+def test_what_evaluate_does_when_nothing_is_said(monkeypatch, policy):
+    """It samples at temperature 1 with seed 0, 64 problems at once, 96 tokens each, and shows no bar."""
+    seen, stream = [], Terminal()
+    scripted(monkeypatch, {"?": "#### 1"}, seen)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert evaluate(*policy, [Problem("?", "1", "basic", "")] * 65).k == 65
+    assert [len(prompts) for prompts, _, _ in seen] == [64, 1] and not stream.getvalue()
+    for _, options, _ in seen:
+        assert (options["temperature"], options["max_completion_length"]) == (1.0, 96)
+        assert options["generator"].initial_seed() == 0
+
+
+def test_a_task_of_reasoning_gym_is_judged_by_its_own_scorer(monkeypatch, policy):
+    pytest.importorskip("reasoning_gym")
+    right, wrong = gym_problems("reasoning-gym:leg_counting", "heldout", 2)
+    completions = {right.prompt: f"Legs: #### {right.answer}", wrong.prompt: "#### none"}
+    scripted(monkeypatch, completions)
+    result = evaluate(*policy, [right, wrong])
+    assert result.answers == [right.answer, "none"]
+    assert result.correct == [True, False]
 
 
 def test_evaluate_puts_the_mode_back_when_generation_fails(monkeypatch, policy, problems):
@@ -186,4 +227,4 @@ def test_a_bar_is_shown_in_a_terminal_only_and_when_asked(monkeypatch, policy, p
     scripted(monkeypatch, {"apples": "#### 36", "1 + 1": "#### 2", "Which": "#### heads"})
     monkeypatch.setattr(sys, "stderr", stream)
     assert evaluate(*policy, problems, progress=progress).k == 3
-    assert ("Evaluating" in stream.getvalue()) is shown
+    assert ("\rEvaluating: 100%" in stream.getvalue()) is ("3/3" in stream.getvalue()) is shown

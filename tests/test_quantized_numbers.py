@@ -1,5 +1,7 @@
 """Quantization of numbers: values worked out by hand, and properties that hold for any tensor."""
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -87,6 +89,41 @@ def test_symmetric_by_hand():
     assert parts.q.tolist() == [-3, 0, 2, 7]  # −1 is 3.33 steps
 
 
+def test_one_scale_for_whom_by_hand():
+    """The largest number of whatever shares a scale is 127 steps of it."""
+    x = torch.tensor([[-2.54, 0.0], [1.27, 0.127]])
+    for layout, expected in (
+        ({}, [[0.02]]),
+        ({"dim": 0}, [[0.02], [0.01]]),
+        ({"dim": -2}, [[0.02], [0.01]]),
+        ({"dim": 1}, [[0.02, 0.001]]),
+        ({"dim": -1}, [[0.02, 0.001]]),
+        ({"group_size": 2}, [[[0.02]], [[0.01]]]),
+        ({"group_size": 1}, [[[0.02], [1.0]], [[0.01], [0.001]]]),  # zeros take any step: 1
+    ):
+        assert_close(quantize(x, **layout).scale, torch.tensor(expected), msg=str(layout))
+    row = torch.tensor([-2.54, 0.5, 0.127, 0.0])
+    assert quantize(row, dim=0).q.tolist() == [-127, 127, 127, 0]
+    assert_close(quantize(row, group_size=2).scale, torch.tensor([[0.02], [0.001]]))
+    assert quantize(row[None, None], group_size=2).q.tolist() == [[[-127, 25, 127, 0]]]
+
+
+def test_rounding_never_leaves_the_bits():
+    """From −1.5 to 1.5 in 3 steps of 1, zero is 1.5 steps up, so it goes to the second, and 1.5 two further."""
+    parts = quantize(torch.tensor([-1.5, 1.5]), bits=2, symmetric=False)
+    assert (parts.bits, parts.zero_point.item(), parts.q.tolist()) == (2, 2, [0, 3])
+    # 190/127 of the smallest number there is becomes that number itself, so that 190 steps would be needed
+    assert quantize(torch.tensor([-190.0, 190.0]) * 2.0**-149).q.tolist() == [-127, 127]
+
+
+def test_whole_numbers_of_any_kind_are_subtracted_without_wrapping_around():
+    q, zero_point = torch.tensor([3, 7], dtype=torch.uint8), torch.tensor(5, dtype=torch.uint8)
+    parts = QuantizedTensor(q, torch.tensor(0.5), zero_point, bits=4)
+    assert parts.dequantize().tolist() == [-1.0, 1.0]
+    with pytest.raises(FrozenInstanceError):
+        parts.bits = 8
+
+
 def test_numbers_on_one_side_get_a_grid_there():
     parts = quantize(torch.tensor([1.0, 2.0, 3.0]), bits=2, symmetric=False)
     assert parts.zero_point.item() == 0 and parts.q.tolist() == [1, 2, 3]
@@ -123,7 +160,9 @@ def test_options_that_cannot_be_are_refused(options, message):
         quantize(torch.ones(2, 4), **options)
 
 
-@pytest.mark.parametrize("bad", [torch.tensor([1.0, torch.nan]), torch.tensor([torch.inf])])
+@pytest.mark.parametrize(
+    "bad", [torch.tensor([1.0, number]) for number in (torch.nan, torch.inf, -torch.inf)] + [torch.tensor([torch.inf])]
+)
 def test_numbers_without_end_are_refused(bad):
     with pytest.raises(ValueError, match="^x: holds NaN or infinity"):
         quantize(bad)
