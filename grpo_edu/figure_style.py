@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Okabe-Ito (2008): blue, vermilion, bluish green, reddish purple, orange, sky blue.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-_WIDTH = 7.0  # inches: a notebook cell
+WIDTH, WIDE = 7.0, 7.6  # inches: a notebook cell, and all that it has
 SMALL, _LARGE = 9, 10  # points
 INK, GRID, PAPER = "#222222", "#DDDDDD", "#FFFFFF"
 LEGEND = {"fontsize": SMALL, "labelcolor": INK, "facecolor": PAPER, "edgecolor": GRID}
@@ -40,13 +40,17 @@ def moving_mean(values: Iterable[float], window: int) -> list[float]:
     return means
 
 
-def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[Axes]]":
-    """A figure of `count` panels, two a row; the first of an odd number takes the whole first row."""
+def sheet(width: float, height: float) -> "Figure":
+    """An empty figure of this size in inches, on paper; every figure of the course begins as one."""
     from matplotlib.figure import Figure
 
+    return Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+
+
+def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[Axes]]":
+    """A figure of `count` panels, two a row; the first of an odd number takes the whole first row."""
     rows = (count + 1) // 2
-    size = (_WIDTH, height or (3.2 if rows == 1 else 2.4 * rows))
-    figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
+    figure = sheet(WIDTH, height or (3.2 if rows == 1 else 2.4 * rows))
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # inches of air, so that no label touches the edge
     cells = figure.add_gridspec(rows, 2)
     places = [cells[0, :]] if count % 2 else []

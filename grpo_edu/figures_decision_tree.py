@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grpo_edu.figure_style import COLORS, INK, SMALL
+from grpo_edu.figure_style import COLORS, INK, PAPER, SMALL, WIDE, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,10 +55,8 @@ def decision_tree() -> Figure:
     >>> len(decision_tree().axes)
     1
     """
-    from matplotlib.figure import Figure
-
     heights = [1.0 + 0.36 * len(faults) for _, _, faults in TREE]
-    figure = Figure(figsize=(7.6, 0.78 * sum(heights)), facecolor="#FFFFFF", layout="constrained")
+    figure = sheet(WIDE, 0.78 * sum(heights))
     axes = figure.add_subplot()
     axes.set(xlim=(0, 10), ylim=(-sum(heights), 0.1))
     axes.axis("off")
@@ -95,7 +93,7 @@ def _box(
     corner = (left, middle - height / 2)
     style = "round,pad=0,rounding_size=0.12"
     axes.add_patch(
-        FancyBboxPatch(corner, width, height, boxstyle=style, facecolor="#FFFFFF", edgecolor=color, linewidth=1.6)
+        FancyBboxPatch(corner, width, height, boxstyle=style, facecolor=PAPER, edgecolor=color, linewidth=1.6)
     )
     axes.text(left + width / 2, middle, text, ha="center", va="center", fontsize=SMALL, color=INK, fontweight=weight)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from grpo_edu.figure_style import COLORS, INK, LEGEND, look, style_axes
+from grpo_edu.figure_style import COLORS, GRID, INK, LEGEND, WIDE, look, sheet, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,9 +50,7 @@ def vital_signs(
         raise ValueError("patients is empty: give at least one")
     if unknown := [sign for sign in signs if sign not in SIGNS]:
         raise ValueError(f"signs: {', '.join(unknown)} unknown; choose from {', '.join(SIGNS)}")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.6, 0.5 + 1.35 * len(signs)), facecolor="#FFFFFF", layout="constrained")
+    figure = sheet(WIDE, 0.5 + 1.35 * len(signs))
     grid = figure.subplots(len(signs), len(patients), squeeze=False, sharex="col", sharey="row")
     for column, (title, (sick, healthy)) in enumerate(patients.items()):
         for row, sign in enumerate(signs):
@@ -119,9 +117,7 @@ def treatments(
         raise ValueError("patients is empty: give at least one")
     if sign not in SIGNS:
         raise ValueError(f"sign: {sign!r} unknown; choose from {', '.join(SIGNS)}")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.6, 2.5), facecolor="#FFFFFF", layout="constrained")
+    figure = sheet(WIDE, 2.5)
     (grid,) = figure.subplots(1, len(patients), squeeze=False, sharey=True)
     for axes, (title, (sick, mended)) in zip(grid, patients.items(), strict=True):
         style_axes(axes, title, SIGNS[sign] if axes is grid[0] else "", "step")
@@ -153,13 +149,11 @@ def outcomes(
     """
     if not cases:
         raise ValueError("cases is empty: give at least one")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.6, 1.0 + 0.42 * len(cases)), facecolor="#FFFFFF", layout="constrained")
+    figure = sheet(WIDE, 1.0 + 0.42 * len(cases))
     axes = figure.add_subplot()
     style_axes(axes, "", "", "held-out problems solved (%)")
     center, low, high = (100 * value for value in base)
-    axes.axvspan(low, high, color="#DDDDDD", linewidth=0)
+    axes.axvspan(low, high, color=GRID, linewidth=0)
     axes.axvline(center, color=INK, linewidth=1, linestyle=":", label="before training, with 95% interval")
     for row, pair in enumerate(cases.values()):
         for number, runs in ((SICK, pair[0]), (HEALTHY, pair[1])):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from grpo_edu.figure_style import COLORS, GRID, INK, LEGEND, SMALL, look, panel_grid, style_axes
+from grpo_edu.figure_style import COLORS, GRID, INK, LEGEND, PAPER, SMALL, WIDTH, look, panel_grid, sheet, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,9 +30,7 @@ def number_lines(numbers: Sequence[float], grids: Mapping[str, Sequence[float]])
     """
     if not numbers or not grids or not all(len(places) for places in grids.values()):
         raise ValueError("numbers and grids must hold at least one number, and each grid at least one place")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.0, 0.6 + 0.95 * len(grids)), facecolor="#FFFFFF", layout="constrained")
+    figure = sheet(WIDTH, 0.6 + 0.95 * len(grids))
     low = min(*numbers, *(min(places) for places in grids.values()))
     high = max(*numbers, *(max(places) for places in grids.values()))
     for axes, (label, places) in zip(figure.subplots(len(grids), squeeze=False)[:, 0], grids.items(), strict=True):
@@ -114,7 +112,7 @@ def byte_bars(parts: Mapping[str, Mapping[str, float]], *, unit: str, title: str
     for number, name in enumerate(names.pop()):
         sizes = [part[name] for part in parts.values()]
         hatch = ("", "//", "..", "xx")[number % 4]
-        axes.barh(range(len(parts)), sizes, 0.62, left=starts, color=COLORS[number], hatch=hatch, edgecolor="#FFFFFF",
+        axes.barh(range(len(parts)), sizes, 0.62, left=starts, color=COLORS[number], hatch=hatch, edgecolor=PAPER,
                   label=name)  # fmt: skip
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     for row, total in enumerate(starts):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from grpo_edu.figure_style import INK, PAPER, look, style_axes
+from grpo_edu.figure_style import INK, look, sheet, style_axes
 from grpo_edu.sweeps import settings_text
 
 if TYPE_CHECKING:
@@ -27,11 +27,9 @@ def sweep_figure(result: SweepResult) -> Figure:
 
     The right half is absent where nothing was judged. Of many settings the best `MOST_ROWS` and the start are shown.
     """
-    from matplotlib.figure import Figure
-
     rows = _shown(result)
     judged = result.judged
-    figure = Figure(figsize=(_WIDTH, 1.6 + 0.36 * max(5, len(rows))), facecolor=PAPER, layout="constrained")
+    figure = sheet(_WIDTH, 1.6 + 0.36 * max(5, len(rows)))
     cells = figure.add_gridspec(1, 2, width_ratios=(2.2, 1)) if judged else figure.add_gridspec(1, 1)
     _draw_settings(figure.add_subplot(cells[0, 0]), rows, result)
     if judged:

@@ -1,7 +1,7 @@
 """Pictures of continual learning: what they show, and that no text is cut off or covered."""
 
 import pytest
-from test_figures import texts
+from pictures import assert_readable
 
 from grpo_edu.figures_continual import (
     estimates_figure,
@@ -29,24 +29,8 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_text_lies_inside_the_picture_in_a_readable_size(name):
-    figure = FIGURES[name]()
-    assert figure.get_figwidth() == 7.0
-    found = texts(figure)
-    assert found
-    for text in found:
-        box = text.get_window_extent()
-        assert box.x0 >= figure.bbox.x0 - 1 and box.x1 <= figure.bbox.x1 + 1, text
-        assert box.y0 >= figure.bbox.y0 - 1 and box.y1 <= figure.bbox.y1 + 1, text
-        assert text.get_fontsize() >= 9
-
-
-@pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("stability", "valley")])
-def test_no_two_texts_overlap(name):
-    boxes = [(text.get_text(), text.get_window_extent()) for text in texts(FIGURES[name]())]
-    for index, (text, box) in enumerate(boxes):
-        for other, another in boxes[index + 1 :]:
-            assert not box.overlaps(another), (text, other)
+def test_every_text_lies_inside_the_picture_and_overlaps_no_other(name):
+    assert_readable(FIGURES[name]())
 
 
 def test_matrix_shows_each_number_and_frames_a_stages_own_task():

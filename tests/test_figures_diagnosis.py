@@ -1,6 +1,7 @@
 """Pictures of the diagnosis lab: what is drawn where, and what is refused."""
 
 import pytest
+from pictures import assert_readable
 
 from grpo_edu.figure_style import COLORS
 from grpo_edu.figures import html_image
@@ -54,6 +55,19 @@ def test_outcomes_shows_percent_a_mark_a_seed_and_the_mean():
     means = [line.get_xdata()[0] for line in axes.get_lines() if line.get_linewidth() == 2.5]
     assert means == pytest.approx([10, 85, 50, 60])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["lr", "kl"]
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda: vital_signs({"A": (SICK_RUNS, SOUND_RUNS), "B": (SICK_RUNS, [])}, ["reward", "kl"]),
+        lambda: treatments({"A": ([0.0, 0.1], [0.5]), "B": ([1.0], [0.4, 0.6])}),
+        lambda: outcomes({"lr": ([0.0, 0.2], [0.8, 0.9]), "kl": ([0.5], [0.6])}, base=(0.4, 0.3, 0.5)),
+    ],
+    ids=["signs", "treatments", "outcomes"],
+)
+def test_every_text_lies_inside_the_picture_and_overlaps_no_other(figure):
+    assert_readable(figure())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Pictures of evaluations: what they hold, that every text is inside the picture and covers no other."""
 
 import pytest
-from test_figures import texts
+from pictures import assert_readable
 
 from grpo_edu.figure_style import COLORS
 from grpo_edu.figures_evaluation import interval_rows, problems_needed_chart, threshold_bars
@@ -31,15 +31,7 @@ FIGURES = {
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_text_lies_inside_the_picture_and_overlaps_no_other(name):
-    figure = FIGURES[name]()
-    assert figure.get_figwidth() == 7.0
-    boxes = [(text.get_text(), text.get_window_extent(), text.get_fontsize()) for text in texts(figure)]
-    for index, (text, box, size) in enumerate(boxes):
-        assert size >= 9
-        assert box.x0 >= figure.bbox.x0 - 1 and box.x1 <= figure.bbox.x1 + 1, text
-        assert box.y0 >= figure.bbox.y0 - 1 and box.y1 <= figure.bbox.y1 + 1, text
-        for other, other_box, _ in boxes[index + 1 :]:
-            assert not box.overlaps(other_box), (text, other)
+    assert_readable(FIGURES[name]())
 
 
 def test_interval_rows_draws_shares_and_wilson_intervals_in_percent():

@@ -3,7 +3,7 @@
 import doctest
 
 import pytest
-from matplotlib.text import Text
+from pictures import assert_readable
 
 from grpo_edu import figures_hardware
 from grpo_edu.figures_hardware import format_bars, stacked_bars, thread_curves
@@ -33,17 +33,7 @@ def test_examples_in_the_docstrings_hold():
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_text_lies_inside_the_picture_and_overlaps_no_other(name):
-    figure = FIGURES[name]()
-    figure.draw_without_rendering()
-    assert figure.get_figwidth() == 7.0
-    ticks = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels()}
-    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text() and text not in ticks]
-    boxes = [text.get_window_extent() for text in found]
-    for number, (text, box) in enumerate(zip(found, boxes, strict=True)):
-        assert text.get_fontsize() >= 9
-        assert figure.bbox.x0 - 1 <= box.x0 and box.x1 <= figure.bbox.x1 + 1, text
-        assert figure.bbox.y0 - 1 <= box.y0 and box.y1 <= figure.bbox.y1 + 1, text
-        assert not any(box.overlaps(other) for other in boxes[number + 1 :]), text
+    assert_readable(FIGURES[name]())
 
 
 def test_thread_curves_are_multiples_of_one_thread_under_an_ideal_that_ends_at_the_cores():

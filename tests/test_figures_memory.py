@@ -4,7 +4,7 @@ import doctest
 
 import pytest
 from matplotlib.colors import to_rgb
-from matplotlib.text import Text
+from pictures import assert_readable
 
 from grpo_edu import figures_memory
 from grpo_edu.figure_style import COLORS
@@ -35,18 +35,7 @@ def test_examples_in_the_docstrings_hold():
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_text_lies_inside_the_picture_and_overlaps_no_other(name):
-    figure = FIGURES[name]()
-    figure.draw_without_rendering()
-    assert figure.get_figwidth() == 7.0
-    ticks = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels()}
-    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text() and text not in ticks]
-    found = [text for text in found if text.get_window_extent().width]
-    boxes = [text.get_window_extent() for text in found]
-    for number, (text, box) in enumerate(zip(found, boxes, strict=True)):
-        assert text.get_fontsize() >= 9
-        assert figure.bbox.x0 - 1 <= box.x0 and box.x1 <= figure.bbox.x1 + 1, text
-        assert figure.bbox.y0 - 1 <= box.y0 and box.y1 <= figure.bbox.y1 + 1, text
-        assert not any(box.overlaps(other) for other in boxes[number + 1 :]), text
+    assert_readable(FIGURES[name]())
 
 
 def test_memory_curve_leaves_the_libraries_out_and_marks_its_peak():

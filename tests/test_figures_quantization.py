@@ -1,7 +1,7 @@
 """The pictures of quantization show the numbers they are given, and refuse what does not fit."""
 
 import pytest
-from test_figures import texts
+from pictures import assert_readable
 
 from grpo_edu.figures_quantization import (
     byte_bars,
@@ -30,13 +30,7 @@ FIGURES = {
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_text_lies_inside_the_picture_and_overlaps_no_other(name):
-    figure = FIGURES[name]()
-    assert figure.get_facecolor() == (1.0, 1.0, 1.0, 1.0)
-    boxes = [(text.get_text(), text.get_window_extent()) for text in texts(figure)]
-    for index, (text, box) in enumerate(boxes):
-        assert box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= -1 and box.y1 <= figure.bbox.y1 + 1, text
-        for other, place in boxes[:index]:
-            assert not box.overlaps(place), f"{text!r} over {other!r}"
+    assert_readable(FIGURES[name]())
 
 
 def test_each_number_goes_to_the_nearest_place():

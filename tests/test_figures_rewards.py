@@ -1,7 +1,7 @@
 """The picture of reward against accuracy: the measured places, the corners, nothing clipped or covered."""
 
 import pytest
-from test_figures import texts
+from pictures import assert_readable
 
 from grpo_edu.figures_rewards import reward_against_accuracy
 
@@ -42,11 +42,7 @@ def test_both_zero_lines_are_in_view(runs):
 
 @pytest.mark.parametrize("runs", [RUNS, RUNS[:5], RUNS[5:]], ids=["both", "hacked", "mended"])
 def test_texts_lie_inside_and_apart(runs):
-    figure = reward_against_accuracy(runs)
-    boxes = [text.get_window_extent() for text in texts(figure)]
-    for index, box in enumerate(boxes):
-        assert box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= -1 and box.y1 <= figure.bbox.y1 + 1
-        assert not any(box.overlaps(other) for other in boxes[index + 1 :])
+    assert_readable(reward_against_accuracy(runs))
 
 
 def test_no_runs_are_refused():

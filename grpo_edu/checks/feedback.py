@@ -6,6 +6,8 @@ import html
 import textwrap
 from dataclasses import dataclass
 
+from grpo_edu.figure_style import COLORS
+
 WIDTH = 88
 
 
@@ -120,8 +122,8 @@ def _code(text: str) -> str:
 
 
 def _part_html(part: PartResult) -> str:
-    # Okabe-Ito's green and vermilion, which differ for every eye, and a sign beside them
-    mark, color = ("✓", "#009E73") if part.passed else ("✗", "#D55E00")
+    # green and vermilion, which differ for every eye, and a sign beside them
+    mark, color = ("✓", COLORS[2]) if part.passed else ("✗", COLORS[1])
     text = (
         f'<div style="border-left:4px solid {color};padding:2px 0 2px 10px;margin:6px 0">'
         f'<span style="color:{color};font-weight:bold">{mark}</span> {html.escape(part.name)} '

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
+from grpo_edu.figure_style import COLORS
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -143,7 +145,7 @@ def say_html(text: str, *, wrong: bool = False) -> str:
     """A line of words that follows the page's theme; what is wrong has a bar and a word before it, not color alone."""
     if not text:
         return ""
-    look = "border-left:4px solid #D55E00;padding-left:8px;" if wrong else ""
+    look = f"border-left:4px solid {COLORS[1]};padding-left:8px;" if wrong else ""
     before = "Attention: " if wrong else ""
     return f'<div role="status" style="{look}line-height:1.5">{before}{html.escape(text)}</div>'
 
