@@ -1,12 +1,15 @@
 """The matrix and its four numbers by hand, and their intervals."""
 
+from dataclasses import FrozenInstanceError
+
 import pytest
-from scipy.stats import t
+from scipy.stats import binom, t
 
 from grpo_edu.evaluation import Evaluation
 from grpo_edu.forgetting import (
     MEASURES,
     AccuracyMatrix,
+    Estimate,
     average_accuracy,
     backward_transfer,
     forgetting,
@@ -65,8 +68,9 @@ def test_matrix_from_evaluations():
     assert matrix.accuracies() == [[0.4, 0.2], [0.9, 0.3], [0.6, 1.0]]
     stored = matrix.to_dict()
     assert stored["solved"] == [[40, 20], [90, 30], [60, 100]] and stored["num_problems"] == [100, 100]
-    assert set(stored["measures"]) == {*MEASURES}
+    assert stored["tasks"] == ["a", "b"] and set(stored["measures"]) == {*MEASURES}
     assert stored["measures"]["forgetting"]["value"] == pytest.approx(0.3)
+    assert stored["measures"]["forgetting"] == vars(matrix.measures()["forgetting"])
 
 
 def test_evaluations_of_other_problems_are_refused():
@@ -74,6 +78,18 @@ def test_evaluations_of_other_problems_are_refused():
     rows[2][1] = evaluation("c", [True] * 5)
     with pytest.raises(ValueError, match="b was evaluated on other problems"):
         AccuracyMatrix.from_evaluations("ab", rows)
+    with pytest.raises(ValueError, match="shorter"):
+        AccuracyMatrix.from_evaluations("ab", [*rows[:2], rows[2][:1]])
+
+
+def test_what_was_measured_cannot_be_changed_afterwards():
+    for record, name in ((Estimate(0.0, -1.0, 1.0), "value"), (matrix_of([[1, 1]] * 3, n=2), "correct")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(record, name, None)
+
+
+def test_an_estimate_as_text_is_in_points():
+    assert str(Estimate(1.0, -1.0, 0.9)) == "+100 points [-100, +90]"
 
 
 def test_interval_over_problems_is_the_paired_one():
@@ -83,6 +99,14 @@ def test_interval_over_problems_is_the_paired_one():
     assert forgot.low == pytest.approx(0.21, abs=0.015) and forgot.high == pytest.approx(0.39, abs=0.015)
     nothing = matrix_of([[40, 20], [90, 30], [90, 100]]).measures()["forgetting"]
     assert (nothing.value, nothing.low, nothing.high) == (0, 0, 0)
+
+
+def test_the_ends_are_the_percentiles_of_the_binomial_distribution():
+    """Of 900 problems each is lost with chance 0.3: 243 to 297 are lost in 95% (245 in the wrong 3.5th percentile)."""
+    matrix = matrix_of([[360, 180], [810, 270], [540, 900]], n=900)
+    forgot = matrix.measures(num_resamples=4000)["forgetting"]
+    assert (900 * forgot.low, 900 * forgot.high) == pytest.approx(binom.ppf([0.025, 0.975], 900, 0.3), abs=1.1)
+    assert matrix.measures() == matrix.measures(num_resamples=2000, seed=0) != matrix.measures(seed=1)
 
 
 def test_interval_shrinks_with_more_problems_and_keeps_to_its_seed():
