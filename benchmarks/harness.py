@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import statistics
@@ -154,3 +155,43 @@ def save(output: Path, command: str, record: Mapping[str, Any]) -> None:
     staging = output.with_suffix(".part")
     staging.write_text(text + "\n", encoding="utf-8")
     staging.replace(output)
+
+
+def study_options(command: str, about: str | None, output: Path) -> argparse.Namespace:
+    """The options of a study that trains one way after the other on several seeds."""
+    parser = argparse.ArgumentParser(prog=command, description=about)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--output", type=Path, default=output)
+    parser.add_argument("--keep", action="store_true", help="keep the runs that the output file already holds")
+    return parser.parse_args()
+
+
+def run_study(
+    options: argparse.Namespace,
+    names: Sequence[str],
+    record: dict[str, Any],
+    *,
+    run: Callable[[str, int], dict],
+    verdicts: Callable[[dict, list[dict]], dict[str, bool]],
+    table: Callable[[dict, list[dict]], str],
+) -> int:
+    """Run what is missing of every name on every seed, keep each run at once, judge and print; 1 where a verdict fails.
+
+    record: what the file holds beside "runs" and "verdicts"; under "before" the accuracy that all start from.
+    """
+    runs = json.loads(options.output.read_text(encoding="utf-8"))["runs"] if options.keep else []
+    record = {**record, "runs": runs}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
+        for name in names:
+            if any((row["name"], row["seed"]) == (name, seed) for row in runs):
+                continue
+            runs.append(run(name, seed))
+            print(f"seed {seed}, {name}: {runs[-1]['after']['accuracy']:.1%}", flush=True)
+            options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record["verdicts"] = verdicts(record["before"], runs)
+    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print("\n" + table(record["before"], runs) + "\n")
+    for statement, holds in record["verdicts"].items():
+        print(f"{'holds' if holds else 'FAILS'} on {len(options.seeds)} seeds: {statement}")
+    return 0 if all(record["verdicts"].values()) else 1

@@ -7,17 +7,13 @@ Six losses train the tiny model, with two updates a rollout so that their clips 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from pathlib import Path
 from statistics import mean
 
-from benchmarks.default_run import machine
+from benchmarks.harness import RESULTS, machine, run_study, study_options
 from grpo_edu import LEVELS, Evaluation, GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, train
 from grpo_edu.trainer import clip_keys
 
-HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.objectives"
 LOSSES = {
     "GRPO": {"loss_type": "grpo"},
@@ -94,29 +90,11 @@ def table(before: dict, runs: list[dict]) -> str:
 
 def main() -> int:
     """Run the study; exit 1 where a statement does not hold on every seed."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "objectives.json")
-    parser.add_argument("--keep", action="store_true", help="keep the runs that the output file already holds")
-    options = parser.parse_args()
-    runs = json.loads(options.output.read_text(encoding="utf-8"))["runs"] if options.keep else []
+    options = study_options(COMMAND, __doc__, RESULTS / "objectives.json")
     model, tokenizer = load_policy("tiny")
     before = accuracy(evaluate(model, tokenizer, load_problems(LEVELS, "heldout", n=100), seed=EVALUATION_SEED))
-    record = {"command": COMMAND, "machine": machine(), "losses": list(LOSSES), "before": before, "runs": runs}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    for seed in options.seeds:
-        for name in (*LOSSES, WITH_KL):
-            if any((row["name"], row["seed"]) == (name, seed) for row in runs):
-                continue
-            runs.append(run(name, seed))
-            print(f"seed {seed}, {name}: {runs[-1]['after']['accuracy']:.1%}", flush=True)
-            options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    record["verdicts"] = verdicts(before, runs)
-    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print("\n" + table(before, runs) + "\n")
-    for statement, holds in record["verdicts"].items():
-        print(f"{'holds' if holds else 'FAILS'} on {len(options.seeds)} seeds: {statement}")
-    return 0 if all(record["verdicts"].values()) else 1
+    record = {"command": COMMAND, "machine": machine(), "losses": list(LOSSES), "before": before}
+    return run_study(options, (*LOSSES, WITH_KL), record, run=run, verdicts=verdicts, table=table)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """The study behind notebook 04: its judgments on hand-made runs, and what the stored runs say."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import run_study
 from benchmarks.objectives import COMMAND, LOSSES, WITH_KL, settings, table, verdicts
 from grpo_edu.evaluation import wilson_interval
 
@@ -88,3 +90,30 @@ def test_stored_study():
     assert stored["verdicts"] == verdicts(stored["before"], stored["runs"])
     assert all(stored["verdicts"].values())
     assert "/" not in json.dumps(stored["runs"]), "a run names no folder"
+
+
+def test_a_study_keeps_each_run_and_goes_on_where_it_was_left(tmp_path, capsys):
+    made = []
+
+    def run(name, seed):
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append((name, seed))
+        return {"name": name, "seed": seed, "after": {"accuracy": 0.75}}
+
+    def verdicts(before, runs):
+        return {"all ran": len(runs) == 4, "it gains": runs[-1]["after"]["accuracy"] > before["accuracy"]}
+
+    options = Namespace(seeds=[0, 1], output=tmp_path / "new" / "study.json", keep=False)
+    parts = {"run": run, "verdicts": verdicts, "table": lambda before, runs: f"{len(runs)} rows"}
+    with pytest.raises(KeyboardInterrupt):
+        run_study(options, ["a", "b"], {"before": {"accuracy": 0.5}}, **parts)
+    assert len(json.loads(options.output.read_text())["runs"]) == 3
+    made.clear()
+    options.keep = True
+    assert run_study(options, ["a", "b"], {"before": {"accuracy": 0.5}}, **parts) == 0
+    assert made == [("b", 1)]
+    record = json.loads(options.output.read_text())
+    assert record["verdicts"] == {"all ran": True, "it gains": True}
+    assert capsys.readouterr().out.count("75.0%") == 4
+    assert run_study(options, ["a", "b"], {"before": {"accuracy": 0.8}}, **parts) == 1
