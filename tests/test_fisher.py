@@ -23,11 +23,11 @@ from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import generate
 
 
-def regression(features=5, classes=4, seed=0):
-    """A softmax regression in double precision, its forward, and eight examples of one input each."""
+def regression(features=5, classes=4, seed=0, examples=8):
+    """A softmax regression in double precision and examples of one input each."""
     torch.manual_seed(seed)
     model = nn.Linear(features, classes).double()
-    inputs, labels = torch.randn(8, 1, features).double(), torch.randint(classes, (8, 1))
+    inputs, labels = torch.randn(examples, 1, features).double(), torch.randint(classes, (examples, 1))
     return model, list(zip(inputs, labels, strict=True))
 
 
@@ -85,6 +85,56 @@ def test_batched_empirical_is_the_square_of_a_batchs_mean_gradient():
     assert_close(fisher["weight"], expected, atol=1e-6, rtol=1e-5)
     one_by_one = fisher_of(model, examples, kind="batched-empirical", batch_size=1)
     assert_close(one_by_one, fisher_of(model, examples, kind="empirical"))
+
+
+def test_a_batch_has_32_examples_unless_told_otherwise():
+    model, examples = regression(examples=35)
+    usual, larger = (fisher_of(model, examples, kind="batched-empirical", batch_size=size) for size in (32, 33))
+    assert_close(fisher_of(model, examples, kind="batched-empirical"), usual, atol=0, rtol=0)
+    assert not torch.equal(usual["weight"], larger["weight"])
+
+
+def test_logits_in_half_precision_are_raised_before_the_softmax():
+    model, examples = regression()
+
+    def half(model, inputs, labels):
+        return model(inputs).bfloat16(), labels
+
+    def raised(model, inputs, labels):
+        return model(inputs).bfloat16().float(), labels
+
+    for kind in ("true", "empirical"):
+        one, other = (fisher_diagonal(model, examples, kind=kind, forward=forward) for forward in (half, raised))
+        assert_close(one, other, atol=0, rtol=0)
+
+
+def test_gradients_in_half_precision_are_raised_before_they_are_squared():
+    """The score is 2⁻¹⁵, which float16 holds, and its square 2⁻³⁰, which it does not."""
+    coin = nn.Linear(1, 2, bias=False).half()
+    nn.init.zeros_(coin.weight)
+    example = torch.tensor([[2.0**-14]]), torch.tensor([0])
+    fisher = fisher_diagonal(
+        coin, [example], kind="empirical", forward=lambda model, x, y: (x @ model.weight.float().T, y)
+    )
+    assert fisher["weight"].tolist() == [[2.0**-30], [2.0**-30]]
+
+
+def test_tail_by_hand():
+    """Labels of 3/4 and 1/4: the scores are ±1/4 and ±3/4. A tail of 0.3 leaves out the second of them only."""
+    coin = nn.Linear(1, 2, bias=False)
+    coin.weight.data = torch.tensor([[3.0], [1.0]]).log()
+    example = torch.ones(1, 1), torch.tensor([0])
+    for tail, expected in ((0.0, 3 / 4 / 16 + 1 / 4 * 9 / 16), (0.2, 3 / 16), (0.3, 3 / 4 / 16), (0.99, 3 / 4 / 16)):
+        fisher = fisher_of(coin, [example], kind="true", tail=tail)
+        assert_close(fisher["weight"], torch.full((2, 1), expected), msg=str(tail))
+
+
+def test_a_weight_that_no_prediction_hangs_on_has_no_information():
+    model, examples = regression()
+    model.register_parameter("spare", nn.Parameter(torch.ones(3)))
+    for kind in FISHER_KINDS:
+        fisher = fisher_of(model, examples, kind=kind)
+        assert fisher["spare"].tolist() == [0.0, 0.0, 0.0] and fisher["weight"].all()
 
 
 def test_sampled_fisher_has_the_true_one_as_its_mean():
@@ -250,6 +300,14 @@ def test_lightning_knows_names_and_sizes_and_nothing_else(policy):
         weight = weights[name].detach()
         assert_close(fisher[name], 0.1 * factor * weight.var() + 0.01 * weight.abs())
     assert fisher.keys() == weights.keys()
+
+
+def test_lightning_by_hand():
+    """A norm of variance 2 and factor 1; a single number has no variance."""
+    model = nn.ModuleDict({"norm": nn.Linear(2, 1, bias=False), "one": nn.Linear(1, 1, bias=False)})
+    model["norm"].weight.data, model["one"].weight.data = torch.tensor([[1.0, 3.0]]), torch.tensor([[-3.0]])
+    expected = {"norm.weight": torch.tensor([[0.21, 0.23]]), "one.weight": torch.tensor([[0.03]])}
+    assert_close(lightning_fisher(model), expected)
 
 
 def test_rank_correlation_by_hand():
