@@ -127,6 +127,9 @@ def test_tail_by_hand():
     for tail, expected in ((0.0, 3 / 4 / 16 + 1 / 4 * 9 / 16), (0.2, 3 / 16), (0.3, 3 / 4 / 16), (0.99, 3 / 4 / 16)):
         fisher = fisher_of(coin, [example], kind="true", tail=tail)
         assert_close(fisher["weight"], torch.full((2, 1), expected), msg=str(tail))
+    nn.init.zeros_(coin.weight)  # 1/2 and 1/2: the second weighs exactly what may be left out
+    fisher = fisher_of(coin, [example], kind="true", tail=0.5)
+    assert_close(fisher["weight"], torch.full((2, 1), 1 / 2 / 4))
 
 
 def test_a_weight_that_no_prediction_hangs_on_has_no_information():

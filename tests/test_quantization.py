@@ -1,6 +1,7 @@
 """Quantized layers and models: against their own dequantized weights, the file on disk, and what must be refused."""
 
 import copy
+import json
 import struct
 
 import pytest
@@ -146,6 +147,33 @@ def test_sizes_equal_the_bytes_on_disk_and_a_file_gives_the_model_back(model, to
         assert torch.equal(again(ids).logits, small(ids).logits)
 
 
+def test_what_a_folder_gives_back_knows_all_that_was_saved(model, tokenizer, tmp_path):
+    small = quantize_model(model, "int8-weight", embeddings=False)
+    folder = tmp_path / "not" / "there"
+    assert save_quantized(small, tokenizer, str(folder)) == folder / "quantized.safetensors"
+    again, words = load_quantized(str(folder))
+    assert (again.quantization_scheme, again.quantized_embeddings) == ("int8-weight", False)
+    assert again.generation_config.eos_token_id == model.generation_config.eos_token_id != tokenizer.eos_token_id
+    assert words.chat_template == tokenizer.chat_template and len(words) == len(tokenizer)
+    saved, found = stored_tensors(small), stored_tensors(again)
+    assert saved.keys() == found.keys()
+    assert all(torch.equal(saved[name], found[name]) and saved[name].dtype == found[name].dtype for name in saved)
+    assert not again.training and not any(weight.requires_grad for weight in again.parameters())
+
+
+def test_a_folder_whose_weights_do_not_fit_its_config_is_refused(model, tokenizer, tmp_path):
+    save_quantized(quantize_model(model, "int8-weight"), tokenizer, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"do not fit its config\.json \(model\.layers\.0\.mlp\.down_proj\.rows\.q, …\)"):
+        load_quantized(tmp_path)
+
+
+def test_embeddings_are_quantized_unless_told_otherwise(model):
+    assert quantize_model(model, "int8-weight").quantized_embeddings is True
+    assert isinstance(quantize_model(model, "int8-weight").get_input_embeddings(), Int8Embedding)
+
+
 def test_sizes_by_hand(model, tokenizer):
     matrices = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)  # q and o, k and v, gate, up and down
     outputs = 3 * (2 * 64 + 2 * 32 + 2 * 96 + 64)
@@ -235,8 +263,9 @@ def test_a_folder_that_is_not_empty_or_holds_no_quantized_model_is_refused(model
     with pytest.raises(ValueError, match="^model: is not quantized"):
         save_quantized(model, tokenizer, tmp_path / "new")
     (tmp_path / "note.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(FileExistsError, match="is not empty"):
-        save_quantized(quantize_model(model, "bf16"), tokenizer, tmp_path)
+    for folder in (tmp_path, tmp_path / "note.txt"):
+        with pytest.raises(FileExistsError, match="is not empty"):
+            save_quantized(quantize_model(model, "bf16"), tokenizer, folder)
 
 
 def test_one_row_gives_what_it_gives_among_others():
