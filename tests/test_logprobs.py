@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -367,6 +369,19 @@ def test_models_that_do_not_fit_are_refused():
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="'flash_attention_2' attention.*attn_implementation='sdpa'"):
         shared_prefix_logps(model, *BATCH, num_generations=GENERATIONS)
+
+
+def test_models_whose_tokens_cannot_share_a_prompt_are_refused():
+    """Bloom knows places by distances between tokens, and other layers than attention read a row as it comes."""
+    bloom = make_model(BloomForCausalLM, BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=4))
+    mixed = make_model()
+    mixed.config.layer_types = ["full_attention", "linear_attention"]
+    for model, message in (
+        (bloom, "takes no position_ids, so completions cannot share a prompt"),
+        (mixed, "has linear_attention layers, which take no block mask"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            shared_prefix_logps(model, *BATCH, num_generations=GENERATIONS)
 
 
 def test_shapes_of_pure_functions_are_checked():
