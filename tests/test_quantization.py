@@ -108,9 +108,13 @@ def test_an_embedding_gives_its_dequantized_rows():
 
 
 @every_scheme
-def test_the_original_is_left_as_it_was(model, tokenizer, scheme):
+@pytest.mark.parametrize("embeddings", [True, False])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_the_original_is_left_as_it_was(tokenizer, scheme, embeddings, tie_word_embeddings):
+    model = random_model(tokenizer, hidden_size=64, intermediate_size=96, tie_word_embeddings=tie_word_embeddings)
     before = copy.deepcopy(model.state_dict())
-    small = quantize_model(model, scheme)
+    small = quantize_model(model.train(), scheme, embeddings=embeddings)
+    assert model.training and not small.training
     with torch.no_grad():
         for tensor in (*small.parameters(), *small.buffers()):
             tensor.zero_()
