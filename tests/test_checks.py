@@ -10,7 +10,7 @@ import torch
 from grpo_edu import checks
 from grpo_edu.checks.__main__ import misjudged, table
 from grpo_edu.checks.compare import difference
-from grpo_edu.checks.core import Exercise, Mistake, Part, attempt, call
+from grpo_edu.checks.core import Call, Exercise, Mistake, Part, attempt, call
 from grpo_edu.checks.feedback import NothingEarned
 
 KNOWN = checks.exercises()
@@ -135,6 +135,46 @@ def test_handing_in_something_else_than_a_function_is_refused():
         DOUBLE(torch.ones(2))
 
 
+BORDER = Exercise(
+    "is_small",
+    lambda x: x <= 3,
+    parts=(Part("one to nine", 2, lambda rng: call(rng.choice([1, 2, 8, 9])), always=(call(3), call(5))),),
+    mistakes=(
+        Mistake("the border is left out", "3 is small.", lambda x: x < 3),
+        Mistake("the border lies elsewhere", "At 3.", lambda x: x < 7, also=(lambda x: x < 6,)),
+        Mistake("all are small", "Not 9.", lambda x: True),
+    ),
+    right=(lambda x: not x > 3,),
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_input_on_the_border_is_always_among_them(seed):
+    feedback = BORDER(lambda x: 3 > x, seed=seed)
+    assert feedback.mistakes == ["the border is left out"] and feedback.parts[0].given == "3"
+
+
+def test_a_mistake_is_known_in_each_of_its_ways():
+    assert BORDER(lambda x: x <= 5, seed=1).mistakes == ["the border lies elsewhere"]
+    unseen = Mistake("unseen", "", lambda x: x < 3, also=(lambda x: x <= 3,))
+    assert len(misjudged(Exercise("is_small", BORDER.reference, BORDER.parts, (unseen,), ()), range(1))) == 1
+
+
+def test_the_input_that_is_shown_tells_this_mistake_from_the_others():
+    part = Part("large", 1, lambda rng: call(5), always=(call(9),))  # at 5 another mistake comes to the same
+    exercise = Exercise("is_small", BORDER.reference, (part,), BORDER.mistakes, ())
+    assert exercise(lambda x: x < 99).parts[0].given == "9"
+
+
+def test_an_input_may_say_how_it_is_asked():
+    def twice(function, x):
+        return function(function(x))
+
+    part = Part("twice", 1, lambda rng: Call((1.0,), ask=twice))
+    exercise = Exercise("double", doubled, (part,), (), ())
+    assert exercise(lambda x: x + x).points == 1 and exercise(lambda x: x + 1).parts[0].got == "3"
+
+
 def test_html_holds_the_same_and_escapes_it():
     def broken(x):
         raise ValueError("<b>bold</b>")
@@ -223,9 +263,10 @@ def test_nbgrader_reads_these_points():
         (1.0, True, "it is a number, not a truth value"),
         (None, "a", "it is None, not a text"),
         ([1, 2], [1, 2, 3], "it has 2 entries, not 3"),
+        ([1], [1, 2, 3], "it has 1 entry, not 3"),
         ((1.0, None), [1.0, None], None),
-        ([1.0, 0.0], [1.0, None], "in place 1 it is a number, not None"),
-        ({"a": 1.0}, {"a": 2.0}, "under 'a' the value is another one"),
+        ([1.0, 0.0], [1.0, None], "in place 1: it is a number, not None"),
+        ({"a": 1.0}, {"a": 2.0}, "under 'a': the value is another one"),
         ({"b": 1.0}, {"a": 1.0}, "its keys are ['b'], not ['a']"),
     ],
 )

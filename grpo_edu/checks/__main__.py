@@ -16,8 +16,8 @@ def misjudged(exercise: Exercise, seeds: range) -> list[str]:
             feedback = exercise(right, seed=seed)
             if feedback.points != feedback.max_points:
                 found.append(f"seed {seed}: right answer {number} loses points:\n{feedback}")
-        for mistake in exercise.mistakes:
-            feedback = exercise(mistake.wrong, seed=seed)
+        for mistake, wrong in ((one, wrong) for one in exercise.mistakes for wrong in (one.wrong, *one.also)):
+            feedback = exercise(wrong, seed=seed)
             if mistake.name not in feedback.mistakes:
                 found.append(f"seed {seed}: {mistake.name!r} is not named:\n{feedback}")
     return found

@@ -22,7 +22,7 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:
     >>> difference([1.0, 2.0], [1.0, 2.0]), difference(torch.ones(3), torch.ones(2))
     (None, 'the shape is (3,), not (2,)')
     >>> difference([0.5], [0.25])
-    'in place 0 the value is another one'
+    'in place 0: the value is another one'
     """
     if isinstance(expected, Tensor) and expected.ndim:
         return _tensor_difference(got, expected, tolerance)
@@ -107,11 +107,11 @@ def _sequence_difference(got: Any, expected: Sequence, tolerance: float) -> str 
     if isinstance(got, str) or not isinstance(got, Sequence):
         return f"it is {kind(got)}, not {kind(list(expected))}"
     if len(got) != len(expected):
-        return f"it has {len(got)} entries, not {len(expected)}"
+        return f"it has {len(got)} {'entry' if len(got) == 1 else 'entries'}, not {len(expected)}"
     for place, (one, other) in enumerate(zip(got, expected, strict=True)):
         found = difference(one, other, tolerance)
         if found:
-            return f"in place {place} {found}"
+            return f"in place {place}: {found}"
     return None
 
 
@@ -123,5 +123,5 @@ def _mapping_difference(got: Any, expected: Mapping, tolerance: float) -> str | 
     for name, value in expected.items():
         found = difference(got[name], value, tolerance)
         if found:
-            return f"under {name!r} {found}"
+            return f"under {name!r}: {found}"
     return None

@@ -25,10 +25,11 @@ SEED_VARIABLE = "GRPO_EDU_CHECK_SEED"
 
 @dataclass(frozen=True)
 class Call:
-    """One set of arguments."""
+    """One set of arguments. ask: calls the function with them, where more is to be seen than what it returns."""
 
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    ask: Callable[..., Any] | None = None
 
     def text(self) -> str:
         """The arguments as they would be typed."""
@@ -46,22 +47,27 @@ class Part:
     """What is checked for some of the points.
 
     name: what the part is about. points: what it is worth. draw: makes one input from a random.Random; a part is tried
-    on `draws` of them.
+    on `draws` of them. always: inputs that it is tried on besides, such as a number on a border.
     """
 
     name: str
     points: int
     draw: Callable[[random.Random], Call]
     draws: int = 4
+    always: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer that students write: its name, a hint that does not give the solution away, and the function."""
+    """A wrong answer that students write: its name, a hint that does not give the solution away, and the function.
+
+    also: other functions that make the same mistake and come to something else.
+    """
 
     name: str
     hint: str
     wrong: Callable
+    also: tuple[Callable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class Exercise:
     def calls(self, part: Part, seed: int) -> list[Call]:
         """The inputs that a part is tried on, the same for the same seed."""
         rng = random.Random(f"{seed} {self.name} {part.name}")
-        return [part.draw(rng) for _ in range(part.draws)]
+        return [*(part.draw(rng) for _ in range(part.draws)), *part.always]
 
     def judge(self, part: Part, calls: Sequence[Call], found: Sequence[Outcome]) -> PartResult:
         """What a part earns. found: what an answer came to on each of the calls, here or in another process."""
@@ -131,12 +137,12 @@ class Exercise:
         ]  # fmt: skip
         if not wrong:
             return PartResult(part.name, part.points, part.points)
-        first = wrong[0]
         name, hint = self._name_mistake(calls, expected, found)
+        place = self._telling(name, calls, found, wrong)
         return PartResult(
             part.name, 0, part.points,
-            given=calls[first].text(), expected=_said(expected[first]), got=_said(found[first]),
-            why=self._why(found[first], expected[first]), mistake=name, hint=hint,
+            given=calls[place].text(), expected=_said(expected[place]), got=_said(found[place]),
+            why=self._why(found[place], expected[place]), mistake=name, hint=hint,
         )  # fmt: skip
 
     def _why(self, found: Outcome, expected: Outcome) -> str:
@@ -154,12 +160,24 @@ class Exercise:
         if all(one.value is None and not one.problem for one in found) and expected[0].value is not None:
             return "nothing is returned", "Is there a `return` with the result, in every branch?"
         for mistake in self.mistakes:
-            theirs = [attempt(mistake.wrong, one) for one in calls]
-            if all(one.same_as(other, self.tolerance) for one, other in zip(found, theirs, strict=True)):
-                return mistake.name, mistake.hint
+            for wrong in (mistake.wrong, *mistake.also):
+                theirs = (attempt(wrong, one) for one in calls)
+                if all(one.same_as(other, self.tolerance) for one, other in zip(found, theirs, strict=True)):
+                    return mistake.name, mistake.hint
         if any(one.changed for one in found) and not any(one.changed for one in expected):
             return "the input is changed in place", "Compute a new value; leave what was handed in as it is."
         return "", ""
+
+    def _telling(self, name: str, calls: Sequence[Call], found: Sequence[Outcome], wrong: list[int]) -> int:
+        """Of the places where an answer went wrong, the first where the fewest other mistakes come to the same."""
+        others = [mistake.wrong for mistake in self.mistakes if mistake.name != name]
+        if all(mistake.name != name for mistake in self.mistakes):
+            return wrong[0]
+
+        def alike(place: int) -> int:
+            return sum(found[place].same_as(attempt(other, calls[place]), self.tolerance) for other in others)
+
+        return min(wrong, key=alike)
 
 
 def attempt(function: Callable, one: Call) -> Outcome:
@@ -167,7 +185,7 @@ def attempt(function: Callable, one: Call) -> Outcome:
     args, kwargs = copy.deepcopy(one.args), copy.deepcopy(one.kwargs)
     try:
         with torch.random.fork_rng(devices=[]):
-            value = function(*args, **kwargs)
+            value = one.ask(function, *args, **kwargs) if one.ask else function(*args, **kwargs)
     except Exception as error:  # the code is not ours: its failure is what we report
         return Outcome(problem=type(error).__name__, detail=_where(error))
     changed = bool(difference(list(args), list(one.args)) or difference(kwargs, one.kwargs))
