@@ -26,6 +26,7 @@ TOPICS = (  # modules of this folder, in the order of the course
     "update_rules",
     "run_readings",
     "evaluation",
+    "reports",
     "quantization",
     "quantized_models",
     "quantization_error",

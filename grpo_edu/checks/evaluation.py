@@ -1,11 +1,12 @@
-"""Exercises of notebook 06: intervals, paired tests, habits that make noise look like progress, pass@k, an audit."""
+"""Exercises of notebook 06, first part: intervals, paired tests, habits that make noise look like progress."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
-from grpo_edu import power, significance
+from grpo_edu import significance
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 
 Z = 1.959964  # of a 95% interval
@@ -56,6 +57,28 @@ def _normal_interval(successes: int, trials: int) -> tuple[float, float]:
     return share - reach, share + reach
 
 
+def _normal_within(successes: int, trials: int) -> tuple[float, float]:
+    low, high = _normal_interval(successes, trials)
+    return max(0.0, low), min(1.0, high)
+
+
+def _wilson_with(
+    *,
+    inside: Callable[[int], float] = lambda n: Z**2 / (4 * n**2),
+    middle: Callable[[int], float] = lambda n: 1.0,
+    reach: Callable[[int], float] = lambda n: 1.0,
+) -> Callable[[int, int], tuple[float, float]]:
+    """A wrong answer with another term under the root, or a factor of n too many before the middle or the reach."""
+
+    def wrong(successes: int, trials: int) -> tuple[float, float]:
+        share, divisor = successes / trials, 1 + Z**2 / trials
+        center = (share + Z**2 / (2 * trials)) / divisor * middle(trials)
+        width = Z * math.sqrt(share * (1 - share) / trials + inside(trials)) / divisor * reach(trials)
+        return center - width, center + width
+
+    return wrong
+
+
 check_wilson_interval = Exercise(
     "wilson_interval",
     wilson_interval,
@@ -65,17 +88,26 @@ check_wilson_interval = Exercise(
     ),
     mistakes=(
         Mistake("that is the normal interval", "At 0 of 10 it has no width at all. Wilson's has a z² in three places.",
-                _normal_interval),
+                _normal_interval, also=(_normal_within,)),
         Mistake("the middle is not moved", "Wilson's middle lies nearer to one half than the share does.",
                 lambda k, n: (k / n - _reach(k, n), k / n + _reach(k, n))),
         Mistake("nothing is divided by 1 + z²/n", "Both the middle and the reach are divided by it.",
                 lambda k, n: tuple(bound * (1 + Z**2 / n) for bound in wilson_interval(k, n))),
+        Mistake("the middle is not divided by 1 + z²/n", "Brackets: both the middle and the reach are divided by it.",
+                _wilson_with(middle=lambda n: 1 + Z**2 / n)),
+        Mistake("the reach is not divided by 1 + z²/n", "Brackets: both the middle and the reach are divided by it.",
+                _wilson_with(reach=lambda n: 1 + Z**2 / n)),
+        Mistake("the z before the root is missing", "The root is a standard error; the reach is z of them.",
+                _wilson_with(reach=lambda n: 1 / Z)),
+        Mistake("the root holds z²/(4n), not z²/(4n²)", "Under the root both terms shrink with n, the second twice.",
+                _wilson_with(inside=lambda n: Z**2 / (4 * n))),
         Mistake("z is that of 90%", "95% leaves 2.5% on either side: z = 1.96.",
                 lambda k, n: significance.wilson_interval(k, n, 0.9)),
         Mistake("these are percent", "Shares between 0 and 1.",
                 lambda k, n: tuple(100 * bound for bound in wilson_interval(k, n))),
     ),
     right=(_wilson_by_roots, _wilson_by_formula, _wilson_by_failures),
+    tolerance=1e-4,  # z = 1.96 will do
 )  # fmt: skip
 
 
@@ -126,6 +158,10 @@ def _mcnemar_by_recursion(only_before: int, only_after: int) -> float:
     return min(1.0, 2 * total)
 
 
+def _tail_to(last: int, n: int) -> float:
+    return min(1.0, 2 * sum(math.comb(n, i) for i in range(last + 1)) / 2**n)
+
+
 def _chi_square(only_before: int, only_after: int) -> float:
     if only_before + only_after == 0:
         return 1.0
@@ -136,7 +172,7 @@ check_mcnemar_p = Exercise(
     "mcnemar_p",
     mcnemar_p,
     parts=(
-        Part("more on one side", 3, _unequal_counts),
+        Part("more on one side", 3, _unequal_counts, always=(call(9, 2), call(2, 9))),
         Part("as many on either side, and none at all", 1, _equal_counts, draws=6),
     ),
     mistakes=(
@@ -146,6 +182,9 @@ check_mcnemar_p = Exercise(
                 lambda b, c: min(1.0, 2 * math.comb(b + c, min(b, c)) / 2 ** (b + c))),
         Mistake("the smallest count is left out of the tail", "From 0 to the smaller count, inclusive.",
                 lambda b, c: min(1.0, 2 * sum(math.comb(b + c, i) for i in range(min(b, c))) / 2 ** (b + c))),
+        Mistake("the tail does not end at the smaller count", "To min(b, c), whichever of the two it is.",
+                lambda b, c: _tail_to(b, b + c),
+                also=(lambda b, c: _tail_to(c, b + c), lambda b, c: _tail_to(max(b, c), b + c))),
         Mistake("that is the chi-square approximation", "With so few pairs, count: the coin's distribution is exact.",
                 _chi_square),
         Mistake("the p-value is above 1", "A probability ends at 1.",
@@ -198,117 +237,4 @@ check_false_alarm = Exercise(
                 lambda looks, alpha: 1 - (1 - alpha) ** (looks - 1)),
     ),
     right=(_false_alarm_by_loop, _false_alarm_by_first, _false_alarm_by_log),
-)  # fmt: skip
-
-
-# ---- pass_at_k ----
-
-
-def _pass_counts(rng: random.Random) -> Call:
-    samples = rng.randrange(4, 12)
-    return call(samples, rng.randrange(1, samples - 1), rng.randrange(2, min(5, samples)))
-
-
-def _pass_edges(rng: random.Random) -> Call:
-    samples = rng.randrange(4, 9)
-    return call(*rng.choice([(samples, 0, 2), (samples, samples, 2), (samples, 2, 1), (samples, samples - 1, 3)]))
-
-
-def _pass_by_comb(num_samples: int, num_correct: int, k: int) -> float:
-    return 1 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
-
-
-def _pass_by_draws(num_samples: int, num_correct: int, k: int) -> float:
-    all_wrong = 1.0
-    for drawn in range(k):
-        all_wrong *= max(0, num_samples - num_correct - drawn) / (num_samples - drawn)
-    return 1 - all_wrong
-
-
-def _pass_by_listing(num_samples: int, num_correct: int, k: int) -> float:
-    from itertools import combinations
-
-    answers = [True] * num_correct + [False] * (num_samples - num_correct)
-    picks = list(combinations(answers, k))
-    return sum(any(pick) for pick in picks) / len(picks)
-
-
-check_pass_at_k = Exercise(
-    "pass_at_k",
-    significance.pass_at_k,
-    parts=(
-        Part("some right, some wrong", 3, _pass_counts),
-        Part("none, all, k = 1, too few wrong ones", 1, _pass_edges, draws=12),
-    ),
-    mistakes=(
-        Mistake("that estimate is biased", "1 − (1 − c/n)^k draws with replacement: the same sample may come twice.",
-                lambda n, c, k: 1 - (1 - c / n) ** k),
-        Mistake("that is the chance that all k are right", "At least one.",
-                lambda n, c, k: math.comb(c, k) / math.comb(n, k)),
-        Mistake("that is the chance that all k are wrong", "One minus it.",
-                lambda n, c, k: math.comb(n - c, k) / math.comb(n, k)),
-        Mistake("that is pass@1", "k samples may be looked at.", lambda n, c, k: c / n),
-        Mistake("k is one too small", "The product has k factors.",
-                lambda n, c, k: _pass_by_comb(n, c, k - 1) if k > 1 else 0.0),
-    ),
-    right=(_pass_by_comb, _pass_by_draws, _pass_by_listing),
-)  # fmt: skip
-
-
-# ---- possible_counts ----
-
-
-def possible_counts(percent: float, trials: int, decimals: int) -> list[int]:
-    """The package's."""
-    return power.possible_counts(percent, trials, decimals=decimals)
-
-
-def _reported(rng: random.Random) -> Call:
-    trials, decimals = rng.choice([(60, 1), (60, 0), (300, 0), (300, 1), (1000, 0), (24, 1)])
-    return call(round(100 * rng.randrange(trials + 1) / trials, decimals), trials, decimals)
-
-
-def _invented(rng: random.Random) -> Call:
-    return call(*rng.choice([(89.0, 60, 0), (71.0, 24, 1), (50.5, 60, 1), (33.0, 20, 0)]))
-
-
-def _counts_by_string(percent: float, trials: int, decimals: int) -> list[int]:
-    slack = 0.5 * 10**-decimals + 1e-9
-    return [count for count in range(trials + 1) if -slack <= 100 * count / trials - percent <= slack]
-
-
-def _counts_by_range(percent: float, trials: int, decimals: int) -> list[int]:
-    slack = 0.5 * 10**-decimals
-    low = math.ceil((percent - slack) * trials / 100 - 1e-9)
-    high = math.floor((percent + slack) * trials / 100 + 1e-9)
-    return list(range(max(0, low), min(trials, high) + 1))
-
-
-def _counts_by_filter(percent: float, trials: int, decimals: int) -> list[int]:
-    near = filter(lambda count: round(abs(count * 100 / trials - percent), 9) <= 0.5 / 10**decimals, range(trials + 1))
-    return [*near]
-
-
-check_possible_counts = Exercise(
-    "possible_counts",
-    possible_counts,
-    parts=(
-        Part("reports that can be true", 2, _reported, draws=24),
-        Part("reports that cannot", 1, _invented),
-    ),
-    mistakes=(
-        Mistake("only the nearest count is given", "All that round to the report; there may be several, or none.",
-                lambda percent, trials, decimals: [round(percent * trials / 100)]),
-        Mistake("the report must be met exactly", "A report is rounded: 71.7% may be 71.67%.",
-                lambda percent, trials, decimals: [k for k in range(trials + 1) if 100 * k / trials == percent]),
-        Mistake("decimals do not matter in your formula", "89% leaves half a point on either side, 89.0% a twentieth.",
-                lambda percent, trials, decimals: power.possible_counts(percent, trials)),
-        Mistake("a whole unit of slack is too much", "Rounding moves a number by half a unit at most.",
-                lambda percent, trials, decimals: [
-                    k for k in range(trials + 1) if abs(100 * k / trials - percent) <= 10.0**-decimals + 1e-9]),
-        Mistake("shares and percent are mixed up", "The report is in percent.",
-                lambda percent, trials, decimals: [
-                    k for k in range(trials + 1) if abs(k / trials - percent) <= 0.5 * 10.0**-decimals + 1e-9]),
-    ),
-    right=(_counts_by_string, _counts_by_range, _counts_by_filter),
 )  # fmt: skip
