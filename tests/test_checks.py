@@ -2,13 +2,14 @@
 
 import random
 import re
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from grpo_edu import checks
-from grpo_edu.checks.__main__ import misjudged, table
+from grpo_edu.checks.__main__ import main, misjudged, table
 from grpo_edu.checks.compare import difference
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, attempt, call
 from grpo_edu.checks.feedback import NothingEarned
@@ -65,6 +66,18 @@ def test_a_misjudged_answer_would_be_seen():
     lenient = Exercise("double", doubled, DOUBLE.parts, (Mistake("none", "", doubled),), (lambda x: x,))
     assert len(misjudged(lenient, range(1))) == 2
     assert "| double | it is squared | 0 of 3 |" in table({"double": DOUBLE})
+
+
+def test_the_command_tries_every_answer_and_fails_where_one_is_misjudged(monkeypatch, capsys):
+    lenient = Exercise("double", doubled, DOUBLE.parts, (Mistake("none", "", doubled),), (lambda x: x,))
+    monkeypatch.setattr(sys, "argv", ["checks", "--seeds", "2"])
+    for exercise, code in ((DOUBLE, 0), (lenient, 1)):
+        monkeypatch.setattr("grpo_edu.checks.__main__.exercises", lambda known=exercise: {"double": known})
+        assert main() == code
+        said = capsys.readouterr().out
+        assert "| double | 2 right ones | 3 each |" in said
+        assert ("1 exercises: every right answer passes" in said) is (code == 0)
+        assert said.count("'none' is not named") == 2 * code  # once a seed
 
 
 def test_an_unknown_check_is_an_attribute_error():

@@ -97,6 +97,13 @@ def test_hand_worked_kl_penalty():
     assert float(loss) == pytest.approx(0.3 * (2 * low + 0.5 * high) / 3)
 
 
+def test_without_beta_the_reference_has_no_say():
+    nothing_known = torch.full((2, 2), -math.inf)
+    assert grpo_loss(LOGPS, OLD, ADVANTAGES, MASK, ref_per_token_logps=nothing_known) == grpo_loss(
+        LOGPS, OLD, ADVANTAGES, MASK
+    )
+
+
 def test_kl_estimator_is_unbiased_under_the_policy_and_not_under_the_other_sign():
     """Three symbols: KL(p ‖ q) = 0.5 log(0.5/0.2) + 0.3 log(0.3/0.2) + 0.2 log(0.2/0.6) = 0.3601."""
     policy, reference = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.2, 0.6]])

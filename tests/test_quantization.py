@@ -155,6 +155,8 @@ def test_what_a_folder_gives_back_knows_all_that_was_saved(model, tokenizer, tmp
     small = quantize_model(model, "int8-weight", embeddings=False)
     folder = tmp_path / "not" / "there"
     assert save_quantized(small, tokenizer, str(folder)) == folder / "quantized.safetensors"
+    record = json.loads((folder / "quantization.json").read_text(encoding="utf-8"))
+    assert record == {"scheme": "int8-weight", "embeddings": False}
     again, words = load_quantized(str(folder))
     assert (again.quantization_scheme, again.quantized_embeddings) == ("int8-weight", False)
     assert again.generation_config.eos_token_id == model.generation_config.eos_token_id != tokenizer.eos_token_id
@@ -169,13 +171,24 @@ def test_a_folder_whose_weights_do_not_fit_its_config_is_refused(model, tokenize
     save_quantized(quantize_model(model, "int8-weight"), tokenizer, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"do not fit its config\.json \(model\.layers\.0\.mlp\.down_proj\.rows\.q, …\)"):
+    with pytest.raises(ValueError, match=r"fit its config\.json \(model\.layers\.0\.mlp\.down_proj\.rows\.q, …\)"):
         load_quantized(tmp_path)
 
 
 def test_embeddings_are_quantized_unless_told_otherwise(model):
     assert quantize_model(model, "int8-weight").quantized_embeddings is True
     assert isinstance(quantize_model(model, "int8-weight").get_input_embeddings(), Int8Embedding)
+
+
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_the_output_layer_rounds_what_it_reads_in_one_scheme_only(tokenizer, tie_word_embeddings):
+    model = random_model(tokenizer, hidden_size=64, intermediate_size=96, tie_word_embeddings=tie_word_embeddings)
+    model.lm_head.bias = nn.Parameter(torch.linspace(-1, 1, len(tokenizer)))
+    kinds = {"int8-dynamic": DynamicInt8Linear, "int8-weight": Int8Linear, "int4-group": Int8Linear, "bf16": nn.Linear}
+    for scheme, kind in kinds.items():
+        output = quantize_model(model, scheme).get_output_embeddings()
+        assert type(output) is kind, scheme
+        assert_close(output.bias.float(), model.lm_head.bias.detach(), atol=0.01, rtol=0.0)
 
 
 def test_sizes_by_hand(model, tokenizer):
@@ -200,6 +213,7 @@ def tied(model):
 def test_a_tied_table_is_held_once(tokenizer):
     tied_model = random_model(tokenizer, tie_word_embeddings=True)
     assert tied(tied_model)
+    assert stored_bytes(tied_model) == sum(4 * weight.numel() for weight in tied_model.parameters())
     names = stored_tensors(quantize_model(tied_model, "int8-weight"))
     assert [name for name in names if "embed" in name or "head" in name] == [
         "model.embed_tokens.q", "model.embed_tokens.scale"
