@@ -83,6 +83,8 @@ check_memory_parts = Exercise(
                 _with_part("optimizer", lambda parameters, *rest: 8 * parameters)),
         Mistake("frozen weights have gradients", "Only what learns has a gradient.",
                 _with_part("gradients", lambda parameters, *rest: 4 * parameters)),
+        Mistake("frozen weights are counted as if they learned", "Gradients and optimizer are there for the `trained` "
+                "ones only.", lambda parameters, trained, *rest: memory_parts(parameters, parameters, *rest)),
         Mistake("the reference is always there", "Without a KL term there is no second model: 0 bytes.",
                 _with_part("reference", lambda parameters, *rest: 4 * parameters)),
         Mistake("the logits are those of one completion", "B × C × V: all completions of the batch at once.",
@@ -137,6 +139,16 @@ def _passes_by_counting_down(held, per_prompt, prompts, available):
     return prompts // size if size else None
 
 
+def _last_one_not_tried(held, per_prompt, prompts, available):
+    found = fewest_passes(held, per_prompt, prompts, available)
+    return None if found == prompts else found
+
+
+def _held_is_divided(held, per_prompt, prompts, available):
+    passes = range(1, prompts + 1)
+    return next((k for k in passes if prompts % k == 0 and (held + per_prompt * prompts) / k <= available), None)
+
+
 def _passes_rounded_up(held, per_prompt, prompts, available):
     room = (available - held) // per_prompt
     return -(-prompts // min(room, prompts)) if room >= 1 else None
@@ -146,15 +158,21 @@ check_fewest_passes = Exercise(
     "fewest_passes",
     fewest_passes,
     parts=(
-        Part("batches that just fit", 1, _room_for([(8, 4), (16, 4), (12, 4), (16, 2)], exact=True), draws=8),
+        Part("batches that just fit", 1, _room_for([(8, 4), (16, 4), (12, 4), (16, 2)], exact=True), draws=8,
+             always=(call(510, 100, 8, 610), call(730, 60, 12, 800))),
         Part("passes that must divide the prompts", 1, _room_for([(16, 6), (16, 7), (8, 3), (24, 5)]), draws=8),
         Part("nothing fits", 1, _room_for([(8, 0), (16, 0)])),
     ),
     mistakes=(
         Mistake("what fits exactly is refused", "As much as is available may be used: at most, not less than.",
                 lambda held, per_prompt, prompts, available: fewest_passes(held, per_prompt, prompts, available - 1)),
-        Mistake("the passes do not divide the prompts", "16 prompts cannot go through in three equal parts.",
+        Mistake("the passes do not divide the prompts", "Every pass has N / k prompts: k must divide N, "
+                "with nothing left over.",
                 _passes_rounded_up),
+        Mistake("as many passes as prompts are not tried", "One prompt a pass is k = N. Does your loop come that far?",
+                _last_one_not_tried),
+        Mistake("what is held is divided as well", "Only the prompts are shared out. Weights, gradients and "
+                "optimizer are there whole in each of them.", _held_is_divided),
         Mistake("what is held is forgotten", "Weights, gradients and optimizer are there as well, in every pass.",
                 lambda held, per_prompt, prompts, available: fewest_passes(0, per_prompt, prompts, available)),
         Mistake("it is one prompt at a time", "That fits whenever anything does. How few passes are enough?",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 
@@ -19,8 +20,8 @@ class Computer:
     """A computer with a clock of its own: each run of `task` takes as long as the next of `seconds` says."""
 
     seconds: list[float]
-    now: float = 0.0
-    runs: int = 0
+    now: float = field(default=0.0, repr=False)
+    runs: int = field(default=0, repr=False)
 
     def task(self) -> None:
         """Work; the last of `seconds` counts again and again."""
@@ -51,6 +52,14 @@ def _some_runs(rng: random.Random) -> Call:
     runs = [rng.randrange(600, 900), *others, best, best - 15]
     computer = Computer([one / 1000 for one in runs], now=float(rng.randrange(1, 9)))
     return call(computer.task, computer.clock, repeats)
+
+
+def _fast_first_run(rng: random.Random) -> Call:
+    """By chance the first run is the shortest of all."""
+    made = _some_runs(rng)
+    computer = made.args[0].__self__
+    computer.seconds[0] = round(min(computer.seconds) - rng.randrange(20, 90) / 1000, 3)
+    return call(computer.task, computer.clock, made.args[2])
 
 
 def _seconds_by_list(task, clock, repeats):
@@ -92,10 +101,18 @@ def _all_times(task, clock, count):
 check_best_seconds = Exercise(
     "best_seconds",
     best_seconds,
-    parts=(Part("a slow first run, then runs of different length", 3, _some_runs),),
+    parts=(
+        Part("a slow first run, then runs of different length", 2, _some_runs),
+        Part("a first run that is the fastest by chance", 1, _fast_first_run),
+    ),
     mistakes=(
-        Mistake("the first run is one of the repeats", "Let the task run once to warm up, then measure it `repeats` "
-                "times.", lambda task, clock, repeats: min(_all_times(task, clock, repeats))),
+        Mistake("the first run counts", "Let the task run once to warm up, without measuring it, then measure it "
+                "`repeats` times.", lambda task, clock, repeats: min(_all_times(task, clock, repeats + 1)),
+                also=(lambda task, clock, repeats: min(_all_times(task, clock, repeats)),)),
+        Mistake("the time is read from another clock", "`clock` is handed in: ask it, not the computer's own clock.",
+                lambda task, clock, repeats: min(_all_times(task, perf_counter, repeats + 1)[1:])),
+        Mistake("it is the time of all runs together", "Measure each run by itself: ask the clock inside the loop.",
+                lambda task, clock, repeats: sum(_all_times(task, clock, repeats + 1)[1:])),
         Mistake("it is the mean", "Whatever else the computer does can only add time. Which run was disturbed least?",
                 lambda task, clock, repeats: sum(_all_times(task, clock, repeats + 1)[1:]) / repeats),
         Mistake("it is the longest run", "Whatever else the computer does can only add time.",
@@ -142,6 +159,14 @@ def _flat(rng: random.Random) -> Call:
     return call(list(COUNTS), [round(one * factor) / 1000 for factor in factors], rng.choice([4, 6]))
 
 
+HALF_CORES = (  # the third thread would be fast, but has no core of its own
+    call([1, 2, 3, 4], [0.5, 0.54, 0.3, 0.2], 2.5),
+    call([1, 2, 3, 4], [0.8, 0.5, 0.3, 0.2], 2.75),
+    call([1, 2, 3, 4], [0.8, 0.41, 0.4, 0.5], 2.5),
+)
+SMALL_STEPS = call(list(COUNTS), [0.5, 0.485, 0.47, 0.65], 4)  # each gains less than 5%, together they gain more
+
+
 def _threads_by_loop(counts, seconds, usable_cores):
     fastest = math.inf
     for count, time in zip(counts, seconds, strict=True):
@@ -158,6 +183,25 @@ def _threads_by_dict(counts, seconds, usable_cores):
     return next(count for count in sorted(times) if times[count] <= limit)
 
 
+def _best_of_all_first(nothing_left: Callable[[list[int]], int | None]) -> Callable:
+    """The fastest of all counts is looked for first; what comes out where no allowed one is near it."""
+
+    def wrong(counts, seconds, usable_cores):
+        near = [count for count, time in zip(counts, seconds, strict=True) if time <= 1.05 * min(seconds)]
+        allowed = [count for count in near if count <= usable_cores]
+        return min(allowed) if allowed else nothing_left(counts)
+
+    return wrong
+
+
+def _step_by_step(counts, seconds, usable_cores):
+    best = 0
+    for place, count in enumerate(counts):
+        if count <= usable_cores and 1.05 * seconds[place] < seconds[best]:
+            best = place
+    return counts[best]
+
+
 def _threads_by_tensor(counts, seconds, usable_cores):
     tried = torch.tensor(counts)
     times = torch.tensor(seconds, dtype=torch.float64).masked_fill(tried > usable_cores, math.inf)
@@ -169,13 +213,22 @@ check_choose_threads = Exercise(
     choose_threads,
     parts=(
         Part("tasks that gain from threads", 1, _rising),
-        Part("too many threads, fast by luck", 1, _too_many),
-        Part("a task that gains nothing", 1, _flat),
+        Part("too many threads, fast by luck", 1, _too_many, always=HALF_CORES),
+        Part("a task that gains little or nothing", 1, _flat, always=(SMALL_STEPS,)),
     ),
     mistakes=(
         Mistake("there are more threads than cores", "A container may have fewer cores than the machine shows: leave "
                 "out the counts above `usable_cores`.",
                 lambda counts, seconds, usable: choose_threads(counts, seconds, math.inf)),
+        Mistake("a part of a core counts as a whole one", "With 2.5 usable cores, a third thread is one too many: take "
+                "`usable_cores` as it is, without rounding it.",
+                lambda counts, seconds, usable: choose_threads(counts, seconds, math.ceil(usable)),
+                also=(lambda counts, seconds, usable: choose_threads(counts, seconds, round(usable)),)),
+        Mistake("the shortest time is looked for among all counts", "First leave out the counts that are not allowed, "
+                "then look for the shortest time among the others.", _best_of_all_first(min),
+                also=(_best_of_all_first(lambda counts: None), _best_of_all_first(lambda counts: min([])))),
+        Mistake("each count is compared with a slower one", "Compare with the shortest time of all that are allowed, "
+                "which may come later in the list.", _step_by_step),
         Mistake("the fastest wins, however little it gains", "Within 5% of the fastest the smaller number is enough: "
                 "the other cores are free for something else.",
                 lambda counts, seconds, usable: min(

@@ -23,12 +23,24 @@ def smallest_update(weight: float, dtype: torch.dtype) -> float:
 
 
 def _some_weight(dtype: torch.dtype) -> Callable[[random.Random], Call]:
-    """Weights that the format holds exactly, between 0.004 and 0.5; every other one has an odd last digit."""
+    """Weights that both formats hold exactly, between 0.004 and 0.5; in bf16 every other one has an odd last bit."""
 
     def draw(rng: random.Random) -> Call:
         return call(rng.randrange(128, 256) / 2.0 ** rng.randrange(9, 16), dtype)
 
     return draw
+
+
+ONE_HALF, ODD_IN_BF16, ODD_IN_FP32 = 0.5, 173 / 2.0**10, (2.0**23 + 4321) / 2.0**25  # odd: the last bit is a 1
+
+
+def _gap(weight, dtype):
+    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(weight))
+
+
+def _by_subtracting(weight, dtype):
+    before = torch.tensor(weight, dtype=dtype)
+    return _halved(lambda step: before - torch.tensor(step, dtype=dtype) != before)
 
 
 def _update_by_range(weight, dtype):
@@ -69,8 +81,10 @@ check_smallest_update = Exercise(
     "smallest_update",
     smallest_update,
     parts=(
-        Part("bf16", 2, _some_weight(torch.bfloat16)),
-        Part("fp32", 1, _some_weight(torch.float32)),
+        Part("bf16", 2, _some_weight(torch.bfloat16),
+             always=tuple(call(weight, torch.bfloat16) for weight in (ONE_HALF, ODD_IN_BF16))),
+        Part("fp32", 1, _some_weight(torch.float32),
+             always=tuple(call(weight, torch.float32) for weight in (ONE_HALF, ODD_IN_FP32))),
     ),
     mistakes=(
         Mistake("the sum is made by Python, in 64 bits", "Make both of them tensors of this `dtype` before you add.",
@@ -81,6 +95,12 @@ check_smallest_update = Exercise(
                 lambda weight, dtype: 2 * smallest_update(weight, dtype)),
         Mistake("that is the gap after 1", "`eps` belongs to a weight of 1. The gaps are smaller near 0.",
                 lambda weight, dtype: torch.finfo(dtype).eps),
+        Mistake("the step is taken away, not added", "Below 0.5 the numbers lie closer together than above it. Add.",
+                _by_subtracting),
+        Mistake("it is computed from the gap between neighboring numbers", "A sum in the middle between two numbers is "
+                "rounded to the even one, so that every second weight notices half a gap. Add and look.", _gap,
+                also=(lambda weight, dtype: weight * torch.finfo(dtype).eps,
+                      lambda weight, dtype: _gap(weight, dtype) / 2)),
         Mistake("the format is not the one asked for", "`dtype` says in which format weight and step are added.",
                 _update_in_float32),
     ),
@@ -145,6 +165,21 @@ def _with_scale(scale_of: Callable[[Tensor], Tensor]) -> Callable:
     return _made_with(lambda matrix: ((matrix / scale_of(matrix)).round(), scale_of(matrix)))
 
 
+def _one_scale_for_both(left, right):
+    scale = torch.maximum(left.abs().max(), right.abs().max()) / 127
+    return (left / scale).round() @ (right / scale).round() * scale * scale
+
+
+def _scale_a_row(left, right):
+    left_scale, right_scale = left.abs().amax(1, keepdim=True) / 127, right.abs().amax(0, keepdim=True) / 127
+    return (left / left_scale).round() @ (right / right_scale).round() * left_scale * right_scale
+
+
+def _signed_scale(hold: Callable[[Tensor], Tensor]) -> Callable:
+    """The scale of the largest number with its sign. hold: what becomes of those that are below -127."""
+    return _made_with(lambda matrix: (hold((matrix / (matrix.max() / 127)).round()), matrix.max() / 127))
+
+
 def _wrapped(left, right):
     (q_left, left_scale), (q_right, right_scale) = to_int8(left), to_int8(right)
     return (q_left.int() @ q_right.int()).to(torch.int8) * (left_scale * right_scale)
@@ -160,11 +195,17 @@ check_int8_product = Exercise(
         Mistake("the product overflows", "A sum of products of int8 does not fit into int8: multiply as `.int()`.",
                 _wrapped),
         Mistake("only one scale is put back", "Each matrix was divided by its own scale.",
-                lambda left, right: int8_product(left, right) / to_int8(right)[1]),
+                lambda left, right: int8_product(left, right) / to_int8(right)[1],
+                also=(lambda left, right: int8_product(left, right) / to_int8(left)[1],)),
+        Mistake("both matrices have the same scale", "For each matrix by itself: how large is *its* largest number?",
+                _one_scale_for_both),
+        Mistake("each row or column has a scale of its own", "One scale a matrix is asked for here.", _scale_a_row),
         Mistake("no scale is put back", "What turns whole numbers into the numbers that they stand for?",
                 lambda left, right: (to_int8(left)[0].float() @ to_int8(right)[0].float())),
         Mistake("the largest number is taken with its sign", "The largest by *size*: −1.5 is larger than 0.9.",
-                _with_scale(lambda matrix: matrix.max() / 127)),
+                _signed_scale(lambda whole: whole),
+                also=(_signed_scale(lambda whole: whole.to(torch.int8)),
+                      _signed_scale(lambda whole: whole.clamp(-127, 127)))),
         Mistake("the largest number becomes 255", "int8 has a sign: the largest whole number here is 127.",
                 _with_scale(lambda matrix: matrix.abs().max() / 255)),
         Mistake("nothing was rounded", "That is the exact product. The point is to multiply whole numbers.",
