@@ -111,6 +111,7 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
     from grpo_edu.models import load_policy
     from grpo_edu.optimizers import build_optimizer
     from grpo_edu.rollout import generate
+    from grpo_edu.step_process import never_tied
     from grpo_edu.trainer import score_rollout, update_policy
 
     is_tiny = case["model"] == "tiny"
@@ -128,18 +129,13 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
             model, tokenizer, prompts, num_generations=config.num_generations,
             max_completion_length=config.max_completion_length,
         )  # fmt: skip
-        batch = score_rollout(rollout, problems, [sum_of_ids], config)
+        batch = score_rollout(rollout, problems, [never_tied], config)
         update_policy(model, batch, optimizer, config, passes=passes)
         seconds = time.perf_counter() - started
         converted = not is_tiny and model.dtype != torch.bfloat16
         file_bytes = (folder / "model.safetensors").stat().st_size if converted else 0
         estimates += [estimate_of(part, model, batch, config, file_bytes) for part in passes.cut(batch)]
     return estimates, seconds
-
-
-def sum_of_ids(completions, completion_ids, **kwargs) -> list[float]:
-    """A reward that no group ties on."""
-    return [float(sum(ids) % 1009) for ids in completion_ids]
 
 
 def tiny_prompts(tokenizer, config) -> tuple[list, list[str]]:

@@ -29,6 +29,7 @@ import torch
 from benchmarks.harness import RESULTS, between, in_turn, markdown, save, spread, steps_in_turn, times_as_fast
 from grpo_edu import GRPOConfig, accuracy_reward, decoding, generate, load_policy, load_problems, render_prompt, train
 from grpo_edu.problems import LEVELS, Problem
+from grpo_edu.step_process import never_tied
 from grpo_edu.trl_backend import train_with_trl
 
 SCALES = ("tiny", "494M")
@@ -38,11 +39,6 @@ TINY = GRPOConfig(learning_rate=STILL, max_steps=10_000)
 LARGE = GRPOConfig(prompts_per_step=1, max_completion_length=64, learning_rate=STILL, max_steps=10_000)
 LARGE_PROMPT = 128
 TARGETS = {"tiny": {"step": 4.0, "rollout": 3.0}, "494M": {"step": 3.0}}
-
-
-def sum_of_ids(completions, completion_ids, **kwargs) -> list[float]:
-    """A reward that no group of a random policy ties on, so that no side saves a forward pass."""
-    return [float(sum(ids) % 1009) for ids in completion_ids]
 
 
 def large_policy(dtype: str = "float32"):
@@ -74,9 +70,9 @@ def start_large(backend: Callable, dtype: str, **options: Any) -> Iterator[dict]
     """A training at the shape of Qwen2-0.5B; making its weights, and a step of one token, go before it."""
     model, tokenizer = large_policy(dtype)
     warm_up = replace(LARGE, max_completion_length=1, num_generations=2, max_steps=1)
-    for _ in backend(model, tokenizer, [long_problem(tokenizer, 1)], sum_of_ids, warm_up, **options):
+    for _ in backend(model, tokenizer, [long_problem(tokenizer, 1)], never_tied, warm_up, **options):
         pass
-    return backend(model, tokenizer, [long_problem(tokenizer, LARGE_PROMPT)], sum_of_ids, LARGE, **options)
+    return backend(model, tokenizer, [long_problem(tokenizer, LARGE_PROMPT)], never_tied, LARGE, **options)
 
 
 def sides(scale: str) -> dict[str, Callable[[], Iterator[dict]]]:

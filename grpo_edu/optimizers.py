@@ -91,7 +91,7 @@ class StepAfterBackward:
         self, optimizer: torch.optim.Optimizer, max_grad_norm: float, abort_grad_norm: float | None = None
     ) -> None:
         self.optimizer, self.max_grad_norm, self.abort_grad_norm = optimizer, max_grad_norm, abort_grad_norm
-        self.parameters = _parameters(optimizer)
+        self.parameters = parameters_of(optimizer)
 
     def begin(self) -> None:
         """Start an update without gradient."""
@@ -125,7 +125,7 @@ class StepInBackward:
         self, optimizer: torch.optim.Optimizer, max_grad_norm: float, abort_grad_norm: float | None = None
     ) -> None:
         self.optimizer, self.max_grad_norm, self.abort_grad_norm = optimizer, max_grad_norm, abort_grad_norm
-        self.parameters = _parameters(optimizer)
+        self.parameters = parameters_of(optimizer)
 
     def begin(self) -> None:
         """Start an update without gradient."""
@@ -223,5 +223,6 @@ def _length(lengths: Iterable[Tensor]) -> Tensor:
     return torch.stack([length.double() for length in lengths]).norm() if lengths else torch.zeros(())
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All that an optimizer updates, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -202,7 +202,7 @@ def _steps(
 
     def reward(**batch: Any) -> Sequence[float | None]:
         memory.mark("learning")
-        return (_never_tied if random_weights else accuracy_reward)(**batch)
+        return (never_tied if random_weights else accuracy_reward)(**batch)
 
     problems = load_problems("advanced", "train", n=config.prompts_per_step)
     if isinstance(config, SupervisedConfig):
@@ -218,8 +218,8 @@ def _steps(
         hook.remove()
 
 
-def _never_tied(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that tells random completions apart."""
+def never_tied(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """A reward that no group of a random policy ties on: the sum of a completion's token ids, modulo a prime."""
     return [float(sum(ids) % 1009) for ids in completion_ids]
 
 

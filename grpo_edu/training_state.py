@@ -16,7 +16,7 @@ from grpo_edu.adapters import reference_policy
 from grpo_edu.config import GRPOConfig
 from grpo_edu.deepspeed_steps import deepspeed_wanted, start_deepspeed
 from grpo_edu.micro_batches import available_room
-from grpo_edu.optimizers import build_optimizer
+from grpo_edu.optimizers import build_optimizer, parameters_of
 from grpo_edu.problems import Problem
 from grpo_edu.prompts import render_prompt
 
@@ -102,7 +102,7 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
     """A training's state as named tensors and as plain values."""
     tensors = {"random.sampling": state.generator.get_state(), "random.torch": torch.get_rng_state()}
     numbers: dict[str, Any] = {}
-    for index, parameter in enumerate(_parameters(state.optimizer)):
+    for index, parameter in enumerate(parameters_of(state.optimizer)):
         for key, value in state.optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 tensors[f"optimizer.{index}.{key}"] = value.detach().contiguous()
@@ -123,7 +123,7 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
 
 def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
     """Put a state back, its tensors as they were: an optimizer's own loading would change their dtype."""
-    parameters = _parameters(state.optimizer)
+    parameters = parameters_of(state.optimizer)
     for name, value in [
         *tensors.items(),
         *((f"optimizer.{key}", value) for key, value in numbers["optimizer"].items()),
@@ -144,7 +144,3 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
     random.setstate((version, tuple(words), gauss))
     kind, keys, *rest = numbers["numpy_random"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -37,6 +37,22 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="module")
+def policy_dir(tmp_path_factory) -> Path:
+    """The folder of a random policy that trains in moments."""
+    from small_policy import save_small_policy
+
+    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
+
+
+@pytest.fixture
+def ctrl_c_works():
+    """Python's own handler of SIGINT, whatever a test before or the shell has set; what was there comes back."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
 @pytest.fixture(scope="session")
 def gsm8k_dir() -> Path:
     """The folder of the real GSM8K files; tests that need it skip where it is absent."""

@@ -1,7 +1,8 @@
-"""A folder with a random policy that trains in moments, for tests of whole runs."""
+"""A folder with a random policy that trains in moments, a reward for it, and what comes of a run: for tests of runs."""
 
 from pathlib import Path
 
+import torch
 from random_policy import byte_tokenizer, random_model
 
 from grpo_edu.models import save_policy
@@ -13,3 +14,17 @@ def save_small_policy(folder: Path) -> Path:
     model = random_model(tokenizer, max_position_embeddings=1024, stop_ids=range(0, 256, 16))
     save_policy(model, tokenizer, folder)
     return folder
+
+
+def brevity(completions, completion_ids, **columns) -> list[float]:
+    """A reward that seldom ties: the rows of a random policy end at different lengths."""
+    return [1 / len(ids) for ids in completion_ids]
+
+
+def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

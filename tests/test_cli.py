@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from small_policy import save_small_policy
 
 from grpo_edu import __version__
 from grpo_edu.cli import main
@@ -30,11 +29,6 @@ SMALL = shlex.split(
     "--rewards length --num-generations 4 --prompts-per-step 2 --max-completion-length 48 --n 6 --no-greedy"
 )
 COUNTS = {"k", "n", "low", "high", "accuracy"}
-
-
-@pytest.fixture(scope="module")
-def policy_dir(tmp_path_factory):
-    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
 
 
 def start(*arguments, **options) -> subprocess.Popen:

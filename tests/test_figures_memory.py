@@ -1,12 +1,10 @@
 """Pictures of memory: what they draw, worked out by hand, and that every text can be read."""
 
-import doctest
 
 import pytest
 from matplotlib.colors import to_rgb
 from pictures import assert_readable
 
-from grpo_edu import figures_memory
 from grpo_edu.figure_style import COLORS
 from grpo_edu.figures_memory import accuracy_by_rate, memory_curve, peak_bars
 
@@ -27,10 +25,6 @@ FIGURES = {
 
 def xy(line):
     return [(float(x), float(y)) for x, y in line.get_xydata()]
-
-
-def test_examples_in_the_docstrings_hold():
-    assert doctest.testmod(figures_memory).failed == 0
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -5,7 +5,6 @@ import re
 import sys
 
 import pytest
-from small_policy import save_small_policy
 
 from grpo_edu import gym
 from grpo_edu.cli import main
@@ -29,11 +28,6 @@ TASKS = (
 @pytest.fixture(scope="module", autouse=True)
 def library():
     return pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed: pip install grpo-edu[domains]")
-
-
-@pytest.fixture(scope="module")
-def policy_dir(tmp_path_factory):
-    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
 
 
 def test_problems_are_seeded_different_and_apart():

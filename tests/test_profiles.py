@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_policy import save_small_policy
+from test_cli import complaint
 
 from grpo_edu.cli import main
 from grpo_edu.cli_options import build_parser
@@ -18,18 +18,6 @@ from grpo_edu.run_log import read_log
 from grpo_edu.run_policy import plain_template
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-
-
-@pytest.fixture(scope="module")
-def policy_dir(tmp_path_factory):
-    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
-
-
-def complaint(capsys) -> str:
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    return line
 
 
 def test_no_two_profiles_are_the_same_run():

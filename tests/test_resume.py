@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_policy import save_small_policy
+from small_policy import brevity, names_in
 
 from benchmarks.kill_and_resume import RESULTS, RUN, outcome, study
 from grpo_edu import run_recording
@@ -28,18 +28,7 @@ from grpo_edu.runs import resume_training, run_training
 
 SIZES = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 48, "learning_rate": 1e-3, "seed": 5}
 CONFIG = GRPOConfig(**SIZES, max_steps=5, beta=0.02)
-
-
-@pytest.fixture(scope="module")
-def policy_dir(tmp_path_factory):
-    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c_works():
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, usual)
+pytestmark = pytest.mark.usefixtures("ctrl_c_works")
 
 
 @pytest.fixture
@@ -68,17 +57,8 @@ def stopping_at(step, how):
     return length
 
 
-def brevity(completions, completion_ids, **columns):
-    """A reward that never ties: completions end at different lengths."""
-    return [1 / len(ids) for ids in completion_ids]
-
-
 def interrupt(completions):
     signal.raise_signal(signal.SIGINT)
-
-
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def test_killed_three_times_and_resumed_it_ends_the_same(policy_dir, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from scipy.stats import binomtest
-from small_policy import save_small_policy
+from small_policy import brevity, names_in, same_weights
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from grpo_edu import run_policy, runs
@@ -32,24 +32,7 @@ from grpo_edu.runs import default_folder, run_evaluation, run_training
 CONFIG = GRPOConfig(
     num_generations=4, prompts_per_step=2, max_completion_length=24, max_steps=3, learning_rate=1e-3, seed=5
 )
-
-
-def brevity(completions, completion_ids, **kwargs):
-    """A reward that a random policy earns sometimes: its rows end at different lengths."""
-    return [1 / len(ids) for ids in completion_ids]
-
-
-@pytest.fixture(scope="module")
-def policy_dir(tmp_path_factory):
-    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c_works():
-    """A shell's background job, as CI may be, ignores SIGINT: give these tests Python's own handler."""
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, usual)
+pytestmark = pytest.mark.usefixtures("ctrl_c_works")
 
 
 @pytest.fixture
@@ -67,16 +50,8 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_policy(folder)[0].state_dict()
 
 
-def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def timeless(history: list[dict]) -> list[dict]:
     return [{name: value for name, value in step.items() if name != "step_time"} for step in history]
-
-
-def files_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 RUN_FILES = {
@@ -94,7 +69,7 @@ def test_a_run_keeps_everything(run, policy_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(run_policy, "load_policy", keep)
     result = run(command="grpo-edu train --seed 5")
     folder = tmp_path / "run"
-    assert result.output == folder and files_in(folder) == RUN_FILES
+    assert result.output == folder and names_in(folder) == RUN_FILES
 
     asked = json.loads((folder / "config.json").read_text())
     assert GRPOConfig(**asked["config"]) == CONFIG
@@ -179,7 +154,7 @@ def test_ctrl_c_keeps_the_last_full_step(run, tmp_path):
     assert result.interrupted and result.after is None and result.p_value is None and not result.failure
     assert timeless(result.history) == timeless(two_steps.history) and read_log(tmp_path / "run" / "metrics.jsonl")
     assert same_weights(weights_of(tmp_path / "run" / "model"), weights_of(tmp_path / "two" / "model"))
-    assert files_in(tmp_path / "run") == RUN_FILES - {"accuracy.png"}
+    assert names_in(tmp_path / "run") == RUN_FILES - {"accuracy.png"}
     assert "Interrupted after 2 of 3 steps." in (tmp_path / "run" / "summary.md").read_text()
     assert json.loads((tmp_path / "run" / "result.json").read_text())["interrupted"] is True
 
@@ -227,7 +202,7 @@ def test_ctrl_c_before_the_first_step_leaves_an_older_run_alone(run, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(rewards=interrupting, overwrite=True)
-    assert files_in(tmp_path / "run") == RUN_FILES
+    assert names_in(tmp_path / "run") == RUN_FILES
     assert read_log(tmp_path / "run" / "metrics.jsonl") == older.history
     with pytest.raises(KeyboardInterrupt):
         run(rewards=interrupting, output=tmp_path / "new")
@@ -305,7 +280,7 @@ def test_a_folder_with_a_run_is_replaced_only_when_told(run, tmp_path):
         run_training(folder, rewards=brevity, config=CONFIG, n=6, output=folder, overwrite=True, progress=False)
     short = run(overwrite=True, config=replace(CONFIG, max_steps=1))
     assert len(short.history) == len(read_log(folder / "metrics.jsonl")) == 1
-    assert files_in(folder) == RUN_FILES | {"notes.txt"}
+    assert names_in(folder) == RUN_FILES | {"notes.txt"}
 
 
 def test_a_folder_that_holds_no_run_is_never_touched(run, policy_dir, tmp_path):
@@ -439,4 +414,4 @@ def test_a_disk_that_fills_up_while_training(run, small_disk):
         run(output=folder, rewards=filling, config=replace(CONFIG, max_steps=40))
     assert "keeps" in caught.value.__notes__[0]
     assert len(read_log(folder / "metrics.jsonl")) >= 2 and read_run_config(folder)
-    assert files_in(folder) == {"config.json", "metrics.jsonl"}
+    assert names_in(folder) == {"config.json", "metrics.jsonl"}

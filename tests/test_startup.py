@@ -6,17 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_policy import save_small_policy
 
 from grpo_edu.session import Session
 from grpo_edu.startup import AFTERWARDS, PHASES, startup_anatomy, startup_text
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module")
-def policy_dir(tmp_path_factory):
-    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
 
 
 def test_every_phase_is_measured_in_a_fresh_process(policy_dir):

@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from small_policy import save_small_policy
 
 from grpo_edu import tracking
 from grpo_edu.cli import main
@@ -20,11 +20,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ACCURACY = "rewards/accuracy_reward/mean"
 STEPS = [{"step": step, "reward": step / 8, ACCURACY: 0.5, "kl": float("nan")} for step in (1, 2, 3)]
 SIZES = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 24, "seed": 5, "max_steps": 4}
-
-
-@pytest.fixture(scope="module")
-def policy_dir(tmp_path_factory):
-    return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
 
 
 def needs(name):
@@ -54,17 +49,28 @@ def scalars_of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def records_of_wandb(folder: Path) -> list:
-    """The records of an offline run: protobufs in LevelDB's log format, blocks of 32 KiB with chunks of 7 + n bytes."""
+    """The records of an offline run, once all are there: wandb's own process may write on after a run is closed."""
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 60
+    while not ((records := parse_wandb(file.read_bytes())) and records[-1].HasField("exit")):
+        assert time.monotonic() < deadline, f"{len(records)} records, and no end"
+        time.sleep(0.1)
+    return records
+
+
+def parse_wandb(content: bytes) -> list:
+    """Protobufs in LevelDB's log format: blocks of 32 KiB with chunks of 7 + n bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    content, position, parts, records = file.read_bytes(), 7, b"", []
+    position, parts, records = 7, b"", []
     while position + 7 <= len(content):
         left = 32768 - position % 32768
         if left < 7:
             position += left
             continue
         size, kind = int.from_bytes(content[position + 4 : position + 6], "little"), content[position + 6]
+        if position + 7 + size > len(content):
+            break
         parts += content[position + 7 : position + 7 + size]
         position += 7 + size
         if kind in (1, 4):  # whole, or the last part
