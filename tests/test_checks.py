@@ -1,5 +1,6 @@
 """The checks of the exercises: what they say of right, wrong, broken and unwritten answers."""
 
+import math
 import random
 import re
 import sys
@@ -278,7 +279,8 @@ def test_nbgrader_reads_these_points():
         ([1, 2], [1, 2, 3], "it has 2 entries, not 3"),
         ([1], [1, 2, 3], "it has 1 entry, not 3"),
         ((1.0, None), [1.0, None], None),
-        ([1.0, 0.0], [1.0, None], "in place 1: it is a number, not None"),
+        ([1.0, 0.0], [1.0, None], "in place [1], counted from 0: it is a number, not None"),
+        ([[1.0], [1.0, 2.0]], [[1.0], [1.0, 3.0]], "in place [1][1], counted from 0: the value is another one"),
         ({"a": 1.0}, {"a": 2.0}, "under 'a': the value is another one"),
         ({"b": 1.0}, {"a": 1.0}, "its keys are ['b'], not ['a']"),
     ],
@@ -286,3 +288,9 @@ def test_nbgrader_reads_these_points():
 def test_differences_in_words(got, expected, found):
     said = difference(got, expected)
     assert said is None if found is None else said.startswith(found)
+
+
+def test_inputs_are_shown_as_they_are_typed():
+    odd = 0.25 + 2.0**-25
+    assert call(odd, math.prod, [doubled, (-0.0,)]).text() == "0.25000003, prod, [doubled, (0.0,)]"
+    assert call("a,b".split, kind=-0.0).text() == "'a,b'.split, kind=0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Number
@@ -22,7 +23,7 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:
     >>> difference([1.0, 2.0], [1.0, 2.0]), difference(torch.ones(3), torch.ones(2))
     (None, 'the shape is (3,), not (2,)')
     >>> difference([0.5], [0.25])
-    'in place 0: the value is another one'
+    'in place [0], counted from 0: the value is another one'
     """
     if isinstance(expected, Tensor) and expected.ndim:
         return _tensor_difference(got, expected, tolerance)
@@ -67,14 +68,31 @@ def kind(value: Any) -> str:
     return f"a{'n' if name[0] in 'aeiou' else ''} {name}"
 
 
-def shown(value: Any) -> str:
-    """A value in a message, cut where it is long.
+def shown(value: Any, digits: int = 6) -> str:
+    """A value in a message, cut where it is long; a function by its name, and 0 without a sign.
 
-    >>> shown(torch.tensor([1.0, 2.0])), shown(0.1 + 0.2)
-    ('tensor([1., 2.])', '0.3')
+    digits: of a number that stands alone.
+
+    >>> shown(torch.tensor([1.0, 2.0])), shown(0.1 + 0.2), shown([-0.0, 0.5]), shown("".join), shown(math.prod)
+    ('tensor([1., 2.])', '0.3', '[0.0, 0.5]', "''.join", 'prod')
     """
-    text = f"{value:.6g}" if isinstance(value, float) else repr(value)
+    text = f"{value + 0.0:.{digits}g}" if isinstance(value, float) else _text(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + " …"
+
+
+def _text(value: Any) -> str:
+    """`repr` for a student, in lists and tuples too."""
+    if isinstance(value, float):
+        return repr(value + 0.0)  # -0.0 + 0.0 is 0.0
+    if type(value) is list:
+        return f"[{', '.join(map(_text, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(_text, value))}{',' * (len(value) == 1)})"
+    if inspect.isroutine(value):
+        owner = getattr(value, "__self__", None)
+        bound = owner is not None and not inspect.ismodule(owner)
+        return f"{_text(owner)}.{value.__name__}" if bound else value.__name__
+    return repr(value)
 
 
 def _is_bool(value: Any) -> bool:
@@ -111,7 +129,7 @@ def _sequence_difference(got: Any, expected: Sequence, tolerance: float) -> str 
     for place, (one, other) in enumerate(zip(got, expected, strict=True)):
         found = difference(one, other, tolerance)
         if found:
-            return f"in place {place}: {found}"
+            return _inside(place, found)
     return None
 
 
@@ -125,3 +143,10 @@ def _mapping_difference(got: Any, expected: Mapping, tolerance: float) -> str | 
         if found:
             return f"under {name!r}: {found}"
     return None
+
+
+def _inside(place: int, found: str) -> str:
+    """What was found wrong in one place of a list, and where, as Python would be asked for it: `[1][0]`."""
+    if found.startswith("in place ["):
+        return f"in place [{place}]{found.removeprefix('in place ')}"
+    return f"in place [{place}], counted from 0: {found}"
