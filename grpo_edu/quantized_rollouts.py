@@ -35,12 +35,12 @@ def sampling_policy(model: PreTrainedModel, config: GRPOConfig) -> PreTrainedMod
 def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token_logps: Tensor, cap: float) -> Tensor:
     r"""How much likelier the policy that learns makes each token than the one that sampled it, at most `cap`.
 
-    .. math:: w_{it} = \min\big(e^{\log \pi(o_{it}) - \log \pi_q(o_{it})},\ C\big)
+    .. math:: w_{it} = \min\big(e^{\log \pi(o_{it}) - \log \pi_q(o_{it})},\ c\big)
 
     Args:
         old_per_token_logps: (B, C), nats, of the policy that learns, at the start of the update; no gradient is kept.
         sampling_per_token_logps: (B, C), nats, of the policy that sampled.
-        cap: C > 0, `importance_sampling_clip_max`.
+        cap: c > 0, `importance_sampling_clip_max`.
 
     Returns:
         (B, C), for `losses.grpo_loss(importance_weights=…)`.

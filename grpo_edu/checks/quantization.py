@@ -84,7 +84,7 @@ check_affine_grid = Exercise(
     "affine_grid",
     affine_grid,
     parts=(
-        Part("numbers on both sides of 0", 2, _both_sides),
+        Part("numbers on both sides of 0", 2, _both_sides, always=(call(torch.tensor([-1.0, 0.9]), 3),)),
         Part("numbers on one side of 0", 1, _one_side),
     ),
     mistakes=(
@@ -94,6 +94,8 @@ check_affine_grid = Exercise(
                 lambda x, bits: _grid(x, 2**bits)),
         Mistake("the zero point is not whole", "It is a place of the grid: round it, or 0 falls between two places.",
                 lambda x, bits: _grid(x, 2**bits - 1, whole=False)),
+        Mistake("the zero point is cut off, not rounded", "`int(3.68)` is 3; the nearest place is 4.",
+                lambda x, bits: (lambda grid: (grid[0], int(grid[1])))(_grid(x, 2**bits - 1, whole=False))),
         Mistake("the zero point has the wrong sign", "Places are counted from the smallest number up: how many steps "
                 "above it is 0?", lambda x, bits: _grid(x, 2**bits - 1, sign=1)),
         Mistake("that is a symmetric grid", "An affine one reaches only as far as the numbers do.",
@@ -248,7 +250,8 @@ check_quantize_rows = Exercise(
                 "Round first.", _rows_with(_largest, lambda steps: steps.to(torch.int8))),
         Mistake("the largest number is taken without its sign", "A row's furthest number may be negative: abs().",
                 _rows_with(lambda weight, top: weight.amax(dim=1, keepdim=True) / top,
-                           lambda steps: steps.round().to(torch.int16))),
+                           lambda steps: steps.round().to(torch.int16)),
+                also=(_rows_with(lambda weight, top: weight.amax(dim=1, keepdim=True) / top),)),
         Mistake("bits play no part", "With 4 bits the grid ends at 7.",
                 _rows_with(lambda weight, top: _largest(weight, 127))),
         Mistake("q is still floating-point", "Whole numbers of 8 bits: torch.int8.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -123,6 +124,29 @@ def _zero_first(low: float, high: float, margin: float) -> str:
     return equality_verdict(low, high, margin)
 
 
+def _zero_last(low: float, high: float, margin: float) -> str:
+    if -margin <= low and high <= margin:
+        return "equal"
+    if low > 0 or high < 0:
+        return "better" if low > 0 else "worse"
+    return "unclear"
+
+
+def _verdict_with_ends(inside: bool, outside: bool) -> Callable[[float, float, float], str]:
+    """Whether an interval that ends at the margin is inside, and one that begins there is outside of it."""
+
+    def verdict(low: float, high: float, margin: float) -> str:
+        if (-margin <= low and high <= margin) if inside else (-margin < low and high < margin):
+            return "equal"
+        if low >= margin if outside else low > margin:
+            return "better"
+        if high <= -margin if outside else high < -margin:
+            return "worse"
+        return "unclear"
+
+    return verdict
+
+
 def _one_sided(low: float, high: float, margin: float) -> str:
     return "equal" if low >= -margin else equality_verdict(low, high, margin)
 
@@ -132,20 +156,35 @@ def _point_estimate(low: float, high: float, margin: float) -> str:
     return equality_verdict(middle, middle, margin)
 
 
+_EDGES = (  # ends on the margin: within it twice, beside it twice; and one around 0 that reaches beyond
+    call(-0.02, 0.005, 0.02),
+    call(-0.005, 0.02, 0.02),
+    call(0.02, 0.03, 0.02),
+    call(-0.03, -0.02, 0.02),
+    call(-0.025, 0.004, 0.02),
+)
+
+
 check_equality_verdict = Exercise(
     "equality_verdict",
     equality_verdict,
     parts=(
-        Part("narrow intervals", 2, _narrow, draws=24),
-        Part("wide intervals", 1, _wide, draws=24),
+        Part("narrow intervals", 2, _narrow, draws=24, always=_EDGES),
+        Part("wide intervals", 1, _wide, draws=24, always=(call(-0.1, 0.02, 0.02), call(-0.02, 0.1, 0.02))),
     ),
     mistakes=(
         Mistake("no difference was found, so they are called equal", "An interval around 0 may reach far beyond the "
                 "margin: then nobody knows.", _around_zero),
         Mistake("it is compared with 0, not with the margin", "A difference that is surely there may be too small to "
-                "matter.", _zero_first),
+                "matter.", _zero_first, also=(_zero_last,)),
         Mistake("only the lower end is looked at", "Equal means: not much worse, and not much better either.",
                 _one_sided),
+        Mistake("an interval that ends at the margin is not called equal", "The ends of the margin are included.",
+                _verdict_with_ends(False, False)),
+        Mistake("an interval that begins at the margin is called better", "Wholly above the margin: its lower end too, "
+                "and the same below.", _verdict_with_ends(True, True)),
+        Mistake("the ends of the margin are taken the other way round", "A change of just the margin still does not "
+                "matter.", _verdict_with_ends(False, True)),
         Mistake("the middle of the interval decides", "Both ends count. The middle alone is a point estimate.",
                 _point_estimate),
     ),
@@ -163,8 +202,10 @@ def _sampled(rng: random.Random, apart: float) -> Call:
 
 def _some_far(rng: random.Random) -> Call:
     made = _sampled(rng, 0.6)
-    place = rng.randrange(2), rng.randrange(3)  # the copy hardly ever draws this token
-    made.args[0][place], made.args[1][place] = round(rng.uniform(-1.0, -0.2), 2), -6.0
+    logps, sampling = (part.view(-1) for part in made.args[:2])
+    seldom, often = rng.sample(range(6), 2)  # tokens that the copy hardly ever draws, and draws far too often
+    logps[seldom], sampling[seldom] = round(rng.uniform(-1.0, -0.2), 2), -6.0
+    logps[often], sampling[often] = round(rng.uniform(-4.0, -3.0), 2), -0.5
     return made
 
 
@@ -186,17 +227,23 @@ check_truncated_weights = Exercise(
     truncated_importance_weights,
     parts=(
         Part("a copy that is near", 1, lambda rng: _sampled(rng, 0.6)),
-        Part("a token that the copy hardly ever draws", 2, _some_far),
+        Part("a token that the copy hardly ever draws, and one that it draws far too often", 2, _some_far),
     ),
     mistakes=(
         Mistake("the ratio is upside down", "What the copy draws too seldom is to count more: π over π_q.",
                 lambda logps, sampling, cap: truncated_importance_weights(sampling, logps, cap)),
         Mistake("the ratio has no exponential", "These are *log*-probabilities.",
                 lambda logps, sampling, cap: (logps - sampling).clamp(max=cap)),
+        Mistake("the logarithms are divided", "The logarithm of a ratio is a difference of logarithms.",
+                lambda logps, sampling, cap: (logps / sampling).clamp(max=cap),
+                also=(lambda logps, sampling, cap: (logps / sampling).exp().clamp(max=cap),)),
         Mistake("nothing is cut off", "One token with a huge weight rules the batch: at most the cap.",
                 lambda logps, sampling, cap: (logps - sampling).exp()),
         Mistake("it is cut off from below", "The cap is the *most* that a weight may be.",
                 lambda logps, sampling, cap: (logps - sampling).exp().clamp(min=cap)),
+        Mistake("it is cut off on both sides", "The cap is the *most* that a weight may be. A token that the copy "
+                "draws too often keeps its small weight.",
+                lambda logps, sampling, cap: (logps - sampling).exp().clamp(1 / cap, cap)),
         Mistake("the logarithm is cut off, at the cap itself", "The cap is one for weights, not for their logarithms.",
                 lambda logps, sampling, cap: (logps - sampling).clamp(max=cap).exp()),
         Mistake("weights above the cap become 0", "Cut off, not thrown away: such a token counts as much as the cap.",

@@ -28,8 +28,11 @@ def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _layer(rng: random.Random) -> Call:
-    x, weight = without_ties(rng, (2, 5), (127,)), without_ties(rng, (3, 5), (127,))
-    return call(x * torch.tensor([[1.0], [100.0]]), weight)  # tokens of unlike size
+    while True:
+        x, weight = without_ties(rng, (2, 8), (127,)), without_ties(rng, (3, 8), (127,))
+        x[1] = 100 * weight[rng.randrange(3)]  # tokens of unlike size; all terms of one sum have the same sign
+        if _codes(x[1:])[0].square().sum() > 2**15:  # more than int16 holds
+            return call(x, weight)
 
 
 def _linear_by_int(x: Tensor, weight: Tensor) -> Tensor:
@@ -67,9 +70,14 @@ def _one_scale_for_weight(x: Tensor, weight: Tensor) -> Tensor:
     return t * (qx @ (weight / s).round().T) * s
 
 
-def _wrapped_sums(x: Tensor, weight: Tensor) -> Tensor:
-    (qx, t), (qw, s) = _codes(x), _codes(weight)
-    return t * (qx.to(torch.int8) @ qw.to(torch.int8).T) * s.T
+def _wrapped_sums(dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    """A wrong answer that adds up in too small a type."""
+
+    def wrong(x: Tensor, weight: Tensor) -> Tensor:
+        (qx, t), (qw, s) = _codes(x), _codes(weight)
+        return t * (qx.to(dtype) @ qw.to(dtype).T) * s.T
+
+    return wrong
 
 
 def _weight_alone(x: Tensor, weight: Tensor) -> Tensor:
@@ -91,7 +99,9 @@ check_int8_linear = Exercise(
         Mistake("all rows of the weight share a scale", "Each row, which makes one output, has its own.",
                 _one_scale_for_weight),
         Mistake("the sums wrap around in 8 bits", "A product of two int8 numbers may be 16,129. Add up in int32, or in "
-                "floating point.", _wrapped_sums),
+                "floating point.", _wrapped_sums(torch.int8)),
+        Mistake("the sums wrap around in 16 bits", "One product has room, a sum of them has not: int16 ends at 32,767. "
+                "int32, or floating point.", _wrapped_sums(torch.int16)),
         Mistake("x is not rounded", "Then it is no product of whole numbers. x has scales of its own.", _weight_alone),
         Mistake("the scales are missing in the end", "t · s brings the whole numbers back.", _without_scales),
         Mistake("nothing is rounded", "Both factors are whole numbers from −127 to 127.",
