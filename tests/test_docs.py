@@ -55,6 +55,32 @@ def test_the_contributors_page_names_modules_that_exist():
         assert list((REPOSITORY / "grpo_edu").glob(name.rstrip("/") + ("" if name.endswith("/") else ".py"))), name
 
 
+def test_no_file_is_an_orphan():
+    """Every page, picture, result, benchmark, module, file of data and helper of tests is named by another file."""
+    kinds = {
+        "docs": ("*.md", "images/*"), "benchmarks": ("*.py", "results/*.json"), "grpo_edu": ("**/*.py",),
+        "tests": ("*.py", "*.cfg"), "data": ("curves/*", "models/tiny/*.png", "models/tiny/*.json"),
+    }  # fmt: skip
+    texts = {path: path.read_text(encoding="utf-8") for folder in ("docs", "benchmarks", "grpo_edu", "tests", "data")
+             for pattern in ("**/*.py", "**/*.md") for path in (REPOSITORY / folder).glob(pattern)}  # fmt: skip
+    texts |= {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "README.md", REPOSITORY / "course.py")}
+    for path in [*(REPOSITORY / "notebooks").glob("*.ipynb"), *(REPOSITORY / "solutions").glob("*.ipynb")]:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts[path] = "\n".join("".join(cell["source"]) for cell in cells)
+    named = {path: set(re.findall(r"[\w.-]*\w", text)) for path, text in texts.items()}
+    named = {path: words | {part for word in words for part in word.split(".")} for path, words in named.items()}
+    read_by_transformers = {"config.json", "generation_config.json", "tokenizer_config.json"}
+    found = [path for folder, patterns in kinds.items() for pattern in patterns
+             for path in (REPOSITORY / folder).glob(pattern)]  # fmt: skip
+    assert len(found) > 300
+    for path in found:
+        special = {"__init__.py", "__main__.py", "conftest.py"} | read_by_transformers
+        if path.name in special or path.name.startswith("test_"):
+            continue
+        name = path.stem if path.suffix == ".py" else path.name
+        assert any(name in words for other, words in named.items() if other != path), path.relative_to(REPOSITORY)
+
+
 def test_the_spelling_is_right():
     """codespell over every text of the repository that people read."""
     codespell = pytest.importorskip("codespell_lib", reason="no codespell: pip install codespell")
