@@ -131,10 +131,11 @@ def test_half_precision_logits_are_raised_to_float32():
     assert entropies(logits.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_both_functions_agree_with_the_definition(model, temperature):
+@pytest.mark.parametrize("chunk_size", [None, 4])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+def test_both_functions_agree_with_the_definition(model, temperature, chunk_size):
     expected = one_by_one(model, *BATCH, temperature)
-    for result in both_ways(model, BATCH, temperature=temperature, with_entropy=True):
+    for result in both_ways(model, BATCH, temperature=temperature, chunk_size=chunk_size, with_entropy=True):
         assert_close(result[0], expected[0])
         assert_close(result[1], expected[1])
         assert result[0].requires_grad and not result[1].requires_grad
@@ -241,6 +242,30 @@ def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(monkeypatch, wi
     assert sum(shape[0] for shape in seen) == tokens + tokens - 2 - 1
 
 
+def test_as_many_logits_at_once_as_make_128_mib(monkeypatch):
+    assert 4 * logprobs.LOGITS_PER_CHUNK == 128 * 2**20
+    model, seen, chunk_logits = make_model(), [], chunked_logps._logits
+
+    def watched(*arguments):
+        seen.append(len(chunk_logits(*arguments)))
+        return chunk_logits(*arguments)
+
+    monkeypatch.setattr(chunked_logps, "_logits", watched)
+    for room, rows in ((5 * VOCAB - 1, 4), (1, 1)):  # four whole rows of logits; never less than one
+        seen.clear()
+        monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", room)
+        with torch.no_grad():
+            per_token_logps(model, *BATCH)
+        assert set(seen[:-1]) == {rows} and sum(seen) == BATCH[3].sum()
+
+
+def test_no_keys_and_values_are_kept_for_tokens_to_come():
+    model, kept = make_model(), []
+    model.get_decoder().register_forward_hook(lambda module, inputs, output: kept.append(output.past_key_values))
+    both_ways(model, BATCH)
+    assert kept == [None, None]
+
+
 def test_packed_rows_hold_no_padding_between_completions():
     prompt = torch.tensor([[0, 0, 8, 9], [1, 2, 3, 4]]).repeat_interleave(GENERATIONS, 0)
     completion = torch.tensor([[30, 31, 5], [20, 5, 0], [5, 0, 0], [10, 5, 0], [0, 0, 0], [11, 12, 5]])
@@ -326,8 +351,10 @@ def test_a_group_is_read_together_where_that_is_possible_and_else_with_a_word(mo
         with pytest.warns(RuntimeWarning, match="sliding window of 12 .*: prompts are read once a compl") as said:
             assert_close(group_logps(narrow, *BATCH, **options), expected[0])
         assert said[0].filename == __file__  # it points at who called
+        usual = per_token_logps(wide, *BATCH)
         monkeypatch.setattr(logprobs, "per_token_logps", None)
         assert_close(group_logps(wide, *BATCH, **options), expected[1])
+        assert_close(group_logps(wide, *BATCH, num_generations=GENERATIONS), usual)
 
 
 @pytest.mark.parametrize(
@@ -362,13 +389,23 @@ def test_models_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="causal language model of transformers, got Linear"):
         per_token_logps(torch.nn.Linear(2, 2), *BATCH)
     model = make_model()
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ValueError, match="final_logit_softcapping"):
-        per_token_logps(model, *BATCH)
-    model = make_model()
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="'flash_attention_2' attention.*attn_implementation='sdpa'"):
         shared_prefix_logps(model, *BATCH, num_generations=GENERATIONS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["final_logit_softcapping", "lm_head_multiplier", "logit_scale", "logits_scaling", "output_multiplier"],
+)
+def test_logits_that_change_behind_the_output_layer_are_refused(name):
+    model = make_model(num_hidden_layers=1)
+    for usual in (None, 1.0):  # both say: unchanged
+        setattr(model.config, name, usual)
+        assert per_token_logps(model, *BATCH).isfinite().all()
+    setattr(model.config, name, 30.0)
+    with pytest.raises(ValueError, match=rf"behind the output layer \({name}\)"):
+        per_token_logps(model, *BATCH)
 
 
 def test_models_whose_tokens_cannot_share_a_prompt_are_refused():
