@@ -259,6 +259,18 @@ def test_as_many_logits_at_once_as_make_128_mib(monkeypatch):
         assert set(seen[:-1]) == {rows} and sum(seen) == BATCH[3].sum()
 
 
+def test_logits_of_several_chunks_are_computed_again_and_those_of_one_are_kept():
+    model, calls, tokens = make_model(), [], int(BATCH[3].sum())
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCAB))
+    model.lm_head.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    for chunk_size, forward, with_backward in ((tokens, 1, 1), (tokens - 1, 2, 4), (tokens // 3, 3, 6)):
+        calls.clear()
+        logps = per_token_logps(model, *BATCH, chunk_size=chunk_size)
+        assert len(calls) == forward
+        logps.sum().backward()
+        assert len(calls) == with_backward
+
+
 def test_no_keys_and_values_are_kept_for_tokens_to_come():
     model, kept = make_model(), []
     model.get_decoder().register_forward_hook(lambda module, inputs, output: kept.append(output.past_key_values))
