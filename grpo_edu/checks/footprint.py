@@ -85,6 +85,8 @@ check_memory_parts = Exercise(
                 _with_part("gradients", lambda parameters, *rest: 4 * parameters)),
         Mistake("frozen weights are counted as if they learned", "Gradients and optimizer are there for the `trained` "
                 "ones only.", lambda parameters, trained, *rest: memory_parts(parameters, parameters, *rest)),
+        Mistake("the reference holds only what learns", "It is a frozen copy of the whole model.",
+                _with_part("reference", lambda parameters, trained, *rest: 4 * trained * rest[-1])),
         Mistake("the reference is always there", "Without a KL term there is no second model: 0 bytes.",
                 _with_part("reference", lambda parameters, *rest: 4 * parameters)),
         Mistake("the logits are those of one completion", "B × C × V: all completions of the batch at once.",
@@ -149,6 +151,10 @@ def _held_is_divided(held, per_prompt, prompts, available):
     return next((k for k in passes if prompts % k == 0 and (held + per_prompt * prompts) / k <= available), None)
 
 
+def _passes_of_any_size(held, per_prompt, prompts, available):
+    return next((k for k in range(1, prompts + 1) if held + per_prompt * prompts / k <= available), None)
+
+
 def _passes_rounded_up(held, per_prompt, prompts, available):
     room = (available - held) // per_prompt
     return -(-prompts // min(room, prompts)) if room >= 1 else None
@@ -168,7 +174,7 @@ check_fewest_passes = Exercise(
                 lambda held, per_prompt, prompts, available: fewest_passes(held, per_prompt, prompts, available - 1)),
         Mistake("the passes do not divide the prompts", "Every pass has N / k prompts: k must divide N, "
                 "with nothing left over.",
-                _passes_rounded_up),
+                _passes_rounded_up, also=(_passes_of_any_size,)),
         Mistake("as many passes as prompts are not tried", "One prompt a pass is k = N. Does your loop come that far?",
                 _last_one_not_tried),
         Mistake("what is held is divided as well", "Only the prompts are shared out. Weights, gradients and "

@@ -72,7 +72,9 @@ check_combine_rewards = Exercise(
         Mistake("it is a mean, not a sum", "TRL adds; a function that does not apply adds nothing.",
                 lambda table, weights: (table * torch.tensor(weights)).nanmean(dim=1)),
         Mistake("it is divided by the weights", "A weighted sum, not a weighted mean.",
-                lambda table, weights: combine_rewards(table, weights) / sum(weights)),
+                lambda table, weights: combine_rewards(table, weights) / sum(weights),
+                also=(lambda table, weights: combine_rewards(table, weights)
+                      / (~table.isnan() * torch.tensor(weights)).sum(dim=1),)),
     ),
     right=(_combine_by_loop, _combine_by_where, _combine_by_nan_to_num),
 )  # fmt: skip
@@ -206,6 +208,14 @@ check_paid_exploits = Exercise(
                 _exploits_above(lambda reward, fair: reward > 0)),
         Mistake("the harmless ones are listed", "Which exploits should worry you?",
                 _exploits_above(lambda reward, fair: reward < fair)),
+        Mistake("`answer` has not one entry for each completion", "The reward function takes two lists, equally long: "
+                "the same right answer, once for each completion.",
+                lambda reward_func, honest, exploits, answer: paid_exploits(
+                    lambda completions, answer: reward_func(completions=completions, answer=answer[:1]),
+                    honest, exploits, answer)),
+        Mistake("the texts are listed, not the names", "`exploits` is name → text: return the names.",
+                lambda reward_func, honest, exploits, answer: [
+                    exploits[name] for name in paid_exploits(reward_func, honest, exploits, answer)]),
         Mistake("every exploit is listed", "Ask the reward function what it pays.",
                 _exploits_above(lambda reward, fair: True)),
         Mistake("none is ever found", "Try it with a reward that pays for length.",
