@@ -18,6 +18,7 @@ TOPICS = (  # modules of this folder, in the order of the course
     "reading",
     "rewards",
     "advantages",
+    "ties",
     "baselines",
     "tokens",
     "objective",

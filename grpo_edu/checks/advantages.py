@@ -1,8 +1,9 @@
-"""Exercises of notebook 03, first part: group advantages, and groups that tie."""
+"""Exercises of notebook 03, first part: group advantages."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from grpo_edu import advantages
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 
 # ---- inputs ----
+
+UNEVEN = (0.3, 0.6, 0.7, 0.9, 1.1, 1.3, 1.69, 2.3)  # twelve times each, divided by twelve, is often another number
 
 
 def some_rewards(rng: random.Random, groups: int = 2, size: int = 3) -> Tensor:
@@ -24,15 +27,31 @@ def some_rewards(rng: random.Random, groups: int = 2, size: int = 3) -> Tensor:
 
 
 def plain(rng: random.Random) -> Call:
-    """Two groups or three, none of which ties."""
-    size = rng.choice([3, 4])
-    return call(some_rewards(rng, rng.choice([2, 3]), size), size)
+    """Two groups or three, none of which ties, and never as many as a group has completions."""
+    groups, size = rng.choice([(2, 3), (2, 4), (3, 4)])
+    return call(some_rewards(rng, groups, size), size)
 
 
-def tied(rng: random.Random) -> Call:
-    """A group whose rewards look equal only on paper, and one that does not tie."""
-    value = rng.choice([1.69, 0.1, 0.7, 1.3, 2.3])
-    return call(torch.cat([torch.full((16,), value), some_rewards(rng, 1, 16)]), 16)
+def tied_alone(rng: random.Random, size: int) -> Tensor:
+    """One group of equal rewards; where this processor has such a value, torch's std of them is not 0."""
+    telling = [value for value in UNEVEN if torch.full((1, size), value).std(dim=1) > 0]
+    return torch.full((size,), rng.choice(telling or UNEVEN))
+
+
+def tied(base: float) -> Callable[[random.Random], Call]:
+    """A tied group alone, or beside one that differs from `base` by a millionth in one place, and one that differs."""
+
+    def draw(rng: random.Random) -> Call:
+        if rng.random() < 0.5:
+            size = rng.choice([12, 16])
+            return call(tied_alone(rng, size), size)
+        nearly = torch.full((16,), base)
+        nearly[rng.randrange(16)] += 1e-6
+        groups = [torch.full((16,), rng.choice([*UNEVEN, 0.5])), nearly, some_rewards(rng, 1, 16)]
+        rng.shuffle(groups)
+        return call(torch.cat(groups), 16)
+
+    return draw
 
 
 # ---- group_advantages ----
@@ -75,7 +94,15 @@ def _population_std(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def _mixed_groups(rewards: Tensor, num_generations: int) -> Tensor:
-    return group_advantages(rewards.view(num_generations, -1).T.flatten(), num_generations)
+    groups = rewards.view(num_generations, -1).T
+    return group_advantages(groups.flatten(), num_generations).view_as(groups).T.flatten()
+
+
+def _swapped_sizes(rewards: Tensor, num_generations: int) -> Tensor:
+    groups = rewards.view(num_generations, -1)
+    centered = groups - groups.mean(dim=1, keepdim=True)
+    std = (centered.square().sum(dim=1, keepdim=True) / (groups.shape[1] - 1)).sqrt()
+    return (centered / (std + 1e-4)).flatten()
 
 
 def _batch_std(rewards: Tensor, num_generations: int) -> Tensor:
@@ -86,6 +113,15 @@ def _batch_std(rewards: Tensor, num_generations: int) -> Tensor:
 def _batch_mean(rewards: Tensor, num_generations: int) -> Tensor:
     groups = rewards.view(-1, num_generations)
     return _untied(groups, (groups - rewards.mean()) / (groups.std(dim=1, keepdim=True) + 1e-4))
+
+
+def _one_group(rewards: Tensor, num_generations: int) -> Tensor:
+    return _untied(rewards.view(-1, num_generations), (rewards - rewards.mean()) / (rewards.std() + 1e-4))
+
+
+def _by_the_variance(rewards: Tensor, num_generations: int) -> Tensor:
+    groups = rewards.view(-1, num_generations)
+    return _untied(groups, (groups - groups.mean(dim=1, keepdim=True)) / (groups.var(dim=1, keepdim=True) + 1e-4))
 
 
 def _not_scaled(rewards: Tensor, num_generations: int) -> Tensor:
@@ -107,9 +143,17 @@ def _float_trap(rewards: Tensor, num_generations: int) -> Tensor:
     return (centered / (groups.std(dim=1, keepdim=True) + 1e-4)).flatten()
 
 
+def _tied_by_std(limit: float) -> Callable[[Tensor, int], Tensor]:
+    def wrong(rewards: Tensor, num_generations: int) -> Tensor:
+        tie = rewards.view(-1, num_generations).std(dim=1, keepdim=True) <= limit
+        return _float_trap(rewards, num_generations).view(-1, num_generations).masked_fill(tie, 0.0).flatten()
+
+    return wrong
+
+
 def _untied(groups: Tensor, values: Tensor) -> Tensor:
     tie = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
-    return values.masked_fill(tie, 0.0).flatten()
+    return values.view_as(groups).masked_fill(tie, 0.0).flatten()
 
 
 check_group_advantages = Exercise(
@@ -118,16 +162,23 @@ check_group_advantages = Exercise(
     parts=(
         Part("two groups and three", 3, plain),
         Part("groups of two", 1, lambda rng: call(some_rewards(rng, 2, 2), 2)),
-        Part("a group that ties", 1, tied, draws=8),
+        Part("a group that ties", 1, tied(0.0), draws=16),
     ),
     mistakes=(
-        Mistake("the standard deviation divides by G", "Sample or population? See what `unbiased` does in `std`.",
+        Mistake("the standard deviation divides by G", "Sample or population? See what `correction` does in `std`.",
                 _population_std),
         Mistake("the groups are mixed", "A group's rows are adjacent. Which shape makes a row of each group?",
                 _mixed_groups),
+        Mistake("there are G groups of N", "N groups of G: the *last* number of a view is how long its rows are.",
+                _swapped_sizes),
         Mistake("the standard deviation is that of the batch", "Whose spread should a group be measured with?",
                 _batch_std),
         Mistake("the mean is that of the batch", "A completion competes with its siblings only.", _batch_mean),
+        Mistake("the whole batch is one group", "A completion competes with its siblings only.", _one_group),
+        Mistake("it is divided by the variance", "The standard deviation is the root of the variance.",
+                _by_the_variance),
+        Mistake("the sign is turned", "A completion that is better than its siblings has a positive advantage.",
+                lambda rewards, num_generations: -group_advantages(rewards, num_generations)),
         Mistake("nothing is divided by the standard deviation", "That is Dr. GRPO. The paper's formula has two parts.",
                 _not_scaled),
         Mistake("eps is missing", "What keeps a nearly tied group from being blown up?", _no_eps),
@@ -135,111 +186,11 @@ check_group_advantages = Exercise(
                 _two_dimensions),
         Mistake("a tie is worth a rounding error", "Sixteen times 1.69, divided by sixteen: is it 1.69? Ask whether "
                 "the rewards are exactly equal.", _float_trap),
+        Mistake("a tie is looked for in the standard deviation", "With a single group, torch's std of equal rewards "
+                "need not be 0. Compare the rewards with each other.", _tied_by_std(0.0)),
+        Mistake("a small standard deviation counts as a tie", "Only rewards that are exactly equal tie.",
+                _tied_by_std(1e-6)),
     ),
     right=(_by_loop, _by_numpy, _by_variance),
     tolerance=1e-5,
-)  # fmt: skip
-
-
-# ---- tie_probability ----
-
-
-def _ties_by_outcomes(p: float, num_generations: int) -> float:
-    all_right = all_wrong = 1.0
-    for _ in range(num_generations):
-        all_right *= p
-        all_wrong *= 1 - p
-    return all_right + all_wrong
-
-
-def _ties_by_tensor(p: float, num_generations: int) -> float:
-    return torch.tensor([p, 1 - p], dtype=torch.float64).pow(num_generations).sum().item()
-
-
-def _ties_by_complement(p: float, num_generations: int) -> float:
-    from math import comb
-
-    mixed = sum(comb(num_generations, k) * p**k * (1 - p) ** (num_generations - k) for k in range(1, num_generations))
-    return 1 - mixed
-
-
-check_tie_probability = Exercise(
-    "tie_probability",
-    advantages.tie_probability,
-    parts=(
-        Part("from G = 2 to 16", 2, lambda rng: call(rng.randrange(5, 100, 10) / 100, rng.choice([2, 3, 4, 8, 16]))),
-        Part("certain cases", 1, lambda rng: call(rng.choice([0.0, 1.0]), rng.choice([2, 8])), draws=6),
-    ),
-    mistakes=(
-        Mistake("only groups that are all right count", "A group that is wrong throughout teaches nothing either.",
-                lambda p, num_generations: p**num_generations),
-        Mistake("only groups that are all wrong count", "A group that is right throughout teaches nothing either.",
-                lambda p, num_generations: (1 - p) ** num_generations),
-        Mistake("that is the probability of no tie", "Is it more likely to tie with G = 2 or with G = 16?",
-                lambda p, num_generations: 1 - p**num_generations - (1 - p) ** num_generations),
-        Mistake("the exponent is G − 1", "The first completion has to be right as well.",
-                lambda p, num_generations: p ** (num_generations - 1) + (1 - p) ** (num_generations - 1)),
-        Mistake("chances are multiplied by G", "All G must agree: are chances of independent things added?",
-                lambda p, num_generations: num_generations * p + num_generations * (1 - p)),
-    ),
-    right=(_ties_by_outcomes, _ties_by_tensor, _ties_by_complement),
-)  # fmt: skip
-
-
-# ---- degenerate_groups ----
-
-
-def _equal_by_loop(rewards: Tensor, num_generations: int) -> Tensor:
-    groups = rewards.view(-1, num_generations).tolist()
-    return torch.tensor([len(set(group)) == 1 for group in groups])
-
-
-def _equal_by_range(rewards: Tensor, num_generations: int) -> Tensor:
-    groups = rewards.view(-1, num_generations)
-    return groups.amax(dim=1) == groups.amin(dim=1)
-
-
-def _equal_by_first(rewards: Tensor, num_generations: int) -> Tensor:
-    groups = rewards.view(-1, num_generations)
-    return (groups == groups[:, :1]).all(dim=1)
-
-
-def _equal_to_mean(rewards: Tensor, num_generations: int) -> Tensor:
-    groups = rewards.view(-1, num_generations)
-    return (groups == groups.mean(dim=1, keepdim=True)).all(dim=1)
-
-
-def nearly_tied(rng: random.Random) -> Call:
-    """A group that ties, one that nearly does, and one that does not."""
-    value = rng.choice([1.69, 0.1, 0.7, 1.3, 2.3])
-    nearly = torch.full((16,), 1.0)
-    nearly[rng.randrange(16)] += 1e-6
-    groups = [torch.full((16,), value), nearly, some_rewards(rng, 1, 16)]
-    rng.shuffle(groups)
-    return call(torch.cat(groups), 16)
-
-
-check_degenerate_groups = Exercise(
-    "degenerate_groups",
-    advantages.degenerate_groups,
-    parts=(
-        Part("right or wrong, 1 or 0", 2, lambda rng: call(
-            torch.tensor([float(rng.random() < 0.7) for _ in range(12)] + [1.0] * 3 + [0.0] * 3), 3)),
-        Part("equal, nearly equal, unequal", 2, nearly_tied, draws=8),
-    ),
-    mistakes=(
-        Mistake("a small standard deviation counts as a tie", "Two rewards that differ by a millionth differ.",
-                lambda rewards, num_generations: rewards.view(-1, num_generations).std(dim=1) < 1e-4),
-        Mistake("rewards must equal their mean", "The mean of sixteen times 1.69 is not 1.69. Compare the rewards with "
-                "each other.", _equal_to_mean),
-        Mistake("a group that is right throughout is no tie", "All right is a tie as well.",
-                lambda rewards, num_generations: (rewards.view(-1, num_generations) == 0).all(dim=1)),
-        Mistake("one answer a completion", "One truth value a group: shape (N,).",
-                lambda rewards, num_generations: _equal_by_range(rewards, num_generations).repeat_interleave(
-                    num_generations)),
-        Mistake("the groups are mixed", "A group's rows are adjacent.",
-                lambda rewards, num_generations: _equal_by_range(
-                    rewards.view(num_generations, -1).T.flatten(), num_generations)),
-    ),
-    right=(_equal_by_loop, _equal_by_range, _equal_by_first),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Exercises of notebook 03, second part: what a reward is compared with."""
+"""Exercises of notebook 03, third part: what a reward is compared with."""
 
 from __future__ import annotations
 
@@ -71,6 +71,12 @@ check_rloo_advantages = Exercise(
     mistakes=(
         Mistake("a completion is part of its own baseline", "Leave one out: the mean of the others.", _with_oneself),
         Mistake("the sum of the others is divided by G", "How many others are there?", _others_by_g),
+        Mistake("a completion is taken for one of the others", "Take its own reward out of the sum: G − 1 others.",
+                lambda rewards, g: rewards - rewards.view(-1, g).sum(dim=1).repeat_interleave(g) / (g - 1)),
+        Mistake("the sum of the others is not divided", "Compare with their *mean*.",
+                lambda rewards, g: rewards - (rewards - advantages.rloo_advantages(rewards, g)) * (g - 1)),
+        Mistake("this is the baseline alone", "The reward, minus the mean of the others.",
+                lambda rewards, g: rewards - advantages.rloo_advantages(rewards, g)),
         Mistake("the result is scaled by the standard deviation", "RLOO subtracts a baseline and stops there.",
                 _rloo_scaled),
         Mistake("the others are those of the whole batch", "Only siblings answer the same prompt.", _rloo_over_batch),
@@ -164,6 +170,10 @@ check_best_baseline = Exercise(
                 _weighted_by(lambda p: p * _lengths(p))),
         Mistake("only one entry of the gradient is taken", "The other answers' scores have a gradient as well: −π for "
                 "each of them.", _weighted_by(lambda p: p * (1 - p) ** 2)),
+        Mistake("columns are added up, not rows", "Row a of eye − probabilities is answer a's gradient: sum(dim=1).",
+                _weighted_by(lambda p: p * (torch.eye(len(p)) - p).square().sum(dim=0))),
+        Mistake("below, the probabilities are missing", "E[|g|²] is a mean as well: weigh |g|² with the probabilities.",
+                lambda p, rewards: (p * _lengths(p) ** 2) @ rewards / (_lengths(p) ** 2).sum()),
         Mistake("it is not divided by the mean of |g|²", "Were all rewards 1, what would the baseline have to be?",
                 lambda p, rewards: (p * _lengths(p) ** 2) @ rewards),
         Mistake("it is the plain mean of the rewards", "The policy does not draw all answers equally often.",
