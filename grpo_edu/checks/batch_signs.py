@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,24 +25,32 @@ def signs_are_right(rewards: Tensor, advantages: Tensor, num_generations: int) -
 
 
 def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
-    """An easy group, a hard one, and where asked one that ties."""
-    easy = rng.sample([1.0] * rng.choice([6, 7]) + [0.0] * 2, 8)
-    hard = rng.sample([0.0] * 7 + [1.0] * 2, 8)
+    """An easy group, a hard one, and where asked one that ties; where pay comes in parts, all of easy is above hard."""
+    (wrong, right), (poor, good) = rng.choice([((0.0, 1.0), (0.0, 1.0)), ((0.5, 0.9), (0.1, 0.3))])
+    easy = rng.sample([right] * rng.choice([6, 7]) + [wrong] * 2, 8)
+    hard = rng.sample([poor] * 7 + [good] * 2, 8)
     tie = [[rng.randrange(1, 101) / 100] * 8] if tied else []
     return torch.tensor(rng.sample([easy, hard, *tie], 2 + len(tie)))
 
 
-def _advantages_from(stage: Callable, tied: bool) -> Callable[[random.Random], Call]:
+def _faint_trap(rewards: Tensor, config: GRPOConfig) -> Tensor:
+    """The float trap as an eps of 1e-4 leaves it: a tie is worth 0.0006, where it is worth anything."""
+    tied = (rewards.view(-1, 8) == rewards.view(-1, 8)[:, :1]).all(dim=1).repeat_interleave(8)
+    return hasty_advantages(rewards, config) * torch.where(tied, 1e-4, 1.0)
+
+
+def _advantages_from(stages: Sequence[Callable], tied: bool) -> Callable[[random.Random], Call]:
     """Half of the batches are healthy; the others come from a broken stage, or have their signs turned."""
 
     def draw(rng: random.Random) -> Call:
+        kind = rng.randrange(6)
         while True:
             rewards = _rewards_of(rng, tied).flatten()
-            healthy, kind = group_advantages(rewards, 8), rng.randrange(6)
+            healthy = group_advantages(rewards, 8)
             if kind < 3:
                 return call(rewards, healthy, 8)
             config = GRPOConfig(num_generations=8, prompts_per_step=len(rewards) // 8)
-            advantages = -healthy if kind == 3 else stage(rewards, config)
+            advantages = -healthy if kind == 3 else rng.choice(stages)(rewards, config)
             if not signs_are_right(rewards, advantages, 8):
                 return call(rewards, advantages, 8)
 
@@ -73,7 +81,18 @@ def _signs_by_product(rewards, advantages, num_generations):
 
 
 def _batch_mean(rewards, advantages, num_generations):
-    return torch.equal((rewards - rewards.mean()).sign(), advantages.sign())
+    groups = rewards.view(-1, num_generations)
+    tied = (groups == groups[:, :1]).all(dim=1).repeat_interleave(num_generations)
+    return torch.equal((rewards - rewards.mean()).sign().masked_fill(tied, 0.0), advantages.sign())
+
+
+def _down_the_columns(rewards, advantages, num_generations):
+    columns = [one.view(num_generations, -1).T.flatten() for one in (rewards, advantages)]
+    return signs_are_right(*columns, num_generations)
+
+
+def _almost_zero(rewards, advantages, num_generations):
+    return signs_are_right(rewards, advantages.masked_fill(advantages.abs() < 1e-3, 0.0), num_generations)
 
 
 def _ties_left_out(rewards, advantages, num_generations):
@@ -101,13 +120,18 @@ check_signs_are_right = Exercise(
     "signs_are_right",
     signs_are_right,
     parts=(
-        Part("healthy batches, some with mixed groups", 2, _advantages_from(transposed_advantages, False), draws=30),
-        Part("healthy batches, some in the float trap", 2, _advantages_from(hasty_advantages, True), draws=30),
+        Part("healthy batches, some with mixed groups", 2, _advantages_from([transposed_advantages], False), draws=30),
+        Part("healthy batches, some in the float trap", 2, _advantages_from([hasty_advantages, _faint_trap], True),
+             draws=40),
     ),
     mistakes=(
-        Mistake("the mean is that of the batch", "A completion competes with its siblings: the mean of its own group.",
-                _batch_mean),
+        Mistake("the mean is not that of the own group", "A completion competes with its siblings, not with the batch: "
+                "one row of `view(-1, num_generations)`.", _batch_mean),
+        Mistake("groups are read down the columns", "A group's rows are adjacent: `view(-1, num_generations)`, a group "
+                "a row.", _down_the_columns),
         Mistake("tied groups are left out", "A tied group has to have advantages of exactly 0.", _ties_left_out),
+        Mistake("almost 0 is taken for 0", "A tie is worth *exactly* 0. The float trap may be small in one batch and "
+                "large in the next.", _almost_zero),
         Mistake("the mean of equal rewards is trusted", "Eight times 1.3 does not have the mean 1.3 exactly. Ask first "
                 "whether the rewards are equal.", _mean_of_ties),
         Mistake("only the sum of the advantages is looked at", "In the wrong rows they still add up to 0.", _sums_only),

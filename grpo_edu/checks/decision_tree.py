@@ -9,6 +9,10 @@ from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 
 # ---- find_fault ----
 
+IN_A_BATCH = {
+    "best pushed up": "groups mixed", "first token trained": "mask off by one", "end trained": "EOS counts as padding",
+}  # fmt: skip
+
 
 def find_fault(question: int, reading: Mapping[str, float]) -> str:
     """The second look: from the question that was answered with yes, and what was then read, to the fault."""
@@ -38,6 +42,8 @@ def _share(rng: random.Random, low: int, high: int) -> float:
 def _unpaid(rng: random.Random) -> Call:
     right, cut = rng.choice([(0, 40), (12, 30), (0, 0), (1, 0), (35, 0), (60, 0)])
     reading = {"right": _share(rng, right, right + 8), "cut": _share(rng, cut, cut + 30) if cut else _share(rng, 0, 30)}
+    if rng.random() < 0.3:
+        reading["right"] = 0.1
     return call(1, reading)
 
 
@@ -48,14 +54,14 @@ def _siblings(rng: random.Random) -> Call:
 def _steps(rng: random.Random) -> Call:
     if rng.random() < 0.2:
         return call(4, {"first ratio": 1.0, "clipped": _share(rng, 2, 9)})
-    return call(3, {"step": rng.choice([2, 4, 8, 30, 45, 60])})
+    return call(3, {"step": rng.choice([2, 4, 10, 11, 30, 60])})
 
 
 def _one_batch(rng: random.Random) -> Call:
-    sick = rng.randrange(5)
-    advantage = rng.choice([-0.87, 0.87, -0.41, 0.41]) if sick == 3 else 0.0
-    names = ("best pushed up", "first token trained", "end trained")
-    reading = {name: sick != number for number, name in enumerate(names)}
+    """Nothing, one or several of the four are wrong; a tie may be worth a little."""
+    wrong = rng.choice([set(), set(), {0}, {1}, {2}, {3}, {3}, {3}, {0, 1}, {1, 2}, {0, 2, 3}])
+    advantage = rng.choice([-0.87, 0.87, -0.41, 0.41] if 3 in wrong else [0.0, 0.001, -0.001])
+    reading = {name: number not in wrong for number, name in enumerate(IN_A_BATCH)}
     return call(5, {**reading, "tied advantage": advantage})
 
 
@@ -77,11 +83,7 @@ def _fault_by_match(question, reading):
 
 
 def _fault_in_batch(reading):
-    faults = {
-        "best pushed up": "groups mixed", "first token trained": "mask off by one",
-        "end trained": "EOS counts as padding",
-    }  # fmt: skip
-    found = [fault for name, fault in faults.items() if reading[name] is False]
+    found = [fault for name, fault in IN_A_BATCH.items() if reading[name] is False]
     found += ["float trap"] if not -0.01 <= reading["tied advantage"] <= 0.01 else []
     return (found + ["nothing found"])[0]
 
@@ -138,18 +140,55 @@ def _positive_only(question, reading):
     return find_fault(question, reading)
 
 
+def _limits_left_out(question, reading):
+    limits = {1: ("right", 0.1, "no chat template"), 2: ("siblings", 3, "pays for anything"),
+              3: ("step", 10, "KL with the wrong sign")}  # fmt: skip
+    found = find_fault(question, reading)
+    if question in limits and found != "too little room":
+        name, limit, otherwise = limits[question]
+        return otherwise if reading[name] == limit else found
+    return found
+
+
+def _most_cut_off(question, reading):
+    if question == 1 and reading["cut"] <= 0.5:
+        reading = {**reading, "cut": 0.0}
+    return find_fault(question, reading)
+
+
+def _batch_in_order(*order: str, trap_first: bool) -> Callable:
+    """Question 5, asked in another order."""
+
+    def wrong(question, reading):
+        if question != 5:
+            return find_fault(question, reading)
+        found = [IN_A_BATCH[name] for name in order if not reading[name]]
+        trap = ["float trap"] if abs(reading["tied advantage"]) > 0.01 else []
+        return ((trap + found if trap_first else found + trap) + ["nothing found"])[0]
+
+    return wrong
+
+
+def _any_tied_advantage(question, reading):
+    if question == 5 and reading["tied advantage"]:
+        reading = {**reading, "tied advantage": 1.0}
+    return find_fault(question, reading)
+
+
 check_find_fault = Exercise(
     "find_fault",
     find_fault,
     parts=(
-        Part("question 1: ten samples were read", 2, _unpaid, draws=30),
+        Part("question 1: ten samples were read", 2, _unpaid, draws=60),
         Part("question 2: the rewards of a group", 1, _siblings, draws=20),
         Part("questions 3 and 4: the first steps, the ratio", 1, _steps, draws=20),
-        Part("question 5: one batch, by hand", 2, _one_batch, draws=30),
+        Part("question 5: one batch, by hand", 2, _one_batch, draws=60),
     ),
     mistakes=(
         Mistake("some right answers hide the lack of room", "A few short answers fit even into too little room. "
                 "Look at the share that was cut first.", _right_before_room),
+        Mistake("room is found lacking only where most are cut off", "More than a *third*.", _most_cut_off),
+        Mistake("the limit itself is left out", "0.1 *or more*, 3 *or fewer*, 10 *or earlier*.", _limits_left_out),
         Mistake("right answers and nonsense have changed places", "Right answers that are not paid: is that the fault "
                 "of the model, or of the reward?", _swapping("reward cannot read", "no chat template")),
         Mistake("small groups and generous rewards have changed places", "Two siblings often tie. Eight of them tie "
@@ -160,6 +199,13 @@ check_find_fault = Exercise(
                 "taking EOS for padding.", _swapping("mask off by one", "EOS counts as padding")),
         Mistake("a tied group may have a negative advantage", "0 is what a tie is worth. The rounding error may have "
                 "either sign.", _positive_only),
+        Mistake("every tied advantage but 0 is taken for the trap", "Further than 0.01 from 0.", _any_tied_advantage),
+        Mistake("question 5 is asked from the bottom to the top", "Several rows may be False: the first counts.",
+                _batch_in_order(*reversed(IN_A_BATCH), trap_first=True)),
+        Mistake("the mask is asked for before the signs, its end before its beginning", "Several rows may be False: "
+                "the first counts.", _batch_in_order(*reversed(IN_A_BATCH), trap_first=False)),
+        Mistake("the float trap is asked for first", "Keep the order of the table.",
+                _batch_in_order(*IN_A_BATCH, trap_first=True)),
     ),
     right=(_fault_by_match, _fault_by_table, _fault_by_functions),
 )  # fmt: skip

@@ -71,10 +71,26 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _some_run(trouble: str) -> Callable[[random.Random], Call]:
+    """A stored run, or every other time a made-up one of 8 steps, in which later questions say yes as well."""
+
     def draw(rng: random.Random) -> Call:
-        return call(rng.choice(stored_curves(rng.choice(TROUBLES[trouble]))))
+        if rng.random() < 0.5:
+            return call(rng.choice(stored_curves(rng.choice(TROUBLES[trouble]))))
+        return call(_made_up(rng, trouble))
 
     return draw
+
+
+def _made_up(rng: random.Random, trouble: str) -> dict[str, Curve]:
+    """Eighths all: sums of them are exact."""
+    place = list(TROUBLES).index(trouble)
+    first = rng.sample([0.25, 0.0, 0.0, 0.0] if place == 0 else [0.75, 0.75, 0.5, 0.0], 4)
+    last = [0.0, 0.0, 0.0, 0.0] if place < 3 else rng.sample(rng.choice([[0.25] * 4, [0.5, 0.25, 0.5, 0.25]]), 4)
+    ties = rng.choice([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0]] if place < 2 else [[0.375, 0.5], [0.25, 0.625]])
+    clipped = [0.0] * 8
+    if place < 4:
+        clipped[rng.randrange(8)] = 0.125
+    return dict(zip(READ, map(Curve, (first + last, ties + [0.625] * 6, clipped)), strict=True))
 
 
 def _trouble_by_tensor(curves):
@@ -115,24 +131,17 @@ def _trouble_backwards(curves):
     return "unpaid" if start < 0.1 else found
 
 
-def _ties_first(curves):
-    return "tied" if _mean(curves["frac_reward_zero_std"][:2]) >= 0.5 else name_trouble(curves)
+def _tree(*order: str, **changed: Callable[[Mapping[str, Sequence[float]]], bool]) -> Callable:
+    """The tree with its questions in this order, some asked in another way; what is left out is not asked."""
+    questions = {
+        "unpaid": lambda curves: _mean(curves["reward"][:4]) < 0.1,
+        "tied": lambda curves: _mean(curves["frac_reward_zero_std"][:2]) >= 0.5,
+        "broken down": lambda curves: _mean(curves["reward"][-4:]) < 0.5 * _mean(curves["reward"][:4]),
+        "clipped": lambda curves: max(curves["clip_ratio/region_mean"]) > 0,
+    } | {name.replace("_", " "): question for name, question in changed.items()}
 
-
-def _ties_at_the_end(curves):
-    found = name_trouble(curves)
-    at_the_end = _mean(curves["frac_reward_zero_std"][-4:]) >= 0.5
-    return "tied" if at_the_end and found != "unpaid" else found
-
-
-def _whole_reward(curves):
-    return "unpaid" if _mean(curves["reward"]) < 0.1 else name_trouble(curves)
-
-
-def _without(trouble: str) -> Callable:
     def wrong(curves):
-        found = name_trouble(curves)
-        return "not in the curves" if found == trouble else found
+        return next((name for name in order or questions if questions[name](curves)), "not in the curves")
 
     return wrong
 
@@ -141,20 +150,45 @@ check_name_trouble = Exercise(
     "name_trouble",
     name_trouble,
     parts=tuple(
-        Part(f"runs of one kind, {number} of 5", 1, _some_run(trouble), draws=12)
+        Part(f"runs of one kind, {number} of 5", 1, _some_run(trouble), draws=24)
         for number, trouble in enumerate(TROUBLES, 1)
     ),
     mistakes=(
         Mistake("ties are asked for before payment", "Whoever is never paid ties as well. Keep the order of the tree.",
-                _ties_first),
-        Mistake("ties are looked for at the end of the run", "A healthy run ties more and more. Half of the groups, "
-                "from the *first* steps on?", _ties_at_the_end),
+                _tree("tied", "unpaid", "broken down", "clipped")),
+        Mistake("the break-down is asked for before ties", "Keep the order of the table.",
+                _tree("unpaid", "broken down", "tied", "clipped")),
+        Mistake("the break-down is asked for first", "Keep the order of the table: payment and ties come before it.",
+                _tree("broken down", "unpaid", "tied", "clipped")),
+        Mistake("clipped tokens are asked for before the break-down", "Keep the order of the table.",
+                _tree("unpaid", "tied", "clipped", "broken down")),
+        Mistake("clipped tokens are asked for first", "Keep the order of the table: clipping comes last.",
+                _tree("clipped", "unpaid", "tied", "broken down")),
+        Mistake("the last yes is returned, not the first", "`return` as soon as a question says yes.",
+                _tree("clipped", "broken down", "tied", "unpaid")),
+        Mistake("one of the first rewards is enough", "The *mean* of the first four: a single lucky step pays nobody.",
+                _tree(unpaid=lambda curves: max(curves["reward"][:4]) < 0.1)),
+        Mistake("only the first reward is looked at", "The mean of the first *four*.",
+                _tree(unpaid=lambda curves: curves["reward"][0] < 0.1)),
         Mistake("the reward of the whole run is taken", "A run that breaks down was paid in the beginning. Look at the "
-                "first four steps.", _whole_reward),
+                "first four steps.", _tree(unpaid=lambda curves: _mean(curves["reward"]) < 0.1)),
+        Mistake("exactly half of the groups is not enough", "0.5 *or more*.",
+                _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][:2]) > 0.5)),
+        Mistake("ties are looked for at the end of the run", "A healthy run ties more and more. Half of the groups, "
+                "from the *first* steps on?",
+                _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][-4:]) >= 0.5)),
+        Mistake("ties are looked for in more than two steps", "A healthy run ties later: the first *two* steps.",
+                _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][:4]) >= 0.5)),
+        Mistake("any drop is taken for a break-down", "Below *half* of what it was.",
+                _tree(broken_down=lambda curves: _mean(curves["reward"][-4:]) < _mean(curves["reward"][:4]))),
+        Mistake("exactly half is taken for a break-down", "*Below* half.",
+                _tree(broken_down=lambda curves: _mean(curves["reward"][-4:]) <= 0.5 * _mean(curves["reward"][:4]))),
         Mistake("a break-down is not seen", "Compare the last four steps with the first four.",
-                _without("broken down")),
+                _tree("unpaid", "tied", "clipped")),
+        Mistake("clipping is looked for in the first four steps only", "*Ever* above 0: in the first steps the policy "
+                "has hardly moved.", _tree(clipped=lambda curves: max(curves["clip_ratio/region_mean"][:4]) > 0)),
         Mistake("clipped tokens are not seen", "One update a batch: is the share of clipped tokens ever above 0?",
-                _without("clipped")),
+                _tree("unpaid", "tied", "broken down")),
     ),
     right=(_trouble_by_tensor, _trouble_by_sums, _trouble_backwards),
 )  # fmt: skip
