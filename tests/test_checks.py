@@ -292,5 +292,5 @@ def test_differences_in_words(got, expected, found):
 
 def test_inputs_are_shown_as_they_are_typed():
     odd = 0.25 + 2.0**-25
-    assert call(odd, math.prod, [doubled, (-0.0,)]).text() == "0.25000003, prod, [doubled, (0.0,)]"
+    assert call(odd, math.prod, [doubled, (-0.0,)]).text() == "0.250000029802, prod, [doubled, (0.0,)]"
     assert call("a,b".split, kind=-0.0).text() == "'a,b'.split, kind=0"

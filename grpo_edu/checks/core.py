@@ -32,9 +32,9 @@ class Call:
     ask: Callable[..., Any] | None = None
 
     def text(self) -> str:
-        """The arguments as they would be typed, with all digits that a number in fp32 has."""
-        named = [f"{name}={shown(value, digits=9)}" for name, value in self.kwargs.items()]
-        return ", ".join([*(shown(value, digits=9) for value in self.args), *named])
+        """The arguments as they would be typed, a number with more digits than fp32 has."""
+        named = [f"{name}={shown(value, digits=12)}" for name, value in self.kwargs.items()]
+        return ", ".join([*(shown(value, digits=12) for value in self.args), *named])
 
 
 def call(*args: Any, **kwargs: Any) -> Call:
