@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 TOPICS = (  # modules of this folder, in the order of the course
     "hardware",
+    "threads",
     "number_formats",
     "startup",
     "footprint",
