@@ -33,6 +33,7 @@ TOPICS = (  # modules of this folder, in the order of the course
     "quantized_models",
     "quantization_error",
     "continual",
+    "protection",
     "fisher",
     "ewc",
     "memory",

@@ -1,4 +1,4 @@
-"""Exercises of notebook 08, first part: what a curriculum lost, read off its matrix, and whether to protect it."""
+"""Exercises of notebook 08, first part: what a curriculum lost, read off its matrix."""
 
 from __future__ import annotations
 
@@ -82,6 +82,8 @@ check_backward_transfer = Exercise(
                 lambda matrix: _mean_change(matrix, lambda task: matrix[task + 1][task], len(matrix[0]))),
         Mistake("the sign is turned around", "In the end minus after its own stage: a loss is negative.",
                 lambda matrix: -backward_transfer(matrix)),
+        Mistake("the changes are added up", "A mean over the tasks, of which there are T − 1.",
+                lambda matrix: backward_transfer(matrix) * (len(matrix[0]) - 1)),
         Mistake("it is compared with the task's best moment", "That would be minus the forgetting. Here: after the "
                 "task's own stage.", lambda matrix: -measures.forgetting(matrix)),
         Mistake("it is compared with the model before any stage", "What the task's own stage taught is no transfer.",
@@ -134,7 +136,8 @@ check_forgetting = Exercise(
     forgetting,
     parts=(
         Part("a task that was best after a later stage", 2, _late_best),
-        Part("a task that went on getting better, and one that was known before", 1, _gained_and_known),
+        Part("a task that went on getting better, and one that was known before", 1, _gained_and_known,
+             always=(call([[0.5, 0.2, 0.1], [0.3, 0.6, 0.2], [0.4, 0.3, 0.7], [0.2, 0.4, 0.8]]),)),
     ),
     mistakes=(
         Mistake("it is compared with the task's own stage only", "That is minus the backward transfer. A task may have "
@@ -145,101 +148,13 @@ check_forgetting = Exercise(
                 "its loss is negative, not 0.", lambda matrix: _mean_loss(matrix, lambda task: task + 1, len(matrix))),
         Mistake("rows before the task's own stage count", "Only from the row after its own stage on was it taught.",
                 lambda matrix: _mean_loss(matrix, lambda task: 0, len(matrix) - 1)),
+        Mistake("the first row is one too early", "Row 0 is the model before any stage: task j is taught by the stage "
+                "that ends in row j + 1.", lambda matrix: _mean_loss(matrix, lambda task: task, len(matrix) - 1)),
+        Mistake("all rows count", "Neither the rows before the task's own stage, nor the last one.",
+                lambda matrix: _mean_loss(matrix, lambda task: 0, len(matrix)),
+                also=(lambda matrix: _mean_loss(matrix, lambda task: task, len(matrix)),)),
         Mistake("the losses are added up", "A mean over the tasks.",
                 lambda matrix: measures.forgetting(matrix) * (len(matrix[0]) - 1)),
     ),
     right=(_forgetting_by_columns, _forgetting_by_mask, _forgetting_by_running),
-)  # fmt: skip
-
-
-# ---- choose_protection ----
-
-
-def choose_protection(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
-    """What to do about forgetting with the interval (low, high): the rules of the exercise, in their order."""
-    if high <= tolerated:
-        return "nothing"
-    if low <= tolerated:
-        return "more seeds"
-    if rate_can_fall:
-        return "lower rate"
-    return "replay" if old_data_kept else "ewc"
-
-
-def _curriculum(rng: random.Random, low_from: float, low_to: float) -> Call:
-    low = round(rng.uniform(low_from, low_to), 2)
-    high = round(low + rng.uniform(0.05, 0.3), 2)
-    return call(low, high, rng.choice([0.02, 0.05, 0.08]), rng.random() < 0.5, rng.random() < 0.5)
-
-
-def _unclear(rng: random.Random) -> Call:
-    return _curriculum(rng, -0.3, 0.06)
-
-
-def _clear(rng: random.Random) -> Call:
-    return _curriculum(rng, 0.1, 0.4)
-
-
-def _choice_by_nesting(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
-    answer = "nothing"
-    if high > tolerated:
-        answer = "more seeds"
-        if low > tolerated:
-            answer = "ewc"
-            if old_data_kept:
-                answer = "replay"
-            if rate_can_fall:
-                answer = "lower rate"
-    return answer
-
-
-def _choice_by_table(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
-    rules = [
-        (high <= tolerated, "nothing"), (low <= tolerated, "more seeds"), (rate_can_fall, "lower rate"),
-        (old_data_kept, "replay"), (True, "ewc"),
-    ]  # fmt: skip
-    return next(answer for holds, answer in rules if holds)
-
-
-def _choice_by_count(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
-    above = (low > tolerated) + (high > tolerated)
-    if above < 2:
-        return ("nothing", "more seeds")[above]
-    return ("lower rate" if rate_can_fall else None) or ("replay" if old_data_kept else "ewc")
-
-
-def _choice_by_middle(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
-    middle = (low + high) / 2
-    return choose_protection(middle, middle, tolerated, rate_can_fall, old_data_kept)
-
-
-def _choice_without_rate(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
-    return choose_protection(low, high, tolerated, False, old_data_kept)
-
-
-def _choice_ewc_first(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
-    found = choose_protection(low, high, tolerated, rate_can_fall, old_data_kept)
-    return "ewc" if found == "replay" else found
-
-
-check_choose_protection = Exercise(
-    "choose_protection",
-    choose_protection,
-    parts=(
-        Part("is anything lost?", 2, _unclear, draws=24),
-        Part("what to do against it", 2, _clear, draws=16),
-    ),
-    mistakes=(
-        Mistake("the middle of the interval decides", "An interval that reaches to both sides of the tolerated loss "
-                "leaves the question open.", _choice_by_middle),
-        Mistake("it is compared with 0, not with the tolerated loss", "A loss that nobody minds needs no protection.",
-                lambda low, high, tolerated, *situation: choose_protection(low, high, 0.0, *situation)),
-        Mistake("it protects without looking at the interval", "First measure whether anything is lost.",
-                lambda low, high, tolerated, *situation: choose_protection(1.0, 1.0, tolerated, *situation)),
-        Mistake("the learning rate is not tried first", "A lower rate costs nothing, no data and no memory.",
-                _choice_without_rate),
-        Mistake("EWC is taken although the old data are there", "EWC is for when the data are gone.",
-                _choice_ewc_first),
-    ),
-    right=(_choice_by_nesting, _choice_by_table, _choice_by_count),
 )  # fmt: skip

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpo_edu.checks.compare import kind
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 from grpo_edu.checks.objective import numbers
 
@@ -37,13 +39,28 @@ def _one_free(rng: random.Random) -> Call:
     return made
 
 
-def _penalty_by_loop(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> float:
+def _slopes(penalty_of: Callable[..., Any], weights: Weights, *rest: Any) -> dict[str, Any]:
+    """What kind of thing the penalty is, and its gradient with respect to each weight."""
+    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    penalty = penalty_of(leaves, *rest)
+    if not isinstance(penalty, Tensor) or not penalty.requires_grad:
+        return {"penalty": f"{kind(penalty)} without a gradient", **dict.fromkeys(leaves)}
+    slopes = torch.autograd.grad(penalty.sum(), list(leaves.values()), allow_unused=True)
+    found = {name: torch.zeros_like(leaf) if slope is None else slope
+             for (name, leaf), slope in zip(leaves.items(), slopes, strict=True)}  # fmt: skip
+    return {"penalty": "a tensor with a gradient", **found}
+
+
+def _with_gradient(rng: random.Random) -> Call:
+    return replace(_all_named(rng), ask=_slopes)
+
+
+def _penalty_by_loop(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> Tensor:
     total = 0.0
     for name, matrix in fisher.items():
-        rows = zip(matrix.flatten().tolist(), weights[name].flatten().tolist(), anchor_params[name].flatten().tolist(),
-                   strict=True)  # fmt: skip
-        total += sum(f * (now - then) ** 2 for f, now, then in rows)
-    return 0.5 * ewc_lambda * total
+        for f, now, then in zip(matrix.flatten(), weights[name].flatten(), anchor_params[name].flatten(), strict=True):
+            total = total + f * (now - then) ** 2
+    return torch.as_tensor(0.5 * ewc_lambda * total)
 
 
 def _penalty_by_flattening(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> Tensor:
@@ -77,8 +94,9 @@ check_ewc_penalty = Exercise(
     "ewc_penalty",
     ewc_penalty,
     parts=(
-        Part("every weight has a Fisher", 2, _all_named),
+        Part("every weight has a Fisher", 1, _all_named),
         Part("a weight that the Fisher does not name", 1, _one_free),
+        Part("its gradient", 1, _with_gradient),
     ),
     mistakes=(
         Mistake("the half is missing", "λ/2: its derivative is λ F (θ − θ*).",
@@ -96,6 +114,11 @@ check_ewc_penalty = Exercise(
                     ewc_lambda / 2 * (fisher[name] * (weights[name] - anchor[name]) ** 2).mean() for name in fisher)),
         Mistake("the Fisher is asked for a weight that it does not name", "Go through the names of `fisher`: the other "
                 "weights are free.", _over_all_weights),
+        Mistake("the penalty is a number", "`.item()` and `float()` make a number of a tensor. It has no gradient and "
+                "protects nothing. Leave it a tensor.", lambda *given: ewc_penalty(*given).item()),
+        Mistake("the penalty is cut off from the weights", "`detach()`, `no_grad()` and `torch.tensor()` leave no way "
+                "back to the weights. The anchor may be cut off, θ may not.",
+                lambda *given: ewc_penalty(*given).detach()),
     ),
     right=(_penalty_by_loop, _penalty_by_flattening, _penalty_by_roots),
 )  # fmt: skip
@@ -113,8 +136,8 @@ class Training:
     steps: int
 
     def __call__(self, weights: Weights, penalty: Callable[[Weights], Tensor]) -> dict[str, list]:
-        """The penalty before each step, and the weights in the end."""
-        penalties = []
+        """The penalty before each step, whether it had a gradient, and the weights in the end."""
+        penalties, with_gradient = [], True
         for _ in range(self.steps):
             extra = penalty(weights)
             loss = sum(0.5 * ((weight - self.target) ** 2).sum() for weight in weights.values()) + extra
@@ -123,7 +146,9 @@ class Training:
                 for weight, slope in zip(weights.values(), slopes, strict=True):
                     weight -= self.learning_rate * slope
             penalties.append(round(torch.as_tensor(extra).item(), 6))
-        return {"penalties": penalties, "weights": [weight.detach().clone() for weight in weights.values()]}
+            with_gradient = with_gradient and torch.as_tensor(extra).requires_grad
+        learned = [weight.detach().clone() for weight in weights.values()]
+        return {"penalties": penalties, "they have a gradient": with_gradient, "weights": learned}
 
     def __repr__(self) -> str:
         return f"<a training of {self.steps} steps toward {self.target}>"
@@ -187,6 +212,11 @@ def _copy_is_trained(weights: Weights, fisher: Weights, ewc_lambda: float, train
                      train)  # fmt: skip
 
 
+def _no_pull(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, list]:
+    anchor = {name: weight.detach().clone() for name, weight in weights.items()}
+    return train(weights, lambda now: ewc_penalty(now, fisher, anchor, ewc_lambda).detach())
+
+
 check_protected = Exercise(
     "protected",
     protected,
@@ -196,6 +226,8 @@ check_protected = Exercise(
                 "penalty stays 0. `clone()`, once, before the training.", _anchored_at(lambda weight: weight.detach())),
         Mistake("the anchor is part of the graph", "The penalty is there, but its gradient is 0: what pulls at the "
                 "weights pulls at the anchor as well. `detach()`.", _anchored_at(lambda weight: weight.clone())),
+        Mistake("the penalty has no gradient", "It pulls at nothing: it is a number, of `.item()` or `float()`, or made of "
+                "weights that were detached. Leave it a tensor, of the weights themselves.", _no_pull),
         Mistake("the half is missing", "λ/2, as in `ewc_penalty`.",
                 lambda weights, fisher, ewc_lambda, train: protected(weights, fisher, 2 * ewc_lambda, train)),
         Mistake("the Fisher plays no part", "That is plain L2. Each weight's distance has its own price.",
