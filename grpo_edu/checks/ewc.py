@@ -226,7 +226,7 @@ check_protected = Exercise(
                 "penalty stays 0. `clone()`, once, before the training.", _anchored_at(lambda weight: weight.detach())),
         Mistake("the anchor is part of the graph", "The penalty is there, but its gradient is 0: what pulls at the "
                 "weights pulls at the anchor as well. `detach()`.", _anchored_at(lambda weight: weight.clone())),
-        Mistake("the penalty has no gradient", "It pulls at nothing: it is a number, of `.item()` or `float()`, or made of "
+        Mistake("the penalty has no gradient", "It pulls at nothing: a number, of `.item()` or `float()`, or made of "
                 "weights that were detached. Leave it a tensor, of the weights themselves.", _no_pull),
         Mistake("the half is missing", "λ/2, as in `ewc_penalty`.",
                 lambda weights, fisher, ewc_lambda, train: protected(weights, fisher, 2 * ewc_lambda, train)),
