@@ -62,8 +62,10 @@ check_merged_weight = Exercise(
         Mistake("α and r have changed places", "A larger α means a larger correction.",
                 lambda weight, A, B, alpha: weight + len(A) / alpha * B @ A),
         Mistake("the scale is missing", "α/r belongs to the correction.", lambda weight, A, B, alpha: weight + B @ A),
-        Mistake("it is divided by the number of inputs", "r is the number of A's *rows*.",
+        Mistake("it is divided by a size of the weight, not by r", "r is the number of A's *rows*.",
                 lambda weight, A, B, alpha: weight + alpha / A.shape[1] * B @ A),
+        Mistake("it is divided by the number of outputs", "r is the number of A's rows, and of B's *columns*.",
+                lambda weight, A, B, alpha: weight + alpha / len(B) * B @ A),
         Mistake("the product is transposed", "(out, r) times (r, in): B comes first.",
                 lambda weight, A, B, alpha: weight + alpha / len(A) * A.T @ B.T),
         Mistake("the frozen weight is left out", "The correction is added to what was there.",
@@ -154,6 +156,10 @@ def _keys_as_wide(shape: Mapping[str, int], rank: int, target_modules: Sequence[
     return lora_parameters({**shape, "num_key_value_heads": shape["num_attention_heads"]}, rank, target_modules)
 
 
+def _head_count_for_width(shape: Mapping[str, int], rank: int, target_modules: Sequence[str]) -> int:
+    return lora_parameters({**shape, "num_attention_heads": shape["hidden_size"]}, rank, target_modules)
+
+
 check_lora_parameters = Exercise(
     "lora_parameters",
     lora_parameters,
@@ -167,6 +173,10 @@ check_lora_parameters = Exercise(
                 "is num_key_value_heads times that of a head.", _keys_as_wide),
         Mistake("only one key head is counted", "num_key_value_heads of them.",
                 lambda shape, rank, targets: lora_parameters({**shape, "num_key_value_heads": 1}, rank, targets)),
+        Mistake("the number of key heads is taken for their width", "Each head is H / num_attention_heads wide.",
+                _head_count_for_width),
+        Mistake("whole matrices are counted", "The frozen weights do not learn: A and B have r (in + out) numbers.",
+                lambda shape, rank, targets: _counted(shape, rank, targets, lambda inputs, outputs: inputs * outputs)),
         Mistake("A alone is counted", "B has r numbers for each output.",
                 lambda shape, rank, targets: _counted(shape, rank, targets, lambda inputs, outputs: rank * inputs)),
         Mistake("inputs are multiplied with outputs", "A has r · in numbers and B has r · out: add them up.",

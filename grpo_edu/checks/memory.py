@@ -99,6 +99,16 @@ check_step_peak = Exercise(
                     cache, activations + logits))),
         Mistake("computing layers twice changes nothing", "Each layer keeps what enters it, and only one all the rest.",
                 _peak_with(_without_recomputing)),
+        Mistake("each layer keeps both, what enters and all the rest", "Computed twice, a layer keeps what enters it; "
+                "one at a time has all the rest.",
+                _peak_with(lambda held, activations, logits, cache, given: held + max(
+                    cache, logits + given["tokens"] * given["layers"] * (
+                        given["kept"] + given["recompute"] * given["entering"])))),
+        Mistake("what is held is taken for a stage", "It is there all the time: add the larger stage to it.",
+                _peak_with(lambda held, activations, logits, cache, given: max(held, cache, activations + logits))),
+        Mistake("frozen weights have gradients", "Only weights that learn have a gradient.",
+                _peak_with(lambda held, activations, logits, cache, given: held + 4 * (
+                    given["weights"] - given["trained"]) + max(cache, activations + logits))),
         Mistake("the layer that is computed again is forgotten", "While one is computed again, all of it is there.",
                 _peak_with(_without_one_layer)),
     ),
@@ -164,6 +174,8 @@ check_optimizer_numbers = Exercise(
                 lambda shapes, optim: optimizer_numbers(shapes, "adamw")),
         Mistake("Adafactor keeps a whole table", "Not the table, its margins: rows + columns.",
                 lambda shapes, optim: optimizer_numbers(shapes, "adamw") // (1 if optim == "adamw" else 2)),
+        Mistake("these are bytes", "A count of numbers is asked for, not of bytes.",
+                lambda shapes, optim: 4 * optimizer_numbers(shapes, optim)),
         Mistake("one moment of AdamW is missing", "The mean of the gradient, and the mean of its square.",
                 lambda shapes, optim: optimizer_numbers(shapes, optim) // (2 if optim == "adamw" else 1)),
         Mistake("only rows are counted", "And a number for each column.",

@@ -94,10 +94,17 @@ def _changed_in_place(settings):
     return settings
 
 
-def _too_strict(settings):
-    strict = {"num_generations": 4, "max_completion_length": 48, "learning_rate": 1e-3}
-    at_the_limit = {name: MENDED[name] for name, limit in strict.items() if settings[name] == limit}
-    return {**mend(settings), **at_the_limit}
+LIMITS = {"num_generations": 4, "max_completion_length": 48, "learning_rate": 1e-3}
+
+
+def _too_strict(*names: str) -> Callable[[Settings], Settings]:
+    """The limits of these settings count as ill."""
+
+    def wrong(settings: Settings) -> Settings:
+        at_the_limit = {name: MENDED[name] for name in names if settings[name] == LIMITS[name]}
+        return {**mend(settings), **at_the_limit}
+
+    return wrong
 
 
 check_mend = Exercise(
@@ -114,7 +121,10 @@ check_mend = Exercise(
                 lambda settings: {**settings, **MENDED}),
         Mistake("the seed is lost", "The run must stay comparable: everything that is not ill stays, the seed too.",
                 lambda settings: {**mend(settings), "seed": 0}),
-        Mistake("a limit itself counts as ill", "*Below* 4, *below* 48, *above* 1e-3.", _too_strict),
+        Mistake("limits themselves count as ill", "*Below* 4, *below* 48, *above* 1e-3.", _too_strict(*LIMITS)),
+        Mistake("4 completions a group count as ill", "*Below* 4.", _too_strict("num_generations")),
+        Mistake("48 tokens count as ill", "*Below* 48.", _too_strict("max_completion_length")),
+        Mistake("a learning rate of 1e-3 counts as ill", "*Above* 1e-3.", _too_strict("learning_rate")),
         Mistake("the stand-ins stay", "A stage that was replaced is ill whatever the numbers say.",
                 lambda settings: {**mend(settings), "replaced": settings["replaced"]}),
         Mistake("the settings that were handed in are changed", "Return a new dict: the broken run's record must stay "
