@@ -212,6 +212,11 @@ def _copy_is_trained(weights: Weights, fisher: Weights, ewc_lambda: float, train
                      train)  # fmt: skip
 
 
+def _weights_returned(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> Weights:
+    protected(weights, fisher, ewc_lambda, train)
+    return weights
+
+
 def _no_pull(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, list]:
     anchor = {name: weight.detach().clone() for name, weight in weights.items()}
     return train(weights, lambda now: ewc_penalty(now, fisher, anchor, ewc_lambda).detach())
@@ -235,6 +240,7 @@ check_protected = Exercise(
                     weights, {name: torch.ones_like(values) for name, values in fisher.items()}, ewc_lambda, train)),
         Mistake("a copy is trained", "The weights that were handed in are to learn; the copy is the anchor.",
                 _copy_is_trained),
+        Mistake("the weights are returned", "`train` returns what is asked for; hand it on.", _weights_returned),
         Mistake("it pulls to 0, not to the old weights", "The anchor holds the weights as they are at the call.",
                 _anchored_at(torch.zeros_like)),
     ),

@@ -98,6 +98,10 @@ def _choice_without_seeds(low: float, high: float, tolerated: float, rate_can_fa
     return choose_protection(max(low, 1.0) if high > tolerated else low, high, tolerated, rate_can_fall, old_data_kept)
 
 
+def _choice_by_lower_end(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
+    return choose_protection(low, low, tolerated, rate_can_fall, old_data_kept)
+
+
 def _choice_shown_above_zero(
     low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool
 ) -> str:
@@ -133,7 +137,7 @@ check_choose_protection = Exercise(
         Mistake("it protects without looking at the interval", "First measure whether anything is lost.",
                 lambda low, high, tolerated, *situation: choose_protection(1.0, 1.0, tolerated, *situation)),
         Mistake("more seeds are never asked for", "With the tolerated loss within the interval, nothing is shown yet.",
-                _choice_without_seeds),
+                _choice_without_seeds, also=(_choice_by_lower_end,)),
         Mistake("a loss counts as shown as soon as it is above 0", "It is shown where even `low` is above what is "
                 "tolerated.", _choice_shown_above_zero),
         Mistake("the tolerated loss itself is not tolerated", "At or below it: `<=`, at both ends of the interval.",

@@ -256,6 +256,8 @@ check_quantize_rows = Exercise(
                 _rows_with(lambda weight, top: _largest(weight, 127))),
         Mistake("q is still floating-point", "Whole numbers of 8 bits: torch.int8.",
                 _rows_with(_largest, lambda steps: steps.round())),
+        Mistake("the scales are no column", "(N, 1), so that each stands beside its row: keepdim=True.",
+                lambda weight, bits: (lambda q, scale: (q, scale[:, 0]))(*quantize_rows(weight, bits))),
         Mistake("a row of zeros is divided by 0", "Its scale may be anything but 0: take 1.", _divided_by_zero),
     ),
     right=(_rows_by_loop, _rows_by_where, _rows_by_numpy),

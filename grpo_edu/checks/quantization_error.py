@@ -43,15 +43,21 @@ def _bits_by_length(largest: float, tolerated: float) -> int:
     return max(2, math.ceil(largest / (2 * tolerated)).bit_length() + 1)
 
 
+def _bits_below(largest: float, tolerated: float) -> int:
+    return next(bits for bits in range(2, 64) if largest / (2 ** (bits - 1) - 1) / 2 < tolerated)
+
+
 check_bits_needed = Exercise(
     "bits_needed",
     bits_needed,
-    parts=(Part("from a fifth to a few thousandths", 3, _some_tolerance, draws=8),),
+    parts=(Part("from a fifth to a few thousandths", 3, _some_tolerance, draws=8, always=(call(7.0, 0.5),)),),
     mistakes=(
         Mistake("a whole step is taken for the error", "Rounding moves a number by half a step at most.",
                 lambda largest, tolerated: bits_needed(largest, tolerated / 2)),
         Mistake("the whole grid is counted on one side", "Half of the places are for negative numbers.",
                 lambda largest, tolerated: bits_needed(largest, tolerated) - 1),
+        Mistake("just the tolerated error is taken for too much", "No more than that: half a step of just `tolerated` "
+                "will do.", _bits_below),
         Mistake("that is a number of places, not of bits", "b bits have 2^b places.",
                 lambda largest, tolerated: math.ceil(largest / (2 * tolerated))),
         Mistake("bits are whole", "Round up: half a bit cannot be had.",
@@ -161,7 +167,7 @@ _EDGES = (  # ends on the margin: within it twice, beside it twice; and one arou
     call(-0.005, 0.02, 0.02),
     call(0.02, 0.03, 0.02),
     call(-0.03, -0.02, 0.02),
-    call(-0.025, 0.004, 0.02),
+    call(-0.043, 0.001, 0.02),
 )
 
 
