@@ -164,7 +164,7 @@ def collect(worker: Worker, steps: Sequence[Step], *, seed: int, limits: Limits,
             for number, one in enumerate(exercises()[name].parts):
                 if number == part or (late and (name, number) not in found.outcomes):
                     outcome = Outcome(problem="TimeoutError" if late else "SystemExit", detail=why)
-                    found.outcomes[name, number] = [outcome] * one.draws
+                    found.outcomes[name, number] = [outcome] * one.tries
             if f"{name}: {why}" not in found.troubles:
                 found.troubles.append(f"{name}: {why}")
     found.troubles.append("the rest was not tried: the time for one student is used up")
@@ -191,7 +191,7 @@ def _take(messages: Sequence[dict], steps: Sequence[Step], found: Transcript) ->
         elif "answer" in message:
             place, part = message["answer"]
             name, given = steps[place].name, message["outcomes"]
-            if len(given) != exercises()[name].parts[part].draws or part < 0:
+            if len(given) != exercises()[name].parts[part].tries or part < 0:
                 raise ValueError(f"outcomes: {len(given)} of them for part {part} of {name}")
             found.outcomes[name, part] = [
                 Outcome(decode(value), str(problem), str(detail), bool(changed))

@@ -56,6 +56,11 @@ class Part:
     draws: int = 4
     always: tuple[Call, ...] = ()
 
+    @property
+    def tries(self) -> int:
+        """On how many inputs an answer is tried."""
+        return self.draws + len(self.always)
+
 
 @dataclass(frozen=True)
 class Mistake:
