@@ -25,12 +25,13 @@ def signs_are_right(rewards: Tensor, advantages: Tensor, num_generations: int) -
 
 
 def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
-    """An easy group, a hard one, and where asked one that ties; where pay comes in parts, all of easy is above hard."""
+    """An easy group, a hard one, and where asked one that ties, or that one alone. Paid in parts, easy is above."""
     (wrong, right), (poor, good) = rng.choice([((0.0, 1.0), (0.0, 1.0)), ((0.5, 0.9), (0.1, 0.3))])
     easy = rng.sample([right] * rng.choice([6, 7]) + [wrong] * 2, 8)
     hard = rng.sample([poor] * 7 + [good] * 2, 8)
     tie = [[rng.randrange(1, 101) / 100] * 8] if tied else []
-    return torch.tensor(rng.sample([easy, hard, *tie], 2 + len(tie)))
+    alone = tied and rng.random() < 0.3  # then torch's std of equal rewards need not be 0
+    return torch.tensor(tie if alone else rng.sample([easy, hard, *tie], 2 + len(tie)))
 
 
 def _faint_trap(rewards: Tensor, config: GRPOConfig) -> Tensor:
@@ -105,9 +106,20 @@ def _sums_only(rewards, advantages, num_generations):
     return bool(advantages.view(-1, num_generations).sum().abs() < 1e-3)
 
 
+def _group_sums_only(rewards, advantages, num_generations):
+    return bool((advantages.view(-1, num_generations).sum(dim=1).abs() < 1e-3).all())
+
+
 def _mean_of_ties(rewards, advantages, num_generations):
     groups = rewards.view(-1, num_generations)
     return torch.equal((groups - groups.mean(dim=1, keepdim=True)).sign().flatten(), advantages.sign())
+
+
+def _no_deviation(rewards, advantages, num_generations):
+    groups = rewards.view(-1, num_generations)
+    expected = (groups - groups.mean(dim=1, keepdim=True)).sign()
+    expected[groups.std(dim=1) == 0] = 0
+    return torch.equal(expected.flatten(), advantages.sign())
 
 
 def _one_is_enough(rewards, advantages, num_generations):
@@ -134,7 +146,10 @@ check_signs_are_right = Exercise(
                 "large in the next.", _almost_zero),
         Mistake("the mean of equal rewards is trusted", "Eight times 1.3 does not have the mean 1.3 exactly. Ask first "
                 "whether the rewards are equal.", _mean_of_ties),
+        Mistake("a standard deviation of 0 is asked for", "In a batch of one group, torch's std of equal rewards may "
+                "not be 0. Compare the rewards with each other.", _no_deviation),
         Mistake("only the sum of the advantages is looked at", "In the wrong rows they still add up to 0.", _sums_only),
+        Mistake("only the sums of the groups are looked at", "Turned signs add up to 0 as well.", _group_sums_only),
         Mistake("one right sign is enough", "*All* of them: some are right by accident.", _one_is_enough),
     ),
     right=(_signs_by_loop, _signs_by_package, _signs_by_product),

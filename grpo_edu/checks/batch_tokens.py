@@ -126,6 +126,10 @@ def _no_ones_missing(completion_ids, loss_mask, eos_token_id):
     return bool(loss_mask[completion_mask(completion_ids, eos_token_id).bool()].all())
 
 
+def _no_ones_behind(completion_ids, loss_mask, eos_token_id):
+    return not loss_mask[~completion_mask(completion_ids, eos_token_id).bool()].any()
+
+
 def _numbers_of_ones(completion_ids, loss_mask, eos_token_id):
     return torch.equal(loss_mask.sum(dim=1), completion_mask(completion_ids, eos_token_id).sum(dim=1))
 
@@ -154,6 +158,7 @@ check_mask_is_right = Exercise(
     mistakes=(
         Mistake("ones behind the end are let pass", "Behind the first end token the mask must be 0: the loss must not "
                 "see what stands there.", _no_ones_missing),
+        Mistake("missing ones are let pass", "Every token through the end has to be seen.", _no_ones_behind),
         Mistake("only the first token is looked at", "The end of a completion can be missing as well.", _start_only),
         Mistake("only the last token is looked at", "The beginning of a completion can be missing as well.", _end_only),
         Mistake("the end is taken for padding", "Through the first EOS, *inclusive*: a healthy batch has to pass.",

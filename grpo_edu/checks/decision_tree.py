@@ -175,13 +175,19 @@ def _any_tied_advantage(question, reading):
     return find_fault(question, reading)
 
 
+def _true_is_alarm(question, reading):
+    if question == 5:
+        reading = {**reading, **{name: not reading[name] for name in IN_A_BATCH}}
+    return find_fault(question, reading)
+
+
 check_find_fault = Exercise(
     "find_fault",
     find_fault,
     parts=(
         Part("question 1: ten samples were read", 2, _unpaid, draws=60),
         Part("question 2: the rewards of a group", 1, _siblings, draws=20),
-        Part("questions 3 and 4: the first steps, the ratio", 1, _steps, draws=20),
+        Part("questions 3 and 4: the first steps, the ratio", 1, _steps, draws=60),
         Part("question 5: one batch, by hand", 2, _one_batch, draws=60),
     ),
     mistakes=(
@@ -200,6 +206,8 @@ check_find_fault = Exercise(
         Mistake("a tied group may have a negative advantage", "0 is what a tie is worth. The rounding error may have "
                 "either sign.", _positive_only),
         Mistake("every tied advantage but 0 is taken for the trap", "Further than 0.01 from 0.", _any_tied_advantage),
+        Mistake("True is taken for the alarm", "In question 5, False is the alarm: not pushed up, not trained.",
+                _true_is_alarm),
         Mistake("question 5 is asked from the bottom to the top", "Several rows may be False: the first counts.",
                 _batch_in_order(*reversed(IN_A_BATCH), trap_first=True)),
         Mistake("the mask is asked for before the signs, its end before its beginning", "Several rows may be False: "

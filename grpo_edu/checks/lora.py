@@ -160,6 +160,11 @@ def _head_count_for_width(shape: Mapping[str, int], rank: int, target_modules: S
     return lora_parameters({**shape, "num_attention_heads": shape["hidden_size"]}, rank, target_modules)
 
 
+def _divided_by_key_heads(shape: Mapping[str, int], rank: int, target_modules: Sequence[str]) -> int:
+    heads = shape["num_key_value_heads"] ** 2  # K = H / heads · key heads = H / key heads
+    return lora_parameters({**shape, "num_attention_heads": heads}, rank, target_modules)
+
+
 check_lora_parameters = Exercise(
     "lora_parameters",
     lora_parameters,
@@ -175,6 +180,8 @@ check_lora_parameters = Exercise(
                 lambda shape, rank, targets: lora_parameters({**shape, "num_key_value_heads": 1}, rank, targets)),
         Mistake("the number of key heads is taken for their width", "Each head is H / num_attention_heads wide.",
                 _head_count_for_width),
+        Mistake("H is divided by the number of key heads", "Each head is H / num_attention_heads wide; there are "
+                "num_key_value_heads of them.", _divided_by_key_heads),
         Mistake("whole matrices are counted", "The frozen weights do not learn: A and B have r (in + out) numbers.",
                 lambda shape, rank, targets: _counted(shape, rank, targets, lambda inputs, outputs: inputs * outputs)),
         Mistake("A alone is counted", "B has r numbers for each output.",

@@ -184,6 +184,9 @@ check_optimizer_numbers = Exercise(
         Mistake("a vector is left out", "A vector has no margins to save by: a number for each entry.",
                 lambda shapes, optim: optimizer_numbers(
                     [shape for shape in shapes if optim == "adamw" or len(shape) == 2], optim)),
+        Mistake("a vector has two numbers an entry", "One number for each entry of it.",
+                lambda shapes, optim: optimizer_numbers(shapes, optim) + sum(
+                    shape[0] for shape in shapes if optim == "adafactor" and len(shape) == 1)),
         Mistake("a vector is counted as rows and one column", "A number for each entry of it, no more.",
                 lambda shapes, optim: optimizer_numbers(shapes, optim) + sum(
                     optim == "adafactor" for shape in shapes if len(shape) == 1)),

@@ -125,6 +125,8 @@ check_mend = Exercise(
         Mistake("4 completions a group count as ill", "*Below* 4.", _too_strict("num_generations")),
         Mistake("48 tokens count as ill", "*Below* 48.", _too_strict("max_completion_length")),
         Mistake("a learning rate of 1e-3 counts as ill", "*Above* 1e-3.", _too_strict("learning_rate")),
+        Mistake("only what was changed is returned", "All six settings: a run needs them all.",
+                lambda settings: {name: MENDED[name] for name in broken_settings(settings)}),
         Mistake("the stand-ins stay", "A stage that was replaced is ill whatever the numbers say.",
                 lambda settings: {**mend(settings), "replaced": settings["replaced"]}),
         Mistake("the settings that were handed in are changed", "Return a new dict: the broken run's record must stay "
