@@ -79,12 +79,21 @@ check_clipped_loss = Exercise(
     "clipped_loss",
     clipped_loss,
     parts=(
-        Part("both signs, inside and outside the bounds", 4, _some_policies),
+        Part("both signs, inside and outside the bounds", 4, _some_policies, draws=12),
         Part("the first update, where the ratio is 1", 1, _first_update),
     ),
     mistakes=(
         Mistake("the clip has no min", "A clip alone also blocks the way home. Take the smaller of the two.",
                 _with_ratio(lambda ratio, gain, eps: -ratio.clamp(1 - eps, 1 + eps) * gain)),
+        Mistake("min is taken before the advantage comes in", "Where the advantage is negative, the smaller ratio is "
+                "the larger gain: multiply both first.",
+                _with_ratio(lambda ratio, gain, eps: -torch.min(ratio, ratio.clamp(1 - eps, 1 + eps)) * gain)),
+        Mistake("the clipped ratio has no advantage", "min compares two gains: ρ A and clip(ρ) A.",
+                _with_ratio(lambda ratio, gain, eps: -torch.min(ratio * gain, ratio.clamp(1 - eps, 1 + eps)))),
+        Mistake("the product is clipped, not the ratio", "Clip ρ, then multiply.",
+                _with_ratio(lambda ratio, gain, eps: -torch.min(ratio * gain, (ratio * gain).clamp(1 - eps, 1 + eps)))),
+        Mistake("the bounds lie around 0", "A ratio is near 1: from 1 − ε to 1 + ε.",
+                _with_ratio(lambda ratio, gain, eps: -torch.min(ratio * gain, ratio.clamp(-eps, eps) * gain))),
         Mistake("nothing is clipped", "What holds the ratio near 1?",
                 _with_ratio(lambda ratio, gain, eps: -ratio * gain)),
         Mistake("max stands where min should", "The objective is the *smaller* of two gains.",
@@ -142,6 +151,10 @@ check_k3 = Exercise(
         Mistake("the two policies have changed places", "k3's ratio is reference over policy.",
                 lambda logps, ref: (logps - ref).exp() - (logps - ref) - 1),
         Mistake("that is k1", "k1 can be negative on a single token. k3 cannot.", lambda logps, ref: logps - ref),
+        Mistake("that is d alone", "d is negative where the policy is the likelier one. k3 never is.",
+                lambda logps, ref: ref - logps),
+        Mistake("the 1 is added", "What must come out for a policy and itself?",
+                lambda logps, ref: (ref - logps).exp() - (ref - logps) + 1),
         Mistake("that is k2", "k2 is half the square. k3 has an exponential.",
                 lambda logps, ref: (logps - ref).square() / 2),
         Mistake("the 1 is missing", "What must come out for a policy and itself?",
@@ -200,9 +213,12 @@ def _difference_by_clone(function, x, h):
     return out
 
 
-def _forward_difference(function, x, h):
-    steps = h * torch.eye(len(x), dtype=x.dtype)
-    return torch.stack([function(x + step) - function(x) for step in steps]) / h
+def _one_sided(side: int) -> Callable:
+    def wrong(function, x, h):
+        steps = side * h * torch.eye(len(x), dtype=x.dtype)
+        return torch.stack([function(x + step) - function(x) for step in steps]) / (side * h)
+
+    return wrong
 
 
 check_finite_difference = Exercise(
@@ -211,7 +227,15 @@ check_finite_difference = Exercise(
     parts=(Part("functions of three numbers", 3, _some_function),),
     mistakes=(
         Mistake("the difference is one-sided", "Step to both sides: the error falls from h to h².",
-                _forward_difference),
+                _one_sided(1)),
+        Mistake("the difference is one-sided, downward", "Step to both sides: the error falls from h to h².",
+                _one_sided(-1)),
+        Mistake("the sign is turned", "Above minus below.",
+                lambda function, x, h: -finite_difference(function, x, h)),
+        Mistake("it is divided by 2 and multiplied by h", "`/ 2 * h` goes from left to right: `/ (2 * h)`.",
+                lambda function, x, h: h * h * finite_difference(function, x, h)),
+        Mistake("this is autograd's gradient", "It is to check autograd: call the function on both sides instead.",
+                lambda function, x, h: torch.autograd.functional.jacobian(function, x)),
         Mistake("it is divided by h, not by 2h", "How far apart are the two points?",
                 lambda function, x, h: 2 * finite_difference(function, x, h)),
         Mistake("it is not divided", "A slope is a difference *per step*.",

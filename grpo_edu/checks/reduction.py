@@ -71,6 +71,22 @@ def _batch_width(per_token_loss, mask, loss_type, max_completion_length):
     return aggregate(per_token_loss, mask, loss_type, mask.shape[1])
 
 
+def _padding_counted(per_token_loss, mask, loss_type, max_completion_length):
+    if loss_type == "dr_grpo":
+        return aggregate(per_token_loss, mask, loss_type, max_completion_length)
+    return (per_token_loss * mask).mean()
+
+
+def _rows_added_up(per_token_loss, mask, loss_type, max_completion_length):
+    right = aggregate(per_token_loss, mask, loss_type, max_completion_length)
+    return right if loss_type == "dapo" else right * len(mask)
+
+
+def _no_limit(per_token_loss, mask, loss_type, max_completion_length):
+    right = aggregate(per_token_loss, mask, loss_type, max_completion_length)
+    return right * max_completion_length if loss_type == "dr_grpo" else right
+
+
 def _always(loss_type: str) -> Callable:
     def wrong(per_token_loss, mask, asked, max_completion_length):
         return aggregate(per_token_loss, mask, loss_type, max_completion_length)
@@ -88,6 +104,11 @@ check_aggregate = Exercise(
     ),
     mistakes=(
         Mistake("padding counts", "Multiply by the mask, and divide by what is left.", _unmasked),
+        Mistake("padding counts in the number of tokens", "Divide by the number of tokens with mask 1: of the row, or "
+                "of all.", _padding_counted),
+        Mistake("the number of rows is missing", "\"grpo\" is a *mean* over the rows, and \"dr_grpo\" divides by B as "
+                "well as by the limit.", _rows_added_up),
+        Mistake("the limit is missing", "\"dr_grpo\" divides by B · max_completion_length.", _no_limit),
         Mistake("the width of this batch is taken for the limit", "Dr. GRPO divides by a constant that no batch "
                 "changes: max_completion_length.", _batch_width),
         Mistake("all tokens weigh alike, whatever was asked", "\"grpo\" takes the mean of each row first.",
@@ -117,25 +138,31 @@ def longer(of_dapo: float) -> str:
     return "good" if of_dapo < 0 else "bad"
 
 
-def _one_group(rng: random.Random) -> tuple[list[float], list[int]]:
+def _one_group(rng: random.Random, size: int = 4) -> tuple[list[float], list[int]]:
     """Rewards of 0 and 1 minus their mean, stretched; lengths that all differ."""
-    right = rng.randrange(1, 4)
-    rewards = [1.0] * right + [0.0] * (4 - right)
+    right = rng.randrange(1, size)
+    rewards = [1.0] * right + [0.0] * (size - right)
     stretch = rng.choice([1.0, 2.0])
-    advantages = [stretch * (reward - right / 4) for reward in rng.sample(rewards, 4)]
-    return advantages, rng.sample(range(2, 30), 4)
+    advantages = [stretch * (reward - right / size) for reward in rng.sample(rewards, size)]
+    return advantages, rng.sample(range(2, 30), size)
 
 
 def _different_lengths(rng: random.Random) -> Call:
+    """Every second time the fewer completions are the longer ones, and the more have more tokens together."""
+    fewer = rng.random() < 0.5
     while True:
         advantages, lengths = _one_group(rng)
-        if longer(first_loss(advantages, lengths)[1]) != "neither":
+        verdict = longer(first_loss(advantages, lengths)[1])
+        if verdict != "neither" and (not fewer or verdict != _longer_together(advantages, lengths)[2]):
             return call(advantages, lengths)
 
 
 def _equal_lengths(rng: random.Random) -> Call:
-    advantages, lengths = _one_group(rng)
-    return call(advantages, lengths[:1] * 4)
+    """Thirds do not add up to 0: what comes out is a rounding error."""
+    while True:
+        advantages, lengths = _one_group(rng, 3)
+        if first_loss(advantages, lengths[:1] * 3)[1]:
+            return call(advantages, lengths[:1] * 3)
 
 
 def _first_by_tokens(advantages, lengths):
@@ -158,7 +185,7 @@ def _first_by_aggregate(advantages, lengths):
 def _first_by_insight(advantages, lengths):
     """The advantages of a group add up to 0, and with them the loss of "grpo"."""
     tilt = torch.tensor(advantages).double() @ torch.tensor(lengths).double()
-    return 0.0, -tilt.item() / sum(lengths), ("good", "neither", "bad")[1 - int(tilt.sign())]
+    return 0.0, -tilt.item() / sum(lengths), ("good", "neither", "bad")[1 - int(tilt.round(decimals=6).sign())]
 
 
 def _first_with(of_dapo: Callable[[list[float], list[int]], float]) -> Callable:
@@ -179,16 +206,40 @@ def _turned_verdict(advantages, lengths):
     return of_grpo, of_dapo, longer(-of_dapo)
 
 
+def _longer_together(advantages, lengths):
+    good, bad = (sum(n for a, n in zip(advantages, lengths, strict=True) if sign * a > 0) for sign in (1, -1))
+    verdict = "neither" if good == bad else ("good" if good > bad else "bad")
+    return *first_loss(advantages, lengths)[:2], verdict
+
+
+def _no_minus(advantages, lengths):
+    of_grpo, of_dapo, verdict = first_loss(advantages, lengths)
+    return -of_grpo, -of_dapo, verdict
+
+
+def _no_tolerance(advantages, lengths):
+    of_grpo, of_dapo, _ = first_loss(advantages, lengths)
+    return of_grpo, of_dapo, "neither" if of_dapo == 0 else ("good" if of_dapo < 0 else "bad")
+
+
 check_first_loss = Exercise(
     "first_loss",
     first_loss,
     parts=(
-        Part("completions of different lengths", 3, _different_lengths),
+        Part("completions of different lengths", 3, _different_lengths, draws=16),
         Part("completions of equal length", 1, _equal_lengths),
     ),
     mistakes=(
         Mistake("the sign is missing", "Where the ratio is 1, the loss of a token is *minus* its advantage.",
                 _first_with(lambda advantages, lengths: _tilt(advantages, lengths) / sum(lengths))),
+        Mistake("the losses have no minus", "Where the ratio is 1, the loss of a token is *minus* its advantage.",
+                _no_minus),
+        Mistake("a rounding error tells something", "Thirds do not add up to 0: within a millionth it is \"neither\".",
+                _no_tolerance),
+        Mistake("the tokens of each side are added up", "Many short completions have many tokens, too: read the "
+                "verdict from the sign of the second number.", _longer_together),
+        Mistake("the verdict is read from \"grpo\"", "That number is always 0. Read it from the second one.",
+                lambda advantages, lengths: (*first_loss(advantages, lengths)[:2], "neither")),
         Mistake("\"dapo\" weighs completions alike", "Each token of a completion has its advantage, and \"dapo\" takes "
                 "the mean over tokens.", _first_with(lambda advantages, lengths: -sum(advantages) / len(advantages))),
         Mistake("\"dapo\" is divided by the number of completions", "Sum over tokens, divided by the number of tokens.",

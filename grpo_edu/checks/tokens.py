@@ -23,13 +23,10 @@ def completion_mask(completion_ids: Tensor, eos_token_id: int) -> Tensor:
 
 
 def _some_completions(rng: random.Random) -> Call:
-    rows = []
-    for length in (rng.randrange(1, 5), rng.randrange(1, 5), 6):
-        tokens = [rng.randrange(1, 7) for _ in range(6)]
-        if length < 6:
-            tokens[length] = EOS
-            tokens[length + 1 :] = [rng.choice([PAD, EOS])] * (5 - length)
-        rows.append(tokens)
+    rows = [[rng.randrange(1, 7) for _ in range(6)]]
+    for padding in (PAD, EOS):
+        length = rng.randrange(1, 5)
+        rows.append([*(rng.randrange(1, 7) for _ in range(length)), EOS, *[padding] * (5 - length)])
     rng.shuffle(rows)
     return call(torch.tensor(rows), EOS)
 
@@ -61,6 +58,18 @@ check_completion_mask = Exercise(
     mistakes=(
         Mistake("the end token is masked out", "Through the first end token, *inclusive*: stopping is to be learned.",
                 lambda ids, eos: (ids != eos).long().cumprod(dim=1)),
+        Mistake("padding counts up to a second end token", "`cumsum` counts the place itself: at the first end token "
+                "it is 1, and behind it as well. Count those *before* a place.",
+                lambda ids, eos: ((ids == eos).cumsum(dim=1) <= 1).long()),
+        Mistake("ones and zeros have changed places", "1 where a token counts.",
+                lambda ids, eos: 1 - completion_mask(ids, eos)),
+        Mistake("it is counted along the batch", "A row is a completion: dim=1.",
+                lambda ids, eos: completion_mask(ids.T, eos).T),
+        Mistake("all end tokens count, and what lies between", "Through the *first* end token.",
+                lambda ids, eos: ((ids == eos).flip(1).cumsum(dim=1).flip(1) > 0).long()),
+        Mistake("a completion without an end is one token long", "`argmax` of a row of zeros is 0. Where there is no "
+                "end token, every token was said.",
+                lambda ids, eos: (torch.arange(ids.shape[1]) <= (ids == eos).int().argmax(dim=1)[:, None]).long()),
         Mistake("only end tokens are masked out", "What comes behind the first end token was never said.",
                 lambda ids, eos: (ids != eos).long()),
         Mistake("padding alone is masked out", "A pad token may be the end token as well: go by the first end token.",
@@ -82,10 +91,19 @@ def completion_logps(logits: Tensor, input_ids: Tensor, prompt_length: int) -> T
     return logps_from_logits(logits[:, prompt_length - 1 : -1], input_ids[:, prompt_length:])
 
 
-def _some_logits(rng: random.Random) -> Call:
-    rows, length, vocabulary, prompt = 2, 6, 5, rng.randrange(1, 4)
+def _logits(rng: random.Random, rows: int, length: int, prompt: int) -> Call:
+    vocabulary = 5
     ids = torch.tensor([[rng.randrange(vocabulary) for _ in range(length)] for _ in range(rows)])
     return call(numbers(rng, rows, length, vocabulary), ids, prompt)
+
+
+def _some_logits(rng: random.Random) -> Call:
+    return _logits(rng, 2, 6, rng.randrange(1, 4))
+
+
+def _few_logits(rng: random.Random) -> Call:
+    rows, tokens = rng.choice([(1, 3), (3, 1)])
+    return _logits(rng, rows, tokens + 2, 2)
 
 
 def _logps_by_loop(logits: Tensor, input_ids: Tensor, prompt_length: int) -> Tensor:
@@ -112,7 +130,10 @@ def _logps_by_cross_entropy(logits: Tensor, input_ids: Tensor, prompt_length: in
 check_completion_logps = Exercise(
     "completion_logps",
     completion_logps,
-    parts=(Part("prompts of one token to three", 4, _some_logits),),
+    parts=(
+        Part("prompts of one token to three", 3, _some_logits),
+        Part("one row, or one completion token", 1, _few_logits, draws=12),
+    ),
     mistakes=(
         Mistake("the row of the token itself is read", "The logits at a token predict the next one.",
                 lambda logits, ids, length: logps_from_logits(logits[:, length:], ids[:, length:])),
@@ -124,6 +145,18 @@ check_completion_logps = Exercise(
                 lambda logits, ids, length: completion_logps(logits, ids, length).exp()),
         Mistake("the first completion token is missing", "The last token of the prompt predicts it.",
                 lambda logits, ids, length: completion_logps(logits, ids, length)[:, 1:]),
+        Mistake("the ids are shifted as well", "Only the logits begin one place earlier: the ids are those of the "
+                "completion.",
+                lambda logits, ids, length: logps_from_logits(logits[:, length - 1 : -1], ids[:, length - 1 : -1])),
+        Mistake("the likeliest token is scored", "Not what the model would have said: what stands in input_ids.",
+                lambda logits, ids, length: logits[:, length - 1 : -1].log_softmax(dim=-1).amax(dim=-1)),
+        Mistake("the sign is turned", "A log-probability is never positive.",
+                lambda logits, ids, length: -completion_logps(logits, ids, length)),
+        Mistake("`squeeze()` drops the batch as well", "With one row, or one token, it drops that dimension, too: say "
+                "which, `squeeze(2)`.", lambda logits, ids, length: completion_logps(logits, ids, length).squeeze()),
+        Mistake("softmax runs over the places", "The probabilities of the vocabulary add up to 1, dim=-1.",
+                lambda logits, ids, length: logits[:, length - 1 : -1].log_softmax(dim=1).gather(
+                    2, ids[:, length:, None]).squeeze(2)),
         Mistake("softmax runs over the wrong dimension", "The probabilities of the vocabulary add up to 1, dim=-1.",
                 lambda logits, ids, length: logits.log_softmax(dim=1)[:, length - 1 : -1].gather(
                     2, ids[:, length:, None]).squeeze(2)),
