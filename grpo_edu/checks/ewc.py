@@ -44,10 +44,9 @@ def _slopes(penalty_of: Callable[..., Any], weights: Weights, *rest: Any) -> dic
     leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     penalty = penalty_of(leaves, *rest)
     if not isinstance(penalty, Tensor) or not penalty.requires_grad:
-        return {"penalty": f"{kind(penalty)} without a gradient", **dict.fromkeys(leaves)}
-    slopes = torch.autograd.grad(penalty.sum(), list(leaves.values()), allow_unused=True)
-    found = {name: torch.zeros_like(leaf) if slope is None else slope
-             for (name, leaf), slope in zip(leaves.items(), slopes, strict=True)}  # fmt: skip
+        return {"penalty": f"{kind(penalty)} without a gradient", **{f"gradient of {name}": None for name in leaves}}
+    slopes = torch.autograd.grad(penalty.sum(), list(leaves.values()), materialize_grads=True)
+    found = {f"gradient of {name}": slope for name, slope in zip(leaves, slopes, strict=True)}
     return {"penalty": "a tensor with a gradient", **found}
 
 
