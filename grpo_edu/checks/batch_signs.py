@@ -35,7 +35,7 @@ def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
 
 
 def _faint_trap(rewards: Tensor, config: GRPOConfig) -> Tensor:
-    """The float trap as an eps of 1e-4 leaves it: a tie is worth 0.0006, where it is worth anything."""
+    """The float trap as an eps of 1e-4 leaves it: a tie is worth 0 or at most 0.0006."""
     tied = (rewards.view(-1, 8) == rewards.view(-1, 8)[:, :1]).all(dim=1).repeat_interleave(8)
     return hasty_advantages(rewards, config) * torch.where(tied, 1e-4, 1.0)
 
