@@ -134,7 +134,7 @@ class Training:
     learning_rate: float
     steps: int
 
-    def __call__(self, weights: Weights, penalty: Callable[[Weights], Tensor]) -> dict[str, list]:
+    def __call__(self, weights: Weights, penalty: Callable[[Weights], Tensor]) -> dict[str, Any]:
         """The penalty before each step, whether it had a gradient, and the weights in the end."""
         penalties, with_gradient = [], True
         for _ in range(self.steps):
@@ -153,7 +153,7 @@ class Training:
         return f"<a training of {self.steps} steps toward {self.target}>"
 
 
-def protected(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, list]:
+def protected(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
     """What `train` returns, with the EWC penalty around the weights as they are at the call."""
     anchor = {name: weight.detach().clone() for name, weight in weights.items()}
     return train(weights, lambda now: ewc_penalty(now, fisher, anchor, ewc_lambda))
@@ -167,7 +167,7 @@ def _some_training(rng: random.Random) -> Call:
     return call(weights, fisher, rng.choice([0.8, 1.5]), train)
 
 
-def _protected_by_deepcopy(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, list]:
+def _protected_by_deepcopy(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
     anchor = copy.deepcopy(weights)
 
     def penalty(now: Weights) -> Tensor:
@@ -177,13 +177,13 @@ def _protected_by_deepcopy(weights: Weights, fisher: Weights, ewc_lambda: float,
     return train(weights, penalty)
 
 
-def _protected_by_zeros(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, list]:
+def _protected_by_zeros(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
     with torch.no_grad():
         anchor = {name: weight + 0.0 for name, weight in weights.items()}
     return train(weights, lambda now: ewc_penalty(now, fisher, anchor, ewc_lambda))
 
 
-def _protected_by_lists(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, list]:
+def _protected_by_lists(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
     kept = {name: weight.tolist() for name, weight in weights.items()}
     anchor = {name: torch.tensor(values) for name, values in kept.items()}
 
@@ -196,17 +196,17 @@ def _protected_by_lists(weights: Weights, fisher: Weights, ewc_lambda: float, tr
     return train(weights, penalty)
 
 
-def _anchored_at(anchor_of: Callable[[Tensor], Tensor]) -> Callable[..., dict[str, list]]:
+def _anchored_at(anchor_of: Callable[[Tensor], Tensor]) -> Callable[..., dict[str, Any]]:
     """A wrong answer that makes its anchor in another way."""
 
-    def wrong(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, list]:
+    def wrong(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
         anchor = {name: anchor_of(weight) for name, weight in weights.items()}
         return train(weights, lambda now: ewc_penalty(now, fisher, anchor, ewc_lambda))
 
     return wrong
 
 
-def _copy_is_trained(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, list]:
+def _copy_is_trained(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
     return protected({name: w.detach().clone().requires_grad_() for name, w in weights.items()}, fisher, ewc_lambda,
                      train)  # fmt: skip
 
@@ -216,7 +216,7 @@ def _weights_returned(weights: Weights, fisher: Weights, ewc_lambda: float, trai
     return weights
 
 
-def _no_pull(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, list]:
+def _no_pull(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
     anchor = {name: weight.detach().clone() for name, weight in weights.items()}
     return train(weights, lambda now: ewc_penalty(now, fisher, anchor, ewc_lambda).detach())
 

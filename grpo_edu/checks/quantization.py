@@ -231,6 +231,11 @@ def _divided_by_zero(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     return (weight / scale).round().to(torch.int8), scale
 
 
+def _scales_that_lie_flat(weight, bits):
+    q, scale = quantize_rows(weight, bits)
+    return q, scale[:, 0]
+
+
 check_quantize_rows = Exercise(
     "quantize_rows",
     quantize_rows,
@@ -257,7 +262,7 @@ check_quantize_rows = Exercise(
         Mistake("q is still floating-point", "Whole numbers of 8 bits: torch.int8.",
                 _rows_with(_largest, lambda steps: steps.round())),
         Mistake("the scales are no column", "(N, 1), so that each stands beside its row: keepdim=True.",
-                lambda weight, bits: (lambda q, scale: (q, scale[:, 0]))(*quantize_rows(weight, bits))),
+                _scales_that_lie_flat),
         Mistake("a row of zeros is divided by 0", "Its scale may be anything but 0: take 1.", _divided_by_zero),
     ),
     right=(_rows_by_loop, _rows_by_where, _rows_by_numpy),
