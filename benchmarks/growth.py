@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.harness import RESULTS, between, markdown, save, spread, steps_in_turn
-from benchmarks.step import STILL, sum_of_ids
+from benchmarks.step import STILL
 from grpo_edu import GRPOConfig, load_policy, train
 from grpo_edu.figure_style import INK, LEGEND, look, panel_grid, style_axes
 from grpo_edu.problems import Problem
+from grpo_edu.step_process import never_tied
 from grpo_edu.trl_backend import train_with_trl
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def start(side: Callable, sizes: Mapping[str, int]) -> Iterator[dict]:
         prompts_per_step=PROMPTS, num_generations=sizes["G"], max_completion_length=sizes["C"], learning_rate=STILL,
         max_steps=1000,
     )  # fmt: skip
-    return side(*random_policy(sizes["width"]), digit_problems(sizes["P"]), sum_of_ids, config)
+    return side(*random_policy(sizes["width"]), digit_problems(sizes["P"]), never_tied, config)
 
 
 def measure(name: str, value: int, rounds: int) -> dict[str, Any]:
