@@ -84,6 +84,8 @@ check_tied_groups = Exercise(
         Mistake("these are counts", "Divide by the number of groups.",
                 lambda rewards, g: tuple(share * (len(rewards) // g) for share in tied_groups(rewards, g))),
         Mistake("it is divided by the number of groups that tie", "A share of *all* groups.", _of_the_tied),
+        Mistake("all groups are asked at once", "Ask each row: all(dim=1).",
+                lambda rewards, g: (float((rewards == 1).all()), float((rewards == 0).all()))),
         Mistake("groups are taken by stride", "A group's rewards are neighbors: view(-1, G).", _strided),
     ),
     right=(_tied_by_means, _tied_by_loop, _tied_by_extremes),
@@ -150,8 +152,12 @@ check_batch_kl = Exercise(
                 _mean_with(lambda logps, ref: per_token_kl(ref, logps))),
         Mistake("that is k1", "k1 is negative where the reference is the likelier one. k3 never is.",
                 _mean_with(lambda logps, ref: logps - ref)),
+        Mistake("that is k2", "k2 is half the square. k3 has an exponential.",
+                _mean_with(lambda logps, ref: (logps - ref).square() / 2)),
         Mistake("padding is multiplied away", "0 times infinity, or NaN, is NaN. Pick the real tokens instead.",
                 _mean_with(per_token_kl, lambda values, mask: (values * mask).sum() / mask.sum())),
+        Mistake("the mask picks rows", "An index of whole numbers 0 and 1 picks rows 0 and 1. Ask where it is 1.",
+                _mean_with(per_token_kl, lambda values, mask: values[mask].mean())),
         Mistake("padding counts", "A mean over the tokens of the mask.",
                 _mean_with(per_token_kl, lambda values, mask: values.mean())),
         Mistake("padding is counted in the number of tokens", "Divide by the number of real tokens, mask.sum().",
@@ -191,7 +197,7 @@ def _runs(rng: random.Random, pairs: Sequence[tuple[int, int]]) -> Call:
 
 
 def _many_pairs(rng: random.Random) -> Call:
-    return _runs(rng, [(1, 9), (0, 7), (9, 1), (8, 0)])
+    return _runs(rng, [(1, 9), (0, 7), (0, 14), (9, 1), (8, 0), (14, 0)])
 
 
 def _few_pairs(rng: random.Random) -> Call:
@@ -228,16 +234,32 @@ def _unpaired(before: Solved, after: Solved) -> tuple[float, str]:
     return _claimed(before, after, math.erfc(abs(z) / math.sqrt(2)))
 
 
+def _upside_down(before: Solved, after: Solved) -> tuple[float, str]:
+    gain = (sum(after) - sum(before)) / len(before)
+    if mcnemar(before, after).p_value < 0.05:
+        return gain, "not shown"
+    return gain, "better" if gain > 0 else "worse"
+
+
 check_claim = Exercise(
     "claim",
     claim,
     parts=(
-        Part("many problems fell to one side", 2, _many_pairs, draws=10),
+        Part("many problems fell to one side", 2, _many_pairs, draws=24),
         Part("few did", 2, _few_pairs, draws=20),
     ),
     mistakes=(
         Mistake("any gain is called better", "Noise gains as well: ask for a test first.",
                 lambda before, after: _claimed(before, after, 0.0 if sum(before) != sum(after) else 1.0)),
+        Mistake("p is read the wrong way round", "A *small* p means that chance alone would hardly do this.",
+                _upside_down),
+        Mistake("before and after have changed places", "After, minus before.",
+                lambda before, after: claim(after, before)),
+        Mistake("the gain has lost its sign", "What got worse has a negative gain.",
+                lambda before, after: (abs(claim(before, after)[0]), claim(before, after)[1])),
+        Mistake("the gain is left out where nothing is shown", "The gain is what was measured, whatever the verdict.",
+                lambda before, after: (claim(before, after)[0] * (claim(before, after)[1] != "not shown"),
+                                       claim(before, after)[1])),
         Mistake("the test is not paired", "The same problems were asked twice. Only those count that changed sides.",
                 _unpaired),
         Mistake("the test is one-sided", "A change for the worse would have been a change as well.",

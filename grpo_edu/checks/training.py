@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from grpo_edu.advantages import group_advantages
+from grpo_edu.checks.advantages import tied_alone
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 from grpo_edu.checks.objective import numbers
 from grpo_edu.checks.reduction import mask_of
@@ -85,6 +86,16 @@ check_stage_shapes = Exercise(
                 lambda n, g, p, c, v: stage_shapes(n, 1, p, c, v)),
         Mistake("prompts have a row each, without their siblings", "A prompt stands in the row of each of its G "
                 "completions.", _shapes_but(lambda n, g, p, c, v: {"prompt_ids": (n, p)})),
+        Mistake("a tuple of one entry has no comma", "`(8)` is the number 8, `(8,)` is a tuple.",
+                _shapes_but(lambda n, g, p, c, v: {"rewards": n * g, "advantages": n * g})),
+        Mistake("the loss is a vector of one number", "`(1,)` is that of a vector. A single number has the shape ().",
+                _shapes_but(lambda n, g, p, c, v: {"loss": (1,)})),
+        Mistake("advantages stand in rows of groups", "One number a row of the batch, as the rewards have: (B,).",
+                _shapes_but(lambda n, g, p, c, v: {"advantages": (n, g)})),
+        Mistake("a token has an advantage of its own", "One number for a whole completion.",
+                _shapes_but(lambda n, g, p, c, v: {"advantages": (n * g, c)})),
+        Mistake("a completion holds its prompt as well", "Prompts are P tokens wide, completions C.",
+                _shapes_but(lambda n, g, p, c, v: {"completion_ids": (n * g, p + c)})),
         Mistake("a group has one advantage", "Each completion is compared with its siblings, and has its own.",
                 _shapes_but(lambda n, g, p, c, v: {"advantages": (n,)})),
         Mistake("a log-probability is kept for the whole vocabulary", "Only that of the token that was sampled.",
@@ -121,24 +132,35 @@ def _token_logps(scores: Tensor, completion_ids: Tensor) -> Tensor:
     return scores.log_softmax(dim=1)[places, completion_ids]
 
 
-def _rollouts(groups: int, *, whole: bool, tied: bool = False) -> Callable[[random.Random], Call]:
-    def draw(rng: random.Random) -> Call:
-        width, kinds, size = (2, 2, 3) if whole else (3, 2, rng.choice([2, 3]))
-        rows = groups * size
-        ids = torch.tensor([[rng.randrange(kinds) for _ in range(width)] for _ in range(rows)])
-        lengths = [width] * rows if whole else [rng.randrange(1, width) for _ in range(rows - 1)] + [width]
-        paid = [reward / 4 for _ in range(groups) for reward in rng.sample(range(9), size)]
-        if tied:
-            paid[:size] = [rng.choice([0.0, 1.0])] * size
-        learning_rate = rng.choice([0.5, 1.0, 2.0])
-        return call(numbers(rng, width, kinds), ids, mask_of(lengths, width), torch.tensor(paid), size, learning_rate)
+def _batch(rng: random.Random, rewards: Tensor, size: int, *, width: int, whole: bool = False) -> Call:
+    kinds, rows = 2, len(rewards)
+    ids = torch.tensor([[rng.randrange(kinds) for _ in range(width)] for _ in range(rows)])
+    lengths = [width] * rows if whole else [rng.randrange(1, width) for _ in range(rows - 1)] + [width]
+    return call(numbers(rng, width, kinds), ids, mask_of(lengths, width), rewards, size, rng.choice([0.5, 2.0]))
 
-    return draw
+
+def _paid(rng: random.Random, groups: int, size: int) -> Tensor:
+    return torch.tensor([reward / 4 for _ in range(groups) for reward in rng.sample(range(17), size)])
+
+
+def _one_group(rng: random.Random) -> Call:
+    return _batch(rng, _paid(rng, 1, 3), 3, width=2, whole=True)
+
+
+def _two_groups(rng: random.Random) -> Call:
+    return _batch(rng, _paid(rng, 2, 3), 3, width=3)
+
+
+def _tied_group(rng: random.Random) -> Call:
+    """A group that ties, alone or in front of one that does not."""
+    rewards = tied_alone(rng, 16)
+    return _batch(rng, torch.cat([rewards, _paid(rng, 1, 16)]) if rng.random() < 0.5 else rewards, 16, width=2)
 
 
 def _step_by_formula(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate) -> Tensor:
     groups = rewards.view(-1, num_generations)
-    advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+    scaled = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+    advantages = torch.where(groups.amax(1, keepdim=True) == groups.amin(1, keepdim=True), 0.0, scaled)
     share = completion_mask / completion_mask.sum(1, keepdim=True) / len(rewards)
     return _climbed(scores, completion_ids, share * advantages.flatten()[:, None], learning_rate)
 
@@ -195,6 +217,29 @@ def _centered(rewards: Tensor, num_generations: int) -> Tensor:
     return group_advantages(rewards, num_generations, scale_rewards="none")
 
 
+def _scaled_with(correction: int, tie: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A wrong answer with another standard deviation, or another test for ties: tie(groups) → (N,) truth values."""
+
+    def weigh(rewards: Tensor, mask: Tensor, num_generations: int) -> Tensor:
+        groups = rewards.view(-1, num_generations)
+        std = groups.std(dim=1, keepdim=True, correction=correction)
+        scaled = (groups - groups.mean(dim=1, keepdim=True)) / (std + 1e-4)
+        return _column(scaled.masked_fill(tie(groups)[:, None], 0.0).flatten()) * _row_share(mask)
+
+    return _step_with(weigh)
+
+
+def _by_stride(rewards: Tensor, num_generations: int) -> Tensor:
+    groups = rewards.view(num_generations, -1).T
+    return group_advantages(groups.flatten(), num_generations).view_as(groups).T.flatten()
+
+
+def _of_probabilities(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate) -> Tensor:
+    chances = _token_logps(scores, completion_ids).exp()
+    weights = _column(group_advantages(rewards, num_generations)) * _row_share(completion_mask) * chances
+    return _climbed(scores, completion_ids, weights, learning_rate)
+
+
 def _slope_alone(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate) -> Tensor:
     new = grpo_step(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate)
     return (scores - new) / learning_rate
@@ -204,9 +249,9 @@ check_grpo_step = Exercise(
     "grpo_step",
     grpo_step,
     parts=(
-        Part("one group, whose completions are equally long", 2, _rollouts(1, whole=True)),
-        Part("two groups of different lengths", 3, _rollouts(2, whole=False)),
-        Part("a group that ties", 1, _rollouts(2, whole=False, tied=True)),
+        Part("one group, whose completions are equally long", 2, _one_group),
+        Part("two groups of different lengths", 3, _two_groups),
+        Part("a group that ties", 1, _tied_group, draws=12),
     ),
     mistakes=(
         Mistake("nothing moves", "The value of the loss does not matter, its gradient does. `exp(logps - logps)` has "
@@ -217,12 +262,25 @@ check_grpo_step = Exercise(
         Mistake("rewards are taken for advantages", "A reward is compared with those of its siblings first.",
                 _step_with(lambda r, mask, g: _column(r) * _row_share(mask))),
         Mistake("the standard deviation divides by G", "The sample one divides by G − 1: `std(dim=1)` as it is.",
-                _step_with(lambda r, mask, g: _column(group_advantages(r, g)) * (g / (g - 1)) ** 0.5
-                           * _row_share(mask))),
+                _scaled_with(0, lambda groups: groups.amax(dim=1) == groups.amin(dim=1))),
+        Mistake("a tie is worth a rounding error", "The mean of sixteen equal rewards may be another number. Put 0 "
+                "where all rewards of a group are equal.",
+                _scaled_with(1, lambda groups: torch.zeros(len(groups), dtype=torch.bool))),
+        Mistake("a tie is looked for in the standard deviation", "With a single group, torch's std of equal rewards "
+                "need not be 0. Compare the rewards with each other.",
+                _scaled_with(1, lambda groups: groups.std(dim=1) == 0)),
         Mistake("advantages are not divided by the standard deviation", "Divide by the group's, plus 1e-4.",
                 _step_with(lambda r, mask, g: _column(_centered(r, g)) * _row_share(mask))),
         Mistake("the whole batch is one group", "Each prompt's completions are compared among themselves.",
                 _step_with(lambda r, mask, g: _column(group_advantages(r, len(r))) * _row_share(mask))),
+        Mistake("groups are taken by stride", "A group's rows are neighbors: view(-1, G).",
+                _step_with(lambda r, mask, g: _column(_by_stride(r, g)) * _row_share(mask))),
+        Mistake("the learning rate is missing", "scores − learning_rate · gradient.",
+                lambda scores, ids, mask, rewards, g, rate: grpo_step(scores, ids, mask, rewards, g, 1.0)),
+        Mistake("the probability stands where the ratio should", "exp(logp − old logp), the old one detached: 1.",
+                _of_probabilities),
+        Mistake("completions are divided by the width", "By their own number of real tokens.",
+                _step_with(lambda r, mask, g: _column(group_advantages(r, g)) * mask / mask.numel())),
         Mistake("padding counts", "Multiply by the mask, and divide by the number of real tokens.",
                 _step_with(lambda r, mask, g: _column(group_advantages(r, g)) * _row_share(torch.ones_like(mask)))),
         Mistake("all tokens of the batch weigh alike", "The mean of each completion first, then over completions.",
