@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.default_run import machine
+from benchmarks.harness import machine
 from grpo_edu.broken_runs import CASES, HEALTHY, Setup, mended_arm
 from grpo_edu.checks.diagnosis import READ, TROUBLES
 from grpo_edu.figures_diagnosis import SIGNS

@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.default_run import machine
+from benchmarks.harness import machine
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.contamination"

@@ -22,7 +22,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.default_run import machine
+from benchmarks.harness import machine
 from grpo_edu.run_log import read_log
 
 HERE = Path(__file__).resolve().parent

@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.default_run import machine
+from benchmarks.harness import machine
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.memory"

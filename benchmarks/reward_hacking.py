@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.default_run import machine
+from benchmarks.harness import machine
 from grpo_edu import (
     LEVELS,
     Evaluation,
