@@ -1,11 +1,14 @@
-"""The settings of a training: frozen, checked when made, with TRL's names where TRL has one."""
+"""The settings of a training run: immutable, checked when they are created, and named as in TRL where TRL has them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from numbers import Integral, Real
-from typing import Any
+from types import NoneType
+from typing import Any, ClassVar, get_args, get_type_hints
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
@@ -13,59 +16,58 @@ SCALE_REWARDS = ("group", "batch", "none")
 ADVANTAGE_ESTIMATORS = ("group", "rloo")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 OPTIMIZERS = ("adamw_torch", "adafactor")
+ROLLOUTS = ("grpo_edu", "transformers", "vllm")  # what may sample for TRL's trainer
+DTYPE_CHOICES = ("float32", "bfloat16", "auto")
 QUANTIZATION_SCHEMES = ("bf16", "int8-dynamic", "int8-weight", "int4-group")
-
-_WHOLE = (
-    "num_generations", "prompts_per_step", "max_completion_length", "max_steps", "warmup_steps", "num_iterations",
-    "gradient_accumulation_steps", "top_k", "seed",
-)  # fmt: skip
-_REAL = (
-    "learning_rate", "weight_decay", "max_grad_norm", "temperature", "top_p", "min_p", "epsilon", "epsilon_high",
-    "beta", "memory_budget_gib", "importance_sampling_clip_max", "abort_grad_norm",
-)  # fmt: skip
-_FLAGS = (
-    "mask_truncated_completions", "shuffle_dataset", "optimizer_in_backward", "gradient_checkpointing",
-    "importance_sampling_correction",
-)  # fmt: skip
-_OR_NONE = ("epsilon_high", "memory_budget_gib", "abort_grad_norm")
 
 
 @dataclass(frozen=True)
 class GRPOConfig:
-    """One GRPO run. The defaults train the tiny model well within a minute.
+    """The settings of one GRPO run. The defaults train the tiny model in well under a minute.
 
-    num_generations: G, completions a prompt; at least 2, since a group of one has nothing to compare.
-    prompts_per_step: N, different problems a step; a step sees B = N·G completions.
-    max_completion_length: most tokens of a completion.
-    max_steps: how many times to sample a batch and learn from it.
-    learning_rate, weight_decay, lr_scheduler_type, warmup_steps: of the optimizer.
-    max_grad_norm: a longer gradient is scaled down to it; 0 leaves every gradient as it is.
-    abort_grad_norm: a gradient longer than this ends the run before it moves a weight, as one that is not finite does.
-    num_iterations: μ, updates from one batch; from the second on the ratio leaves 1 and the clip acts.
-    gradient_accumulation_steps: forward passes a batch is cut into; the result does not depend on it.
-    temperature, top_p, top_k, min_p: of the sampling.
+    num_generations: G, completions per prompt; at least 2, because a completion is compared with its group.
+    prompts_per_step: N, different problems per step; a step samples B = N·G completions.
+    max_completion_length: the largest number of tokens in a completion.
+    max_steps: number of steps; each samples one batch and learns from it.
+    learning_rate, weight_decay, lr_scheduler_type, warmup_steps: settings of the optimizer.
+    max_grad_norm: a gradient with a larger norm is scaled down to this norm; 0 turns clipping off.
+    abort_grad_norm: a gradient with a larger norm, or one that is not finite, stops the run before the weights change.
+    num_iterations: μ, updates per batch; from the second on, the importance ratio differs from 1 and is clipped.
+    gradient_accumulation_steps: micro-batches per batch; the result does not depend on it.
+    temperature, top_p, top_k, min_p: settings of the sampling.
     loss_type, importance_sampling_level, epsilon, epsilon_high, beta: see `grpo_edu.losses.grpo_loss`.
     scale_rewards: "group", "batch" or "none", see `grpo_edu.advantages.group_advantages`.
-    advantage_estimator: "group", or "rloo" for the leave-one-out baseline (then nothing is scaled).
-    reward_weights: one weight a reward function; None weighs them all 1.
-    mask_truncated_completions: leave completions without an end out of the loss (DAPO).
-    shuffle_dataset: take the problems in a shuffled order; without, in the order in which they were given.
-    seed: decides the order of the problems and every sampled token.
-    optim: "adamw_torch", or "adafactor", whose states take almost no memory; see `grpo_edu.optimizers`.
-    optimizer_in_backward: update each weight as soon as its gradient is known, and let the gradient go.
-    gradient_checkpointing: keep only what enters each layer; about a third more time, a fraction of the memory.
-    memory_budget_gib: the most the process may hold; batches are cut to fit. None: what the machine has available.
-    rollout_quantization: a copy in this scheme samples, see `grpo_edu.quantized_rollouts`; None: the policy itself.
-    importance_sampling_correction: weight each token for having been sampled by the quantized copy.
+    advantage_estimator: "group", or "rloo" for the leave-one-out baseline (which scales nothing).
+    reward_weights: one weight per reward function; None gives each of them the weight 1.
+    mask_truncated_completions: leave completions that did not end out of the loss (DAPO).
+    shuffle_dataset: shuffle the problems; if False, they are used in the given order.
+    seed: random seed of the order of the problems and of every sampled token.
+    optim: "adamw_torch", or "adafactor", whose states need almost no memory; see `grpo_edu.fast.optimizers`.
+    optimizer_in_backward: update each weight as soon as its gradient is known, then free the gradient.
+    gradient_checkpointing: keep only the input of each layer; about a third more time, a fraction of the memory.
+    memory_budget_gib: the most memory that the process may use; None: what the computer has available.
+    rollout_quantization: sample from a copy that is quantized with this scheme, see
+        `grpo_edu.quantization.rollouts`; None: sample from the policy itself.
+    importance_sampling_correction: weight each token to correct for sampling from the quantized copy.
     importance_sampling_clip_max: the largest such weight.
 
-    Raises ValueError that names the field, what is wrong and what to do.
+    Raises ValueError with the name of the field, its value and what to do.
 
     >>> GRPOConfig(num_generations=1)
     Traceback (most recent call last):
     ...
-    ValueError: num_generations: 1 is too small; a group needs at least 2 completions to compare
+    ValueError: num_generations must be at least 2 (each completion is compared with its group), got 1
     """
+
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "loss_type": LOSS_TYPES,
+        "importance_sampling_level": IMPORTANCE_SAMPLING_LEVELS,
+        "scale_rewards": SCALE_REWARDS,
+        "advantage_estimator": ADVANTAGE_ESTIMATORS,
+        "lr_scheduler_type": SCHEDULES,
+        "optim": OPTIMIZERS,
+        "rollout_quantization": QUANTIZATION_SCHEMES,
+    }
 
     num_generations: int = 8
     prompts_per_step: int = 16
@@ -103,109 +105,105 @@ class GRPOConfig:
     abort_grad_norm: float | None = 1e6
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        if self.num_generations < 2:
-            raise ValueError(
-                f"num_generations: {self.num_generations} is too small; a group needs at least 2 completions to compare"
-            )
+        self._check_types()
+        at_least_2 = "must be at least 2 (each completion is compared with its group)"
+        self._require("num_generations", self.num_generations >= 2, at_least_2)
         for name in ("prompts_per_step", "max_completion_length", "max_steps", "num_iterations"):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
-        self._require("warmup_steps", self.warmup_steps >= 0, "must not be negative")
         for name in ("learning_rate", "temperature"):
-            value = getattr(self, name)
-            self._require(name, value > 0 and math.isfinite(value), "must be a positive number")
+            self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
         for name in ("weight_decay", "epsilon", "beta", "max_grad_norm"):
-            value = getattr(self, name)
-            self._require(name, value >= 0 and math.isfinite(value), "must be 0 or a positive number")
+            self._require(name, 0 <= getattr(self, name) < math.inf, "must be 0 or a positive number")
+        self._require("warmup_steps", self.warmup_steps >= 0, "must not be negative")
         self._require("epsilon_high", self.epsilon_high is None or self.epsilon_high >= 0, "must not be negative")
-        budget = self.memory_budget_gib
+        budget, abort = self.memory_budget_gib, self.abort_grad_norm
         self._require("memory_budget_gib", budget is None or 0 < budget < math.inf, "must be a positive number of GiB")
-        abort = self.abort_grad_norm
         self._require("abort_grad_norm", abort is None or abort > 0, "must be positive, or None for no bound")
         self._require("importance_sampling_clip_max", self.importance_sampling_clip_max > 0, "must be positive")
-        self._require("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1 (off)")
-        self._require("top_k", self.top_k >= 0, "must be 0 (off) or more")
-        self._require("min_p", 0 <= self.min_p <= 1, "must be from 0 (off) to 1")
-        if self.gradient_accumulation_steps < 1 or self.prompts_per_step % self.gradient_accumulation_steps:
-            raise ValueError(
-                f"gradient_accumulation_steps: {self.gradient_accumulation_steps} does not divide "
-                f"prompts_per_step = {self.prompts_per_step}; choose a divisor, so that no group is torn apart"
-            )
-        self._one_of("loss_type", LOSS_TYPES)
-        self._one_of("importance_sampling_level", IMPORTANCE_SAMPLING_LEVELS)
-        self._one_of("scale_rewards", SCALE_REWARDS)
-        self._one_of("advantage_estimator", ADVANTAGE_ESTIMATORS)
-        self._one_of("lr_scheduler_type", SCHEDULES)
-        self._one_of("optim", OPTIMIZERS)
-        if self.rollout_quantization is not None:
-            self._one_of("rollout_quantization", QUANTIZATION_SCHEMES)
-        self._check_pairs()
+        self._require("top_p", 0 < self.top_p <= 1, "must be greater than 0 and at most 1 (off)")
+        self._require("top_k", self.top_k >= 0, "must be 0 (off) or greater")
+        self._require("min_p", 0 <= self.min_p <= 1, "must be between 0 (off) and 1")
+        parts = self.gradient_accumulation_steps
+        divides = parts >= 1 and self.prompts_per_step % parts == 0
+        demand = f"must divide prompts_per_step = {self.prompts_per_step} (no group may be split)"
+        self._require("gradient_accumulation_steps", divides, demand)
+        for name, choices in self.choices.items():
+            value = getattr(self, name)
+            if value not in choices and not (value is None and NoneType in _field_types()[name]):
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        self._check_combinations()
 
     @property
     def batch_size(self) -> int:
-        """B = N·G, completions a step."""
+        """B = N·G, completions per step."""
         return self.prompts_per_step * self.num_generations
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
         return asdict(self)
 
-    def _check_kinds(self) -> None:
-        for name in _WHOLE:
-            value = getattr(self, name)
-            self._require(name, isinstance(value, Integral) and not isinstance(value, bool), "must be a whole number")
-        for name in _REAL:
+    def _check_types(self) -> None:
+        """Raise ValueError for a value whose type is not the one that the field is annotated with."""
+        for name, types in _field_types().items():
             value = getattr(self, name)
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            self._require(name, is_number or (value is None and name in _OR_NONE), "must be a number")
-        for name in _FLAGS:
-            self._require(name, isinstance(getattr(self, name), bool), "must be True or False")
+            if value is None and NoneType in types:
+                continue
+            if bool in types:
+                self._require(name, isinstance(value, bool), "must be True or False")
+            elif int in types:
+                self._require(name, is_number and isinstance(value, Integral), "must be a whole number")
+            elif float in types:
+                self._require(name, is_number, "must be a number")
         if self.reward_weights is not None:
             object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
             finite = all(isinstance(weight, Real) and math.isfinite(weight) for weight in self.reward_weights)
-            self._require("reward_weights", finite, "must be finite numbers, one a reward function")
+            self._require("reward_weights", finite, "must be finite numbers, one per reward function")
 
-    def _check_pairs(self) -> None:
-        """Settings that are well alone and not together."""
+    def _check_combinations(self) -> None:
+        """Raise ValueError for settings that are valid alone, but not together."""
         if self.loss_type == "cispo" and self.epsilon_high is None:
             raise ValueError(
-                "epsilon_high: None with loss_type = 'cispo', where it is the largest ratio itself and would fall back "
-                "on epsilon, so that every loss shrinks to a fifth; set epsilon_high=5.0, as ScaleRL and TRL do"
+                "epsilon_high must be set with loss_type = 'cispo', where it is the largest ratio itself; got None, "
+                "which falls back to epsilon and scales every loss down to about a fifth. Set epsilon_high=5.0, as "
+                "ScaleRL and TRL do."
             )
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             raise ValueError(
-                f"warmup_steps: {self.warmup_steps} with lr_scheduler_type = 'constant', which has no warm-up; choose "
-                "lr_scheduler_type='constant_with_warmup', or warmup_steps=0"
+                f"warmup_steps must be 0 with lr_scheduler_type = 'constant', which has no warm-up; got "
+                f"{self.warmup_steps}. Set lr_scheduler_type='constant_with_warmup', or warmup_steps=0."
             )
         if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
             raise ValueError(
-                f"optimizer_in_backward: True with gradient_accumulation_steps = {self.gradient_accumulation_steps}; a "
-                "gradient that is used up at once cannot be accumulated; set gradient_accumulation_steps=1, and "
-                "gradient_checkpointing=True where memory is short"
+                "optimizer_in_backward cannot be True with gradient_accumulation_steps = "
+                f"{self.gradient_accumulation_steps}, because it frees each gradient before it could be accumulated. "
+                "Set gradient_accumulation_steps=1, and gradient_checkpointing=True if memory is short."
             )
 
     def _require(self, name: str, holds: bool, demand: str) -> None:
         if not holds:
-            raise ValueError(f"{name}: {getattr(self, name)!r} {demand}")
+            raise ValueError(f"{name} {demand}, got {getattr(self, name)!r}")
 
-    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
-        if getattr(self, name) not in known:
-            raise ValueError(f"{name}: {getattr(self, name)!r} is unknown; choose one of {', '.join(known)}")
+
+@cache
+def _field_types() -> dict[str, tuple[type, ...]]:
+    """The types that each field of `GRPOConfig` may have, from its annotation: `float | None` gives both."""
+    return {name: get_args(annotation) or (annotation,) for name, annotation in get_type_hints(GRPOConfig).items()}
 
 
 @dataclass(frozen=True)
 class SupervisedConfig:
-    """One supervised training on worked solutions; each field means what it means in `GRPOConfig`.
+    """The settings of supervised fine-tuning on worked solutions; the fields mean the same as in `GRPOConfig`.
 
-    beta: weight of the KL from the model as it was at the start, on the prompts of this training ("learning without
-        forgetting", Li and Hoiem 2016, arXiv 1606.09282).
+    beta: weight of the KL divergence from the initial model on the training prompts ("learning without forgetting",
+        Li and Hoiem 2016, arXiv 1606.09282).
 
-    Raises ValueError that names the field, what is wrong and what to do.
+    Raises ValueError as `GRPOConfig` does.
 
     >>> SupervisedConfig(max_steps=0)
     Traceback (most recent call last):
     ...
-    ValueError: max_steps: 0 must be at least 1
+    ValueError: max_steps must be at least 1, got 0
     """
 
     max_steps: int = 40
@@ -220,7 +218,6 @@ class SupervisedConfig:
     optim: str = "adamw_torch"
     optimizer_in_backward: bool = False
     gradient_checkpointing: bool = False
-    memory_budget_gib: float | None = None
 
     def __post_init__(self) -> None:
         GRPOConfig(**asdict(self))  # the same names under the same rules

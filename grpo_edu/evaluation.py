@@ -1,54 +1,224 @@
-"""Honest evaluation: how many held-out problems a policy solves, and how sure we may be of it.
+"""Evaluate a policy on held-out problems, with confidence intervals and paired tests.
 
-An accuracy without an interval is half a number, and two accuracies without a paired test are an anecdote.
-The statistics live in `grpo_edu.significance` and are exported from here.
+`evaluate` measures the accuracy with its interval, and `compare` tests whether two policies differ on the same
+problems. A difference between two accuracies says little without such a test, because it may be due to chance.
+All functions raise ValueError for arguments that are empty or out of range.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.equations import check_equations
-from grpo_edu.gym import gym_answer, gym_score, is_gym
-from grpo_edu.problems import Problem
+import numpy as np
+
+from grpo_edu.problems.templates import Problem, scorer_of
 from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, render_prompt
-from grpo_edu.significance import (
-    McNemar,
-    PairedDifference,
-    mcnemar,
-    paired_bootstrap,
-    pass_at_k,
-    wilson_interval,
-)
+from grpo_edu.rewards import check_equations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = [
-    "Comparison",
-    "Evaluation",
-    "McNemar",
-    "PairedDifference",
-    "compare",
-    "evaluate",
-    "mcnemar",
-    "paired_bootstrap",
-    "pass_at_k",
-    "wilson_interval",
-]
+
+@dataclass(frozen=True)
+class McNemar:
+    """The result of McNemar's paired test: problems that only one of two runs solved, and the two-sided p-value."""
+
+    only_before: int
+    only_after: int
+    p_value: float
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean of after − before over pairs (as a fraction: 0.25 is 25 percentage points), and its interval."""
+
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95% interval, both as shares.
+
+    It prints as an accuracy, in percent; with the format `+` it prints as a change, in points with their sign.
+
+    >>> print(Estimate(0.25, 0.2, 0.31))
+    25% [20%, 31%]
+    >>> print(f"{Estimate(0.25, 0.2, 0.31):+}")
+    +25 points [+20, +31]
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, float]:
+        """The fields, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return format(self)
+
+    def __format__(self, spec: str) -> str:
+        value, low, high = (100 * share for share in (self.value, self.low, self.high))
+        if spec == "+":
+            return f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"
+        return format(f"{value:.0f}% [{low:.0f}%, {high:.0f}%]", spec)
+
+
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    r"""Mean over random seeds with Student's 95% interval: :math:`\bar x \pm t_{n-1} s / \sqrt n`.
+
+    Raises ValueError for fewer than two values, from which their variation cannot be estimated.
+
+    >>> estimate = mean_estimate([0.2, 0.4])
+    >>> round(estimate.value, 2), round(estimate.high - estimate.value, 2)  # t_1 = 12.7, s/√2 = 0.1
+    (0.3, 1.27)
+    """
+    from scipy.stats import t
+
+    if len(values) < 2:
+        raise ValueError(f"values: {len(values)} given, but an interval over seeds needs at least two; run more seeds")
+    mean = float(np.mean(values))
+    half = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    r"""The Wilson confidence interval of a success rate, which is reliable for few trials too (Wilson 1927).
+
+    .. math:: \frac{\hat p + z^2/2n \pm z \sqrt{\hat p (1 - \hat p)/n + z^2/4n^2}}{1 + z^2/n}
+
+    Args:
+        successes: number of successful trials, from 0 to `trials`.
+        trials: n ≥ 1.
+        confidence: coverage, between 0 and 1.
+
+    Returns:
+        (low, high), between 0 and 1.
+
+    >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
+    [0.49, 0.943]
+    """
+    _check_confidence(confidence)
+    if trials < 1:
+        raise ValueError(f"trials must be at least 1, got {trials}; evaluate on at least one problem")
+    if not 0 <= successes <= trials:
+        raise ValueError(f"successes must be between 0 and trials = {trials}, got {successes}")
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    share = successes / trials
+    center = share + z**2 / (2 * trials)
+    half_width = z * (share * (1 - share) / trials + z**2 / (4 * trials**2)) ** 0.5
+    scale = 1 + z**2 / trials
+    low = 0.0 if successes == 0 else (center - half_width) / scale
+    high = 1.0 if successes == trials else (center + half_width) / scale
+    return low, high
+
+
+def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
+    r"""The exact McNemar test of whether two runs on the same problems have the same accuracy (McNemar 1947).
+
+    Problems that both runs solve, or that neither solves, do not matter. If there is no difference, each of the other
+    problems is solved by either run with probability 1/2. With b problems solved only before and c only after,
+
+    .. math:: p = \min\Big(1,\; 2 \sum_{i=0}^{\min(b, c)} \binom{b + c}{i} 2^{-(b + c)}\Big)
+
+    Args:
+        before, after: one bool per problem, for the same problems in the same order.
+
+    >>> mcnemar([True] * 2 + [False] * 10, [False] * 2 + [True] * 10)
+    McNemar(only_before=2, only_after=10, p_value=0.03857421875)
+    """
+    from scipy.stats import binomtest
+
+    _check_pairs(before, after)
+    only_before = sum(bool(b) and not a for b, a in zip(before, after, strict=True))
+    only_after = sum(bool(a) and not b for b, a in zip(before, after, strict=True))
+    discordant = only_before + only_after
+    p_value = float(binomtest(only_after, discordant, 0.5).pvalue) if discordant else 1.0
+    return McNemar(only_before, only_after, p_value)
+
+
+def paired_bootstrap(
+    before: Sequence[float],
+    after: Sequence[float],
+    *,
+    num_resamples: int = 10_000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> PairedDifference:
+    """The percentile bootstrap interval of the mean of after − before, from resampled pairs (Efron 1979).
+
+    Args:
+        before, after: one finite number per problem (bools count as 0 and 1), for the same problems in the same order.
+        num_resamples: number of samples of n pairs, drawn with replacement; at least 1.
+        seed: random seed; the same seed gives the same interval.
+        confidence: coverage, between 0 and 1.
+
+    >>> paired_bootstrap([0, 0, 1, 0], [1, 1, 1, 0], seed=0)
+    PairedDifference(difference=0.5, low=0.0, high=1.0)
+    """
+    _check_confidence(confidence)
+    _check_pairs(before, after)
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
+    differences = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
+    if not np.isfinite(differences).all():
+        raise ValueError("before and after must contain finite numbers only, got NaN or infinity")
+    n = len(differences)
+    # Drawing n pairs with replacement is the same as drawing how often each distinct difference occurs.
+    values, counts = np.unique(differences, return_counts=True)
+    draws = np.random.default_rng(seed).multinomial(n, counts / n, size=num_resamples)
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(draws @ values / n, [tail, 100 - tail])
+    return PairedDifference(float(differences.mean()), float(low), float(high))
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    r"""The unbiased estimate, from n samples, that at least one of k samples is correct (Chen et al. 2021).
+
+    .. math:: 1 - \binom{n - c}{k} \Big/ \binom{n}{k} = 1 - \prod_{i=n-c+1}^{n} \Big(1 - \frac{k}{i}\Big)
+
+    Args:
+        num_samples: n, number of samples for one problem.
+        num_correct: c, number of correct samples, 0 ≤ c ≤ n.
+        k: 1 ≤ k ≤ n.
+
+    >>> round(pass_at_k(4, 2, 2), 4)  # one of the six pairs has no correct sample
+    0.8333
+    """
+    if not 1 <= k <= num_samples:
+        raise ValueError(f"k must be between 1 and num_samples = {num_samples}, got {k}; draw more samples")
+    if not 0 <= num_correct <= num_samples:
+        raise ValueError(f"num_correct must be between 0 and num_samples = {num_samples}, got {num_correct}")
+    # if fewer than k samples are wrong, one of the factors is 0
+    return 1.0 - float(np.prod(1.0 - k / np.arange(num_samples - num_correct + 1, num_samples + 1)))
+
+
+def _check_pairs(before: Sequence[float], after: Sequence[float]) -> None:
+    if len(before) != len(after):
+        raise ValueError(f"before and after must have the same length, got {len(before)} and {len(after)}")
+    if len(before) == 0:
+        raise ValueError("before and after are empty; evaluate on at least one problem")
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95%), got {confidence}")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One completion for each of n problems, scored; every field is a list of n in the order of the problems.
+    """One scored completion for each of n problems; every field is a list of n entries in the order of the problems.
 
-    Attributes:
-        prompts: the questions, which let two evaluations be paired.
-        levels: the level of each problem.
-        completions: what the policy wrote.
-        answers: the answer read from each completion, None where there was none.
-        correct: whether that answer is the problem's; of reasoning-gym, whether its scorer gives all of 1.
-        num_tokens: tokens of each completion, its end included; empty where they were not counted.
+    prompts: the questions, by which two evaluations are paired. levels: the level of each problem.
+    completions: the text that the policy wrote.
+    answers: the extracted answers, None for a completion without an answer.
+    correct: whether the answer is correct; for reasoning-gym, whether its scorer returns 1.
+    num_tokens: the number of tokens of each completion, including EOS; empty if they were not counted.
     """
 
     prompts: list[str]
@@ -61,23 +231,23 @@ class Evaluation:
     def __post_init__(self) -> None:
         lengths = {name: len(values) for name, values in vars(self).items() if values or name != "num_tokens"}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"the fields of an Evaluation must have one length, got {lengths}")
+            raise ValueError(f"the fields of an Evaluation must have the same length, got {lengths}")
         if not self.correct:
-            raise ValueError("an Evaluation needs at least one problem, got none")
+            raise ValueError("an Evaluation must have at least one problem, got none")
 
     @property
     def k(self) -> int:
-        """Problems solved."""
+        """The number of solved problems."""
         return sum(self.correct)
 
     @property
     def n(self) -> int:
-        """Problems tried."""
+        """The number of problems."""
         return len(self.correct)
 
     @property
     def accuracy(self) -> float:
-        """k / n."""
+        """The fraction of solved problems, k / n."""
         return self.k / self.n
 
     @property
@@ -92,23 +262,23 @@ class Evaluation:
 
     @property
     def worked_share(self) -> float:
-        """Share of the completions that hold at least one written equation, right or wrong."""
+        """The fraction of completions with at least one equation, true or false."""
         return sum(bool(check_equations(text)) for text in self.completions) / self.n
 
     def per_level(self) -> dict[str, "Evaluation"]:
-        """The same evaluation cut by level, levels in the order in which they first occur."""
+        """The evaluation of each level, in the order in which the levels first occur."""
         rows: dict[str, list[int]] = {}
         for row, level in enumerate(self.levels):
             rows.setdefault(level, []).append(row)
         return {level: self.take(kept) for level, kept in rows.items()}
 
     def take(self, rows: Sequence[int]) -> "Evaluation":
-        """The same evaluation of some of its problems, by their row numbers."""
+        """The evaluation of some of the problems, by their indices."""
         columns = {name: [values[row] for row in rows] if values else [] for name, values in vars(self).items()}
         return Evaluation(**columns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts, accuracy and interval, overall and per level, ready for JSON."""
+        """Counts, accuracy and interval, in total and per level, as plain values for JSON."""
         levels = {level: part._summary() for level, part in self.per_level().items()}
         return {**self._summary(), "per_level": levels}
 
@@ -118,7 +288,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two evaluations on the same problems: accuracies, the 95% interval of their difference, McNemar's p."""
+    """Two accuracies on the same problems, their difference with its 95% interval, and McNemar's p-value."""
 
     before: float
     after: float
@@ -128,20 +298,16 @@ class Comparison:
     p_value: float
 
     def to_dict(self) -> dict[str, float]:
-        """The fields, ready for JSON."""
+        """The fields as plain values for JSON."""
         return asdict(self)
 
 
 def compare(before: Evaluation, after: Evaluation, *, seed: int = 0) -> Comparison:
-    """Paired comparison of two evaluations: bootstrap interval of the difference and exact McNemar test.
-
-    Raises:
-        ValueError: the two were not made on the same problems in the same order.
-    """
+    """Compare two evaluations of the same problems, in the same order, by a bootstrap interval and McNemar's test."""
     if before.prompts != after.prompts:
         raise ValueError(
-            f"before ({before.n} problems) and after ({after.n}) must hold the same problems in the same order: "
-            "pass one list of problems to both evaluate() calls"
+            "before and after must have the same problems in the same order, got "
+            f"{before.n} and {after.n} problems; pass one list of problems to both evaluate() calls"
         )
     gain = paired_bootstrap(before.correct, after.correct, seed=seed)
     p_value = mcnemar(before.correct, after.correct).p_value
@@ -159,22 +325,19 @@ def evaluate(
     seed: int = 0,
     progress: bool = False,
 ) -> Evaluation:
-    """Let the policy answer each problem once and score the answers.
+    """Sample one completion for each problem and score it.
 
-    Problems are batched by prompt length (less padding) and reported in their own order. The same seed, problems
-    and batch_size give the same completions.
+    Batches contain prompts of similar length, so that there is less padding; the result is in the order of `problems`.
+    The same seed, problems and batch_size give the same completions.
 
     Args:
-        model, tokenizer: as `load_policy` returns them. The model's mode (train/eval) is restored afterwards.
-        problems: at least one; an answer that cannot be read raises rather than count as wrong.
+        model, tokenizer: from `load_policy`. The model's mode (train or eval) is restored afterwards.
+        problems: at least one. A problem without a valid answer raises ValueError, because it must not count as wrong.
         temperature: 1.0 samples from the policy as GRPO does; 0 is greedy.
-        max_completion_length: tokens a completion may take.
-        batch_size: problems generated at once.
-        seed: of the sampling generator.
-        progress: show a bar, in a notebook or a terminal but not in a pipe.
-
-    Raises:
-        ValueError: no problems, batch_size < 1, or a problem whose answer cannot be read.
+        max_completion_length: the largest number of tokens in a completion.
+        batch_size: number of problems per batch, at least 1.
+        seed: random seed of the sampling.
+        progress: show a progress bar in a notebook or a terminal.
     """
     import torch
     from tqdm.auto import tqdm
@@ -187,56 +350,48 @@ def evaluate(
     order = sorted(range(len(problems)), key=lambda row: lengths[row])
     generator = torch.Generator().manual_seed(seed)
     completions, num_tokens = [""] * len(problems), [0] * len(problems)
-    was_training = model.training
-    model.eval()
-    try:
-        # disable=None: tqdm stays silent where the output is neither a terminal nor a notebook
-        with tqdm(total=len(problems), desc="Evaluating", disable=None if progress else True) as bar:
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
-                rollout = generate(
-                    model,
-                    tokenizer,
-                    [rendered[row] for row in rows],
-                    num_generations=1,
-                    max_completion_length=max_completion_length,
-                    temperature=temperature,
-                    generator=generator,
-                )
-                lengths_now = rollout.completion_mask.sum(dim=1).tolist()
-                for row, completion, length in zip(rows, rollout.completions, lengths_now, strict=True):
-                    completions[row], num_tokens[row] = completion, length
-                bar.update(len(rows))
-    finally:
-        model.train(was_training)
-    return _score(problems, completions, num_tokens)
-
-
-def _score(problems: Sequence[Problem], completions: list[str], num_tokens: list[int]) -> Evaluation:
-    judged = [_judge(problem, completion) for problem, completion in zip(problems, completions, strict=True)]
+    # disable=None: tqdm shows nothing if the output is neither a terminal nor a notebook
+    with tqdm(total=len(problems), desc="Evaluating", disable=None if progress else True) as bar:
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            rollout = generate(
+                model,
+                tokenizer,
+                [rendered[row] for row in rows],
+                num_generations=1,
+                max_completion_length=max_completion_length,
+                temperature=temperature,
+                generator=generator,
+            )
+            counts = rollout.completion_mask.sum(dim=1).tolist()
+            for row, completion, count in zip(rows, rollout.completions, counts, strict=True):
+                completions[row], num_tokens[row] = completion, count
+            bar.update(len(rows))
+    scored = [_answer_and_score(problem, text) for problem, text in zip(problems, completions, strict=True)]
     return Evaluation(
         prompts=[problem.prompt for problem in problems],
         levels=[problem.level for problem in problems],
         completions=completions,
-        answers=[answer for answer, _ in judged],
-        correct=[correct for _, correct in judged],
+        answers=[answer for answer, _ in scored],
+        correct=[correct for _, correct in scored],
         num_tokens=num_tokens,
     )
 
 
-def _judge(problem: Problem, completion: str) -> tuple[str | None, bool]:
-    """The answer that a completion gives, and whether it is right."""
-    if is_gym(problem.level):
-        return gym_answer(completion), gym_score(completion, problem.prompt, problem.level) >= 1.0
+def _answer_and_score(problem: Problem, completion: str) -> tuple[str | None, bool]:
+    """The answer of a completion, and whether it is correct."""
+    scorer = scorer_of(problem.level)
+    if scorer is not None:
+        return scorer.answer(completion), scorer.score(completion, problem.prompt, problem.level) >= 1.0
     answer = extract_answer(completion)
     return answer, answer is not None and answers_equal(answer, problem.answer)
 
 
 def _check_problems(problems: Sequence[Problem], batch_size: int) -> None:
     if not problems:
-        raise ValueError("problems is empty: pass at least one, for example load_problems('basic', 'heldout')")
+        raise ValueError("problems is empty; pass at least one, for example load_problems('basic', 'heldout')")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     for row, problem in enumerate(problems):
-        if not is_gym(problem.level) and normalize_answer(problem.answer) is None:
-            raise ValueError(f"problems[{row}] has an answer that cannot be read: {problem.answer!r}; mend the data")
+        if scorer_of(problem.level) is None and normalize_answer(problem.answer) is None:
+            raise ValueError(f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data")

@@ -1,36 +1,199 @@
-"""The GRPO family of losses, as pure functions of log-probabilities.
+"""The losses of the GRPO family, as pure functions of log-probabilities.
 
-A loss is made in three steps, each a function of its own: the ratio between the policy being trained and the
-policy that sampled (`importance_ratio`), the loss of every token (`per_token_policy_loss`, `per_token_kl`),
-and the reduction of all tokens to one number (`reduce_loss`). What the papers call different algorithms
-differs in one of these steps. Formulas and denominators agree with those of TRL's ``GRPOTrainer``.
+A loss is computed in three steps: the ratio between the policy that is trained and the policy that sampled
+(`importance_ratio`), the loss of each token (`per_token_policy_loss`, `per_token_kl`, together `per_token_loss`), and
+the weighted sum over all tokens (`token_weights`, `reduce_loss`). The algorithms of the papers differ in one of these
+steps. Formulas and denominators agree with TRL's ``GRPOTrainer``.
+
+All functions take the same arguments under the same names:
+
+- per_token_logps: (B, C), nats, of the policy that is trained, with gradient.
+- old_per_token_logps: (B, C), nats, at the start of the update; no gradient flows into them.
+- ref_per_token_logps: (B, C), nats, of the frozen reference policy; no gradient flows into them.
+- advantages: (B,); no gradient flows into them.
+- completion_mask: (B, C), 1 for each token up to and including the first EOS, 0 for padding.
+- epsilon: lower clip bound, as a distance from 1.
+- epsilon_high: upper clip bound, ``epsilon`` if None; with "cispo" the largest ratio itself.
+- loss_type: "grpo", "bnpo", "dr_grpo", "dapo" or "cispo".
+- importance_sampling_level: "token", or "sequence" (GSPO).
+
+They raise ValueError for shapes that do not match, an unknown name, and a negative clip bound.
 """
 
 import torch
 from torch import Tensor
 
-from grpo_edu.clipping import (
-    IMPORTANCE_SAMPLING_LEVELS,
-    LOSS_TYPES,
-    check_name,
-    check_row_or_token,
-    check_shapes,
-    clip_fractions,
-    importance_ratio,
-    masked,
-    per_token_policy_loss,
-)
+from grpo_edu.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
 
-__all__ = [
-    "IMPORTANCE_SAMPLING_LEVELS",
-    "LOSS_TYPES",
-    "clip_fractions",
-    "grpo_loss",
-    "importance_ratio",
-    "per_token_kl",
-    "per_token_policy_loss",
-    "reduce_loss",
-]
+
+def importance_ratio(
+    per_token_logps: Tensor,
+    old_per_token_logps: Tensor,
+    completion_mask: Tensor,
+    *,
+    importance_sampling_level: str = "token",
+) -> Tensor:
+    r"""The ratio of the probabilities of the sampled tokens under the trained policy and under the old policy.
+
+    .. math:: \rho_{it} = \frac{\pi(o_{it})}{\pi_{old}(o_{it})} \qquad
+              \rho_i = \Big(\frac{\pi(o_i)}{\pi_{old}(o_i)}\Big)^{1/|o_i|}
+
+    Left: "token", one ratio per token, as in DeepSeekMath (https://arxiv.org/abs/2402.03300). Right: "sequence", one
+    ratio per completion, the geometric mean of the ratios of its tokens, as in GSPO
+    (https://arxiv.org/abs/2507.18071); use it with ``loss_type="grpo"``.
+
+    Returns:
+        (B, C) for "token", (B, 1) for "sequence"; without unit, 1 where the two policies agree.
+
+    >>> logps, old = torch.tensor([[0.5, 0.25]]).log(), torch.tensor([[0.25, 0.25]]).log()
+    >>> importance_ratio(logps, old, torch.ones(1, 2))
+    tensor([[2., 1.]])
+    >>> importance_ratio(logps, old, torch.ones(1, 2), importance_sampling_level="sequence")
+    tensor([[1.4142]])
+    """
+    check_shapes(per_token_logps, old_per_token_logps=old_per_token_logps, completion_mask=completion_mask)
+    check_name("importance_sampling_level", importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
+    log_ratio = per_token_logps - old_per_token_logps.detach()
+    if importance_sampling_level == "sequence":
+        total = masked(log_ratio, completion_mask).sum(dim=1, keepdim=True)
+        log_ratio = total / completion_mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return log_ratio.exp()
+
+
+def per_token_policy_loss(
+    per_token_logps: Tensor,
+    ratio: Tensor,
+    advantages: Tensor,
+    *,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+    loss_type: str = "grpo",
+) -> Tensor:
+    r"""The clipped policy-gradient loss of each token, before padding is masked.
+
+    .. math:: -\min(\rho A,\ \mathrm{clip}(\rho, 1-\epsilon, 1+\epsilon_{high}) A)
+              \qquad\text{cispo: } -\mathrm{sg}[\min(\rho, \epsilon_{high})]\, A \log \pi
+
+    PPO's clipping removes the gradient of a token whose ratio has already moved far enough in the direction of its
+    advantage. A larger ``epsilon_high`` (0.28 in DAPO, https://arxiv.org/abs/2503.14476) lets unlikely tokens grow
+    further. ``delta`` bounds the ratio if the advantage is negative, which clipping does not do (INTELLECT-2,
+    https://arxiv.org/abs/2505.07291). CISPO (https://arxiv.org/abs/2506.13585) clips the weight of a token instead of
+    its update, so every token keeps a gradient. There, 5.0 is a usual ``epsilon_high``; if it is None, ``epsilon`` is
+    the largest ratio, as in TRL, and 0.2 scales the loss down to about a fifth.
+
+    Args:
+        per_token_logps: used by "cispo" only.
+        ratio: (B, C) or (B, 1), from `importance_ratio`.
+        delta: upper bound of the ratio itself, larger than 1 + ``epsilon_high``; None: no bound.
+        loss_type: "cispo"; all others are clipped in the same way.
+
+    Returns:
+        (B, C); (B, 1) if the ratio is (B, 1) and the loss is not "cispo".
+
+    >>> ratio = torch.tensor([[0.5, 1.0, 1.5]])
+    >>> per_token_policy_loss(ratio.log(), ratio, torch.tensor([1.0]))
+    tensor([[-0.5000, -1.0000, -1.2000]])
+    >>> per_token_policy_loss(ratio.log(), ratio, torch.tensor([-1.0]))
+    tensor([[0.8000, 1.0000, 1.5000]])
+    """
+    check_shapes(per_token_logps, advantages)
+    check_row_or_token("ratio", ratio, per_token_logps)
+    check_name("loss_type", loss_type, LOSS_TYPES)
+    low, high = _clip_bounds(epsilon, epsilon_high)
+    advantages = advantages.detach()[:, None]
+    if loss_type == "cispo":
+        return -ratio.clamp(max=high).detach() * advantages * per_token_logps
+    clipped = ratio.clamp(1 - low, 1 + high)
+    if delta is not None:
+        ratio = ratio.clamp(max=delta)
+    return -torch.min(ratio * advantages, clipped * advantages)
+
+
+@torch.no_grad()
+def clip_fractions(
+    per_token_logps: Tensor,
+    old_per_token_logps: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    loss_type: str = "grpo",
+    importance_sampling_level: str = "token",
+) -> dict[str, Tensor]:
+    """The fraction of tokens (with "sequence" of completions) whose ratio is clipped.
+
+    Low: the ratio is below 1 - ``epsilon`` and the advantage is negative. High: the ratio is above 1 + ``epsilon_high``
+    and the advantage is positive. Region: either of the two. Keys and definitions are the same as in TRL.
+
+    Returns:
+        "clip_ratio/low_mean", "clip_ratio/high_mean" and "clip_ratio/region_mean"; for "cispo" only
+        "cispo_clip_ratio". Scalars between 0 and 1.
+
+    >>> ratio, old = torch.tensor([[0.5, 1.5], [0.5, 1.0]]), torch.zeros(2, 2)
+    >>> shares = clip_fractions(ratio.log(), old, torch.tensor([1.0, -1.0]), torch.ones(2, 2))
+    >>> {key: float(share) for key, share in shares.items()}
+    {'clip_ratio/low_mean': 0.25, 'clip_ratio/high_mean': 0.25, 'clip_ratio/region_mean': 0.5}
+    """
+    check_shapes(per_token_logps, advantages)
+    check_name("loss_type", loss_type, LOSS_TYPES)
+    low, high = _clip_bounds(epsilon, epsilon_high)
+    ratio = importance_ratio(
+        per_token_logps, old_per_token_logps, completion_mask, importance_sampling_level=importance_sampling_level
+    )
+    mask = completion_mask if importance_sampling_level == "token" else torch.ones_like(ratio)
+    advantages = advantages[:, None]
+
+    def share(condition: Tensor) -> Tensor:
+        return masked(condition.float(), mask).sum() / mask.sum().clamp(min=1)
+
+    if loss_type == "cispo":
+        return {"cispo_clip_ratio": share((ratio > high) & (advantages > 0))}
+    low_clipped = (ratio < 1 - low) & (advantages < 0)
+    high_clipped = (ratio > 1 + high) & (advantages > 0)
+    return {
+        "clip_ratio/low_mean": share(low_clipped),
+        "clip_ratio/high_mean": share(high_clipped),
+        "clip_ratio/region_mean": share(low_clipped | high_clipped),
+    }
+
+
+def _clip_bounds(epsilon: float, epsilon_high: float | None) -> tuple[float, float]:
+    high = epsilon if epsilon_high is None else epsilon_high
+    if epsilon < 0 or high < 0:
+        raise ValueError(f"epsilon and epsilon_high must not be negative, got {epsilon} and {epsilon_high}")
+    return epsilon, high
+
+
+def masked(values: Tensor, mask: Tensor) -> Tensor:
+    """Replace the values by 0 where the mask is 0, even if they are NaN."""
+    return torch.where(mask != 0, values, 0.0)
+
+
+def check_name(argument: str, name: str, known: tuple[str, ...]) -> None:
+    """Raise ValueError if the name is unknown."""
+    if name not in known:
+        raise ValueError(f"{argument} must be one of {', '.join(known)}; got {name!r}")
+
+
+def check_shapes(per_token_logps: Tensor, advantages: Tensor | None = None, **others: Tensor | None) -> None:
+    """Raise ValueError unless the log-probabilities and all others are (B, C), and the advantages (B,)."""
+    shape = tuple(per_token_logps.shape)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"per_token_logps must have shape (B, C) and not be empty, got {shape}")
+    for argument, tensor in others.items():
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{argument} must have shape {shape}, as per_token_logps, got {tuple(tensor.shape)}")
+    if advantages is not None and advantages.shape != shape[:1]:
+        raise ValueError(f"advantages must have shape ({shape[0]},), one per completion, got {tuple(advantages.shape)}")
+
+
+def check_row_or_token(argument: str, values: Tensor, like: Tensor) -> None:
+    """Raise ValueError unless the values are (B, C) or (B, 1)."""
+    rows, columns = like.shape
+    if values.shape not in ((rows, columns), (rows, 1)):
+        raise ValueError(f"{argument} must have shape ({rows}, {columns}) or ({rows}, 1), got {tuple(values.shape)}")
 
 
 def grpo_loss(
@@ -51,56 +214,99 @@ def grpo_loss(
     use_bias_correction_kl: bool = False,
     importance_weights: Tensor | None = None,
 ) -> Tensor:
-    r"""The loss of one batch: clipped policy gradient and, with ``beta``, a KL penalty.
+    r"""The loss of a batch, a scalar: the sum over all tokens of the token's weight times its loss.
 
-    .. math:: \ell_{it} = -\min(\rho_{it} A_i,\ \mathrm{clip}(\rho_{it}, 1-\epsilon, 1+\epsilon_{high}) A_i)
-              + \beta\, k_{3,it}
+    .. math:: L = \sum_{i,t} w_{it}\, \ell_{it}
 
-    DeepSeekMath (https://arxiv.org/abs/2402.03300), equation 3. `reduce_loss` says what each ``loss_type``
-    divides the sum by. What stands in padding has no influence on the value or the gradient.
+    The loss of each token comes from `per_token_loss`, its weight from `token_weights`; both describe the arguments.
+    The content of the padding has no influence on the value or on the gradient.
 
-    To leave truncated completions out, zero their rows of ``completion_mask``, as TRL does. Such a row still
-    counts among the B rows that "grpo" and "dr_grpo" divide by; in "bnpo", "dapo" and "cispo" its tokens
-    leave the denominator too.
-
-    Args:
-        per_token_logps: (B, C), nats, of the policy being trained, with gradient.
-        old_per_token_logps: (B, C), nats, at the start of the update; no gradient flows into it. None: this
-            is the first update after the rollout, and every ratio is 1.
-        advantages: (B,); no gradient flows into it.
-        completion_mask: (B, C), 1 through the first EOS inclusive, then 0.
-        ref_per_token_logps: (B, C), nats, of the frozen reference; needed when ``beta`` is not 0.
-        epsilon: lower clip bound, a distance from 1.
-        epsilon_high: upper clip bound, ``epsilon`` when None; with "cispo" the largest ratio itself.
-        beta: weight of the KL penalty.
-        loss_type: "grpo", "bnpo", "dr_grpo", "dapo" or "cispo".
-        importance_sampling_level: "token", or "sequence" (GSPO).
-        max_completion_length: the generation's limit in tokens; needed by "dr_grpo".
-        num_items: tokens that count in the whole update; see `reduce_loss`.
-        delta: upper bound of the ratio where the advantage is negative; None: no bound.
-        use_bias_correction_kl: multiply k3 by the ratio, so that its gradient is that of the reverse KL
-            (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556). The GRPO paper does not; TRL does by default.
-        importance_weights: (B, C), multiplies the policy part where rollouts were sampled with other
-            numbers than the policy computes in training (quantized rollouts); no gradient flows into it.
-
-    Returns:
-        scalar; minimize it.
-
-    Raises:
-        ValueError: shapes that differ, an unknown name, a negative clip bound, ``beta`` without a reference,
-            "dr_grpo" without ``max_completion_length``.
+    To leave out truncated completions, set their rows of ``completion_mask`` to zero, as TRL does. With "grpo" and
+    "dr_grpo", which divide by the number of rows B, such a row still counts; with the other loss types its tokens no
+    longer count in the denominator.
 
     >>> logps = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]])
     >>> mask = torch.tensor([[1, 1], [1, 0]])
     >>> grpo_loss(logps, logps, torch.tensor([1.0, -1.0]), mask, loss_type="bnpo")
     tensor(-0.3333)
     """
+    loss = per_token_loss(
+        per_token_logps,
+        old_per_token_logps,
+        advantages,
+        completion_mask,
+        ref_per_token_logps=ref_per_token_logps,
+        epsilon=epsilon,
+        epsilon_high=epsilon_high,
+        beta=beta,
+        loss_type=loss_type,
+        importance_sampling_level=importance_sampling_level,
+        delta=delta,
+        use_bias_correction_kl=use_bias_correction_kl,
+        importance_weights=importance_weights,
+    )
+    return reduce_loss(
+        loss, completion_mask, loss_type=loss_type, max_completion_length=max_completion_length, num_items=num_items
+    )
+
+
+def per_token_loss(
+    per_token_logps: Tensor,
+    old_per_token_logps: Tensor | None,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    ref_per_token_logps: Tensor | None = None,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+    loss_type: str = "grpo",
+    importance_sampling_level: str = "token",
+    delta: float | None = None,
+    use_bias_correction_kl: bool = False,
+    importance_weights: Tensor | None = None,
+) -> Tensor:
+    r"""The loss of each token: the clipped policy-gradient loss and, with ``beta``, a KL penalty.
+
+    .. math:: \ell_{it} = -\min(\rho_{it} A_i,\ \mathrm{clip}(\rho_{it}, 1-\epsilon, 1+\epsilon_{high}) A_i)
+              + \beta\, k_{3,it}
+
+    DeepSeekMath (https://arxiv.org/abs/2402.03300), equation 3.
+
+    Args:
+        old_per_token_logps: None: this is the first update after the rollout, so every ratio is 1.
+        ref_per_token_logps: required if ``beta`` is not 0.
+        beta: weight of the KL penalty.
+        delta: as for `per_token_policy_loss`.
+        use_bias_correction_kl: multiply k3 by the ratio, so that its gradient is that of the reverse KL (DeepSeek-V3.2,
+            https://arxiv.org/abs/2512.02556). The GRPO paper does not do this; TRL does by default.
+        importance_weights: (B, C), factors of the policy loss if another policy than the trained one sampled the
+            completions (quantized rollouts); no gradient flows into them.
+
+    Returns:
+        (B, C), or (B, 1) if there is one ratio per completion and nothing else differs between its tokens.
+
+    Raises:
+        ValueError: see the module; also ``beta`` without a reference.
+
+    >>> logps = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]])
+    >>> per_token_loss(logps, None, torch.tensor([1.0, -1.0]), torch.tensor([[1, 1], [1, 0]]))
+    tensor([[-1., -1.],
+            [ 1.,  1.]])
+    """
     check_shapes(
-        per_token_logps, advantages, completion_mask=completion_mask, old_per_token_logps=old_per_token_logps,
-        ref_per_token_logps=ref_per_token_logps, importance_weights=importance_weights,
-    )  # fmt: skip
+        per_token_logps,
+        advantages,
+        completion_mask=completion_mask,
+        old_per_token_logps=old_per_token_logps,
+        ref_per_token_logps=ref_per_token_logps,
+        importance_weights=importance_weights,
+    )
     if beta and ref_per_token_logps is None:
-        raise ValueError("ref_per_token_logps is None: with beta, score the batch with the reference first")
+        raise ValueError(
+            f"ref_per_token_logps must not be None if beta is {beta}; compute the log-probabilities under the "
+            "reference policy first, or set beta=0"
+        )
     logps = masked(per_token_logps, completion_mask)
     old = logps if old_per_token_logps is None else masked(old_per_token_logps, completion_mask)
     ratio = importance_ratio(logps, old, completion_mask, importance_sampling_level=importance_sampling_level)
@@ -112,10 +318,7 @@ def grpo_loss(
     if beta and ref_per_token_logps is not None:
         kl = per_token_kl(logps, masked(ref_per_token_logps, completion_mask))
         loss = loss + beta * (kl * ratio if use_bias_correction_kl else kl)
-    return reduce_loss(
-        loss, completion_mask, loss_type=loss_type, max_completion_length=max_completion_length,
-        num_items=num_items,
-    )  # fmt: skip
+    return loss
 
 
 def per_token_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor:
@@ -123,18 +326,8 @@ def per_token_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor
 
     .. math:: k_3 = e^{d} - d - 1, \quad d = \log \pi_{ref}(o) - \log \pi(o)
 
-    Schulman (http://joschu.net/blog/kl-approx.html). Never negative, and unbiased when the tokens were
-    sampled from the policy whose log-probabilities come first; with the sign of d turned it is biased.
-
-    Args:
-        per_token_logps: (B, C), nats, with gradient.
-        ref_per_token_logps: (B, C), nats; no gradient flows into it.
-
-    Returns:
-        (B, C), nats.
-
-    Raises:
-        ValueError: shapes that differ.
+    Schulman (http://joschu.net/blog/kl-approx.html). The estimate (B, C), in nats, is never negative. It is unbiased if
+    the tokens were sampled from the policy of the first argument; with the opposite sign of d it would be biased.
 
     >>> per_token_kl(torch.tensor([[0.5, 0.25]]).log(), torch.tensor([[0.5, 0.5]]).log())
     tensor([[0.0000, 0.3069]])
@@ -142,6 +335,65 @@ def per_token_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor
     check_shapes(per_token_logps, ref_per_token_logps=ref_per_token_logps)
     difference = ref_per_token_logps.detach() - per_token_logps
     return difference.exp() - difference - 1
+
+
+def token_weights(
+    completion_mask: Tensor,
+    *,
+    loss_type: str = "grpo",
+    max_completion_length: int | None = None,
+    num_items: int | Tensor | None = None,
+) -> Tensor:
+    r"""The weight of each token in the loss of the batch, in which the loss types differ.
+
+    ======= ============================================= ================================
+    grpo    1 / (B · tokens of the completion)            https://arxiv.org/abs/2402.03300
+    bnpo    1 / tokens of the batch                       TRL
+    dr_grpo 1 / (B · ``max_completion_length``)           https://arxiv.org/abs/2503.20783
+    dapo    1 / tokens of the whole update                https://arxiv.org/abs/2503.14476
+    cispo   as dapo                                       https://arxiv.org/abs/2506.13585
+    ======= ============================================= ================================
+
+    "grpo" gives a token of a long completion less weight than a token of a short one; "dr_grpo" divides by a constant
+    instead. A row without tokens has no weight, and denominators are at least 1. Because each token has its own weight,
+    a batch can be divided into micro-batches in any way: their losses add up to the loss of the batch.
+
+    Args:
+        completion_mask: of the whole batch.
+        max_completion_length: the largest number of tokens that generation allows, not the width of this batch; used by
+            "dr_grpo" only.
+        num_items: number of tokens in the whole update, if it is larger than this batch; used by "dapo" and "cispo".
+
+    Returns:
+        (B, C), float64, 0 in the padding.
+
+    Raises:
+        ValueError: see the module; also "dr_grpo" without ``max_completion_length``.
+
+    >>> mask = torch.tensor([[1, 1], [1, 0]])
+    >>> token_weights(mask, loss_type="grpo")
+    tensor([[0.2500, 0.2500],
+            [0.5000, 0.0000]], dtype=torch.float64)
+    >>> token_weights(mask, loss_type="dr_grpo", max_completion_length=4)
+    tensor([[0.1250, 0.1250],
+            [0.1250, 0.0000]], dtype=torch.float64)
+    """
+    if completion_mask.ndim != 2 or 0 in completion_mask.shape:
+        raise ValueError(f"completion_mask must have shape (B, C) and not be empty, got {tuple(completion_mask.shape)}")
+    check_name("loss_type", loss_type, LOSS_TYPES)
+    mask = completion_mask.double()
+    if loss_type == "grpo":
+        return mask / (len(mask) * mask.sum(dim=1, keepdim=True).clamp(min=1))
+    if loss_type == "dr_grpo":
+        if max_completion_length is None or max_completion_length < 1:
+            raise ValueError(
+                "max_completion_length must be at least 1 for loss_type='dr_grpo', which divides by it; "
+                f"got {max_completion_length}"
+            )
+        return mask / (len(mask) * max_completion_length)
+    if loss_type == "bnpo" or num_items is None:
+        num_items = mask.sum()
+    return mask / torch.as_tensor(num_items, device=mask.device).clamp(min=1)
 
 
 def reduce_loss(
@@ -152,34 +404,11 @@ def reduce_loss(
     max_completion_length: int | None = None,
     num_items: int | Tensor | None = None,
 ) -> Tensor:
-    r"""Reduce the tokens' losses to one number; here the loss types differ.
-
-    ======= ============================================ ================================
-    grpo    mean over a row's tokens, then over B rows   https://arxiv.org/abs/2402.03300
-    bnpo    sum / tokens of this batch                   TRL
-    dr_grpo sum / (B · ``max_completion_length``)        https://arxiv.org/abs/2503.20783
-    dapo    sum / tokens of the whole update             https://arxiv.org/abs/2503.14476
-    cispo   as dapo                                      https://arxiv.org/abs/2506.13585
-    ======= ============================================ ================================
-
-    "grpo" gives a token of a long completion less weight than a token of a short one; "dr_grpo" divides by a
-    constant instead. A row without tokens has the loss 0, and no denominator is below 1.
-
-    Where an update is made of M micro-batches of B rows each: with "grpo", "bnpo" and "dr_grpo" divide each
-    result by M; with "dapo" and "cispo" pass the tokens of all of them as ``num_items``.
+    r"""Reduce the losses of all tokens to a scalar: the sum of the weights of `token_weights` times the losses.
 
     Args:
-        per_token_loss: (B, C), or (B, 1), which then stands for each of the row's tokens.
-        completion_mask: (B, C), 1 where a token counts.
-        loss_type: "grpo", "bnpo", "dr_grpo", "dapo" or "cispo".
-        max_completion_length: the generation's limit in tokens, not the width of this batch; "dr_grpo" only.
-        num_items: tokens that count in the whole update, this batch's when None; "dapo" and "cispo" only.
-
-    Returns:
-        scalar.
-
-    Raises:
-        ValueError: shapes that differ, an unknown name, "dr_grpo" without ``max_completion_length``.
+        per_token_loss: (B, C), or (B, 1) for one loss per completion that holds for each of its tokens.
+        max_completion_length, num_items: as for `token_weights`.
 
     >>> loss, mask = torch.tensor([[1.0, 2.0], [5.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
     >>> reduce_loss(loss, mask, loss_type="grpo"), reduce_loss(loss, mask, loss_type="dapo")
@@ -187,20 +416,21 @@ def reduce_loss(
     >>> reduce_loss(loss, mask, loss_type="dr_grpo", max_completion_length=4)
     tensor(1.)
     """
-    if completion_mask.ndim != 2 or 0 in completion_mask.shape:
-        raise ValueError(f"completion_mask must be (B, C) without a 0, got {tuple(completion_mask.shape)}")
-    check_row_or_token("per_token_loss", per_token_loss, completion_mask)
-    check_name("loss_type", loss_type, LOSS_TYPES)
-    loss = masked(per_token_loss, completion_mask)
-    if loss_type == "grpo":
-        return (loss.sum(dim=1) / completion_mask.sum(dim=1).clamp(min=1)).mean()
-    if loss_type == "dr_grpo":
-        if max_completion_length is None or max_completion_length < 1:
-            raise ValueError(
-                f"max_completion_length is {max_completion_length}: loss_type='dr_grpo' divides by the "
-                "generation's limit in tokens"
-            )
-        return loss.sum() / (len(loss) * max_completion_length)
-    if loss_type == "bnpo" or num_items is None:
-        num_items = completion_mask.sum()
-    return loss.sum() / torch.as_tensor(num_items, device=loss.device).clamp(min=1)
+    weights = token_weights(
+        completion_mask, loss_type=loss_type, max_completion_length=max_completion_length, num_items=num_items
+    )
+    return weighted_sum(per_token_loss, weights)
+
+
+def weighted_sum(per_token_loss: Tensor, weights: Tensor) -> Tensor:
+    """The sum of weights times losses per token; where the weight is 0, the loss has no influence, even if it is NaN.
+
+    Args:
+        per_token_loss: as for `reduce_loss`.
+        weights: (B, C), from `token_weights`; for a micro-batch, its rows.
+
+    >>> weighted_sum(torch.tensor([[1.0, torch.nan]]), torch.tensor([[0.5, 0.0]]))
+    tensor(0.5000)
+    """
+    check_row_or_token("per_token_loss", per_token_loss, weights)
+    return (masked(per_token_loss, weights) * weights.to(per_token_loss.dtype)).sum()

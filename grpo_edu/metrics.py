@@ -1,8 +1,8 @@
-"""What one GRPO step did, as plain numbers under TRL's metric keys.
+"""Compute the metrics of a GRPO step, as numbers under TRL's metric keys.
 
-Definitions follow TRL's `GRPOTrainer`, with one deliberate difference: `frac_reward_zero_std` counts the groups
-whose rewards are exactly equal, where TRL asks whether a floating-point standard deviation is close to 0. The log
-that keeps the numbers lives in `grpo_edu.run_log` and is exported from here.
+The definitions are those of TRL's `GRPOTrainer`, with one deliberate difference: `frac_reward_zero_std` is the fraction
+of groups whose rewards are exactly equal, whereas TRL checks whether a standard deviation is close to 0. All functions
+raise ValueError for shapes that do not match.
 """
 
 import math
@@ -13,37 +13,24 @@ import torch
 from torch import Tensor
 
 from grpo_edu.advantages import degenerate_groups
-from grpo_edu.run_log import RunLog, read_log
 
 if TYPE_CHECKING:
     from grpo_edu.rollout import Rollout
-
-__all__ = [
-    "RunLog",
-    "completion_metrics",
-    "masked_mean",
-    "read_log",
-    "reward_metrics",
-    "rollout_metrics",
-]
 
 
 def reward_metrics(
     rewards_per_func: Tensor, rewards: Tensor, num_generations: int, names: Sequence[str]
 ) -> dict[str, float]:
-    """Means and sample standard deviations (ddof 1) of the rewards, over the whole batch, NaN left out.
+    """Means and sample standard deviations (ddof 1) of the rewards over the whole batch, without NaN.
 
-    `reward_std` is the spread over all B rows, not the mean of the groups' spreads. A standard deviation of fewer
-    than two values is NaN.
+    `reward_std` is the standard deviation over all B rows, not the mean over the groups. The standard deviation of
+    fewer than two values is NaN.
 
     Args:
         rewards_per_func: (B, K), NaN where a function does not apply.
-        rewards: (B,), the weighted sums that advantages are made of.
-        num_generations: G, rows a group; divides B.
-        names: K distinct names of the reward functions.
-
-    Raises:
-        ValueError: shapes or the number of names do not fit, or a name occurs twice.
+        rewards: (B,), the total rewards from which advantages are computed.
+        num_generations: G, completions per prompt.
+        names: K different names of the reward functions.
 
     >>> rewards = torch.tensor([1.0, 0.0, 1.0, 1.0])
     >>> metrics = reward_metrics(rewards[:, None], rewards, 2, ["accuracy_reward"])
@@ -52,11 +39,11 @@ def reward_metrics(
     """
     if rewards_per_func.dim() != 2 or rewards_per_func.shape[1] != len(names):
         shape = tuple(rewards_per_func.shape)
-        raise ValueError(f"rewards_per_func must be (B, K) with K = {len(names)} names, got shape {shape}")
+        raise ValueError(f"rewards_per_func must have shape (B, {len(names)}), one column per name, got {shape}")
     if rewards.shape != rewards_per_func.shape[:1]:
-        raise ValueError(f"rewards must be (B,) = ({len(rewards_per_func)},), got shape {tuple(rewards.shape)}")
+        raise ValueError(f"rewards must have shape ({len(rewards_per_func)},), got {tuple(rewards.shape)}")
     if len(set(names)) != len(names):
-        raise ValueError(f"names must be distinct, got {list(names)}: give each reward function its own __name__")
+        raise ValueError(f"names must be different, got {list(names)}; give each reward function its own __name__")
     metrics = {}
     for name, column in zip(names, rewards_per_func.T, strict=True):
         metrics[f"rewards/{name}/mean"] = column.nanmean().item()
@@ -68,16 +55,13 @@ def reward_metrics(
 
 
 def completion_metrics(completion_mask: Tensor, is_truncated: Tensor) -> dict[str, float]:
-    """Lengths in tokens, the closing EOS included, and the share of completions cut at the limit.
+    """Completion lengths in tokens, including the EOS, and the fraction of truncated completions.
 
-    The `terminated` lengths look only at completions that ended by themselves; they are 0 where none did.
+    The `terminated` lengths are those of completions that ended with EOS; they are 0 if there are none.
 
     Args:
-        completion_mask: (B, C), 1 through the first EOS inclusive.
-        is_truncated: (B,) bool, True where no EOS came.
-
-    Raises:
-        ValueError: shapes do not fit or there are no completions.
+        completion_mask: (B, C), 1 up to and including the first EOS.
+        is_truncated: (B,) bool, True for completions without EOS.
 
     >>> mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     >>> metrics = completion_metrics(mask, torch.tensor([False, True]))
@@ -85,10 +69,9 @@ def completion_metrics(completion_mask: Tensor, is_truncated: Tensor) -> dict[st
     (2.5, 2.0)
     """
     if completion_mask.dim() != 2 or completion_mask.shape[0] == 0:
-        raise ValueError(f"completion_mask must be (B, C) with B ≥ 1, got shape {tuple(completion_mask.shape)}")
+        raise ValueError(f"completion_mask must have shape (B, C) with B ≥ 1, got {tuple(completion_mask.shape)}")
     if is_truncated.shape != completion_mask.shape[:1]:
-        rows = completion_mask.shape[0]
-        raise ValueError(f"is_truncated must be (B,) = ({rows},), got shape {tuple(is_truncated.shape)}")
+        raise ValueError(f"is_truncated must have shape ({len(completion_mask)},), got {tuple(is_truncated.shape)}")
     lengths = completion_mask.sum(dim=1).float()
     terminated = lengths[~is_truncated.bool()]
     if terminated.numel() == 0:
@@ -105,15 +88,7 @@ def completion_metrics(completion_mask: Tensor, is_truncated: Tensor) -> dict[st
 def rollout_metrics(
     rollout: "Rollout", rewards_per_func: Tensor, rewards: Tensor, names: Sequence[str]
 ) -> dict[str, float]:
-    """`reward_metrics` and `completion_metrics` of one rollout in one dict.
-
-    Args:
-        rollout: the B completions, from `generate`.
-        rewards_per_func: (B, K). rewards: (B,). names: K distinct names.
-
-    Raises:
-        ValueError: as the two functions do.
-    """
+    """The `reward_metrics` and `completion_metrics` of one rollout, whose arguments they describe."""
     return {
         **reward_metrics(rewards_per_func, rewards, rollout.num_generations, names),
         **completion_metrics(rollout.completion_mask, rollout.is_truncated),
@@ -121,14 +96,11 @@ def rollout_metrics(
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> float:
-    """Mean over the tokens of all completions: TRL's reduction for `entropy`, `kl` and `clip_ratio/*`.
+    """The mean over the tokens of all completions, which TRL uses for `entropy`, `kl` and `clip_ratio/*`.
 
     Args:
-        values: (B, C), one number a token; or (B, 1), one number a sequence, averaged without the mask.
-        mask: (B, C), 1 where a token counts.
-
-    Raises:
-        ValueError: the shapes do not fit.
+        values: (B, C), one number per token; or (B, 1), one number per completion, averaged without the mask.
+        mask: (B, C), 1 for tokens that count.
 
     >>> masked_mean(torch.tensor([[1.0, 9.0], [2.0, 3.0]]), torch.tensor([[1, 0], [1, 1]]))
     2.0
@@ -136,13 +108,13 @@ def masked_mean(values: Tensor, mask: Tensor) -> float:
     if values.shape != mask.shape:
         if values.shape == (mask.shape[0], 1):
             return values.float().mean().item()
-        raise ValueError(f"values {tuple(values.shape)} must have the shape of mask {tuple(mask.shape)}")
-    # where, not a product: padding may hold inf or NaN
+        raise ValueError(f"values must have the shape of mask, {tuple(mask.shape)}, got {tuple(values.shape)}")
+    # torch.where instead of a product, because padding may contain inf or NaN
     kept = torch.where(mask.bool(), values.float(), 0.0)
     return (kept.sum() / mask.sum().clamp(min=1)).item()
 
 
 def _nanstd(values: Tensor) -> Tensor:
-    """Sample standard deviation of a vector without its NaNs; NaN for fewer than two values."""
+    """The sample standard deviation of a vector without its NaN entries; NaN for fewer than two values."""
     kept = values[~values.isnan()]
     return kept.std() if kept.numel() > 1 else values.new_tensor(math.nan)

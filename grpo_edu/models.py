@@ -1,12 +1,11 @@
-"""Models in and out of folders: load a policy by name, save it whole or not at all.
+"""Load a policy by name and save it to a folder.
 
-A *policy* is a causal language model together with the tokenizer that it was trained with. Both scales of the
-course load through the same call: `load_policy("tiny")`, the model shipped with the package, and
-`load_policy("Qwen/Qwen2-0.5B-Instruct")`, any instruction-tuned model of the Hub or of a folder.
+A *policy* is a causal language model together with its tokenizer. `load_policy("tiny")` loads the model that comes with
+the package; `load_policy("Qwen/Qwen2-0.5B-Instruct")` loads an instruction-tuned model from the Hub or from a folder.
 
-Only safetensors are read (a pickle can run code), no code of a model's repository is ever run, and weights
-that do not fill the architecture exactly are refused: transformers would fill a missing layer with random
-numbers and go on.
+Only safetensors files are read, because a pickle can run code, and code in a model's repository is never run. Weights
+that do not match the architecture exactly are refused, because transformers would fill missing layers with random
+numbers and continue.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo_edu.data import data_dir
-from grpo_edu.heavy_imports import collector_paused
-from grpo_edu.memory import LARGE_MODEL, return_large_blocks
+from grpo_edu import collector_paused
+from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
+from grpo_edu.problems.templates import data_dir
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -35,12 +34,12 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 def tiny_dir() -> Path:
-    """The folder of the shipped model."""
+    """The folder of the tiny model that comes with the package."""
     return data_dir() / "models" / "tiny"
 
 
 def list_models() -> list[str]:
-    """Names of the shipped models, each good for `load_policy`."""
+    """Names of the models that come with the package, for `load_policy`."""
     return sorted(config.parent.name for config in tiny_dir().parent.glob("*/config.json"))
 
 
@@ -50,16 +49,16 @@ def load_policy(
     """Load a causal language model and its tokenizer.
 
     Args:
-        name: a shipped model (`list_models()`), a folder, or a Hub id such as "Qwen/Qwen2-0.5B-Instruct".
-        dtype: of the weights, "float32" (the default) or "bfloat16", or the torch.dtype.
+        name: a model of the package (`list_models()`), a folder, or a Hub id such as "Qwen/Qwen2-0.5B-Instruct".
+        dtype: type of the weights: "float32" (the default), "bfloat16", or a torch.dtype.
 
     Returns:
-        The model, in eval mode (no dropout) with gradients on, and the tokenizer.
+        The model, in eval mode (no dropout) with gradients enabled, and the tokenizer.
 
     Raises:
-        FileNotFoundError: the folder does not exist or lacks config.json, weights or tokenizer.
-        ValueError: unknown name or dtype; damaged or unfitting files; pickled weights; no pad token or chat
-            template.
+        FileNotFoundError: the folder does not exist or has no config.json, weights or tokenizer.
+        ValueError: the name or dtype is unknown, files are damaged or do not fit together, the weights are pickled, or
+            the tokenizer has no pad token or chat template.
         OSError: the Hub does not have the model, or cannot be reached.
     """
     source = _locate(name)
@@ -77,7 +76,7 @@ def load_policy(
 
 
 def load_config(name: str | Path = "tiny") -> PretrainedConfig:
-    """The architecture of the policy that `load_policy` would load, without its weights; raises what that raises."""
+    """The architecture of the policy that `load_policy` would load, without its weights; it raises the same errors."""
     from transformers import AutoConfig
 
     source = _locate(name)
@@ -92,23 +91,23 @@ def load_config(name: str | Path = "tiny") -> PretrainedConfig:
 def save_policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, *, overwrite: bool = False
 ) -> None:
-    """Save model and tokenizer so that `load_policy(folder)` gives identical logits; all of it or nothing.
+    """Save a model and its tokenizer so that `load_policy(folder)` gives identical logits.
 
-    The files are written to a hidden folder beside `folder` and moved into place at the end, so an
-    interruption or a full disk leaves what was there before.
+    The files are written to a hidden folder next to `folder`, which is renamed at the end. An interruption or a full
+    disk therefore leaves the previous content of `folder` unchanged.
 
     Raises:
-        FileExistsError: `folder` holds something and `overwrite` is False.
-        ValueError: the model carries adapters that are not merged.
-        OSError: the disk is full or cannot be written.
+        FileExistsError: `folder` is not empty and `overwrite` is False.
+        ValueError: the model has adapters that are not merged.
+        OSError: the disk is full, or the folder cannot be written.
     """
     from safetensors import SafetensorError
 
     folder = Path(folder).expanduser().absolute()
     if hasattr(model, "peft_config"):
-        raise ValueError("model: carries adapters; save model.merge_and_unload() instead")
+        raise ValueError("model has adapters; save model.merge_and_unload() instead")
     if folder.exists() and not (folder.is_dir() and (overwrite or not any(folder.iterdir()))):
-        raise FileExistsError(f"folder: {folder} is not empty; choose another, or replace it: overwrite=True")
+        raise FileExistsError(f"folder {folder} is not empty; choose another, or set overwrite=True to replace it")
     unique = uuid.uuid4().hex[:8]
     staging, replaced = (folder.with_name(f".{folder.name}.{part}-{unique}") for part in ("new", "old"))
     try:
@@ -122,8 +121,8 @@ def save_policy(
     except (OSError, SafetensorError) as error:
         size = sum(weight.nbytes for weight in model.parameters()) / 1e6
         raise OSError(
-            f"folder: could not write {folder} ({error}); nothing there was changed. The model takes {size:.0f} MB: "
-            "free that on the disk or choose another folder"
+            f"folder {folder} could not be written ({error}); its previous content is unchanged. The model needs "
+            f"{size:.0f} MB: free this space on the disk, or choose another folder."
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -133,19 +132,19 @@ def save_policy(
 
 
 def _locate(name: str | Path) -> Path | str:
-    """The folder that `name` means, or the Hub id that it is."""
+    """The folder that `name` refers to, or `name` itself if it is a Hub id."""
     shipped = tiny_dir().parent / name
     if str(name) in list_models():
         return shipped
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
-    known = f"shipped models: {', '.join(list_models()) or 'none'}; a folder or a Hub id (owner/name) works"
+    known = f"Use {', '.join(list_models()) or 'a model of the package'}, a folder, or a Hub id (owner/name)."
     if str(name) == "tiny":
-        raise FileNotFoundError(f"name: {shipped} is missing; make it with python -m grpo_edu.pretraining")
+        raise FileNotFoundError(f"name: {shipped} is missing. Create it with python -m grpo_edu.making.pretraining.")
     if isinstance(name, Path) or str(name).startswith((".", "~", "/")) or "\\" in name or name.count("/") > 1:
-        raise FileNotFoundError(f"name: there is no folder {name}; {known}")
+        raise FileNotFoundError(f"name: folder {name} does not exist. {known}")
     if not _HUB_ID.fullmatch(name):
-        raise ValueError(f"name: {name!r} is unknown; {known}")
+        raise ValueError(f"name: {name!r} is unknown. {known}")
     return name
 
 
@@ -154,30 +153,30 @@ def _floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     if isinstance(chosen, str):
         chosen = getattr(torch, chosen.removeprefix("torch."), None)
     if not isinstance(chosen, torch.dtype) or not chosen.is_floating_point:
-        raise ValueError(f"dtype: {dtype!r} is no floating-point type; use 'float32' or 'bfloat16'")
+        raise ValueError(f"dtype must be 'float32', 'bfloat16' or another floating-point type, got {dtype!r}")
     return chosen
 
 
 def _check_folder(folder: Path) -> None:
-    """Say what a model folder lacks, before transformers guesses."""
+    """Raise an error that names what a model folder lacks; transformers' own messages often do not."""
     names = {path.name for path in folder.iterdir()}
     if "config.json" not in names:
-        raise FileNotFoundError(f"{folder}: has no config.json, so it is no model folder; {_AGAIN}")
+        raise FileNotFoundError(f"{folder} has no config.json, so it is not a model folder; {_AGAIN}")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{folder}: its config.json is damaged ({error}); {_AGAIN}") from error
+        raise ValueError(f"{folder}: config.json is damaged ({error}); {_AGAIN}") from error
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ValueError(f"{folder}: its config.json names no model_type; {_AGAIN}")
+        raise ValueError(f"{folder}: config.json has no model_type; {_AGAIN}")
     if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
             raise ValueError(
-                f"{folder}: has its weights only as a pickle, which can run code when opened, so it is refused. "
-                "If you trust it, open it with transformers' from_pretrained and save_pretrained it as safetensors"
+                f"{folder} has its weights only as a pickle, which can run code when it is opened, so it is refused. "
+                "If you trust it, load it with transformers' from_pretrained and save it again as safetensors."
             )
-        raise FileNotFoundError(f"{folder}: has no model.safetensors; {_AGAIN}")
+        raise FileNotFoundError(f"{folder} has no model.safetensors; {_AGAIN}")
     if not names.intersection(_TOKENIZER_FILES):
-        raise FileNotFoundError(f"{folder}: has no tokenizer; copy tokenizer.json and tokenizer_config.json there")
+        raise FileNotFoundError(f"{folder} has no tokenizer; copy tokenizer.json and tokenizer_config.json there")
 
 
 def _load_model(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
@@ -191,21 +190,20 @@ def _load_model(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # so that they come back in the report, and are refused below
+            ignore_mismatched_sizes=True,  # they are then listed in the report, and refused below
             output_loading_info=True,
         )
     except SafetensorError as error:
-        raise ValueError(f"{source}: its safetensors are damaged ({error}); {_AGAIN}") from error
+        raise ValueError(f"{source}: the safetensors files are damaged ({error}); {_AGAIN}") from error
     except (ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
-        raise ValueError(f"{source}: transformers cannot build what its config.json says ({error})") from error
+        raise ValueError(f"{source}: transformers cannot build the model of config.json ({error})") from error
     except OSError as error:
         raise _explained(error, source) from error
     faults = {kind: report[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")}
     named = [f"{len(keys)} {kind} (first: {min(map(str, keys))})" for kind, keys in faults.items() if keys]
     if named:
         raise ValueError(
-            f"{source}: its weights do not fit its config.json, {', '.join(named)}; such layers would be random; "
-            f"{_AGAIN}"
+            f"{source}: the weights do not match config.json: {', '.join(named)}. Such layers would be random; {_AGAIN}"
         )
     return model
 
@@ -213,8 +211,8 @@ def _load_model(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
 def _load_tokenizer(source: Path | str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    # AutoTokenizer chooses a class by the model's type and may replace the way tokenizer.json splits text (it
-    # does for Qwen2), which changes the ids without a word. A folder's tokenizer.json is read as it stands.
+    # AutoTokenizer chooses a class by the model's type, which may replace the rules of tokenizer.json for splitting
+    # text (for Qwen2 it does) and silently change the ids. The tokenizer.json of a folder is therefore used unchanged.
     verbatim = isinstance(source, Path) and (source / "tokenizer.json").is_file()
     try:
         if verbatim:
@@ -223,46 +221,48 @@ def _load_tokenizer(source: Path | str) -> PreTrainedTokenizerBase:
     except OSError as error:
         raise _explained(error, source) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{source}: its tokenizer files are damaged ({error}); {_AGAIN}") from error
+        raise ValueError(f"{source}: the tokenizer files are damaged ({error}); {_AGAIN}") from error
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, source: Path | str) -> None:
-    """Refuse a tokenizer that would fail later, and less clearly."""
+    """Raise ValueError for a tokenizer that would cause an error later, with a less clear message."""
     rows = model.get_input_embeddings().num_embeddings
     if tokenizer.pad_token_id is None:
         raise ValueError(
-            f"{source}: the tokenizer has no pad token. Set tokenizer.pad_token to a token that never ends an "
-            "answer (the EOS, masked as padding, would never be learned), save it to a folder and load that"
+            f"{source}: the tokenizer has no pad token. Set tokenizer.pad_token to a token that never ends an answer "
+            "(the EOS token would be masked as padding and never learned), save both to a folder and load that."
         )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{source}: the tokenizer has no EOS token; set tokenizer.eos_token and save it")
     if not tokenizer.chat_template:
         raise ValueError(
-            f"{source}: the tokenizer has no chat template, so this is a base model. Use its instruction-tuned "
-            "sibling, or set tokenizer.chat_template, save it to a folder and load that"
+            f"{source}: the tokenizer has no chat template, so this is a base model. Use an instruction-tuned version, "
+            "or set tokenizer.chat_template, save both to a folder and load that."
         )
     if len(tokenizer) > rows:
-        raise ValueError(f"{source}: the tokenizer has {len(tokenizer)} tokens, the model {rows}: not a pair")
+        raise ValueError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, but the model {rows}; use the model's own tokenizer"
+        )
 
 
 def _explained(error: OSError, source: Path | str) -> OSError:
-    """The same failure with what to do about it."""
+    """The same error with advice on what to do."""
     if isinstance(source, Path):
-        return OSError(f"{source}: could not be read ({error}); {_AGAIN}")
+        return OSError(f"{source} could not be read ({error}); {_AGAIN}")
     if _is_gated(error):
         return PermissionError(
             f"name: {source} is gated. Accept its terms on https://huggingface.co/{source}, then sign in once with "
-            "`hf auth login`; or choose a model without a gate, such as Qwen/Qwen2-0.5B-Instruct"
+            "`hf auth login`; or choose a model that is not gated, such as Qwen/Qwen2-0.5B-Instruct."
         )
     return OSError(
-        f"name: there is no folder {source}, and the Hub did not give it. Check the name and the network; without "
-        f"one, download it elsewhere (hf download {source} --local-dir FOLDER) and load that folder. The Hub's "
-        f"own words: {error}"
+        f"name: folder {source} does not exist, and the Hub could not provide this model. Check the name and the "
+        f"network. Without a network, download the model on another computer (hf download {source} --local-dir "
+        f"FOLDER) and load that folder. The message from the Hub was: {error}"
     )
 
 
 def _is_gated(error: BaseException | None) -> bool:
-    """Whether the Hub refused because the model's terms were not accepted."""
+    """Whether the Hub refused access because the terms of the model were not accepted."""
     from huggingface_hub.errors import GatedRepoError
 
     while error is not None and not isinstance(error, GatedRepoError):
@@ -272,7 +272,7 @@ def _is_gated(error: BaseException | None) -> bool:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No bars or reports of transformers while weights are read or written; a download shows its own."""
+    """Hide transformers' progress bars and reports while weights are read or written; downloads show their own."""
     from transformers.utils import logging
 
     hook = logging.set_tqdm_hook(lambda factory, args, kwargs: logging.EmptyTqdm(*args, **kwargs))
@@ -283,3 +283,32 @@ def _quiet_transformers() -> Iterator[None]:
     finally:
         logging.set_tqdm_hook(hook)
         logging.set_verbosity(verbosity)
+
+
+class Session:
+    """A model and its tokenizer that are loaded once, and whose weights can be reset to their initial values.
+
+    A notebook or a dashboard that trains several times uses a session, so that it loads the model only once. A session
+    keeps a second copy of the weights, so it needs twice the memory of the model.
+
+    Args:
+        name, dtype: as for `load_policy`.
+
+    >>> session = Session()
+    >>> before = session.model.get_input_embeddings().weight[0, 0].item()
+    >>> torch.nn.init.zeros_(session.model.get_input_embeddings().weight).sum().item()
+    0.0
+    >>> session.reset()[0].get_input_embeddings().weight[0, 0].item() == before
+    True
+    """
+
+    def __init__(self, name: str | Path = "tiny", dtype: str | torch.dtype | None = None) -> None:
+        self.name = name
+        self.model, self.tokenizer = load_policy(name, dtype)
+        self._loaded = {key: tensor.clone() for key, tensor in self.model.state_dict().items()}
+
+    def reset(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Return the model with its initial weights, without gradients and in eval mode, and the tokenizer."""
+        self.model.load_state_dict(self._loaded)
+        self.model.requires_grad_(True).zero_grad()
+        return self.model.eval(), self.tokenizer

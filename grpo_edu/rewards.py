@@ -1,27 +1,91 @@
-"""Reward functions, and the calls that turn them into one number a completion.
+"""Reward functions, and the functions that compute one reward per completion from them.
 
-A reward function has TRL's signature and works in `trl.GRPOTrainer` unchanged: it is called with the keyword
-arguments `prompts`, `completions`, `completion_ids` and every column of the dataset, each a list of B
-entries, and returns a list of B numbers. None says that the function does not apply to that row. A completion
-is a string or a list of chat messages.
-
-To fix an option, use `functools.partial(length_reward, target=24)`; its metrics keep the function's own name.
+A reward function has TRL's signature and works in `trl.GRPOTrainer` unchanged. It is called with the keyword arguments
+`prompts`, `completions`, `completion_ids` and every column of the dataset, each a list of B entries, and returns a list
+of B numbers. An entry may be None if the function does not apply to that row. A completion is a string or a list of
+chat messages. To set an option, use `functools.partial(length_reward, target=24)`; the metrics keep the name.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.equations import check_equations
-from grpo_edu.gym import gym_score, is_gym
+from grpo_edu.problems.templates import scorer_of
 from grpo_edu.prompts import MARKER, completion_text, extract_answer, normalize_answer
 
 if TYPE_CHECKING:
     import torch
+
+_OPERATOR = r"[-+*/×÷·x]"
+_OPERAND = r"-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,50}(?![0-9]))(?:\.[0-9]{1,50}(?![0-9]))?"
+_STEP = re.compile(rf"[ \t]*({_OPERATOR})[ \t]*({_OPERAND})")
+# One side of an equation: operands joined by operators, as far as possible within the line.
+_SIDE = re.compile(rf"(?<![\w.,$])({_OPERAND})((?:[ \t]*{_OPERATOR}[ \t]*{_OPERAND})*)")
+# Signs that a side continues with something that is not parsed: a parenthesis, a power, a percent sign, more digits.
+_GOES_ON = re.compile(rf"[%^]| [0-9]|[ \t]*{_OPERATOR}[ \t]*\(")
+_GOES_ON_BEFORE = re.compile(r".*[-+*/×÷·^)0-9]")
+_SPELLINGS = str.maketrans({"−": "-", "–": "-", "—": "-", "∗": "*", "⋅": "·"})
+
+
+def check_equations(text: str) -> list[bool]:
+    """Whether each equation in `text` is true, in the order of the text.
+
+    An equation is `a op b … = c` with + - * / (or × ÷ · x) between plain numbers. It is evaluated in exact arithmetic,
+    multiplication before addition, so `1 / 3 = 0.33` and a division by zero are false. In a chain such as
+    `14 + 34 = 48 - 12 = 36` each "=" is checked separately, so the first is false. `48 = 48` contains no operation and
+    does not count as an equation. Expressions with parentheses, powers, percent signs, unknowns (`5 + 4c`), numbers
+    with spaces (`1 1/2`, `1 000`) or units are ignored.
+
+    >>> check_equations("14 + 34 = 48. 48 - 12 = 35. So x = 35.")
+    [True, False]
+    """
+    text = text.translate(_SPELLINGS).replace("\\times", "×").replace("\\div", "÷")
+    verdicts = []
+    for left, right in pairwise(_SIDE.finditer(text)):
+        joined = text[left.end() : right.start()].strip() == "="
+        calculates = bool(left[2] or right[2])
+        if joined and calculates and not _is_cut(text, left, right):
+            a, b = _value(left), _value(right)
+            verdicts.append(a is not None and a == b)
+    return verdicts
+
+
+def _value(side: re.Match) -> Fraction | None:
+    """The exact value of a side such as `8 - 2 * 3`; None for a division by zero."""
+    total, term = Fraction(0), _number(side[1])
+    for operator, operand in _STEP.findall(side[2]):
+        number = _number(operand)
+        if operator == "+":
+            total, term = total + term, number
+        elif operator == "-":
+            total, term = total + term, -number
+        elif operator not in "/÷":
+            term *= number
+        elif number == 0:
+            return None
+        else:
+            term /= number
+    return total + term
+
+
+def _number(operand: str) -> Fraction:
+    return Fraction(operand.replace("$", "").replace(",", ""))
+
+
+def _is_cut(text: str, left: re.Match, right: re.Match) -> bool:
+    """Whether the equation starts before, or continues after, the part that was parsed. A bullet is not a minus."""
+    before = text[: left.start()].rpartition("\n")[2].strip()
+    begins_before = before not in ("-", "*") and _GOES_ON_BEFORE.fullmatch(before)
+    unknown = right[2] and text[right.end() : right.end() + 1].isalpha()
+    return bool(begins_before or unknown or _GOES_ON.match(text, right.end()))
+
 
 Completion = str | list[dict]
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -30,23 +94,23 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 
 def _column(name: str, values: Any, length: int) -> None:
-    """ValueError unless `values` is a list of `length` entries."""
+    """Raise ValueError unless `values` is a list of `length` entries."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{name} must be a list with one entry a completion, got {type(values).__name__}")
+        raise ValueError(f"{name} must be a list with one entry per completion, got {type(values).__name__}")
     if len(values) != length:
-        raise ValueError(f"{name} has {len(values)} entries for {length} completions; give one a completion")
+        raise ValueError(f"{name} has {len(values)} entries for {length} completions; pass one per completion")
 
 
-def _gold(answer: Any, row: int) -> str:
-    """The ground truth in its one spelling; ValueError where there is none to compare with."""
-    text = answer if isinstance(answer, str) else str(answer)
-    gold = extract_answer(text) if MARKER in text else normalize_answer(text)
-    if gold is None:
+def _ground_truth(answer: Any, row: int) -> str:
+    """The ground truth in canonical form; raises ValueError if it has none."""
+    text = str(answer)
+    truth = extract_answer(text) if MARKER in text else normalize_answer(text)
+    if truth is None:
         raise ValueError(
-            f"answer[{row}] is {answer!r}, which is not one number, list of numbers or word, so nothing can "
-            "be right; repair the data, or use None where accuracy does not apply"
+            f"answer[{row}] must be one number, list of numbers or word, got {answer!r}. Fix the data, or use None "
+            "where accuracy does not apply"
         )
-    return gold
+    return truth
 
 
 def accuracy_reward(
@@ -56,19 +120,19 @@ def accuracy_reward(
     level: list | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
-    """1.0 where a completion's answer equals the ground truth, else 0.0; None where the ground truth is None.
+    """1.0 if the answer of a completion equals the ground truth, else 0.0; None if the ground truth is None.
 
-    A task of reasoning-gym has a scorer of its own, from 0 to 1, which is asked instead (`grpo_edu.gym`).
+    A completion without an answer gets 0.0. A *ground truth* without an answer is an error in the data and raises
+    ValueError; if it counted as equal to a missing answer, such completions would get 1.0.
 
-    A completion without a readable answer earns 0.0. A *ground truth* without one is a fault of the data and
-    raises: were both sides "nothing", they would be equal, and public code has paid 1.0 for that.
+    Tasks of reasoning-gym are scored by their own scorer instead, from 0 to 1 (`grpo_edu.problems.gym`).
 
     Args:
         completions: B completions, strings or chats.
-        answer: B ground truths: strings or numbers, or reference solutions that end in `#### x`.
-        prompts, level: of the B rows; only tasks of reasoning-gym need them.
+        answer: B ground truths: strings, numbers, or reference solutions that end in `#### x`.
+        prompts, level: B prompts and levels; needed for tasks of reasoning-gym only.
 
-    Raises ValueError for a ground truth that is no answer, or for lists of different lengths.
+    Raises ValueError for a ground truth that is not an answer, or for lists of different lengths.
 
     >>> accuracy_reward(["14 + 34 = 48. #### 48", "#### 48 or 49"], answer=["48", "48"])
     [1.0, 0.0]
@@ -76,15 +140,16 @@ def accuracy_reward(
     _column("answer", answer, len(completions))
     rewards: list[float | None] = []
     for row, (completion, truth) in enumerate(zip(completions, answer, strict=True)):
-        if level is not None and prompts is not None and is_gym(level[row] or ""):
-            rewards.append(gym_score(completion, prompts[row], level[row]))
+        scorer = None if level is None or prompts is None else scorer_of(level[row] or "")
+        if scorer is not None and level is not None and prompts is not None:
+            rewards.append(scorer.score(completion, prompts[row], level[row]))
         else:
-            rewards.append(None if truth is None else float(extract_answer(completion) == _gold(truth, row)))
+            rewards.append(None if truth is None else float(extract_answer(completion) == _ground_truth(truth, row)))
     return rewards
 
 
 def format_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float]:
-    """1.0 where a completion has exactly one `####`, with one answer behind it and nothing after that line.
+    """1.0 if a completion has exactly one `####`, followed by one answer, on its last line; else 0.0.
 
     >>> format_reward(["2 + 3 = 5. #### 5", "#### 5 #### 6", "The answer is 5", "#### 5 or 6"])
     [1.0, 0.0, 0.0, 0.0]
@@ -98,12 +163,9 @@ def _well_formed(text: str) -> bool:
 
 
 def steps_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float]:
-    """The share of a completion's written equations that hold; 0.0 where none is written.
+    """The fraction of the equations in a completion that are true (see `check_equations`); 0.0 without equations.
 
-    What counts as an equation and when it holds is in `grpo_edu.equations.check_equations`; in short,
-    `a op b … = c` between plain numbers, in exact arithmetic.
-
-    It judges the arithmetic and never sees the question: `1 + 1 = 2` earns 1.0. Pay accuracy beside it.
+    The reward does not depend on the question, so `1 + 1 = 2` gets 1.0. Use it together with `accuracy_reward`.
 
     >>> steps_reward(["14 + 34 = 48. 48 - 12 = 36. #### 36", "14 + 34 = 48. 48 - 12 = 35.", "#### 36"])
     [1.0, 0.5, 0.0]
@@ -115,15 +177,14 @@ def steps_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float
 def length_reward(
     completions: Sequence[Completion], completion_ids: list | None = None, *, target: int = 32, **kwargs: Any
 ) -> list[float]:
-    """1 up to the target length, then falling straight to 0 at twice the target.
+    """1 up to the target length, then decreasing linearly to 0 at twice the target.
 
     reward = 1 − (length − target) / target, clipped to [0, 1].
 
     Args:
         completions: B completions.
-        completion_ids: B lists of token ids. With them a length is in tokens, without them in
-            whitespace-separated words.
-        target: the length that still earns 1.0, in that unit; at least 1.
+        completion_ids: B lists of token ids. With them lengths are in tokens, otherwise in words.
+        target: the largest length with a reward of 1.0, in that unit; at least 1.
 
     Raises ValueError for a target below 1 or lists of different lengths.
 
@@ -141,9 +202,9 @@ def length_reward(
 
 
 def reward_name(reward_func: RewardFunction) -> str:
-    """The name of a reward function in metrics and messages, as TRL has it.
+    """The name of a reward function in metrics and messages, as in TRL.
 
-    `functools.partial` gives the name of what it wraps; an object with `__call__` gives its class's name.
+    For `functools.partial` it is the name of the wrapped function, for an object with `__call__` that of its class.
 
     >>> reward_name(functools.partial(length_reward, target=24))
     'length_reward'
@@ -154,7 +215,7 @@ def reward_name(reward_func: RewardFunction) -> str:
 
 
 class _Naming:
-    """A context whose exceptions come out as a RuntimeError that names the reward function, cause chained."""
+    """A context that raises a RuntimeError with the name of the reward function for any exception inside."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -166,41 +227,29 @@ class _Naming:
         if isinstance(error, Exception):
             raise RuntimeError(
                 f"the reward function '{self.name}' raised {type(error).__name__}: {error}. It is called as "
-                f"{self.name}(prompts=…, completions=…, **columns); take what it does not need with **kwargs"
+                f"{self.name}(prompts=…, completions=…, **columns); accept the arguments it does not need with **kwargs"
             ) from error
 
 
 def _checked(name: str, returned: Any, length: int) -> list[float]:
-    """What a reward function returned as `length` floats, NaN for None; ValueError for anything else."""
+    """The `length` rewards that a reward function returned, as floats, with NaN for None."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
+    returns = f"the reward function '{name}' returned"
     if not isinstance(values, list | tuple):
-        raise ValueError(
-            f"the reward function '{name}' returned {type(returned).__name__}; return a list of {length} "
-            "numbers, one a completion"
-        )
+        raise ValueError(f"{returns} {type(returned).__name__}; return a list of {length} numbers, one per completion")
     if len(values) != length:
-        raise ValueError(
-            f"the reward function '{name}' returned {len(values)} rewards for {length} completions; return "
-            "exactly one a completion, and None where it does not apply"
-        )
-    return [
-        math.nan if value is None else _checked_value(name, value, row) for row, value in enumerate(values)
-    ]
+        raise ValueError(f"{returns} {len(values)} rewards for {length} completions; return exactly one per completion")
+    return [math.nan if value is None else _checked_value(returns, value, row) for row, value in enumerate(values)]
 
 
-def _checked_value(name: str, value: Any, row: int) -> float:
+def _checked_value(returns: str, value: Any, row: int) -> float:
+    remedy = "return a finite number, or None where the function does not apply"
     if hasattr(value, "tolist"):  # a 0-dimensional tensor or array
         value = value.tolist()
     if not isinstance(value, Real):
-        raise ValueError(
-            f"the reward function '{name}' returned {value!r} ({type(value).__name__}) for completion {row}; "
-            "return a number, or None where it does not apply"
-        )
-    if not abs(value) <= _FLOAT32_MAX:  # type: ignore[operator]  # NaN compares false; typeshed's Real does not compare
-        raise ValueError(
-            f"the reward function '{name}' returned {value} for completion {row}, no finite float32; "
-            "return a finite number, or None where it does not apply"
-        )
+        raise ValueError(f"{returns} {value!r} ({type(value).__name__}) for completion {row}; {remedy}")
+    if not abs(value) <= _FLOAT32_MAX:  # type: ignore[operator]  # False for NaN; typeshed's Real does not compare
+        raise ValueError(f"{returns} {value} for completion {row}, which is not a finite float32; {remedy}")
     return float(value)
 
 
@@ -211,19 +260,19 @@ def compute_rewards(
     completions: Sequence[Completion],
     **columns: Any,
 ) -> torch.Tensor:
-    """Call every reward function on every completion, and check what it returns.
+    """Call every reward function on all completions, and check the results.
 
     Args:
         reward_funcs: K functions with TRL's signature, or one.
-        prompts: B prompts. completions: B completions.
-        columns: more keyword arguments for the functions, such as `answer` and `completion_ids`; a list
-            must have B entries.
+        prompts, completions: B prompts and completions.
+        columns: further keyword arguments for the functions, such as `answer` and `completion_ids`; a list must have B
+            entries.
 
     Returns: `rewards_per_func`, (B, K) float32, NaN where a function returned None.
 
-    Raises RuntimeError naming a function that raised, with its exception chained; ValueError for one that
-    returns another number of rewards, or a reward that is not a finite number, and for a row to which no
-    function applies: a policy cannot learn from a completion that nothing judges.
+    Raises RuntimeError if a function raises an exception, with the function's name and the exception as its cause;
+    ValueError if a function returns a wrong number of rewards or a reward that is not a finite number, or if no
+    function applies to a row, because a policy cannot learn from a completion without a reward.
 
     >>> compute_rewards(
     ...     [accuracy_reward, steps_reward],
@@ -260,14 +309,14 @@ def compute_rewards(
 def combine_rewards(
     rewards_per_func: torch.Tensor, weights: Sequence[float] | torch.Tensor | None = None
 ) -> torch.Tensor:
-    """One reward a completion: the weighted sum over the functions that apply, as TRL.
+    """The total reward of each completion: the weighted sum over the functions that apply, as in TRL.
 
-    rewards[b] = Σ_k weights[k] · rewards_per_func[b, k], leaving out NaN. A row of NaN alone stays NaN; a sum
-    over nothing would make it a 0 that looks earned.
+    rewards[b] = Σ_k weights[k] · rewards_per_func[b, k], without NaN. A row with only NaN stays NaN, because 0 would
+    look like a reward.
 
     Args:
         rewards_per_func: (B, K) float, NaN where a function does not apply.
-        weights: K finite numbers; 1 each if None.
+        weights: K finite numbers; None: each is 1.
 
     Returns: `rewards`, (B,).
 
@@ -286,7 +335,7 @@ def combine_rewards(
     weights = torch.as_tensor(weights, dtype=rewards_per_func.dtype, device=rewards_per_func.device)
     if weights.shape != rewards_per_func.shape[1:]:
         raise ValueError(
-            f"weights must have one entry a reward function, {rewards_per_func.shape[1]}; "
+            f"weights must have {rewards_per_func.shape[1]} entries, one per reward function, "
             f"got shape {tuple(weights.shape)}"
         )
     if not torch.isfinite(weights).all():

@@ -1,7 +1,8 @@
-"""Rollout: sample G completions of each of N prompts and keep what a policy-gradient step needs of them.
+"""Sample G completions for each of N prompts, and keep what a policy-gradient step needs of them.
 
-A rollout is B = N·G samples, those of a group adjacent. `generate` reads every prompt once (module `decoding`), then
-draws one token a sample and step until each has emitted a stop token. Samples that agree so far are computed once.
+A rollout has B = N·G rows, and the rows of a group are adjacent. `generate` processes each prompt once and then draws
+one token per completion and step until a stop token. While completions of a group are still identical, they are
+computed only once (`grpo_edu.fast.decoding`).
 """
 
 from __future__ import annotations
@@ -15,47 +16,110 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grpo_edu.sampling import sample_tokens
+from grpo_edu.config import GRPOConfig
+from grpo_edu.fast.cores import FreeCores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+def sample_tokens(
+    logits: Tensor,
+    uniform: Tensor,
+    *,
+    rows: Tensor | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per sample by inverting the cumulative distribution.
+
+    token = the first v with Σ_{w ≤ v} p(w) > u, where u ~ U[0, 1) and p = softmax(logits / temperature), filtered.
+    The sum is computed in float64, because in float32 the unlikely tokens of a large vocabulary would be lost.
+
+    Args:
+        logits: (n, V), not yet divided by the temperature.
+        uniform: (m,) float64 in [0, 1), one number per sample.
+        rows: (m,) long, the row of `logits` for each sample; None: one sample per row, so m = n.
+        temperature: 0 selects the most likely token.
+        top_p, top_k, min_p: see `filter_logits`.
+
+    Returns:
+        Tokens (m,) long, and their log-probabilities (m,) float32 in nats, at this temperature (1 if it is 0) and
+        before filtering.
+
+    >>> logits = torch.log(torch.tensor([[0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]))
+    >>> tokens, logps = sample_tokens(logits, torch.tensor([0.1, 0.6], dtype=torch.float64))
+    >>> tokens.tolist(), [round(p, 3) for p in logps.exp().tolist()]
+    ([0, 2], [0.2, 0.5])
+    """
+    logps = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    if rows is None:
+        rows = torch.arange(len(logits), device=logits.device)
+    if temperature == 0:
+        tokens = logps.argmax(dim=-1)[rows]
+    else:
+        probabilities = filter_logits(logps, top_k=top_k, top_p=top_p, min_p=min_p).exp()
+        cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)[rows]
+        threshold = uniform[:, None] * cumulative[:, -1:]  # after filtering, the probabilities do not sum to 1
+        tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
+    return tokens, logps[rows, tokens]
+
+
+def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+    """Set the logits (n, V) of tokens that must not be sampled to -inf, with the order and definitions of transformers.
+
+    `top_k` keeps the k most likely tokens, and those that tie with the last of them (0 is off). Then `top_p` keeps the
+    smallest set of the most likely tokens with a total probability of at least p (1 is off; nucleus sampling, arXiv
+    1904.09751). Then `min_p` keeps the tokens that are at least min_p times as likely as the most likely one (0 is off;
+    arXiv 2407.01082). The most likely token is always kept. The logits are already divided by the temperature.
+
+    >>> logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
+    >>> filter_logits(logits, top_p=0.7).exp().round(decimals=2)
+    tensor([[0.5000, 0.3000, 0.0000]])
+    """
+    if top_k > 0:
+        kth = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, float("-inf"))
+    if top_p < 1:
+        ascending, order = logits.sort(dim=-1)
+        removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+        removed[:, -1] = False
+        logits = logits.masked_fill(removed.scatter(1, order, removed), float("-inf"))
+    if min_p > 0:
+        probabilities = logits.softmax(dim=-1)
+        likeliest = probabilities.amax(dim=-1, keepdim=True)
+        logits = logits.masked_fill(probabilities < min_p * likeliest, float("-inf"))
+    return logits
+
+
 @dataclass(frozen=True)
 class Rollout:
-    """B = N·G sampled completions, P prompt tokens and C completion tokens wide. All tensors are detached."""
+    """B = N·G sampled completions with at most P prompt tokens and C completion tokens. All tensors are detached."""
 
-    prompts: list[str]  # B rendered prompts: each of the N repeated G times
+    prompts: list[str]  # B rendered prompts: each of the N prompts G times
     completions: list[str]  # B decoded completions, without special tokens
     prompt_ids: Tensor  # (B, P) long, left-padded
     prompt_mask: Tensor  # (B, P) long, 1 for a token, 0 for padding
-    completion_ids: Tensor  # (B, C) long, right-padded; C is the longest completion of the batch
-    completion_mask: Tensor  # (B, C) long, 1 through the first stop token, inclusive
+    completion_ids: Tensor  # (B, C) long, right-padded; C is the length of the longest completion
+    completion_mask: Tensor  # (B, C) long, 1 up to and including the first stop token
     sampling_per_token_logps: Tensor  # (B, C) float32, nats; 0 at padding
-    is_truncated: Tensor  # (B,) bool: the room ended before a stop token came
+    is_truncated: Tensor  # (B,) bool: the limit was reached before a stop token
     num_generations: int  # G
 
     def __post_init__(self) -> None:
         rows = len(self.prompts)
         if self.num_generations < 1 or rows % self.num_generations:
-            raise ValueError(f"prompts: {rows} rows do not divide into groups of {self.num_generations}")
+            raise ValueError(f"prompts has {rows} rows, not a multiple of num_generations = {self.num_generations}")
         if len(self.completions) != rows:
-            raise ValueError(f"completions: expected {rows}, one a prompt, got {len(self.completions)}")
-        prompt_shape, completion_shape = (
-            (rows, self.prompt_ids.shape[-1]),
-            (rows, self.completion_ids.shape[-1]),
-        )
-        wanted = {
-            "prompt_ids": prompt_shape,
-            "prompt_mask": prompt_shape,
-            "completion_ids": completion_shape,
-            "completion_mask": completion_shape,
-            "sampling_per_token_logps": completion_shape,
-            "is_truncated": (rows,),
-        }
-        for name, shape in wanted.items():
+            raise ValueError(f"completions must have {rows} entries, one per prompt, got {len(self.completions)}")
+        prompt_shape, completion_shape = (rows, self.prompt_ids.shape[-1]), (rows, self.completion_ids.shape[-1])
+        shapes = dict.fromkeys(("prompt_ids", "prompt_mask"), prompt_shape)
+        shapes |= dict.fromkeys(("completion_ids", "completion_mask", "sampling_per_token_logps"), completion_shape)
+        for name, shape in (shapes | {"is_truncated": (rows,)}).items():
             if getattr(self, name).shape != shape:
-                raise ValueError(f"{name}: expected shape {shape}, got {tuple(getattr(self, name).shape)}")
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(getattr(self, name).shape)}")
 
 
 def generate(
@@ -74,49 +138,48 @@ def generate(
 ) -> Rollout:
     """Sample `num_generations` completions of every prompt.
 
-    Token t of a row is drawn from softmax(logits_t / temperature), after the filters if there are any: the
-    distribution of transformers' `generate`, several times faster.
+    Token t of a completion is drawn from softmax(logits_t / temperature), after filtering. This is the distribution of
+    transformers' `generate`, several times faster.
 
     Args:
-        model: a causal language model. It runs in eval mode, without gradient, and is left in the mode it
-            came in.
-        tokenizer: its tokenizer; must have a pad token.
-        prompts: N rendered prompts (`prompts.render_prompt`); no special tokens are added to them.
-        num_generations: G, completions a prompt (1 is allowed: an evaluation needs no group).
-        max_completion_length: most tokens a completion may have.
-        temperature: divides the logits; 0 takes the likeliest token (greedy).
-        top_p, top_k, min_p: filters, see `sampling.filter_logits`; off by default.
-        stop_tokens: tokens, by id or by their text, that end a completion as well as the tokenizer's and model's own.
-        generator: the source of all randomness; one seeded alike gives the same rollout.
+        model: a causal language model. It is used in eval mode without gradient, and then put back into its own mode.
+        tokenizer: its tokenizer, with a pad token.
+        prompts: N rendered prompts (`grpo_edu.prompts.render_prompt`); no special tokens are added to them.
+        num_generations: G, completions per prompt. It may be 1, because an evaluation needs no groups.
+        max_completion_length: the largest number of tokens in a completion.
+        temperature, top_p, top_k, min_p: see `sample_tokens`; without filters by default.
+        stop_tokens: ids or texts of further tokens that end a completion.
+        generator: random number generator; the same random seed gives the same rollout.
 
     Returns:
-        A `Rollout` of B = N·G rows. Its `sampling_per_token_logps` are log-probabilities under the model at
-        this temperature (1 when greedy) *before* the filters: what `logprobs.per_token_logps` computes, so
-        that the ratio of a first update is 1 (but for rounding).
+        A `Rollout` of B = N·G rows. Its `sampling_per_token_logps` are the log-probabilities at this temperature (1 if
+        it is 0) *before* filtering, as `grpo_edu.logprobs.per_token_logps` computes them. The importance ratio of the
+        first update is therefore 1, apart from rounding.
 
     Raises:
-        ValueError: an argument is out of range, a prompt does not fit the model's context, a stop token is none,
-            the tokenizer has no pad or stop token, or the model's logits are not finite.
+        ValueError: an argument is out of range, a prompt is too long for the model's context, an entry of `stop_tokens`
+            is not a token, the tokenizer has no pad or stop token, or the model's logits are not finite.
     """
-    from grpo_edu.decoding import TreeDecoder  # imports transformers
+    from grpo_edu.fast.decoding import TreeDecoder  # imports transformers
 
     _check_arguments(num_generations, max_completion_length, temperature, top_p, top_k, min_p)
     stop_ids = stop_token_ids(model, tokenizer, stop_tokens)
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)
     ids, logps = prompt_ids.new_full(shape, tokenizer.pad_token_id), torch.zeros(shape, device=model.device)
-    lengths = prompt_ids.new_zeros(shape[0])  # 0: still running
-    # One uniform number a token, drawn beforehand: what a sample draws does not depend on which others still run.
+    lengths = prompt_ids.new_zeros(shape[0])  # 0: not yet complete
+    # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(model.device)
 
     sample = partial(sample_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
 
-    with _inference(model):
+    with _inference(model), FreeCores() as cores:
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, shape[0], max_completion_length)
-        samples = torch.arange(shape[0], device=model.device)  # those that still run
-        rows = samples // num_generations  # the decoder's row that each of them is in
+        samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete
+        rows = samples // num_generations  # the row of the decoder for each of them
         for step in range(max_completion_length):
+            cores.look()
             tokens, logps[samples, step] = sample(decoder.logits, uniform[samples, step], rows=rows)
             ids[samples, step] = tokens
             stopped = torch.isin(tokens, stop_ids)
@@ -127,60 +190,95 @@ def generate(
                 break
             rows = decoder.step(rows, tokens)
     if not torch.isfinite(logps).all():
-        raise ValueError("model: its logits are not finite; the training diverged (try a smaller learning rate)")
+        raise ValueError("model: the logits are not finite, so training has diverged; try a smaller learning_rate")
     return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations)
+
+
+@dataclass
+class Sampler:
+    """Samples the rollouts of a training run from its policy, with the sampling settings of the config.
+
+    `grpo_edu.quantization.rollouts.QuantizedSampler` samples from a quantized copy instead.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    config: GRPOConfig
+
+    def policy(self) -> PreTrainedModel:
+        """The model that samples."""
+        return self.model
+
+    def generate(self, prompts: Sequence[str], generator: torch.Generator) -> Rollout:
+        """`num_generations` completions of each rendered prompt."""
+        return generate(
+            self.policy(),
+            self.tokenizer,
+            prompts,
+            num_generations=self.config.num_generations,
+            max_completion_length=self.config.max_completion_length,
+            temperature=self.config.temperature,
+            top_p=self.config.top_p,
+            top_k=self.config.top_k,
+            min_p=self.config.min_p,
+            generator=generator,
+        )
+
+    def importance_weights(self, old_per_token_logps: Tensor, sampling_per_token_logps: Tensor) -> Tensor | None:
+        """Weights (B, C) of the policy loss if another policy sampled; None if the trained policy itself did."""
+        return None
+
+    def metrics(self, old_per_token_logps: Tensor, rollout: Rollout) -> dict[str, float]:
+        """Metrics of the difference between the policy that sampled and the one that is trained; here there is none."""
+        return {}
 
 
 def stop_token_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[int | str] = ()
 ) -> Tensor:
-    """Ids that end a completion, (S,) long: the tokenizer's EOS, those of the model's generation config, `stop_tokens`.
+    """Ids (S,) that end a completion: `stop_tokens`, the tokenizer's EOS and those of the model's generation config.
 
     Raises:
-        ValueError: there are none, or one of `stop_tokens` is no single token of the tokenizer.
+        ValueError: there are none, or an entry of `stop_tokens` is not exactly one token of the tokenizer.
     """
     if isinstance(stop_tokens, str):
-        raise ValueError(f"stop_tokens: must be a list of tokens, got the string {stop_tokens!r}")
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = {tokenizer.eos_token_id, *(named if isinstance(named, Sequence) else [named])} - {None}
+        raise ValueError(f"stop_tokens must be a list of tokens, got the string {stop_tokens!r}")
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, Sequence) else [eos])} - {None}
     for stop in stop_tokens:
-        found = tokenizer.encode(stop, add_special_tokens=False) if isinstance(stop, str) else [stop]
-        if len(found) != 1 or not 0 <= found[0] < len(tokenizer):
-            raise ValueError(f"stop_tokens: {stop!r} is no single token of this tokenizer; give one token, or its id")
-        ids.update(found)
+        encoded = tokenizer.encode(stop, add_special_tokens=False) if isinstance(stop, str) else [stop]
+        if len(encoded) != 1 or not 0 <= encoded[0] < len(tokenizer):
+            raise ValueError(f"stop_tokens: {stop!r} is not a single token of this tokenizer; use one token, or its id")
+        ids.update(encoded)
     if not ids:
-        raise ValueError("tokenizer: has no EOS token, so no completion could end; set tokenizer.eos_token")
+        raise ValueError("tokenizer has no EOS token, so no completion could end; set tokenizer.eos_token")
     return torch.tensor(sorted(ids), device=model.device)
 
 
 def encode_prompts(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    *,
-    max_completion_length: int,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *, max_completion_length: int
 ) -> tuple[Tensor, Tensor]:
-    """Tokenize N rendered prompts and pad them on the left: ids and mask, each (N, P) long.
+    """Tokenize N rendered prompts and pad them on the left; returns ids and mask, each (N, P) long.
 
     Raises:
-        ValueError: no prompts, not strings, one without tokens, one that leaves no room for a completion, no
-            pad token.
+        ValueError: `prompts` is empty or not a list of strings, a prompt has no tokens or is too long for the model's
+            context, or the tokenizer has no pad token.
     """
     if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
-        raise ValueError("prompts: must be a list of rendered strings; see grpo_edu.prompts.render_prompt")
+        raise ValueError("prompts must be a list of rendered strings; see grpo_edu.prompts.render_prompt")
     if not prompts:
-        raise ValueError("prompts: is empty; give at least one")
+        raise ValueError("prompts is empty; pass at least one")
     if tokenizer.pad_token_id is None:
-        raise ValueError("tokenizer: has no pad token; set tokenizer.pad_token to one that never ends a completion")
+        raise ValueError("tokenizer has no pad token; set tokenizer.pad_token to one that never ends a completion")
     encoded = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
     context = getattr(model.config, "max_position_embeddings", None)
     for index, prompt in enumerate(encoded):
         if not prompt:
-            raise ValueError(f"prompts[{index}]: has no tokens; render it with grpo_edu.prompts.render_prompt")
+            raise ValueError(f"prompts[{index}] has no tokens; render it with grpo_edu.prompts.render_prompt")
         if context and len(prompt) + max_completion_length > context:
             raise ValueError(
-                f"prompts[{index}]: {len(prompt)} tokens and a completion of up to {max_completion_length} exceed "
-                f"the model's context of {context}; shorten the prompt or lower max_completion_length"
+                f"prompts[{index}] has {len(prompt)} tokens, which with a completion of up to {max_completion_length} "
+                f"exceed the model's context of {context}; shorten the prompt or lower max_completion_length"
             )
     width = max(map(len, encoded))
     padded = [[tokenizer.pad_token_id] * (width - len(prompt)) + prompt for prompt in encoded]
@@ -189,20 +287,15 @@ def encode_prompts(
 
 
 def _check_arguments(
-    num_generations: int,
-    max_completion_length: int,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    min_p: float,
+    num_generations: int, max_completion_length: int, temperature: float, top_p: float, top_k: int, min_p: float
 ) -> None:
     checks = {
-        f"num_generations: must be at least 1, got {num_generations}": num_generations >= 1,
-        f"max_completion_length: must be at least 1, got {max_completion_length}": max_completion_length >= 1,
-        f"temperature: must be 0 (greedy) or positive, got {temperature}": 0 <= temperature < float("inf"),
-        f"top_p: must be above 0 and at most 1 (off), got {top_p}": 0 < top_p <= 1,
-        f"top_k: must be at least 0 (off), got {top_k}": top_k >= 0,
-        f"min_p: must be from 0 (off) to 1, got {min_p}": 0 <= min_p <= 1,
+        f"num_generations must be at least 1, got {num_generations}": num_generations >= 1,
+        f"max_completion_length must be at least 1, got {max_completion_length}": max_completion_length >= 1,
+        f"temperature must be 0 (greedy) or positive, got {temperature}": 0 <= temperature < float("inf"),
+        f"top_p must be greater than 0 and at most 1 (off), got {top_p}": 0 < top_p <= 1,
+        f"top_k must be 0 (off) or greater, got {top_k}": top_k >= 0,
+        f"min_p must be between 0 (off) and 1, got {min_p}": 0 <= min_p <= 1,
     }
     for message, holds in checks.items():
         if not holds:
@@ -211,7 +304,7 @@ def _check_arguments(
 
 @contextmanager
 def _inference(model: PreTrainedModel) -> Iterator[None]:
-    """Eval mode and no autograd inside; every submodule's own mode restored after, also when interrupted."""
+    """A context in eval mode and without autograd, after which each submodule has its own mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -232,7 +325,7 @@ def _rollout(
     lengths: Tensor,
     num_generations: int,
 ) -> Rollout:
-    """Trim (B, max_completion_length) to the longest completion and decode; a length of 0 means truncated."""
+    """Trim (B, max_completion_length) to the longest completion and decode it; a length of 0 means truncated."""
     is_truncated = lengths == 0
     lengths = lengths.masked_fill(is_truncated, ids.shape[1])
     longest = int(lengths.max())

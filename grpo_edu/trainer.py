@@ -1,59 +1,48 @@
-"""GRPO as a loop to read: sample, score, compare within the group, learn. `train` yields one dict of metrics a step.
+"""Train a policy with GRPO: sample completions, score them, compare them within their groups, and update the policy.
 
-DeepSeekMath (arXiv 2402.03300), algorithm 1, with the variants of `grpo_edu.losses`.
+`train` yields the metrics of each step. It follows algorithm 1 of DeepSeekMath (arXiv 2402.03300), with the variants of
+`grpo_edu.losses`. Read it from top to bottom: `train` is the loop over steps, `update_policy` takes the optimizer steps
+for one rollout, and `micro_batch_loss` computes the loss of one micro-batch.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.adapters import adapters_off
-from grpo_edu.advantages import group_advantages, rloo_advantages
+from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages
 from grpo_edu.config import GRPOConfig
+from grpo_edu.fast.lora import adapters_off, reference_policy
+from grpo_edu.fast.memory import recomputed_layers
+from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
+from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
 from grpo_edu.logprobs import group_logps
-from grpo_edu.losses import clip_fractions, grpo_loss, per_token_kl
-from grpo_edu.memory import recomputed_layers
+from grpo_edu.losses import clip_fractions, per_token_kl, per_token_loss, token_weights, weighted_sum
 from grpo_edu.metrics import masked_mean, rollout_metrics
-from grpo_edu.micro_batches import MicroBatches
-from grpo_edu.optimizers import Stepper, make_stepper
-from grpo_edu.problems import Problem
-from grpo_edu.processes import this_process
+from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import render_prompt
-from grpo_edu.quantized_rollouts import batch_mismatch, rollout_weights, sampling_policy
+from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards, reward_name
-from grpo_edu.rollout import Rollout, generate
-from grpo_edu.shared_rollouts import join_rollouts, own_draws
-from grpo_edu.training_state import TrainingState, problem_order, start_training
+from grpo_edu.rollout import Rollout, Sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = [
-    "Batch",
-    "GRPOConfig",
-    "TrainingState",
-    "compute_advantages",
-    "score_rollout",
-    "start_training",
-    "train",
-    "update_policy",
-]
-
 
 @dataclass
 class Batch:
-    """A scored rollout, ready to learn from: B = N·G completions of at most C tokens.
+    """A scored rollout: B = N·G completions of at most C tokens.
 
     rollout: the completions. rewards_per_func: (B, K). rewards, advantages: (B,).
-    loss_mask: (B, C), the completion mask, with truncated rows zeroed where the config says so.
+    loss_mask: (B, C), the completion mask; rows of truncated completions are 0 if `mask_truncated_completions` is set.
     """
 
     rollout: Rollout
@@ -61,6 +50,102 @@ class Batch:
     rewards: Tensor
     advantages: Tensor
     loss_mask: Tensor
+
+
+@dataclass
+class TrainingState:
+    """The state of a training run between two steps, in addition to the weights; a checkpoint stores it.
+
+    optimizer, scheduler: the optimizer and its learning-rate schedule.
+    stepper: accumulates gradients and takes optimizer steps.
+    micro_batches: divides a batch into micro-batches that fit into memory, and remembers when memory ran out.
+    sampler: samples the rollouts. generator: random number generator of the sampling.
+    reference: the frozen reference policy of the KL term, or None.
+    step: number of completed steps. num_tokens: number of tokens processed.
+    batch, batch_step: the batch of the last step, which may have failed, and the number of that step.
+    """
+
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    stepper: Stepper
+    micro_batches: MicroBatches
+    sampler: Sampler
+    generator: torch.Generator
+    reference: PreTrainedModel | None = None
+    step: int = 0
+    num_tokens: int = 0
+    batch: Batch | None = None
+    batch_step: int = 0
+
+
+def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
+    """The advantages (B,), computed with the estimator of the config."""
+    if config.advantage_estimator == "rloo":
+        return rloo_advantages(rewards, config.num_generations)
+    return group_advantages(rewards, config.num_generations, scale_rewards=config.scale_rewards)
+
+
+def score_rollout(
+    rollout: Rollout,
+    problems: Sequence[Problem],
+    reward_funcs: Sequence[RewardFunction],
+    config: GRPOConfig,
+    advantages: Callable[[Tensor, GRPOConfig], Tensor] = compute_advantages,
+) -> Batch:
+    """Compute rewards, advantages and loss mask of a rollout; each of the N problems belongs to one group of G rows."""
+    rows = [problem for problem in problems for _ in range(rollout.num_generations)]
+    lengths = rollout.completion_mask.sum(dim=1).tolist()
+    completion_ids = [ids[:length] for ids, length in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
+    rewards_per_func = compute_rewards(
+        reward_funcs,
+        prompts=[problem.prompt for problem in rows],
+        completions=rollout.completions,
+        completion_ids=completion_ids,
+        answer=[problem.answer for problem in rows],
+        level=[problem.level for problem in rows],
+        solution=[problem.solution for problem in rows],
+    )
+    rewards = combine_rewards(rewards_per_func, config.reward_weights)
+    loss_mask = rollout.completion_mask
+    if config.mask_truncated_completions:
+        loss_mask = loss_mask * ~rollout.is_truncated[:, None]
+    return Batch(rollout, rewards_per_func, rewards, advantages(rewards, config), loss_mask)
+
+
+def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
+    """The indices of the rows that have a gradient, in whole groups.
+
+    A group whose rewards are all equal has zero advantages. It has no gradient without a KL term, and is then left out.
+    """
+    groups = torch.arange(len(batch.rewards)).view(-1, config.num_generations)
+    if not config.beta:
+        groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
+    return groups.flatten()
+
+
+def sampled_with(old_per_token_logps: Tensor | None, ref_per_token_logps: Tensor | None) -> Tensor | None:
+    """The log-probabilities (B, C) in the denominator of the ratio: those at the start of the update."""
+    return old_per_token_logps
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a step, which a study may replace; the defaults are correct GRPO.
+
+    render: question → prompt. score: rollout → batch. advantages: rewards (B,) → advantages (B,).
+    rows: batch → indices of the rows with a gradient. old_logps: selects the log-probabilities of the old policy.
+    loss: log-probabilities, advantages and mask → loss of each token (B, C).
+    """
+
+    render: Callable[..., str] = render_prompt
+    score: Callable[..., Batch] = score_rollout
+    advantages: Callable[[Tensor, GRPOConfig], Tensor] = compute_advantages
+    rows: Callable[[Batch, GRPOConfig], Tensor] = rows_with_gradient
+    old_logps: Callable[[Tensor | None, Tensor | None], Tensor | None] = sampled_with
+    loss: Callable[..., Tensor] = per_token_loss
+
+
+GRPO_STAGES = Stages()
 
 
 def train(
@@ -72,54 +157,49 @@ def train(
     *,
     penalty: Callable[[nn.Module], Tensor] | None = None,
     state: TrainingState | None = None,
+    stages: Stages = GRPO_STAGES,
 ) -> Generator[dict[str, float], None, None]:
     """Train `model` in place with GRPO; yields the metrics of each step, under TRL's keys.
 
     Args:
-        model: a causal language model; it is trained as it stands, dropout off, so that the policy that learns is
-            the policy that sampled.
+        model: a causal language model. It is trained without dropout, so that the policy that is trained is the
+            policy that sampled.
         tokenizer: its tokenizer, with a chat template and a pad token.
-        problems: at least `config.prompts_per_step`; they come in a shuffled order, all once before any twice.
+        problems: at least `config.prompts_per_step`. They are shuffled, and each is used once before any is repeated.
         reward_funcs: one or more functions with TRL's signature (see `grpo_edu.rewards`).
-        config: the settings. Where memory is short, the batch goes through in more parts than the settings ask for,
-            which changes the result by rounding only.
+        config: the settings. If memory is short, the batch is divided into more micro-batches than the settings
+            require, which changes the result by rounding only.
         penalty: a scalar function of the model that is added to the loss of every update (EWC, for example). Its
-            gradient may be as long as its strength makes it: `abort_grad_norm` does not hold then.
-        state: from `start_training`, to look at between two steps, or to go on from where it stands; None: a new one.
+            gradient may be large, so `abort_grad_norm` is not applied.
+        state: from `start_training`, to inspect it between two steps or to continue a run; None: a new one.
+        stages: replacements for stages of the step (for example in the faulty runs of the diagnosis lab).
 
     Raises:
-        ValueError: too few problems, a memory budget that is too small, or what the stages refuse; RuntimeError: a
-        reward function failed; FloatingPointError: the gradient is not finite, or longer than `abort_grad_norm`;
-        MemoryError: a single completion is too much. The model keeps the weights of the last good update.
+        ValueError: there are too few problems, the memory budget is too small, or a stage refuses its input.
+        RuntimeError: a reward function raised an exception.
+        FloatingPointError: the norm of the gradient is not finite, or larger than `abort_grad_norm`.
+        MemoryError: a single completion does not fit into memory.
+        In each case the model keeps the weights of the last good update.
     """
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
     names = [reward_name(func) for func in reward_funcs]
     state = state or start_training(model, tokenizer, problems, config)
     if penalty is not None:
-        config = replace(config, abort_grad_norm=None)
+        state.stepper.abort_grad_norm = None
     order = problem_order(len(problems), config.seed, config.prompts_per_step, shuffle=config.shuffle_dataset)
     order = islice(order, state.step, None)
-    passes = MicroBatches(model, config, state.room)
     model.eval()
     for step in range(state.step + 1, config.max_steps + 1):
         started = time.perf_counter()
         chosen = [problems[index] for index in next(order)]
-        prompts = [render_prompt(tokenizer, problem.prompt) for problem in chosen]
-        with own_draws(state.generator, config) as own:  # of several processes each samples its part of the prompts
-            rollout = generate(
-                sampling_policy(model, config), tokenizer, prompts[own], num_generations=config.num_generations,
-                max_completion_length=config.max_completion_length, temperature=config.temperature, top_p=config.top_p,
-                top_k=config.top_k, min_p=config.min_p, generator=state.generator,
-            )  # fmt: skip
-        rollout = join_rollouts(rollout, tokenizer.pad_token_id)
-        batch = score_rollout(rollout, chosen, reward_funcs, config)
+        prompts = [stages.render(tokenizer, problem.prompt) for problem in chosen]
+        rollout = state.sampler.generate(prompts, state.generator)
+        batch = stages.score(rollout, chosen, reward_funcs, config, stages.advantages)
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
-        update = update_policy(
-            model, batch, state.optimizer, config, reference=state.reference, penalty=penalty, passes=passes
-        )
+        update = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
         state.scheduler.step()
-        state.step, state.room = step, passes.room
+        state.step = step
         state.num_tokens += int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
         yield {
             "step": step,
@@ -132,168 +212,197 @@ def train(
         }
 
 
-def score_rollout(
-    rollout: Rollout, problems: Sequence[Problem], reward_funcs: Sequence[RewardFunction], config: GRPOConfig
-) -> Batch:
-    """Rewards and advantages of a rollout; each of the N problems stands for the G rows of its group.
-
-    Of several processes each computes rewards of its part of the groups, and gets those of the others.
-    """
-    processes, group = this_process(), rollout.num_generations
-    own = processes.part(len(problems))
-    rows = [problem for problem in problems[own] for _ in range(group)]
-    own = slice(own.start * group, own.stop * group)
-    ids, lengths = rollout.completion_ids[own].tolist(), rollout.completion_mask[own].sum(dim=1).tolist()
-    rewards_per_func = compute_rewards(
-        reward_funcs,
-        prompts=[problem.prompt for problem in rows],
-        completions=rollout.completions[own],
-        completion_ids=[row[:length] for row, length in zip(ids, lengths, strict=True)],
-        answer=[problem.answer for problem in rows],
-        level=[problem.level for problem in rows],
-        solution=[problem.solution for problem in rows],
-    )
-    rewards_per_func = torch.cat(processes.exchange("rewards", rewards_per_func))
-    rewards = combine_rewards(rewards_per_func, config.reward_weights)
-    advantages = compute_advantages(rewards, config)
-    loss_mask = rollout.completion_mask
-    if config.mask_truncated_completions:
-        loss_mask = loss_mask * ~rollout.is_truncated[:, None]
-    return Batch(rollout, rewards_per_func, rewards, advantages, loss_mask)
-
-
-def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
-    """(B,) advantages by the estimator that the config names."""
-    if config.advantage_estimator == "rloo":
-        return rloo_advantages(rewards, config.num_generations)
-    return group_advantages(rewards, config.num_generations, scale_rewards=config.scale_rewards)
-
-
 def update_policy(
     model: PreTrainedModel,
     batch: Batch,
-    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
     config: GRPOConfig,
     *,
-    reference: PreTrainedModel | None = None,
     penalty: Callable[[nn.Module], Tensor] | None = None,
-    passes: MicroBatches | None = None,
+    stages: Stages = GRPO_STAGES,
 ) -> dict[str, float]:
-    """Take `num_iterations` optimizer steps on one batch; returns the means over them of loss, grad_norm,
-    clip_ratio/* and, with beta, kl. `passes` says how the batch is cut, and remembers where memory ran out.
+    """Take `num_iterations` optimizer steps on one batch; returns their mean metrics.
 
-    Raises FloatingPointError before the weights change when the gradient is not finite, or too long.
+    The metrics are loss, grad_norm, clip_ratio/* and, with beta, kl. Raises FloatingPointError before the weights
+    change if the norm of the gradient is not finite, or too large.
     """
-    passes = passes or MicroBatches(model, config)
-    stepper = make_stepper(optimizer, config)
-    old_per_token_logps: Tensor | None = None  # known after the first iteration: the policy that sampled
-    ref_per_token_logps: Tensor | None = None
-    if reference is not None:
-        with torch.no_grad(), adapters_off(reference):
-            ref_per_token_logps = passes.run(batch, partial(score_parts, reference, batch, config))
+    rollout, rows = batch.rollout, stages.rows(batch, config)
+    weights = token_weights(
+        batch.loss_mask, loss_type=config.loss_type, max_completion_length=config.max_completion_length
+    )
+    old_per_token_logps: Tensor | None = None  # of the policy that sampled, known after the first iteration
+    ref_per_token_logps = score_reference(rollout, rows, state, config)
+
+    def take_step(old: Tensor | None, parts: Sequence[Tensor]) -> tuple[dict[str, float], Tensor]:
+        """Take one optimizer step with micro-batches, given as row indices; returns metrics and logps (B, C)."""
+        logps, metrics = torch.zeros_like(rollout.sampling_per_token_logps), {"loss": 0.0}
+        state.stepper.begin()
+        for part in parts:
+            loss, part_logps = micro_batch_loss(
+                model, batch, part, old, ref_per_token_logps, weights, state.sampler, config, stages
+            )
+            state.stepper.add(loss)
+            metrics["loss"] += loss.item()
+            logps = logps.to(part_logps.dtype).index_copy(0, part, part_logps.detach())
+        if penalty is not None:
+            extra = penalty(model)
+            state.stepper.add(extra)
+            metrics["penalty"] = extra.item()
+        metrics["grad_norm"] = state.stepper.finish()
+        return metrics | policy_metrics(logps, old, ref_per_token_logps, batch, config), logps
+
     totals: dict[str, float] = {}
     for _ in range(config.num_iterations):
-        step = partial(one_update, model, batch, stepper, config, old_per_token_logps, ref_per_token_logps, penalty)
-        metrics, logps = passes.run(batch, step)
+        old = stages.old_logps(old_per_token_logps, ref_per_token_logps)
+        metrics, logps = state.micro_batches.run(rollout, rows, partial(take_step, old))
         if old_per_token_logps is None:
             old_per_token_logps = logps
-            rollout = batch.rollout
-            mismatch = batch_mismatch(logps, rollout.sampling_per_token_logps, rollout.completion_mask, config)
+            mismatch = state.sampler.metrics(logps, rollout)
         for key, value in metrics.items():
             totals[key] = totals.get(key, 0.0) + value / config.num_iterations
-    return {**totals, **mismatch}
+    return totals | mismatch
 
 
-def one_update(
-    model: PreTrainedModel,
-    batch: Batch,
-    stepper: Stepper,
-    config: GRPOConfig,
-    old_per_token_logps: Tensor | None,
-    ref_per_token_logps: Tensor | None,
-    penalty: Callable[[nn.Module], Tensor] | None,
-    parts: Sequence[Tensor],
-) -> tuple[dict[str, float], Tensor]:
-    """One optimizer step from a batch in parts, given as row numbers; returns its metrics and per_token_logps (B, C).
-
-    old_per_token_logps, ref_per_token_logps: (B, C) or None.
-    """
-    metrics = dict.fromkeys(("loss", "grad_norm", *clip_keys(config.loss_type)), 0.0)
-    scored = torch.zeros_like(batch.rollout.sampling_per_token_logps)
-    stepper.begin()
-    for rows in parts:
-        old, ref = (None if logps is None else logps[rows] for logps in (old_per_token_logps, ref_per_token_logps))
-        with recomputed_layers(model, config.gradient_checkpointing):
-            loss, logps, found = batch_loss(model, batch, rows, old, ref, config)
-        stepper.add(loss)
-        scored = scored.to(logps.dtype).index_copy(0, rows, logps.detach())
-        for key, value in {"loss": loss.item(), **found}.items():
-            metrics[key] = metrics.get(key, 0.0) + value
-    if penalty is not None:
-        extra = penalty(model) / this_process().count
-        stepper.add(extra)
-        metrics["penalty"] = extra.item()
-    metrics = this_process().totals(metrics)  # what each process found is a share of the whole
-    metrics["grad_norm"] = stepper.finish()
-    return metrics, scored
-
-
-def clip_keys(loss_type: str) -> tuple[str, ...]:
-    """The metrics that `grpo_edu.losses.clip_fractions` gives, also for a step in which no row has a gradient."""
-    if loss_type == "cispo":
-        return ("cispo_clip_ratio",)
-    return ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
-
-
-def score_parts(model: PreTrainedModel, batch: Batch, config: GRPOConfig, parts: Sequence[Tensor]) -> Tensor:
-    """per_token_logps (B, C) of a batch in parts, given as row numbers, under `model`; 0 in rows of no part."""
-    scored = torch.zeros_like(batch.rollout.sampling_per_token_logps)
-    for rows in parts:
-        logps = score_rows(model, batch.rollout, rows, config)
-        scored = scored.to(logps.dtype).index_copy(0, rows, logps)
-    return scored
-
-
-def score_rows(model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig) -> Tensor:
-    """per_token_logps (rows, C) of some rows of a rollout, whole groups or a part of one, under `model`."""
-    return group_logps(
-        model, rollout.prompt_ids[rows], rollout.prompt_mask[rows], rollout.completion_ids[rows],
-        rollout.completion_mask[rows], num_generations=min(len(rows), config.num_generations),
-        temperature=config.temperature,
-    )  # fmt: skip
-
-
-def batch_loss(
+def micro_batch_loss(
     model: PreTrainedModel,
     batch: Batch,
     rows: Tensor,
     old_per_token_logps: Tensor | None,
     ref_per_token_logps: Tensor | None,
+    weights: Tensor,
+    sampler: Sampler,
     config: GRPOConfig,
-) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """The share of the batch's loss that some of its rows contribute, so that the parts add up to the whole.
+    stages: Stages = GRPO_STAGES,
+) -> tuple[Tensor, Tensor]:
+    """The part of some rows in the loss of the batch: the sum of their token weights times per-token losses.
 
-    Returns the loss with its gradient, per_token_logps (rows, C), and the rows' share of each metric.
+    Because `weights` (B, C) are computed from the whole batch, the losses of its micro-batches add up to its loss.
+
+    Returns the loss with its gradient, and per_token_logps (rows, C).
     """
-    mask = batch.loss_mask[rows]
-    logps = score_rows(model, batch.rollout, rows, config)
-    clip = {name: getattr(config, name) for name in
-            ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level")}  # fmt: skip
-    num_tokens = batch.loss_mask.sum().clamp(min=1)
-    old = logps.detach() if old_per_token_logps is None else old_per_token_logps
-    loss = grpo_loss(
-        logps, old_per_token_logps, batch.advantages[rows], mask, ref_per_token_logps=ref_per_token_logps,
-        beta=config.beta, max_completion_length=config.max_completion_length, num_items=num_tokens,
-        importance_weights=rollout_weights(old, batch.rollout.sampling_per_token_logps[rows], config), **clip,
-    )  # fmt: skip
-    token_share = mask.sum().item() / num_tokens.item()
-    row_share = len(rows) / len(batch.rewards)
-    share = {"bnpo": token_share, "dapo": 1.0, "cispo": 1.0}.get(config.loss_type, row_share)
-    clip_share = row_share if config.importance_sampling_level == "sequence" else token_share
-    metrics = {
-        key: value.item() * clip_share
-        for key, value in clip_fractions(logps, old, batch.advantages[rows], mask, **clip).items()
-    }
+    with recomputed_layers(model, config.gradient_checkpointing):
+        logps = score_rows(model, batch.rollout, rows, config)
+        old = logps.detach() if old_per_token_logps is None else old_per_token_logps[rows]
+        losses = stages.loss(
+            logps,
+            old,
+            batch.advantages[rows],
+            batch.loss_mask[rows],
+            ref_per_token_logps=None if ref_per_token_logps is None else ref_per_token_logps[rows],
+            beta=config.beta,
+            importance_weights=sampler.importance_weights(old, batch.rollout.sampling_per_token_logps[rows]),
+            **clip_settings(config),
+        )
+        return weighted_sum(losses, weights[rows]), logps
+
+
+def score_rows(model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig) -> Tensor:
+    """The per_token_logps (rows, C) of some rows of a rollout under `model`: whole groups, or a part of one group."""
+    return group_logps(
+        model,
+        rollout.prompt_ids[rows],
+        rollout.prompt_mask[rows],
+        rollout.completion_ids[rows],
+        rollout.completion_mask[rows],
+        num_generations=min(len(rows), config.num_generations),
+        temperature=config.temperature,
+    )
+
+
+@torch.no_grad()
+def score_reference(rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig) -> Tensor | None:
+    """The ref_per_token_logps (B, C) under the reference policy, 0 in other rows; None without a reference."""
+    reference = state.reference
+    if reference is None:
+        return None
+
+    def score(parts: Sequence[Tensor]) -> Tensor:
+        scored = torch.zeros_like(rollout.sampling_per_token_logps)
+        for part in parts:
+            logps = score_rows(reference, rollout, part, config)
+            scored = scored.to(logps.dtype).index_copy(0, part, logps)
+        return scored
+
+    with adapters_off(reference):
+        return state.micro_batches.run(rollout, rows, score)
+
+
+@torch.no_grad()
+def policy_metrics(
+    per_token_logps: Tensor,
+    old_per_token_logps: Tensor | None,
+    ref_per_token_logps: Tensor | None,
+    batch: Batch,
+    config: GRPOConfig,
+) -> dict[str, float]:
+    """The fractions of clipped tokens and, with a reference, the KL divergence from it; all tensors are (B, C)."""
+    old = per_token_logps if old_per_token_logps is None else old_per_token_logps
+    clipped = clip_fractions(per_token_logps, old, batch.advantages, batch.loss_mask, **clip_settings(config))
+    metrics = {key: value.item() for key, value in clipped.items()}
     if ref_per_token_logps is not None:
-        metrics["kl"] = masked_mean(per_token_kl(logps.detach(), ref_per_token_logps), mask) * token_share
-    return loss * share, logps, metrics
+        metrics["kl"] = masked_mean(per_token_kl(per_token_logps, ref_per_token_logps), batch.loss_mask)
+    return metrics
+
+
+def clip_settings(config: GRPOConfig) -> dict[str, Any]:
+    """The settings of a config for the importance ratio and its clipping."""
+    names = ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level")
+    return {name: getattr(config, name) for name in names}
+
+
+def start_training(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], config: GRPOConfig
+) -> TrainingState:
+    """The state before the first step; raises the same ValueError as `train`."""
+    check_problems(problems, config)
+    optimizer, scheduler = build_optimizer(model, config)
+    reference = reference_policy(model) if config.beta else None
+    longest = 0 if config.memory_budget_gib is None else longest_prompt(tokenizer, problems)
+    sampler = Sampler if config.rollout_quantization is None else QuantizedSampler
+    return TrainingState(
+        optimizer,
+        scheduler,
+        make_stepper(optimizer, config),
+        MicroBatches(model, config, pass_budget(model, config, longest)),
+        sampler(model, tokenizer, config),
+        torch.Generator().manual_seed(config.seed),
+        reference,
+    )
+
+
+def check_problems(problems: Sequence[Problem], config: GRPOConfig) -> None:
+    """Raise ValueError if there are too few problems for one step."""
+    if len(problems) < config.prompts_per_step:
+        raise ValueError(
+            f"problems must have at least prompts_per_step = {config.prompts_per_step} entries, got {len(problems)}; "
+            "pass more problems or lower prompts_per_step"
+        )
+
+
+def longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:
+    """The number of tokens of the longest prompt, searched among the hundred with the most characters."""
+    prompts = sorted((problem.prompt for problem in problems), key=len)[-100:]
+    rendered = [render_prompt(tokenizer, prompt) for prompt in prompts]
+    return max(map(len, tokenizer(rendered, add_special_tokens=False)["input_ids"]))
+
+
+def problem_order(count: int, seed: int, size: int, *, shuffle: bool = True) -> Iterator[list[int]]:
+    """An infinite sequence of steps, each with the indices of `size` different problems out of `count` >= `size`.
+
+    Each epoch is a new permutation (without `shuffle`: the given order), so every problem is used once before any is
+    repeated. A step that starts with the last problems of an epoch continues with the next epoch, without repeating a
+    problem within the step.
+
+    >>> order = problem_order(3, seed=0, size=2)
+    >>> [next(order) for _ in range(3)]
+    [[1, 2], [0, 1], [2, 0]]
+    """
+    rng = random.Random(seed)
+    waiting: list[int] = []
+    while True:
+        if len(waiting) < size:
+            fresh = rng.sample(range(count), count) if shuffle else list(range(count))
+            first = [index for index in fresh if index not in waiting][: size - len(waiting)]
+            waiting += first + [index for index in fresh if index not in first]
+        yield waiting[:size]
+        waiting = waiting[size:]

@@ -1,7 +1,8 @@
-"""Checks for the exercises: what passed, what failed on which small input, and which mistake it looks like.
+"""Checks for the exercises: which parts passed, which failed on which small input, and which mistake it looks like.
 
-Every exercise is one `Exercise`, called with what the student wrote: ``check_group_advantages(group_advantages)``.
-``python -m grpo_edu.checks`` tries each of them on right and on wrong answers, and prints the table.
+Every exercise is one `Exercise`, which is called with the student's function:
+``check_group_advantages(group_advantages)``. There is one module for each notebook's exercises; `core`, `compare` and
+`feedback` are the engine. ``python -m grpo_edu.checks`` tries every check on right and wrong answers.
 """
 
 from importlib import import_module
@@ -11,44 +12,21 @@ if TYPE_CHECKING:
     from grpo_edu.checks.core import Exercise
 
 TOPICS = (  # modules of this folder, in the order of the course
-    "hardware",
-    "threads",
-    "number_formats",
-    "startup",
-    "footprint",
-    "reading",
-    "rewards",
-    "advantages",
-    "ties",
-    "baselines",
-    "tokens",
+    "cpu_setup",
+    "reward_functions",
+    "group_advantages",
     "objective",
-    "reduction",
-    "training",
-    "update_rules",
-    "run_readings",
+    "grpo_run",
     "evaluation",
-    "reports",
     "quantization",
-    "quantized_models",
-    "quantization_error",
     "continual",
-    "protection",
-    "fisher",
-    "ewc",
-    "memory",
-    "in_parts",
-    "lora",
+    "memory_and_lora",
     "diagnosis",
-    "decision_tree",
-    "batch_signs",
-    "batch_tokens",
-    "mending",
 )
 
 
 def exercises() -> dict[str, "Exercise"]:
-    """Name → exercise, of all topics, in the order of the course."""
+    """All exercises by name, in the order of the course."""
     from grpo_edu.checks.core import Exercise
 
     found: dict[str, Exercise] = {}
@@ -60,7 +38,7 @@ def exercises() -> dict[str, "Exercise"]:
 
 
 def __getattr__(name: str) -> Any:
-    """`check_NAME`, imported on first use."""
+    """Import `check_NAME` on first use."""
     if name.startswith("check_"):
         known = exercises()
         if name.removeprefix("check_") in known:

@@ -1,13 +1,12 @@
-"""What an exercise is, and how an answer to it is checked.
+"""Define an exercise, and check an answer to it.
 
-A wrong answer is recognized by what it does: each exercise holds wrong functions that students really write, and an
-answer that returns the same as one of them on all inputs of a part has made the same mistake, however it is written.
+A mistake is recognized by its results: each exercise holds wrong functions that students really write. An answer that
+returns the same as one of them on all inputs of a part has made the same mistake, however it is written.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import random
 import traceback
@@ -25,7 +24,7 @@ SEED_VARIABLE = "GRPO_EDU_CHECK_SEED"
 
 @dataclass(frozen=True)
 class Call:
-    """One set of arguments. ask: calls the function with them, where more is to be seen than what it returns."""
+    """One set of arguments. ask: calls the function with them, when the check needs more than its return value."""
 
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -38,16 +37,16 @@ class Call:
 
 
 def call(*args: Any, **kwargs: Any) -> Call:
-    """A `Call`, written like one."""
+    """A `Call`, written like the call itself."""
     return Call(args, kwargs)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is checked for some of the points.
+    """One graded part of an exercise.
 
-    name: what the part is about. points: what it is worth. draw: makes one input from a random.Random; a part is tried
-    on `draws` of them. always: inputs that it is tried on besides, such as a number on a border.
+    name: what the part is about. points: what it is worth. draw: makes one random input; an answer is tried on `draws`
+    of them. always: further inputs on which it is always tried, such as a number on a border.
     """
 
     name: str
@@ -58,18 +57,17 @@ class Part:
 
     @property
     def tries(self) -> int:
-        """On how many inputs an answer is tried."""
+        """The number of inputs on which an answer is tried."""
         return self.draws + len(self.always)
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer that students write: its name, a hint that does not give the solution away, and the function.
+    """A wrong answer that students write: a hint that does not give the solution away, and the function.
 
-    also: other functions that make the same mistake and come to something else.
+    also: other functions that make the same mistake but return something else.
     """
 
-    name: str
     hint: str
     wrong: Callable
     also: tuple[Callable, ...] = ()
@@ -77,7 +75,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call came to. value: what it returned, unless there is a `problem`. changed: it wrote into its input."""
+    """The result of a call. value: what it returned, unless there is a `problem`. changed: it modified its input."""
 
     value: Any = None
     problem: str = ""
@@ -85,7 +83,7 @@ class Outcome:
     changed: bool = False
 
     def same_as(self, other: Outcome, tolerance: float) -> bool:
-        """Whether two calls came to the same."""
+        """Whether two calls had the same result."""
         if self.problem or other.problem:
             return self.problem == other.problem
         return self.changed == other.changed and not difference(self.value, other.value, tolerance)
@@ -93,22 +91,25 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function to write, with what checks it.
+    """A function for the student to write, and what is needed to check it.
 
-    name: of the function. reference: the right one. parts: what is checked. mistakes: at least four. right: other
-    right answers, differently written, which must pass (`python -m grpo_edu.checks` tries them).
+    reference: a right answer, whose name is that of the exercise. parts: what is graded. mistakes: from the name of
+    each common mistake to a wrong answer that makes it, at least four. tolerance: absolute and relative, for results.
     """
 
-    name: str
     reference: Callable
     parts: tuple[Part, ...]
-    mistakes: tuple[Mistake, ...]
-    right: tuple[Callable, ...]
+    mistakes: dict[str, Mistake]
     tolerance: float = 1e-5
 
     @property
+    def name(self) -> str:
+        """The name of the exercise and of the function to write."""
+        return self.reference.__name__
+
+    @property
     def max_points(self) -> int:
-        """The points of all parts."""
+        """The sum of the points of all parts."""
         return sum(part.points for part in self.parts)
 
     def __call__(self, answer: Callable, *, seed: int | None = None) -> Feedback:
@@ -116,10 +117,14 @@ class Exercise:
 
         Args:
             answer: the student's function.
-            seed: of the inputs; None takes the environment's GRPO_EDU_CHECK_SEED, and without one new inputs each time.
+            seed: of the random inputs. With None it is read from the environment variable GRPO_EDU_CHECK_SEED; if that
+                is not set either, every check draws new inputs.
         """
         if not callable(answer):
-            raise TypeError(f"answer: give the function itself, check_{self.name}({self.name}), not {answer!r}")
+            raise TypeError(
+                f"`answer` must be the function itself, got {answer!r}. Write check_{self.name}({self.name}), "
+                f"without calling {self.name}."
+            )
         if seed is None:
             seed = int(os.environ.get(SEED_VARIABLE) or int.from_bytes(os.urandom(4)))
         parts = []
@@ -129,26 +134,33 @@ class Exercise:
         return Feedback(self.name, tuple(parts), seed)
 
     def calls(self, part: Part, seed: int) -> list[Call]:
-        """The inputs that a part is tried on, the same for the same seed."""
+        """The inputs of a part; the same seed gives the same inputs."""
         rng = random.Random(f"{seed} {self.name} {part.name}")
         return [*(part.draw(rng) for _ in range(part.draws)), *part.always]
 
     def judge(self, part: Part, calls: Sequence[Call], found: Sequence[Outcome]) -> PartResult:
-        """What a part earns. found: what an answer came to on each of the calls, here or in another process."""
+        """Grade one part. found: the outcome of the answer on each of the calls, from this or another process."""
         expected = [attempt(self.reference, one) for one in calls]
         wrong = [
-            place for place, (one, other) in enumerate(zip(found, expected, strict=True))
+            place
+            for place, (one, other) in enumerate(zip(found, expected, strict=True))
             if not one.same_as(other, self.tolerance)
-        ]  # fmt: skip
+        ]
         if not wrong:
             return PartResult(part.name, part.points, part.points)
         name, hint = self._name_mistake(calls, expected, found)
         place = self._telling(name, calls, found, wrong)
         return PartResult(
-            part.name, 0, part.points,
-            given=calls[place].text(), expected=_said(expected[place]), got=_said(found[place]),
-            why=self._why(found[place], expected[place]), mistake=name, hint=hint,
-        )  # fmt: skip
+            part.name,
+            0,
+            part.points,
+            given=calls[place].text(),
+            expected=_said(expected[place]),
+            got=_said(found[place]),
+            why=self._why(found[place], expected[place]),
+            mistake=name,
+            hint=hint,
+        )
 
     def _why(self, found: Outcome, expected: Outcome) -> str:
         if found.problem or expected.problem:
@@ -164,20 +176,20 @@ class Exercise:
             return "not written yet", f"Write the body of {self.name} and take `raise NotImplementedError` out."
         if all(one.value is None and not one.problem for one in found) and expected[0].value is not None:
             return "nothing is returned", "Is there a `return` with the result, in every branch?"
-        for mistake in self.mistakes:
+        for name, mistake in self.mistakes.items():
             for wrong in (mistake.wrong, *mistake.also):
                 theirs = (attempt(wrong, one) for one in calls)
                 if all(one.same_as(other, self.tolerance) for one, other in zip(found, theirs, strict=True)):
-                    return mistake.name, mistake.hint
+                    return name, mistake.hint
         if any(one.changed for one in found) and not any(one.changed for one in expected):
             return "the input is changed in place", "Compute a new value; leave what was handed in as it is."
         return "", ""
 
     def _telling(self, name: str, calls: Sequence[Call], found: Sequence[Outcome], wrong: list[int]) -> int:
-        """Of the places where an answer went wrong, the first where the fewest other mistakes come to the same."""
-        others = [mistake.wrong for mistake in self.mistakes if mistake.name != name]
-        if all(mistake.name != name for mistake in self.mistakes):
+        """The failed input to show: the first one on which the fewest other mistakes give the same result."""
+        if name not in self.mistakes:
             return wrong[0]
+        others = [mistake.wrong for other, mistake in self.mistakes.items() if other != name]
 
         def alike(place: int) -> int:
             return sum(found[place].same_as(attempt(other, calls[place]), self.tolerance) for other in others)
@@ -186,7 +198,7 @@ class Exercise:
 
 
 def attempt(function: Callable, one: Call) -> Outcome:
-    """Call a function on copies of the arguments; whatever a student's code raises is part of the outcome."""
+    """Call a function on copies of the arguments; an exception from the student's code becomes part of the outcome."""
     args, kwargs = copy.deepcopy(one.args), copy.deepcopy(one.kwargs)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -210,12 +222,3 @@ def _said(outcome: Outcome) -> str:
     if outcome.problem:
         return f"raises {outcome.problem}"
     return shown(outcome.value) if outcome.value is not None else kind(None)
-
-
-def source_of(function: Callable) -> str:
-    """The source of a wrong or right answer, for the table.
-
-    >>> source_of(call).splitlines()[0]
-    'def call(*args: Any, **kwargs: Any) -> Call:'
-    """
-    return inspect.getsource(function).rstrip()

@@ -1,50 +1,30 @@
-"""Exercises of notebook 10, first part: what a run's curves tell, and what they do not."""
+"""Exercises on diagnosis: the curves of a faulty run, a decision tree, checks of one batch, and a faulty setup."""
 
 from __future__ import annotations
 
-import functools
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from grpo_edu import trainer
+from grpo_edu.advantages import group_advantages
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
-from grpo_edu.data import data_dir
-
-# ---- the stored curves of the broken runs ----
-
-
-class Curve(list):
-    """One number a step; shown by its first and its last four."""
-
-    def __repr__(self) -> str:
-        first, last = ([f"{value:.2f}" for value in part] for part in (self[:4], self[4:][-4:]))
-        return f"[{', '.join(first)} … {', '.join(last)}]"
-
-
-@functools.cache
-def _stored() -> dict[str, list[dict[str, Curve]]]:
-    text = (data_dir() / "curves" / "broken_runs.json").read_text(encoding="utf-8")
-    return {
-        arm: [{sign: Curve(values) for sign, values in run.items()} for run in runs]
-        for arm, runs in json.loads(text).items()
-    }
-
-
-def stored_curves(arm: str) -> list[dict[str, Curve]]:
-    """The curves of the five stored runs of a case of `grpo_edu.broken_runs`, or of "healthy".
-
-    >>> runs = stored_curves("healthy")
-    >>> len(runs), len(runs[0]["reward"])
-    (5, 32)
-    """
-    return _stored()[arm]
-
+from grpo_edu.checks.inputs import Curve, numbers, stored_curves
+from grpo_edu.checks.objective import completion_mask
+from grpo_edu.config import GRPOConfig
+from grpo_edu.problems.templates import Problem
+from grpo_edu.rewards import accuracy_reward
+from grpo_edu.rollout import Rollout
+from grpo_edu.studies.broken_runs import eos_as_padding, hasty_advantages, shifted_mask, transposed_advantages
 
 # ---- name_trouble ----
 
+
 READ = ("reward", "frac_reward_zero_std", "clip_ratio/region_mean")  # the signs that the tree asks for
+
 TROUBLES = {
     "unpaid": ("reward always 0", "chat template skipped", "length truncation"),
     "tied": ("tied rewards", "G too small"),
@@ -93,44 +73,6 @@ def _made_up(rng: random.Random, trouble: str) -> dict[str, Curve]:
     return dict(zip(READ, map(Curve, (first + last, ties + [0.625] * 6, clipped)), strict=True))
 
 
-def _trouble_by_tensor(curves):
-    reward, tied, clipped = (torch.tensor(list(curves[sign])) for sign in READ)
-    answers = {
-        "unpaid": reward[:4].mean() < 0.1,
-        "tied": tied[:2].mean() > 0.499,
-        "broken down": 2 * reward[-4:].mean() < reward[:4].mean(),
-        "clipped": (clipped > 0).any(),
-        "not in the curves": True,
-    }
-    return next(name for name, yes in answers.items() if yes)
-
-
-def _trouble_by_sums(curves):
-    reward, tied = curves["reward"], curves["frac_reward_zero_std"]
-    first, last = sum(reward[:4]), sum(reward[len(reward) - 4 :])
-    if first < 0.4:
-        return "unpaid"
-    if tied[0] + tied[1] >= 1:
-        return "tied"
-    if last < first / 2:
-        return "broken down"
-    if any(curves["clip_ratio/region_mean"]):
-        return "clipped"
-    return "not in the curves"
-
-
-def _trouble_backwards(curves):
-    found = "not in the curves"
-    if sum(curves["clip_ratio/region_mean"]) > 0:
-        found = "clipped"
-    start = sum(curves["reward"][:4]) / 4
-    if sum(curves["reward"][-4:]) / 4 < start / 2:
-        found = "broken down"
-    if sum(curves["frac_reward_zero_std"][:2]) / 2 >= 0.5:
-        found = "tied"
-    return "unpaid" if start < 0.1 else found
-
-
 def _tree(*order: str, **changed: Callable[[Mapping[str, Sequence[float]]], bool]) -> Callable:
     """The tree with its questions in this order, some asked in another way; what is left out is not asked."""
     questions = {
@@ -147,48 +89,713 @@ def _tree(*order: str, **changed: Callable[[Mapping[str, Sequence[float]]], bool
 
 
 check_name_trouble = Exercise(
-    "name_trouble",
     name_trouble,
     parts=tuple(
         Part(f"runs of one kind, {number} of 5", 1, _some_run(trouble), draws=24)
         for number, trouble in enumerate(TROUBLES, 1)
     ),
-    mistakes=(
-        Mistake("ties are asked for before payment", "Whoever is never paid ties as well. Keep the order of the tree.",
-                _tree("tied", "unpaid", "broken down", "clipped")),
-        Mistake("the break-down is asked for before ties", "Keep the order of the table.",
-                _tree("unpaid", "broken down", "tied", "clipped")),
-        Mistake("the break-down is asked for first", "Keep the order of the table: payment and ties come before it.",
-                _tree("broken down", "unpaid", "tied", "clipped")),
-        Mistake("clipped tokens are asked for before the break-down", "Keep the order of the table.",
-                _tree("unpaid", "tied", "clipped", "broken down")),
-        Mistake("clipped tokens are asked for first", "Keep the order of the table: clipping comes last.",
-                _tree("clipped", "unpaid", "tied", "broken down")),
-        Mistake("the last yes is returned, not the first", "`return` as soon as a question says yes.",
-                _tree("clipped", "broken down", "tied", "unpaid")),
-        Mistake("one of the first rewards is enough", "The *mean* of the first four: a single lucky step pays nobody.",
-                _tree(unpaid=lambda curves: max(curves["reward"][:4]) < 0.1)),
-        Mistake("only the first reward is looked at", "The mean of the first *four*.",
-                _tree(unpaid=lambda curves: curves["reward"][0] < 0.1)),
-        Mistake("the reward of the whole run is taken", "A run that breaks down was paid in the beginning. Look at the "
-                "first four steps.", _tree(unpaid=lambda curves: _mean(curves["reward"]) < 0.1)),
-        Mistake("exactly half of the groups is not enough", "0.5 *or more*.",
-                _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][:2]) > 0.5)),
-        Mistake("ties are looked for at the end of the run", "A healthy run ties more and more. Half of the groups, "
-                "from the *first* steps on?",
-                _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][-4:]) >= 0.5)),
-        Mistake("ties are looked for in more than two steps", "A healthy run ties later: the first *two* steps.",
-                _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][:4]) >= 0.5)),
-        Mistake("any drop is taken for a break-down", "Below *half* of what it was.",
-                _tree(broken_down=lambda curves: _mean(curves["reward"][-4:]) < _mean(curves["reward"][:4]))),
-        Mistake("exactly half is taken for a break-down", "*Below* half.",
-                _tree(broken_down=lambda curves: _mean(curves["reward"][-4:]) <= 0.5 * _mean(curves["reward"][:4]))),
-        Mistake("a break-down is not seen", "Compare the last four steps with the first four.",
-                _tree("unpaid", "tied", "clipped")),
-        Mistake("clipping is looked for in the first four steps only", "*Ever* above 0: in the first steps the policy "
-                "has hardly moved.", _tree(clipped=lambda curves: max(curves["clip_ratio/region_mean"][:4]) > 0)),
-        Mistake("clipped tokens are not seen", "One update a batch: is the share of clipped tokens ever above 0?",
-                _tree("unpaid", "tied", "broken down")),
+    mistakes={
+        "ties are asked for before payment": Mistake(
+            "Whoever is never paid ties as well. Keep the order of the tree.",
+            _tree("tied", "unpaid", "broken down", "clipped"),
+        ),
+        "the break-down is asked for before ties": Mistake(
+            "Keep the order of the table.", _tree("unpaid", "broken down", "tied", "clipped")
+        ),
+        "the break-down is asked for first": Mistake(
+            "Keep the order of the table: payment and ties come before it.",
+            _tree("broken down", "unpaid", "tied", "clipped"),
+        ),
+        "clipped tokens are asked for before the break-down": Mistake(
+            "Keep the order of the table.", _tree("unpaid", "tied", "clipped", "broken down")
+        ),
+        "clipped tokens are asked for first": Mistake(
+            "Keep the order of the table: clipping comes last.", _tree("clipped", "unpaid", "tied", "broken down")
+        ),
+        "the last yes is returned, not the first": Mistake(
+            "`return` as soon as a question says yes.", _tree("clipped", "broken down", "tied", "unpaid")
+        ),
+        "one of the first rewards is enough": Mistake(
+            "The *mean* of the first four: a single lucky step pays nobody.",
+            _tree(unpaid=lambda curves: max(curves["reward"][:4]) < 0.1),
+        ),
+        "only the first reward is looked at": Mistake(
+            "The mean of the first *four*.", _tree(unpaid=lambda curves: curves["reward"][0] < 0.1)
+        ),
+        "the reward of the whole run is taken": Mistake(
+            "A run that breaks down was paid in the beginning. Look at the first four steps.",
+            _tree(unpaid=lambda curves: _mean(curves["reward"]) < 0.1),
+        ),
+        "exactly half of the groups is not enough": Mistake(
+            "0.5 *or more*.", _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][:2]) > 0.5)
+        ),
+        "ties are looked for at the end of the run": Mistake(
+            "A healthy run ties more and more. Half of the groups, from the *first* steps on?",
+            _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][-4:]) >= 0.5),
+        ),
+        "ties are looked for in more than two steps": Mistake(
+            "A healthy run ties later: the first *two* steps.",
+            _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][:4]) >= 0.5),
+        ),
+        "any drop is taken for a break-down": Mistake(
+            "Below *half* of what it was.",
+            _tree(broken_down=lambda curves: _mean(curves["reward"][-4:]) < _mean(curves["reward"][:4])),
+        ),
+        "exactly half is taken for a break-down": Mistake(
+            "*Below* half.",
+            _tree(broken_down=lambda curves: _mean(curves["reward"][-4:]) <= 0.5 * _mean(curves["reward"][:4])),
+        ),
+        "a break-down is not seen": Mistake(
+            "Compare the last four steps with the first four.", _tree("unpaid", "tied", "clipped")
+        ),
+        "clipping is looked for in the first four steps only": Mistake(
+            "*Ever* above 0: in the first steps the policy has hardly moved.",
+            _tree(clipped=lambda curves: max(curves["clip_ratio/region_mean"][:4]) > 0),
+        ),
+        "clipped tokens are not seen": Mistake(
+            "One update a batch: is the share of clipped tokens ever above 0?", _tree("unpaid", "tied", "broken down")
+        ),
+    },
+)
+
+
+# ---- find_fault ----
+
+IN_A_BATCH = {
+    "best pushed up": "groups mixed",
+    "first token trained": "mask off by one",
+    "end trained": "EOS counts as padding",
+}
+
+
+def find_fault(question: int, reading: Mapping[str, float]) -> str:
+    """The second look: from the question that was answered with yes, and what was then read, to the fault."""
+    if question == 1:
+        if reading["cut"] > 1 / 3:
+            return "too little room"
+        return "reward cannot read" if reading["right"] >= 0.1 else "no chat template"
+    if question == 2:
+        return "G too small" if reading["siblings"] <= 3 else "pays for anything"
+    if question == 3:
+        return "learning rate too high" if reading["step"] <= 10 else "KL with the wrong sign"
+    if question == 4:
+        return "stale old log-probabilities"
+    if not reading["best pushed up"]:
+        return "groups mixed"
+    if not reading["first token trained"]:
+        return "mask off by one"
+    if not reading["end trained"]:
+        return "EOS counts as padding"
+    return "float trap" if abs(reading["tied advantage"]) > 0.01 else "nothing found"
+
+
+def _share(rng: random.Random, low: int, high: int) -> float:
+    return rng.randrange(low, high) / 100
+
+
+def _unpaid(rng: random.Random) -> Call:
+    right, cut = rng.choice([(0, 40), (12, 30), (0, 0), (1, 0), (35, 0), (60, 0)])
+    reading = {"right": _share(rng, right, right + 8), "cut": _share(rng, cut, cut + 30) if cut else _share(rng, 0, 30)}
+    if rng.random() < 0.3:
+        reading["right"] = 0.1
+    return call(1, reading)
+
+
+def _steps(rng: random.Random) -> Call:
+    if rng.random() < 0.2:
+        return call(4, {"first ratio": 1.0, "clipped": _share(rng, 2, 9)})
+    return call(3, {"step": rng.choice([2, 4, 10, 11, 30, 60])})
+
+
+def _one_batch(rng: random.Random) -> Call:
+    """Nothing, one or several of the four are wrong; a tie may be worth a little."""
+    wrong = rng.choice([set(), set(), {0}, {1}, {2}, {3}, {3}, {3}, {0, 1}, {1, 2}, {0, 2, 3}])
+    advantage = rng.choice([-0.87, 0.87, -0.41, 0.41] if 3 in wrong else [0.0, 0.001, -0.001])
+    reading = {name: number not in wrong for number, name in enumerate(IN_A_BATCH)}
+    return call(5, {**reading, "tied advantage": advantage})
+
+
+def _read_as(asked: int, change: Callable[[Mapping[str, float]], dict[str, float]]) -> Callable:
+    """A wrong answer that takes some of the numbers that one question reads for others."""
+
+    def wrong(question, reading):
+        return find_fault(question, {**reading, **change(reading)} if question == asked else reading)
+
+    return wrong
+
+
+def _swapping(one: str, other: str) -> Callable:
+    """Two faults have changed places."""
+
+    def wrong(question, reading):
+        found = find_fault(question, reading)
+        return {one: other, other: one}.get(found, found)
+
+    return wrong
+
+
+def _limits_left_out(question, reading):
+    limits = {
+        1: ("right", 0.1, "no chat template"),
+        2: ("siblings", 3, "pays for anything"),
+        3: ("step", 10, "KL with the wrong sign"),
+    }
+    found = find_fault(question, reading)
+    if question in limits and found != "too little room":
+        name, limit, otherwise = limits[question]
+        return otherwise if reading[name] == limit else found
+    return found
+
+
+def _batch_in_order(*order: str, trap_first: bool) -> Callable:
+    """Question 5, asked in another order."""
+
+    def wrong(question, reading):
+        if question != 5:
+            return find_fault(question, reading)
+        found = [IN_A_BATCH[name] for name in order if not reading[name]]
+        trap = ["float trap"] if abs(reading["tied advantage"]) > 0.01 else []
+        return ((trap + found if trap_first else found + trap) + ["nothing found"])[0]
+
+    return wrong
+
+
+check_find_fault = Exercise(
+    find_fault,
+    parts=(
+        Part("question 1: ten samples were read", 2, _unpaid, draws=60),
+        Part(
+            "question 2: the rewards of a group",
+            1,
+            lambda rng: call(2, {"siblings": rng.choice([2, 3, 8, 16])}),
+            draws=20,
+        ),
+        Part("questions 3 and 4: the first steps, the ratio", 1, _steps, draws=60),
+        Part("question 5: one batch, by hand", 2, _one_batch, draws=60),
     ),
-    right=(_trouble_by_tensor, _trouble_by_sums, _trouble_backwards),
-)  # fmt: skip
+    mistakes={
+        "some right answers hide the lack of room": Mistake(
+            "A few short answers fit even into too little room. Look at the share that was cut first.",
+            _read_as(1, lambda reading: {"cut": 0.0} if reading["right"] >= 0.1 else {}),
+        ),
+        "room is found lacking only where most are cut off": Mistake(
+            "More than a *third*.", _read_as(1, lambda reading: {"cut": 0.0} if reading["cut"] <= 0.5 else {})
+        ),
+        "the limit itself is left out": Mistake("0.1 *or more*, 3 *or fewer*, 10 *or earlier*.", _limits_left_out),
+        "right answers and nonsense have changed places": Mistake(
+            "Right answers that are not paid: is that the fault of the model, or of the reward?",
+            _swapping("reward cannot read", "no chat template"),
+        ),
+        "small groups and generous rewards have changed places": Mistake(
+            "Two siblings often tie. Eight of them tie from the first step on only where everybody is paid.",
+            _swapping("G too small", "pays for anything"),
+        ),
+        "a late break-down is blamed on the learning rate": Mistake(
+            "Steps that are too long break a run at once.",
+            lambda question, reading: "learning rate too high" if question == 3 else find_fault(question, reading),
+        ),
+        "the two ends of the mask have changed places": Mistake(
+            "The first token is lost by a shift, the last by taking EOS for padding.",
+            _swapping("mask off by one", "EOS counts as padding"),
+        ),
+        "a tied group may have a negative advantage": Mistake(
+            "0 is what a tie is worth. The rounding error may have either sign.",
+            _read_as(5, lambda reading: {"tied advantage": max(0.0, reading["tied advantage"])}),
+        ),
+        "every tied advantage but 0 is taken for the trap": Mistake(
+            "Further than 0.01 from 0.",
+            _read_as(5, lambda reading: {"tied advantage": float(reading["tied advantage"] != 0)}),
+        ),
+        "True is taken for the alarm": Mistake(
+            "In question 5, False is the alarm: not pushed up, not trained.",
+            _read_as(5, lambda reading: {name: not reading[name] for name in IN_A_BATCH}),
+        ),
+        "question 5 is asked from the bottom to the top": Mistake(
+            "Several rows may be False: the first counts.", _batch_in_order(*reversed(IN_A_BATCH), trap_first=True)
+        ),
+        "the mask is asked for before the signs, its end before its beginning": Mistake(
+            "Several rows may be False: the first counts.", _batch_in_order(*reversed(IN_A_BATCH), trap_first=False)
+        ),
+        "the float trap is asked for first": Mistake(
+            "Keep the order of the table.", _batch_in_order(*IN_A_BATCH, trap_first=True)
+        ),
+    },
+)
+
+
+# ---- signs_are_right ----
+
+
+def signs_are_right(rewards: Tensor, advantages: Tensor, num_generations: int) -> bool:
+    """Whether each advantage has the sign of reward minus group mean, and those of a tied group are exactly 0."""
+    groups = rewards.view(-1, num_generations)
+    expected = (groups - groups.mean(dim=1, keepdim=True)).sign()
+    expected[(groups == groups[:, :1]).all(dim=1)] = 0
+    return torch.equal(advantages.sign(), expected.flatten())
+
+
+def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
+    """An easy group, a hard one, and where asked one that ties, or that one alone. Paid in parts, easy is above."""
+    (wrong, right), (poor, good) = rng.choice([((0.0, 1.0), (0.0, 1.0)), ((0.5, 0.9), (0.1, 0.3))])
+    easy = rng.sample([right] * rng.choice([6, 7]) + [wrong] * 2, 8)
+    hard = rng.sample([poor] * 7 + [good] * 2, 8)
+    tie = [[rng.randrange(1, 101) / 100] * 8] if tied else []
+    alone = tied and rng.random() < 0.3  # then torch's std of equal rewards need not be 0
+    return torch.tensor(tie if alone else rng.sample([easy, hard, *tie], 2 + len(tie)))
+
+
+def _faint_trap(rewards: Tensor, config: GRPOConfig) -> Tensor:
+    """The float trap as an eps of 1e-4 leaves it: a tie is worth 0 or at most 0.0006."""
+    tied = (rewards.view(-1, 8) == rewards.view(-1, 8)[:, :1]).all(dim=1).repeat_interleave(8)
+    return hasty_advantages(rewards, config) * torch.where(tied, 1e-4, 1.0)
+
+
+def _advantages_from(stages: Sequence[Callable], tied: bool) -> Callable[[random.Random], Call]:
+    """Half of the batches are healthy; the others come from a broken stage, or have their signs turned."""
+
+    def draw(rng: random.Random) -> Call:
+        kind = rng.randrange(6)
+        while True:
+            rewards = _rewards_of(rng, tied).flatten()
+            healthy = group_advantages(rewards, 8)
+            if kind < 3:
+                return call(rewards, healthy, 8)
+            config = GRPOConfig(num_generations=8, prompts_per_step=len(rewards) // 8)
+            advantages = -healthy if kind == 3 else rng.choice(stages)(rewards, config)
+            if not signs_are_right(rewards, advantages, 8):
+                return call(rewards, advantages, 8)
+
+    return draw
+
+
+def _tied(groups: Tensor) -> Tensor:
+    return (groups == groups[:, :1]).all(dim=1, keepdim=True)
+
+
+def _signs(groups: Tensor) -> Tensor:
+    return (groups - groups.mean(dim=1, keepdim=True)).sign()
+
+
+def _seen_in_groups(right: Callable[[Tensor, Tensor], Any]) -> Callable:
+    """A wrong answer that looks at (N, G) rewards and advantages."""
+
+    def wrong(rewards, advantages, num_generations):
+        return bool(right(rewards.view(-1, num_generations), advantages.view(-1, num_generations)))
+
+    return wrong
+
+
+def _down_the_columns(rewards, advantages, num_generations):
+    columns = [one.view(num_generations, -1).T.flatten() for one in (rewards, advantages)]
+    return signs_are_right(*columns, num_generations)
+
+
+check_signs_are_right = Exercise(
+    signs_are_right,
+    parts=(
+        Part("healthy batches, some with mixed groups", 2, _advantages_from([transposed_advantages], False), draws=30),
+        Part(
+            "healthy batches, some in the float trap",
+            2,
+            _advantages_from([hasty_advantages, _faint_trap], True),
+            draws=40,
+        ),
+    ),
+    mistakes={
+        "the mean is not that of the own group": Mistake(
+            "A completion competes with its siblings, not with the batch: one row of `view(-1, num_generations)`.",
+            _seen_in_groups(
+                lambda groups, given: torch.equal(
+                    (groups - groups.mean()).sign().masked_fill(_tied(groups), 0.0), given.sign()
+                )
+            ),
+        ),
+        "groups are read down the columns": Mistake(
+            "A group's rows are adjacent: `view(-1, num_generations)`, a group a row.", _down_the_columns
+        ),
+        "tied groups are left out": Mistake(
+            "A tied group has to have advantages of exactly 0.",
+            _seen_in_groups(
+                lambda groups, given: torch.equal(
+                    _signs(groups).masked_fill(_tied(groups), 0.0), given.masked_fill(_tied(groups), 0.0).sign()
+                )
+            ),
+        ),
+        "almost 0 is taken for 0": Mistake(
+            "A tie is worth *exactly* 0. The float trap may be small in one batch and large in the next.",
+            lambda rewards, given, size: signs_are_right(rewards, given.masked_fill(given.abs() < 1e-3, 0.0), size),
+        ),
+        "the mean of equal rewards is trusted": Mistake(
+            "Eight times 1.3 does not have the mean 1.3 exactly. Ask first whether the rewards are equal.",
+            _seen_in_groups(lambda groups, given: torch.equal(_signs(groups), given.sign())),
+        ),
+        "a standard deviation of 0 is asked for": Mistake(
+            "In a batch of one group, torch's std of equal rewards may not be 0. Compare the rewards with each other.",
+            _seen_in_groups(
+                lambda groups, given: torch.equal(
+                    _signs(groups).masked_fill(groups.std(dim=1, keepdim=True) == 0, 0.0), given.sign()
+                )
+            ),
+        ),
+        "only the sum of the advantages is looked at": Mistake(
+            "In the wrong rows they still add up to 0.", _seen_in_groups(lambda groups, given: given.sum().abs() < 1e-3)
+        ),
+        "only the sums of the groups are looked at": Mistake(
+            "Turned signs add up to 0 as well.",
+            _seen_in_groups(lambda groups, given: (given.sum(dim=1).abs() < 1e-3).all()),
+        ),
+        "one right sign is enough": Mistake(
+            "*All* of them: some are right by accident.",
+            _seen_in_groups(lambda groups, given: (_signs(groups) == given.sign()).any()),
+        ),
+    },
+)
+
+
+# ---- mask_is_right ----
+
+EOS, PAD = 2, 0
+
+
+def mask_is_right(completion_ids: Tensor, loss_mask: Tensor, eos_token_id: int) -> bool:
+    """Whether the mask is 1 from the first token through the first EOS, inclusive, and 0 behind it."""
+    return torch.equal(loss_mask.long(), completion_mask(completion_ids, eos_token_id))
+
+
+def _rollout(rng: random.Random, pad: int) -> Rollout:
+    """Four completions, one longer than the others; in every other batch it has no end."""
+    rows = [[rng.randrange(3, 10) for _ in range(rng.randrange(1, 4))] + [EOS] for _ in range(3)]
+    rows.append([rng.randrange(3, 10) for _ in range(5)] + rng.choice([[EOS], []]))
+    rng.shuffle(rows)
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+    ones = torch.ones(4, 1).long()
+    return Rollout(
+        prompts=["?"] * 4,
+        completions=[""] * 4,
+        prompt_ids=ones,
+        prompt_mask=ones,
+        completion_ids=ids,
+        completion_mask=completion_mask(ids, EOS),
+        sampling_per_token_logps=torch.zeros(4, longest),
+        is_truncated=torch.tensor([EOS not in row for row in rows]),
+        num_generations=4,
+    )
+
+
+def _mask_from(stage: Callable, rollout: Rollout) -> Tensor:
+    config = GRPOConfig(num_generations=4, prompts_per_step=1)
+    return stage(rollout, [Problem("?", "1", "basic", "#### 1")], [accuracy_reward], config).loss_mask
+
+
+def _masks(spoil: Callable[[random.Random, Rollout], Tensor]) -> Callable[[random.Random], Call]:
+    """Half of the masks are healthy, as the trainer makes them."""
+
+    def draw(rng: random.Random) -> Call:
+        rollout = _rollout(rng, rng.choice([EOS, PAD]))
+        mask = _mask_from(trainer.score_rollout, rollout) if rng.random() < 0.5 else spoil(rng, rollout)
+        return call(rollout.completion_ids, mask, EOS)
+
+    return draw
+
+
+def _row_with_room(rng: random.Random, mask: Tensor) -> int:
+    return rng.choice([row for row, last in enumerate(mask[:, -1].tolist()) if not last])
+
+
+def _ones_behind(rng: random.Random, rollout: Rollout) -> Tensor:
+    """Ones everywhere, or everywhere in one row that should end sooner."""
+    mask = rollout.completion_mask.clone()
+    rows: list[slice | int] = [slice(None), _row_with_room(rng, mask)]
+    mask[rng.choice(rows)] = 1
+    return mask
+
+
+def _one_bad_row(rng: random.Random, rollout: Rollout) -> Tensor:
+    """One row is shifted, or lacks its end, or has the 1 of its end one place behind it."""
+    mask = rollout.completion_mask.clone()
+    row = _row_with_room(rng, mask)
+    kind, end = rng.randrange(3), int(mask[row].sum()) - 1
+    if kind:
+        mask[row, end], mask[row, end + 1] = 0, kind - 1
+    else:
+        mask[row] = mask[row].roll(1)
+    return mask
+
+
+def _beside(agree: Callable[[Tensor, Tensor], Any]) -> Callable:
+    """A wrong answer that compares the mask with the right one in another way."""
+
+    def wrong(completion_ids, loss_mask, eos_token_id):
+        return bool(agree(loss_mask, completion_mask(completion_ids, eos_token_id)))
+
+    return wrong
+
+
+def _last_end(completion_ids, loss_mask, eos_token_id):
+    is_eos = (completion_ids == eos_token_id).long()
+    to_come = is_eos.flip(1).cumsum(dim=1).flip(1) > 0
+    return torch.equal(loss_mask.bool(), to_come | ~is_eos.any(dim=1, keepdim=True))
+
+
+check_mask_is_right = Exercise(
+    mask_is_right,
+    parts=(
+        Part(
+            "healthy masks, some off by one",
+            1,
+            _masks(lambda rng, rollout: _mask_from(shifted_mask, rollout)),
+            draws=20,
+        ),
+        Part(
+            "healthy masks, some without their ends",
+            1,
+            _masks(lambda rng, rollout: _mask_from(eos_as_padding, rollout)),
+            draws=20,
+        ),
+        Part("healthy masks, some with ones behind the end", 1, _masks(_ones_behind), draws=20),
+        Part("healthy masks, some with one wrong row", 1, _masks(_one_bad_row), draws=40),
+    ),
+    mistakes={
+        "ones behind the end are let pass": Mistake(
+            "Behind the first end token the mask must be 0: the loss must not see what stands there.",
+            _beside(lambda mask, right: mask[right == 1].all()),
+        ),
+        "missing ones are let pass": Mistake(
+            "Every token through the end has to be seen.", _beside(lambda mask, right: not mask[right == 0].any())
+        ),
+        "only the first token is looked at": Mistake(
+            "The end of a completion can be missing as well.", lambda ids, mask, eos: bool(mask[:, 0].all())
+        ),
+        "only the last token is looked at": Mistake(
+            "The beginning of a completion can be missing as well.",
+            _beside(lambda mask, right: mask.gather(1, right.sum(dim=1, keepdim=True) - 1).all()),
+        ),
+        "the end is taken for padding": Mistake(
+            "Through the first EOS, *inclusive*: a healthy batch has to pass.",
+            lambda ids, mask, eos: torch.equal(mask.long(), (ids != eos).long().cumprod(dim=1)),
+        ),
+        "the last end token is taken for the end": Mistake(
+            "Behind the *first* one nothing counts, another end token neither.", _last_end
+        ),
+        "one right row is enough": Mistake(
+            "*All* rows.", _beside(lambda mask, right: (mask == right).all(dim=1).any())
+        ),
+        "only the first row is looked at": Mistake(
+            "*Every* row: one alone may be wrong.", lambda ids, mask, eos: mask_is_right(ids[:1], mask[:1], eos)
+        ),
+        "only the number of ones is compared": Mistake(
+            "A shifted row may have as many. Compare place by place.",
+            _beside(lambda mask, right: torch.equal(mask.sum(dim=1), right.sum(dim=1))),
+        ),
+    },
+)
+
+
+# ---- ratio_is_one ----
+
+
+def ratio_is_one(per_token_logps: Tensor, old_per_token_logps: Tensor, loss_mask: Tensor) -> bool:
+    """Whether exp(logp - old) is 1 up to 0.001 on every token that counts."""
+    ratio = (per_token_logps - old_per_token_logps).exp()
+    return bool(((ratio - 1).abs()[loss_mask.bool()] < 1e-3).all())
+
+
+def _fresh_or_stale(low: float, high: float, padding: bool) -> Callable[[random.Random], Call]:
+    """Half of the old log-probabilities are fresh, some of them up to rounding; the others are apart by low or high."""
+
+    def draw(rng: random.Random) -> Call:
+        logps = numbers(rng, 2, 5, low=-3.0, high=-0.2)
+        if rng.random() < 0.5:
+            logps[:, 0] = -0.05  # tokens that were all but certain
+        mask = torch.tensor([[1, 1, 1, 1, 1], rng.choice([[1, 1, 1, 0, 0], [1] * 5])])
+        change = torch.full((2, 5), rng.choice([0.0, 1e-4, -1e-4]))
+        if rng.random() < 0.5:
+            first = rng.choice([0, 1])
+            change[:, first] = rng.choice([low, high]) * rng.choice([-1, 1])
+            change[:, first + 1] = -change[:, first] * rng.choice([0, 1])  # one way alone, or ups and downs
+        if padding:
+            change += (1 - mask) * numbers(rng, 2, 5, low=0.5, high=2.0)
+        return call(logps, logps + change, mask)
+
+    return draw
+
+
+def _judged_by(judge: Callable[[Tensor, Tensor], Tensor]) -> Callable:
+    """A wrong answer that looks at logp - old and the mask."""
+
+    def wrong(per_token_logps, old_per_token_logps, loss_mask):
+        return bool(judge(per_token_logps - old_per_token_logps, loss_mask))
+
+    return wrong
+
+
+check_ratio_is_one = Exercise(
+    ratio_is_one,
+    parts=(
+        Part("fresh and stale, far apart", 1, _fresh_or_stale(0.3, 0.9, False), draws=30),
+        Part("fresh and stale, close together, with padding", 2, _fresh_or_stale(0.02, 0.15, True), draws=30),
+    ),
+    mistakes={
+        "padding counts": Mistake(
+            "Whatever stands behind the end was never sampled. Use the mask.",
+            _judged_by(lambda apart, mask: (apart.abs() < 1e-3).all()),
+        ),
+        "only the mean is looked at": Mistake(
+            "Ups and downs cancel. *Every* token's ratio has to be 1.",
+            _judged_by(lambda apart, mask: ((apart * mask).sum() / mask.sum()).abs() < 1e-3),
+        ),
+        "only the mean ratio is looked at": Mistake(
+            "Ups and downs nearly cancel. *Every* ratio has to be 1.",
+            _judged_by(lambda apart, mask: (apart.exp()[mask.bool()].mean() - 1).abs() < 1e-3),
+        ),
+        "ratios below 1 are let pass": Mistake(
+            "How *far* from 1, up or down? `abs`.",
+            _judged_by(lambda apart, mask: (apart.exp() - 1)[mask.bool()].max() < 1e-3),
+        ),
+        "ratios above 1 are let pass": Mistake(
+            "How *far* from 1, up or down? `abs`.",
+            _judged_by(lambda apart, mask: (1 - apart.exp())[mask.bool()].max() < 1e-3),
+        ),
+        "exact equality is asked for": Mistake(
+            "Two computations differ in their last digits: up to 0.001 is 1.",
+            _judged_by(lambda apart, mask: (apart[mask.bool()] == 0).all()),
+        ),
+        "the logarithms are divided": Mistake(
+            "The ratio of the *probabilities*: `exp` of the difference.",
+            lambda logps, old, mask: bool(((logps / old - 1).abs()[mask.bool()] < 1e-3).all()),
+        ),
+        "the mask is multiplied on before 1 is taken off": Mistake(
+            "In padding that leaves 0 - 1, which is far from 0.",
+            _judged_by(lambda apart, mask: (apart.exp() * mask - 1).abs().max() < 1e-3),
+        ),
+        "whatever the clip lets pass is taken for 1": Mistake(
+            "0.2 is how far a ratio may go later. In the first update it has to be 1.",
+            _judged_by(lambda apart, mask: (apart.exp() - 1).abs()[mask.bool()].max() < 0.2),
+        ),
+        "only the first token is looked at": Mistake(
+            "All tokens that count.", _judged_by(lambda apart, mask: (apart[:, 0].abs() < 1e-3).all())
+        ),
+        "the difference of the logarithms is compared with 1": Mistake(
+            "The ratio is 1 where the *logarithms* are equal.",
+            _judged_by(lambda apart, mask: ((apart - 1).abs()[mask.bool()] < 1e-3).all()),
+        ),
+    },
+)
+
+
+# ---- mend ----
+
+MENDED = {
+    "num_generations": 8,
+    "max_completion_length": 96,
+    "learning_rate": 2e-4,
+    "reward": "accuracy_reward",
+    "replaced": [],
+}
+
+Settings = dict[str, Any]
+
+
+def broken_settings(settings: Settings) -> list[str]:
+    """The names of the settings that make a run ill."""
+    ill = {
+        "num_generations": settings["num_generations"] < 4,
+        "max_completion_length": settings["max_completion_length"] < 48,
+        "learning_rate": settings["learning_rate"] > 1e-3,
+        "reward": settings["reward"] != "accuracy_reward",
+        "replaced": bool(settings["replaced"]),
+    }
+    return [name for name, is_ill in ill.items() if is_ill]
+
+
+def mend(settings: Settings) -> Settings:
+    """The same settings, with what is ill replaced by what is right."""
+    return {**settings, **{name: MENDED[name] for name in broken_settings(settings)}}
+
+
+ILL = {
+    "num_generations": (2, 3),
+    "max_completion_length": (16, 20, 32),
+    "learning_rate": (3e-3, 1e-2),
+    "reward": ("boxed_reward", "generous_reward"),
+    "replaced": (["compute_advantages"], ["score_rollout"], ["render_prompt"], ["batch_loss"]),
+}
+
+
+def _sound(rng: random.Random) -> Settings:
+    return {
+        "num_generations": rng.choice([4, 16]),
+        "max_completion_length": rng.choice([48, 64, 128]),
+        "learning_rate": rng.choice([5e-5, 1e-4, 1e-3]),
+        "seed": rng.randrange(1, 99),
+        "reward": "accuracy_reward",
+        "replaced": [],
+    }
+
+
+def _ill_with(first: Sequence[str], second: Sequence[str]) -> Callable[[random.Random], Call]:
+    """Two faults, one from each list of names."""
+
+    def draw(rng: random.Random) -> Call:
+        one = rng.choice(first)
+        other = rng.choice([name for name in second if name != one])
+        return call({**_sound(rng), **{name: rng.choice(ILL[name]) for name in (one, other)}})
+
+    return draw
+
+
+def _changed_in_place(settings):
+    settings.update(mend(settings))
+    return settings
+
+
+LIMITS = {"num_generations": 4, "max_completion_length": 48, "learning_rate": 1e-3}
+
+
+def _too_strict(*names: str) -> Callable[[Settings], Settings]:
+    """The limits of these settings count as ill."""
+
+    def wrong(settings: Settings) -> Settings:
+        at_the_limit = {name: MENDED[name] for name in names if settings[name] == LIMITS[name]}
+        return {**mend(settings), **at_the_limit}
+
+    return wrong
+
+
+check_mend = Exercise(
+    mend,
+    parts=(
+        Part("two sick numbers", 2, _ill_with(list(ILL)[:3], list(ILL)[:3]), draws=20),
+        Part("a sick number, and a sick function", 2, _ill_with(list(ILL)[:3], list(ILL)[3:]), draws=20),
+        Part("a healthy setup", 1, lambda rng: call(_sound(rng)), draws=20),
+    ),
+    mistakes={
+        "only one fault is mended": Mistake(
+            "Go on looking when you have found one.",
+            lambda settings: {**settings, **{name: MENDED[name] for name in broken_settings(settings)[:1]}},
+        ),
+        "sound settings are changed too": Mistake(
+            "4 completions a group, 128 tokens, 1e-4: what is not ill stays.", lambda settings: {**settings, **MENDED}
+        ),
+        "the seed is lost": Mistake(
+            "The run must stay comparable: everything that is not ill stays, the seed too.",
+            lambda settings: {**mend(settings), "seed": 0},
+        ),
+        "limits themselves count as ill": Mistake("*Below* 4, *below* 48, *above* 1e-3.", _too_strict(*LIMITS)),
+        "4 completions a group count as ill": Mistake("*Below* 4.", _too_strict("num_generations")),
+        "48 tokens count as ill": Mistake("*Below* 48.", _too_strict("max_completion_length")),
+        "a learning rate of 1e-3 counts as ill": Mistake("*Above* 1e-3.", _too_strict("learning_rate")),
+        "only what was changed is returned": Mistake(
+            "All six settings: a run needs them all.",
+            lambda settings: {name: MENDED[name] for name in broken_settings(settings)},
+        ),
+        "the stand-ins stay": Mistake(
+            "A stage that was replaced is ill whatever the numbers say.",
+            lambda settings: {**mend(settings), "replaced": settings["replaced"]},
+        ),
+        "the settings that were handed in are changed": Mistake(
+            "Return a new dict: the broken run's record must stay as it was.", _changed_in_place
+        ),
+    },
+)

@@ -1,4 +1,4 @@
-"""Exercises of notebook 06, first part: intervals, paired tests, habits that make noise look like progress."""
+"""Exercises on evaluation: confidence intervals, paired tests, false alarms, pass@k and reported percentages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 import random
 from collections.abc import Callable
 
-from grpo_edu import significance
+from grpo_edu import evaluation as significance
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
+from grpo_edu.studies import power
 
 Z = 1.959964  # of a 95% interval
+
 
 # ---- wilson_interval ----
 
@@ -27,28 +29,6 @@ def _some_counts(rng: random.Random) -> Call:
 def _extreme_counts(rng: random.Random) -> Call:
     trials = rng.choice([5, 10, 60])
     return call(rng.choice([0, trials]), trials)
-
-
-def _wilson_by_roots(successes: int, trials: int) -> tuple[float, float]:
-    # the shares p at which |successes/trials − p| = Z · sqrt(p (1 − p) / trials): a quadratic equation in p
-    share = successes / trials
-    a, b, c = 1 + Z**2 / trials, -(2 * share + Z**2 / trials), share**2
-    root = math.sqrt(max(0.0, b * b - 4 * a * c))
-    return (-b - root) / (2 * a), (-b + root) / (2 * a)
-
-
-def _wilson_by_formula(successes: int, trials: int) -> list[float]:
-    share, z2 = successes / trials, Z * Z
-    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    reach = Z / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    return [middle - reach, middle + reach]
-
-
-def _wilson_by_failures(successes: int, trials: int) -> tuple[float, float]:
-    failures = trials - successes
-    middle = (successes + Z**2 / 2) / (trials + Z**2)
-    reach = Z / (trials + Z**2) * math.sqrt(successes * failures / trials + Z**2 / 4)
-    return middle - reach, middle + reach
 
 
 def _normal_interval(successes: int, trials: int) -> tuple[float, float]:
@@ -80,35 +60,43 @@ def _wilson_with(
 
 
 check_wilson_interval = Exercise(
-    "wilson_interval",
     wilson_interval,
-    parts=(
-        Part("from 10 to 300 problems", 3, _some_counts),
-        Part("none right, or all", 1, _extreme_counts),
-    ),
-    mistakes=(
-        Mistake("that is the normal interval", "At 0 of 10 it has no width at all. Wilson's has a z² in three places.",
-                _normal_interval, also=(_normal_within,)),
-        Mistake("the middle is not moved", "Wilson's middle lies nearer to one half than the share does.",
-                lambda k, n: (k / n - _reach(k, n), k / n + _reach(k, n))),
-        Mistake("nothing is divided by 1 + z²/n", "Both the middle and the reach are divided by it.",
-                lambda k, n: tuple(bound * (1 + Z**2 / n) for bound in wilson_interval(k, n))),
-        Mistake("the middle is not divided by 1 + z²/n", "Brackets: both the middle and the reach are divided by it.",
-                _wilson_with(middle=lambda n: 1 + Z**2 / n)),
-        Mistake("the reach is not divided by 1 + z²/n", "Brackets: both the middle and the reach are divided by it.",
-                _wilson_with(reach=lambda n: 1 + Z**2 / n)),
-        Mistake("the z before the root is missing", "The root is a standard error; the reach is z of them.",
-                _wilson_with(reach=lambda n: 1 / Z)),
-        Mistake("the root holds z²/(4n), not z²/(4n²)", "Under the root both terms shrink with n, the second twice.",
-                _wilson_with(inside=lambda n: Z**2 / (4 * n))),
-        Mistake("z is that of 90%", "95% leaves 2.5% on either side: z = 1.96.",
-                lambda k, n: significance.wilson_interval(k, n, 0.9)),
-        Mistake("these are percent", "Shares between 0 and 1.",
-                lambda k, n: tuple(100 * bound for bound in wilson_interval(k, n))),
-    ),
-    right=(_wilson_by_roots, _wilson_by_formula, _wilson_by_failures),
+    parts=(Part("from 10 to 300 problems", 3, _some_counts), Part("none right, or all", 1, _extreme_counts)),
+    mistakes={
+        "that is the normal interval": Mistake(
+            "At 0 of 10 it has no width at all. Wilson's has a z² in three places.",
+            _normal_interval,
+            also=(_normal_within,),
+        ),
+        "the middle is not moved": Mistake(
+            "Wilson's middle lies nearer to one half than the share does.",
+            lambda k, n: (k / n - _reach(k, n), k / n + _reach(k, n)),
+        ),
+        "nothing is divided by 1 + z²/n": Mistake(
+            "Both the middle and the reach are divided by it.",
+            lambda k, n: tuple(bound * (1 + Z**2 / n) for bound in wilson_interval(k, n)),
+        ),
+        "the middle is not divided by 1 + z²/n": Mistake(
+            "Brackets: both the middle and the reach are divided by it.", _wilson_with(middle=lambda n: 1 + Z**2 / n)
+        ),
+        "the reach is not divided by 1 + z²/n": Mistake(
+            "Brackets: both the middle and the reach are divided by it.", _wilson_with(reach=lambda n: 1 + Z**2 / n)
+        ),
+        "the z before the root is missing": Mistake(
+            "The root is a standard error; the reach is z of them.", _wilson_with(reach=lambda n: 1 / Z)
+        ),
+        "the root holds z²/(4n), not z²/(4n²)": Mistake(
+            "Under the root both terms shrink with n, the second twice.", _wilson_with(inside=lambda n: Z**2 / (4 * n))
+        ),
+        "z is that of 90%": Mistake(
+            "95% leaves 2.5% on either side: z = 1.96.", lambda k, n: significance.wilson_interval(k, n, 0.9)
+        ),
+        "these are percent": Mistake(
+            "Shares between 0 and 1.", lambda k, n: tuple(100 * bound for bound in wilson_interval(k, n))
+        ),
+    },
     tolerance=1e-4,  # z = 1.96 will do
-)  # fmt: skip
+)
 
 
 def _reach(successes: int, trials: int) -> float:
@@ -138,28 +126,9 @@ def _equal_counts(rng: random.Random) -> Call:
     return call(count, count)
 
 
-def _mcnemar_by_comb(only_before: int, only_after: int) -> float:
-    n, k = only_before + only_after, min(only_before, only_after)
-    return min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
-
-
-def _mcnemar_by_scipy(only_before: int, only_after: int) -> float:
-    from scipy.stats import binom
-
-    n = only_before + only_after
-    return min(1.0, 2 * float(binom.cdf(min(only_before, only_after), n, 0.5)))
-
-
-def _mcnemar_by_recursion(only_before: int, only_after: int) -> float:
-    n, chance, total = only_before + only_after, 0.5 ** (only_before + only_after), 0.0
-    for i in range(min(only_before, only_after) + 1):
-        total += chance
-        chance *= (n - i) / (i + 1)
-    return min(1.0, 2 * total)
-
-
-def _tail_to(last: int, n: int) -> float:
-    return min(1.0, 2 * sum(math.comb(n, i) for i in range(last + 1)) / 2**n)
+def _tail(last: int, n: int) -> float:
+    """The chance of at most `last` heads among n tosses of a fair coin."""
+    return sum(math.comb(n, heads) for heads in range(last + 1)) / 2**n
 
 
 def _chi_square(only_before: int, only_after: int) -> float:
@@ -169,34 +138,34 @@ def _chi_square(only_before: int, only_after: int) -> float:
 
 
 check_mcnemar_p = Exercise(
-    "mcnemar_p",
     mcnemar_p,
     parts=(
         Part("more on one side", 3, _unequal_counts, always=(call(9, 2), call(2, 9))),
         Part("as many on either side, and none at all", 1, _equal_counts, draws=6),
     ),
-    mistakes=(
-        Mistake("the test is one-sided", "A change for the worse would have been a change as well: twice the tail.",
-                lambda b, c: min(1.0, _mcnemar_by_comb(b, c) / 2) if b != c else _one_tail(b, c)),
-        Mistake("that is the probability of this very count", "At least as unequal: add up the tail.",
-                lambda b, c: min(1.0, 2 * math.comb(b + c, min(b, c)) / 2 ** (b + c))),
-        Mistake("the smallest count is left out of the tail", "From 0 to the smaller count, inclusive.",
-                lambda b, c: min(1.0, 2 * sum(math.comb(b + c, i) for i in range(min(b, c))) / 2 ** (b + c))),
-        Mistake("the tail does not end at the smaller count", "To min(b, c), whichever of the two it is.",
-                lambda b, c: _tail_to(b, b + c),
-                also=(lambda b, c: _tail_to(c, b + c), lambda b, c: _tail_to(max(b, c), b + c))),
-        Mistake("that is the chi-square approximation", "With so few pairs, count: the coin's distribution is exact.",
-                _chi_square),
-        Mistake("the p-value is above 1", "A probability ends at 1.",
-                lambda b, c: 2 * sum(math.comb(b + c, i) for i in range(min(b, c) + 1)) / 2 ** (b + c)),
-    ),
-    right=(_mcnemar_by_comb, _mcnemar_by_scipy, _mcnemar_by_recursion),
-)  # fmt: skip
-
-
-def _one_tail(only_before: int, only_after: int) -> float:
-    n = only_before + only_after
-    return sum(math.comb(n, i) for i in range(min(only_before, only_after) + 1)) / 2**n
+    mistakes={
+        "the test is one-sided": Mistake(
+            "A change for the worse would have been a change as well: twice the tail.",
+            lambda b, c: _tail(min(b, c), b + c),
+        ),
+        "that is the probability of this very count": Mistake(
+            "At least as unequal: add up the tail.",
+            lambda b, c: min(1.0, 2 * math.comb(b + c, min(b, c)) / 2 ** (b + c)),
+        ),
+        "the smallest count is left out of the tail": Mistake(
+            "From 0 to the smaller count, inclusive.", lambda b, c: min(1.0, 2 * _tail(min(b, c) - 1, b + c))
+        ),
+        "the tail does not end at the smaller count": Mistake(
+            "To min(b, c), whichever of the two it is.",
+            lambda b, c: min(1.0, 2 * _tail(b, b + c)),
+            also=(lambda b, c: min(1.0, 2 * _tail(c, b + c)), lambda b, c: min(1.0, 2 * _tail(max(b, c), b + c))),
+        ),
+        "that is the chi-square approximation": Mistake(
+            "With so few pairs, count: the coin's distribution is exact.", _chi_square
+        ),
+        "the p-value is above 1": Mistake("A probability ends at 1.", lambda b, c: 2 * _tail(min(b, c), b + c)),
+    },
+)
 
 
 # ---- false_alarm ----
@@ -207,34 +176,150 @@ def false_alarm(looks: int, alpha: float) -> float:
     return 1 - (1 - alpha) ** looks
 
 
-def _false_alarm_by_loop(looks: int, alpha: float) -> float:
-    quiet = 1.0
-    for _ in range(looks):
-        quiet *= 1 - alpha
-    return 1 - quiet
-
-
-def _false_alarm_by_first(looks: int, alpha: float) -> float:
-    return sum(alpha * (1 - alpha) ** earlier for earlier in range(looks))
-
-
-def _false_alarm_by_log(looks: int, alpha: float) -> float:
-    return -math.expm1(looks * math.log1p(-alpha))
-
-
 check_false_alarm = Exercise(
-    "false_alarm",
     false_alarm,
-    parts=(Part("1 to 40 looks", 2, lambda rng: call(rng.choice([1, 2, 5, 10, 20, 40]), rng.choice([0.01, 0.05, 0.1])),
-                draws=8),),
-    mistakes=(
-        Mistake("chances are added", "With 40 looks at 5% that would be 200%.", lambda looks, alpha: looks * alpha),
-        Mistake("that is the chance that all looks are false alarms", "At least one is enough.",
-                lambda looks, alpha: alpha**looks),
-        Mistake("that is the chance of no alarm", "One minus it.", lambda looks, alpha: (1 - alpha) ** looks),
-        Mistake("looks do not matter in your formula", "More looks, more chances.", lambda looks, alpha: alpha),
-        Mistake("one look is forgotten", "With one look the chance is alpha.",
-                lambda looks, alpha: 1 - (1 - alpha) ** (looks - 1)),
+    parts=(
+        Part(
+            "1 to 40 looks",
+            2,
+            lambda rng: call(rng.choice([1, 2, 5, 10, 20, 40]), rng.choice([0.01, 0.05, 0.1])),
+            draws=8,
+        ),
     ),
-    right=(_false_alarm_by_loop, _false_alarm_by_first, _false_alarm_by_log),
-)  # fmt: skip
+    mistakes={
+        "chances are added": Mistake("With 40 looks at 5% that would be 200%.", lambda looks, alpha: looks * alpha),
+        "that is the chance that all looks are false alarms": Mistake(
+            "At least one is enough.", lambda looks, alpha: alpha**looks
+        ),
+        "that is the chance of no alarm": Mistake("One minus it.", lambda looks, alpha: (1 - alpha) ** looks),
+        "looks do not matter in your formula": Mistake("More looks, more chances.", lambda looks, alpha: alpha),
+        "one look is forgotten": Mistake(
+            "With one look the chance is alpha.", lambda looks, alpha: 1 - (1 - alpha) ** (looks - 1)
+        ),
+    },
+)
+
+
+# ---- pass_at_k ----
+
+
+def _pass_counts(rng: random.Random) -> Call:
+    samples = rng.randrange(4, 12)
+    return call(samples, rng.randrange(1, samples - 1), rng.randrange(2, min(5, samples)))
+
+
+def _pass_edges(rng: random.Random) -> Call:
+    samples = rng.randrange(4, 9)
+    return call(*rng.choice([(samples, 0, 2), (samples, samples, 2), (samples, 2, 1), (samples, samples - 1, 3)]))
+
+
+check_pass_at_k = Exercise(
+    significance.pass_at_k,
+    parts=(
+        Part("some right, some wrong", 3, _pass_counts),
+        Part("none, all, k = 1, too few wrong ones", 1, _pass_edges, draws=12),
+    ),
+    mistakes={
+        "that estimate is biased": Mistake(
+            "1 − (1 − c/n)^k draws with replacement: the same sample may come twice.",
+            lambda n, c, k: 1 - (1 - c / n) ** k,
+        ),
+        "that is the chance that all k are right": Mistake(
+            "At least one.", lambda n, c, k: math.comb(c, k) / math.comb(n, k)
+        ),
+        "that is the chance that all k are wrong": Mistake(
+            "One minus it.", lambda n, c, k: math.comb(n - c, k) / math.comb(n, k)
+        ),
+        "that is pass@1": Mistake("k samples may be looked at.", lambda n, c, k: c / n),
+        "k is one too small": Mistake(
+            "The product has k factors.", lambda n, c, k: significance.pass_at_k(n, c, k - 1) if k > 1 else 0.0
+        ),
+    },
+)
+
+
+# ---- possible_counts ----
+
+
+def possible_counts(percent: float, trials: int, decimals: int) -> list[int]:
+    """The package's."""
+    return power.possible_counts(percent, trials, decimals=decimals)
+
+
+def _reported(rng: random.Random) -> Call:
+    trials, decimals = rng.choice([(60, 1), (60, 0), (300, 0), (300, 1), (1000, 0), (24, 1)])
+    return call(round(100 * rng.randrange(trials + 1) / trials, decimals), trials, decimals)
+
+
+def _invented(rng: random.Random) -> Call:
+    return call(*rng.choice([(89.0, 60, 0), (71.0, 24, 1), (50.5, 60, 1), (33.0, 20, 0)]))
+
+
+def _counts_where(rounds_to: Callable[[float, float, int], bool]) -> Callable[[float, int, int], list[int]]:
+    """A wrong answer that asks otherwise whether an exact percentage is reported as `percent`."""
+    return lambda percent, trials, decimals: [
+        count for count in range(trials + 1) if rounds_to(100 * count / trials, percent, decimals)
+    ]
+
+
+def _halves_up(exact: float, percent: float, decimals: int) -> bool:
+    slack = 0.5 * 10.0**-decimals
+    return percent - slack - 1e-9 <= exact < percent + slack - 1e-9
+
+
+check_possible_counts = Exercise(
+    possible_counts,
+    parts=(
+        Part(
+            "reports that can be true",
+            2,
+            _reported,
+            draws=24,
+            always=(call(95.0, 1000, 0), call(94.0, 1000, 0), call(0.0, 60, 1), call(100.0, 60, 1)),
+        ),
+        Part("reports that cannot", 1, _invented),
+    ),
+    mistakes={
+        "only the nearest count is given": Mistake(
+            "All that round to the report; there may be several, or none.",
+            lambda percent, trials, decimals: [round(percent * trials / 100)],
+        ),
+        "the report must be met exactly": Mistake(
+            "A report is rounded: 71.7% may be 71.67%.",
+            _counts_where(lambda exact, percent, decimals: exact == percent),
+        ),
+        "decimals do not matter in your formula": Mistake(
+            "89% leaves half a point on either side, 89.0% a twentieth.",
+            lambda percent, trials, decimals: power.possible_counts(percent, trials),
+        ),
+        "a whole unit of slack is too much": Mistake(
+            "Rounding moves a number by half a unit at most.",
+            _counts_where(lambda exact, percent, decimals: abs(exact - percent) <= 10.0**-decimals + 1e-9),
+        ),
+        "shares and percent are mixed up": Mistake(
+            "The report is in percent.",
+            _counts_where(lambda exact, percent, decimals: abs(exact / 100 - percent) <= 0.5 * 10.0**-decimals + 1e-9),
+        ),
+        "a report half a unit away is left out": Mistake(
+            "Halves may be rounded either way: 94.5% is possible for 94 "
+            "and for 95. Python's `round(94.5)` is 94, `round(95.5)` is 96.",
+            _counts_where(lambda exact, percent, decimals: round(exact, decimals) == percent),
+            also=(
+                _counts_where(_halves_up),
+                _counts_where(lambda exact, percent, decimals: abs(exact - percent) < 0.5 * 10.0**-decimals - 1e-9),
+            ),
+        ),
+        "the percentage is cut off, not rounded": Mistake(
+            "71.67% is reported as 71.7%: half a unit to either side.",
+            _counts_where(lambda exact, percent, decimals: int(exact * 10**decimals) / 10**decimals == percent),
+        ),
+        "all right is never tried": Mistake(
+            "`range(trials)` ends one before `trials`: 100% may be true.",
+            lambda percent, trials, decimals: [k for k in possible_counts(percent, trials, decimals) if k < trials],
+        ),
+        "none right is never tried": Mistake(
+            "Counts begin at 0.",
+            lambda percent, trials, decimals: [k for k in possible_counts(percent, trials, decimals) if k],
+        ),
+    },
+)

@@ -6,7 +6,7 @@ import html
 import textwrap
 from dataclasses import dataclass
 
-from grpo_edu.figure_style import COLORS
+from grpo_edu.figures.style import COLORS
 
 WIDTH = 88
 

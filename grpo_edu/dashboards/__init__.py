@@ -1,7 +1,7 @@
-"""Dashboards to touch: ipywidgets around the package's own functions and figures, for notebooks and `grpo-edu app`.
+"""Interactive dashboards: ipywidgets around the package's functions and figures, for notebooks and `grpo-edu app`.
 
-No other part of the package imports ipywidgets. Each dashboard is a widget: the last line of a cell shows it. Where
-there are no widgets (a PDF, GitHub, a test) the same picture stands with a caption.
+No other part of the package imports ipywidgets. Each dashboard is a widget: the last line of a cell shows it. Pages
+without widgets (a PDF, GitHub, a test) show the same picture with a caption.
 """
 
 from importlib import import_module
@@ -22,7 +22,7 @@ __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module that holds a dashboard and hand the dashboard out."""
+    """Import the module of a dashboard, and return the dashboard."""
     if name not in _HOMES:
         raise AttributeError(f"module 'grpo_edu.dashboards' has no attribute {name!r}")
     return getattr(import_module(f"grpo_edu.dashboards.{_HOMES[name]}"), name)

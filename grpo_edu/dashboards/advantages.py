@@ -1,4 +1,4 @@
-"""Rewards of one group under the hand, and the advantages that they become."""
+"""Explore how the rewards of one group become advantages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from grpo_edu.advantages import group_advantages, tie_probability
 from grpo_edu.config import SCALE_REWARDS
 from grpo_edu.dashboards.base import STYLE, Explorer, choice, slider
-from grpo_edu.figure_style import COLORS
-from grpo_edu.figures_advantages import group_dots
+from grpo_edu.figures.advantages import group_dots
+from grpo_edu.figures.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,8 +34,9 @@ class AdvantageExplorer(Explorer):
     def __init__(self, num_generations: int = 8) -> None:
         self.source = choice("Rewards", ("success rate", "sliders"), "where the rewards come from")
         self.size = slider(widgets.IntSlider, "G, completions", num_generations, 2, _LARGEST, 1, "size of the group")
-        self.success = slider(widgets.FloatSlider, "success rate p", 0.25, 0.0, 1.0, 0.01,
-                              "chance that one completion is right")  # fmt: skip
+        self.success = slider(
+            widgets.FloatSlider, "success rate p", 0.25, 0.0, 1.0, 0.01, "chance that one completion is right"
+        )
         self.scaling = choice("scale_rewards", SCALE_REWARDS, "what the centered rewards are divided by")
         self.sliders = [
             widgets.FloatSlider(value=float(row == 0), min=0, max=2, step=0.1, description=f"reward {row}", style=STYLE)

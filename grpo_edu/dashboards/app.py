@@ -1,4 +1,4 @@
-"""What the web app shows: all dashboards as tabs. `grpo-edu app` serves it through Voilà, which runs no typed code."""
+"""The web app: all dashboards as tabs. `grpo-edu app` serves it through Voilà, which lets nobody type code to run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TABS = {
 
 
 class App(widgets.Tab):
-    """Every dashboard in a tab of its own, made when it is first opened."""
+    """Every dashboard in a tab of its own, created when the tab is first opened."""
 
     def __init__(self) -> None:
         super().__init__([widgets.VBox() for _ in _TABS], titles=list(_TABS))
@@ -41,7 +41,7 @@ class App(widgets.Tab):
         self.show_tab(0)
 
     def show_tab(self, number: int) -> None:
-        """Make the dashboard of a tab unless it is there; the stored runs are read anew each time."""
+        """Create the dashboard of a tab if it does not exist yet; the stored runs are read again each time."""
         name, place = list(_TABS)[number], self.children[number]
         if not place.children or name == "Runs":
             place.children = (_TABS[name](),)

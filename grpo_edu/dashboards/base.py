@@ -1,4 +1,4 @@
-"""What all dashboards share: controls above a picture with alternative text, and a page without widgets."""
+"""The common part of all dashboards: controls above a picture with alternative text, and a view without widgets."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from grpo_edu.figure_style import COLORS
+from grpo_edu.figures.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DPI = 96  # CSS has as many: one dot of the picture is one of the page
+_DPI = 96  # as in CSS: one dot of the picture is one pixel of the page
 STYLE = {"description_width": "12em"}
 WIDE = {"width": "38em", "max_width": "100%"}
 
 
 class Dashboard(widgets.VBox):
-    """A title, controls, a line of words and a picture. Subclasses call `show` and `say`.
+    """A title, controls, a message and a picture. Subclasses call `show` and `say`.
 
-    Its text is the same on every machine, so a notebook that shows it can be compared with a stored run.
+    Its text is the same on every computer, so the notebooks that show it can be compared with their stored outputs.
 
     Args:
         title: the heading.
         controls: widgets, in the order in which the Tab key reaches them.
-        about: one sentence on what to do.
+        about: one sentence that says what to do.
     """
 
     def __init__(self, title: str, controls: Sequence[widgets.Widget], about: str) -> None:
@@ -43,18 +43,18 @@ class Dashboard(widgets.VBox):
         self.add_class("grpo-edu-dashboard")
 
     def show(self, figure: Figure, alt: str) -> None:
-        """Put a figure in the picture's place; `alt` says in words what it shows now."""
+        """Show a figure; `alt` says in words what it shows now."""
         self.alt = alt
         self.picture.value = self.image(figure, alt)
 
     def say(self, text: str, *, wrong: bool = False) -> None:
-        """Words beside the picture, read out by a screen reader as they change."""
+        """Show a message next to the picture; a screen reader reads it when it changes."""
         self.message.value = say_html(text, wrong=wrong)
 
     def image(self, figure: Figure, alt: str) -> str:
-        """The figure as an <img>. Figures of one shape keep the places of their panels, found for the first one.
+        """The figure as an <img>. Figures of the same shape reuse the panel positions of the first one.
 
-        To find them takes longer than to draw, and a slider asks for several pictures a second.
+        Computing the positions takes longer than drawing, and a slider asks for several pictures per second.
         """
         key = (*figure.get_size_inches(), *(axes.get_title(loc="left") for axes in figure.axes))
         if key in self._places:
@@ -71,19 +71,19 @@ class Dashboard(widgets.VBox):
         return f"<{type(self).__name__}>"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widget, and the same view as a picture with a caption for where there are no widgets."""
+        """The widget, and for pages without widgets the same view as a picture with a caption."""
         bundle = super()._repr_mimebundle_(**kwargs)
         names = [label for label in map(_label, _leaves(self.controls)) if label]
         caption = html.escape(f"{self._title}. {self.alt}".strip())
-        controls = html.escape(f"Run the cell for its controls: {', '.join(names)}.")
+        controls = html.escape(f"Run the cell to use its controls: {', '.join(names)}.")
         page = f"{self.message.value}{self.picture.value}<p><i>{caption}</i><br>{controls}</p>"
         return {**bundle, "text/html": page}
 
 
 class Explorer(Dashboard):
-    """A dashboard that draws anew whenever a control changes. Subclasses have `draw`, which returns figure and alt.
+    """A dashboard that draws again whenever a control changes. Subclasses define `draw`, which returns figure and alt.
 
-    A ValueError of `draw` is an impossible combination: it is explained beside the last picture.
+    A ValueError of `draw` means an impossible combination, and is shown next to the last picture.
     """
 
     def __init__(self, title: str, controls: Sequence[widgets.Widget], about: str) -> None:
@@ -93,15 +93,15 @@ class Explorer(Dashboard):
         self.redraw()
 
     def draw(self) -> tuple[Figure, str]:
-        """The figure for the controls as they stand, and its alternative text."""
+        """The figure for the current values of the controls, and its alternative text."""
         raise NotImplementedError
 
     def words(self) -> str:
-        """What is said beside the picture."""
+        """The message next to the picture."""
         return ""
 
     def redraw(self) -> None:
-        """Draw, or say what is wrong."""
+        """Draw, or show what is wrong."""
         try:
             figure, alt = self.draw()
         except ValueError as error:
@@ -121,7 +121,7 @@ def _leaves(box: widgets.Box) -> Iterator[widgets.Widget]:
 
 
 def _label(control: widgets.Widget) -> str:
-    """What stands beside a control; "" for one that is hidden or has no words."""
+    """The label of a control; "" for one that is hidden or has none."""
     return "" if control.layout.display == "none" else getattr(control, "description", "")
 
 
@@ -142,7 +142,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def say_html(text: str, *, wrong: bool = False) -> str:
-    """A line of words that follows the page's theme; what is wrong has a bar and a word before it, not color alone."""
+    """A message in the page's theme; an error is marked by a bar and a word, not by color alone."""
     if not text:
         return ""
     look = f"border-left:4px solid {COLORS[1]};padding-left:8px;" if wrong else ""
@@ -152,12 +152,22 @@ def say_html(text: str, *, wrong: bool = False) -> str:
 
 def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, tip: str, **options: Any) -> Any:
     """A labeled slider, reached by the Tab key and moved by the arrow keys."""
-    return kind(value=value, min=low, max=high, step=step, description=label, tooltip=tip, style=STYLE,
-                layout=widgets.Layout(**WIDE), **options)  # fmt: skip
+    return kind(
+        value=value,
+        min=low,
+        max=high,
+        step=step,
+        description=label,
+        tooltip=tip,
+        style=STYLE,
+        layout=widgets.Layout(**WIDE),
+        **options,
+    )
 
 
 def choice(label: str, options: Iterable[str | tuple[str, str]], tip: str, value: Any = None) -> widgets.Dropdown:
-    """A labeled list of which one is chosen; the first where `value` is None."""
+    """A labeled list to choose one item from; `value` None chooses the first."""
     chosen = {} if value is None else {"value": value}
-    return widgets.Dropdown(options=list(options), description=label, tooltip=tip, style=STYLE,
-                            layout=widgets.Layout(**WIDE), **chosen)  # fmt: skip
+    return widgets.Dropdown(
+        options=list(options), description=label, tooltip=tip, style=STYLE, layout=widgets.Layout(**WIDE), **chosen
+    )

@@ -1,4 +1,4 @@
-"""The accuracy matrix over the stages of a curriculum, by method and strength, beside no protection at all."""
+"""The accuracy matrix over the stages of a curriculum, by method and strength, next to no protection."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.dashboards.base import Explorer, choice
-from grpo_edu.data import data_dir
-from grpo_edu.figures_continual import matrix_figure
+from grpo_edu.figures.continual import matrix_figure
+from grpo_edu.problems.templates import data_dir
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,20 +41,21 @@ class ForgettingDashboard(Explorer):
             content = study
         self.runs = list(content["runs"])
         if not self.runs:
-            raise ValueError("study: holds no runs; make them with python -m benchmarks.curriculum")
+            raise ValueError("study has no runs; make them with python -m benchmarks.curriculum")
         names = dict.fromkeys(run["curriculum"] for run in self.runs)
         self.curriculum = choice("Curriculum", names, "the stages, one after the other")
-        self.method = choice("Method", [""], "what holds on to earlier tasks")
+        self.method = choice("Method", [""], "what protects the earlier tasks")
         self.strength = choice("Strength (λ)", [""], "λ of EWC and L2, share of replay, β of the KL")
         self._fill_methods()
-        about = "Left without protection, right with the chosen one; framed: a stage's own task."
+        about = "Left: without protection. Right: with the chosen method. Framed: the task of each stage."
         super().__init__("Forgetting", [self.curriculum, self.method, self.strength], about)
 
     def matrix(self, arm: str) -> list[list[float]]:
         """(T + 1) × T shares of problems solved, the mean over the seeds of an arm."""
         runs = [run for run in self.runs if (run["curriculum"], run["arm"]) == (self.curriculum.value, arm)]
-        shares = [[[k / n for k, n in zip(row, run["num_problems"], strict=True)] for row in run["solved"]]
-                  for run in runs]  # fmt: skip
+        shares = [
+            [[k / n for k, n in zip(row, run["num_problems"], strict=True)] for row in run["solved"]] for run in runs
+        ]
         return [[sum(cells) / len(cells) for cells in zip(*rows, strict=True)] for rows in zip(*shares, strict=True)]
 
     def draw(self) -> tuple[Figure, str]:
@@ -67,7 +68,7 @@ class ForgettingDashboard(Explorer):
 
     def words(self) -> str:
         """How much of the earlier tasks was lost, by arm."""
-        from grpo_edu.forgetting import forgetting
+        from grpo_edu.continual.forgetting import forgetting
 
         lost = [f"{name} {100 * forgetting(self.matrix(name)):.0f} points" for name in self.arms]
         seeds = len({run["seed"] for run in self.runs if run["arm"] == self._arm()})

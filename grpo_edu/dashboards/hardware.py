@@ -1,4 +1,4 @@
-"""What this machine is doing: cores, threads and memory by part, live."""
+"""Live view of this computer: cores, threads, and what uses the memory."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Dashboard, slider
 from grpo_edu.dashboards.worker import Stopped, Worker, words_of
-from grpo_edu.figures_hardware import stacked_bars
-from grpo_edu.hardware import memory_bytes, usable_cores
-from grpo_edu.memory import GIB, resident_bytes
+from grpo_edu.fast.memory import GIB, resident_bytes
+from grpo_edu.figures.machine import stacked_bars
+from grpo_edu.machine.hardware import memory_bytes, usable_cores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class HardwareMonitor(Dashboard):
-    """Cores, threads and memory by part, looked at again and again while it runs.
+    """Cores, threads and the use of memory, measured again and again while the monitor runs.
 
     Args:
-        interval: seconds between two looks, at least half a second.
+        interval: seconds between two measurements, at least half a second.
 
     >>> monitor = HardwareMonitor()
     >>> sorted(monitor.look())
@@ -28,23 +28,29 @@ class HardwareMonitor(Dashboard):
     """
 
     def __init__(self, interval: float = 2.0) -> None:
-        self.interval = slider(widgets.FloatSlider, "seconds between looks", interval, 0.5, 10.0, 0.5, "")
-        self.start = widgets.Button(description="Start", tooltip="look again and again")
-        self.stop = widgets.Button(description="Stop", tooltip="stop looking", disabled=True)
+        self.interval = slider(widgets.FloatSlider, "seconds between updates", interval, 0.5, 10.0, 0.5, "")
+        self.start = widgets.Button(description="Start", tooltip="measure again and again")
+        self.stop = widgets.Button(description="Stop", tooltip="stop measuring", disabled=True)
         self.start.on_click(self._start)
         self.stop.on_click(self._stop)
         self.worker: Worker | None = None
         self.looks = 0
-        super().__init__("Hardware monitor", [self.interval, self.start, self.stop], "Memory by part, and the cores.")
+        about = "What uses the memory and the cores."
+        super().__init__("Hardware monitor", [self.interval, self.start, self.stop], about)
         self.show(*self.draw())
-        self.say("The memory as it is now. Start looks again and again, and counts the cores' work.")
+        self.say(
+            "The memory in use now. Press Start to measure it again and again, together with the load of the cores."
+        )
 
     def look(self) -> dict[str, float]:
         """Part → GiB, now; the parts add up to the memory that this process may use."""
         total, available = memory_bytes()
         own = resident_bytes()
-        parts = {"this process and its children": own, "other programs": max(0, total - available - own),
-                 "available": available}  # fmt: skip
+        parts = {
+            "this process and its children": own,
+            "other programs": max(0, total - available - own),
+            "available": available,
+        }
         return {name: size / GIB for name, size in parts.items()}
 
     def draw(self) -> tuple[Figure, str]:
@@ -53,7 +59,7 @@ class HardwareMonitor(Dashboard):
         return figure, "Memory of this process, of other programs, and what is available"
 
     def refresh(self) -> None:
-        """Look once."""
+        """Measure once and show it."""
         import psutil
         import torch
 
@@ -66,7 +72,7 @@ class HardwareMonitor(Dashboard):
         )
 
     def close(self) -> None:
-        """End the looking with the widget."""
+        """Stop when the widget is closed."""
         self._stop()
         super().close()
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 import torch
 
-from grpo_edu.clipping import per_token_policy_loss
 from grpo_edu.config import LOSS_TYPES
 from grpo_edu.dashboards.base import Explorer, choice, slider
-from grpo_edu.figure_style import COLORS
-from grpo_edu.figures_objective import clip_curves
-from grpo_edu.losses import per_token_kl
+from grpo_edu.figures.objective import clip_curves
+from grpo_edu.figures.style import COLORS
+from grpo_edu.losses import per_token_kl, per_token_policy_loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,8 +35,15 @@ class ObjectiveExplorer(Explorer):
         self.beta = slider(number, "β (beta)", 0.0, 0.0, 1.0, 0.01, "weight of the KL term")
         self.reference = slider(number, "π / π_ref", 1.0, 0.05, 3.0, 0.05, "the token under policy and reference")
         self.loss_type = choice("loss_type", LOSS_TYPES, "all but cispo clip alike for one token")
-        controls = [self.ratio, self.advantage, self.epsilon, self.epsilon_high, self.beta, self.reference,
-                    self.loss_type]  # fmt: skip
+        controls = [
+            self.ratio,
+            self.advantage,
+            self.epsilon,
+            self.epsilon_high,
+            self.beta,
+            self.reference,
+            self.loss_type,
+        ]
         about = "The star is your token; the curves are those of the advantages +1 and −1."
         super().__init__("The objective of one token", controls, about)
 
@@ -77,5 +83,8 @@ class ObjectiveExplorer(Explorer):
         )
 
     def _clip(self) -> dict:
-        return {"epsilon": self.epsilon.value, "epsilon_high": self.epsilon_high.value,
-                "loss_type": self.loss_type.value}  # fmt: skip
+        return {
+            "epsilon": self.epsilon.value,
+            "epsilon_high": self.epsilon_high.value,
+            "loss_type": self.loss_type.value,
+        }

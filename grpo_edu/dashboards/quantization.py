@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from grpo_edu.dashboards.base import Explorer, choice, slider
-from grpo_edu.figure_style import LEGEND, look, panel_grid, style_axes
-from grpo_edu.quantized_layers import DynamicInt8Linear, Int8Linear
-from grpo_edu.quantized_numbers import QuantizedTensor, quantize, relative_error
+from grpo_edu.figures.style import LEGEND, look, panel_grid, style_axes
+from grpo_edu.quantization.layers import DynamicInt8Linear, Int8Linear
+from grpo_edu.quantization.numbers import QuantizedTensor, quantize, relative_error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
-_SCALES = ("one for all", "one a row", "one for 32 neighbors")
+_SCALES = ("per tensor", "per row", "per group of 32")
 
 
 class QuantizationExplorer(Explorer):
@@ -42,7 +42,7 @@ class QuantizationExplorer(Explorer):
         self.weights = {
             name: layer.weight.detach().float() for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
         }
-        self.bits = slider(widgets.IntSlider, "bits", 8, 2, 8, 1, "of a stored number")
+        self.bits = slider(widgets.IntSlider, "bits", 8, 2, 8, 1, "per stored number")
         self.kind = choice("Grid", ("symmetric", "affine"), "with zero in the middle, or from smallest to largest")
         self.scales = choice("Scale", _SCALES, "how many numbers share a scale")
         self.matrix = choice("Matrix", self.weights, "a weight of the model")
@@ -50,7 +50,9 @@ class QuantizationExplorer(Explorer):
         self.measure.on_click(self._measure)
         self.timed = widgets.HTML()
         controls = [self.matrix, self.bits, self.kind, self.scales, self.measure, self.timed]
-        super().__init__("Quantization", controls, "Fewer bits: a coarser grid, a larger error, a smaller file.")
+        super().__init__(
+            "Quantization", controls, "With fewer bits the grid is coarser, the error larger and the file smaller."
+        )
 
     def weight(self) -> Tensor:
         """The chosen matrix."""
@@ -58,7 +60,7 @@ class QuantizationExplorer(Explorer):
 
     def quantized(self) -> QuantizedTensor:
         """The chosen matrix on the chosen grid."""
-        where = {"one a row": {"dim": 0}, "one for 32 neighbors": {"group_size": 32}}.get(self.scales.value, {})
+        where = {"per row": {"dim": 0}, "per group of 32": {"group_size": 32}}.get(self.scales.value, {})
         return quantize(self.weight(), bits=self.bits.value, symmetric=self.kind.value == "symmetric", **where)
 
     def error(self) -> float:
@@ -72,7 +74,7 @@ class QuantizationExplorer(Explorer):
         return parts.q.numel() * self.bits.value / 8 + 4 * parts.scale.numel() * (1 + affine)
 
     def draw(self) -> tuple[Figure, str]:
-        """Left the weights before and after, right what was lost."""
+        """The weights before and after (left) and the rounding error (right)."""
         weight = self.weight()
         after = self.quantized().dequantize()
         figure, (left, right) = panel_grid(2, height=3.0)

@@ -1,4 +1,4 @@
-"""A place to try completions on reward functions, and reward functions on exploits."""
+"""A lab to try completions on reward functions, and reward functions on exploits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import STYLE, WIDE, Explorer, choice, slider
 from grpo_edu.dashboards.worker import cut_off
-from grpo_edu.equations import check_equations
-from grpo_edu.exploits import EXPLOITS, judge_reward
-from grpo_edu.figures_hardware import stacked_bars
+from grpo_edu.figures.machine import stacked_bars
 from grpo_edu.prompts import extract_answer
-from grpo_edu.rewards import combine_rewards, compute_rewards
-from grpo_edu.run_inputs import REWARDS
+from grpo_edu.rewards import check_equations, combine_rewards, compute_rewards
+from grpo_edu.runs.request import REWARDS
+from grpo_edu.studies.exploits import EXPLOITS, judge_reward
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from grpo_edu.problems import Problem
+    from grpo_edu.problems.templates import Problem
 
 _SECONDS = 2.0  # that a reward function has for one look
 
@@ -45,17 +44,25 @@ class RewardLab(Explorer):
         self.problem = problem or EXPLOITS[0].problem
         known = {"the honest solution": self.problem.solution}
         known |= {e.name: e.completion for e in EXPLOITS if e.problem == self.problem}
-        self.pick = choice("Completion", list(known.items()), "fills the field below; change it as you like")
-        self.text = widgets.Textarea(value=self.problem.solution, description="or type one", rows=4, style=STYLE,
-                                     layout=widgets.Layout(**WIDE))  # fmt: skip
+        self.pick = choice("Completion", list(known.items()), "fills the text field below, where you can change it")
+        self.text = widgets.Textarea(
+            value=self.problem.solution, description="or type one", rows=4, style=STYLE, layout=widgets.Layout(**WIDE)
+        )
         self.weights = {
-            name: slider(widgets.FloatSlider, f"weight of {name}", float(name == next(iter(self.functions))),
-                         -1.0, 2.0, 0.1, "0 leaves the reward out of the sum")
+            name: slider(
+                widgets.FloatSlider,
+                f"weight of {name}",
+                float(name == next(iter(self.functions))),
+                -1.0,
+                2.0,
+                0.1,
+                "0 leaves the reward out of the sum",
+            )
             for name in self.functions
-        }  # fmt: skip
+        }
         question = widgets.HTML(f"<i>{html.escape(self.problem.prompt)}</i>")
         self.failures: dict[str, str] = {}
-        about = "Below: what each reward pays for this completion, and which exploits the sum pays for."
+        about = "Below: what each reward gives this completion, and which exploits the sum rewards."
         self.pick.observe(self._picked, "value")
         super().__init__("Reward lab", [question, self.pick, self.text, *self.weights.values()], about)
 
@@ -86,7 +93,7 @@ class RewardLab(Explorer):
         """The sum, why, and which exploits are paid no less than honest work."""
         answer = extract_answer(self.text.value)
         equations = check_equations(self.text.value)
-        read = f"Answer read: {answer if answer is not None else 'none'} (wanted {self.problem.answer}). "
+        read = f"Extracted answer: {answer if answer is not None else 'none'} (correct: {self.problem.answer}). "
         read += f"Equations: {len(equations)} written, {sum(equations)} hold. "
         text = f"Weighted sum {self.total:.2f}. {read}{self.exploit_words()}"
         return text + "".join(f" {name} failed: {failure}" for name, failure in self.failures.items())
@@ -95,7 +102,7 @@ class RewardLab(Explorer):
         """Which exploits the weighted sum pays at least as much as honest work."""
         self.holes: list[str] = []
         if self.failures:
-            return "The exploits are tried once every reward works."
+            return "The exploits will be tried when every reward works."
         functions, weights = list(self.functions.values()), [self.weights[name].value for name in self.functions]
         try:
             judged = cut_off(lambda: judge_reward(functions, weights=weights), _SECONDS, "a reward")
@@ -108,8 +115,13 @@ class RewardLab(Explorer):
 
     def _columns(self) -> dict:
         problem = self.problem
-        return {"prompts": [problem.prompt], "completions": [self.text.value], "answer": [problem.answer],
-                "level": [problem.level], "solution": [problem.solution]}  # fmt: skip
+        return {
+            "prompts": [problem.prompt],
+            "completions": [self.text.value],
+            "answer": [problem.answer],
+            "level": [problem.level],
+            "solution": [problem.solution],
+        }
 
     def _picked(self, change: dict) -> None:
         self.text.value = change["new"]

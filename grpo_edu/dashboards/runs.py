@@ -1,4 +1,4 @@
-"""Stored runs side by side: their accuracies with intervals, and the paired test of two of them."""
+"""Stored runs next to each other: their accuracies with intervals, and the paired test of two of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import STYLE, WIDE, Explorer
 from grpo_edu.dashboards.worker import RunSlot, Stopped, Worker, words_of
-from grpo_edu.figures_evaluation import interval_rows
-from grpo_edu.run_folder import model_source, read_run_config
-from grpo_edu.run_inputs import default_config, load_split
+from grpo_edu.figures.evaluation import interval_rows
+from grpo_edu.runs.folder import model_source, read_run_config
+from grpo_edu.runs.request import default_config, heldout_problems
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,10 +44,17 @@ class RunComparer(Explorer):
         self.parent = Path(parent)
         self.runs = stored_runs(parent)
         self.pick = widgets.SelectMultiple(
-            options=list(self.runs), value=list(self.runs)[:2], description="Runs", rows=6, style=STYLE,
-            layout=widgets.Layout(**WIDE), tooltip="several with Shift or Ctrl",
-        )  # fmt: skip
-        self.test = widgets.Button(description="Paired test", tooltip="both models on the same held-out problems")
+            options=list(self.runs),
+            value=list(self.runs)[:2],
+            description="Runs",
+            rows=6,
+            style=STYLE,
+            layout=widgets.Layout(**WIDE),
+            tooltip="several with Shift or Ctrl",
+        )
+        self.test = widgets.Button(
+            description="Paired test", tooltip="evaluates both models on the same held-out problems"
+        )
         self.test.on_click(self._test)
         self.tested = widgets.HTML()
         self.comparison: Comparison | None = None
@@ -56,16 +63,16 @@ class RunComparer(Explorer):
         super().__init__("Stored runs", [self.pick, self.test, self.tested], about)
 
     def draw(self) -> tuple[Figure, str]:
-        """A row for each run."""
+        """One row per run."""
         names = list(self.pick.value)
         self.test.disabled = len(names) != 2
         if not names:
-            raise ValueError(f"no run is chosen; those in {self.parent} that were evaluated are listed, make one first")
+            raise ValueError(f"no run is chosen; choose an evaluated run in {self.parent}, or train a model first")
         results = {name: self.runs[name]["result"] for name in names}
         trials = {result["accuracy_after"]["n"] for result in results.values()}
         if len(trials) > 1:
             raise ValueError(
-                f"these runs were judged by different numbers of problems, {sorted(trials)}; choose others"
+                f"these runs were evaluated on different numbers of problems, {sorted(trials)}; choose others"
             )
         counts = {
             label: [result[f"accuracy_{label}"]["k"] for result in results.values()] for label in ("before", "after")
@@ -78,10 +85,10 @@ class RunComparer(Explorer):
         """Each run's own paired test, before against after."""
         results = {name: self.runs[name]["result"] for name in self.pick.value}
         tests = [f"{name} p = {result['p_value']:.2g}" for name, result in results.items()]
-        return f"Before against after, exact McNemar test: {'; '.join(tests)}."
+        return f"Before and after training, exact McNemar test: {'; '.join(tests)}."
 
     def close(self) -> None:
-        """End a test with the widget."""
+        """Stop a test when the widget is closed."""
         if self.worker is not None:
             self.worker.stop()
         super().close()
@@ -95,12 +102,12 @@ class RunComparer(Explorer):
         self.worker.start()
 
     def _compare(self, worker: Worker, first: str, then: str) -> None:
-        """Both models on the problems that the first was judged by."""
+        """Evaluate both models on the problems that the first was evaluated on."""
         from grpo_edu.evaluation import compare, evaluate
         from grpo_edu.models import load_policy
 
         config = self.runs[first]["config"]
-        problems = load_split(config["data"], "heldout", data_path=config["data_path"], n=config["num_heldout"])
+        problems = heldout_problems(config)
         length = default_config(config["data"]).max_completion_length
         with RunSlot():
             judged = []

@@ -1,4 +1,4 @@
-"""A GRPO run under the hand: choose, start, pause, resume, stop, look at the curves, and keep the run."""
+"""A dashboard for a GRPO run: choose settings, start, pause, resume and stop it, watch its curves, and save it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.dashboards.base import STYLE, WIDE, Dashboard, choice, say_html, slider
 from grpo_edu.dashboards.training_run import TrainingRun
 from grpo_edu.dashboards.worker import RunSlot, Stopped, Worker, words_of
-from grpo_edu.figures import accuracy_comparison, training_curves
-from grpo_edu.figures_evaluation import interval_rows
-from grpo_edu.run_inputs import DATA, REWARDS
+from grpo_edu.figures.curves import accuracy_comparison, training_curves
+from grpo_edu.figures.evaluation import interval_rows
+from grpo_edu.runs.request import DATA, REWARDS
 
 if TYPE_CHECKING:
-    from grpo_edu.session import Session
+    from grpo_edu.models import Session
 
-_DRAWING = 0.04  # share of the training's time that its pictures may take
+_DRAWING = 0.04  # share of the training time that drawing may take
 
 
 class TrainingDashboard(Dashboard):
-    """Settings, buttons, live curves and samples of a run of `grpo_edu.train`, judged before and after.
+    """Settings, buttons, live curves and samples of a run of `grpo_edu.train`, evaluated before and after.
 
-    The work is in a thread of its own. A picture is drawn whenever all pictures together have taken less than 4% of
-    the training's time; the line of numbers follows every step.
+    The run is in a thread of its own. The line of numbers is updated after every step. The curves are drawn only as
+    often as drawing takes less than 4% of the training time.
 
     Args:
-        models: what can be chosen: shipped names, folders, those of earlier runs.
-        rewards: name → function; those of `grpo_edu.rewards` where left out.
-        parent: where Save makes the run's folder.
+        models: the choices: shipped names, folders, folders of earlier runs.
+        rewards: name → function; by default those of `grpo_edu.rewards`.
+        parent: the folder in which Save creates the run's folder.
 
     >>> board = TrainingDashboard()
     >>> board.steps.value = 5
@@ -47,51 +47,73 @@ class TrainingDashboard(Dashboard):
         parent: str | Path = "runs",
     ) -> None:
         self.functions, self.parent = dict(rewards or REWARDS), Path(parent)
-        self.model = choice("Model", models, "what is trained; its file stays as it is")
+        self.model = choice("Model", models, "the model to train; its file is not changed")
         self.data = _several("Problems", [name for name in DATA if name != "gsm8k"], ("basic",))
         self.rewards = _several("Rewards", list(self.functions), (next(iter(self.functions)),))
         whole, log = widgets.IntSlider, widgets.FloatLogSlider
-        self.generations = slider(whole, "G (num_generations)", 8, 2, 16, 1, "completions a prompt")
-        self.prompts = slider(whole, "prompts a step", 8, 1, 32, 1, "different problems a step")
+        self.generations = slider(whole, "G (num_generations)", 8, 2, 16, 1, "completions per prompt")
+        self.prompts = slider(whole, "prompts per step", 8, 1, 32, 1, "different problems per step")
         self.steps = slider(whole, "steps", 30, 1, 200, 1, "max_steps")
-        self.length = slider(whole, "longest completion", 96, 16, 256, 8, "tokens")
+        self.length = slider(whole, "max. completion length", 96, 16, 256, 8, "tokens")
         self.rate = slider(log, "learning rate", 1e-4, -6, -2, 0.1, "of AdamW", base=10)
-        self.beta = slider(widgets.FloatSlider, "β (beta)", 0.0, 0.0, 1.0, 0.01, "weight of the KL; with 0 no KL")
-        self.loss_type = choice("loss_type", LOSS_TYPES, "cispo goes with epsilon_high = 5")
-        self.seed = slider(whole, "seed", 0, 0, 99, 1, "order of problems and every sample")
-        self.heldout = slider(whole, "held-out problems", 60, 20, 300, 20, "for accuracy before and after")
-        self.every = slider(whole, "judge every … steps", 10, 0, 50, 1, "on 20 held-out problems; 0: never")
-        self.settings = [self.model, self.data, self.rewards, self.generations, self.prompts, self.steps, self.length,
-                         self.rate, self.beta, self.loss_type, self.seed, self.heldout, self.every]  # fmt: skip
+        self.beta = slider(
+            widgets.FloatSlider, "β (beta)", 0.0, 0.0, 1.0, 0.01, "weight of the KL term; 0 leaves it out"
+        )
+        self.loss_type = choice("loss_type", LOSS_TYPES, "cispo is used with epsilon_high = 5")
+        self.seed = slider(whole, "seed", 0, 0, 99, 1, "of the order of problems and of sampling")
+        self.heldout = slider(whole, "held-out problems", 60, 20, 300, 20, "for the accuracy before and after training")
+        self.every = slider(whole, "evaluate every … steps", 10, 0, 50, 1, "on 20 held-out problems; 0: never")
+        self.settings = [
+            self.model,
+            self.data,
+            self.rewards,
+            self.generations,
+            self.prompts,
+            self.steps,
+            self.length,
+            self.rate,
+            self.beta,
+            self.loss_type,
+            self.seed,
+            self.heldout,
+            self.every,
+        ]
         self.start, self.pause, self.stop, self.save = (
             widgets.Button(description=name, tooltip=tip, disabled=number > 0)
             for number, (name, tip) in enumerate(
-                {"Start": "train from the model as it was loaded", "Pause": "hold after this step; again to go on",
-                 "Stop": "end after this step", "Save": "keep model, metrics and accuracies in a folder"}.items()
+                {
+                    "Start": "train, starting from the model as it was loaded",
+                    "Pause": "pause after this step; press again to resume",
+                    "Stop": "stop after this step",
+                    "Save": "save the model, its metrics and accuracies in a folder",
+                }.items()
             )
-        )  # fmt: skip
-        for button, act in zip((self.start, self.pause, self.stop, self.save),
-                               (self._start, self._pause, self._stop, self._save), strict=True):  # fmt: skip
+        )
+        for button, act in zip(
+            (self.start, self.pause, self.stop, self.save),
+            (self._start, self._pause, self._stop, self._save),
+            strict=True,
+        ):
             button.on_click(act)
         self.samples, self.judged = widgets.HTML(), widgets.HTML()
         self.worker: Worker | None = None
         self._run: TrainingRun | None = None
         self._sessions: dict[str, Session] = {}
         buttons = widgets.HBox([self.start, self.pause, self.stop, self.save])
-        about = "Choose, then press Start. Impossible settings are explained below."
+        about = "Choose the settings, then press Start. Settings that cannot be combined are explained below."
         super().__init__("A GRPO run", [*self.settings, buttons], about)
         self.children: tuple[widgets.Widget, ...] = (*self.children, self.judged, self.samples)
         self.say("Ready.")
 
     @property
     def run(self) -> TrainingRun:
-        """The latest run; RuntimeError before Start was pressed for the first time."""
+        """The latest run; RuntimeError if Start has not been pressed yet."""
         if self._run is None:
-            raise RuntimeError("there is no run yet: press Start")
+            raise RuntimeError("there is no run yet; press Start first")
         return self._run
 
     def config(self) -> GRPOConfig:
-        """The settings as they stand; raises ValueError for an impossible combination."""
+        """The current settings; raises ValueError for an impossible combination."""
         return GRPOConfig(
             num_generations=self.generations.value,
             prompts_per_step=self.prompts.value,
@@ -116,11 +138,15 @@ class TrainingDashboard(Dashboard):
             return
         try:
             if not self.data.value or not self.rewards.value:
-                raise ValueError("choose at least one set of problems and one reward")
+                raise ValueError("choose at least one set of problems and at least one reward")
             run = TrainingRun(
-                self.model.value, self.data.value, [self.functions[name] for name in self.rewards.value],
-                self.config(), heldout=self.heldout.value, every=self.every.value,
-            )  # fmt: skip
+                self.model.value,
+                self.data.value,
+                [self.functions[name] for name in self.rewards.value],
+                self.config(),
+                heldout=self.heldout.value,
+                every=self.every.value,
+            )
         except ValueError as error:
             self.say(str(error), wrong=True)
             return
@@ -128,11 +154,11 @@ class TrainingDashboard(Dashboard):
         self.worker = Worker(self._work, self._ended)
         self._switch(going=True)
         self.samples.value = self.judged.value = self.picture.value = ""
-        self.say("Loading and judging the model as it is …")
+        self.say("Loading the model and evaluating it before training …")
         self.worker.start()
 
     def _work(self, worker: Worker) -> None:
-        from grpo_edu.session import Session
+        from grpo_edu.models import Session
 
         with RunSlot():
             name = self.run.model_name
@@ -142,7 +168,7 @@ class TrainingDashboard(Dashboard):
                 self._tick()
 
     def _tick(self) -> None:
-        """After a step: the line of numbers, and a picture where there is time for one."""
+        """After a step: update the line of numbers, and draw if there is time."""
         run = self.run
         self.message.value = say_html(run.words())
         if run.drawing.seconds + run.drawing.last <= _DRAWING * run.training_seconds:
@@ -150,7 +176,7 @@ class TrainingDashboard(Dashboard):
                 self._draw()
 
     def _draw(self) -> None:
-        """Curves, samples and the accuracy on the way."""
+        """Curves, samples and the accuracy during training."""
         run = self.run
         self.show(training_curves(run.history), run.alt())
         self.samples.value = run.samples_html()
@@ -161,9 +187,9 @@ class TrainingDashboard(Dashboard):
         counts = [check.k for check in self.run.checks.values()]
         names = [f"step {step}" for step in self.run.checks]
         trials = next(iter(self.run.checks.values())).n
-        figure = interval_rows({"held out": counts}, names, trials=trials, title="Accuracy on the way")
+        figure = interval_rows({"held out": counts}, names, trials=trials, title="Accuracy during training")
         shares = ", ".join(f"{100 * count / trials:.0f}%" for count in counts)
-        self.judged.value = self.image(figure, f"Held-out accuracy on the way: {shares}")
+        self.judged.value = self.image(figure, f"Held-out accuracy during training: {shares}")
 
     def _ended(self, error: BaseException | None) -> None:
         run = self.run
@@ -193,7 +219,7 @@ class TrainingDashboard(Dashboard):
     def _stop(self, button: object = None) -> None:
         if self.worker is not None and self.worker.running:
             self.stop.disabled = self.pause.disabled = True
-            self.say("Stopping after this step …")  # before the work may have ended and said so itself
+            self.say("Stopping after this step …")  # before the work ends and reports it
             self.worker.stop()
 
     def _save(self, button: object = None) -> None:
@@ -206,7 +232,7 @@ class TrainingDashboard(Dashboard):
         self.say(f"Saved in {folder}.")
 
     def _switch(self, *, going: bool) -> None:
-        """What can be pressed: settings and Start at rest, Pause and Stop on the way, Save once there is a run."""
+        """What is enabled: settings and Start without a run, Pause and Stop during one, Save once there is a result."""
         for control in (*self.settings, self.start):
             control.disabled = going
         self.pause.disabled = self.stop.disabled = not going
@@ -216,6 +242,11 @@ class TrainingDashboard(Dashboard):
 
 def _several(label: str, options: Sequence[str], value: Sequence[str]) -> widgets.SelectMultiple:
     return widgets.SelectMultiple(
-        options=options, value=value, description=label, rows=min(6, len(options)), style=STYLE,
-        layout=widgets.Layout(**WIDE), tooltip="several with Shift or Ctrl",
-    )  # fmt: skip
+        options=options,
+        value=value,
+        description=label,
+        rows=min(6, len(options)),
+        style=STYLE,
+        layout=widgets.Layout(**WIDE),
+        tooltip="several with Shift or Ctrl",
+    )

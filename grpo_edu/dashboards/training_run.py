@@ -1,4 +1,4 @@
-"""A run that a dashboard follows: what it was asked for, what has happened so far, and how to keep it. No widgets."""
+"""A training run that a dashboard follows: its settings, its progress, and how to save it. No widgets."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards.worker import Worker, cut_off
-from grpo_edu.figure_style import COLORS
+from grpo_edu.figures.style import COLORS
 from grpo_edu.rewards import reward_name
-from grpo_edu.run_inputs import REWARDS, load_split
+from grpo_edu.runs.request import REWARDS, load_split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpo_edu.evaluation import Evaluation
-    from grpo_edu.session import Session
+    from grpo_edu.models import Session
 
-_AT_ONCE = 20  # held-out problems between two places where the work can be left
-_REWARD_SECONDS = 20.0  # that a reward function of the user's own has for one batch
+_AT_ONCE = 20  # held-out problems that are evaluated before the run can be paused or stopped
+_REWARD_SECONDS = 20.0  # time limit of the user's own reward functions for one batch
 
 
 class Stopwatch:
-    """Seconds spent inside, altogether and the last time, and how often; a context."""
+    """A context that measures the seconds spent inside, in total and the last time, and counts them."""
 
     def __init__(self) -> None:
         self.seconds, self.last, self.count = 0.0, 0.0, 0
@@ -42,19 +42,26 @@ class Stopwatch:
 
 
 class TrainingRun:
-    """One run: `go` trains step by step, the other methods say and keep what came of it.
+    """One training run: `go` trains step by step, and the other methods describe and save the result.
 
     Args:
         model_name: for `Session`. data: names of sets. functions: rewards with TRL's signature. config: settings.
-        heldout: problems to judge by. every: steps between two judgements on the first twenty; 0 for none.
+        heldout: number of problems for the evaluations before and after training.
+        every: steps between two evaluations on the first twenty of them; 0 for none.
 
     Raises ValueError for problems that are too few.
     """
 
     def __init__(
-        self, model_name: str, data: Sequence[str], functions: Sequence[Callable], config: GRPOConfig, *,
-        heldout: int = 60, every: int = 10,
-    ) -> None:  # fmt: skip
+        self,
+        model_name: str,
+        data: Sequence[str],
+        functions: Sequence[Callable],
+        config: GRPOConfig,
+        *,
+        heldout: int = 60,
+        every: int = 10,
+    ) -> None:
         self.model_name, self.data, self.config, self.every = model_name, tuple(data), config, every
         self.functions = list(functions)
         self.problems = load_split(self.data, "train")
@@ -68,12 +75,12 @@ class TrainingRun:
         self.drawing = Stopwatch()
 
     def go(self, session: Session, worker: Worker) -> Iterator[dict[str, float]]:
-        """Judge, train, judge; yields the metrics of each step. Raises Stopped where the worker is told to stop."""
+        """Evaluate, train, evaluate; yields the metrics of each step. Raises Stopped if the worker is told to stop."""
         from grpo_edu.trainer import train
 
         model, tokenizer = session.reset()
         self.before = self._judge(model, tokenizer, worker)
-        self.checks[0] = _first(self.before, _AT_ONCE)
+        self.checks[0] = self.before.take(range(_AT_ONCE))
         with closing(train(model, tokenizer, self.problems, self._watched(worker), self.config)) as training:
             for metrics in training:
                 self.history.append(metrics)
@@ -86,10 +93,10 @@ class TrainingRun:
         self.after = self._judge(model, tokenizer, worker)
 
     def words(self) -> str:
-        """Where the run stands: steps, reward, speed, memory, time left."""
+        """The progress of the run: steps, reward, speed, memory, time left."""
         if not self.history:
-            return "No step is done yet."
-        from grpo_edu.memory import GIB, resident_bytes
+            return "No step is complete yet."
+        from grpo_edu.fast.memory import GIB, resident_bytes
 
         done, last = len(self.history), self.history[-1]
         speed = last["num_tokens"] / max(self.training_seconds, 1e-9)
@@ -105,7 +112,7 @@ class TrainingRun:
         return f"Curves over {len(self.history)} steps; the mean reward goes from {first:.2f} to {last:.2f}"
 
     def verdict(self) -> str:
-        """Before against after, with interval and paired test."""
+        """Accuracy before and after, with the interval of the difference and the paired test."""
         from grpo_edu.evaluation import compare
 
         assert self.before and self.after, "the run has not ended"
@@ -117,7 +124,7 @@ class TrainingRun:
         )
 
     def samples_html(self) -> str:
-        """The last step's first group, each completion with its reward as a number and as the color of its bar."""
+        """The first group of the last step: each completion with its reward as a number and as the color of its bar."""
         prompt, rows = self.samples
         low, high = (min(value for _, value in rows), max(value for _, value in rows)) if rows else (0, 0)
         lines = [f"<p><b>Samples:</b> {html.escape(prompt)}</p>"]
@@ -133,32 +140,52 @@ class TrainingRun:
 
     def save(self, session: Session, parent: Path) -> Path:
         """Write the run's folder, as `run_training` does; returns it."""
-        from grpo_edu.metrics import RunLog
         from grpo_edu.models import save_policy
-        from grpo_edu.run_folder import RunFolder
-        from grpo_edu.run_summary import RunResult, write_result
-        from grpo_edu.runs import describe_run
+        from grpo_edu.runs.folder import RunFolder
+        from grpo_edu.runs.log import RunLog
+        from grpo_edu.runs.request import RunRecord, RunRequest
+        from grpo_edu.runs.summary import RunResult, write_result
 
         folder = RunFolder.unused(f"{Path(self.model_name).name}-dashboard-seed{self.config.seed}", parent=parent)
         folder.check_room(sum(weight.nbytes for weight in session.model.parameters()))
-        description = describe_run(self.model_name, self.data, None, self.functions, self.config, len(self.heldout), "")
-        folder.claim({**description, "backend": "grpo_edu", "dtype": str(session.model.dtype).removeprefix("torch.")})
+        record = RunRecord.start(
+            RunRequest(
+                model=self.model_name,
+                data=self.data,
+                rewards=tuple(self.functions),
+                config=self.config,
+                dtype=str(session.model.dtype).removeprefix("torch."),
+                n=len(self.heldout),
+            )
+        )
+        folder.claim(record.to_dict())
         with RunLog(folder.metrics) as log:
             for metrics in self.history:
                 log.append(metrics)
         save_policy(session.model, session.tokenizer, folder.model)
         stopped = self.after is None and not self.failure
         assert self.before, "a run with a history was judged before"
-        write_result(folder, RunResult(
-            folder.path, self.config, description, self.history, self.before, self.after, None, None,
-            seconds=self.training_seconds, interrupted=stopped, failure=self.failure,
-        ))  # fmt: skip
+        write_result(
+            folder,
+            RunResult(
+                folder.path,
+                record,
+                self.history,
+                self.before,
+                self.after,
+                None,
+                None,
+                seconds=self.training_seconds,
+                interrupted=stopped,
+                failure=self.failure,
+            ),
+        )
         return folder.path
 
     def _judge(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, worker: Worker, count: int | None = None
     ) -> Evaluation:
-        """An evaluation in parts, between which the work can be left."""
+        """An evaluation in parts, between which the run can be paused or stopped."""
         from grpo_edu.evaluation import Evaluation, evaluate
 
         parts = []
@@ -171,7 +198,7 @@ class TrainingRun:
         return Evaluation(**{name: [row for part in parts for row in getattr(part, name)] for name in names})
 
     def _watched(self, worker: Worker) -> list[Callable]:
-        """The rewards, which let the first group of a step be seen; those that are not the package's have a limit."""
+        """The rewards, which note the first group of a step; those that are not the package's get a time limit."""
         return [self._watch(number, function, worker) for number, function in enumerate(self.functions)]
 
     def _watch(self, number: int, function: Callable, worker: Worker) -> Callable:
@@ -190,8 +217,3 @@ class TrainingRun:
 
         watched.__name__ = reward_name(function)
         return watched
-
-
-def _first(evaluation: Evaluation, count: int) -> Evaluation:
-    """The first problems of an evaluation."""
-    return type(evaluation)(**{name: values[:count] for name, values in vars(evaluation).items()})

@@ -1,4 +1,4 @@
-"""Long work beside the page: a thread that can be paused and stopped, and whose error is kept and shown."""
+"""Long work beside the page: a thread that can be paused and stopped, time limits, and slots for training runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-SLOTS = "GRPO_EDU_APP_SLOTS"  # "folder:number": at most so many runs at a time, over all viewers of the web app
+SLOTS = "GRPO_EDU_APP_SLOTS"  # "folder:number": the web app allows that many runs at a time, over all its viewers
 
 
 class Stopped(BaseException):
-    """The work was told to stop; no `except Exception` on its way holds it up."""
+    """The work was told to stop. It is not an `Exception`, so no handler of ordinary errors swallows it."""
 
 
 class Worker:
     """One piece of work in a thread of its own.
 
-    The work gets the worker and calls `goes_on` at places where it may be left: that waits while the work is paused
-    and raises `Stopped` once it shall end. `after(error)` is called in the thread when the work has ended, with None
-    or with what it raised.
+    The work receives the worker and calls `goes_on` wherever it may be interrupted: that call waits while the work is
+    paused, and raises `Stopped` once the work shall end. `after(error)` is called in the thread when the work has
+    ended, with None or with the exception that it raised.
 
     >>> seen = []
     >>> worker = Worker(lambda worker: seen.append(1), after=seen.append)
@@ -44,26 +45,26 @@ class Worker:
         _in_thread(self._run)
 
     def stop(self) -> None:
-        """Ask the work to end at the next place where it may be left."""
+        """Ask the work to end at its next call of `goes_on`."""
         self._stop.set()
         self._go.set()
 
     def pause(self) -> None:
-        """Hold the work at the next place where it may be left."""
+        """Hold the work at its next call of `goes_on`."""
         self._go.clear()
 
     def resume(self) -> None:
-        """Let paused work go on."""
+        """Let paused work continue."""
         self._go.set()
 
     def goes_on(self) -> None:
-        """A place where the work may be held or left; raises Stopped where it shall end."""
+        """Wait while the work is paused; raise `Stopped` if it shall end."""
         self._go.wait()
         if self._stop.is_set():
             raise Stopped
 
     def wait(self, seconds: float) -> None:
-        """Rest for so long, less where the work is to stop."""
+        """Sleep for so many seconds, or until the work is told to stop."""
         self._stop.wait(seconds)
 
     def join(self, timeout: float | None = None) -> None:
@@ -77,21 +78,20 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            with _Keeping() as kept:
-                self._work(self)
-            self._after(kept.error)
+            self._after(_outcome(self._work, self).exception())
         finally:
             self._ended.set()
 
 
-_idle: list[queue.SimpleQueue] = []  # of the threads that wait for work
+_idle: list[queue.SimpleQueue] = []  # one per thread that waits for work
 
 
 def _in_thread(call: Callable[[], None]) -> None:
-    """Run a call in a thread that an earlier one has left, or in a new one.
+    """Run a call in a daemon thread, if possible in one that an earlier call has left.
 
-    OpenMP starts workers of its own for each thread that computes. With a new thread for each run memory grows by about
-    0.3 MB a run.
+    A `ThreadPoolExecutor` will not do: the program waits for its threads before it ends, and a paused run never ends.
+    The threads are used again because PyTorch keeps memory for each thread that has computed: with a new thread per
+    training run, memory grew by half a megabyte per run.
     """
     try:
         calls = _idle.pop()
@@ -102,91 +102,69 @@ def _in_thread(call: Callable[[], None]) -> None:
 
 
 def _serve(calls: queue.SimpleQueue) -> None:
-    """A thread's life: one call after the other."""
     while True:
         calls.get()()
         _idle.append(calls)
 
 
-class _Keeping:
-    """A context that keeps what is raised inside."""
-
-    error: BaseException | None = None
-
-    def __enter__(self) -> _Keeping:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        self.error = error
-        return True
+def _outcome(call: Callable[..., Any], *arguments: Any) -> Future:
+    """What a call returned or raised, whatever that was: an error of a thread is shown in the page."""
+    outcome: Future = Future()
+    try:
+        outcome.set_result(call(*arguments))
+    except BaseException as error:
+        outcome.set_exception(error)
+    return outcome
 
 
 def cut_off(call: Callable[[], Any], seconds: float, name: str) -> Any:
-    """What `call` returns, or its exception; TimeoutError after so many seconds.
+    """What `call` returns, or its exception; TimeoutError when it takes longer than `seconds`.
 
-    The call runs in a thread that gets an exception when the time is over, so a loop in Python ends. One that waits
-    inside a C function is left behind, and ends with the program.
+    The call runs in a thread. After the time limit an exception is raised in that thread, which ends a loop in Python.
+    A call that waits inside a C function is left behind, and ends with the program.
 
     >>> cut_off(lambda: 2 + 3, 5, "sum")
     5
     """
-    result: list[Any] = []
-    with_error: list[BaseException | None] = []
-
-    def work() -> None:
-        with _Keeping() as kept:
-            result.append(call())
-        with_error.append(kept.error)
-
-    thread = threading.Thread(target=work, name="grpo_edu cut off", daemon=True)  # its own: it may be left behind
+    outcomes: list[Future] = []
+    thread = threading.Thread(target=lambda: outcomes.append(_outcome(call)), name="grpo_edu cut off", daemon=True)
     thread.start()
     thread.join(seconds)
-    if not with_error:
+    if not outcomes:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
         thread.join(1.0)
-        raise TimeoutError(f"{name} did not end within {seconds:g} seconds and was cut off")
-    if with_error[0] is not None:
-        raise with_error[0]
-    return result[0]
+        raise TimeoutError(f"{name} took longer than {seconds:g} seconds and was cut off; look for an endless loop")
+    return outcomes[0].result()
 
 
 class RunSlot:
-    """A place among the runs that may go on at a time; a context. Without a limit in the environment it is free.
+    """A context that holds one of the slots for training runs; without a limit in the environment there is always one.
 
-    A slot is a file with the number of its process; that of a process which is gone is free again.
+    A slot is a lock of the operating system on a file, which is free again when its process ends, however it ends.
 
-    Raises RuntimeError where all are taken.
+    Raises RuntimeError where all slots are taken.
     """
 
     def __enter__(self) -> RunSlot:
-        import psutil
+        from filelock import FileLock, Timeout
 
-        self._file: Path | None = None
-        place, _, number = os.environ.get(SLOTS, "").rpartition(":")
-        if not place:
+        self._lock: FileLock | None = None
+        folder, _, number = os.environ.get(SLOTS, "").rpartition(":")
+        if not folder:
             return self
         for slot in range(int(number)):
-            file = Path(place) / f"slot{slot}"
-            owner = _owner(file)
-            if owner is not None and not psutil.pid_exists(owner):
-                file.unlink(missing_ok=True)
+            lock = FileLock(Path(folder) / f"slot{slot}")
             try:
-                with file.open("x") as opened:
-                    opened.write(str(os.getpid()))
-            except FileExistsError:
+                lock.acquire(blocking=False)
+            except Timeout:
                 continue
-            self._file = file
+            self._lock = lock
             return self
-        raise RuntimeError(f"{number} runs are going on, which is the most this server allows; try again later")
+        raise RuntimeError(f"{number} training runs are under way, the most that this server allows; try again later")
 
     def __exit__(self, *exception: object) -> None:
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
-
-
-def _owner(file: Path) -> int | None:
-    text = file.read_text() if file.is_file() else ""
-    return int(text) if text.isdigit() else None
+        if self._lock is not None:
+            self._lock.release()
 
 
 def words_of(error: BaseException) -> str:

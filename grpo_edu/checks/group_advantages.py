@@ -1,0 +1,388 @@
+"""Exercises on group advantages, tied groups and baselines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from grpo_edu import advantages
+from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
+
+# ---- inputs ----
+
+
+UNEVEN = (0.3, 0.6, 0.7, 0.9, 1.1, 1.3, 1.69, 2.3)  # twelve times each, divided by twelve, is often another number
+
+
+def some_rewards(rng: random.Random, groups: int = 2, size: int = 3) -> Tensor:
+    """Rewards in quarters, no group of which ties."""
+    rows: list[list[float]] = []
+    while len(rows) < groups:
+        row = [rng.randrange(-4, 9) / 4 for _ in range(size)]
+        if len(set(row)) > 1:
+            rows.append(row)
+    return torch.tensor(rows).flatten()
+
+
+def plain(rng: random.Random) -> Call:
+    """Two groups or three, none of which ties, and never as many as a group has completions."""
+    groups, size = rng.choice([(2, 3), (2, 4), (3, 4)])
+    return call(some_rewards(rng, groups, size), size)
+
+
+def tied_alone(rng: random.Random, size: int) -> Tensor:
+    """One group of equal rewards; where this processor has such a value, torch's std of them is not 0."""
+    telling = [value for value in UNEVEN if torch.full((1, size), value).std(dim=1) > 0]
+    return torch.full((size,), rng.choice(telling or UNEVEN))
+
+
+def tied(base: float) -> Callable[[random.Random], Call]:
+    """A tied group alone, or beside one that differs from `base` by a millionth in one place, and one that differs."""
+
+    def draw(rng: random.Random) -> Call:
+        if rng.random() < 0.5:
+            size = rng.choice([12, 16])
+            return call(tied_alone(rng, size), size)
+        nearly = torch.full((16,), base)
+        nearly[rng.randrange(16)] += 1e-6
+        groups = [torch.full((16,), rng.choice([*UNEVEN, 0.5])), nearly, some_rewards(rng, 1, 16)]
+        rng.shuffle(groups)
+        return call(torch.cat(groups), 16)
+
+    return draw
+
+
+# ---- group_advantages ----
+
+
+def group_advantages(rewards: Tensor, num_generations: int) -> Tensor:
+    """The package's, with the standard deviation of the group."""
+    return advantages.group_advantages(rewards, num_generations)
+
+
+def _all_equal(groups: Tensor) -> Tensor:
+    return groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
+
+
+def _never(groups: Tensor) -> Tensor:
+    return torch.zeros(len(groups), 1, dtype=torch.bool)
+
+
+def _centered(groups: Tensor) -> Tensor:
+    return groups - groups.mean(dim=1, keepdim=True)
+
+
+def _standardized(groups: Tensor) -> Tensor:
+    return _centered(groups) / (groups.std(dim=1, keepdim=True) + 1e-4)
+
+
+def _in_groups(
+    formula: Callable[[Tensor], Tensor], tie: Callable[[Tensor], Tensor] = _all_equal
+) -> Callable[[Tensor, int], Tensor]:
+    """A wrong answer that computes another formula of the (N, G) rewards, or tests for ties in another way."""
+
+    def wrong(rewards: Tensor, num_generations: int) -> Tensor:
+        groups = rewards.view(-1, num_generations)
+        return formula(groups).masked_fill(tie(groups), 0.0).flatten()
+
+    return wrong
+
+
+def _swapped_sizes(rewards: Tensor, num_generations: int) -> Tensor:
+    centered = _centered(rewards.view(num_generations, -1))
+    std = (centered.square().sum(dim=1, keepdim=True) / (centered.shape[1] - 1)).sqrt()  # std() would warn for 1 column
+    return (centered / (std + 1e-4)).flatten()
+
+
+def _mixed_groups(rewards: Tensor, num_generations: int) -> Tensor:
+    groups = rewards.view(num_generations, -1).T
+    return group_advantages(groups.flatten(), num_generations).view_as(groups).T.flatten()
+
+
+check_group_advantages = Exercise(
+    group_advantages,
+    parts=(
+        Part("two groups and three", 3, plain),
+        Part("groups of two", 1, lambda rng: call(some_rewards(rng, 2, 2), 2)),
+        Part("a group that ties", 1, tied(0.0), draws=16),
+    ),
+    mistakes={
+        "the standard deviation divides by G": Mistake(
+            "Sample or population? See what `correction` does in `std`.",
+            _in_groups(lambda groups: _centered(groups) / (groups.std(dim=1, keepdim=True, unbiased=False) + 1e-4)),
+        ),
+        "the groups are mixed": Mistake(
+            "A group's rows are adjacent. Which shape makes a row of each group?", _mixed_groups
+        ),
+        "there are G groups of N": Mistake(
+            "N groups of G: the *last* number of a view is how long its rows are.", _swapped_sizes
+        ),
+        "the standard deviation is that of the batch": Mistake(
+            "Whose spread should a group be measured with?",
+            _in_groups(lambda groups: _centered(groups) / (groups.std() + 1e-4)),
+        ),
+        "the mean is that of the batch": Mistake(
+            "A completion competes with its siblings only.",
+            _in_groups(lambda groups: (groups - groups.mean()) / (groups.std(dim=1, keepdim=True) + 1e-4)),
+        ),
+        "the whole batch is one group": Mistake(
+            "A completion competes with its siblings only.",
+            _in_groups(lambda groups: (groups - groups.mean()) / (groups.std() + 1e-4)),
+        ),
+        "it is divided by the variance": Mistake(
+            "The standard deviation is the root of the variance.",
+            _in_groups(lambda groups: _centered(groups) / (groups.var(dim=1, keepdim=True) + 1e-4)),
+        ),
+        "the sign is turned": Mistake(
+            "A completion that is better than its siblings has a positive advantage.",
+            lambda rewards, g: -group_advantages(rewards, g),
+        ),
+        "nothing is divided by the standard deviation": Mistake(
+            "That is Dr. GRPO. The paper's formula has two parts.",
+            lambda rewards, g: advantages.group_advantages(rewards, g, scale_rewards="none"),
+        ),
+        "eps is missing": Mistake(
+            "What keeps a nearly tied group from being blown up?",
+            _in_groups(lambda groups: _centered(groups) / groups.std(dim=1, keepdim=True)),
+        ),
+        "the result has two dimensions": Mistake(
+            "One number a completion, in the order of the rewards.",
+            lambda rewards, g: group_advantages(rewards, g).view(-1, g),
+        ),
+        "a tie is worth a rounding error": Mistake(
+            "Sixteen times 1.69, divided by sixteen: is it 1.69? Ask whether the rewards are exactly equal.",
+            _in_groups(_standardized, _never),
+        ),
+        "a tie is looked for in the standard deviation": Mistake(
+            "With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.",
+            _in_groups(_standardized, lambda groups: groups.std(dim=1, keepdim=True) == 0),
+        ),
+        "a small standard deviation counts as a tie": Mistake(
+            "Only rewards that are exactly equal tie.",
+            _in_groups(_standardized, lambda groups: groups.std(dim=1, keepdim=True) <= 1e-6),
+        ),
+    },
+    tolerance=1e-5,
+)
+
+
+# ---- tie_probability ----
+
+
+check_tie_probability = Exercise(
+    advantages.tie_probability,
+    parts=(
+        Part("from G = 2 to 16", 2, lambda rng: call(rng.randrange(5, 100, 10) / 100, rng.choice([2, 3, 4, 8, 16]))),
+        Part("p = 0, ½ and 1", 1, lambda rng: call(rng.choice([0.0, 0.5, 1.0]), rng.choice([2, 8])), draws=24),
+    ),
+    mistakes={
+        "only groups that are all right count": Mistake(
+            "A group that is wrong throughout teaches nothing either.", lambda p, g: p**g
+        ),
+        "only groups that are all wrong count": Mistake(
+            "A group that is right throughout teaches nothing either.", lambda p, g: (1 - p) ** g
+        ),
+        "that is the probability of no tie": Mistake(
+            "Is it more likely to tie with G = 2 or with G = 16?", lambda p, g: 1 - p**g - (1 - p) ** g
+        ),
+        "the two chances are multiplied": Mistake(
+            "The group is all right *or* all wrong, never both at once.", lambda p, g: p**g * (1 - p) ** g
+        ),
+        "all wrong is taken to be as likely as all right": Mistake(
+            "Who is right with chance p is wrong with 1 − p.", lambda p, g: 2 * p**g
+        ),
+        "every group is taken for a pair": Mistake(
+            "G completions have to agree, not two.", lambda p, g: p**2 + (1 - p) ** 2
+        ),
+        "the exponent is G − 1": Mistake(
+            "The first completion has to be right as well.", lambda p, g: p ** (g - 1) + (1 - p) ** (g - 1)
+        ),
+        "chances are multiplied by G": Mistake(
+            "All G must agree: are chances of independent things added?", lambda p, g: g * p + g * (1 - p)
+        ),
+    },
+)
+
+
+# ---- degenerate_groups ----
+
+
+def _tie_where(agree: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int], Tensor]:
+    """A wrong answer that asks each row of the (N, G) rewards in another way."""
+    return lambda rewards, num_generations: agree(rewards.view(-1, num_generations))
+
+
+check_degenerate_groups = Exercise(
+    advantages.degenerate_groups,
+    parts=(
+        Part(
+            "right or wrong, 1 or 0",
+            2,
+            lambda rng: call(torch.tensor([float(rng.random() < 0.7) for _ in range(12)] + [1.0] * 3 + [0.0] * 3), 3),
+        ),
+        Part("equal, nearly equal, unequal", 2, tied(1.0), draws=16),
+    ),
+    mistakes={
+        "a small standard deviation counts as a tie": Mistake(
+            "Two rewards that differ by a millionth differ.", _tie_where(lambda groups: groups.std(dim=1) < 1e-4)
+        ),
+        "a standard deviation of 0 is asked for": Mistake(
+            "With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.",
+            _tie_where(lambda groups: groups.std(dim=1) == 0),
+        ),
+        "rewards must equal their mean": Mistake(
+            "The mean of sixteen times 1.69 is not 1.69. Compare the rewards with each other.",
+            _tie_where(lambda groups: (_centered(groups) == 0).all(dim=1)),
+        ),
+        "only groups of ones or of zeros tie": Mistake(
+            "Rewards of 1.69 tie as well, where all are equal.",
+            _tie_where(lambda groups: (groups == 0).all(dim=1) | (groups == 1).all(dim=1)),
+        ),
+        "a group that is right throughout is no tie": Mistake(
+            "All right is a tie as well.", _tie_where(lambda groups: (groups == 0).all(dim=1))
+        ),
+        "any stands where all should": Mistake(
+            "A reward always equals itself. *All* of a group must equal the first.",
+            _tie_where(lambda groups: torch.ones(len(groups), dtype=torch.bool)),
+        ),
+        "these are the groups that do not tie": Mistake(
+            "True where a group ties.", _tie_where(lambda groups: ~_all_equal(groups)[:, 0])
+        ),
+        "one answer a completion": Mistake(
+            "One truth value a group, shape (N,): do *all* of its rewards agree?",
+            _tie_where(lambda groups: (groups == groups[:, :1]).flatten()),
+        ),
+        "the groups are mixed": Mistake(
+            "A group's rows are adjacent.",
+            lambda rewards, g: advantages.degenerate_groups(rewards.view(g, -1).T.flatten(), g),
+        ),
+    },
+)
+
+
+# ---- rloo_advantages ----
+
+
+check_rloo_advantages = Exercise(
+    advantages.rloo_advantages,
+    parts=(
+        Part("two groups and three", 2, plain),
+        Part("groups of two", 1, lambda rng: call(some_rewards(rng, 2, 2), 2)),
+    ),
+    mistakes={
+        "a completion is part of its own baseline": Mistake(
+            "Leave one out: the mean of the others.", _in_groups(_centered, _never)
+        ),
+        "the sum of the others is divided by G": Mistake(
+            "How many others are there?",
+            _in_groups(lambda groups: groups - (groups.sum(dim=1, keepdim=True) - groups) / groups.shape[1], _never),
+        ),
+        "a completion is taken for one of the others": Mistake(
+            "Take its own reward out of the sum: G − 1 others.",
+            lambda rewards, g: rewards - rewards.view(-1, g).sum(dim=1).repeat_interleave(g) / (g - 1),
+        ),
+        "the sum of the others is not divided": Mistake(
+            "Compare with their *mean*.",
+            lambda rewards, g: rewards - (rewards - advantages.rloo_advantages(rewards, g)) * (g - 1),
+        ),
+        "this is the baseline alone": Mistake(
+            "The reward, minus the mean of the others.",
+            lambda rewards, g: rewards - advantages.rloo_advantages(rewards, g),
+        ),
+        "the result is scaled by the standard deviation": Mistake(
+            "RLOO subtracts a baseline and stops there.",
+            lambda rewards, g: (
+                advantages.rloo_advantages(rewards, g) / (rewards.view(-1, g).std(dim=1) + 1e-4).repeat_interleave(g)
+            ),
+        ),
+        "the others are those of the whole batch": Mistake(
+            "Only siblings answer the same prompt.",
+            lambda rewards, g: rewards - (rewards.sum() - rewards) / (len(rewards) - 1),
+        ),
+        "the sign is turned": Mistake(
+            "A completion that is better than the others has a positive advantage.",
+            lambda rewards, g: -advantages.rloo_advantages(rewards, g),
+        ),
+    },
+)
+
+
+# ---- best_baseline ----
+
+
+def best_baseline(probabilities: Tensor, rewards: Tensor) -> Tensor:
+    """E[|g|² R] / E[|g|²], with g the gradient of log π(a) for the scores of a softmax: one at a, minus π."""
+    grad_logp = torch.eye(len(probabilities)) - probabilities
+    weights = probabilities * grad_logp.square().sum(dim=1)
+    return weights @ rewards / weights.sum()
+
+
+def _some_policy(answers: int, shift: float) -> Callable[[random.Random], Call]:
+    """A policy of twentieths, and rewards that differ, all larger by `shift`."""
+
+    def draw(rng: random.Random) -> Call:
+        while True:
+            cuts = [0, *sorted(rng.sample(range(1, 20), answers - 1)), 20]
+            shares = [high - low for low, high in zip(cuts, cuts[1:], strict=False)]
+            rewards = [rng.randrange(-2, 5) / 2 for _ in shares]
+            if len(set(shares)) > 1 and len(set(rewards)) > 1:
+                return call(torch.tensor(shares) / 20, torch.tensor(rewards) + shift)
+
+    return draw
+
+
+def _weighted_by(weights_of: Callable[[Tensor], Tensor]) -> Callable:
+    """A mean of the rewards with other weights."""
+
+    def wrong(probabilities, rewards):
+        weights = weights_of(probabilities)
+        return weights @ rewards / weights.sum()
+
+    return wrong
+
+
+def _lengths(probabilities: Tensor) -> Tensor:
+    return (torch.eye(len(probabilities)) - probabilities).norm(dim=1)
+
+
+check_best_baseline = Exercise(
+    best_baseline,
+    parts=(
+        Part("policies of three answers and of four", 3, lambda rng: _some_policy(rng.choice([3, 4]), 0.0)(rng)),
+        Part("a teacher who adds 10 to each reward", 1, _some_policy(3, 10.0)),
+    ),
+    mistakes={
+        "it is the expected reward": Mistake(
+            "A good baseline, but not the best: an answer with a long gradient counts for more.",
+            _weighted_by(lambda p: p),
+        ),
+        "the probabilities are missing": Mistake(
+            "Both means are over answers as the policy draws them.", _weighted_by(lambda p: _lengths(p) ** 2)
+        ),
+        "the length of the gradient is not squared": Mistake(
+            "|g|² is the sum of the squares of its entries.", _weighted_by(lambda p: p * _lengths(p))
+        ),
+        "only one entry of the gradient is taken": Mistake(
+            "The other answers' scores have a gradient as well: −π for each of them.",
+            _weighted_by(lambda p: p * (1 - p) ** 2),
+        ),
+        "columns are added up, not rows": Mistake(
+            "Row a of eye − probabilities is answer a's gradient: sum(dim=1).",
+            _weighted_by(lambda p: p * (torch.eye(len(p)) - p).square().sum(dim=0)),
+        ),
+        "below, the probabilities are missing": Mistake(
+            "E[|g|²] is a mean as well: weigh |g|² with the probabilities.",
+            lambda p, rewards: (p * _lengths(p) ** 2) @ rewards / (_lengths(p) ** 2).sum(),
+        ),
+        "it is not divided by the mean of |g|²": Mistake(
+            "Were all rewards 1, what would the baseline have to be?",
+            lambda p, rewards: (p * _lengths(p) ** 2) @ rewards,
+        ),
+        "it is the plain mean of the rewards": Mistake(
+            "The policy does not draw all answers equally often.", lambda p, rewards: rewards.mean()
+        ),
+    },
+)

@@ -1,0 +1,228 @@
+"""What the checks hand to a student's function: random tensors, a clock, a layer that refuses large batches.
+
+They live apart from the exercises because a grader sends them into the process that runs a student's code. That process
+can read this module but no other module of exercises, so nothing in here may give an answer away.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grpo_edu.checks.compare import kind
+from grpo_edu.problems.templates import data_dir
+
+Weights = dict[str, Tensor]
+
+
+def numbers(rng: random.Random, *shape: int, low: float = -2.0, high: float = 2.0) -> Tensor:
+    """A tensor of this shape with random numbers of two decimals."""
+    values = [round(rng.uniform(low, high), 2) for _ in range(math.prod(shape))]
+    return torch.tensor(values).view(*shape)
+
+
+def mask_of(lengths: list[int], width: int) -> Tensor:
+    """A (B, width) mask with as many leading ones in each row as its length says."""
+    return (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long()
+
+
+@dataclass
+class Computer:
+    """A computer with a clock of its own: each run of `task` takes as long as the next of `seconds` says."""
+
+    seconds: list[float]
+    now: float = field(default=0.0, repr=False)
+    runs: int = field(default=0, repr=False)
+
+    def task(self) -> None:
+        """Work; the last of `seconds` counts again and again."""
+        self.now += self.seconds[min(self.runs, len(self.seconds) - 1)]
+        self.runs += 1
+
+    def clock(self) -> float:
+        """How late it is, in seconds."""
+        return self.now
+
+
+@dataclass
+class Loading:
+    """Reads a model of a few weights; whoever calls it a second time has waited twice."""
+
+    weights: list[float]
+    done: bool = False
+
+    def __call__(self) -> nn.Module:
+        if self.done:
+            raise RuntimeError("the model was loaded a second time")
+        self.done = True
+        model = nn.Linear(len(self.weights), 1, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([self.weights]))
+        return model
+
+
+@dataclass
+class Shift:
+    """Changes the model that it is given: adds `step` to each weight."""
+
+    step: float
+
+    def __call__(self, model: nn.Linear) -> None:
+        with torch.no_grad():
+            model.weight.add_(self.step)
+
+
+def sum_of_weights(model: nn.Linear) -> float:
+    """The sum of the weights, for want of an accuracy."""
+    return model.weight.sum().item()
+
+
+@dataclass(frozen=True)
+class Training:
+    """Gradient descent on ½ Σ (θ − target)² and a penalty, in place. It is handed to the student's function."""
+
+    target: float
+    learning_rate: float
+    steps: int
+
+    def __call__(self, weights: Weights, penalty: Callable[[Weights], Tensor]) -> dict[str, Any]:
+        """The penalty before each step, whether it had a gradient, and the weights in the end."""
+        penalties, with_gradient = [], True
+        for _ in range(self.steps):
+            extra = penalty(weights)
+            loss = sum(0.5 * ((weight - self.target) ** 2).sum() for weight in weights.values()) + extra
+            slopes = torch.autograd.grad(loss, list(weights.values()))
+            with torch.no_grad():
+                for weight, slope in zip(weights.values(), slopes, strict=True):
+                    weight -= self.learning_rate * slope
+            penalties.append(round(torch.as_tensor(extra).item(), 6))
+            with_gradient = with_gradient and torch.as_tensor(extra).requires_grad
+        learned = [weight.detach().clone() for weight in weights.values()]
+        return {"penalties": penalties, "they have a gradient": with_gradient, "weights": learned}
+
+    def __repr__(self) -> str:
+        return f"<a training of {self.steps} steps toward {self.target}>"
+
+
+def penalty_slopes(penalty_of: Callable[..., Any], weights: Weights, *rest: Any) -> dict[str, Any]:
+    """What kind of thing the penalty is, and its gradient with respect to each weight."""
+    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    penalty = penalty_of(leaves, *rest)
+    if not isinstance(penalty, Tensor) or not penalty.requires_grad:
+        return {"penalty": f"{kind(penalty)} without a gradient", **{f"gradient of {name}": None for name in leaves}}
+    slopes = torch.autograd.grad(penalty.sum(), list(leaves.values()), materialize_grads=True)
+    found = {f"gradient of {name}": slope for name, slope in zip(leaves, slopes, strict=True)}
+    return {"penalty": "a tensor with a gradient", **found}
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """One way to make a diagonal (D,) of scores (n, D). way: 0 to 2 are right, 3 and 4 square a mean."""
+
+    way: int
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        mean = scores.mean(dim=0)
+        ways: tuple[Callable[[], Tensor], ...] = (
+            lambda: scores.square().mean(dim=0),
+            lambda: torch.einsum("nd,nd->d", scores, scores) / len(scores),
+            lambda: (scores - mean).square().mean(dim=0) + mean**2,
+            lambda: mean**2,
+            lambda: len(scores) * mean**2,
+        )
+        return ways[self.way]()
+
+    def __repr__(self) -> str:
+        return "<a function of scores>"
+
+
+@dataclass(frozen=True)
+class MeanGradient:
+    """The gradient of a mean squared error over some rows; the last column is the target. `room`: rows at once."""
+
+    weights: tuple[float, ...]
+    room: int
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if len(rows) > self.room:
+            raise MemoryError(f"{len(rows)} rows at once: only {self.room} fit")
+        inputs, targets = rows[:, :-1], rows[:, -1]
+        return inputs.T @ (inputs @ torch.tensor(self.weights) - targets) / len(rows)
+
+    def __repr__(self) -> str:
+        return f"<mean gradient of at most {self.room} rows>"
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """Logits of hidden states (n, H) → (n, V). `room`: states at once."""
+
+    weight: tuple[tuple[float, ...], ...]
+    room: int
+
+    def __call__(self, states: Tensor) -> Tensor:
+        if len(states) > self.room:
+            raise MemoryError(f"{len(states)} rows of logits at once: only {self.room} fit")
+        return states @ torch.tensor(self.weight).T
+
+    def __repr__(self) -> str:
+        return f"<logits of at most {self.room} states>"
+
+
+def pays_for_length(completions, answer, **kwargs):
+    """A reward that can be had without being right."""
+    return [float(right in text) + len(text) / 100 for text, right in zip(completions, answer, strict=True)]
+
+
+def pays_for_marker(completions, answer, **kwargs):
+    """A reward for the form alone."""
+    return [float("####" in text) for text in completions]
+
+
+class Curve(list):
+    """One number a step; shown by its first and its last four."""
+
+    def __repr__(self) -> str:
+        first, last = ([f"{value:.2f}" for value in part] for part in (self[:4], self[4:][-4:]))
+        return f"[{', '.join(first)} … {', '.join(last)}]"
+
+
+@functools.cache
+def _stored() -> dict[str, list[dict[str, Curve]]]:
+    text = (data_dir() / "curves" / "broken_runs.json").read_text(encoding="utf-8")
+    return {
+        arm: [{sign: Curve(values) for sign, values in run.items()} for run in runs]
+        for arm, runs in json.loads(text).items()
+    }
+
+
+def stored_curves(arm: str) -> list[dict[str, Curve]]:
+    """The curves of the five stored runs of a case of `grpo_edu.studies.broken_runs`, or of "healthy".
+
+    >>> runs = stored_curves("healthy")
+    >>> len(runs), len(runs[0]["reward"])
+    (5, 32)
+    """
+    return _stored()[arm]
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """a Σ x³ + b x₀ xₙ, a scalar function of x (n,)."""
+
+    a: int
+    b: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (self.a * x**3).sum() + self.b * x[0] * x[-1]
+
+    def __repr__(self) -> str:
+        return "function"

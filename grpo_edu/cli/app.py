@@ -1,0 +1,110 @@
+"""`grpo-edu app`: the dashboards in a browser, through Voilà, on this machine only unless told otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_SOURCE = "from grpo_edu.dashboards.app import App\n\nApp()"
+
+
+def add_app_options(command: ArgumentParser) -> None:
+    """The options of the command."""
+    add = command.add_argument
+    add("--port", type=int, default=8866, help="where the page is (default: 8866)")
+    add("--token", help="what the address must carry (default: a fresh secret)")
+    add("--max-runs", type=int, default=1, metavar="N", help="trainings at a time, over all viewers (default: 1)")
+    add("--idle", type=int, default=900, metavar="SECONDS", help="a kernel idle for so long is ended (default: 900)")
+    add("--runs", default="runs", metavar="DIR", help="where runs are kept and compared (default: runs)")
+    add("--theme", choices=("light", "dark"), default="light", help="of the page (default: light)")
+    add("--no-browser", action="store_true", help="only print the address")
+
+
+def run_app_command(arguments: Namespace) -> int:
+    """Serve until Ctrl-C; returns the exit code of the server."""
+    _check(arguments)
+    token = arguments.token or secrets.token_urlsafe(24)
+    with tempfile.TemporaryDirectory(prefix="grpo-edu-app-") as folder:
+        place = Path(folder)
+        (place / "slots").mkdir()
+        (place / "app.ipynb").write_text(json.dumps(app_notebook()), encoding="utf-8")
+        # in a file that only its owner can read, and not on the command line, which every user of the machine can
+        (place / "voila.json").write_text(json.dumps(server_settings(arguments, token)), encoding="utf-8")
+        # PyTorch's threads of several kernels get in each other's way, so the environment stays as it was found
+        env = {
+            **os.environ,
+            "GRPO_EDU_APP_SLOTS": f"{place / 'slots'}:{arguments.max_runs}",
+            "GRPO_EDU_APP_RUNS": str(Path(arguments.runs).absolute()),
+        }
+        print(f"grpo_edu: http://127.0.0.1:{arguments.port}/?token={token}", flush=True)
+        server = subprocess.Popen(server_command(place, browser=not arguments.no_browser), env=env)
+        signal.signal(signal.SIGTERM, lambda *_: server.terminate())  # told to end, it does not leave Voilà behind
+        try:
+            return server.wait()
+        except KeyboardInterrupt:
+            server.wait()  # it has had the same Ctrl-C, and ends its kernels
+            return 0
+        finally:
+            if server.poll() is None:
+                server.terminate()
+                server.wait(timeout=20)
+
+
+def server_settings(arguments: Namespace, token: str) -> dict[str, dict]:
+    """Voilà for one notebook: loopback, a token, one kernel a viewer, idle kernels ended, sources and traces hidden.
+
+    Voilà passes on no message that would run code. A page that is closed tells Voilà to end its kernel, without the
+    form key that other requests carry, so no key is asked for: requests of other origins are refused all the same.
+    """
+    return {
+        "Voila": {
+            "ip": "127.0.0.1",
+            "port": arguments.port,
+            "port_retries": 0,
+            "token": token,
+            "tornado_settings": {"disable_check_xsrf": True},
+        },
+        "VoilaConfiguration": {"theme": arguments.theme, "strip_sources": True, "show_tracebacks": False},
+        "MappingKernelManager": {
+            "cull_idle_timeout": arguments.idle,
+            "cull_interval": max(1, min(60, arguments.idle // 2)),
+            "cull_connected": True,
+        },
+    }
+
+
+def server_command(place: Path, *, browser: bool) -> list[str]:
+    """Voilà for app.ipynb in a folder, with the settings of voila.json there."""
+    command = [sys.executable, "-m", "voila", str(place / "app.ipynb"), f"--Voila.config_file_paths={place}"]
+    return command if browser else [*command, "--no-browser"]
+
+
+def app_notebook() -> dict:
+    """The one cell that Voilà runs for each viewer."""
+    cell: dict[str, Any] = {"cell_type": "code", "id": "app", "metadata": {}, "source": _SOURCE}
+    cell |= {"outputs": [], "execution_count": None}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def _check(arguments: Namespace) -> None:
+    """Refuse bad options and a missing Voilà before anything starts."""
+    if find_spec("voila") is None:
+        raise ValueError('app: Voilà is not installed; pip install "grpo-edu[web]"')
+    for name, lowest in (("port", 1), ("max_runs", 1), ("idle", 2)):
+        if getattr(arguments, name) < lowest:
+            option = name.replace("_", "-")
+            raise ValueError(f"{option}: {getattr(arguments, name)} is too small; give at least {lowest}")
+    if arguments.port > 65535:
+        raise ValueError(f"port: {arguments.port} is no port; give one up to 65535")
+    if arguments.token == "":
+        raise ValueError("token: is empty, so anybody could come in; leave it out for a fresh one")

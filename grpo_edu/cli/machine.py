@@ -1,0 +1,148 @@
+"""`grpo-edu doctor`, `grpo-edu bench` and `grpo-edu cluster`: this computer, and the computers of a cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from grpo_edu.cli.options import Parser, add_common_options, add_options, given_options
+from grpo_edu.cli.train import add_train_options
+from grpo_edu.runs.profiles import PROFILES, load_profile
+from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS
+from grpo_edu.scale.cluster import ClusterJob, write_job
+
+# The options of `grpo-edu cluster` that are fields of `ClusterJob`.
+_JOB_FIELDS = tuple(field.name for field in fields(ClusterJob) if field.name not in ("profile", "fixed"))
+
+if TYPE_CHECKING:
+    from grpo_edu.machine.hardware import Check
+
+
+def add_doctor_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu doctor`."""
+    command.add_argument(
+        "--startup",
+        action="store_true",
+        help="also measure, in a new process, what takes the time until the first training step",
+    )
+
+
+def run_doctor_command(arguments: Namespace) -> int:
+    """Check this computer and print the report; returns the exit code, 1 where a check found a problem."""
+    from grpo_edu.machine.hardware import cpu_report, doctor_checks
+    from grpo_edu.machine.startup import startup_anatomy, startup_text
+
+    checks = doctor_checks()
+    ok = all(check.ok for check in checks)
+    report = cpu_report() if find_spec("torch") else {}  # it asks torch; a missing torch is one of the checks
+    startup = startup_anatomy() if arguments.startup and ok else None
+    if arguments.json:
+        found = {"ok": ok, "checks": [asdict(check) for check in checks], "cpu": report}
+        print(json.dumps(found if startup is None else {**found, "startup": startup}))
+    else:
+        print(doctor_text(checks, report))
+        if startup is not None:
+            print(startup_text(startup))
+    return 0 if ok else 1
+
+
+def doctor_text(checks: Sequence[Check], report: dict[str, Any]) -> str:
+    """Return what a terminal shows of the doctor's checks and of `cpu_report`."""
+    lines = []
+    for check in checks:
+        lines.append(f"{'ok' if check.ok else 'PROBLEM':<8} {check.name:<11} {check.detail}")
+        if check.remedy:
+            lines.append(f"{'':<20} {check.remedy}")
+    width = max((len(name) for name in report), default=0)
+    for name, value in report.items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        lines.append(f"  {name.replace('_', ' '):<{width}} {shown}")
+    problems = sum(not check.ok for check in checks)
+    if problems:
+        return "\n".join([*lines, f"{problems} of {len(checks)} checks found a problem."])
+    return "\n".join([*lines, "This computer has everything that the course needs."])
+
+
+def add_bench_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu bench`."""
+    command.add_argument(
+        "--report",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="print a row of Markdown; with FILE, put it into the table of that file (docs/hardware.md)",
+    )
+    command.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="repetitions, of which the median is taken (default: 5)"
+    )
+
+
+def run_bench_command(arguments: Namespace) -> int:
+    """Measure this computer and print the row; returns the exit code."""
+    from grpo_edu.machine.bench import add_row, machine_text, measure_machine, read_table_file, report_text
+
+    if arguments.report:
+        read_table_file(arguments.report)  # before half a minute is spent
+    found = measure_machine(rounds=arguments.rounds)
+    replaced = add_row(arguments.report, found) if arguments.report else None
+    if arguments.json:
+        print(json.dumps(found))
+    elif replaced is not None:
+        done = "Replaced" if replaced else "Added"
+        print(f"{machine_text(found)}\n\n{done} the row of this computer in {arguments.report}.")
+    else:
+        print(machine_text(found) if arguments.report is None else report_text(found))
+    return 0
+
+
+def add_cluster_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu cluster`."""
+    add = command.add_argument
+    add(
+        "--profile",
+        default="cluster-lora",
+        metavar="NAME",
+        help=f"settings to start from: {', '.join(PROFILES)}, or a JSON file (default: cluster-lora)",
+    )
+    add_options(command, ClusterJob, _JOB_FIELDS)
+    add("--output", default="cluster", metavar="DIR", help="folder for the job's files and its run (default: cluster)")
+    add("--overwrite", action="store_true", help="replace the job's files that the folder holds")
+    add("train", nargs="*", metavar="-- OPTIONS", help="options of grpo-edu train, after --")
+
+
+def run_cluster_command(arguments: Namespace) -> int:
+    """Write the files of a job, and say how to submit it; returns the exit code."""
+    given = _train_options(arguments)
+    options = given_options(arguments, _JOB_FIELDS)
+    if sys.prefix != sys.base_prefix:
+        options = {"environment": sys.prefix, **options}
+    job = ClusterJob(load_profile(arguments.profile).override(given), fixed=tuple(given), **options)
+    files = write_job(job, arguments.output, overwrite=arguments.overwrite)
+    config = job.adapted.config()
+    if arguments.json:
+        batch = {"processes": job.processes, "prompts_per_step": config.prompts_per_step, "max_steps": config.max_steps}
+        print(json.dumps({"files": [str(file) for file in files], **batch}))
+        return 0
+    print("\n".join(f"wrote {file}" for file in files))
+    print(
+        f"{job.processes} processes share {config.prompts_per_step} prompts x {config.num_generations} completions per "
+        f"step, for {config.max_steps} steps.\nRead the script, then submit it: sbatch {files[0]}"
+    )
+    return 0
+
+
+def _train_options(arguments: Namespace) -> dict[str, object]:
+    """Return what was typed for `grpo-edu train`; raises ValueError for options that the job sets itself."""
+    parser = Parser(prog="grpo-edu train", allow_abbrev=False)
+    add_train_options(parser)
+    add_common_options(parser)
+    typed = parser.parse_args(arguments.train)
+    for name in ("profile", "output", "overwrite", "resume"):
+        if hasattr(typed, name):
+            raise ValueError(f"`{name}` cannot be given after --; give `profile` and `output` before it.")
+    return given_options(typed, (*RUN_FIELDS, *CONFIG_FIELDS))

@@ -1,0 +1,124 @@
+"""The command `grpo-edu`: its commands, its exit codes, and its one-line error messages.
+
+Exit codes: 0: done. 1: something failed during the work. 2: input that is not valid; nothing was done. 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from grpo_edu import __version__
+from grpo_edu.cli.app import add_app_options, run_app_command
+from grpo_edu.cli.grade import add_grade_options, run_grade_command
+from grpo_edu.cli.machine import (
+    add_bench_options,
+    add_cluster_options,
+    add_doctor_options,
+    run_bench_command,
+    run_cluster_command,
+    run_doctor_command,
+)
+from grpo_edu.cli.options import Parser, add_common_options, complain, notes_of, option_names, subparsers
+from grpo_edu.cli.studies import add_curriculum_options, add_sweep_options, run_curriculum_command, run_sweep_command
+from grpo_edu.cli.train import (
+    add_evaluate_options,
+    add_profiles_options,
+    add_train_options,
+    run_evaluate_command,
+    run_profiles_command,
+    run_train_command,
+)
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Command(NamedTuple):
+    """One command: what it does, what adds its options, and what runs it and returns the exit code."""
+
+    about: str
+    add_options: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], int]
+
+
+COMMANDS = {
+    "doctor": Command("check whether this computer can run the course", add_doctor_options, run_doctor_command),
+    "train": Command(
+        "train a policy with GRPO, evaluate it before and after, and save the run", add_train_options, run_train_command
+    ),
+    "profiles": Command("list the profiles of train, or print one", add_profiles_options, run_profiles_command),
+    "evaluate": Command("measure a policy's accuracy on held-out problems", add_evaluate_options, run_evaluate_command),
+    "curriculum": Command(
+        "train on one task after another, and measure forgetting", add_curriculum_options, run_curriculum_command
+    ),
+    "app": Command("open the dashboards in a browser", add_app_options, run_app_command),
+    "grade": Command("grade a folder of students' exercises in a sandbox", add_grade_options, run_grade_command),
+    "cluster": Command("write a training run as a job for a Slurm cluster", add_cluster_options, run_cluster_command),
+    "sweep": Command(
+        "search for better settings, and evaluate the best on new seeds", add_sweep_options, run_sweep_command
+    ),
+    "bench": Command("measure this computer: one row for docs/hardware.md", add_bench_options, run_bench_command),
+}
+
+
+def build_parser() -> ArgumentParser:
+    """Return the parser of `grpo-edu`; parsed arguments name the command as `command`."""
+    parser = Parser(prog="grpo-edu", description="GRPO on an ordinary CPU.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"grpo-edu {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (about, add_options, _) in COMMANDS.items():
+        text = f"{about[0].upper()}{about[1:]}."
+        command = commands.add_parser(name, help=about, description=text, allow_abbrev=False)
+        add_options(command)
+        add_common_options(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments (those of the process if None); returns its exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot print µ or ü must not end a run
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    arguments.typed = shlex.join(["grpo-edu", *argv])
+    try:
+        code = COMMANDS[arguments.command].run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of the output is gone: end silently, as Unix tools do
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except KeyboardInterrupt as error:
+        if arguments.debug:
+            raise
+        complain("interrupted" if notes_of(error) else "interrupted; nothing was saved", error)
+        return 130
+    except (ValueError, OSError, RuntimeError, ArithmeticError, MemoryError) as error:
+        if arguments.debug:
+            raise
+        message = option_names(_message(error), subparsers(parser)[arguments.command])
+        complain(f"error: {message}", error)
+        return 1 if _failed_during_work(error) else 2
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return "out of memory; raise `gradient_accumulation_steps`, or lower `prompts_per_step`"
+    return str(error) or type(error).__name__
+
+
+def _failed_during_work(error: BaseException) -> bool:
+    """Return whether the input may be valid: the run had begun (a note says what it keeps), or the disk is full."""
+    if isinstance(error, OSError):
+        return bool(notes_of(error)) or error.errno in _DISK_FULL
+    return bool(notes_of(error)) or not isinstance(error, ValueError)

@@ -1,0 +1,163 @@
+"""What the commands of `grpo-edu` share: options made from dataclasses, and messages on stderr."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import sys
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace, _ArgumentGroup
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_type_hints
+
+_FLAGS = {"max_steps": ("--steps", "--max-steps")}
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+class Parser(ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"grpo-edu: error: {message}{self._nearest(message)}; see {self.prog} --help\n")
+
+    def _nearest(self, message: str) -> str:
+        """Suggest the most similar option where no command has the one that was typed."""
+        found = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if not found:  # only the parser of all commands says so
+            return ""
+        known = {flag for command in subparsers(self).values() for flag in command._option_string_actions}
+        close = difflib.get_close_matches(found[1], known, n=1) if found[1] not in known else []
+        return f"; do you mean {close[0]}?" if close else ""
+
+
+def subparsers(parser: ArgumentParser) -> dict[str, ArgumentParser]:
+    """Return the parser of each command."""
+    return next((action.choices for action in parser._actions if isinstance(action.choices, dict)), {})
+
+
+def add_common_options(command: ArgumentParser) -> None:
+    """Add the options that every command has."""
+    command.add_argument("--json", action="store_true", help="print one JSON object last on stdout")
+    command.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
+
+
+def add_options(
+    command: ArgumentParser | _ArgumentGroup,
+    options: type,
+    names: Collection[str] = (),
+    *,
+    help: Mapping[str, str] | None = None,
+) -> None:
+    """Add one option per field of a dataclass; an option that is not typed is missing in the parsed arguments.
+
+    Kinds and defaults come from the fields, the help from the class's docstring (`field_help`), and the allowed values
+    from its `choices`. A field that holds names takes them with commas.
+
+    Args:
+        options: the dataclass. names: its fields to add; none means all but nested dataclasses.
+        help: texts in place of those of the docstring.
+    """
+    hints, texts = get_type_hints(options), {**field_help(options), **(help or {})}
+    choices: Mapping[str, tuple[str, ...]] = getattr(options, "choices", {})
+    for field in fields(options):
+        if (names and field.name not in names) or field.default is MISSING:
+            continue
+        kind = next((kind for kind in get_args(hints[field.name]) if kind is not NoneType), hints[field.name])
+        if hints[field.name] not in (kind, kind | None):  # a tuple of names, say, and not a union with None
+            kind = hints[field.name]
+        typed: dict[str, Any] = {"dest": field.name, "default": SUPPRESS}
+        typed["help"] = (texts[field.name] + _default_text(field.default)).replace("%", "%%")
+        if kind is bool:
+            typed["action"] = BooleanOptionalAction
+        elif field.name in choices:
+            typed["choices"] = choices[field.name]
+        elif kind in _METAVARS:
+            typed["type"], typed["metavar"] = kind, _METAVARS[kind]
+        elif float in get_args(kind):
+            typed["type"], typed["metavar"] = _comma_floats, "X,X"
+        else:
+            typed["metavar"] = "NAMES"
+        command.add_argument(*_FLAGS.get(field.name, ("--" + field.name.replace("_", "-"),)), **typed)
+
+
+def _default_text(default: Any) -> str:
+    if default in (None, ()):
+        return ""
+    return f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
+
+
+def field_help(options: type) -> dict[str, str]:
+    """Return the text on each field in a dataclass's docstring, whose lines read `field, field: text.`
+
+    >>> from grpo_edu.runs.request import RunRequest
+    >>> field_help(RunRequest)["lora_targets"]
+    'names of the layers that get adapters'
+    """
+    lines = re.findall(r"^([a-z_]+(?:, [a-z_]+)*): (.+)$", inspect.getdoc(options) or "", re.MULTILINE)
+    found = {name: text.rstrip(".") for names, text in lines for name in names.split(", ")}
+    return {field.name: found.get(field.name, "") for field in fields(options)}
+
+
+def _comma_floats(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+_comma_floats.__name__ = "comma-separated number"  # argparse: invalid … value
+
+
+def given_options(arguments: Namespace, names: Collection[str]) -> dict[str, Any]:
+    """Return what was typed of these options."""
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+
+
+def refuse_with_resume(arguments: Namespace, names: Collection[str]) -> None:
+    """Raise ValueError where one of these options was typed next to --resume."""
+    for name in given_options(arguments, names):
+        raise ValueError(
+            f"`{name}` cannot be combined with --resume, because a resumed run keeps its settings; leave it out, or "
+            "start a new run."
+        )
+
+
+def option_names(message: str, command: ArgumentParser) -> str:
+    """Write the options of a command in an error message as they are typed: `max_steps` becomes --steps.
+
+    Messages about a line of a file ("mine.json:3: …") stay as they are, since its fields have Python's names.
+    """
+    if re.match(r"\S+:\d+: ", message):
+        return message
+    flags = {action.dest: action.option_strings[0] for action in command._actions if action.option_strings}
+    marked = r"`(\w+)`|^(\w+)(?=:? )|(?<![\w/.-])([a-z]+(?:_[a-z]+)+)(?![\w/.(-])"
+    return re.sub(marked, lambda found: flags.get(found[1] or found[2] or found[3], found[0]), message)
+
+
+def say_loading(model: str) -> None:
+    """Tell a person at a terminal that libraries and weights are loading."""
+    if sys.stderr.isatty():
+        print(f"grpo-edu: loading {model}", file=sys.stderr)
+
+
+def complain(text: str, error: BaseException | None = None) -> None:
+    """Print one line on stderr, with the error's notes, which say what was kept."""
+    kept = "".join(f"; {note}" for note in notes_of(error))
+    text = text.removesuffix(".") if kept else text
+    print("grpo-edu: " + " ".join(f"{text}{kept}".split()), file=sys.stderr)
+
+
+def notes_of(error: BaseException | None) -> list[str]:
+    """Return the notes that were added to an error."""
+    return getattr(error, "__notes__", [])
+
+
+def chosen_dtype(dtype: str, model: str, *, trains_weights: bool) -> str:
+    """Return the number format to load the model in, and say on stderr what was measured for the choice."""
+    if dtype == "float32":
+        return dtype
+    from grpo_edu.machine.probe import choose_dtype
+    from grpo_edu.runs.folder import model_source
+
+    chosen, why = choose_dtype(dtype, model_source(model), trains_weights=trains_weights)
+    print(f"grpo-edu: {why}", file=sys.stderr)
+    return chosen

@@ -1,0 +1,148 @@
+"""`grpo-edu sweep` and `grpo-edu curriculum`: a thin layer over `grpo_edu.studies` and `grpo_edu.continual`."""
+
+from __future__ import annotations
+
+import json
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from dataclasses import replace
+from typing import Any
+
+from grpo_edu.cli.options import add_options, chosen_dtype, given_options, refuse_with_resume, say_loading
+from grpo_edu.cli.train import add_folder_options, add_run_options
+from grpo_edu.config import GRPOConfig
+from grpo_edu.continual.stages import FISHERS, PROFILES, PROTECTIONS, Curriculum, load_curriculum
+from grpo_edu.runs.profiles import Profile, load_profile
+from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, parse_space, sweep_text
+
+_SETTINGS = ("model", "data", "data_path", "dtype", "n", "rewards", "max_steps")
+_PLAN = ("trials", "seeds", "judge_seeds", "num_validation", "sampler_seed")
+_PLACES = ("output", "overwrite")
+
+
+def add_sweep_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu sweep`; only what is typed is set."""
+
+    def add(flag: str, help: str, **options: Any) -> None:
+        command.add_argument(flag, help=help, default=SUPPRESS, **options)
+
+    add("--profile", "settings to start from: a name or a JSON file (default: standard)", metavar="NAME")
+    add_run_options(command, [name for name in _SETTINGS if name != "max_steps"])
+    add_options(command, GRPOConfig, ["max_steps"])
+    for name in SWEPT:
+        form = "LOW:HIGH, or values with commas" if name == "learning_rate" else "values with commas"
+        flag = "--" + name.replace("_", "-")
+        add(flag, f"{form} (without any of these five: {DEFAULT_SPACE[name]})", metavar="VALUES")
+    add("--trials", "different settings to try, besides those it starts from (default: 12)", type=int, metavar="N")
+    add("--seeds", "random seeds with commas; each setting is trained with each (default: 0,1,2)", metavar="N,N")
+    add("--judge-seeds", "new seeds for the final comparison (default: 5)", type=int, metavar="N")
+    add(
+        "--validation",
+        "training problems set aside to choose the settings by (default: 150)",
+        type=int,
+        metavar="N",
+        dest="num_validation",
+    )
+    add("--sampler-seed", "random seed of Optuna's search (default: 0)", type=int, metavar="N")
+    add_folder_options(command, "sweep")
+
+
+def run_sweep_command(arguments: Namespace) -> int:
+    """Start or resume a sweep and print its result; returns the exit code."""
+    if hasattr(arguments, "resume"):
+        refuse_with_resume(arguments, ("profile", *_SETTINGS, *SWEPT, *_PLAN, *_PLACES))
+        say_loading(arguments.resume)
+        from grpo_edu.studies.sweep_runs import resume_sweep
+
+        result = resume_sweep(arguments.resume)
+    else:
+        profile, plan = asked_sweep(arguments)
+        request = profile.request()
+        say_loading(request.model)
+        from grpo_edu.studies.sweep_runs import start_sweep
+
+        dtype = chosen_dtype(request.dtype, request.model, trains_weights=not request.lora_rank)
+        places = given_options(arguments, _PLACES)
+        result = start_sweep(profile.override({"dtype": dtype}), plan, command=arguments.typed, **places)
+    if arguments.json:
+        print(json.dumps(result.to_dict()))
+    else:
+        print(f"{sweep_text(result)}\n\n{result.seconds:.0f} s. Saved in {result.output}; see sweep.png there.")
+    return 0
+
+
+def asked_sweep(arguments: Namespace) -> tuple[Profile, SweepPlan]:
+    """Return the profile to start from, and the plan; raises ValueError for what is wrong with either."""
+    given = given_options(arguments, _SETTINGS)
+    profile = load_profile(getattr(arguments, "profile", "standard")).override(given)
+    options = given_options(arguments, _PLAN)
+    if "seeds" in options:
+        options["seeds"] = _seeds(options["seeds"])
+    space = parse_space(given_options(arguments, SWEPT) or DEFAULT_SPACE)
+    return profile, SweepPlan(space=space, num_heldout=profile.request().n, **options)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"`seeds` must be whole numbers with commas, such as 0,1,2, got {text!r}.") from None
+
+
+def add_curriculum_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu curriculum`; only what is typed overrides the profile."""
+
+    def add(flag: str, help: str, **options: Any) -> None:
+        command.add_argument(flag, help=help, default=SUPPRESS, **options)
+
+    add("--profile", f"stages and protection: {', '.join(PROFILES)}, or a JSON file (default: domains)", metavar="NAME")
+    add_run_options(command, ["model", "data_path"])
+    add("--protect", "how earlier tasks are protected (default: the profile's)", choices=PROTECTIONS)
+    add("--strength", "lambda of ewc and l2, share of replay, beta of kl", type=float, metavar="X")
+    add("--fisher", "how ewc estimates the Fisher information (default: sampled)", choices=FISHERS)
+    add("--online", "keep one running anchor instead of one per task", action="store_true")
+    add("--seed", "random seed of every stage (default: the profile's)", type=int, metavar="N")
+    add("--n", "held-out problems per task (default: 100)", type=int, metavar="N")
+    add_folder_options(command, "curriculum")
+
+
+def run_curriculum_command(arguments: Namespace) -> int:
+    """Start or resume a curriculum and print its accuracy matrix; returns the exit code."""
+    if hasattr(arguments, "resume"):
+        settings = ("protect", "strength", "fisher", "online", "seed", "n", "data_path", *_PLACES)
+        refuse_with_resume(arguments, settings)
+        profile = None if not hasattr(arguments, "profile") else load_curriculum(arguments.profile)
+        from grpo_edu.continual.runs import resume_curriculum
+
+        result = resume_curriculum(arguments.resume, getattr(arguments, "model", None), curriculum=profile)
+    else:
+        curriculum = chosen_curriculum(arguments)
+        from grpo_edu.continual.runs import start_curriculum
+
+        result = start_curriculum(
+            curriculum,
+            getattr(arguments, "model", "tiny"),
+            command=arguments.typed,
+            **given_options(arguments, ("n", "data_path", *_PLACES)),
+        )
+    from grpo_edu.continual.runs import result_text
+
+    if arguments.json:
+        print(json.dumps(result.to_dict()))
+    else:
+        print(f"{result_text(result)}\n\n{result.seconds:.0f} s. Saved in {result.output}; see matrix.png there.")
+    return 0
+
+
+def chosen_curriculum(arguments: Namespace) -> Curriculum:
+    """Return the profile with what the options override."""
+    curriculum = load_curriculum(getattr(arguments, "profile", "domains"))
+    changes = given_options(arguments, ("strength", "fisher", "online"))
+    if hasattr(arguments, "protect"):
+        changes["method"] = arguments.protect
+    protection = replace(curriculum.protection, **changes)
+    if "method" in changes and protection.method != "none" and not protection.strength:
+        raise ValueError(
+            f"`strength` is 0, so `protect` {protection.method} would protect nothing; give a positive `strength`."
+        )
+    curriculum = replace(curriculum, protection=protection)
+    return curriculum.with_seed(arguments.seed) if hasattr(arguments, "seed") else curriculum

@@ -1,0 +1,161 @@
+"""`grpo-edu train`, `grpo-edu evaluate` and `grpo-edu profiles`: a thin layer over `grpo_edu.runs`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from grpo_edu.cli.options import add_options, chosen_dtype, complain, given_options, refuse_with_resume, say_loading
+from grpo_edu.config import GRPOConfig
+from grpo_edu.problems.templates import LEVELS
+from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text
+from grpo_edu.runs.request import CONFIG_FIELDS, DATA, REWARDS, RUN_FIELDS, SPLITS, TRACKERS, RunRequest
+
+if TYPE_CHECKING:
+    from grpo_edu.runs.summary import RunResult
+
+_KNOWN = {
+    "data": f"problem sets, several with commas: {', '.join(DATA)}, reasoning-gym:TASK",
+    "rewards": f"reward functions, several with commas: {', '.join(REWARDS)}",
+    "track": f"trackers that also receive the metrics, on this computer only: {', '.join(TRACKERS)}",
+}
+_PLACES = ("output", "overwrite")
+
+
+def add_run_options(command: ArgumentParser, names: Collection[str] = RUN_FIELDS) -> None:
+    """Add options of a run, which are fields of `RunRequest`; only what is typed is set."""
+    add_options(command, RunRequest, names, help=_KNOWN)
+
+
+def add_folder_options(command: ArgumentParser, what: str) -> None:
+    """Add the options that say where a run is kept. what: "run", "sweep" or the like."""
+    add = command.add_argument
+    add("--output", metavar="DIR", default=SUPPRESS, help=f"folder of the {what} (default: a new one in runs/)")
+    add("--overwrite", action="store_true", default=SUPPRESS, help=f"replace the {what} that the folder holds")
+    add("--resume", metavar="DIR", default=SUPPRESS, help=f"resume the {what} in this folder, with its own settings")
+
+
+def add_train_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu train`; only what is typed is set."""
+    command.add_argument(
+        "--profile",
+        metavar="NAME",
+        default=SUPPRESS,
+        help=f"settings to start from: {', '.join(PROFILES)}, or a JSON file; what is typed overrides them",
+    )
+    add_run_options(command)
+    add_folder_options(command, "run")
+    add_options(command.add_argument_group("settings of GRPO"), GRPOConfig)
+
+
+def run_train_command(arguments: Namespace) -> int:
+    """Start or resume a run, and print its result; returns the exit code."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but `grpo-edu train` runs in one process; let accelerate or "
+            "torchrun start `-m grpo_edu.scale.trl_job` instead (docs/cluster.md)."
+        )
+    if hasattr(arguments, "resume"):
+        refuse_with_resume(arguments, ("profile", *RUN_FIELDS, *CONFIG_FIELDS, *_PLACES))
+        say_loading(arguments.resume)
+        from grpo_edu.runs.run import resume_training
+
+        result = resume_training(arguments.resume)
+    else:
+        settings = given_options(arguments, (*RUN_FIELDS, *CONFIG_FIELDS))
+        request = load_profile(getattr(arguments, "profile", "standard")).override(settings).request()
+        say_loading(request.model)
+        from grpo_edu.runs.run import start_run
+
+        dtype = chosen_dtype(request.dtype, request.model, trains_weights=not request.lora_rank)
+        places = given_options(arguments, _PLACES)
+        result = start_run(replace(request, dtype=dtype), command=arguments.typed, **places)
+    print(json.dumps(result.to_dict()) if arguments.json else training_text(result))
+    if result.interrupted:
+        sys.stdout.flush()
+        done = f"{len(result.history)} of {result.config.max_steps} steps"
+        further = f"; resume it with --resume {result.output}" if result.record.request.checkpoint_every else ""
+        complain(f"interrupted after {done}; model, metrics and summary are saved in {result.output}{further}")
+        return 130
+    return 0
+
+
+def training_text(result: RunResult) -> str:
+    """Return what a terminal shows of a run."""
+    from grpo_edu.runs.summary import accuracy_text, outcome, throughput_text
+
+    rows = [("sampled", result.before, result.after)]
+    if result.greedy_before is not None:
+        rows.append(("greedy", result.greedy_before, result.greedy_after))
+    lines = [f"Accuracy on {result.before.n} held-out problems, with 95% intervals"]
+    for name, before, after in rows:
+        lines.append(f"  {name:<8} before {accuracy_text(before):<22} after {accuracy_text(after)}")
+    if result.p_value is not None:
+        lines.append(f"  sampled, before against after: p = {result.p_value:.2g} (exact McNemar test)")
+    lines += [outcome(result), throughput_text(result), f"Saved in {result.output}; summary.md there has the details."]
+    return "\n".join(lines)
+
+
+def add_evaluate_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu evaluate`."""
+    add_run_options(command, ("model", "data", "data_path", "dtype"))
+    add = command.add_argument
+    add("--n", type=int, metavar="N", help="problems, balanced over the sets (default: 300; of GSM8K alone all 1,319)")
+    add("--split", choices=SPLITS, default="heldout", help="heldout (default; for GSM8K this is test) or train")
+    add("--seed", type=int, default=0, metavar="N", help="random seed of the sampling (default: 0)")
+    add("--temperature", type=float, default=1.0, metavar="X", help="of the sampling; 0 is greedy (default: 1.0)")
+    add(
+        "--max-completion-length",
+        type=int,
+        metavar="N",
+        help="maximum number of tokens per completion (default: 96, for GSM8K 256)",
+    )
+
+
+def run_evaluate_command(arguments: Namespace) -> int:
+    """Evaluate a policy and print the report; returns the exit code."""
+    model = getattr(arguments, "model", "tiny")
+    say_loading(model)
+    from grpo_edu.runs.summary import report_evaluation
+
+    asked: dict[str, Any] = {
+        "data": getattr(arguments, "data", ",".join(LEVELS)),
+        "data_path": getattr(arguments, "data_path", None),
+        "split": arguments.split,
+        "n": arguments.n,
+        "seed": arguments.seed,
+        "temperature": arguments.temperature,
+        "max_completion_length": arguments.max_completion_length,
+        "dtype": chosen_dtype(getattr(arguments, "dtype", "float32"), model, trains_weights=False),
+    }
+    report = report_evaluation(model, **asked)
+    print(json.dumps({**asked, "model": model, **report.to_dict()}) if arguments.json else report.text())
+    return 0
+
+
+def add_profiles_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu profiles`."""
+    command.add_argument(
+        "--show",
+        metavar="NAME",
+        help="print every setting of this profile, or of a JSON file; a star marks those that the profile sets itself",
+    )
+
+
+def run_profiles_command(arguments: Namespace) -> int:
+    """List the profiles, or print the settings of one; returns the exit code."""
+    if arguments.show is None:
+        abouts = {name: load_profile(name).about for name in PROFILES}
+        print(json.dumps(abouts) if arguments.json else profiles_text())
+        return 0
+    profile = load_profile(arguments.show)
+    if arguments.json:
+        print(json.dumps({"name": profile.name, "about": profile.about, **profile.request().to_settings()}))
+    else:
+        print(profile_text(profile))
+    return 0

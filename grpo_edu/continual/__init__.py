@@ -1,0 +1,1 @@
+"""Continual learning: supervised and GRPO stages, Fisher information, EWC, forgetting and curricula."""

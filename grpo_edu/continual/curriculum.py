@@ -1,0 +1,229 @@
+"""Stage after stage: train on a task, hold on to the earlier ones, and measure all of them after each.
+
+Nothing here is a trainer. A stage is `grpo_edu.train` or `grpo_edu.continual.supervised.finetune`, and a protection
+is what those already take: a penalty, a KL, or other problems.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.continual.ewc import Anchor, anchor_penalty, copy_params, merge_anchors, uniform_fisher
+from grpo_edu.continual.fisher import fisher_diagonal, lightning_fisher, rollout_examples, solution_examples
+from grpo_edu.continual.forgetting import AccuracyMatrix
+from grpo_edu.continual.stages import Curriculum, Protection, Stage
+from grpo_edu.continual.supervised import finetune
+from grpo_edu.evaluation import Evaluation, evaluate
+from grpo_edu.problems.templates import Problem
+from grpo_edu.prompts import render_prompt
+from grpo_edu.rollout import generate
+from grpo_edu.runs.request import reward_functions
+from grpo_edu.trainer import train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass
+class Progress:
+    """How far a curriculum has come.
+
+    rows: an `Evaluation` of each task before any stage, then after each. histories: the metrics of each stage's steps.
+    anchors: of the stages done, for "ewc" and "l2".
+    """
+
+    rows: list[list[Evaluation]] = field(default_factory=list)
+    histories: list[list[dict[str, float]]] = field(default_factory=list)
+    anchors: list[Anchor] = field(default_factory=list)
+
+    @property
+    def stages_done(self) -> int:
+        """Stages that are trained and evaluated."""
+        return max(0, len(self.rows) - 1)
+
+    def matrix(self, tasks: Sequence[str]) -> AccuracyMatrix:
+        """The rows so far as a matrix of outcomes."""
+        return AccuracyMatrix.from_evaluations(tasks, self.rows)
+
+    def copy(self) -> Progress:
+        """A progress that can go on by itself."""
+        return Progress(list(self.rows), list(self.histories), list(self.anchors))
+
+
+def run_curriculum(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    curriculum: Curriculum,
+    training: Sequence[Sequence[Problem]],
+    heldout: Sequence[Sequence[Problem]],
+    *,
+    progress: Progress | None = None,
+    temperature: float = 1.0,
+    bars: bool = False,
+) -> Iterator[Progress]:
+    """Train `model` in place, stage by stage; yields the progress before any stage, then after each.
+
+    Args:
+        model, tokenizer: as `load_policy` returns them.
+        curriculum: stages and protection.
+        training, heldout: the problems of each stage's task.
+        progress: of an earlier call with the same curriculum, to go on from; `model` must be as that left it.
+        temperature: of the evaluations, which draw one answer a problem; 0 is greedy.
+        bars: show a progress bar of each stage.
+
+    Raises what the trainings raise, and ValueError where problems and stages differ in number.
+    """
+    stages = curriculum.stages
+    for name, problems in (("training", training), ("heldout", heldout)):
+        if len(problems) != len(stages):
+            raise ValueError(f"{name}: {len(problems)} sets of problems for {len(stages)} stages; give one for each")
+    progress = progress or Progress()
+
+    def measure() -> list[Evaluation]:
+        seed = stages[0].config.seed
+        return [
+            _evaluate(model, tokenizer, stage, part, temperature, seed)
+            for stage, part in zip(stages, heldout, strict=True)
+        ]
+
+    if not progress.rows:
+        progress.rows.append(measure())
+        yield progress
+    for number in range(progress.stages_done, len(stages)):
+        stage, earlier = stages[number], [problem for part in training[:number] for problem in part]
+        steps = train_stage(
+            model,
+            tokenizer,
+            stage,
+            training[number],
+            protection=curriculum.protection,
+            anchors=progress.anchors,
+            earlier=earlier,
+        )
+        progress.histories.append(list(_with_bar(steps, stage, bars)))
+        progress.rows.append(measure())
+        if number + 1 < len(stages):
+            new = make_anchor(model, tokenizer, stage, training[number], curriculum.protection)
+            _remember(progress.anchors, new, curriculum.protection)
+        yield progress
+
+
+def train_stage(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    stage: Stage,
+    problems: Sequence[Problem],
+    *,
+    protection: Protection | None = None,
+    anchors: Sequence[Anchor] = (),
+    earlier: Sequence[Problem] = (),
+) -> Iterator[dict[str, float]]:
+    """One stage: the training that it names, with the protection translated into that training's own arguments.
+
+    Args:
+        anchors: of earlier tasks, for "ewc" and "l2"; without any, these protect nothing.
+        earlier: the problems of earlier stages; without any, no method protects anything.
+
+    Yields the metrics of each step.
+    """
+    protection = protection or Protection()
+    config, penalty = stage.config, None
+    if protection.method in ("ewc", "l2") and anchors:
+        penalty = anchor_penalty(anchors, ewc_lambda=protection.strength)
+    elif protection.method == "kl" and earlier:
+        config = replace(config, beta=protection.strength)
+    elif protection.method == "replay" and earlier:
+        problems = mix_in(problems, earlier, share=protection.strength, seed=config.seed)
+    if isinstance(config, GRPOConfig):
+        return train(model, tokenizer, problems, reward_functions(stage.rewards), config, penalty=penalty)
+    return finetune(model, tokenizer, problems, config, penalty=penalty)
+
+
+def mix_in(problems: Sequence[Problem], earlier: Sequence[Problem], *, share: float, seed: int) -> list[Problem]:
+    """All of `problems`, with so many of the earlier ones that they make up `share` of the whole (replay).
+
+    Raises ValueError for a share outside [0, 1).
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"share: {share} must be at least 0 and below 1")
+    wanted = round(len(problems) * share / (1 - share))
+    rng = random.Random(seed)
+    drawn = rng.sample(earlier, wanted) if wanted <= len(earlier) else rng.choices(earlier, k=wanted)
+    return [*problems, *drawn]
+
+
+def make_anchor(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    stage: Stage,
+    problems: Sequence[Problem],
+    protection: Protection,
+) -> Anchor | None:
+    """The anchor of a task that was just learned; None where the protection has no use for one.
+
+    The Fisher is taken where the stage was trained: on worked solutions after a supervised stage, on the policy's own
+    completions after GRPO.
+    """
+    if protection.method == "l2":
+        return Anchor(uniform_fisher(model), copy_params(model))
+    if protection.method != "ewc":
+        return None
+    if protection.fisher == "lightning":
+        return Anchor(lightning_fisher(model), copy_params(model))
+    seed = stage.config.seed
+    chosen = random.Random(seed).sample(list(problems), min(protection.num_examples, len(problems)))
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(stage.config, GRPOConfig):
+        rollout = generate(
+            model,
+            tokenizer,
+            [render_prompt(tokenizer, problem.prompt) for problem in chosen],
+            num_generations=1,
+            max_completion_length=stage.config.max_completion_length,
+            generator=generator,
+        )
+        examples = rollout_examples(rollout)
+    else:
+        examples = solution_examples(tokenizer, chosen)
+    fisher = fisher_diagonal(model, examples, kind=protection.fisher, tail=1e-3, generator=generator)
+    return Anchor(fisher, copy_params(model))
+
+
+def _remember(anchors: list[Anchor], new: Anchor | None, protection: Protection) -> None:
+    if new is None:
+        return
+    if protection.online and anchors:
+        anchors[:] = [merge_anchors(anchors[-1], new, decay=protection.decay)]
+    else:
+        anchors.append(new)
+
+
+def _evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    stage: Stage,
+    problems: Sequence[Problem],
+    temperature: float,
+    seed: int,
+) -> Evaluation:
+    length = getattr(stage.config, "max_completion_length", None) or _room(tokenizer, problems)
+    return evaluate(model, tokenizer, problems, temperature=temperature, max_completion_length=length, seed=seed)
+
+
+def _room(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:
+    """Tokens for the longest worked solution and as many as half of it again."""
+    longest = max(len(ids) for ids in tokenizer([problem.solution for problem in problems])["input_ids"])
+    return longest + longest // 2 + 1
+
+
+def _with_bar(steps: Iterator[dict[str, float]], stage: Stage, show: bool) -> Iterator[dict[str, float]]:
+    from tqdm.auto import tqdm
+
+    # disable=None: tqdm stays silent where the output is neither a terminal nor a notebook
+    return iter(tqdm(steps, total=stage.config.max_steps, desc=stage.name, disable=None if show else True))

@@ -1,0 +1,228 @@
+"""What a curriculum can be asked for: stages, a protection against forgetting, and both by name or from a file.
+
+Needs no torch, so that the command line reads a profile at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_edu.config import GRPOConfig, SupervisedConfig
+from grpo_edu.problems.templates import LEVELS
+from grpo_edu.runs.request import REWARDS, check_data, default_config, parse_names
+
+METHODS = ("supervised", "grpo")
+PROTECTIONS = ("none", "ewc", "l2", "replay", "kl")
+FISHERS = ("sampled", "true", "empirical", "batched-empirical", "lightning")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One lesson.
+
+    name: of the task, in matrix and figure. data: names of `runs.request.DATA`.
+    method: "supervised" (worked solutions) or "grpo" (rewards).
+    config: the settings, of the method's kind. rewards: names of `runs.request.REWARDS`, for "grpo".
+    num_problems: how many training problems, taken evenly from the data; None takes all.
+
+    Raises ValueError that names the stage and what is wrong with it.
+
+    >>> Stage("first", ("basic",), "magic")
+    Traceback (most recent call last):
+    ...
+    ValueError: stage 'first': method: 'magic' is unknown; use supervised or grpo
+    """
+
+    name: str
+    data: tuple[str, ...]
+    method: str = "supervised"
+    config: SupervisedConfig | GRPOConfig = field(default_factory=SupervisedConfig)
+    rewards: tuple[str, ...] = ("accuracy",)
+    num_problems: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"stage {self.name!r}: method: {self.method!r} is unknown; use {' or '.join(METHODS)}")
+        kind = GRPOConfig if self.method == "grpo" else SupervisedConfig
+        if not isinstance(self.config, kind):
+            raise ValueError(f"stage {self.name!r}: config: method {self.method!r} takes a {kind.__name__}")
+        try:
+            object.__setattr__(self, "data", check_data(self.data))
+            object.__setattr__(self, "rewards", parse_names(self.rewards, tuple(REWARDS), "rewards"))
+        except ValueError as error:
+            raise ValueError(f"stage {self.name!r}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What holds on to earlier tasks from the second stage on.
+
+    method: "none"; "ewc", the penalty of `grpo_edu.continual.ewc`; "l2", the same with a Fisher of ones; "replay",
+    problems of
+        earlier stages mixed in; "kl", the KL from the model that the stage began with.
+    strength: λ of "ewc" and "l2"; the share of old problems of "replay"; beta of "kl".
+    fisher: for "ewc", a kind of `fisher_diagonal`, or "lightning" for the heuristic.
+    num_examples: for "ewc", solutions (after GRPO: own completions) of a task that its Fisher is computed on.
+    online: one running anchor (`merge_anchors`) in place of one a task. decay: of its old part.
+
+    Raises ValueError that names the field.
+    """
+
+    method: str = "none"
+    strength: float = 0.0
+    fisher: str = "sampled"
+    num_examples: int = 64
+    online: bool = False
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.method not in PROTECTIONS:
+            raise ValueError(f"method: {self.method!r} is unknown; choose one of {', '.join(PROTECTIONS)}")
+        if self.fisher not in FISHERS:
+            raise ValueError(f"fisher: {self.fisher!r} is unknown; choose one of {', '.join(FISHERS)}")
+        if not (self.strength >= 0 and math.isfinite(self.strength)):
+            raise ValueError(f"strength: {self.strength} must be 0 or a positive number")
+        if self.method == "replay" and self.strength >= 1:
+            raise ValueError(f"strength: {self.strength} is a share of old problems; it must be below 1")
+        if self.num_examples < 1:
+            raise ValueError(f"num_examples: {self.num_examples} must be at least 1")
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay: {self.decay} must be from 0 to 1")
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """At least two stages, one task each, and their protection."""
+
+    stages: tuple[Stage, ...]
+    protection: Protection = field(default_factory=Protection)
+
+    def __post_init__(self) -> None:
+        names = [stage.name for stage in self.stages]
+        if len(names) < 2:
+            raise ValueError(f"stages: {len(names)} given; a curriculum has at least two")
+        if len(set(names)) < len(names):
+            raise ValueError(f"stages: two have one name among {', '.join(names)}; name each task once")
+
+    def with_seed(self, seed: int) -> Curriculum:
+        """The same with this seed in every stage."""
+        stages = (replace(stage, config=replace(stage.config, seed=seed)) for stage in self.stages)
+        return replace(self, stages=tuple(stages))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `curriculum_from_dict` reads, ready for JSON."""
+        return asdict(self)
+
+
+_BRISK = {"max_steps": 40, "learning_rate": 3.5e-3, "lr_scheduler_type": "linear"}
+_LEVELS = {level: [level] for level in LEVELS}
+_DOMAINS = {"stories": list(LEVELS), "coin_flip": ["coin_flip"], "sorting": ["sorting"]}
+
+
+def _stages(
+    tasks: Mapping[str, list[str]], method: str, config: Mapping[str, Any], **more: Any
+) -> list[dict[str, Any]]:
+    return [{"name": name, "data": data, "method": method, "config": config, **more} for name, data in tasks.items()]
+
+
+_FAITHFUL = {
+    "num_generations": 2,
+    "prompts_per_step": 1,
+    "max_completion_length": 64,
+    "max_steps": 5,
+    "learning_rate": 1e-5,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 10,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "beta": 0.1,
+    "loss_type": "bnpo",
+    "seed": 42,
+}
+
+# domains: three unlike tasks, learned briskly. levels: the three levels, one after the other. -gentle: with a lower
+# learning rate. -grpo: by reinforcement. rl-grpo-faithful: a published three-stage "progressive training" with its own
+# settings, here really trained: 10 problems a stage for half an epoch, λ = 1000 with the "lightning" heuristic.
+PROFILES: dict[str, dict[str, Any]] = {
+    "domains": {"stages": _stages(_DOMAINS, "supervised", _BRISK)},
+    "domains-gentle": {"stages": _stages(_DOMAINS, "supervised", _BRISK | {"learning_rate": 1e-3})},
+    "domains-grpo": {"stages": _stages(_DOMAINS, "grpo", {"max_steps": 20})},
+    "levels": {"stages": _stages(_LEVELS, "supervised", _BRISK)},
+    "levels-grpo": {"stages": _stages(_LEVELS, "grpo", {"max_steps": 20})},
+    "rl-grpo-faithful": {
+        "stages": _stages(_LEVELS, "grpo", _FAITHFUL, num_problems=10),
+        "protection": {"method": "ewc", "strength": 1000.0, "fisher": "lightning"},
+    },
+}
+
+
+def load_curriculum(profile: str | Path) -> Curriculum:
+    """A curriculum by the name of `PROFILES`, or from a JSON file of the same form.
+
+    Raises ValueError: an unknown name, a file that is not such JSON, or what `curriculum_from_dict` refuses;
+    OSError where the file cannot be read.
+
+    >>> [stage.name for stage in load_curriculum("levels").stages]
+    ['basic', 'intermediate', 'advanced']
+    """
+    if str(profile) in PROFILES:
+        return curriculum_from_dict(PROFILES[str(profile)])
+    path = Path(profile).expanduser()
+    if not path.is_file():
+        raise ValueError(f"profile: {profile} is neither a file nor one of {', '.join(PROFILES)}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return curriculum_from_dict(content)
+    except ValueError as error:
+        raise ValueError(f"profile: {path}: {error}") from None
+
+
+def curriculum_from_dict(content: Mapping[str, Any]) -> Curriculum:
+    """Stages and protection from plain values; what is left out has the default of its class.
+
+    >>> two = [{"name": "first", "data": "basic"}, {"name": "then", "data": "sorting", "method": "grpo"}]
+    >>> curriculum_from_dict({"stages": two, "protection": {"method": "kl", "strength": 0.1}}).stages[1].method
+    'grpo'
+
+    Raises ValueError for an unknown key, with the known ones, and for what the classes refuse.
+    """
+    _check_keys(content, Curriculum, "curriculum")
+    stages = content.get("stages")
+    if not isinstance(stages, (list, tuple)):
+        raise ValueError("stages: a curriculum needs a list of them")
+    protection = content.get("protection", {})
+    _check_keys(protection, Protection, "protection")
+    return Curriculum(tuple(map(_stage, stages)), Protection(**protection))
+
+
+def _stage(content: Mapping[str, Any]) -> Stage:
+    _check_keys(content, Stage, "stage")
+    missing = {"name", "data"} - content.keys()
+    if missing:
+        raise ValueError(f"stage: {min(missing)} is missing; each needs a name and data")
+    method, config = content.get("method", "supervised"), content.get("config", {})
+    _check_keys(config, GRPOConfig if method == "grpo" else SupervisedConfig, f"config of stage {content['name']!r}")
+    data = content["data"]
+    settings = default_config(check_data(data), **config) if method == "grpo" else None
+    return Stage(
+        name=str(content["name"]),
+        data=data,
+        method=method,
+        config=settings or SupervisedConfig(**config),
+        rewards=content.get("rewards", ("accuracy",)),
+        num_problems=content.get("num_problems"),
+    )
+
+
+def _check_keys(content: Any, kind: type, what: str) -> None:
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{what}: must be an object in braces, got {type(content).__name__}")
+    known = [entry.name for entry in fields(kind)]
+    unknown = [key for key in content if key not in known]
+    if unknown:
+        raise ValueError(f"{what}: {unknown[0]!r} is unknown; it has {', '.join(known)}")

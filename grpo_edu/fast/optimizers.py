@@ -1,0 +1,236 @@
+"""Optimizers and what they cost in memory: AdamW, Adafactor, and a step taken inside the backward pass.
+
+For n weights of 4 bytes, AdamW holds 4n bytes of gradients and 8n bytes of states next to the 4n bytes of the weights.
+This makes 16n bytes, or 7.9 GB for 494 million weights. Two methods need less, and they can be combined:
+
+- **Adafactor** (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235) keeps a running mean of squared gradients for
+  each row and each column of a matrix instead of two numbers per weight. The product of the two approximates the second
+  moment, and there is no first moment. It needs almost no memory for states; the price is a rougher step.
+- **The step in the backward pass** (LOMO, https://arxiv.org/abs/2306.09782) updates a weight as soon as its gradient is
+  known and then frees the gradient, so that all gradients never exist at the same time. The price is that the norm of
+  the whole gradient is known only at the end, so that clipping by `max_grad_norm` takes a backward pass of its own, and
+  that gradients cannot be accumulated over several batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grpo_edu.config import GRPOConfig, SupervisedConfig
+
+
+def build_optimizer(
+    model: nn.Module, config: GRPOConfig | SupervisedConfig
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """The optimizer that the config names, over all parameters that require a gradient, and its learning-rate schedule.
+
+    Adafactor is set up as TRL does for ``optim="adafactor"``, so `learning_rate` has the same meaning as for AdamW.
+
+    Raises ValueError where no parameter requires a gradient (a frozen or quantized model).
+    """
+    scheme = getattr(model, "quantization_scheme", None)
+    if scheme is not None:
+        raise ValueError(
+            f"model is quantized ({scheme}) and cannot be trained, because rounding would remove the small steps of an "
+            "optimizer; train the original model and sample from a quantized copy (rollout_quantization)"
+        )
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ValueError(
+            "model has no parameter that requires a gradient; load it with load_policy, neither frozen nor quantized"
+        )
+    for parameter in parameters:  # so that a first step without gradient counts as a later one does
+        parameter.grad = None if config.optimizer_in_backward else torch.zeros_like(parameter)
+    options: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.optim == "adafactor":
+        from transformers import Adafactor
+
+        optimizer = Adafactor(parameters, **options, scale_parameter=False, relative_step=False)
+    else:
+        optimizer = torch.optim.AdamW(parameters, fused=True, **options)  # one pass over memory, not ten
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(learning_rate_share, config=config))
+
+
+def learning_rate_share(step: int, config: GRPOConfig | SupervisedConfig) -> float:
+    """The share of `learning_rate` that a step takes, counted from 0: transformers' schedules of the same names.
+
+    They are written out here because transformers' module brings trainers along that take a quarter of a second.
+
+    >>> config = GRPOConfig(lr_scheduler_type="linear", warmup_steps=2, max_steps=6)
+    >>> [learning_rate_share(step, config) for step in range(6)]
+    [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]
+    """
+    if config.lr_scheduler_type == "constant":
+        return 1.0
+    if step < config.warmup_steps:
+        return step / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
+    falling = {"constant_with_warmup": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    return max(0.0, falling[config.lr_scheduler_type])
+
+
+def make_stepper(optimizer: torch.optim.Optimizer, config: GRPOConfig | SupervisedConfig) -> Stepper:
+    """What turns the losses of an update into a step of this optimizer, in the way that the config asks for."""
+    kind = StepInBackward if config.optimizer_in_backward else StepAfterBackward
+    return kind(optimizer, config.max_grad_norm, config.abort_grad_norm if isinstance(config, GRPOConfig) else None)
+
+
+class Stepper:
+    """Collects the losses of an update (`begin`, then `add` for each micro-batch) and takes one step (`finish`).
+
+    max_grad_norm: the gradient is scaled down to this norm; 0: it is not clipped.
+    abort_grad_norm: a longer gradient raises FloatingPointError; None: no bound.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float, abort_grad_norm: float | None = None
+    ) -> None:
+        self.optimizer, self.max_grad_norm, self.abort_grad_norm = optimizer, max_grad_norm, abort_grad_norm
+        self.parameters = parameters_of(optimizer)
+
+    def begin(self) -> None:
+        """Start an update without gradient."""
+        raise NotImplementedError
+
+    def add(self, loss: Tensor) -> None:
+        """Add the loss of a micro-batch."""
+        raise NotImplementedError
+
+    def finish(self) -> float:
+        """Take the step; returns the norm of the gradient before it was clipped."""
+        raise NotImplementedError
+
+
+class StepAfterBackward(Stepper):
+    """The usual way: add up the gradients of all micro-batches, clip their common norm, and step."""
+
+    def begin(self) -> None:
+        """Start an update without gradient."""
+        self.optimizer.zero_grad(set_to_none=False)
+
+    def add(self, loss: Tensor) -> None:
+        """Add the gradient of a loss; its graph is freed."""
+        loss.backward()
+
+    def finish(self) -> float:
+        """Take the step; returns the norm of the gradient before it was clipped.
+
+        Raises FloatingPointError before the weights change when the norm is not finite, or above `abort_grad_norm`.
+        """
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or math.inf)
+        check_gradient(norm, self.abort_grad_norm)
+        self.optimizer.step()
+        return norm.item()
+
+
+class StepInBackward(Stepper):
+    """Updates each weight as soon as the backward pass knows its gradient, and then frees the gradient.
+
+    With `max_grad_norm` a first backward pass only measures the norm of the gradient; the update is then the same as
+    with `StepAfterBackward`. With `max_grad_norm` = 0 there is one backward pass, and some weights have already been
+    updated when a gradient that is not finite is found.
+    """
+
+    def begin(self) -> None:
+        """Start an update without gradient."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss: Tensor | None = None
+
+    def add(self, loss: Tensor) -> None:
+        """Add a loss; its graph is kept until the end."""
+        self.loss = loss if self.loss is None else self.loss + loss
+
+    def finish(self) -> float:
+        """Run the backward pass and take the step; returns the norm of the gradient before it was clipped.
+
+        Raises FloatingPointError if the norm is not finite, or above `abort_grad_norm`.
+        """
+        lengths: list[Tensor] = []
+        scale = 1.0
+
+        def measure(weight: Tensor) -> None:
+            lengths.append(_gradient(weight).norm())
+            check_gradient(lengths[-1], self.abort_grad_norm)
+            weight.grad = None
+
+        def apply(weight: Tensor) -> None:
+            if not self.max_grad_norm:
+                lengths.append(_gradient(weight).norm())
+                check_gradient(lengths[-1], self.abort_grad_norm, "updated in part, because max_grad_norm = 0")
+            _gradient(weight).mul_(scale)
+            self.optimizer.step()  # steps over every weight that has no gradient
+            weight.grad = None
+
+        if self.max_grad_norm:
+            self._backward(measure, retain_graph=True)
+            norm = _length(lengths)
+            check_gradient(norm, self.abort_grad_norm)
+            scale = min(1.0, self.max_grad_norm / (norm.item() + 1e-6))
+        reached = self._backward(apply)
+        for weight in self.parameters:
+            if weight not in reached:  # momentum and weight decay act without a gradient as well
+                weight.grad = torch.zeros_like(weight)
+                apply(weight)
+        return _length(lengths).item()
+
+    def _backward(self, act: Callable[[Tensor], None], retain_graph: bool = False) -> set[Tensor]:
+        """Run the backward pass and act on every weight when its gradient is complete; returns these weights."""
+        reached: set[Tensor] = set()
+        if self.loss is None:
+            return reached
+
+        def hook(weight: Tensor) -> None:
+            reached.add(weight)
+            act(weight)
+
+        handles = [weight.register_post_accumulate_grad_hook(hook) for weight in self.parameters]
+        try:
+            self.loss.backward(retain_graph=retain_graph)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return reached
+
+
+def check_gradient(norm: Tensor, longest: float | None = None, weights: str = "kept as they were") -> None:
+    """Raise FloatingPointError where the norm of a gradient is not finite, or above `longest` (None: no bound).
+
+    weights: what happened to them, for the message.
+
+    >>> check_gradient(torch.tensor(2.0), longest=1.0)
+    Traceback (most recent call last):
+    ...
+    FloatingPointError: gradient norm 2 exceeds abort_grad_norm = 1; training stopped and the weights were kept as they
+    were. Try a lower learning_rate, and look at the rewards of this step.
+    """
+    if not torch.isfinite(norm):
+        fault = f"gradient norm is {norm.item()}, not a finite number"
+    elif longest is not None and norm > longest:
+        fault = f"gradient norm {norm.item():.3g} exceeds abort_grad_norm = {longest:g}"
+    else:
+        return
+    raise FloatingPointError(
+        f"{fault}; training stopped and the weights were {weights}. Try a lower learning_rate, and look at the rewards "
+        "of this step."
+    )
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    assert weight.grad is not None, "called before the backward pass"
+    return weight.grad
+
+
+def _length(lengths: Iterable[Tensor]) -> Tensor:
+    """The norm of a gradient from the norms of its parts."""
+    return torch.stack([length.double() for length in lengths]).norm() if lengths else torch.zeros(())
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All parameters of an optimizer, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

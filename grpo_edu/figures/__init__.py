@@ -1,0 +1,1 @@
+"""Pictures: functions that take numbers and return a figure."""

@@ -1,0 +1,231 @@
+"""Pictures of advantages: rewards and their advantages, groups that tie, the weight of a group, and baselines."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from grpo_edu.advantages import group_advantages, tie_probability
+from grpo_edu.figures.style import INK, LEGEND, PAPER, SMALL, intervals, legend_above_data, look, panel_grid, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def group_dots(rewards: Tensor, num_generations: int, *, scale_rewards: str = "group") -> "Figure":
+    """The rewards of each group with their mean (left), and the advantages computed from them (right).
+
+    Args:
+        rewards: (B,), one reward per completion, the rows of a group adjacent.
+        num_generations: G >= 2.
+        scale_rewards: as for `group_advantages`.
+
+    Raises:
+        ValueError: as `group_advantages`.
+
+    >>> figure = group_dots(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
+    >>> [axes.get_title(loc="left") for axes in figure.axes]
+    ['Rewards', 'Advantages']
+    """
+    advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
+    figure, panels = panel_grid(2)
+    for axes, title, values in zip(panels, ("Rewards", "Advantages"), (rewards, advantages), strict=True):
+        style_axes(axes, title, title.lower().removesuffix("s"), "row of the batch")
+        for number, group in enumerate(values.view(-1, num_generations).tolist()):
+            rows = range(number * num_generations, (number + 1) * num_generations)
+            axes.plot(rows, group, linestyle="none", label=f"group {number}", **look(number))
+            mean = sum(group) / num_generations
+            ends = (rows[0] - 0.3, rows[-1] + 0.3)
+            axes.plot(ends, (mean, mean), color=look(number)["color"], linewidth=1.2, linestyle="--")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        legend_above_data(axes, columns=2)
+    return figure
+
+
+def tie_curves(sizes: Sequence[int] = (2, 4, 8, 16)) -> "Figure":
+    """The probability that all rewards of a group are equal, against p, with one curve per group size.
+
+    >>> [line.get_label() for line in tie_curves((2, 8)).axes[0].lines]
+    ['G = 2', 'G = 8']
+    """
+    figure, (axes,) = panel_grid(1)
+    style_axes(axes, "Groups that tie", "probability", "p, the chance that one completion is right")
+    shares = [number / 100 for number in range(101)]
+    for number, size in enumerate(sizes):
+        chances = [tie_probability(share, size) for share in shares]
+        axes.plot(shares, chances, label=f"G = {size}", linewidth=1.8, markevery=10, **look(number))
+    axes.set_ylim(-0.04, 1.04)
+    axes.legend(loc="upper center", **LEGEND)
+    return figure
+
+
+def tie_shares(
+    rates: Sequence[float],
+    sizes: Sequence[int],
+    measured: Sequence[tuple[float, float, float]],
+    formulas: Mapping[str, Sequence[float]],
+) -> "Figure":
+    """How the questions differ in difficulty (left), and the share of tied groups, measured and by formula (right).
+
+    Args:
+        rates: the share of right completions of each question, between 0 and 1.
+        sizes: group sizes G.
+        measured: (share, low, high) of tied groups at each size, with its interval.
+        formulas: name → the expected share at each size.
+
+    Raises:
+        ValueError: lists of other lengths than `sizes`.
+
+    >>> figure = tie_shares([0.0, 0.5, 0.5], [2, 4], [(0.6, 0.5, 0.7), (0.4, 0.3, 0.5)], {"one p": [0.5, 0.2]})
+    >>> figure.axes[1].get_legend_handles_labels()[1]
+    ['one p', 'measured']
+    """
+    for name, values in {"measured": measured, **formulas}.items():
+        if len(values) != len(sizes):
+            raise ValueError(f"{name} must have one value per size, so {len(sizes)}; got {len(values)}")
+    figure, (left, right) = panel_grid(2, height=3.4)
+    style_axes(left, "Questions differ", "questions", "share of right completions")
+    left.hist(rates, bins=[number / 10 for number in range(11)], color=look(0)["color"], edgecolor=PAPER)
+    left.grid(visible=False, axis="x")
+    style_axes(right, "Groups that tie", "share of groups", "G, completions a group")
+    places = range(len(sizes))
+    for number, (name, values) in enumerate(formulas.items(), start=1):
+        right.plot(places, values, label=name, linewidth=1.5, **look(number))
+    intervals(right, 0, places, measured, label="measured")
+    right.set_xticks(places, [str(size) for size in sizes])
+    right.set_ylim(bottom=-0.02)
+    legend_above_data(right, columns=1)
+    return figure
+
+
+def advantages_by_count(num_generations: int) -> "Figure":
+    """The advantage of a right and of a wrong completion, by how many of the group are right (rewards 0 and 1).
+
+    The left panel divides by the group's standard deviation (GRPO); the right one only centers (Dr. GRPO).
+
+    >>> [len(line.get_xdata()) for line in advantages_by_count(4).axes[0].lines]
+    [3, 3]
+    """
+    counts = range(1, num_generations)
+    figure, panels = panel_grid(2)
+    for axes, scaling, title in zip(panels, ("group", "none"), ("Centered and scaled", "Centered"), strict=True):
+        style_axes(axes, title, "advantage", f"right completions among {num_generations}")
+        groups = [
+            group_advantages(_with_right(count, num_generations), num_generations, scale_rewards=scaling)
+            for count in counts
+        ]
+        axes.plot(counts, [float(group[0]) for group in groups], label="of a right one", linewidth=1.8, **look(0))
+        axes.plot(counts, [float(group[-1]) for group in groups], label="of a wrong one", linewidth=1.8, **look(1))
+        legend_above_data(axes, columns=1)
+    panels[1].sharey(panels[0])
+    return figure
+
+
+def pull_by_difficulty(rewards: Tensor, num_generations: int) -> "Figure":
+    """How much weight groups have in the update, by how many of their completions are right.
+
+    The weight, or pull, of a group is the sum of its absolute advantages. The left panel has the pull of one group, as
+    a multiple of that of a group that is half right. The right panel has the share of the batch's pull that comes from
+    all groups with that number of right completions.
+
+    Args:
+        rewards: (B,), each 0 or 1; at least one group does not tie.
+        num_generations: G >= 2, even.
+
+    Raises:
+        ValueError: as `group_advantages`; a reward other than 0 and 1; an odd G; a batch in which all groups tie.
+
+    >>> figure = pull_by_difficulty(torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]), 4)
+    >>> [round(float(y), 2) for y in figure.axes[0].lines[1].get_ydata()]
+    [0.0, 0.75, 1.0, 0.75, 0.0]
+    """
+    if num_generations % 2:
+        raise ValueError(f"num_generations must be even, so that a group can be half right; got {num_generations}")
+    if not ((rewards == 0) | (rewards == 1)).all():
+        raise ValueError("rewards must each be 0 or 1, so that right completions can be counted")
+    right = rewards.view(-1, num_generations).sum(dim=1)
+    counts = range(num_generations + 1)
+    figure, (one, all_groups) = panel_grid(2)
+    below = f"right completions among {num_generations}"
+    style_axes(one, "Pull of one group", "half right = 1", below)
+    style_axes(all_groups, "Pull of this batch's groups", "% of the whole", below)
+    for number, (scaling, label) in enumerate((("group", "scaled"), ("none", "centered"))):
+        single = [_pull(_with_right(count, num_generations), num_generations, scaling) for count in counts]
+        pulls = [float(pull / single[num_generations // 2]) for pull in single]
+        one.plot(counts, pulls, label=label, linewidth=1.8, **look(number))
+        batch = _pull(rewards, num_generations, scaling)
+        if not batch.sum() > 0:
+            raise ValueError("rewards: all groups tie, so every advantage is 0; give a batch in which some do not tie")
+        shares = [100 * float(batch[right == count].sum() / batch.sum()) for count in counts]
+        all_groups.plot(counts, shares, label=label, linewidth=1.8, **look(number))
+    for axes in (one, all_groups):
+        axes.set_xticks(counts)
+        legend_above_data(axes, columns=2)
+    return figure
+
+
+def baseline_curve(
+    baselines: Sequence[float],
+    ratios: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    *,
+    marks: Mapping[str, float] | None = None,
+) -> "Figure":
+    """The gradient's variance with a constant baseline, relative to the mean of the group's other completions.
+
+    Args:
+        baselines: the constant b of each point, in units of reward, rising.
+        ratios: variance with b, divided by the variance with the mean of the other completions in the group.
+        low, high: the interval of each ratio.
+        marks: label → b, points of the curve that get a label, from left to right.
+
+    Raises:
+        ValueError: lists of different lengths.
+
+    >>> figure = baseline_curve([0, 1], [2.0, 3.0], [1.5, 2.5], [2.5, 3.5], marks={"none": 0})
+    >>> figure.axes[0].get_xlabel()
+    'b, subtracted from every reward'
+    """
+    lengths = [len(values) for values in (baselines, ratios, low, high)]
+    if len({*lengths}) > 1:
+        raise ValueError(f"baselines, ratios, low and high must have the same length, got {lengths}")
+    figure, (axes,) = panel_grid(1, height=3.6)
+    style_axes(axes, "Variance of the gradient", "mean of the others = 1", "b, subtracted from every reward")
+    axes.fill_between(baselines, low, high, color=look(0)["color"], alpha=0.18, linewidth=0, label="95% interval")
+    axes.plot(baselines, ratios, color=look(0)["color"], linewidth=1.8, label="the same b for all")
+    axes.axhline(1, color=look(2)["color"], linewidth=1.5, linestyle="--", label="mean of the other completions")
+    for number, (label, place) in enumerate((marks or {}).items()):
+        inside = (place - baselines[0]) / (baselines[-1] - baselines[0])
+        side = "left" if inside < 0.1 else "right" if inside > 0.9 else "center"
+        _mark(axes, label, place, _between(baselines, ratios, place), number, side)
+    axes.set_ylim(0, 1.25 * max(high))  # room for the names above the highest marks
+    axes.legend(loc="upper center", **LEGEND)
+    return figure
+
+
+def _with_right(count: int, num_generations: int) -> Tensor:
+    """A group's rewards with the right completions first: (G,)."""
+    return (torch.arange(num_generations) < count).float()
+
+
+def _pull(rewards: Tensor, num_generations: int, scale_rewards: str) -> Tensor:
+    """The sum of the absolute advantages of each group: (N,)."""
+    advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
+    return advantages.view(-1, num_generations).abs().sum(dim=1)
+
+
+def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    import numpy as np
+
+    return float(np.interp(x, xs, ys))
+
+
+def _mark(axes: "Axes", label: str, x: float, y: float, number: int, side: str) -> None:
+    axes.plot([x], [y], linestyle="none", **look(1))
+    above = (0, 30 + 16 * (number % 2))
+    foot = {"left": 0.0, "center": 0.5, "right": 1.0}[side]
+    line = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "shrinkB": 4, "relpos": (foot, 0)}
+    axes.annotate(label, (x, y), above, textcoords="offset points", ha=side, fontsize=SMALL, color=INK, arrowprops=line)

@@ -1,0 +1,239 @@
+"""Pictures of a training run (its curves, its loss, accuracy before and after), and any figure as an HTML image."""
+
+import base64
+import html
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from grpo_edu.figures.style import (
+    LEGEND,
+    draw_curve,
+    intervals,
+    legend_above,
+    legend_above_data,
+    look,
+    name_rows,
+    note,
+    panel_grid,
+    percent,
+    style_axes,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from grpo_edu.evaluation import Evaluation
+
+# (key, title, label of the y axis, range of y or None)
+_PANELS = (
+    ("reward", "Reward", "mean per completion", None),
+    ("completions/mean_length", "Completion length", "tokens", None),
+    ("frac_reward_zero_std", "Groups without a signal", "share of all-equal groups", (0, 1)),
+    ("entropy", "Entropy", "nats per token", None),
+    ("kl", "KL from the reference", "nats per token", None),
+)
+
+
+def training_curves(history: Sequence[Mapping[str, Any]], *, window: int = 5) -> "Figure":
+    """Curves of a run over its steps: reward and its parts, completion length, all-equal groups, entropy, KL.
+
+    The thin line is what was measured, and the thick line is the mean of the last `window` steps. A panel whose metric
+    is missing from the history is left out, and so is a part of the reward that equals the whole. None and NaN leave a
+    gap.
+
+    Args:
+        history: one dict of metrics per step, as `train` yields them or `read_log` reads them; "step" is the x axis
+            (1, 2, … where it is missing).
+        window: steps in the moving mean, at least 1.
+
+    Raises:
+        ValueError: an empty history, one without any of the metrics, or window < 1.
+
+    >>> figure = training_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}])
+    >>> [axes.get_title(loc="left") for axes in figure.axes]
+    ['Reward']
+    """
+    if not history:
+        raise ValueError("history is empty: train for at least one step before you draw it")
+    steps = [record.get("step", number) for number, record in enumerate(history, start=1)]
+    panels = [panel for panel in _PANELS if any(panel[0] in record for record in history)]
+    if not panels:
+        known = ", ".join(panel[0] for panel in _PANELS)
+        raise ValueError(f"history has none of the metrics that can be drawn; it needs at least one of {known}")
+    figure, grid = panel_grid(len(panels))
+    for axes, (key, title, unit, limits) in zip(grid, panels, strict=True):
+        style_axes(axes, title, unit, "step")
+        series = {key: _column(history, key)} | (_reward_parts(history) if key == "reward" else {})
+        for number, (name, values) in enumerate(series.items()):
+            label = _part_name(name).removesuffix("_reward") if number else "total"
+            draw_curve(axes, steps, values, window, number, label)
+        if limits:
+            axes.set_ylim(limits[0] - 0.04, limits[1] + 0.04)
+        if len(series) > 1:
+            legend_above_data(axes, columns=4 if len(panels) % 2 else 2)
+        if len(steps) == 1:
+            axes.set_xlim(steps[0] - 1, steps[0] + 1)
+    return figure
+
+
+def loss_curve(
+    losses: Sequence[float],
+    *,
+    steps: Sequence[int] | None = None,
+    held_out: Mapping[int, float] | None = None,
+    window: int = 10,
+) -> "Figure":
+    """A pretraining run's loss on a logarithmic axis, with the held-out loss where it was measured.
+
+    Args:
+        losses: mean cross-entropy in nats per token, one per logged step, all positive.
+        steps: the step of each loss; 1, 2, … by default.
+        held_out: step → held-out loss.
+        window: logged steps in the moving mean, at least 1.
+
+    Raises:
+        ValueError: no losses, a loss that is not positive, steps of another length, or window < 1.
+
+    >>> figure = loss_curve([2.0, 1.0, 0.5])
+    >>> figure.axes[0].get_xlabel()
+    'step'
+    """
+    if not losses:
+        raise ValueError("losses is empty: log at least one loss")
+    if not min(losses) > 0:
+        raise ValueError(f"losses must be positive because the axis is logarithmic, got {min(losses)}")
+    steps = range(1, len(losses) + 1) if steps is None else steps
+    if len(steps) != len(losses):
+        raise ValueError(f"steps and losses must have the same length, got {len(steps)} and {len(losses)}")
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure, (axes,) = panel_grid(1)
+    style_axes(axes, "Training loss", "nats per token (log scale)", "step")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
+    draw_curve(axes, steps, list(losses), window, 0, "training")
+    if held_out:
+        axes.plot(*zip(*sorted(held_out.items()), strict=True), **look(1), linewidth=1.5, label="held out")
+        axes.legend(loc="upper right", **LEGEND)
+    return figure
+
+
+def accuracy_comparison(
+    before: "Evaluation", after: "Evaluation", *, labels: tuple[str, str] = ("before", "after")
+) -> "Figure":
+    """Accuracy per level and in total, before and after, each as a dot in its 95% Wilson interval.
+
+    Args:
+        before, after: two evaluations. A level that occurs in only one of them gets one dot.
+        labels: their names in the legend.
+
+    >>> from grpo_edu.evaluation import Evaluation
+    >>> first = Evaluation(["1 + 1?"], ["basic"], ["#### 3"], ["3"], [False])
+    >>> then = Evaluation(["1 + 1?"], ["basic"], ["#### 2"], ["2"], [True])
+    >>> accuracy_comparison(first, then).axes[0].get_xlabel()
+    'problems solved (%), with 95% intervals'
+    """
+    tables = [_table(before), _table(after)]
+    rows = list(dict.fromkeys([*tables[0], *tables[1]]))
+    rows.sort(key=lambda row: row == "all")  # the total comes last, the levels keep their order
+    figure, (axes,) = panel_grid(1, height=1.2 + 0.55 * len(rows))
+    style_axes(axes, "Held-out accuracy", "", "problems solved (%), with 95% intervals")
+    for number, (table, label) in enumerate(zip(tables, labels, strict=True)):
+        for row, name in enumerate(rows):
+            if name in table:
+                # the legend takes its entry from the first dot alone
+                first = name == next(iter(table))
+                _dot(axes, table[name], row + (0.17 if number else -0.17), number, label if first else None)
+    name_rows(axes, [name.replace("_", " ") for name in rows])
+    axes.set_xlim(-2, 112)  # space for the number next to an interval that ends at 100
+    axes.set_xticks(range(0, 101, 20))
+    legend_above(axes)
+    return figure
+
+
+class HTMLImage:
+    """A figure as an HTML <img> with alternative text; printed as text it is that alternative text."""
+
+    def __init__(self, markup: str, alt: str) -> None:
+        self.html = markup
+        self.alt = alt
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return f"<image: {self.alt}>"
+
+
+def html_image(figure: "Figure", alt: str, *, dpi: int = 120) -> HTMLImage:
+    """The figure as `<img alt=… src="data:image/png;base64,…">`, which JupyterLab and a screen reader both show.
+
+    JupyterLab ignores the alt of an `IPython.display.Image`. nbval compares HTML, so the notebooks are tested with
+    `--nbval-sanitize-with tests/nbval_sanitize.cfg`, which ignores the picture's bytes and compares its alt text. Do
+    not put anything into `alt` that changes from run to run.
+
+    Args:
+        figure: any Figure.
+        alt: what the picture shows, in words; not blank.
+        dpi: dots per inch of the PNG.
+
+    Raises:
+        ValueError: a blank alt.
+
+    >>> from matplotlib.figure import Figure
+    >>> html_image(Figure(figsize=(1, 1)), "An empty square")
+    <image: An empty square>
+    """
+    if not alt.strip():
+        raise ValueError(f"alt must say in words what the picture shows, got {alt!r}")
+    buffer = io.BytesIO()
+    # Without matplotlib's version in the metadata the same figure always gives the same bytes.
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None}, pil_kwargs={"optimize": True})
+    payload = base64.b64encode(buffer.getvalue()).decode()
+    # CSS has 96 px per inch: the picture keeps its size at any dpi and shrinks with a narrow cell.
+    width = round(96 * figure.get_figwidth())
+    style = f"width:{width}px;max-width:100%;height:auto"
+    markup = f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/png;base64,{payload}">'
+    return HTMLImage(markup, alt)
+
+
+def _dot(axes: "Axes", row: Mapping[str, float], height: float, number: int, label: str | None) -> None:
+    share, low, high = percent(row["accuracy"], row["low"], row["high"])
+    intervals(axes, number, [(share, low, high)], [height], label=label)
+    note(axes, f"{share:.0f}%" if share in (0, 100) else f"{share:.1f}%", (high, height))
+
+
+def _table(evaluation: "Evaluation") -> dict[str, dict[str, float]]:
+    """Level → accuracy and interval, then "all" where there is more than one level."""
+    summary = evaluation.to_dict()
+    levels = dict(summary["per_level"])
+    return levels if len(levels) == 1 else {**levels, "all": summary}
+
+
+def _column(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    values = [record.get(key) for record in history]
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def _reward_parts(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The mean of each reward function, left out where it is the total itself."""
+    names = dict.fromkeys(key for record in history for key in record if _part_name(key) != key)
+    total = _column(history, "reward")
+    parts = {name: _column(history, name) for name in names}
+    return {
+        name: part
+        for name, part in parts.items()
+        if not all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(part, total, strict=True))
+    }
+
+
+def _part_name(key: str) -> str:
+    """`rewards/accuracy_reward/mean` → `accuracy_reward`; any other key as it is."""
+    if key.startswith("rewards/") and key.endswith("/mean"):
+        return key.removeprefix("rewards/").removesuffix("/mean")
+    return key

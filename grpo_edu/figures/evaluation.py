@@ -1,0 +1,145 @@
+"""Pictures of evaluations: accuracies with their intervals, error rates, and how many problems a claim needs."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from grpo_edu.evaluation import wilson_interval
+from grpo_edu.figures.style import (
+    COLORS,
+    INK,
+    OPEN_LEGEND,
+    PAPER,
+    intervals,
+    legend_above,
+    look,
+    name_rows,
+    note,
+    panel_grid,
+    percent,
+    style_axes,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator
+
+
+def interval_rows(
+    counts: Mapping[str, Sequence[int]],
+    names: Sequence[str],
+    *,
+    trials: int,
+    title: str,
+    reference: float | None = None,
+) -> "Figure":
+    """One row per run: its accuracy as a dot in its 95% Wilson interval, on one scale from 0 to 100%.
+
+    Args:
+        counts: label of a series → problems solved by each run of it.
+        names: one per run, from top to bottom.
+        trials: problems that each run was given.
+        title: what the runs are.
+        reference: a share between 0 and 1 that gets a dashed line, such as the mean of all runs.
+
+    Raises:
+        ValueError: no series, or one whose length is not that of names; a count outside 0..trials.
+
+    >>> figure = interval_rows({"base": [5, 7]}, ["seed 0", "seed 1"], trials=10, title="Two runs")
+    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ['seed 0', 'seed 1']
+    """
+    if not counts or any(len(successes) != len(names) for successes in counts.values()):
+        lengths = {label: len(successes) for label, successes in counts.items()}
+        raise ValueError(f"counts must have at least one series of {len(names)} runs, one per name; got {lengths}")
+    figure, (axes,) = panel_grid(1, height=1.2 + (0.12 + 0.1 * len(counts)) * len(names))
+    style_axes(axes, title, "", "problems solved (%), with 95% intervals")
+    if reference is not None:
+        axes.axvline(100 * reference, color=INK, linewidth=0.9, linestyle="--")
+    for number, (label, successes) in enumerate(counts.items()):
+        shift = min(0.24, 0.75 / len(counts)) * (number - (len(counts) - 1) / 2)
+        shares = [percent(count / trials, *wilson_interval(count, trials)) for count in successes]
+        intervals(axes, number, shares, [row + shift for row in range(len(names))], label=label, capsize=2)
+    name_rows(axes, names)
+    axes.set_xlim(0, 100)
+    if len(counts) > 1:
+        legend_above(axes)
+    return figure
+
+
+def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str, xlabel: str) -> "Figure":
+    """Shares as bars against a promised limit: blue where the limit is kept, vermilion where it is exceeded.
+
+    Args:
+        shares: label → share between 0 and 1, from top to bottom.
+        threshold: the share that must not be exceeded; a dashed line.
+        title, xlabel: what the shares are; the axis is in percent.
+
+    Raises:
+        ValueError: no shares, or one outside 0 … 1.
+
+    >>> figure = threshold_bars({"one look": 0.04, "five looks": 0.14}, threshold=0.05, title="Errors", xlabel="%")
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['4%', '14%']
+    """
+    if not shares or not all(0 <= share <= 1 for share in shares.values()):
+        raise ValueError(f"shares must have one or more numbers between 0 and 1, got {dict(shares)}")
+    figure, (axes,) = panel_grid(1, height=1.2 + 0.4 * len(shares))
+    style_axes(axes, title, "", xlabel)
+    for row, share in enumerate(shares.values()):
+        broken = share > threshold
+        # colors differ in brightness too, and the broken ones are hatched
+        axes.barh(
+            row, 100 * share, 0.6, color=COLORS[1 if broken else 0], hatch="//" if broken else "", edgecolor=PAPER
+        )
+        number = note(axes, f"{share:.0%}", (100 * share, row))
+        number.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 1})  # over the dashed line
+    axes.axvline(100 * threshold, color=INK, linewidth=0.9, linestyle="--", zorder=1)
+    name_rows(axes, shares)
+    axes.set_xlim(0, 1.15 * 100 * max(threshold, *shares.values()))
+    return figure
+
+
+def problems_needed_chart(
+    gains: Sequence[float], needed: Mapping[str, Sequence[float]], *, sizes: Mapping[str, int]
+) -> "Figure":
+    """How many problems a claim needs against the gain that it claims, both logarithmic, next to given sizes.
+
+    Args:
+        gains: true gains as shares, 0.02 = two points.
+        needed: label → problems needed, one number per gain.
+        sizes: label → problems of an evaluation; a dashed line each.
+
+    Raises:
+        ValueError: a series that is not as long as gains, or is empty; a number that is not positive.
+
+    >>> figure = problems_needed_chart([0.01, 0.1], {"paired": [3000, 30]}, sizes={"ours": 300})
+    >>> figure.axes[0].get_yscale()
+    'log'
+    """
+    if not gains or any(len(numbers) != len(gains) for numbers in needed.values()):
+        raise ValueError(f"needed must have one number per gain, so {len(gains)} per series, and gains at least one")
+    if min(min(gains), *(min(numbers) for numbers in needed.values()), *sizes.values()) <= 0:
+        raise ValueError("gains, needed and sizes must be positive because both axes are logarithmic")
+    from matplotlib.ticker import NullLocator
+
+    figure, (axes,) = panel_grid(1, height=3.8)
+    style_axes(axes, "How many problems does a claim need?", "problems (log scale)", "true gain in points (log scale)")
+    points = [100 * gain for gain in gains]
+    for number, (label, numbers) in enumerate(needed.items()):
+        axes.plot(points, numbers, **look(number), linewidth=1.8, label=label)
+    axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_major_locator(_ticks(points))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    for label, size in sizes.items():
+        axes.axhline(size, color=INK, linewidth=0.9, linestyle="--")
+        note(axes, label, (min(points), size), (0, 3), va="baseline")
+    figure.legend(loc="outside upper right", ncols=len(needed), **OPEN_LEGEND)
+    return figure
+
+
+def _ticks(points: Sequence[float]) -> "FixedLocator":
+    from matplotlib.ticker import FixedLocator
+
+    return FixedLocator([tick for tick in (0.5, 1, 2, 5, 10, 20, 50) if min(points) <= tick <= max(points)])

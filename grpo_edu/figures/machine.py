@@ -1,0 +1,239 @@
+"""Pictures of the computer: speed against threads and number formats, and where start-up time and memory go."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from grpo_edu.evaluation import wilson_interval
+from grpo_edu.figures.style import (
+    INK,
+    OPEN_LEGEND,
+    PAPER,
+    SMALL,
+    intervals,
+    legend_above,
+    legend_above_data,
+    look,
+    name_rows,
+    note,
+    panel_grid,
+    percent,
+    style_axes,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def thread_curves(threads: Sequence[int], seconds: Mapping[str, Sequence[float]], *, cores: float) -> "Figure":
+    """The speed of each task relative to one thread, against the number of threads.
+
+    Args:
+        threads: the numbers of threads that were tried, rising, the first of them 1.
+        seconds: task → the time it took with each number of threads.
+        cores: cores that the process may use; a vertical line, and where the ideal stops rising.
+
+    Raises:
+        ValueError: threads that do not start at 1, or times of another length.
+
+    >>> figure = thread_curves([1, 2], {"a product": [2.0, 1.0]}, cores=2)
+    >>> [float(y) for y in figure.axes[0].lines[0].get_ydata()]
+    [1.0, 2.0]
+    """
+    if not threads or threads[0] != 1:
+        raise ValueError(f"threads must start at 1, because speeds are relative to one thread; got {list(threads)}")
+    figure, (axes,) = panel_grid(1)
+    style_axes(axes, "Speed by threads", "one thread = 1", "threads")
+    places = range(len(threads))
+    for number, (task, times) in enumerate(seconds.items()):
+        if len(times) != len(threads):
+            raise ValueError(f"seconds[{task!r}] must have {len(threads)} times, one per number of threads")
+        axes.plot(places, [times[0] / time for time in times], label=task, linewidth=1.8, **look(number))
+    ideal = [min(count, cores) for count in threads]
+    axes.plot(places, ideal, color=INK, linewidth=1, linestyle="--", label="ideal")
+    axes.set_xticks(places, [str(count) for count in threads])
+    axes.set_ylim(bottom=0)
+    legend_above_data(axes, columns=2)
+    return figure
+
+
+def format_bars(seconds: Mapping[str, Mapping[str, float]]) -> "Figure":
+    """The speed of number formats relative to the first one, with one group of bars per task.
+
+    Args:
+        seconds: task → format → time of one run; all tasks have the same formats.
+
+    Raises:
+        ValueError: no tasks, or tasks whose formats differ.
+
+    >>> figure = format_bars({"product": {"fp32": 2.0, "bf16": 1.0}})
+    >>> [float(bar.get_width()) for bar in figure.axes[0].patches]
+    [1.0, 2.0]
+    """
+    formats = {tuple(times) for times in seconds.values()}
+    if len(formats) != 1:
+        raise ValueError(f"seconds must have at least one task, and the same formats for each; got {sorted(formats)}")
+    (names,) = formats
+    figure, (axes,) = panel_grid(1, height=1.4 + 0.3 * len(names) * len(seconds))
+    style_axes(axes, "Speed by number format", "", f"{names[0]} = 1")
+    thickness = 0.8 / len(names)
+    for number, name in enumerate(names):
+        speeds = [times[names[0]] / times[name] for times in seconds.values()]
+        heights = [task + (number - (len(names) - 1) / 2) * thickness for task in range(len(seconds))]
+        bars = axes.barh(heights, speeds, 0.9 * thickness, color=look(number)["color"], label=name)
+        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=SMALL, color=INK)
+    name_rows(axes, seconds)
+    axes.margins(x=0.12)
+    legend_above(axes)
+    return figure
+
+
+def stacked_bars(parts: Mapping[str, Mapping[str, float]], *, title: str, unit: str) -> "Figure":
+    """One horizontal bar per case, made of its parts, such as the seconds of a start or the bytes of a run.
+
+    Args:
+        parts: case → part → size. A part may be missing from a case.
+        title: of the picture.
+        unit: of the sizes, the label of the axis.
+
+    Raises:
+        ValueError: no cases, or a negative size.
+
+    >>> figure = stacked_bars({"cold": {"imports": 3.0, "model": 1.0}}, title="Start", unit="seconds")
+    >>> [float(bar.get_x()) for bar in figure.axes[0].patches]
+    [0.0, 3.0]
+    """
+    sizes = [size for case in parts.values() for size in case.values()]
+    if not sizes or min(sizes) < 0:
+        raise ValueError(f"parts must have at least one size, and none below 0; got {sizes}")
+    names = list(dict.fromkeys(name for case in parts.values() for name in case))
+    figure, (axes,) = panel_grid(1, height=1.7 + 0.45 * len(parts))
+    style_axes(axes, title, "", unit)
+    starts = [0.0] * len(parts)
+    for number, name in enumerate(names):
+        widths = [case.get(name, 0.0) for case in parts.values()]
+        color = look(number)["color"]
+        hatch = "//" if number >= 6 else None  # the colors repeat after six
+        axes.barh(range(len(parts)), widths, 0.6, left=starts, color=color, edgecolor=PAPER, hatch=hatch, label=name)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
+    for row, total in enumerate(starts):
+        note(axes, f"{total:.1f}" if total < 100 else f"{total:.0f}", (total, row), (4, 0))
+    name_rows(axes, parts)
+    axes.set_xlim(0, 1.12 * max(starts) or 1)
+    figure.legend(loc="outside lower center", ncols=min(4, len(names)), **OPEN_LEGEND)
+    return figure
+
+
+_MEGA = 1e6
+
+
+def memory_curve(
+    curve: Sequence[tuple[float, int]], stages: Sequence[tuple[float, str]], *, libraries: int = 0
+) -> "Figure":
+    """Memory of a training run over time, colored by its stages.
+
+    Args:
+        curve: (seconds, bytes), in the order of time, as `grpo_edu.machine.step_process` measures them.
+        stages: (seconds, name) where each stage begins; a name may occur again.
+        libraries: bytes in use before training, which are subtracted.
+
+    Raises:
+        ValueError: no curve or no stages.
+
+    >>> figure = memory_curve([(0.0, 5_000_000), (1.0, 9_000_000)], [(0.0, "loading")], libraries=4_000_000)
+    >>> [float(y) for y in figure.axes[0].lines[0].get_ydata()]
+    [1.0, 5.0]
+    """
+    if not curve or not stages:
+        raise ValueError(f"curve and stages must have at least one entry each, got {len(curve)} and {len(stages)}")
+    figure, (axes,) = panel_grid(1)
+    style_axes(axes, "Memory during two steps", "MB", "seconds")
+    names = list(dict.fromkeys(name for _, name in stages))
+    ends = [begin for begin, _ in stages[1:]] + [curve[-1][0]]
+    seconds = [time for time, _ in curve]
+    held = [(size - libraries) / _MEGA for _, size in curve]
+    axes.plot(seconds, held, color=INK, linewidth=1.2)
+    drawn: set[str] = set()
+    for (begin, name), end in zip(stages, ends, strict=True):
+        color = look(names.index(name))["color"]
+        axes.axvspan(begin, end, color=color, alpha=0.3, linewidth=0, label=None if name in drawn else name)
+        drawn.add(name)
+    top = max(range(len(held)), key=held.__getitem__)
+    axes.plot(seconds[top], held[top], color=INK, marker="v", markersize=6, linestyle="none", label="peak")
+    axes.set_xlim(stages[0][0], max(ends))
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside upper right", ncols=5, **OPEN_LEGEND)  # its colors would mix with the bands
+    return figure
+
+
+def peak_bars(measured: Mapping[str, float], estimated: Mapping[str, float]) -> "Figure":
+    """The measured peak memory of each setting as a bar, and its estimate as a diamond, in MB.
+
+    Args:
+        measured: setting → bytes, from top to bottom.
+        estimated: setting → bytes, for the same settings.
+
+    Raises:
+        ValueError: no settings, or other ones in `estimated`.
+
+    >>> figure = peak_bars({"as it is": 8e6, "in passes": 2e6}, {"as it is": 9e6, "in passes": 2e6})
+    >>> [float(bar.get_width()) for bar in figure.axes[0].patches]
+    [8.0, 2.0]
+    """
+    if not measured or [*measured] != [*estimated]:
+        raise ValueError(f"measured and estimated must have the same settings, got {[*measured]} and {[*estimated]}")
+    figure, (axes,) = panel_grid(1, height=1.5 + 0.4 * len(measured))
+    style_axes(axes, "Peak memory, setting by setting", "", "MB")
+    places = range(len(measured))
+    widths = [size / _MEGA for size in measured.values()]
+    guesses = [size / _MEGA for size in estimated.values()]
+    axes.barh(places, widths, 0.6, color=look(0)["color"], edgecolor=PAPER, label="measured")
+    axes.plot(
+        guesses,
+        places,
+        color=look(1)["color"],
+        marker="D",
+        markersize=6,
+        markeredgecolor=PAPER,
+        linestyle="none",
+        label="estimated",
+    )
+    for row, (width, guess) in enumerate(zip(widths, guesses, strict=True)):
+        note(axes, f"{width:.0f}", (max(width, guess), row), (8, 0))
+    name_rows(axes, measured)
+    axes.set_xlim(0, 1.12 * max(widths + guesses))
+    figure.legend(loc="outside lower center", ncols=2, **OPEN_LEGEND)
+    return figure
+
+
+def accuracy_by_rate(tuning: Mapping[str, Mapping[float, tuple[int, int]]]) -> "Figure":
+    """Accuracy after training against the learning rate, one curve per method, with 95% Wilson intervals.
+
+    Args:
+        tuning: method → learning rate → (solved, tried).
+
+    Raises:
+        ValueError: no methods, or one without learning rates.
+
+    >>> figure = accuracy_by_rate({"GRPO": {1e-4: (5, 10), 1e-3: (8, 10)}})
+    >>> [float(y) for y in figure.axes[0].lines[0].get_ydata()]
+    [50.0, 80.0]
+    """
+    if not tuning or not all(tuning.values()):
+        raise ValueError(
+            f"tuning must have at least one method, and each method at least one learning rate; got {dict(tuning)}"
+        )
+    figure, (axes,) = panel_grid(1, height=3.6)
+    style_axes(axes, "Accuracy by learning rate", "% right", "learning rate")
+    axes.set_xscale("log")
+    axes.grid(visible=False, axis="x", which="minor")
+    for number, (method, found) in enumerate(tuning.items()):
+        rates = sorted(found)
+        counts = [found[rate] for rate in rates]
+        shares = [percent(solved / tried, *wilson_interval(solved, tried)) for solved, tried in counts]
+        shifted = [rate * 1.04**number for rate in rates]  # so that intervals do not hide each other
+        axes.plot(shifted, [share for share, _, _ in shares], linewidth=1.8, label=method, **look(number))
+        intervals(axes, number, shifted, shares, capsize=2, linewidth=1)
+    axes.set_ylim(0, 100)
+    legend_above_data(axes, columns=2)
+    axes.set_yticks(range(0, 101, 20))
+    return figure

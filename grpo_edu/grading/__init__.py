@@ -1,0 +1,1 @@
+"""Grading a class's submissions. Needs the extra `classroom`."""

@@ -1,0 +1,247 @@
+"""Grade a folder of submissions: ``grpo-edu grade SUBMISSIONS --output DIR``.
+
+DIR/grades.csv        a row a student, a column a question
+DIR/grades_canvas.csv, grades_moodle.csv  where asked for
+DIR/summary.html      for the instructor
+DIR/feedback/         a page a student
+DIR/notebooks/        what was graded: each notebook mended, with the master's locked cells and checks
+DIR/grading.json, students/  the settings and each result, to go on after an interruption
+
+nbgrader's converters and its check of cells' marks are used; its autograder is not, for it runs the checks in the
+student's own kernel, where a score is a line of output, and needs a gradebook and notebooks with sound ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import secrets
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from grpo_edu import __version__
+from grpo_edu.grading.answers import Answers, answers_of
+from grpo_edu.grading.exercises import REPOSITORY
+from grpo_edu.grading.files import Submission, find_submissions
+from grpo_edu.grading.masters import Master, load_masters
+from grpo_edu.grading.pages import feedback_page, summary_page
+from grpo_edu.grading.results import FORMATS, StudentGrade, canvas_table, file_names, grades_table, moodle_table
+from grpo_edu.grading.run import Worker, judged
+from grpo_edu.grading.sandbox import PROTECTIONS, Limits
+from grpo_edu.runs.folder import RunFolder
+
+SETTINGS = "grading.json"
+
+
+def grade_submissions(
+    submissions: str | Path,
+    output: str | Path,
+    *,
+    masters: str | Path = REPOSITORY / "solutions",
+    notebooks: Sequence[str] = (),
+    seed: int | None = None,
+    limits: Limits | None = None,
+    workers: int = 1,
+    formats: Sequence[str] = (),
+    resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[StudentGrade]:
+    """Grade all students of a folder, and write tables and pages.
+
+    Args:
+        submissions: folder of student folders or notebooks, or an nbgrader course.
+        output: a new or empty folder; with `resume` one where a grading with the same settings was begun.
+        masters: folder of the masters.
+        notebooks: beginnings of the masters' names to grade, such as "03"; all that somebody handed in if empty.
+        seed: of the checks' inputs; the same seed gives the same grades. None takes one that no student knows, or
+            with `resume` that of the grading that is gone on with.
+        limits: what a student's code may take.
+        workers: students at a time.
+        formats: of "canvas", "moodle": further tables.
+        tell: called with a line on each student.
+
+    Raises:
+        FileExistsError: `output` holds something else, or a grading that is not to be resumed.
+        ValueError: a bad setting. FileNotFoundError: no submissions or masters. ImportError: nbgrader is missing.
+    """
+    source, folder = Path(submissions), RunFolder(output)
+    limits = limits or Limits()
+    _check(source, folder, workers, formats)
+    course = _chosen(load_masters(Path(masters)), notebooks)
+    found = find_submissions(source, [master.name for master in course])
+    seed = _seed(seed, folder, resume=resume)
+    settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
+    _claim(folder, settings, resume=resume)
+    files = file_names([one.student for one in found])
+    grades = []
+    try:
+        with closing(_graded(found, course, folder, files, seed, limits, workers)) as graded:
+            for answers in graded:
+                grade = answers.grade
+                _keep(answers, course, folder, files[grade.student])
+                grades.append(grade)
+                tell(f"{len(grades):>4} of {len(found)}  {_line(grade)}")
+    except (KeyboardInterrupt, RuntimeError, OSError) as error:
+        error.add_note(f"the results of {len(grades)} of {len(found)} students are kept; go on with --resume")
+        raise
+    course = [one for one in course if notebooks or any(one.name in grade.handed_in for grade in grades)] or course
+    _write(grades, course, folder, files, formats, _words(settings, grades, source))
+    return grades
+
+
+def _line(grade: StudentGrade) -> str:
+    earned = sum(feedback.points for feedback in grade.feedback.values())
+    return f"{grade.student}: {earned} points" + (f"; {grade.troubles[0]}" if grade.troubles else "")
+
+
+def _check(source: Path, folder: RunFolder, workers: int, formats: Sequence[str]) -> None:
+    if not hasattr(os, "fork"):
+        raise ValueError("grade: this system cannot fork; grade on Linux or macOS, or in a container or WSL")
+    if workers < 1:
+        raise ValueError(f"workers: {workers} is too few; give at least 1")
+    for name in formats:
+        if name not in FORMATS:
+            raise ValueError(f"format: {name!r} is unknown; choose from {', '.join(FORMATS)}")
+    if source.resolve() in (folder.path.resolve(), *folder.path.resolve().parents):
+        raise ValueError(f"output: {folder.path} lies within the submissions; choose a folder outside")
+
+
+def _chosen(masters: list[Master], names: Sequence[str]) -> list[Master]:
+    for name in names:
+        if not any(master.name.startswith(name) for master in masters):
+            known = ", ".join(master.name for master in masters)
+            raise ValueError(f"notebooks: no master begins with {name!r}; there are {known}")
+    return [one for one in masters if not names or one.name.startswith(tuple(names))]
+
+
+def _digest_of_masters(masters: Sequence[Master]) -> str:
+    sources = [[master.name, [[cell.id, cell.source] for cell in master.notebook.cells]] for master in masters]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
+
+
+def _seed(seed: int | None, folder: RunFolder, *, resume: bool) -> int:
+    """The one that was asked for, else that of the grading that was begun, else a new one."""
+    path = folder.path / SETTINGS
+    if seed is None and resume and path.is_file():
+        return json.loads(path.read_bytes())["seed"]
+    return secrets.randbelow(2**31) if seed is None else seed
+
+
+def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None:
+    """Make the folder, or find in it a grading that was done alike."""
+    path = folder.path / SETTINGS
+    if not path.is_file():
+        folder.check()
+    elif not resume:
+        raise FileExistsError(f"output: {folder.path} already holds grades; --resume goes on there, or choose another")
+    elif json.loads(path.read_bytes()) != settings:
+        raise FileExistsError(f"output: {folder.path} was graded with another seed, limits or masters; choose another")
+    for part in ("", "students", "feedback", "notebooks"):
+        (folder.path / part).mkdir(parents=True, exist_ok=True)
+    folder.write_json(SETTINGS, settings)
+
+
+def _graded(
+    found: Sequence[Submission],
+    masters: Sequence[Master],
+    folder: RunFolder,
+    files: dict[str, str],
+    seed: int,
+    limits: Limits,
+    workers: int,
+) -> Generator[Answers]:
+    """Each student's answers, in order; those of an earlier start of this grading as they were."""
+    free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+
+    def work(submission: Submission) -> Answers:
+        digest = _digest(submission)
+        kept = _kept(folder.path / "students" / f"{files[submission.student]}.json", digest)
+        if kept is not None:
+            return Answers(kept)
+        worker = free.get()
+        try:
+            return answers_of(submission, digest, masters, worker, seed, limits)
+        finally:
+            free.put(worker)
+
+    with ExitStack() as stack:
+        pool = ThreadPoolExecutor(workers)
+        stack.callback(pool.shutdown)  # last of all: its threads end once the workers are gone
+        for _ in range(workers):
+            free.put(stack.enter_context(Worker()))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        for answers in pool.map(work, found):
+            for name, transcript in answers.transcripts.items():
+                master = next(one for one in masters if one.name == name)
+                answers.grade.feedback |= judged(master, transcript, seed)
+            yield answers
+
+
+def _digest(submission: Submission) -> str:
+    whole = hashlib.sha256(json.dumps([submission.student, submission.troubles]).encode())
+    for path in submission.files:
+        whole.update(path.name.encode("utf-8", "surrogateescape"))
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def _kept(path: Path, digest: str) -> StudentGrade | None:
+    if not path.is_file():
+        return None
+    grade = StudentGrade.from_json(json.loads(path.read_bytes()))
+    return grade if grade.digest == digest else None
+
+
+def _keep(answers: Answers, masters: Sequence[Master], folder: RunFolder, name: str) -> None:
+    """Write what one student gets, so that an interruption loses nothing of it."""
+    import nbformat
+
+    grade = answers.grade
+    own = folder.path / "notebooks" / name
+    for notebook_name, notebook in answers.notebooks.items():
+        own.mkdir(exist_ok=True)
+        RunFolder(own).write_text(f"{notebook_name}.ipynb", nbformat.writes(notebook) + "\n")
+    there = [one for one in masters if one.name in grade.handed_in]
+    RunFolder(folder.path / "feedback").write_text(f"{name}.html", feedback_page(grade, there))
+    RunFolder(folder.path / "students").write_json(f"{name}.json", grade.to_json())
+
+
+def _write(
+    grades: Sequence[StudentGrade],
+    masters: Sequence[Master],
+    folder: RunFolder,
+    files: dict[str, str],
+    formats: Sequence[str],
+    settings: Sequence[str],
+) -> None:
+    tables = {"canvas": canvas_table, "moodle": moodle_table}
+    for name in formats:
+        folder.write_text(f"grades_{name}.csv", tables[name](grades, masters))
+    for grade in grades:
+        page = feedback_page(grade, masters)
+        RunFolder(folder.path / "feedback").write_text(f"{files[grade.student]}.html", page)
+    folder.write_text("summary.html", summary_page(grades, masters, files, settings))
+    folder.write_text("grades.csv", grades_table(grades, masters))
+
+
+def _words(settings: dict[str, Any], grades: Sequence[StudentGrade], source: Path) -> list[str]:
+    """What the summary says of how it was graded."""
+    limits = settings["limits"]
+    ran = [grade.protections for grade in grades if grade.handed_in]
+    held = [one for one in PROTECTIONS if ran and all(one in protections for protections in ran)]
+    missing = [one for one in PROTECTIONS if one not in held]
+    return [
+        f"Submissions: {source.absolute()}",
+        f"Seed of the checks' inputs: {settings['seed']} (--seed gives the same grades again)",
+        f"Limits: {limits['seconds']:g} s of the processor for a cell or part of a question, "
+        f"{limits['total_seconds']:g} s a student, {limits['memory'] / 2**30:g} GB of memory, "
+        f"{limits['processes']} processes",
+        f"Protections that held while students' code ran: {', '.join(held) or 'none'}."
+        + (f" Not on this system: {', '.join(missing)}; docs/grading.md says what that means." if missing else ""),
+    ]

@@ -1,0 +1,115 @@
+"""The masters as a grader needs them: each notebook as students got it, and the questions that it asks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo_edu.grading.exercises import student_version
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+CHECK_CALL = re.compile(r"checks\.check_(\w+)\(")
+_ONE_CHECK = re.compile(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)")
+_DEFINITION = re.compile(r"^(?:async\s+)?(?:def|class)\s+(\w+)|^(\w+)\s*=\s*lambda\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A function to write. cell: id of its check. exercise: its name in `grpo_edu.checks`, and the function's."""
+
+    cell: str
+    exercise: str
+    points: int
+
+
+@dataclass(frozen=True)
+class Master:
+    """A notebook as students got it. name: of its file, without .ipynb."""
+
+    name: str
+    notebook: NotebookNode
+    questions: tuple[Question, ...]
+
+    @cached_property
+    def cells(self) -> dict[str, NotebookNode]:
+        """Cell by nbgrader's id, in order."""
+        return {cell.metadata.nbgrader.grade_id: cell for cell in self.notebook.cells}
+
+    @cached_property
+    def answers(self) -> dict[str, str]:
+        """Function to write → id of the cell where it is to be written."""
+        wanted = {question.exercise for question in self.questions}
+        return {
+            name: cell_id
+            for cell_id, cell in self.cells.items()
+            if cell.metadata.nbgrader.solution
+            for name in definitions(cell.source)
+            if name in wanted
+        }
+
+    @cached_property
+    def checks(self) -> dict[str, str]:
+        """Exercise → id of its check cell."""
+        return {question.exercise: question.cell for question in self.questions}
+
+    @property
+    def points(self) -> int:
+        """Of all questions."""
+        return sum(question.points for question in self.questions)
+
+
+def definitions(source: str) -> list[str]:
+    """The functions and classes that a cell defines at its top level, even where it is no Python.
+
+    >>> definitions("%matplotlib inline\\ndef f(x):\\n    y = lambda: 0\\ng = lambda x: x\\nh = g(1)")
+    ['f', 'g']
+    """
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser is a student's to break
+        return [one or other for one, other in _DEFINITION.findall(source)]
+    found = []
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return found
+
+
+def load_masters(folder: Path) -> list[Master]:
+    """All masters of a folder, sorted by name.
+
+    Raises:
+        FileNotFoundError: there is none. ValueError: one cannot be converted, or a check is none of the course.
+        ImportError: nbgrader is missing.
+    """
+    import nbformat
+
+    paths = sorted(folder.glob("*.ipynb"))
+    if not paths:
+        raise FileNotFoundError(f"masters: no notebook in {folder}; give the folder `solutions` of the course")
+    return [_master(path.stem, nbformat.read(path, as_version=4)) for path in paths]
+
+
+def _master(name: str, notebook: NotebookNode) -> Master:
+    from grpo_edu.checks import exercises
+
+    questions = []
+    for cell in notebook.cells:
+        if not cell.metadata.get("nbgrader", {}).get("grade"):
+            continue
+        check = _ONE_CHECK.fullmatch(cell.source.strip())
+        if not check or check[1] != check[2] or check[1] not in exercises():
+            raise ValueError(f"masters: {name}: {cell.source[:60]!r} is no check of an exercise of this course")
+        questions.append(Question(cell.metadata.nbgrader.grade_id, check[1], exercises()[check[1]].max_points))
+    student = student_version(notebook)
+    for cell in student.cells:
+        cell.id = cell.metadata.nbgrader.grade_id  # one name for a cell, whichever of the two a student's file kept
+    return Master(name, student, tuple(questions))

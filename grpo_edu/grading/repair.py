@@ -1,0 +1,238 @@
+"""Bring a student's notebook back into its master's form, and say what was wrong with it.
+
+nbgrader's own `OverwriteCells` and `DeduplicateIds` do this for notebooks whose ids are sound and whose master is in a
+gradebook; of two cells with one id they keep the last, be it the empty one. Here the ids themselves may be missing,
+doubled or wrong, so cells are found by their content as well, and the result is what nbgrader accepts.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grpo_edu.grading.masters import CHECK_CALL, Master, definitions
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+
+# What an answer has no need of: other processes, frames and the insides of Python or of the checks.
+_ODD = re.compile(
+    r"\b(?:_getframe|currentframe|inspect\.stack|gc\.get_\w+|ctypes|subprocess|socket|sys\.modules|os\.(?:_exit|kill|fork"
+    r"|system)|builtins|getattr\(checks|checks\.(?!check_)\w+|check_\w+\.\w+|GRPO_EDU_\w+|__eq__)"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done in order: run a cell (`source`, called `name` in messages), or ask for the function `name`."""
+
+    kind: str
+    name: str
+    source: str = ""
+
+
+def best_master(notebook: NotebookNode, file_name: str, masters: Sequence[Master]) -> Master | None:
+    """The master that a notebook was made from, by the cells that it holds; None where it shares none."""
+
+    def agreement(master: Master) -> tuple[int, bool]:
+        own = {*master.answers.values(), *master.checks.values()}
+        by_id = sum(bool(own & {*_ids(cell)}) for cell in notebook.cells)
+        by_content = sum(_mentions(cell, master) for cell in notebook.cells)
+        return by_id + by_content, master.name in file_name
+
+    best = max(masters, key=agreement)
+    return best if agreement(best)[0] else None
+
+
+def _ids(cell: NotebookNode) -> list[str]:
+    """The ids under which a cell may be known: nbgrader's, and the notebook format's."""
+    metadata = cell.metadata.get("nbgrader")
+    given = metadata.get("grade_id") if isinstance(metadata, dict) else None
+    return [one for one in (given, cell.get("id")) if isinstance(one, str)]
+
+
+def _mentions(cell: NotebookNode, master: Master) -> bool:
+    if cell.cell_type != "code":
+        return False
+    names = {*definitions(cell.source), *CHECK_CALL.findall(cell.source)}
+    return bool(names & {*master.answers})
+
+
+def repaired(notebook: NotebookNode, master: Master) -> tuple[NotebookNode, list[str]]:
+    """A whole notebook in the master's form with the student's answers, and a word on each thing that was wrong.
+
+    Locked cells and checks are the master's; an answer's cell is the student's last one that is written; other cells
+    of the student stay where they were.
+    """
+    roles, troubles = _roles(notebook, master)
+    result: list[NotebookNode] = []
+    present: set[str] = set()
+    for cell, role in zip(notebook.cells, roles, strict=True):
+        if role is None:
+            if not _is_check_call(cell) and not _is_stub(cell, master):  # another copy of these has nothing to say
+                result.append(_plain(cell, f"own-{len(result)}"))
+            continue
+        original, locked = master.cells[role], not master.cells[role].metadata.nbgrader.solution
+        if locked and original.cell_type == "code" and cell.source.strip() != original.source.strip():
+            troubles.append(f"cell {role}: locked and changed; the master's counts")
+        fresh = copy.deepcopy(original)
+        if not locked:
+            fresh.source = cell.source
+        result.append(fresh)
+        present.add(role)
+    troubles += _restore(result, present, master)
+    whole = copy.deepcopy(master.notebook)
+    whole.cells = result
+    return whole, troubles
+
+
+def _roles(notebook: NotebookNode, master: Master) -> tuple[list[str | None], list[str]]:
+    """Which cell of the master each cell is; every cell of the master at most once."""
+    troubles: list[str] = []
+    claims: dict[str, list[int]] = {}
+    without = 0
+    for number, cell in enumerate(notebook.cells):
+        role = next((one for one in _ids(cell) if _fits(cell, one, master)), None)
+        if role is None:
+            role = _role_by_content(cell, master)
+        without += role is not None and "nbgrader" not in cell.metadata
+        if role is not None:
+            claims.setdefault(role, []).append(number)
+    if 2 * without > sum(map(len, claims.values())):
+        troubles.append("nbgrader's marks were missing; cells were found by their names and content")
+    roles: list[str | None] = [None] * len(notebook.cells)
+    for role, numbers in claims.items():
+        chosen = _chosen(role, numbers, notebook, master)
+        roles[chosen] = role
+        if len(numbers) > 1 and master.cells[role].metadata.nbgrader.solution:
+            troubles.append(f"cell {role}: there {len(numbers)} times; the last one that is written counts")
+    return roles, troubles
+
+
+def _fits(cell: NotebookNode, role: str, master: Master) -> bool:
+    """Whether a cell that bears an id can be that cell: of its type, and not another question's answer."""
+    if role not in master.cells or cell.cell_type != master.cells[role].cell_type:
+        return False
+    written = {master.answers[name] for name in definitions(cell.source) if name in master.answers}
+    if master.cells[role].metadata.nbgrader.solution:
+        return not written or role in written
+    return not written
+
+
+def _role_by_content(cell: NotebookNode, master: Master) -> str | None:
+    for role, original in master.cells.items():
+        if cell.source.strip() == original.source.strip() and cell.cell_type == original.cell_type:
+            return role
+    if cell.cell_type != "code":
+        return None
+    written = [master.answers[name] for name in definitions(cell.source) if name in master.answers]
+    if written:
+        return written[-1]
+    call = CHECK_CALL.match(cell.source.strip()) if _is_check_call(cell) else None
+    return master.checks.get(call[1]) if call else None
+
+
+def _is_check_call(cell: NotebookNode) -> bool:
+    """Whether a cell is a call of a check and nothing else."""
+    source = cell.source.strip()
+    return cell.cell_type == "code" and bool(CHECK_CALL.match(source)) and "\n" not in source
+
+
+def _is_stub(cell: NotebookNode, master: Master) -> bool:
+    """Whether this is an answer's cell as it was handed out."""
+    stubs = {master.cells[role].source.strip() for role in master.answers.values()}
+    return cell.cell_type == "code" and cell.source.strip() in stubs
+
+
+def _chosen(role: str, numbers: list[int], notebook: NotebookNode, master: Master) -> int:
+    """Of the cells that claim to be one of the master's: the last that is written; of locked ones the first."""
+    original = master.cells[role]
+    if not original.metadata.nbgrader.solution:
+        return numbers[0]
+    names = {name for name, cell_id in master.answers.items() if cell_id == role}
+
+    def written(number: int) -> tuple[bool, bool, int]:
+        source = notebook.cells[number].source
+        return bool(names & {*definitions(source)}), source.strip() != original.source.strip(), number
+
+    return max(numbers, key=written)
+
+
+def _plain(cell: NotebookNode, cell_id: str) -> NotebookNode:
+    """A cell of the student's own, without any claim to be another."""
+    fresh = copy.deepcopy(cell)
+    fresh.id = cell_id
+    fresh.metadata = type(fresh.metadata)()
+    return fresh
+
+
+def _restore(cells: list[NotebookNode], present: set[str], master: Master) -> list[str]:
+    """Put the master's missing cells back, each behind the one that is before it there."""
+    elsewhere: list[str] = []
+    unwritten: list[str] = []
+    locked: list[str] = []
+    before = None
+    written = {name for cell in cells if cell.cell_type == "code" for name in definitions(cell.source)}
+    for role, original in master.cells.items():
+        names = {name for name, cell_id in master.answers.items() if cell_id == role}
+        if role not in present and names and names <= written:
+            elsewhere.append(role)
+            continue
+        if role not in present:
+            place = 0 if before is None else 1 + next(i for i, cell in enumerate(cells) if cell.id == before)
+            cells.insert(place, copy.deepcopy(original))
+            if original.cell_type == "code":
+                (unwritten if original.metadata.nbgrader.solution else locked).append(role)
+        before = original.id
+    words = (
+        (elsewhere, "missing, but what it defines stands in another cell"),
+        (unwritten, "missing, and counts as not written"),
+        (locked, "missing; the master's was put back"),
+    )
+    return [f"cell {', '.join(roles)}: {text}" for roles, text in words if roles]
+
+
+def steps(notebook: NotebookNode, master: Master) -> list[Step]:
+    """What to run of a repaired notebook, and when to ask for each function.
+
+    From top to bottom; a function is asked for where its check stands, or behind the last cell that defines it.
+    """
+    names = {question.cell: question.exercise for question in master.questions}
+    place: dict[str, int] = {}
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            if cell.id in names:
+                place[names[cell.id]] = max(number, place.get(names[cell.id], 0))
+            else:
+                place |= {name: number for name in definitions(cell.source) if name in master.answers}
+    asked: dict[int, list[str]] = {}
+    for question in master.questions:
+        asked.setdefault(place[question.exercise], []).append(question.exercise)
+    found = []
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code" and cell.id not in names and cell.source.strip():
+            name = cell.id if cell.id in master.cells else f"no. {number + 1}"
+            found.append(Step("cell", name, cell.source))
+        found += [Step("ask", name) for name in asked.get(number, [])]
+    last = max(place for place, step in enumerate(found) if step.kind == "ask")
+    return found[: last + 1]  # what follows, a training perhaps, changes no answer
+
+
+def looks(notebook: NotebookNode, master: Master) -> list[str]:
+    """What in a student's own cells an instructor may want to look at; it says nothing of guilt."""
+    own = [cell for cell in notebook.cells if cell.cell_type == "code" and not _is_locked(cell)]
+    source = "\n".join(cell.source for cell in own)
+    found = [f"uses {word}" for word in sorted({*_ODD.findall(source)})]
+    for name in master.answers:
+        package = rf"grpo_edu(?:\.\w+)*\.{name}\b|from grpo_edu[\w.]* import [^\n]*\b{name}\b"
+        if re.search(package, source):
+            found.append(f"uses the package's own {name}")
+    return found
+
+
+def _is_locked(cell: NotebookNode) -> bool:
+    return not cell.metadata.get("nbgrader", {"solution": True})["solution"]

@@ -1,0 +1,130 @@
+"""What a student earned, as it is kept in a file and shown in tables and pages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from grpo_edu.checks.feedback import Feedback, PartResult
+from grpo_edu.grading.masters import Master
+
+FORMATS = ("canvas", "moodle")
+
+
+@dataclass
+class StudentGrade:
+    """One student's result.
+
+    lms_id: the number in the LMS, where the names held one. digest: of what was handed in. feedback: exercise → its
+    judged parts. handed_in: names of notebooks. troubles: what was wrong, and mended or not. looks: what an instructor
+    may want to look at. protections: what held while the code ran.
+    """
+
+    student: str
+    lms_id: str = ""
+    digest: str = ""
+    feedback: dict[str, Feedback] = field(default_factory=dict)
+    handed_in: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    looks: list[str] = field(default_factory=list)
+    protections: list[str] = field(default_factory=list)
+
+    def points(self, master: Master) -> int:
+        """Earned in one notebook."""
+        return sum(self.question(one.exercise) for one in master.questions)
+
+    def question(self, exercise: str) -> int:
+        """Earned in one question; 0 where it was not handed in."""
+        return self.feedback[exercise].points if exercise in self.feedback else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """For `from_json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> StudentGrade:
+        """What `to_json` gave."""
+        feedback = {
+            name: Feedback(one["exercise"], tuple(PartResult(**part) for part in one["parts"]), one["seed"])
+            for name, one in content["feedback"].items()
+        }
+        return cls(**{**content, "feedback": feedback})
+
+
+def file_names(students: Sequence[str]) -> dict[str, str]:
+    """Student → a name that is safe for a file, in letters of any script, each only once.
+
+    >>> file_names(["Ana María", "../Ana María", "?"])
+    {'Ana María': 'Ana_María', '../Ana María': 'Ana_María-2', '?': 'student'}
+    """
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for student in students:
+        plain = re.sub(r"[^\w.-]+", "_", student).strip("._")[:60] or "student"
+        name, number = plain, 1
+        while name.casefold() in taken:
+            number += 1
+            name = f"{plain}-{number}"
+        taken.add(name.casefold())
+        names[student] = name
+    return names
+
+
+def column(master: Master, exercise: str) -> str:
+    """The name of a question in tables, such as "03 group_advantages"."""
+    return f"{master.name.split('_')[0]} {exercise}"
+
+
+def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
+    """CSV: a row a student, a column a question, the total, and a word on each trouble."""
+    questions = [(column(master, one.exercise), one.exercise) for master in masters for one in master.questions]
+    most = sum(master.points for master in masters)
+    rows: list[list[Any]] = [["student", "id", *(name for name, _ in questions), "total", "out of", "notes"]]
+    for grade in grades:
+        total = sum(grade.points(master) for master in masters)
+        points = [grade.question(exercise) for _, exercise in questions]
+        rows.append([grade.student, grade.lms_id, *points, total, most, "; ".join([*grade.troubles, *grade.looks])])
+    return _csv(rows)
+
+
+def canvas_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
+    """CSV for Canvas's gradebook import: an assignment a notebook, with the row of possible points.
+
+    Canvas finds a student by ID; where the names held none, by SIS Login ID, which is then the folder's name.
+    """
+    who = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
+    rows: list[list[Any]] = [[*who, *(master.name for master in masters)]]
+    rows.append(["    Points Possible", "", "", "", "", *(master.points for master in masters)])
+    for grade in grades:
+        login = "" if grade.lms_id else grade.student
+        rows.append([grade.student, grade.lms_id, "", login, "", *(grade.points(master) for master in masters)])
+    return _csv(rows)
+
+
+def moodle_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
+    """CSV for Moodle's grade import, whose page asks which column says who it is (Identifier or Username)."""
+    rows: list[list[Any]] = [["Identifier", "Full name", "Username", *(master.name for master in masters), "Total"]]
+    for grade in grades:
+        points = [grade.points(master) for master in masters]
+        who = [f"Participant {grade.lms_id}", grade.student, ""] if grade.lms_id else ["", "", grade.student]
+        rows.append([*who, *points, sum(points)])
+    return _csv(rows)
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> str:
+    sink = io.StringIO()
+    csv.writer(sink, lineterminator="\n").writerows([[_cell(value) for value in row] for row in rows])
+    return sink.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula gets an apostrophe.
+
+    >>> _cell("=1+1"), _cell("Ana"), _cell(-1)
+    ("'=1+1", 'Ana', -1)
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

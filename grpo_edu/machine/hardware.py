@@ -1,0 +1,266 @@
+"""Describe this computer, and check whether the course will work on it.
+
+`cpu_report` describes the CPU, the memory and the numeric libraries. `doctor_checks` checks everything that the course
+needs, and says for each problem what to do. Both use what the operating system reports, and never the network.
+"""
+
+import importlib.metadata
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpo_edu.fast.cores import SPIN_COUNT, usable_cores, waiting_problem
+from grpo_edu.fast.memory import GIB, memory_bytes
+
+MIN_MEMORY = 2 * GIB  # a run of the tiny model next to JupyterLab
+MIN_DISK = 1 * GIB  # for runs and notebooks; a saved tiny model takes a few MB
+_INSTALL = "Run `python3 course.py setup`, or `pip install -r requirements.txt`."
+# The instruction sets that decide how fast a matrix product runs.
+_TELLING = (
+    ("avx2", "avx2"),
+    ("avx512_f", "avx512f"),
+    ("avx512_bf16", "avx512_bf16"),
+    ("avx512_vnni", "avx512_vnni"),
+    ("avx512_fp16", "avx512_fp16"),
+    ("avx_vnni", "avx_vnni"),
+    ("amx_tile", "amx_tile"),
+    ("amx_bf16", "amx_bf16"),
+    ("amx_int8", "amx_int8"),
+    ("neon", "asimd"),
+    ("bf16", "bf16"),
+    ("i8mm", "i8mm"),
+    ("sve", "sve"),
+)  # (name in torch.cpu.get_capabilities(), name in /proc/cpuinfo)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check: what was found, and what to do about a problem."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+def cpu_report() -> dict[str, Any]:
+    """Describe the CPU, its memory and the numeric libraries, ready for JSON. Imports torch (about two seconds).
+
+    Returns:
+        cpu_model, architecture, os; physical_cores, logical_cores, usable_cores (within the CPU affinity and a
+        container's quota; may be 1.5); torch_threads; instruction_sets (list), torch_capability ("AVX2", …), fast_bf16
+        (bfloat16 products in hardware); memory_total_gib, memory_available_gib; python, torch, transformers, trl
+        (versions, None where not installed); mkl, openmp, onednn (bool).
+
+    >>> report = cpu_report()
+    >>> 0 < report["usable_cores"] <= report["logical_cores"]
+    True
+    """
+    import psutil
+    import torch
+
+    total, available = memory_bytes()
+    sets = instruction_sets()
+    return {
+        "cpu_model": cpu_model(),
+        "architecture": platform.machine(),
+        "os": platform.platform(terse=True),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "logical_cores": psutil.cpu_count(),
+        "usable_cores": usable_cores(),
+        "torch_threads": torch.get_num_threads(),
+        "instruction_sets": sets,
+        "torch_capability": torch.backends.cpu.get_cpu_capability(),
+        "fast_bf16": not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(sets),
+        "memory_total_gib": round(total / GIB, 2),
+        "memory_available_gib": round(available / GIB, 2),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "transformers", "trl")},
+        "mkl": torch.backends.mkl.is_available(),
+        "openmp": torch.backends.openmp.is_available(),
+        "onednn": torch.backends.mkldnn.is_available(),
+    }
+
+
+def cpu_model() -> str:
+    """The name of the processor, or its architecture where the system does not tell the name."""
+    system = platform.system()
+    name = ""
+    if system == "Darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        name = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    elif system == "Windows":
+        name = os.environ.get("PROCESSOR_IDENTIFIER", "")
+    else:
+        name = _cpuinfo().get("model name", "")
+    return name.strip() or platform.processor() or platform.machine()
+
+
+def instruction_sets() -> list[str]:
+    """The instruction sets that matter for matrix products, as torch or /proc/cpuinfo name them."""
+    import torch
+
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch cannot tell
+    info = _cpuinfo()
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    return [name for name, flag in _TELLING if capabilities.get(name) is True or flag in flags]
+
+
+def doctor_checks(*, load_model: bool = True) -> list[Check]:
+    """Check everything that the course needs; a problem becomes a `Check` that says what to do, never an exception.
+
+    Args:
+        load_model: load the tiny model, which takes a few seconds, instead of only looking for its files.
+    """
+    looks = (
+        ("Python", _check_python),
+        ("packages", _check_packages),
+        ("problems", _check_problems),
+        ("tiny model", partial(_check_model, load_model)),
+        ("disk space", partial(_check_disk, Path.cwd())),
+        ("memory", _check_memory),
+        ("threads", _check_threads),
+        ("waiting", _check_waiting),
+    )
+    checks = []
+    for name, look in looks:
+        try:
+            checks.append(Check(name, *look()))
+        except ImportError as error:
+            checks.append(Check(name, False, str(error), _INSTALL))
+    return checks
+
+
+def _check_python() -> tuple[bool, str, str]:
+    from packaging.specifiers import SpecifierSet
+
+    wanted, _ = _declared()
+    version = ".".join(map(str, sys.version_info[:3]))
+    ok = SpecifierSet(wanted).contains(version)
+    remedy = "" if ok else f"Install a Python {wanted} and run `python3 course.py setup` with it."
+    return ok, f"{version}, supported: {wanted or 'any'}", remedy
+
+
+def _check_packages() -> tuple[bool, str, str]:
+    from packaging.requirements import Requirement
+
+    _, declared = _declared()
+    faults, found = [], 0
+    for line in declared:
+        requirement = Requirement(line)
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        found += 1
+        version = _version(requirement.name)
+        if version is None:
+            faults.append(f"{requirement.name} is missing")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            faults.append(f"{requirement.name} {version} is outside {requirement.specifier}")
+    detail = "; ".join(faults) or f"all {found} are installed within their ranges"
+    remedy = _INSTALL if faults else ""
+    return not faults, detail, remedy
+
+
+def _check_problems() -> tuple[bool, str, str]:
+    from grpo_edu.problems.files import load_problems
+    from grpo_edu.problems.templates import DOMAINS, LEVELS
+
+    try:
+        counts = {level: len(load_problems(level, "heldout")) for level in LEVELS + DOMAINS}
+    except (OSError, ValueError) as error:
+        return False, str(error), "Restore the folder data/problems, or install again."
+    return True, "held out: " + ", ".join(f"{n} {name}" for name, n in counts.items()), ""
+
+
+def _check_model(load: bool) -> tuple[bool, str, str]:
+    from grpo_edu.problems.templates import data_dir
+
+    folder = data_dir() / "models" / "tiny"  # models.tiny_dir() would import torch
+    remedy = "Restore the folder data/models/tiny, or install again."
+    if not (folder / "config.json").is_file():
+        return False, f"no model at {folder}", remedy
+    if not load:
+        return True, f"present at {folder}; not loaded", ""
+    try:
+        from grpo_edu.models import load_policy
+
+        model, _ = load_policy("tiny")
+    except (OSError, ValueError, RuntimeError) as error:
+        return False, f"{type(error).__name__}: {error}", remedy
+    return True, f"loads, {model.num_parameters():,} parameters", ""
+
+
+def _check_disk(folder: Path) -> tuple[bool, str, str]:
+    free = shutil.disk_usage(folder).free
+    ok = free >= MIN_DISK
+    remedy = "" if ok else f"Free at least {MIN_DISK / GIB:.0f} GiB, or work in a folder on another disk."
+    return ok, f"{free / GIB:.1f} GiB free at {folder}", remedy
+
+
+def _check_memory() -> tuple[bool, str, str]:
+    total, available = memory_bytes()
+    ok = available >= MIN_MEMORY
+    remedy = "" if ok else f"Close other programs or notebook kernels until {MIN_MEMORY / GIB:.0f} GiB are available."
+    return ok, f"{available / GIB:.1f} of {total / GIB:.1f} GiB available", remedy
+
+
+def _check_threads() -> tuple[bool, str, str]:
+    import torch
+
+    threads, cores = torch.get_num_threads(), usable_cores()
+    ok = threads <= max(1, math.ceil(cores))
+    remedy = "" if ok else f"More threads than cores slow each other down. Set OMP_NUM_THREADS={math.ceil(cores)}."
+    return ok, f"torch uses {threads} on {cores:g} usable cores", remedy
+
+
+def _check_waiting() -> tuple[bool, str, str]:
+    import torch
+
+    if torch.get_num_threads() == 1:
+        return True, "torch computes with one thread, which never waits for another", ""
+    problem = waiting_problem()
+    if not problem:
+        return True, "a thread that waits soon leaves its core to other programs, so a busy computer stalls no run", ""
+    remedy = (
+        "While other programs compute, torch may run 20 times slower. Import grpo_edu before torch, or "
+        f"set GOMP_SPINCOUNT={SPIN_COUNT} before Python or Jupyter starts."
+    )
+    return False, problem, remedy
+
+
+def _declared() -> tuple[str, list[str]]:
+    """The Python versions and requirements of this package, from pyproject.toml in a checkout, else its metadata."""
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if project.is_file():
+        table = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
+        if table.get("name") == "grpo-edu":
+            return table.get("requires-python", ""), table.get("dependencies", [])
+    try:
+        metadata = importlib.metadata.metadata("grpo-edu")
+    except importlib.metadata.PackageNotFoundError:  # a copy of the folder without metadata
+        return "", []
+    return metadata["Requires-Python"] if "Requires-Python" in metadata else "", metadata.get_all("Requires-Dist", [])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpuinfo(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    if not path.is_file():
+        return {}
+    first = path.read_text(errors="replace").partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}

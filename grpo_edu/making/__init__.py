@@ -1,0 +1,1 @@
+"""How the tiny models were made: the corpus and the pretraining recipe."""

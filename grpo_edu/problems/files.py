@@ -1,0 +1,182 @@
+"""Read and write problems: JSONL files, the problems of the package, GSM8K, and `datasets.Dataset`.
+
+A file has one JSON object per line, so it is easy to read, to extend and to compare. Errors in a file are reported as
+``file:line: message``, so that the line is easy to find.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, data_dir
+from grpo_edu.prompts import MARKER, extract_answer
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+GSM8K_HUB_ID = "openai/gsm8k"
+_PROBLEM_FIELDS = tuple(field.name for field in fields(Problem))
+_CALCULATOR_NOTE = re.compile(r"<<[^<>]*>>")
+
+
+def _records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The number and the object of each line, which has a string for each of `keys`. Blank lines are skipped."""
+    found = False
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line.decode("utf-8-sig"))
+        except ValueError as error:
+            raise ValueError(f"{where}: this line is not JSON ({error}); repair or remove it") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{where}: expected a JSON object in braces, got {type(record).__name__}")
+        for key in keys:
+            if key not in record:
+                raise ValueError(f"{where}: the field {key!r} is missing; each line needs {', '.join(keys)}")
+            if not isinstance(record[key], str):
+                kind = type(record[key]).__name__
+                raise ValueError(f"{where}: the field {key!r} must be a string, got {kind}; put it in quotes")
+        found = True
+        yield number, record
+    if not found:
+        raise ValueError(f"{path}: the file holds no problems; each line needs {', '.join(keys)}")
+
+
+def read_problems(path: str | Path) -> list[Problem]:
+    """Read problems from a JSONL file whose lines have `prompt`, `answer`, `level` and `solution`.
+
+    Other fields are ignored. Raises ValueError with file and line for a line that is not such an object, and for a file
+    without problems.
+
+    >>> import tempfile
+    >>> problem = Problem("What is 2 + 3?", "5", "basic", "2 + 3 = 5. #### 5")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_problems(Path(folder) / "mine.jsonl", [problem])
+    ...     read_problems(Path(folder) / "mine.jsonl") == [problem]
+    True
+    """
+    return [
+        Problem(**{key: record[key] for key in _PROBLEM_FIELDS}) for _, record in _records(Path(path), _PROBLEM_FIELDS)
+    ]
+
+
+def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
+    """Write problems to a JSONL file; if writing fails, an existing file remains unchanged.
+
+    Raises ValueError if `problems` is empty or has an entry that is not a `Problem`; OSError if the disk is full.
+    """
+    path, problems = Path(path), list(problems)
+    if not problems:
+        raise ValueError("problems is empty; pass at least one")
+    for index, problem in enumerate(problems):
+        if not isinstance(problem, Problem):
+            raise ValueError(f"problems[{index}] must be a Problem, got {type(problem).__name__}")
+    text = "".join(json.dumps(asdict(problem), ensure_ascii=False) + "\n" for problem in problems)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        advice = f"{error.strerror}; existing files are unchanged. Free space on the disk or choose another folder"
+        raise OSError(error.errno, advice, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _first(problems: list[Problem], n: int | None, source: Path | str) -> list[Problem]:
+    """The first `n` problems, or all; raises ValueError if there are fewer."""
+    if n is not None and not 1 <= n <= len(problems):
+        raise ValueError(f"n must be between 1 and {len(problems)}, the number of problems in {source}; got {n}")
+    return problems[:n]
+
+
+def _check_split(split: str, splits: Sequence[str]) -> None:
+    if split not in splits:
+        raise ValueError(f"split must be one of {', '.join(splits)}; got {split!r}")
+
+
+def load_problems(level: str | Sequence[str], split: str = "train", n: int | None = None) -> list[Problem]:
+    """The problems of the package for one or several levels or domains.
+
+    Args:
+        level: a name of `LEVELS` or `DOMAINS`, or a sequence of such names.
+        split: "train" or "heldout"; the two have no problem in common.
+        n: the first n problems *of each level*; None: all of them.
+
+    Raises ValueError for an unknown level or split or too large an n.
+    """
+    _check_split(split, ("train", "heldout"))
+    names = [level] if isinstance(level, str) else list(level)
+    unknown = [name for name in names if name not in LEVELS + DOMAINS]
+    if unknown or not names:
+        raise ValueError(f"level must be one or several of {', '.join(LEVELS + DOMAINS)}; got {level!r}")
+    problems = []
+    for name in names:
+        path = data_dir() / "problems" / f"{name}_{split}.jsonl"
+        problems += _first(read_problems(path), n, path)
+    return problems
+
+
+def _gsm8k_problem(record: dict[str, str], where: str) -> Problem:
+    """A GSM8K record as a problem, without its calculator notes `<<48/2=24>>` and with the answer in canonical form."""
+    answer = extract_answer(record["answer"]) if MARKER in record["answer"] else None
+    if answer is None:
+        raise ValueError(f"{where}: the answer must end in '{MARKER} number'; check that this is GSM8K's main set")
+    solution = _CALCULATOR_NOTE.sub("", record["answer"])
+    return Problem(prompt=record["question"], answer=answer, level="gsm8k", solution=solution)
+
+
+def load_gsm8k(split: str = "train", path: str | Path | None = None, n: int | None = None) -> list[Problem]:
+    """Load GSM8K: grade-school word problems (Cobbe et al. 2021, arXiv 2110.14168), 7,473 for training, 1,319 for test.
+
+    Args:
+        split: "train" or "test".
+        path: a folder with `train.jsonl` and `test.jsonl`, or one such file; None: load it from the Hub.
+        n: the first n problems; None: all of them.
+
+    Raises ValueError with file and line for an invalid record; FileNotFoundError if `path` has no such file;
+    ConnectionError if the Hub cannot be reached.
+    """
+    _check_split(split, ("train", "test"))
+    if path is None:
+        records: Iterable[tuple[int, dict[str, str]]] = enumerate(_gsm8k_from_hub(split), start=1)
+        source: Path | str = f"{GSM8K_HUB_ID} {split}"
+    else:
+        file = source = Path(path) / f"{split}.jsonl" if Path(path).is_dir() else Path(path)
+        if not file.is_file():
+            raise FileNotFoundError(f"path: file {source} does not exist; pass a folder with {split}.jsonl, or a file")
+        records = _records(file, ("question", "answer"))
+    return _first([_gsm8k_problem(record, f"{source}:{number}") for number, record in records], n, source)
+
+
+def _gsm8k_from_hub(split: str) -> Dataset:
+    """The split from the Hub or its cache; the ConnectionError explains how to load it without a network."""
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(GSM8K_HUB_ID, "main", split=split)
+    except (OSError, ValueError) as error:  # ValueError: a cache that holds another part of it
+        raise ConnectionError(
+            f"{GSM8K_HUB_ID} could not be loaded from the Hub ({error}). Without a network, copy "
+            f"{split}.jsonl from github.com/openai/grade-school-math (grade_school_math/data), put it into a "
+            "folder, and pass path=folder"
+        ) from error
+
+
+def to_dataset(problems: Iterable[Problem]) -> Dataset:
+    """The problems as a `datasets.Dataset` with the columns `prompt`, `answer`, `level` and `solution`.
+
+    TRL hands every column but `prompt` to the reward functions by its name.
+    """
+    from datasets import Dataset
+
+    return Dataset.from_list([asdict(problem) for problem in problems])

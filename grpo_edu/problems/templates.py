@@ -1,0 +1,224 @@
+"""Seeded generators of problems whose answers can be verified.
+
+There are three levels of GSM8K-style word problems, each with at least twelve different stories:
+
+- ``basic``: two steps, addition and subtraction;
+- ``intermediate``: three steps, with a multiplication or a division;
+- ``advanced``: four steps, mixed.
+
+Domains beyond arithmetic: ``sorting`` (order a few numbers) and ``coin_flip`` (track a state, after Wei et al.
+2022, arXiv 2201.11903).
+
+The stories are in ``data/stories.json``: each is a text with named slots, and steps such as ``d = a + b``. The worked
+solution and the answer are computed from the steps, never typed in.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+LEVELS = ("basic", "intermediate", "advanced")
+DOMAINS = ("sorting", "coin_flip")
+
+_LARGEST = 300
+_OPERATIONS = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda a, b: a // b if b and a % b == 0 else -1,
+}
+
+
+def data_dir() -> Path:
+    """The folder of the shipped data: `data` next to the package in a checkout, else the package's `_data`."""
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent / "data"
+    return checkout if (checkout / "problems").is_dir() else package / "_data"
+
+
+@dataclass(frozen=True)
+class Story:
+    """A text with slots, the steps to its answer, and the range of each number that is drawn.
+
+    text: has the slots ``{name}`` and ``{other}`` for people, ``{item}`` and ``{thing}`` for things, and a letter for
+        each number. steps: ``target = left sign right``, separated by semicolons. ranges: (lowest, highest) by letter.
+    """
+
+    text: str
+    steps: str
+    ranges: dict[str, tuple[int, int]]
+
+
+_SHIPPED = json.loads((data_dir() / "stories.json").read_text(encoding="utf-8"))
+NAMES: list[str] = _SHIPPED["names"]
+ITEMS: list[str] = _SHIPPED["items"]
+STORIES = {level: [Story(**story) for story in stories] for level, stories in _SHIPPED["stories"].items()}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem with a verifiable answer.
+
+    prompt: the question in plain words.
+    answer: the canonical answer, for example ``"36"``, ``"7, 15, 23"`` or ``"heads"``.
+    level: one of `LEVELS` or `DOMAINS`, or the name of an outside source (``"gsm8k"``).
+    solution: the worked solution, ending in ``#### answer``.
+    """
+
+    prompt: str
+    answer: str
+    level: str
+    solution: str
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How the answers to a set of problems are scored if one reference answer is not enough.
+
+    answer: completion → its answer, or None.
+    score: completion, question, level → a score from 0 (wrong) to 1 (correct).
+    """
+
+    answer: Callable[[str | list[dict]], str | None]
+    score: Callable[[str | list[dict], str | list[dict], str], float]
+
+
+_scorers: dict[str, Scorer] = {}
+
+
+def register_scorer(prefix: str, scorer: Scorer) -> None:
+    """Use a scorer for all problems whose level starts with `prefix`."""
+    _scorers[prefix] = scorer
+
+
+def scorer_of(level: str) -> Scorer | None:
+    """The scorer of a level; None if an answer is correct when it equals the reference."""
+    return next((scorer for prefix, scorer in _scorers.items() if level.startswith(prefix)), None)
+
+
+def make_problems(level: str, n: int, seed: int) -> list[Problem]:
+    """Draw `n` different problems of one level or domain.
+
+    Two problems are the same if they have the same `problem_key`, even if the text around the numbers differs.
+
+    level: one of ``LEVELS`` or ``DOMAINS``.
+    n: number of problems, at least 1.
+    seed: random seed; the same seed gives the same problems on every computer.
+
+    Raises ValueError for an unknown level, or if there are fewer than `n` different problems.
+
+    >>> problem, = make_problems("basic", 1, seed=0)
+    >>> problem.solution.endswith("#### " + problem.answer)
+    True
+    """
+    if level not in LEVELS + DOMAINS:
+        raise ValueError(f"level must be one of {', '.join(LEVELS + DOMAINS)}; got {level!r}")
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    rng = random.Random(f"{level}-{seed}")
+    found: dict[str, Problem] = {}
+    for _ in range(20 * n + 100):
+        problem = draw_problem(level, rng)
+        found.setdefault(problem_key(problem), problem)
+        if len(found) == n:
+            return list(found.values())
+    raise ValueError(f"n must be at most {len(found)}, the number of different {level} problems found, got {n}")
+
+
+def problem_key(problem: Problem) -> str:
+    """The key that is equal for equal problems of a level: the sorted numbers, or the solution if there are none.
+
+    Two stories of a level with the same numbers therefore count as one problem, although their texts differ.
+
+    >>> problem_key(Problem("Ada has 12 eggs and buys 3.", "15", "basic", "12+3=15. #### 15"))
+    'basic: 3 12'
+    """
+    numbers = sorted(int(digits) for digits in re.findall(r"[0-9]+", problem.prompt))
+    return f"{problem.level}: {' '.join(map(str, numbers)) or problem.solution}"
+
+
+def make_split(level: str, num_train: int, num_heldout: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """Draw training and held-out problems of one level that have no `problem_key` in common.
+
+    >>> train, heldout = make_split("sorting", 5, 3, seed=0)
+    >>> {problem_key(p) for p in train} & {problem_key(p) for p in heldout}
+    set()
+    """
+    problems = make_problems(level, num_train + num_heldout, seed)
+    return problems[num_heldout:], problems[:num_heldout]
+
+
+def draw_problem(level: str, rng: random.Random) -> Problem:
+    """Draw one problem of `level` from the given random number generator."""
+    if level == "sorting":
+        return _draw_sorting(rng)
+    if level == "coin_flip":
+        return _draw_coin_flip(rng)
+    return fill_story(rng.choice(STORIES[level]), level, rng)
+
+
+def fill_story(story: Story, level: str, rng: random.Random) -> Problem:
+    """Fill the slots of a story with names, things and numbers so that every step gives a whole positive number."""
+    while True:
+        values = {slot: rng.randint(low, high) for slot, (low, high) in story.ranges.items()}
+        lines, last = _work_out(story.steps, values)
+        if lines:
+            break
+    name, other = rng.sample(NAMES, 2)
+    item, thing = rng.sample(ITEMS, 2)
+    prompt = story.text.format(name=name, other=other, item=item, thing=thing, **values)
+    return Problem(prompt, str(last), level, f"{' '.join(lines)} #### {last}")
+
+
+def _work_out(steps: str, values: dict[str, int]) -> tuple[list[str], int]:
+    """Compute ``"d = a + b; e = d - c"``; an empty list of lines when a step leaves 1 … 300."""
+    values = dict(values)
+    lines: list[str] = []
+    result = 0
+    for step in steps.split(";"):
+        target, _, left, sign, right = step.split()
+        a, b = (values[term] if term in values else int(term) for term in (left, right))
+        result = _OPERATIONS[sign](a, b)
+        if not 1 <= result <= _LARGEST:
+            return [], 0
+        values[target] = result
+        lines.append(f"{a}{sign}{b}={result}.")
+    return lines, result
+
+
+def _draw_sorting(rng: random.Random) -> Problem:
+    """Draw a problem that asks to sort three to five numbers; the solution selects one number after the other."""
+    numbers = rng.sample(range(1, 100), rng.randint(3, 5))
+    descending = rng.random() < 0.5
+    order = "from large to small" if descending else "from small to large"
+    opening = rng.choice(("Sort {} {}.", "Put {} in order {}.", "Write {} in order {}."))
+    prompt = opening.format(", ".join(map(str, numbers)), order)
+    left, lines = list(numbers), []
+    while len(left) > 1:
+        pick = max(left) if descending else min(left)
+        lines.append(f"{' '.join(map(str, left))}: {pick}.")
+        left.remove(pick)
+    answer = ", ".join(map(str, sorted(numbers, reverse=descending)))
+    return Problem(prompt, answer, "sorting", f"{' '.join(lines)} #### {answer}")
+
+
+def _draw_coin_flip(rng: random.Random) -> Problem:
+    """Draw a problem in which three to five people flip a coin or leave it unchanged."""
+    side = rng.choice(("heads", "tails"))
+    people = rng.sample(NAMES, rng.randint(3, 5))
+    told, lines = [f"A coin shows {side}."], [f"{side}."]
+    for person in people:
+        flips = rng.random() < 0.5
+        if flips:
+            side = "tails" if side == "heads" else "heads"
+        verb = rng.choice(("flips", "turns") if flips else ("leaves", "keeps"))
+        told.append(f"{person} {verb} it.")
+        lines.append(f"{person} {verb}: {side}.")
+    prompt = " ".join(told) + " Which side is up now?"
+    return Problem(prompt, side, "coin_flip", f"{' '.join(lines)} #### {side}")

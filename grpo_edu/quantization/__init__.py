@@ -1,0 +1,1 @@
+"""Quantization: numbers on a grid, quantized layers, quantized models and quantized rollouts."""

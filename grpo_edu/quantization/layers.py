@@ -1,0 +1,284 @@
+"""Linear layers and embeddings with integer weights, and the kernels that multiply them.
+
+The kernels are PyTorch's own and take plain tensors: oneDNN's int8 product, and products with int8 and int4 weights.
+PyTorch gives them private names, so each name occurs in exactly one function, at the end of this module. Their speed is
+compared with `torch.ao`, torchao, `torch.compile`, ONNX Runtime and OpenVINO in `benchmarks/quantization_kernels.py`.
+On a processor without such a kernel, a layer multiplies by the dequantized weights, which gives the same numbers, but
+slowly.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from grpo_edu.quantization.numbers import QuantizedTensor, quantize
+
+GROUP_SIZE = 32  # of int4; the kernel takes 32, 64, 128 or 256
+_ROWS_AT_ONCE = 1024  # of a weight that is dequantized
+_FEW = 16  # rows of x up to which the product with int8 weights is faster than dequantizing them
+
+
+class QuantizedLayer(nn.Module):
+    """The common part of the layers below: buffers but no parameters, and weights that can be read back as numbers.
+
+    in_features, out_features: K and N. bias: (N,) float32 or None.
+    """
+
+    bias: Tensor | None
+
+    def __init__(self, out_features: int, in_features: int, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = out_features, in_features
+        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
+
+    @property
+    def weight(self) -> Tensor:
+        """An (N, K) tensor that takes no memory, for code that asks a layer for its shape."""
+        return torch.empty(self.out_features, self.in_features, dtype=torch.int8, device="meta")
+
+    def parts(self) -> QuantizedTensor:
+        """The weights (N, K) as whole numbers with their scales."""
+        raise NotImplementedError
+
+    def product(self, x: Tensor) -> Tensor:
+        """(M, K) float32 → (M, N) float32, without the bias."""
+        raise NotImplementedError
+
+    def store(self) -> dict[str, Tensor]:
+        """The tensors that a file keeps of this layer, without those of its modules; `restore` reads them."""
+        return {name: buffer for name, buffer in self.named_buffers(recurse=False) if buffer is not None}
+
+    def restore(self, stored: dict[str, Tensor]) -> None:
+        """Set the tensors that `store` returned for a layer of this shape."""
+        for name, tensor in stored.items():
+            if name != "q":
+                getattr(self, name).copy_(tensor)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, K) → (…, N), in the dtype of x."""
+        y = self.product(x.reshape(-1, self.in_features).float())
+        y = y if self.bias is None else y.add_(self.bias)
+        return y.view(*x.shape[:-1], self.out_features).to(x.dtype)
+
+
+class Int8Linear(QuantizedLayer):
+    """int8 weights with per-channel scales; activations stay as they are. `rows` may be shared with an embedding."""
+
+    def __init__(self, rows: Int8Embedding, bias: Tensor | None) -> None:
+        super().__init__(len(rows.q), rows.q.shape[1], bias)
+        self.rows = rows
+        self.has_kernel = _kernel_or_warning("int8-weight")
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> Int8Linear:
+        return cls(Int8Embedding(layer.weight), layer.bias)
+
+    def parts(self) -> QuantizedTensor:
+        return self.rows.parts()
+
+    def product(self, x: Tensor) -> Tensor:
+        """(M, K) → (M, N), in bfloat16 for few rows, where reading the weights takes most of the time."""
+        if self.has_kernel and len(x) <= _FEW:
+            return _int8_weight_product(x, self.rows.q, self.rows.scale)
+        return _dequantized_product(x, self.parts())
+
+
+class Int8Embedding(nn.Module):
+    """An embedding table (V, H) of int8 with one scale per row; looking up a token dequantizes its row."""
+
+    q: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        parts = quantize(weight.detach(), dim=0)
+        self.register_buffer("q", parts.q)
+        self.register_buffer("scale", parts.scale.flatten())
+
+    @property
+    def weight(self) -> Tensor:
+        """The integers (V, H), still without their scale."""
+        return self.q
+
+    def parts(self) -> QuantizedTensor:
+        """The table as whole numbers with their scales."""
+        scale = self.scale[:, None]
+        return QuantizedTensor(self.q, scale, torch.zeros_like(scale), 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(…) long → (…, H) float32."""
+        return self.q[ids].float() * self.scale[ids, None]
+
+
+class DynamicInt8Linear(QuantizedLayer):
+    """int8 weights and int8 activations, with one scale per row of x, computed when the layer is called.
+
+    One scale for all of x would be simpler, but a completion would then depend on the others in its batch.
+    """
+
+    scale: Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer.out_features, layer.in_features, layer.bias)
+        parts = quantize(layer.weight.detach(), dim=0)
+        self.register_buffer("scale", parts.scale.flatten())
+        self.has_kernel = _kernel_or_warning("int8-dynamic")
+        self._pack(parts.q)
+
+    def _pack(self, q: Tensor) -> None:
+        self.packed = _onednn_pack(q) if self.has_kernel else q
+        self.zero = torch.zeros(self.out_features, dtype=torch.int32)
+
+    def store(self) -> dict[str, Tensor]:
+        return {"q": self.parts().q, **super().store()}
+
+    def restore(self, stored: dict[str, Tensor]) -> None:
+        super().restore(stored)
+        self._pack(stored["q"])
+
+    def parts(self) -> QuantizedTensor:
+        q = self.packed.to_dense().t().contiguous() if self.has_kernel else self.packed
+        scale = self.scale[:, None]
+        return QuantizedTensor(q, scale, torch.zeros_like(scale), 8)
+
+    def product(self, x: Tensor) -> Tensor:
+        """(M, K) → (M, N)."""
+        step = x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny).div_(127)
+        q = x.div(step).round_()
+        if not self.has_kernel:
+            return _dequantized_product(q, self.parts()).mul_(step)
+        return _onednn_product(q, self.packed, self.scale, self.zero).mul_(step)
+
+
+class Int4Linear(QuantizedLayer):
+    """4-bit weights with per-group scales and zero points, groups of neighbors in a row; computes in bfloat16."""
+
+    scale: Tensor
+    zero_point: Tensor
+
+    def __init__(self, layer: nn.Linear, group_size: int = GROUP_SIZE) -> None:
+        super().__init__(layer.out_features, layer.in_features, layer.bias)
+        self.group_size = group_size
+        parts = quantize(layer.weight.detach(), bits=4, symmetric=False, group_size=group_size)
+        self.register_buffer("scale", parts.scale.squeeze(-1).to(torch.bfloat16))  # (N, K/g)
+        self.register_buffer("zero_point", parts.zero_point.squeeze(-1).to(torch.uint8))
+        self.has_kernel = _kernel_or_warning("int4-group")
+        self._pack(parts.q)
+
+    def _pack(self, q: Tensor) -> None:
+        self.packed = _int4_pack(q) if self.has_kernel else q
+
+    def store(self) -> dict[str, Tensor]:
+        q = self.parts().q
+        return {"q": q[:, ::2] | q[:, 1::2] << 4, **super().store()}  # two to a byte
+
+    def restore(self, stored: dict[str, Tensor]) -> None:
+        super().restore(stored)
+        q = stored["q"]
+        self._pack(torch.stack([q & 15, q >> 4], dim=-1).flatten(1))
+
+    def parts(self) -> QuantizedTensor:
+        q = self.packed
+        if self.has_kernel:  # the product with the unit matrix gives back the weights
+            unit = torch.ones_like(self.scale)
+            rows = _int4_product(torch.eye(self.in_features), q, self.group_size, unit, torch.zeros_like(unit))
+            q = (rows + 8).to(torch.uint8).t().contiguous()
+        scale, zero_point = self.scale[..., None].float(), self.zero_point[..., None].float()
+        return QuantizedTensor(q, scale, zero_point, 4, self.group_size)
+
+    def product(self, x: Tensor) -> Tensor:
+        """(M, K) → (M, N)."""
+        if not self.has_kernel:
+            return _dequantized_product(x, self.parts())
+        zero = (8 - self.zero_point.to(torch.bfloat16)) * self.scale
+        return _int4_product(x, self.packed, self.group_size, self.scale, zero)
+
+
+def int4_obstacle(layer: nn.Linear, group_size: int = GROUP_SIZE) -> str:
+    """Why the int4 kernel cannot multiply by a layer; "" if it can.
+
+    >>> int4_obstacle(nn.Linear(64, 40))
+    '40 outputs, not a multiple of 16'
+    """
+    if layer.in_features % group_size:
+        return f"{layer.in_features} inputs, not a multiple of the group size {group_size}"
+    if layer.out_features % 16:
+        return f"{layer.out_features} outputs, not a multiple of 16"
+    return ""
+
+
+def _dequantized_product(x: Tensor, parts: QuantizedTensor) -> Tensor:
+    """(M, K) → (M, N) in float32; a block of rows of the weight is dequantized at a time."""
+    blocks = zip(*(part.split(_ROWS_AT_ONCE) for part in (parts.q, parts.scale, parts.zero_point)), strict=True)
+    weights = (QuantizedTensor(q, scale, zero, parts.bits, parts.group_size).dequantize() for q, scale, zero in blocks)
+    return torch.cat([x @ weight.t() for weight in weights], dim=1)
+
+
+def _int8_weight_product(x: Tensor, q: Tensor, scale: Tensor) -> Tensor:
+    """x (M, K) times q (N, K) int8, times scale (N,), computed in bfloat16: (M, N) float32."""
+    return torch._weight_int8pack_mm(x.to(torch.bfloat16), q, scale.to(torch.bfloat16)).float()
+
+
+def _int4_pack(q: Tensor) -> Tensor:
+    """Numbers (N, K) from 0 to 15 as (N, K/2) uint8, in the order that the kernel wants."""
+    return torch._convert_weight_to_int4pack_for_cpu(q.int(), 1)
+
+
+def _int4_product(x: Tensor, packed: Tensor, group_size: int, scale: Tensor, zero: Tensor) -> Tensor:
+    """x (M, K) times scale · (q − 8) + zero of packed q (N, K), scale and zero (N, K/g): (M, N) float32."""
+    pairs = torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous()
+    return torch._weight_int4pack_mm_for_cpu(x.to(torch.bfloat16), packed, group_size, pairs).float()
+
+
+def _onednn_pack(q: Tensor) -> Tensor:
+    """q (N, K) int8 in the opaque layout that oneDNN wants."""
+    return torch.ops.onednn.qlinear_prepack(q, None)
+
+
+def _onednn_product(q: Tensor, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """q (M, K), integers from −127 to 127, times packed (N, K) int8, times scale (N,): (M, N) float32.
+
+    Only the product of unsigned integers is fast for every M, so q is passed as q + 128 with the zero point 128. `zero`
+    (N,) int32 has the zero points of the weights.
+    """
+    return torch.ops.onednn.qlinear_pointwise(
+        q.add_(128).to(torch.uint8), 1.0, 128, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+
+
+@functools.cache
+def has_kernel(scheme: str) -> bool:
+    """Whether the kernel of a scheme works here, which is tried once on a small layer."""
+    x, q = torch.ones(1, 32), torch.ones(16, 32, dtype=torch.int8)
+    scale = torch.ones(16)
+    try:
+        if scheme == "int8-weight":
+            _int8_weight_product(x, q, scale)
+        elif scheme == "int8-dynamic":
+            _onednn_product(x, _onednn_pack(q), scale, torch.zeros(16, dtype=torch.int32))
+        else:
+            groups = torch.ones(16, 1, dtype=torch.bfloat16)
+            _int4_product(x, _int4_pack(q), 32, groups, groups)
+    except (RuntimeError, AttributeError):  # NotImplementedError is a RuntimeError
+        return False
+    return True
+
+
+def _kernel_or_warning(scheme: str) -> bool:
+    """`has_kernel`, with a warning if there is none."""
+    if not has_kernel(scheme):
+        warnings.warn(
+            f"this processor or build of PyTorch has no kernel for {scheme!r}; the weights are dequantized for every "
+            "product, which gives the same numbers, but slowly",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""A training run on disk: request, folder, log, checkpoints, summary, profiles and trackers."""

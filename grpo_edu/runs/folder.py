@@ -1,0 +1,276 @@
+"""The folder of a run: what was asked for, what happened, and the model. Each file is either complete or absent.
+
+config.json     what was asked for, written first
+metrics.jsonl   one line per step, written during training
+model/          the trained policy, for `load_policy`
+summary.md      one page to read, with curves.png and accuracy.png
+result.json     accuracies, intervals and p-value, written last
+checkpoints/    of a run with checkpoints, while it is under way, with before.json: the evaluation before training
+adapters/       of a run that trained adapters, for `load_adapters`
+diagnosis/      the batch on which a run stopped
+tensorboard/, wandb/   of these trackers, where they were asked for
+
+Curricula (`grpo_edu.continual.runs`) and sweeps (`grpo_edu.studies.sweep_runs`) are kept in such folders too, with
+files of their own. All of them are started, locked and resumed with the methods of `RunFolder`.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOCK_NAME = ".lock"
+
+
+class RunLock:
+    """A context that locks a run's folder, which is made where it does not exist.
+
+    The operating system keeps the lock (through `filelock`) and releases it when the process ends, in whatever way it
+    ends, so a killed run leaves nothing to clear away. The file of the lock, with the id of the process, may stay.
+
+    Raises BlockingIOError on entering where another process, or another run of this process, has locked the folder.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with RunLock(folder):
+    ...     is_held(folder)
+    True
+    >>> is_held(folder)
+    False
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._lock = FileLock(self.folder / LOCK_NAME)
+
+    def __enter__(self) -> RunLock:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not _acquire(self._lock):
+            raise held_error(self.folder)
+        with suppress(OSError):  # Windows does not allow it for a file that is locked
+            if _holder(self.folder) != str(os.getpid()):
+                (self.folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="utf-8")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+
+def is_held(folder: str | Path) -> bool:
+    """Whether some process has locked a run's folder."""
+    if not (Path(folder) / LOCK_NAME).exists():
+        return False
+    lock = FileLock(Path(folder) / LOCK_NAME)
+    free = _acquire(lock)
+    lock.release()
+    return not free
+
+
+def held_error(folder: str | Path) -> BlockingIOError:
+    """The error for a folder that another process has locked."""
+    holder = ""
+    with suppress(OSError):  # the other process may have ended by now
+        holder = _holder(folder)
+    return BlockingIOError(
+        f"output: {folder} is being written by another process{holder and f' ({holder})'}; wait for it, end it, or "
+        "choose another folder"
+    )
+
+
+def _acquire(lock: FileLock) -> bool:
+    """Acquire a lock without waiting; False where another holds it. A file system without locks holds nobody back."""
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+    return True
+
+
+def _holder(folder: str | Path) -> str:
+    """The id of the process that locked a folder last, or an empty text."""
+    return (Path(folder) / LOCK_NAME).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+
+
+# What a run, a curriculum or a sweep that is replaced leaves: config.json, by which a run is recognized, goes last.
+_REPLACED = (
+    *("result.json", "summary.md", "curves.png", "accuracy.png", "metrics.jsonl", "before.json"),
+    *("model", "adapters", "checkpoints", "diagnosis", "tensorboard", "wandb"),
+    *("stage-*", "matrix.json", "matrix.png", "sweep.json", "sweep.png", "optuna.log", "runs.jsonl"),
+)
+_OTHER_FILES_SIZE = 2**20  # bytes, generous
+
+
+class RunFolder:
+    """The files of one run under `path`, which need not exist yet."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self.metrics = self.path / "metrics.jsonl"
+        self.model = self.path / "model"
+        self.checkpoints = self.path / "checkpoints"
+        self.diagnosis = self.path / "diagnosis"
+
+    @classmethod
+    def unused(cls, name: str, *, parent: str | Path = "runs") -> RunFolder:
+        """`parent/name`, or `parent/name-2`, `parent/name-3` and so on: the first that does not exist."""
+        path, number = Path(parent) / name, 1
+        while path.exists():
+            number += 1
+            path = Path(parent) / f"{name}-{number}"
+        return cls(path)
+
+    def check(self, *, overwrite: bool = False) -> None:
+        """Find out early whether a run may be written here; nothing is changed.
+
+        Raises:
+            FileExistsError: the folder holds a run and `overwrite` is False, or it holds other files.
+            NotADirectoryError, PermissionError: the folder cannot be made, or cannot be written to.
+            BlockingIOError: another process writes a run there.
+        """
+        nearest = self._nearest()
+        if not nearest.is_dir():
+            raise NotADirectoryError(f"output: {nearest} is a file; choose a folder")
+        if not os.access(nearest, os.W_OK):
+            raise PermissionError(f"output: {nearest} cannot be written to; choose another folder")
+        if nearest != self.path:
+            return
+        if is_held(self.path):
+            raise held_error(self.path)
+        if read_run_config(self.path) is not None:
+            if not overwrite:
+                raise FileExistsError(
+                    f"output: {self.path} already holds a run; choose another folder, or overwrite it"
+                )
+        elif any(entry.name != LOCK_NAME for entry in self.path.iterdir()):
+            raise FileExistsError(f"output: {self.path} holds files that are not a run; choose a new or empty folder")
+
+    def check_apart(self, model: str | Path) -> None:
+        """Raise ValueError where `model` lies in this folder, whose files a new run replaces."""
+        if self.path in Path(model).expanduser().absolute().parents:
+            raise ValueError(f"output: {self.path} holds the model to start from; choose another folder")
+
+    def check_room(self, model_size: int) -> None:
+        """Raise OSError (ENOSPC) where the disk cannot take so many bytes of models and the small files."""
+        needed, free = model_size + _OTHER_FILES_SIZE, shutil.disk_usage(self._nearest()).free
+        if free < needed:
+            advice = f"{free / 1e6:.1f} MB are free and the run needs {needed / 1e6:.1f} MB; free some space first"
+            raise OSError(errno.ENOSPC, f"the disk is nearly full: {advice}", str(self.path))
+
+    def _nearest(self) -> Path:
+        """The folder itself, or the nearest folder above it that exists."""
+        return next(folder for folder in (self.path, *self.path.parents) if folder.exists())
+
+    @contextmanager
+    def begin(self, config: dict[str, Any], *, overwrite: bool = False) -> Iterator[None]:
+        """A context that holds the folder for a new run, which is claimed. Raises what `check` raises."""
+        self.check(overwrite=overwrite)
+        with RunLock(self.path):
+            self.claim(config)
+            yield
+
+    @contextmanager
+    def resume(self) -> Iterator[None]:
+        """A context that holds the folder for a run that is resumed. Raises BlockingIOError where another holds it."""
+        with RunLock(self.path):
+            self.clear_leftovers()
+            yield
+
+    def claim(self, config: dict[str, Any]) -> None:
+        """Make the folder, remove the files of a run that is replaced (no others), and write config.json."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.clear(*_REPLACED)
+        self.write_json("config.json", config)
+
+    def read_config(self, key: str, kind: str) -> dict[str, Any]:
+        """What a run of this kind was asked for; its config.json has `key`.
+
+        Raises ValueError where the folder holds no such run.
+        """
+        config = read_run_config(self.path)
+        if config is None or key not in config:
+            raise ValueError(f"`resume`: {self.path} holds no {kind}; name the folder of one, or start a new one.")
+        return config
+
+    def note_kept(self, error: BaseException, kept: str, *, resumable: bool = True) -> None:
+        """Add to an error what the folder keeps, and how to resume the run where that is possible."""
+        error.add_note(f"{self.path} keeps {kept}" + (f"; go on with --resume {self.path}" if resumable else ""))
+
+    def clear_leftovers(self) -> None:
+        """Remove what a killed process left half written; the folder must be locked."""
+        self.clear(".*.tmp", ".model.*")
+
+    def clear(self, *patterns: str) -> None:
+        """Remove files and folders inside this one, by their names or glob patterns."""
+        for pattern in patterns:
+            for path in self.path.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def drop_checkpoints(self) -> None:
+        """Remove what only a run that is under way needs."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        self.clear("before.json")
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write one JSON file, indented."""
+        self.write_text(name, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write one UTF-8 text file."""
+        self._write(name, text.encode())
+
+    def write_figure(self, name: str, figure: Figure) -> None:
+        """Write one PNG."""
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
+        self._write(name, buffer.getvalue())
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Write a file completely or not at all: where writing fails, the file that was there stays."""
+        temporary = self.path / f".{name}.{os.getpid()}.tmp"
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, self.path / name)
+        except OSError as error:
+            advice = f"{error.strerror}; free some space or choose another folder"
+            raise OSError(error.errno, advice, str(self.path / name)) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def read_run_config(folder: str | Path) -> dict[str, Any] | None:
+    """What the run in this folder was asked for; None where the folder holds no run of grpo_edu."""
+    try:
+        content = json.loads((Path(folder) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and "grpo_edu" in content else None
+
+
+def model_source(name: str | Path) -> str | Path:
+    """What to load for a model's name: the model inside a run's folder, or else the name itself.
+
+    Raises FileNotFoundError for a run that was stopped before it saved a model.
+    """
+    folder = Path(name).expanduser()
+    if read_run_config(folder) is None:
+        return name
+    if not (folder / "model").is_dir():
+        raise FileNotFoundError(
+            f"model: the run in {folder} has no model, because it was stopped too early; train again"
+        )
+    return folder / "model"

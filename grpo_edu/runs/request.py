@@ -1,0 +1,478 @@
+"""What a training run is asked for, and what its config.json keeps of that.
+
+`RunRequest` is the only list of a run's options. The command line, the profiles, config.json and the dashboards are
+made from its fields, and every option is checked when the request is made, before any model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, ClassVar, get_args, get_type_hints
+
+from grpo_edu import __version__
+from grpo_edu.config import DTYPE_CHOICES, GRPOConfig
+from grpo_edu.problems.files import load_gsm8k, load_problems
+from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
+from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem
+from grpo_edu.rewards import RewardFunction, accuracy_reward, format_reward, length_reward, reward_name, steps_reward
+from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
+
+DATA = (*LEVELS, *DOMAINS, "gsm8k")
+REWARDS: dict[str, RewardFunction] = {
+    "accuracy": accuracy_reward,
+    "format": format_reward,
+    "steps": steps_reward,
+    "length": length_reward,
+}
+Rewards = str | RewardFunction | Sequence[str | RewardFunction]
+SPLITS = ("heldout", "train")
+BACKENDS = ("grpo_edu", "trl")
+TRACKERS = ("tensorboard", "trackio", "wandb")
+ALL_LAYERS = "all-linear"
+QUESTION = "{problem}"  # where a prompt template holds the question
+_GSM8K_LENGTH = 256  # tokens: a worked solution of grade-school length; the generated problems need fewer
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One training run: model, data, rewards, settings of GRPO, and how the run is evaluated and kept.
+
+    Names (of data, rewards, layers and trackers) may be given as one string with commas or as a sequence.
+
+    model: a shipped model such as "tiny", a folder (also the folder of an earlier run), or a Hub id.
+    data: names of problem sets, see `DATA`, or reasoning-gym:TASK.
+    data_path: folder with GSM8K's train.jsonl and test.jsonl, so that the Hub is not asked.
+    num_problems: training problems, taken evenly from the sets; by default all of them.
+    rewards: names of reward functions, see `REWARDS`, or functions with TRL's signature.
+    config: the settings of GRPO.
+    backend: what trains the model: this package, or TRL's GRPOTrainer.
+    dtype: number format of the weights; "auto" measures on this computer which format is faster.
+    prompt_template: a text that contains {problem}, used in place of the model's chat template.
+    lora_rank: train LoRA adapters of this rank; 0 trains all weights.
+    lora_alpha: the adapters are scaled by lora_alpha / lora_rank; by default lora_alpha is twice the rank.
+    lora_targets: names of the layers that get adapters.
+    n: held-out problems for the evaluations, balanced over the sets.
+    greedy: also evaluate with greedy decoding; by default, if an evaluation takes less than three seconds.
+    checkpoint_every: steps between two checkpoints, from which the run can be resumed; 0 writes none.
+    track: trackers that also receive the metrics, see `TRACKERS`; all of them stay on this computer.
+
+    Raises ValueError that names the option, its value and the remedy.
+
+    >>> RunRequest(data="basic,sorting", rewards="accuracy,format").data
+    ('basic', 'sorting')
+    >>> RunRequest(lora_rank=-1)
+    Traceback (most recent call last):
+    ...
+    ValueError: `lora_rank` must be 0 (none) or a positive whole number, got -1.
+    """
+
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"backend": BACKENDS, "dtype": DTYPE_CHOICES}
+
+    model: str = "tiny"
+    data: tuple[str, ...] = LEVELS
+    data_path: str | None = None
+    num_problems: int | None = None
+    rewards: tuple[str | RewardFunction, ...] = ("accuracy",)
+    config: GRPOConfig = field(default_factory=GRPOConfig)
+    backend: str = "grpo_edu"
+    dtype: str = "float32"
+    prompt_template: str | None = None
+    lora_rank: int = 0
+    lora_alpha: float | None = None
+    lora_targets: tuple[str, ...] = (ALL_LAYERS,)
+    n: int = 300
+    greedy: bool | None = None
+    checkpoint_every: int = 0
+    track: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("model", "data_path"):
+            value = getattr(self, name)
+            self._set(name, str(value) if isinstance(value, Path) else value)
+        hints = get_type_hints(type(self))
+        for name in RUN_FIELDS:
+            _check_kind(name, getattr(self, name), hints[name])
+        for name, known in self.choices.items():
+            parse_names((getattr(self, name),), known, name)
+        self._set("data", check_data(self.data))
+        self._set("rewards", _reward_entries(self.rewards))
+        self._set("lora_targets", split_names(self.lora_targets))
+        self._set("track", parse_names(self.track, TRACKERS, "track") if self.track else ())
+        self._check_numbers()
+        self._check_pairs()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
+        for name in ("checkpoint_every", "lora_rank"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ValueError(f"`{name}` must be 0 (none) or a positive whole number, got {value}.")
+        if self.lora_alpha is not None and not self.lora_alpha > 0:
+            raise ValueError(f"`lora_alpha` must be a positive number, got {self.lora_alpha}.")
+        if self.prompt_template is not None:
+            plain_template(self.prompt_template)
+
+    def _check_pairs(self) -> None:
+        """Refuse options that are each valid, but not together."""
+        if self.lora_alpha is not None and not self.lora_rank:
+            raise ValueError(
+                f"`lora_alpha` is {self.lora_alpha}, but no adapters are trained; set `lora_rank` as well."
+            )
+        weights = self.config.reward_weights
+        if weights is not None and len(weights) != len(self.rewards):
+            names = ", ".join(self.reward_names)
+            raise ValueError(
+                f"`reward_weights` has {len(weights)} values for the rewards {names}; give one weight per reward."
+            )
+        if self.backend == "trl":
+            from grpo_edu.scale.trl_backend import trl_settings
+
+            trl_settings(self.config)
+        if self.data_path is not None and Path(self.data_path).is_file():
+            raise ValueError(
+                f"`data_path` is one file, {self.data_path}; name a folder with train.jsonl for the training and "
+                "test.jsonl for the evaluation."
+            )
+
+    @property
+    def reward_functions(self) -> list[RewardFunction]:
+        """The functions that score completions."""
+        return reward_functions(self.rewards)
+
+    @property
+    def reward_names(self) -> list[str]:
+        """Names of the reward functions, as they appear in the metrics."""
+        return [reward_name(function) for function in self.reward_functions]
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> RunRequest:
+        """Make a request from a flat mapping that holds fields of this class and of `GRPOConfig`.
+
+        >>> RunRequest.from_settings({"data": "gsm8k", "beta": 0.1}).config.max_completion_length
+        256
+        """
+        own = {name: settings[name] for name in RUN_FIELDS if name in settings}
+        data = check_data(own.get("data", LEVELS))
+        config = default_config(data, **{name: settings[name] for name in CONFIG_FIELDS if name in settings})
+        return cls(**own, config=config)
+
+    def to_settings(self) -> dict[str, Any]:
+        """Return the flat mapping that `from_settings` reads, with plain values."""
+        content = self.to_dict()
+        config = content.pop("config")
+        return {**content, **config}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a JSON file; reward functions are kept by their names."""
+        own = {name: getattr(self, name) for name in RUN_FIELDS}
+        lists = {name: list(value) for name, value in own.items() if isinstance(value, tuple)}
+        rewards = [entry if isinstance(entry, str) else reward_name(entry) for entry in self.rewards]
+        return {**own, **lists, "rewards": rewards, "config": self.config.to_dict()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], rewards: Rewards | None = None) -> RunRequest:
+        """Read what `to_dict` returned, or what an earlier version of grpo_edu stored.
+
+        rewards: the functions of the stored names, needed for those that are not the package's own.
+
+        Raises ValueError where a stored reward function is not given, or another one is.
+        """
+        own = {name: content[name] for name in RUN_FIELDS if name in content}
+        if "num_heldout" in content:  # its name before `RunRequest`
+            own["n"] = content["num_heldout"]
+        own["rewards"] = _stored_rewards(split_names(own.get("rewards", "accuracy")), rewards)
+        return cls(**own, config=GRPOConfig(**content["config"]))
+
+
+RUN_FIELDS = tuple(field.name for field in fields(RunRequest) if field.name != "config")
+CONFIG_FIELDS = tuple(field.name for field in fields(GRPOConfig))
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as its config.json keeps it: the request, and what the run was started on.
+
+    request: what was asked for. source: what the model is loaded from: a name, or an absolute path.
+    command: what was typed, empty for a run that was started in Python. versions: of Python and the libraries.
+    threads: of PyTorch; with another number, sums would be rounded differently.
+    """
+
+    request: RunRequest
+    source: str
+    command: str
+    versions: dict[str, str]
+    threads: int
+
+    @classmethod
+    def start(cls, request: RunRequest, command: str = "") -> RunRecord:
+        """Describe a run that starts now, in this process and folder."""
+        import torch
+        import transformers
+
+        if request.data_path is not None:
+            request = replace(request, data_path=str(Path(request.data_path).expanduser().absolute()))
+        versions = {
+            "grpo_edu": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+        return cls(request, absolute_source(request.model), command, versions, torch.get_num_threads())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a JSON file."""
+        request = self.request.to_dict()
+        return {**self.versions, "threads": self.threads, "command": self.command, "source": self.source, **request}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], rewards: Rewards | None = None) -> RunRecord:
+        """Read what `to_dict` returned; `rewards` as in `RunRequest.from_dict`."""
+        versions = {name: content[name] for name in ("grpo_edu", "python", "torch", "transformers") if name in content}
+        request = RunRequest.from_dict(content, rewards)
+        source = content.get("source", request.model)
+        return cls(request, source, content.get("command", ""), versions, content.get("threads", 1))
+
+
+def read_record(folder: str | Path, rewards: Rewards | None = None) -> RunRecord | None:
+    """Read the record of the run in a folder; None where the folder holds no training run."""
+    content = read_run_config(folder)
+    return None if content is None or "config" not in content else RunRecord.from_dict(content, rewards)
+
+
+def read_resumable(output: str | Path, rewards: Rewards | None = None) -> RunRecord:
+    """Read the record of a run that can be resumed; `rewards` as in `RunRequest.from_dict`.
+
+    Raises ValueError: the folder holds no run, a run without checkpoints, or one that is finished.
+    """
+    folder = RunFolder(output).path
+    record = RunRecord.from_dict(RunFolder(output).read_config("config", "training run"), rewards)
+    if record.request.backend == "trl":
+        raise ValueError(
+            f"`resume`: the run in {folder} was trained by TRL, as the job of a cluster; submit that job again."
+        )
+    if not record.request.checkpoint_every:
+        raise ValueError(
+            f"`resume`: the run in {folder} keeps no checkpoints; start it again with `checkpoint_every` set."
+        )
+    result = read_run_result(folder)
+    if result is not None and not result["interrupted"] and not result["failure"]:
+        raise ValueError(
+            f"`resume`: the run in {folder} is finished; to train its model further, start a run with `model` {folder}."
+        )
+    return record
+
+
+def heldout_problems(stored: Mapping[str, Any]) -> list[Problem]:
+    """Load the problems that a stored run was evaluated on. stored: what `read_run_config` read."""
+    n = stored["num_heldout"] if "num_heldout" in stored else stored["n"]
+    return load_split(stored["data"], "heldout", data_path=stored["data_path"], n=n)
+
+
+def read_run_result(folder: Path) -> dict[str, Any] | None:
+    """Read result.json; None where the run has not ended."""
+    file = folder / "result.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def absolute_source(model: str | Path) -> str:
+    """Return what to load for a model's name; a path is made absolute, so that it holds in every working folder."""
+    source = model_source(model)
+    is_folder = source != "tiny" and Path(source).expanduser().is_dir()
+    return str(Path(source).expanduser().absolute()) if is_folder else str(source)
+
+
+def default_folder(request: RunRequest, *, overwrite: bool = False) -> RunFolder:
+    """Return `runs/tiny-levels-seed0` or the like, with a number where that exists and is not to be replaced."""
+    path = Path(request.model)
+    label = path.parent.name if path.name == "model" else path.name
+    sets = "levels" if request.data == LEVELS else "-".join(request.data).replace(":", "-")
+    name = f"{label or 'model'}-{sets}-seed{request.config.seed}"
+    return RunFolder(Path("runs") / name) if overwrite else RunFolder.unused(name)
+
+
+def split_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names from a sequence or from one string with commas, each once.
+
+    >>> split_names("q_proj, v_proj")
+    ('q_proj', 'v_proj')
+    """
+    parts = names.split(",") if isinstance(names, str) else names
+    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def parse_names(names: str | Sequence[str], known: Sequence[str], argument: str) -> tuple[str, ...]:
+    """Return names from a sequence or from one string with commas, each once; all must be in `known`.
+
+    Raises ValueError that names the argument, the unknown name and what is known.
+
+    >>> parse_names("basic, advanced", LEVELS, "data")
+    ('basic', 'advanced')
+    """
+    found = split_names(names)
+    choose = f"choose from {', '.join(known)}."
+    if not found:
+        raise ValueError(f"`{argument}` is empty; {choose}")
+    for name in found:
+        if name not in known:
+            raise ValueError(f"`{argument}`: {name!r} is unknown; {choose}")
+    return found
+
+
+def check_data(data: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of problem sets, from a sequence or from one string with commas.
+
+    Raises ValueError for a set, or a task of reasoning-gym, that does not exist.
+
+    >>> check_data("basic,gsm8k")
+    ('basic', 'gsm8k')
+    """
+    names = split_names(data)
+    tasks = [name for name in names if is_gym(name)]
+    for task in tasks:
+        check_task(task)
+    return parse_names(names, (*DATA, *tasks, f"{PREFIX}TASK"), "data")
+
+
+def reward_functions(rewards: Rewards) -> list[RewardFunction]:
+    """Return the functions behind names of `REWARDS`, or behind the names of its functions; a function stays itself.
+
+    Raises ValueError for an unknown name, or for none at all.
+
+    >>> [function.__name__ for function in reward_functions("accuracy,format_reward")]
+    ['accuracy_reward', 'format_reward']
+    """
+    return [REWARDS[entry] if isinstance(entry, str) else entry for entry in _reward_entries(rewards)]
+
+
+def _reward_entries(rewards: Rewards) -> tuple[str | RewardFunction, ...]:
+    """Return short names and functions; names may have come in one string, or as names of the package's functions."""
+    entries: list[str | RewardFunction] = []
+    for reward in [rewards] if isinstance(rewards, str) or callable(rewards) else rewards:
+        if isinstance(reward, str):
+            entries += parse_names([_short(name) for name in split_names(reward)], tuple(REWARDS), "rewards")
+        else:
+            entries.append(reward)
+    if not entries:
+        raise ValueError(f"`rewards` is empty; choose from {', '.join(REWARDS)}, or write a function.")
+    return tuple(entries)
+
+
+def _short(name: str) -> str:
+    """Return "accuracy" for "accuracy_reward", as it stands in metrics; other names stay."""
+    return next((short for short, function in REWARDS.items() if reward_name(function) == name), name)
+
+
+def _stored_rewards(names: Sequence[str], given: Rewards | None) -> tuple[str | RewardFunction, ...]:
+    """Return the reward functions of a stored run: the package's by their names, others as they are given again."""
+    wanted = [_short(name) for name in names]
+    functions = {} if given is None else {_short(reward_name(one)): one for one in reward_functions(given)}
+    known = all(name in REWARDS for name in wanted) if given is None else list(functions) == wanted
+    if not known:
+        raise ValueError(
+            f"`rewards`: the run was started with {', '.join(names)}; give the same functions to resume it."
+        )
+    return tuple(functions.get(name, name) for name in wanted)
+
+
+def load_split(
+    data: Sequence[str],
+    split: str = "heldout",
+    *,
+    data_path: str | Path | None = None,
+    n: int | None = None,
+    argument: str = "n",
+) -> list[Problem]:
+    """Load problems of the named sets, one set after the other, `n` in all and balanced between the sets.
+
+    Args:
+        data: names of `DATA`, or tasks of reasoning-gym.
+        split: "train" or "heldout" (which for GSM8K is its test set).
+        data_path: the folder or file of GSM8K; None asks the Hub.
+        n: how many in all; the first sets get one more where it does not divide. None takes everything.
+        argument: what error messages call `n`.
+
+    Raises ValueError: an unknown split, fewer problems than `n`, or a `data_path` that no set reads; and what
+    `load_gsm8k` raises.
+
+    >>> [problem.level for problem in load_split(("basic", "sorting"), n=3)]
+    ['basic', 'basic', 'sorting']
+    """
+    parse_names((split,), SPLITS, "split")
+    if data_path is not None and "gsm8k" not in data:
+        raise ValueError(
+            f"`data_path` is {str(data_path)!r}, but only gsm8k is read from a path; add gsm8k to `data`, or leave "
+            "`data_path` out."
+        )
+    if n is not None and n < len(data):
+        raise ValueError(f"`{argument}` is {n}, fewer than one problem for each of {', '.join(data)}; raise it.")
+    problems = []
+    for index, name in enumerate(data):
+        share = None if n is None else n // len(data) + (index < n % len(data))
+        if is_gym(name):
+            found = gym_problems(name, split, share)
+        elif name == "gsm8k":
+            found = load_gsm8k("train" if split == "train" else "test", data_path)
+        else:
+            found = load_problems(name, split)
+        share = len(found) if share is None else share
+        if share > len(found):
+            raise ValueError(
+                f"`{argument}` is {n}, which needs {share} {split} problems of {name}, but there are only "
+                f"{len(found)}; lower it."
+            )
+        problems += found[:share]
+    return problems
+
+
+def default_config(data: Sequence[str], **settings: Any) -> GRPOConfig:
+    """Make a `GRPOConfig` whose completions are long enough for these sets, with any settings of your own.
+
+    >>> default_config(("gsm8k",), seed=3).max_completion_length
+    256
+    """
+    if "gsm8k" in data:
+        settings = {"max_completion_length": _GSM8K_LENGTH, **settings}
+    return GRPOConfig(**settings)
+
+
+def plain_template(template: str) -> str:
+    """Return a chat template that puts the question into a plain text, with nothing else around it.
+
+    Raises ValueError where the text does not contain `{problem}` exactly once.
+
+    >>> print(plain_template("Q: {problem} A:"))
+    {{ "Q: " }}{{ messages[-1]["content"] }}{{ " A:" }}
+    """
+    if template.count(QUESTION) != 1:
+        raise ValueError(
+            f"`prompt_template` must contain {QUESTION} exactly once, where the question goes, got {template!r}."
+        )
+    before, after = (json.dumps(part, ensure_ascii=False) for part in template.split(QUESTION))
+    return f'{{{{ {before} }}}}{{{{ messages[-1]["content"] }}}}{{{{ {after} }}}}'
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _check_kind(name: str, value: object, hint: Any) -> None:
+    """Raise ValueError where a value is not of the kind that the field's annotation says."""
+    options = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    if value is None and NoneType in options:
+        return
+    (kind,) = (option for option in options if option is not NoneType)
+    if kind not in _KINDS:  # names: in a sequence, in one string, or as functions
+        fits = isinstance(value, str | Sequence) or callable(value)
+        words = "a name, or a list of names"
+    else:
+        allowed: tuple[type, ...] = (int, float) if kind is float else (kind,)
+        fits = isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
+        words = _KINDS[kind]
+    if not fits:
+        raise ValueError(f"`{name}` must be {words}, got {value!r}.")

@@ -1,0 +1,359 @@
+"""A whole run in one call: load the model, evaluate it, train it, evaluate it again, and keep everything in a folder.
+
+The command line is a thin layer over `start_run`, `resume_training` and `run_evaluation`. A notebook calls
+`run_training`, which takes the options of a run one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import Evaluation, evaluate
+from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora, save_adapters
+from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
+from grpo_edu.models import load_policy, save_policy
+from grpo_edu.problems.templates import LEVELS, Problem
+from grpo_edu.runs.checkpoint import fingerprint, latest_checkpoint, load_checkpoint, same_threads
+from grpo_edu.runs.folder import RunFolder
+from grpo_edu.runs.recording import STOPS, Keeper, noting, record_steps
+from grpo_edu.runs.request import (
+    ALL_LAYERS,
+    Rewards,
+    RunRecord,
+    RunRequest,
+    check_data,
+    default_config,
+    default_folder,
+    load_split,
+    plain_template,
+    read_resumable,
+    split_names,
+)
+from grpo_edu.runs.summary import RunResult, report_evaluation, write_result
+from grpo_edu.runs.tracking import check_trackers
+from grpo_edu.trainer import start_training, train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+GREEDY_BUDGET = 3.0  # seconds: where one evaluation is quicker than this, a greedy one is made as well
+
+
+def run_training(
+    model: str | Path = "tiny",
+    *,
+    data: str | Sequence[str] = LEVELS,
+    data_path: str | Path | None = None,
+    num_problems: int | None = None,
+    rewards: Rewards = "accuracy",
+    config: GRPOConfig | None = None,
+    backend: str = "grpo_edu",
+    dtype: str = "float32",
+    prompt_template: str | None = None,
+    lora_rank: int = 0,
+    lora_alpha: float | None = None,
+    lora_targets: str | Sequence[str] = ALL_LAYERS,
+    n: int = 300,
+    greedy: bool | None = None,
+    checkpoint_every: int = 0,
+    track: str | Sequence[str] = (),
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    command: str = "",
+    progress: bool = True,
+) -> RunResult:
+    """Train a policy with GRPO, evaluate it on held-out problems before and after, and save the run.
+
+    This is `start_run` with the fields of `RunRequest` as arguments; both explain what is not explained here.
+
+    Args:
+        config: the settings of GRPO; None takes the defaults, with completions long enough for `data`.
+    """
+    request = RunRequest(
+        model=str(model),
+        data=check_data(data),
+        data_path=None if data_path is None else str(data_path),
+        num_problems=num_problems,
+        rewards=(rewards,) if isinstance(rewards, str) or callable(rewards) else tuple(rewards),
+        config=config or default_config(check_data(data)),
+        backend=backend,
+        dtype=dtype,
+        prompt_template=prompt_template,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        lora_targets=split_names(lora_targets),
+        n=n,
+        greedy=greedy,
+        checkpoint_every=checkpoint_every,
+        track=split_names(track),
+    )
+    return start_run(request, output=output, overwrite=overwrite, command=command, progress=progress)
+
+
+def start_run(
+    request: RunRequest,
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    command: str = "",
+    progress: bool = True,
+) -> RunResult:
+    """Do a new run, and save it in a folder.
+
+    Ctrl-C ends the training, but not this call: the model of the last complete step is saved with all metrics, and
+    the result says `interrupted`. An error during training is raised after the same has been saved; if a gradient was
+    not finite or too long, the batch that caused it is saved too (`checkpoint.load_failed_batch`).
+
+    Args:
+        request: what the run is asked for.
+        output: the run's folder; None makes a new one in `runs/`.
+        overwrite: replace the run that `output` holds.
+        command: what was typed, for the summary.
+        progress: show progress bars, in a notebook or a terminal but not in a pipe.
+
+    Raises:
+        ValueError, OSError: input that is not valid, with the remedy; nothing has been written then.
+        KeyboardInterrupt: before the first step was complete; nothing has been written.
+        Whatever `train` raises, and OSError for a full disk, with a note that says what the folder keeps.
+    """
+    started = time.perf_counter()
+    if request.backend == "trl" and request.checkpoint_every:
+        raise ValueError(
+            f"`checkpoint_every` is {request.checkpoint_every}, but this command cannot resume a run with `backend` "
+            "'trl'; leave it out, train with `backend` 'grpo_edu', or use `grpo-edu cluster`."
+        )
+    check_trackers(request.track)
+    folder = RunFolder(output) if output else default_folder(request, overwrite=overwrite)
+    folder.check(overwrite=overwrite)
+    record = RunRecord.start(request, command)
+    with ExitStack() as held:
+        begin = partial(_begin, held, folder, record, overwrite)
+        return _execute(folder, record, begin, progress, started)
+
+
+def resume_training(output: str | Path, *, rewards: Rewards | None = None, progress: bool = True) -> RunResult:
+    """Resume a run from its last checkpoint; on the same computer the result is the same, bit for bit.
+
+    Args:
+        output: the run's folder.
+        rewards: the functions that it was started with, if they are not the package's own.
+        progress: show progress bars.
+
+    Raises:
+        ValueError: the folder holds no run, one without checkpoints or one that is finished; the checkpoint is damaged
+            or of another version; the rewards are others. BlockingIOError: another process is writing the run.
+            Otherwise as `start_run`.
+    """
+    started = time.perf_counter()
+    folder, record = RunFolder(output), read_resumable(output, rewards)
+    with ExitStack() as held:
+        held.enter_context(same_threads(record.threads))
+        held.enter_context(folder.resume())
+        return _execute(folder, record, None, progress, started)
+
+
+def run_evaluation(
+    model: str | Path = "tiny",
+    *,
+    data: str | Sequence[str] = LEVELS,
+    data_path: str | Path | None = None,
+    split: str = "heldout",
+    n: int = 300,
+    seed: int = 0,
+    temperature: float = 1.0,
+    max_completion_length: int | None = None,
+    dtype: str = "float32",
+    progress: bool = True,
+) -> Evaluation:
+    """Evaluate a policy on `n` problems, balanced over the sets; the arguments are those of `report_evaluation`."""
+    return report_evaluation(
+        model,
+        data=data,
+        data_path=data_path,
+        split=split,
+        n=n,
+        seed=seed,
+        temperature=temperature,
+        max_completion_length=max_completion_length,
+        dtype=dtype,
+        progress=progress,
+    ).evaluation
+
+
+def _begin(held: ExitStack, folder: RunFolder, record: RunRecord, overwrite: bool, before: dict[str, Any]) -> None:
+    """Claim the folder of a new run: check it again, lock it, and write what the run began with."""
+    held.enter_context(folder.begin(record.to_dict(), overwrite=overwrite))
+    if record.request.checkpoint_every:
+        folder.write_json("before.json", before)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a run trains with.
+
+    problems, heldout: to train on, and to evaluate on. policy: with adapters, where the run trains them.
+    start: fingerprint of the weights that the run starts from; empty for a run without checkpoints.
+    """
+
+    problems: list[Problem]
+    heldout: list[Problem]
+    policy: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    start: str
+
+
+def _load(folder: RunFolder, record: RunRecord) -> _Work:
+    """Load problems and model of a run; raises ValueError and OSError for what cannot be loaded."""
+    request = record.request
+    problems = load_split(
+        request.data, "train", data_path=request.data_path, n=request.num_problems, argument="num_problems"
+    )
+    heldout = load_split(request.data, "heldout", data_path=request.data_path, n=request.n)
+    folder.check_apart(record.source)
+    policy, tokenizer = open_policy(record)
+    start = fingerprint(policy) if request.checkpoint_every else ""
+    return _Work(problems, heldout, with_adapters(policy, request), tokenizer, start)
+
+
+def _execute(
+    folder: RunFolder, record: RunRecord, begin: Callable[[dict[str, Any]], None] | None, progress: bool, started: float
+) -> RunResult:
+    """Evaluate, train, save, evaluate again. begin: claims the folder of a new run; None resumes a run."""
+    request, config, resumes = record.request, record.request.config, begin is None
+    work = _load(folder, record)
+    policy, tokenizer = work.policy, work.tokenizer
+    folder.check_room(_room_needed(policy, config, request.checkpoint_every))
+    test = partial(
+        evaluate,
+        tokenizer=tokenizer,
+        problems=work.heldout,
+        max_completion_length=config.max_completion_length,
+        seed=config.seed,
+        progress=progress,
+    )
+    before, greedy_before = _before(folder, partial(test, policy), request.greedy, stored=resumes)
+    training, keeper, earlier = _training(folder, request, work, resumes)
+    kept = {"sampled": asdict(before), "greedy": greedy_before and asdict(greedy_before)}
+    history, stopped = record_steps(
+        training,
+        folder,
+        record,
+        history=earlier,
+        progress=progress,
+        keeper=keeper,
+        begin=None if begin is None else partial(begin, kept),
+    )
+    with noting(folder, len(history)):
+        policy = keep_policy(policy, tokenizer, folder)
+        after = greedy_after = None
+        try:
+            if stopped is None:
+                after = test(policy)
+                greedy_after = test(policy, temperature=0.0) if greedy_before else None
+        except STOPS as error:
+            stopped = error
+        interrupted = isinstance(stopped, KeyboardInterrupt)
+        result = RunResult(
+            folder.path,
+            record,
+            history,
+            before,
+            after,
+            greedy_before,
+            greedy_after,
+            seconds=time.perf_counter() - started,
+            steps_before=len(earlier),
+            interrupted=interrupted,
+            failure="" if stopped is None or interrupted else str(stopped) or type(stopped).__name__,
+        )
+        write_result(folder, result)
+        if result.failure and stopped is not None:
+            raise stopped
+    if not interrupted:
+        folder.drop_checkpoints()
+    return result
+
+
+def _before(
+    folder: RunFolder, test: Callable[..., Evaluation], greedy: bool | None, *, stored: bool
+) -> tuple[Evaluation, Evaluation | None]:
+    """Evaluate before training, sampled and perhaps greedy; a run that is resumed has it stored."""
+    file = folder.path / "before.json"
+    if stored and file.is_file():
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return Evaluation(**found["sampled"]), found["greedy"] and Evaluation(**found["greedy"])
+    started = time.perf_counter()
+    before = test()
+    if greedy is None:
+        greedy = time.perf_counter() - started < GREEDY_BUDGET
+    return before, test(temperature=0.0) if greedy else None
+
+
+def _training(
+    folder: RunFolder, request: RunRequest, work: _Work, resumes: bool
+) -> tuple[Generator[dict[str, float]], Keeper | None, list[dict[str, float]]]:
+    """Return the training, what writes its checkpoints, and the metrics of the steps that were done before."""
+    config, functions = request.config, request.reward_functions
+    if request.backend == "trl":
+        from grpo_edu.scale.trl_backend import train_with_trl
+
+        return train_with_trl(work.policy, work.tokenizer, work.problems, functions, config), None, []
+    state = start_training(work.policy, work.tokenizer, work.problems, config)
+    history: list[dict[str, float]] = []
+    checkpoint = latest_checkpoint(folder.checkpoints) if resumes else None
+    if checkpoint is not None:
+        history = load_checkpoint(checkpoint, work.policy, state, config, fingerprint=work.start)
+    keeper = Keeper(folder, request.checkpoint_every, work.policy, state, config, work.start)
+    return train(work.policy, work.tokenizer, work.problems, functions, config, state=state), keeper, history
+
+
+def _room_needed(policy: PreTrainedModel, config: GRPOConfig, checkpoint_every: int) -> int:
+    """Return the bytes needed on the disk for the model, and for two checkpoints while one replaces the other."""
+    shape = ModelShape.of(policy)
+    checkpoint = shape.trained + held_bytes(shape, config)["optimizer"]
+    return shape.weights + (2 * checkpoint if checkpoint_every else 0)
+
+
+def open_policy(record: RunRecord) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model that a run starts from, and give its tokenizer the run's prompt template.
+
+    Raises what `load_policy` raises.
+    """
+    request = record.request
+    policy, tokenizer = load_policy(record.source, request.dtype)
+    if request.prompt_template is not None:
+        tokenizer.chat_template = plain_template(request.prompt_template)
+    return policy, tokenizer
+
+
+def with_adapters(policy: PreTrainedModel, request: RunRequest) -> PreTrainedModel:
+    """Return the policy with the LoRA adapters that a run asks for; their random half comes from the run's seed."""
+    if not request.lora_rank:
+        return policy
+    targets = ALL_LAYERS if request.lora_targets == (ALL_LAYERS,) else request.lora_targets
+    with torch.random.fork_rng():
+        torch.manual_seed(request.config.seed)
+        return add_lora(policy, rank=request.lora_rank, alpha=request.lora_alpha, target_modules=targets)
+
+
+def keep_policy(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: RunFolder) -> PreTrainedModel:
+    """Save the trained policy into a run's folder, for `load_policy`; adapters are saved separately, then merged.
+
+    Returns the policy as it was saved. Raises OSError where the disk is full.
+    """
+    if has_adapters(policy):
+        folder.clear("adapters")
+        save_adapters(policy, folder.path / "adapters")
+        policy = merge_lora(policy)
+    save_policy(policy, tokenizer, folder.model, overwrite=True)
+    return policy

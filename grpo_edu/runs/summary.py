@@ -1,0 +1,376 @@
+"""A run on one page: what was done, what came of it, and what the policy wrote before and after."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import Evaluation, evaluate, wilson_interval
+from grpo_edu.fast.memory import GIB, PeakMemory
+from grpo_edu.models import load_policy
+from grpo_edu.problems.templates import LEVELS
+from grpo_edu.prompts import MARKER
+from grpo_edu.rewards import check_equations
+from grpo_edu.runs.folder import model_source
+from grpo_edu.runs.request import RunRecord, check_data, default_config, load_split
+
+if TYPE_CHECKING:
+    from grpo_edu.evaluation import Evaluation
+    from grpo_edu.runs.folder import RunFolder
+
+_LONGEST_SAMPLE = 600  # characters
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run did.
+
+    output: its folder. record: what config.json holds: what was asked for, and what the run was started on.
+    history: one dict of metrics a step. before, after: held-out accuracy sampled at temperature 1; `after` is
+    None where the run was stopped. greedy_before, greedy_after: without sampling, None where left out.
+    seconds: from the loading of the model to the last evaluation. steps_before: steps of the history that an earlier
+    call had done, which `seconds` do not hold.
+    interrupted: Ctrl-C ended it. failure: the error that ended it, else empty.
+    """
+
+    output: Path
+    record: RunRecord
+    history: list[dict[str, float]]
+    before: Evaluation
+    after: Evaluation | None
+    greedy_before: Evaluation | None
+    greedy_after: Evaluation | None
+    seconds: float
+    steps_before: int = 0
+    interrupted: bool = False
+    failure: str = ""
+
+    @property
+    def config(self) -> GRPOConfig:
+        """The settings of GRPO."""
+        return self.record.request.config
+
+    @property
+    def p_value(self) -> float | None:
+        """Exact McNemar test of sampled before against after; None for a run that was stopped."""
+        from grpo_edu.evaluation import mcnemar
+
+        return None if self.after is None else mcnemar(self.before.correct, self.after.correct).p_value
+
+    @property
+    def throughput(self) -> dict[str, float]:
+        """What this call did in a second, see `throughput`."""
+        return throughput(self.history[self.steps_before :], self.config, self.seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, ready for JSON."""
+        pairs = {
+            "accuracy_before": self.before,
+            "accuracy_after": self.after,
+            "greedy_before": self.greedy_before,
+            "greedy_after": self.greedy_after,
+        }
+        return {
+            **{name: None if value is None else value.to_dict() for name, value in pairs.items()},
+            "p_value": self.p_value,
+            "seconds": round(self.seconds, 2),
+            "throughput": {name: round(value, 3) for name, value in self.throughput.items()},
+            "steps": len(self.history),
+            "seed": self.config.seed,
+            "output": str(self.output),
+            "interrupted": self.interrupted,
+            "failure": self.failure,
+        }
+
+
+def throughput(history: Sequence[Mapping[str, float]], config: GRPOConfig, seconds: float) -> dict[str, float]:
+    """What training did in a second, by the definitions that are often mixed up; {} for no steps.
+
+    Of prompts, completions, and tokens of completions: over the seconds of the steps alone, which hold rollout and
+    learning, and over all seconds, which hold the loading of the model and the evaluations as well.
+
+    Args:
+        history: metrics of steps. config: their settings. seconds: of the whole call.
+
+    >>> step = {"completions/mean_length": 20.0, "step_time": 0.5}
+    >>> found = throughput([step, step], GRPOConfig(prompts_per_step=4, num_generations=2), seconds=4.0)
+    >>> found["prompts/s in steps"], found["completions/s in steps"], found["tokens/s in steps"]
+    (8.0, 16.0, 320.0)
+    >>> found["prompts/s with start-up"], found["completions/s with start-up"], found["tokens/s with start-up"]
+    (2.0, 4.0, 80.0)
+    """
+    if not history:
+        return {}
+    steps, rows = len(history), config.batch_size
+    tokens = rows * sum(step["completions/mean_length"] for step in history)
+    done = {"prompts": steps * config.prompts_per_step, "completions": steps * rows, "tokens": tokens}
+    in_steps = sum(step["step_time"] for step in history)
+    spans = {"in steps": in_steps, "with start-up": seconds}
+    return {f"{what}/s {span}": count / length for span, length in spans.items() for what, count in done.items()}
+
+
+def write_result(folder: RunFolder, result: RunResult) -> None:
+    """Put the figures, summary.md and result.json into the folder of a run."""
+    from grpo_edu.figures.curves import accuracy_comparison, training_curves
+
+    folder.write_figure("curves.png", training_curves(result.history))
+    if result.after is not None:
+        folder.write_figure("accuracy.png", accuracy_comparison(result.before, result.after))
+    folder.write_text("summary.md", summary(result))
+    folder.write_json("result.json", result.to_dict())  # last: with it a run counts as done
+
+
+def accuracy_text(evaluation: Evaluation | None) -> str:
+    """An accuracy with its 95% Wilson interval, in percent; a hyphen where there is none.
+
+    >>> from grpo_edu.evaluation import Evaluation
+    >>> accuracy_text(Evaluation(["1 + 1?"], ["basic"], ["#### 2"], ["2"], [True]))
+    '100.0% [20.7, 100.0]'
+    """
+    if evaluation is None:
+        return "-"
+    return f"{evaluation.accuracy:.1%} [{100 * evaluation.low:.1f}, {100 * evaluation.high:.1f}]"
+
+
+def outcome(result: RunResult) -> str:
+    """How far the run came, in one sentence.
+
+    A run that was stopped says so, and why.
+    """
+    done, wanted = len(result.history), result.config.max_steps
+    if result.failure:
+        return f"Stopped by an error after {done} of {wanted} steps: {result.failure}"
+    if result.interrupted:
+        return f"Interrupted after {done} of {wanted} steps."
+    return f"{count_steps(done)} in {result.seconds:.0f} s, from loading the model to the last evaluation."
+
+
+def throughput_text(result: RunResult) -> str:
+    """The throughput of a run by each definition, in two sentences; empty for no steps."""
+    found = result.throughput
+    if not found:
+        return ""
+    lines = []
+    for span, words in (("in steps", "Within the steps"), ("with start-up", "With start-up and evaluations")):
+        parts = (f"{found[f'{what}/s {span}']:,.3g} {what}" for what in ("prompts", "completions", "tokens"))
+        lines.append(f"{words}: {', '.join(parts)} a second.")
+    return "\n".join(lines)
+
+
+def count_steps(steps: int) -> str:
+    """A number of steps in words: "1 step", "2 steps"."""
+    return f"{steps} step" if steps == 1 else f"{steps} steps"
+
+
+def summary(result: RunResult) -> str:
+    """The page `summary.md` of a run."""
+    parts = [
+        f"# GRPO run: {result.record.request.model}",
+        outcome(result),
+        _command(result),
+        "## Held-out accuracy",
+        _accuracies(result),
+        "## Training",
+        f"![{_curves_alt(result)}](curves.png)",
+        throughput_text(result),
+        "## Samples",
+        _samples(result),
+        "## Files",
+        "`config.json` what was asked for · `metrics.jsonl` one line a step · "
+        "`model/` the trained policy, for `load_policy` · `result.json` the numbers above",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _command(result: RunResult) -> str:
+    config, request, command = result.config, result.record.request, result.record.command
+    settings = (
+        f"{config.prompts_per_step} prompts × {config.num_generations} completions a step, "
+        f'loss "{config.loss_type}", learning rate {config.learning_rate:g}, beta {config.beta:g}, '
+        f"seed {config.seed}; trained on {', '.join(request.data)}; rewards: {', '.join(request.reward_names)}."
+    )
+    return f"{_fenced(command)}\n\n{settings}" if command else settings
+
+
+def _accuracies(result: RunResult) -> str:
+    lines = ["| | before | after |", "|---|---|---|"]
+    rows = [("sampled, temperature 1", result.before, result.after)]
+    if result.greedy_before is not None:
+        rows.append(("greedy", result.greedy_before, result.greedy_after))
+    after = {} if result.after is None else result.after.per_level()
+    levels = result.before.per_level()
+    if len(levels) > 1:
+        rows += [(f"sampled, {level}", part, after.get(level)) for level, part in levels.items()]
+    lines += [f"| {name} | {accuracy_text(first)} | {accuracy_text(then)} |" for name, first, then in rows]
+    note = f"{result.before.n} held-out problems, 95% Wilson intervals."
+    if result.after is None:
+        return "\n".join(lines) + f"\n\n{note} The stopped run was not evaluated again."
+    note += f" Exact McNemar test, sampled before against after: p = {result.p_value:.2g}."
+    return "\n".join(lines) + f"\n\n{note}\n\n![Accuracy before and after, per level](accuracy.png)"
+
+
+def _curves_alt(result: RunResult) -> str:
+    first, last = result.history[0]["reward"], result.history[-1]["reward"]
+    return f"Curves over {count_steps(len(result.history))}; the mean reward goes from {first:.2f} to {last:.2f}"
+
+
+def _samples(result: RunResult) -> str:
+    """The first held-out problem of each level (three levels at most): not chosen for how they turned out."""
+    levels = result.before.levels
+    rows = [levels.index(level) for level in dict.fromkeys(levels)][:3]
+    parts = [f"The first held-out problem of {'each level' if len(rows) > 1 else 'the set'}."]
+    for row in rows:
+        parts.append(f"**{levels[row]}:** {_one_line(result.before.prompts[row])}")
+        for name, evaluation in (("before", result.before), ("after", result.after)):
+            if evaluation is not None:
+                verdict = "right" if evaluation.correct[row] else "wrong"
+                parts.append(f"{name} ({verdict}):\n{_fenced(evaluation.completions[row])}")
+    return "\n\n".join(parts)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _fenced(text: str) -> str:
+    """A Markdown code block that no backticks of the text can close; long texts are cut."""
+    if len(text) > _LONGEST_SAMPLE:
+        text = text[:_LONGEST_SAMPLE] + " …"
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+DEFAULT_N = 300  # held-out problems; of GSM8K alone all of them
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """An evaluation and what was measured with it.
+
+    evaluation: of n problems. solutions: their n reference solutions.
+    seconds: of the evaluation, without loading. peak_bytes: the most that the process and its children held.
+    """
+
+    evaluation: Evaluation
+    solutions: list[str]
+    seconds: float
+    peak_bytes: int
+
+    @property
+    def calculations(self) -> list[list[bool]]:
+        """Of each completion, whether each of its calculations holds."""
+        return [check_equations(text) for text in self.evaluation.completions]
+
+    def per_steps(self) -> dict[int, Evaluation]:
+        """The evaluation cut by the number of steps in the reference, the fewest first."""
+        rows: dict[int, list[int]] = {}
+        for row, solution in enumerate(self.solutions):
+            rows.setdefault(reference_steps(solution), []).append(row)
+        return {steps: self.evaluation.take(rows[steps]) for steps in sorted(rows)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, ready for JSON."""
+        found, done = self.calculations, self.evaluation
+        written = sum(map(len, found))
+        worked = sum(len(verdicts) >= 2 for verdicts in found)
+        low, high = wilson_interval(worked, done.n)
+        return {
+            **done.to_dict(),
+            "per_steps": {str(steps): _counts(part) for steps, part in self.per_steps().items()},
+            "readable_answers": sum(answer is not None for answer in done.answers),
+            "step_by_step": {"k": worked, "n": done.n, "share": worked / done.n, "low": low, "high": high},
+            "calculation_steps": written / done.n,
+            "calculations_that_hold": sum(map(sum, found)) / written if written else None,
+            "seconds": round(self.seconds, 2),
+            "problems_per_second": round(done.n / self.seconds, 3),
+            "tokens_per_second": round(sum(done.num_tokens) / self.seconds, 1),
+            "peak_gib": round(self.peak_bytes / GIB, 3),
+        }
+
+    def text(self) -> str:
+        """What a terminal shows: levels, steps of the reference, how the policy works, speed and memory."""
+        levels, found = self.evaluation.per_level(), self.to_dict()
+        rows = [*levels.items()] if len(levels) == 1 else [*levels.items(), ("all", self.evaluation)]
+        lines = [_row(name, part) for name, part in rows]
+        steps = self.per_steps()
+        if len(steps) > 1:
+            lines += ["", "by steps of the reference solution"]
+            lines += [_row(str(number), part) for number, part in steps.items()]
+        work, holds = found["step_by_step"], found["calculations_that_hold"]
+        verdict = "" if holds is None else f", {holds:.1%} of them hold"
+        lines += [
+            "",
+            f"readable answer: {found['readable_answers']} of {self.evaluation.n}",
+            f"step by step (two calculations or more): {work['share']:.1%} [{work['low']:.1%}, {work['high']:.1%}]",
+            f"calculations a completion: {found['calculation_steps']:.2f}{verdict}",
+            f"{found['seconds']:.0f} s, {found['problems_per_second']:.3g} problems/s, "
+            f"{found['tokens_per_second']:,.0f} tokens/s, peak memory {found['peak_gib']:.2f} GiB",
+        ]
+        return "\n".join(lines)
+
+
+def report_evaluation(
+    model: str | Path = "tiny",
+    *,
+    data: str | Sequence[str] = LEVELS,
+    data_path: str | Path | None = None,
+    split: str = "heldout",
+    n: int | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    max_completion_length: int | None = None,
+    dtype: str = "float32",
+    progress: bool = True,
+) -> EvaluationReport:
+    """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `run_evaluation`.
+
+    n: problems, balanced over the sets; None: 300, and of GSM8K alone all 1,319.
+
+    Raises ValueError and OSError for bad input, with a word on what to do.
+    """
+    data = check_data(data)
+    if n is None and data != ("gsm8k",):
+        n = DEFAULT_N
+    problems = load_split(data, split, data_path=data_path, n=n)
+    length = max_completion_length or default_config(data).max_completion_length
+    with PeakMemory() as memory:
+        policy, tokenizer = load_policy(model_source(model), dtype)
+        started = time.perf_counter()
+        evaluation = evaluate(
+            policy,
+            tokenizer,
+            problems,
+            temperature=temperature,
+            max_completion_length=length,
+            seed=seed,
+            progress=progress,
+        )
+        seconds = time.perf_counter() - started
+    return EvaluationReport(evaluation, [problem.solution for problem in problems], seconds, memory.peak)
+
+
+def reference_steps(solution: str) -> int:
+    """Steps of a reference solution: its lines before ####, or on one line its equations; at least 1.
+
+    >>> reference_steps("48/2 = 24 in May.\\n24+48 = 72 in all.\\n#### 72"), reference_steps("1+2=3. 3+4=7. #### 7")
+    (2, 2)
+    """
+    lines = [line for line in solution.partition(MARKER)[0].splitlines() if line.strip()]
+    return len(lines) if len(lines) > 1 else max(1, len(check_equations(solution)))
+
+
+def _counts(evaluation: Evaluation) -> dict[str, float]:
+    counts = evaluation.to_dict()
+    return {name: counts[name] for name in ("k", "n", "accuracy", "low", "high")}
+
+
+def _row(name: str, part: Evaluation) -> str:
+    from grpo_edu.runs.summary import accuracy_text
+
+    return f"{name:<13} {part.k:>4} of {part.n:<4}  {accuracy_text(part)}"

@@ -1,0 +1,1 @@
+"""More than one process: TRL's trainer, accelerate, DeepSpeed and Slurm."""

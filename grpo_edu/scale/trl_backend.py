@@ -1,0 +1,370 @@
+"""Train with TRL's own `GRPOTrainer`: the same problems, rewards, settings and metric names as `trainer.train`.
+
+`train_with_trl` is `trainer.train` with TRL behind it, so that notebooks and `grpo-edu train --backend trl` can run
+either. `build_trainer` returns the `GRPOTrainer` itself, also in one of several processes that `accelerate launch`
+started (`grpo_edu.scale.trl_job`). Completions come from this package's `rollout.generate`, through TRL's hook
+`rollout_func`, from transformers' `generate` as in stock TRL (`rollout="transformers"`), or from vLLM
+(`rollout="vllm"`).
+
+Both backends optimize the same loss. They differ in what the loss does not see: the order of the problems and the
+sampled tokens (TRL draws them from the global random state), and TRL reads each prompt once per completion, in padded
+rows. One setting has a different effect: TRL's weight decay leaves out biases and norms. One is missing in TRL:
+`abort_grad_norm`.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import shutil
+import tempfile
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from grpo_edu.config import ROLLOUTS, GRPOConfig
+from grpo_edu.problems.templates import Problem
+from grpo_edu.prompts import chat_messages
+from grpo_edu.rewards import RewardFunction
+from grpo_edu.rollout import generate
+from grpo_edu.trainer import check_problems
+
+if TYPE_CHECKING:
+    import trl
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+
+# Metrics of TRL that this package's trainer does not have.
+_TRL_ALONE = ("epoch", "clip_ratio/low_min", "clip_ratio/high_max")
+# Warnings of TRL 1.16 in every run: its hook is experimental, and transformers has renamed a setting that it uses.
+_KNOWN = ("You are using 'rollout_func'", r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
+# Settings that mean the same in both configs, under the same name.
+_SHARED = (
+    "num_generations",
+    "max_completion_length",
+    "learning_rate",
+    "weight_decay",
+    "max_grad_norm",
+    "lr_scheduler_type",
+    "num_iterations",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "loss_type",
+    "importance_sampling_level",
+    "epsilon",
+    "epsilon_high",
+    "scale_rewards",
+    "mask_truncated_completions",
+    "seed",
+    "optim",
+    "gradient_checkpointing",
+    "shuffle_dataset",
+)
+
+
+def train_with_trl(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    reward_funcs: RewardFunction | Sequence[RewardFunction],
+    config: GRPOConfig,
+    *,
+    rollout: str = "grpo_edu",
+) -> Generator[dict[str, float], None, None]:
+    """Train `model` in place with TRL's `GRPOTrainer`; yields the metrics of each step, as `trainer.train` does.
+
+    TRL's loop runs on a thread of its own and waits after each step until the next metrics are asked for. Whoever
+    stops asking, by Ctrl-C or `close()`, therefore leaves the model as it was after the last complete step.
+
+    Args:
+        model, tokenizer, problems, reward_funcs, config: as for `trainer.train`. A reward function gets chat messages
+            where this package's trainer gives it strings, as always in TRL.
+        rollout: what samples the completions, see `build_trainer`.
+
+    Raises:
+        ValueError: as `build_trainer`. Errors inside TRL are raised unchanged.
+    """
+    trainer = build_trainer(model, tokenizer, problems, reward_funcs, config, rollout=rollout)
+    relay = _Relay()
+    trainer.add_callback(report_steps(config, relay.metrics.put, before_step=relay.wait, before_update=relay.check))
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(trainer.train)
+        training.add_done_callback(lambda _: relay.metrics.put({}))  # the end, for whatever reason
+        try:
+            for _ in range(config.max_steps):
+                relay.asked.release()
+                yield relay.metrics.get() or training.result()
+            relay.asked.release()
+            training.result()
+        finally:
+            relay.stopped = True
+            relay.asked.release()
+    model.eval()
+
+
+def build_trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    reward_funcs: RewardFunction | Sequence[RewardFunction],
+    config: GRPOConfig,
+    *,
+    rollout: str = "grpo_edu",
+    arguments: trl.GRPOConfig | None = None,
+) -> trl.GRPOTrainer:
+    """Return TRL's `GRPOTrainer`, ready for `.train()`, set up as `config` says.
+
+    Args:
+        model, tokenizer, problems, reward_funcs, config: as for `trainer.train`.
+        rollout: what samples the completions: "grpo_edu", "transformers" (stock TRL) or "vllm".
+        arguments: TRL's own configuration, for settings that this package does not have: take `trl_settings(config)`,
+            add to it, and give `output_dir`. None takes `trl_settings(config)` and a temporary folder that is
+            removed with the trainer; nothing is reported, uploaded or saved.
+
+    Raises:
+        ValueError: too few problems, an unknown `rollout`, or a setting that TRL lacks; what TRL's config refuses.
+    """
+    import trl
+    from datasets import Dataset
+    from transformers import PrinterCallback
+
+    if rollout not in ROLLOUTS:
+        raise ValueError(f"rollout: {rollout!r} is unknown; choose one of {', '.join(ROLLOUTS)}")
+    check_problems(problems, config)
+    ignore_known_warnings()
+    temporary = None
+    if arguments is None:
+        settings = trl_settings(config)
+        temporary = tempfile.mkdtemp(prefix="grpo-edu-trl-")
+        arguments = trl.GRPOConfig(output_dir=temporary, use_vllm=rollout == "vllm", **settings)
+    sampler = None
+    if rollout == "grpo_edu":
+        # Several processes need different random numbers, and a checkpoint must hold their state: TRL seeds the global
+        # generator of each process differently, and saves it.
+        alone = arguments.world_size == 1 and arguments.save_strategy == "no"
+        sampler = group_rollout(config, torch.Generator().manual_seed(config.seed) if alone else None)
+    trainer = trl.GRPOTrainer(
+        model=model,
+        reward_funcs=list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs],
+        args=arguments,
+        train_dataset=Dataset.from_list(
+            [{**asdict(problem), "prompt": chat_messages(problem.prompt)} for problem in problems]
+        ),
+        processing_class=tokenizer,
+        rollout_func=sampler,
+    )
+    trainer.remove_callback(PrinterCallback)  # it prints every step's metrics
+    if config.beta:
+        _set_reference(trainer, config.beta)
+    if temporary is not None:
+        weakref.finalize(trainer, shutil.rmtree, temporary, ignore_errors=True)
+    return trainer
+
+
+def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: int | None = None) -> dict[str, Any]:
+    """Return what `trl.GRPOConfig` is given for a `GRPOConfig` of this package, except the output folder.
+
+    TRL counts optimizer updates where this package counts rollouts, so step numbers are multiplied by
+    `num_iterations`, and metrics are logged once per rollout.
+
+    Args:
+        config: the settings; `prompts_per_step` counts the prompts of all processes together.
+        processes: how many processes share each step.
+        micro_batch_size: completions per forward and backward pass of one process; None divides the process's share
+            of a step by `gradient_accumulation_steps`.
+
+    Raises ValueError for a setting that TRL does not have, and for a step that cannot be divided in this way.
+
+    >>> settings = trl_settings(GRPOConfig(num_iterations=2, max_steps=10, gradient_accumulation_steps=4))
+    >>> settings["max_steps"], settings["logging_steps"], settings["per_device_train_batch_size"]
+    (20, 2, 32)
+    >>> settings = trl_settings(GRPOConfig(prompts_per_step=2), processes=2, micro_batch_size=1)
+    >>> settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
+    (1, 8)
+    """
+    if config.advantage_estimator != "group":
+        raise ValueError(
+            f"advantage_estimator: TRL's GRPOTrainer does not have {config.advantage_estimator!r}; choose 'group', or "
+            "train without TRL"
+        )
+    only_here = {
+        "optimizer_in_backward": config.optimizer_in_backward,
+        "memory_budget_gib": config.memory_budget_gib is not None,
+        "rollout_quantization": config.rollout_quantization is not None,
+    }
+    for name, is_set in only_here.items():
+        if is_set:
+            raise ValueError(
+                f"{name}: {getattr(config, name)!r} is a setting that TRL's GRPOTrainer does not have; leave it out, "
+                "or train without TRL"
+            )
+    if config.prompts_per_step % processes:
+        raise ValueError(
+            f"prompts_per_step: {config.prompts_per_step} cannot be divided among {processes} processes, each of which "
+            f"samples whole groups; choose a multiple of {processes}"
+        )
+    rows = config.batch_size // processes
+    if micro_batch_size is None:
+        micro_batch_size = max(1, rows // config.gradient_accumulation_steps)
+    if micro_batch_size < 1 or rows % micro_batch_size:
+        raise ValueError(
+            f"micro_batch_size: {micro_batch_size} does not divide the {rows} completions that each process has per "
+            f"step; choose a divisor of {rows}"
+        )
+    updates = config.num_iterations
+    return {
+        **{name: getattr(config, name) for name in _SHARED},
+        "reward_weights": None if config.reward_weights is None else list(config.reward_weights),
+        "max_steps": config.max_steps * updates,
+        "warmup_steps": config.warmup_steps * updates,
+        "logging_steps": updates,
+        "per_device_train_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": rows // micro_batch_size,
+        "beta": 0.0,  # see _set_reference
+        "use_bias_correction_kl": False,
+        "disable_dropout": True,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
+    }
+
+
+def group_rollout(
+    config: GRPOConfig, generator: torch.Generator | None
+) -> Callable[[list, trl.GRPOTrainer], dict[str, list]]:
+    """Return a function for TRL's hook `rollout_func`: this package's `generate` on the distinct prompts of a batch.
+
+    TRL hands over every prompt `num_generations` times, as chat messages, and wants token ids without padding and
+    the log-probabilities of the sampled tokens.
+
+    generator: the source of the random numbers; None takes PyTorch's global one.
+    """
+
+    def rollout_func(prompts: list, trainer: trl.GRPOTrainer) -> dict[str, list]:
+        tokenizer = trainer.processing_class
+        rendered = [
+            tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+            for prompt in prompts[:: config.num_generations]
+        ]
+        rollout = generate(
+            trainer.accelerator.unwrap_model(trainer.model),
+            tokenizer,
+            rendered,
+            num_generations=config.num_generations,
+            max_completion_length=config.max_completion_length,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            generator=generator,
+        )
+        return {
+            "prompt_ids": _unpadded(rollout.prompt_ids, rollout.prompt_mask),
+            "completion_ids": _unpadded(rollout.completion_ids, rollout.completion_mask),
+            "logprobs": _unpadded(rollout.sampling_per_token_logps, rollout.completion_mask),
+        }
+
+    return rollout_func
+
+
+def ignore_known_warnings() -> None:
+    """Silence the warnings that TRL gives in every run, whatever its settings."""
+    for message in _KNOWN:
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _unpadded(rows: torch.Tensor, mask: torch.Tensor) -> list[list]:
+    return [row[real].tolist() for row, real in zip(rows, mask.bool(), strict=True)]
+
+
+def _set_reference(trainer: trl.GRPOTrainer, beta: float) -> None:
+    """Compare with the policy as it is now.
+
+    TRL would load a reference by the model's name, which need not be what is trained, nor exist. A model with adapters
+    is its own reference, with the adapters switched off.
+    """
+    trainer.beta = trainer.args.beta = beta
+    if hasattr(trainer.model, "peft_config"):
+        return
+    reference = copy.deepcopy(trainer.model).requires_grad_(False)
+    if trainer.is_deepspeed_enabled:
+        from trl.models import prepare_deepspeed
+
+        trainer.ref_model = prepare_deepspeed(reference, trainer.accelerator)
+    else:
+        trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+
+
+class _Stopped(RuntimeError):
+    """Ends TRL's loop before an update that nobody waits for."""
+
+
+class _Relay:
+    """Hands the metrics of each step from TRL's thread to the generator; TRL goes on when the next are asked for."""
+
+    def __init__(self) -> None:
+        self.metrics: queue.Queue[dict[str, float]] = queue.Queue()
+        self.asked = threading.Semaphore(0)
+        self.stopped = False
+
+    def wait(self) -> None:
+        """On TRL's thread: sleep until the next step is asked for."""
+        self.asked.acquire()
+        self.check()
+
+    def check(self) -> None:
+        """On TRL's thread: end it if nobody asks any more."""
+        if self.stopped:
+            raise _Stopped
+
+
+def report_steps(
+    config: GRPOConfig,
+    report: Callable[[dict[str, float]], None],
+    *,
+    before_step: Callable[[], None] = lambda: None,
+    before_update: Callable[[], None] = lambda: None,
+) -> TrainerCallback:
+    """Return a callback for TRL's trainer that reports the metrics of each step as `trainer.train` yields them.
+
+    Args:
+        config: of the run.
+        report: gets the metrics of a step when its last update is done.
+        before_step, before_update: called before each rollout and before each update of the weights; what they
+            raise ends the training.
+    """
+    from transformers import TrainerCallback
+
+    class Report(TrainerCallback):
+        """Times a step from its rollout to its last update, and keeps the learning rate that the update used."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            before_step()
+            self.started = time.perf_counter()
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            before_update()
+            self.learning_rate = objects["optimizer"].param_groups[0]["lr"]
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **objects: Any) -> None:
+            if "train_runtime" in logs:  # the closing summary
+                return
+            metrics = {name: value for name, value in logs.items() if name not in _TRL_ALONE}
+            seconds = time.perf_counter() - self.started
+            step = state.global_step // config.num_iterations
+            report({"step": step, **metrics, "learning_rate": self.learning_rate, "step_time": seconds})
+            before_step()
+            self.started = time.perf_counter()
+
+    return Report()

@@ -1,0 +1,1 @@
+"""What the notebooks investigate: faulty runs, reward exploits, statistical power and sweeps."""
