@@ -32,6 +32,10 @@ FIRST_NOTEBOOK = "notebooks/00_start_here.ipynb"
 OLDEST, NEWEST = (3, 11), (3, 13)
 INSTALLED_GB, DOWNLOAD_GB = 3.0, 1.0  # pip keeps its downloads in the temporary folder at first
 
+# As in grpo_edu/fast/cores.py: OpenMP's threads wait briefly, so that a busy computer does not stall torch. It is set
+# here as well, because a notebook may import torch before grpo_edu.
+WAITING, SPIN_COUNT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"), "20000"
+
 FULL_DISK = "No space left on device|not enough space on the disk|Disk quota exceeded"
 NO_NETWORK = "from versions: none|connection|timed out|SSLError|ProxyError|IncompleteRead"
 # Otherwise JupyterLab greets a new reader by asking whether it may fetch news.
@@ -73,6 +77,8 @@ def environment(**extra):
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
     path = str(PYTHON.parent) + os.pathsep + env.get("PATH", os.defpath)
     env.update(VIRTUAL_ENV=str(VENV), PATH=path, PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", **extra)
+    if not any(name in env for name in WAITING):
+        env["GOMP_SPINCOUNT"] = SPIN_COUNT
     return env
 
 
@@ -221,7 +227,12 @@ def test(arguments, fast=False):
     """Run every part, also after one has failed; 0 only if all are well."""
     os.chdir(str(ROOT))
     marks = ["-m", "not slow and not browser"] if fast else []
-    parts = {"ruff": ["ruff", "check", "."], "types": ["mypy"], "tests": ["pytest", *marks, *arguments]}
+    parts = {
+        "ruff": ["ruff", "check", "."],
+        "format": ["ruff", "format", "--check", "."],
+        "types": ["mypy"],
+        "tests": ["pytest", *marks, *arguments],
+    }
     notebooks = sorted(str(path) for path in Path("notebooks").glob("*.ipynb"))
     if not notebooks or fast or arguments:
         say("the notebooks are left out: there are none, or --fast or pytest arguments were given")

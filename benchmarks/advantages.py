@@ -10,9 +10,8 @@ from __future__ import annotations
 import sys
 from statistics import mean
 
-from benchmarks.harness import RESULTS, machine, run_study, study_options
-from benchmarks.objectives import EVALUATION_SEED, accuracy
-from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, train
+from benchmarks.harness import RESULTS, held_out_accuracy, machine, run_study, study_options
+from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, load_policy, load_problems, train
 
 COMMAND = "python -m benchmarks.advantages"
 PAIRS = "group, G = 2"
@@ -35,9 +34,8 @@ def run(name: str, seed: int) -> dict:
     """Train a fresh model; the curves of reward and tied groups, and the held-out accuracy afterwards."""
     model, tokenizer = load_policy("tiny")
     history = list(train(model, tokenizer, load_problems(LEVELS, "train"), accuracy_reward, settings(name, seed)))
-    after = evaluate(model, tokenizer, load_problems(LEVELS, "heldout", n=100), seed=EVALUATION_SEED)
     curves = {key: [metrics[key] for metrics in history] for key in ("reward", "frac_reward_zero_std")}
-    return {"name": name, "seed": seed, "after": accuracy(after), **curves}
+    return {"name": name, "seed": seed, "after": held_out_accuracy((model, tokenizer)), **curves}
 
 
 def verdicts(before: dict, runs: list[dict]) -> dict[str, bool]:
@@ -75,8 +73,7 @@ def table(before: dict, runs: list[dict]) -> str:
 def main() -> int:
     """Run the study; exit 1 where a statement does not hold on every seed."""
     options = study_options(COMMAND, __doc__, RESULTS / "advantages.json")
-    model, tokenizer = load_policy("tiny")
-    before = accuracy(evaluate(model, tokenizer, load_problems(LEVELS, "heldout", n=100), seed=EVALUATION_SEED))
+    before = held_out_accuracy(load_policy("tiny"))
     record = {"command": COMMAND, "machine": machine(), "ways": WAYS, "before": before}
     return run_study(options, tuple(WAYS), record, run=run, verdicts=verdicts, table=table)
 

@@ -1,6 +1,6 @@
 """Twelve broken runs and their mends on five seeds, for notebook 10: ``python -m benchmarks.broken_runs``.
 
-Every arm of the study is a setup of `grpo_edu.broken_runs`: a case's broken one, or the mended one that it is
+Every arm of the study is a setup of `grpo_edu.studies.broken_runs`: a case's broken one, or the mended one that it is
 compared with. A run trains the tiny model under its setup and then answers 300 held-out problems, sampled at
 temperature 1, in the right way: it is the policy that is judged. Writes ``benchmarks/results/broken_runs.json`` and,
 for the exercises, the curves among it as ``data/curves/broken_runs.json``; prints a table. With ``--arms`` or
@@ -20,10 +20,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.harness import machine
-from grpo_edu.broken_runs import CASES, HEALTHY, Setup, mended_arm
 from grpo_edu.checks.diagnosis import READ, TROUBLES
-from grpo_edu.figures_diagnosis import SIGNS
-from grpo_edu.significance import mcnemar
+from grpo_edu.evaluation import mcnemar
+from grpo_edu.figures.diagnosis import SIGNS
+from grpo_edu.studies.broken_runs import CASES, HEALTHY, Setup, mended_arm
 
 RESULTS = Path(__file__).resolve().parent / "results" / "broken_runs.json"
 CURVES = RESULTS.parents[2] / "data" / "curves" / "broken_runs.json"
@@ -49,7 +49,7 @@ def one_run(arm: str, seed: int) -> dict:
     import torch
 
     from grpo_edu import LEVELS, evaluate, load_policy, load_problems
-    from grpo_edu.broken_runs import run
+    from grpo_edu.studies.broken_runs import run
 
     torch.set_num_threads(1)  # the runs share the cores, and a sum does not depend on how many there are
     started = time.perf_counter()
@@ -190,10 +190,7 @@ def write(runs: list[dict], output: Path) -> dict[str, dict]:
 def curves(runs: list[dict]) -> dict[str, list[dict[str, list[float]]]]:
     """What an exercise reads: arm → the signs that the decision tree asks for, of each seed."""
     wanted = [arm for names in TROUBLES.values() for arm in names]
-    return {
-        arm: [{sign: run["curves"][sign] for sign in READ} for run in runs if run["arm"] == arm]
-        for arm in wanted
-    }  # fmt: skip
+    return {arm: [{sign: run["curves"][sign] for sign in READ} for run in runs if run["arm"] == arm] for arm in wanted}
 
 
 def main() -> int:

@@ -13,9 +13,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import machine
+from benchmarks.harness import RESULTS, exit_code, save
 
-HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.contamination"
 PROBLEMS = 60  # that leak, and as many that do not
 
@@ -23,7 +22,8 @@ PROBLEMS = 60  # that leak, and as many that do not
 def run_seed(seed: int) -> dict:
     """Counts of solved problems, leaked and clean, before and after learning the leaked answers by heart."""
     from grpo_edu import LEVELS, evaluate, load_policy, load_problems
-    from grpo_edu.supervised import SupervisedConfig, finetune
+    from grpo_edu.config import SupervisedConfig
+    from grpo_edu.continual.supervised import finetune
 
     chosen = random.Random(seed).sample(load_problems(LEVELS, "heldout", n=100), 2 * PROBLEMS)
     parts = {"leaked": chosen[:PROBLEMS], "clean": chosen[PROBLEMS:]}
@@ -54,19 +54,15 @@ def main() -> int:
     """Run the study; exit 1 where a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "contamination.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "contamination.json")
     options = parser.parse_args()
     runs = []
     for seed in options.seeds:
         runs.append(run_seed(seed))
         print(json.dumps(runs[-1]), flush=True)
     judged = verdicts(runs)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    record = {"command": COMMAND, "machine": machine(), "verdicts": judged, "runs": runs}
-    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    for statement, holds in judged.items():
-        print(f"{'holds' if holds else 'FAILS'} on {len(runs)} seeds: {statement}")
-    return 0 if all(judged.values()) else 1
+    save(options.output, COMMAND, {"verdicts": judged, "runs": runs})
+    return exit_code(judged)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.harness import machine
-from grpo_edu.run_log import read_log
+from benchmarks.harness import exit_code, machine
+from grpo_edu.runs.log import read_log
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.curriculum"
@@ -48,11 +48,12 @@ def run_group(model_name: str, group: str, arms: list[str], seed: int, deadline:
     """The arms of one curriculum on one seed, until the deadline; the first stage is shared, each run is logged."""
     import torch
 
-    from grpo_edu.continual import Protection, load_curriculum, run_curriculum
-    from grpo_edu.data import load_problems
+    from grpo_edu.continual.curriculum import run_curriculum
+    from grpo_edu.continual.stages import Protection, load_curriculum
     from grpo_edu.models import load_policy
-    from grpo_edu.run_inputs import load_split
-    from grpo_edu.run_log import RunLog
+    from grpo_edu.problems.files import load_problems
+    from grpo_edu.runs.log import RunLog
+    from grpo_edu.runs.request import load_split
 
     if time.time() > deadline:
         return
@@ -89,7 +90,7 @@ def run_group(model_name: str, group: str, arms: list[str], seed: int, deadline:
 
 def first_anchors(model, tokenizer, curriculum, training) -> list:
     """The anchor of the first stage under this curriculum's protection."""
-    from grpo_edu.continual import make_anchor
+    from grpo_edu.continual.curriculum import make_anchor
 
     anchor = make_anchor(model, tokenizer, curriculum.stages[0], training[0], curriculum.protection)
     return [] if anchor is None else [anchor]
@@ -102,8 +103,8 @@ def moved(model, tokenizer, weights: dict, problems: list) -> dict[str, float]:
     """
     import torch
 
-    from grpo_edu.continual import copy_params, solution_examples
-    from grpo_edu.fisher import target_forward
+    from grpo_edu.continual.ewc import copy_params
+    from grpo_edu.continual.fisher import solution_examples, target_forward
 
     now = copy_params(model)
     distance = sum(float((now[name] - weights[name]).square().sum()) for name in now) ** 0.5
@@ -122,9 +123,15 @@ def fisher_agreement(model_name: str, seed: int) -> dict:
     """Rank correlation of each way with the true Fisher on the first task; and of a second draw with the first."""
     import torch
 
-    from grpo_edu.continual import FISHER_KINDS, fisher_diagonal, lightning_fisher, rank_correlation, solution_examples
-    from grpo_edu.data import load_problems
+    from grpo_edu.continual.fisher import (
+        FISHER_KINDS,
+        fisher_diagonal,
+        lightning_fisher,
+        rank_correlation,
+        solution_examples,
+    )
     from grpo_edu.models import load_policy
+    from grpo_edu.problems.files import load_problems
 
     torch.set_num_threads(1)
     model, tokenizer = load_policy(model_name)
@@ -145,17 +152,18 @@ def fisher_agreement(model_name: str, seed: int) -> dict:
 
 def of(record: dict, group: str, arm: str) -> list[dict]:
     """The runs of one arm, by seed."""
-    return sorted((run for run in record["runs"] if (run["curriculum"], run["arm"]) == (group, arm)),
-                  key=lambda run: run["seed"])  # fmt: skip
+    return sorted(
+        (run for run in record["runs"] if (run["curriculum"], run["arm"]) == (group, arm)), key=lambda run: run["seed"]
+    )
 
 
 def measure(record: dict, group: str, arm: str, name: str):
     """Mean over seeds of a measure, with its interval.
 
-    Besides those of `grpo_edu.forgetting`: "last" and "earlier", the accuracy at the end on the last task and on those
-    before it, and "kl" and "distance" from the model after the first stage.
+    Besides those of `grpo_edu.continual.forgetting`: "last" and "earlier", the accuracy at the end on the last task
+    and on those before it, and "kl" and "distance" from the model after the first stage.
     """
-    from grpo_edu.forgetting import mean_estimate
+    from grpo_edu.evaluation import mean_estimate
 
     runs = of(record, group, arm)
     if name in ("last", "earlier"):
@@ -168,14 +176,24 @@ def measure(record: dict, group: str, arm: str, name: str):
 
 def summary(record: dict) -> dict[str, dict[str, dict]]:
     """Of each curriculum and arm: every measure as a mean over seeds with its interval, and the mean matrix."""
-    names = ("average_accuracy", "forgetting", "backward_transfer", "forward_transfer", "last", "earlier", "kl",
-             "distance")  # fmt: skip
+    names = (
+        "average_accuracy",
+        "forgetting",
+        "backward_transfer",
+        "forward_transfer",
+        "last",
+        "earlier",
+        "kl",
+        "distance",
+    )
     found: dict[str, dict[str, dict]] = {}
     for group, arms in GROUPS.items():
         for arm in arms:
             runs = of(record, group, arm)
-            cells = [[[k / n for k, n in zip(row, run["num_problems"], strict=True)] for row in run["solved"]]
-                     for run in runs]  # fmt: skip
+            cells = [
+                [[k / n for k, n in zip(row, run["num_problems"], strict=True)] for row in run["solved"]]
+                for run in runs
+            ]
             mean = [
                 [sum(values) / len(runs) for values in zip(*rows, strict=True)] for rows in zip(*cells, strict=True)
             ]
@@ -194,16 +212,18 @@ def verdicts(record: dict) -> dict[str, bool]:
     pairs = zip(of(record, "domains", "none"), of(record, "domains", HEADLINE), strict=True)
     ranks = [row["rank"] for row in record["fisher"]]
     return {
-        "supervised, unprotected: at least 20 points are forgotten, interval clear of 0":
-            plain.value >= 0.20 and plain.low > 0,
+        "supervised, unprotected: at least 20 points are forgotten, interval clear of 0": plain.value >= 0.20
+        and plain.low > 0,
         "EWC at least halves that": ewc.value <= plain.value / 2,
-        "EWC forgets less on every seed":
-            all(b["measures"]["forgetting"]["value"] < a["measures"]["forgetting"]["value"] for a, b in pairs),
+        "EWC forgets less on every seed": all(
+            b["measures"]["forgetting"]["value"] < a["measures"]["forgetting"]["value"] for a, b in pairs
+        ),
         "EWC ends within 5 points on the last task": last[HEADLINE] >= last["none"] - 0.05,
         "GRPO forgets less than supervised training, intervals apart": grpo.high < plain.low,
-        "on every seed the sampled Fisher ranks the weights more like the true one than the heuristic does":
-            all(rank["sampled"] > rank["lightning"] for rank in ranks),
-    }  # fmt: skip
+        "on every seed the sampled Fisher ranks the weights more like the true one than the heuristic does": all(
+            rank["sampled"] > rank["lightning"] for rank in ranks
+        ),
+    }
 
 
 def line(run: dict) -> str:
@@ -211,8 +231,10 @@ def line(run: dict) -> str:
     last = " ".join(f"{k}/{n}" for k, n in zip(run["solved"][-1], run["num_problems"], strict=True))
     forgot = run["measures"]["forgetting"]["value"]
     kl = run["moved"]["kl"]
-    return (f"{run['curriculum']:13} {run['arm']:22} seed {run['seed']}  forgot {forgot:+.3f}  end {last}"
-            f"  kl {kl:.3f}  {run['seconds']} s")  # fmt: skip
+    return (
+        f"{run['curriculum']:13} {run['arm']:22} seed {run['seed']}  forgot {forgot:+.3f}  end {last}"
+        f"  kl {kl:.3f}  {run['seconds']} s"
+    )
 
 
 def matrices(runs: list[dict]) -> dict[str, list[dict]]:
@@ -237,15 +259,20 @@ def main() -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     runs = read_log(log) if log.exists() else []
     done = {(run["curriculum"], run["arm"], run["seed"]) for run in runs}
-    wanted = {(group, seed): [arm for arm in GROUPS[group] if arm in (options.arms or ARMS)
-                              and (group, arm, seed) not in done]
-              for seed in options.seeds for group in options.groups}  # fmt: skip
+    wanted = {
+        (group, seed): [
+            arm for arm in GROUPS[group] if arm in (options.arms or ARMS) and (group, arm, seed) not in done
+        ]
+        for seed in options.seeds
+        for group in options.groups
+    }
     jobs = [(options.model, group, arms, seed, deadline, log) for (group, seed), arms in wanted.items() if arms]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         for _ in pool.map(run_group, *zip(*jobs, strict=True)) if jobs else ():
             pass
-    runs = sorted(read_log(log), key=lambda run: (run["seed"], [*GROUPS].index(run["curriculum"]),
-                                                  [*ARMS].index(run["arm"])))  # fmt: skip
+    runs = sorted(
+        read_log(log), key=lambda run: (run["seed"], [*GROUPS].index(run["curriculum"]), [*ARMS].index(run["arm"]))
+    )
     if len(runs) < sum(map(len, GROUPS.values())) * len(options.seeds):
         print(f"{len(runs)} runs are done; the same command goes on")
         return 0
@@ -257,9 +284,7 @@ def main() -> int:
     if options.output == RESULT:
         MATRICES.write_text(json.dumps(matrices(runs)) + "\n", encoding="utf-8")
     log.unlink()
-    for statement, holds in judged.items():
-        print(f"{'holds' if holds else 'FAILS'}: {statement}")
-    return 0 if all(judged.values()) else 1
+    return exit_code(judged)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 from ipywidgets import Widget
 
-from benchmarks.harness import RESULTS, markdown, save, spread
+from benchmarks.harness import RESULTS, exit_code, markdown, save, spread
 from grpo_edu.dashboards import (
     AdvantageExplorer,
     ForgettingDashboard,
@@ -29,7 +29,7 @@ from grpo_edu.dashboards import (
     TrainingDashboard,
 )
 from grpo_edu.dashboards.base import Dashboard
-from grpo_edu.memory import resident_bytes, return_large_blocks
+from grpo_edu.fast.memory import resident_bytes, return_large_blocks
 
 COMMAND = "python -m benchmarks.dashboards"
 PARTS = ("updates", "overhead", "cycles")
@@ -39,8 +39,7 @@ LEAST_A_SECOND, MOST_OVERHEAD, MOST_GROWTH = 8, 0.05, 0.05
 
 def _moved() -> dict[str, tuple[Dashboard, Widget]]:
     """Explorer → (dashboard, the control of it that is moved)."""
-    boards = [AdvantageExplorer(), ObjectiveExplorer(), RewardLab(), QuantizationExplorer(),
-              ForgettingDashboard()]  # fmt: skip
+    boards = [AdvantageExplorer(), ObjectiveExplorer(), RewardLab(), QuantizationExplorer(), ForgettingDashboard()]
     advantages, objective, lab, quantization, forgetting = boards
     controls = [advantages.success, objective.ratio, lab.weights["steps"], quantization.bits, forgetting.method]
     return {type(board).__name__: (board, control) for board, control in zip(boards, controls, strict=True)}
@@ -162,21 +161,31 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULTS / "dashboards.json")
     options = parser.parse_args()
     record = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
-    measures = {"updates": measure_updates, "overhead": lambda: measure_overhead(options.rounds),
-                "cycles": measure_cycles}  # fmt: skip
+    measures = {
+        "updates": measure_updates,
+        "overhead": lambda: measure_overhead(options.rounds),
+        "cycles": measure_cycles,
+    }
     for part in options.parts:
         record[part] = measures[part]()
         kept = {name: record[name] for name in PARTS if name in record}
         save(options.output, COMMAND, {"verdicts": verdicts(kept), **kept})
     if "updates" in record:
-        print(markdown([{"explorer": name, "pictures a second": f"{rate['median']:.0f} ({rate['low']:.0f} … "
-                         f"{rate['high']:.0f})"} for name, rate in record["updates"].items()]))  # fmt: skip
+        print(
+            markdown(
+                [
+                    {
+                        "explorer": name,
+                        "pictures a second": f"{rate['median']:.0f} ({rate['low']:.0f} … {rate['high']:.0f})",
+                    }
+                    for name, rate in record["updates"].items()
+                ]
+            )
+        )
     for part in ("overhead", "cycles"):
         print(part, json.dumps(record.get(part)))
     kept = verdicts({name: record[name] for name in PARTS if name in record})
-    for statement, holds in kept.items():
-        print(f"{'holds' if holds else 'FAILS'}: {statement}")
-    return 0 if all(kept.values()) else 1
+    return exit_code(kept)
 
 
 if __name__ == "__main__":

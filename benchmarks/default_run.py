@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import machine
+from benchmarks.harness import RESULTS, exit_code, save
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.default_run"
@@ -67,7 +67,7 @@ def main() -> int:
     """Run the study; exit 1 where a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "default_run.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "default_run.json")
     picture = HERE.parent / "docs" / "images" / "accuracy.png"
     parser.add_argument("--picture", type=Path, default=picture, help="where the first seed's figure goes")
     options = parser.parse_args()
@@ -80,13 +80,9 @@ def main() -> int:
         options.picture.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(Path(scratch) / f"seed{options.seeds[0]}" / "accuracy.png", options.picture)
     judged = verdicts(runs)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    record = {"command": COMMAND, "machine": machine(), "verdicts": judged, "runs": runs}
-    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    save(options.output, COMMAND, {"verdicts": judged, "runs": runs})
     print("\n" + table(runs) + "\n")
-    for statement, holds in judged.items():
-        print(f"{'holds' if holds else 'FAILS'} on {len(runs)} seeds: {statement}")
-    return 0 if all(judged.values()) else 1
+    return exit_code(judged)
 
 
 if __name__ == "__main__":

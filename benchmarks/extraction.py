@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from grpo_edu.data import load_gsm8k
+from grpo_edu.problems.files import load_gsm8k
 from grpo_edu.prompts import extract_answer
 
 HERE = Path(__file__).resolve().parent

@@ -19,18 +19,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import RESULTS, between, markdown, save, spread
+from benchmarks.harness import EVALUATION_SEED, RESULTS, between, exit_code, markdown, save, spread
 from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, mcnemar, train
-from grpo_edu.adapters import add_lora
 from grpo_edu.config import SupervisedConfig
-from grpo_edu.problems import Problem
-from grpo_edu.step_process import measure_steps
-from grpo_edu.supervised import finetune
+from grpo_edu.continual.supervised import finetune
+from grpo_edu.fast.lora import add_lora
+from grpo_edu.machine.step_process import measure_steps
+from grpo_edu.problems.templates import Problem
 
 COMMAND = "python -m benchmarks.finetuning_comparison"
 RANK = 4  # the tiny model is 128 wide: rank 16 would be an eighth of it
 STEPS = 40  # of 16 problems each, for every method
-EVALUATION_SEED, TUNING_SEED, TUNING_PROBLEMS = 1, 100, 50  # the last so many training problems of each level
+TUNING_SEED, TUNING_PROBLEMS = 100, 50  # the last so many training problems of each level
 # name → kind, rank of the adapters (0: all weights), learning rates to try
 METHODS: dict[str, tuple[type, int, tuple[float, ...]]] = {
     "GRPO, all weights": (GRPOConfig, 0, (3e-5, 1e-4, 3e-4, 1e-3)),
@@ -48,9 +48,11 @@ def trained(name: str, learning_rate: float, seed: int, problems: list[Problem])
     torch.manual_seed(seed)  # the adapters begin with random numbers
     model = add_lora(model, rank=rank) if rank else model
     supervised = kind is SupervisedConfig
-    steps = finetune(model, tokenizer, problems, config) if supervised else train(
-        model, tokenizer, problems, accuracy_reward, config
-    )  # fmt: skip
+    steps = (
+        finetune(model, tokenizer, problems, config)
+        if supervised
+        else train(model, tokenizer, problems, accuracy_reward, config)
+    )
     for _ in steps:
         pass
     return model, tokenizer
@@ -75,8 +77,13 @@ def run(name: str, learning_rate: float, seed: int) -> dict:
 def solved(policy: tuple) -> dict:
     """Counts of a policy on the held-out problems, its 95% interval, and which ones it solves."""
     found = evaluate(*policy, load_problems(LEVELS, "heldout", n=100), seed=EVALUATION_SEED)
-    return {"k": found.k, "n": found.n, "low": found.low, "high": found.high,
-            "solved": "".join(str(int(right)) for right in found.correct)}  # fmt: skip
+    return {
+        "k": found.k,
+        "n": found.n,
+        "low": found.low,
+        "high": found.high,
+        "solved": "".join(str(int(right)) for right in found.correct),
+    }
 
 
 def speed(name: str, learning_rate: float) -> dict:
@@ -127,19 +134,29 @@ def verdicts(before: dict, tuning: list[dict], runs: list[dict]) -> dict[str, bo
 
 def table(before: dict, runs: list[dict], speeds: list[dict]) -> str:
     """The comparison as a Markdown table, a row for each method; ranges over seeds or rounds in brackets."""
-    rows = [{"method": "before", "start-up, s": "", "samples/s": "", "peak, MB": "", "learns": "",
-             "accuracy": f"{before['k'] / before['n']:.1%}"}]  # fmt: skip
+    rows = [
+        {
+            "method": "before",
+            "start-up, s": "",
+            "samples/s": "",
+            "peak, MB": "",
+            "learns": "",
+            "accuracy": f"{before['k'] / before['n']:.1%}",
+        }
+    ]
     for name in METHODS:
         measured = [row for row in speeds if row["name"] == name]
         shares = spread([100 * row["k"] / row["n"] for row in runs if row["name"] == name])
-        rows.append({
-            "method": name,
-            "start-up, s": between(spread([row["startup"] for row in measured]), 1),
-            "samples/s": between(spread([row["samples_per_second"] for row in measured]), 0),
-            "peak, MB": between(spread([row["peak"] / 1e6 for row in measured]), 0),
-            "learns": f"{measured[0]['trained'] / measured[0]['parameters']:.1%}",
-            "accuracy": between(shares, 1) + " %",
-        })  # fmt: skip
+        rows.append(
+            {
+                "method": name,
+                "start-up, s": between(spread([row["startup"] for row in measured]), 1),
+                "samples/s": between(spread([row["samples_per_second"] for row in measured]), 0),
+                "peak, MB": between(spread([row["peak"] / 1e6 for row in measured]), 0),
+                "learns": f"{measured[0]['trained'] / measured[0]['parameters']:.1%}",
+                "accuracy": between(shares, 1) + " %",
+            }
+        )
     return markdown(rows)
 
 
@@ -180,9 +197,7 @@ def main() -> int:
     print("\n" + table(record["before"], record["runs"], record["speed"]) + "\n")
     for kind in ("GRPO", "supervised"):
         print(f"{kind}, LoRA − all weights:", paired(record["runs"], f"{kind}, all weights", f"{kind}, LoRA"))
-    for statement, holds in record["verdicts"].items():
-        print(f"{'holds' if holds else 'FAILS'}: {statement}")
-    return 0 if all(record["verdicts"].values()) else 1
+    return exit_code(record["verdicts"])
 
 
 if __name__ == "__main__":

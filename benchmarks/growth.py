@@ -23,10 +23,10 @@ import torch
 from benchmarks.harness import RESULTS, between, markdown, save, spread, steps_in_turn
 from benchmarks.step import STILL
 from grpo_edu import GRPOConfig, load_policy, train
-from grpo_edu.figure_style import INK, LEGEND, look, panel_grid, style_axes
-from grpo_edu.problems import Problem
-from grpo_edu.step_process import never_tied
-from grpo_edu.trl_backend import train_with_trl
+from grpo_edu.figures.style import INK, LEGEND, look, panel_grid, style_axes
+from grpo_edu.machine.step_process import never_tied
+from grpo_edu.problems.templates import Problem
+from grpo_edu.scale.trl_backend import train_with_trl
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 COMMAND = "python -m benchmarks.growth"
 PICTURE = RESULTS.parents[1] / "docs" / "images" / "growth.png"
 BASE = {"G": 8, "C": 32, "P": 64, "width": 128}
-SWEEPS = {
-    "G": (2, 4, 8, 16, 32),
-    "C": (8, 16, 32, 64, 128),
-    "P": (16, 32, 64, 128, 256),
-    "width": (64, 128, 256, 512),
-}
+SWEEPS = {"G": (2, 4, 8, 16, 32), "C": (8, 16, 32, 64, 128), "P": (16, 32, 64, 128, 256), "width": (64, 128, 256, 512)}
 LABELS = {"G": "completions a prompt, G", "C": "completion tokens, C", "P": "prompt tokens, P", "width": "parameters"}
 SIDES = {"stock TRL": partial(train_with_trl, rollout="transformers"), "grpo_edu": train}
 PROMPTS = 4
@@ -54,11 +49,18 @@ def random_policy(width: int):
     tokenizer.chat_template = BARE_TEMPLATE
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=6,
-        num_attention_heads=max(2, width // 32), num_key_value_heads=max(1, width // 64), max_position_embeddings=1024,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=6,
+        num_attention_heads=max(2, width // 32),
+        num_key_value_heads=max(1, width // 64),
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+    )
     model = Qwen2ForCausalLM(config).eval()
     bias = torch.zeros(len(tokenizer))
     bias[tokenizer.eos_token_id] = -1e4
@@ -79,9 +81,12 @@ def digit_problems(length: int) -> list[Problem]:
 def start(side: Callable, sizes: Mapping[str, int]) -> Iterator[dict]:
     """A training of these sizes."""
     config = GRPOConfig(
-        prompts_per_step=PROMPTS, num_generations=sizes["G"], max_completion_length=sizes["C"], learning_rate=STILL,
+        prompts_per_step=PROMPTS,
+        num_generations=sizes["G"],
+        max_completion_length=sizes["C"],
+        learning_rate=STILL,
         max_steps=1000,
-    )  # fmt: skip
+    )
     return side(*random_policy(sizes["width"]), digit_problems(sizes["P"]), never_tied, config)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS, markdown, save
-from grpo_edu.run_log import read_log
+from grpo_edu.runs.log import read_log
 
 COMMAND = "python -m benchmarks.kill_and_resume"
 RUN: dict[str, Any] = {"config": {"max_steps": 12, "seed": 3}, "checkpoint_every": 2, "n": 60, "greedy": True}
@@ -34,7 +34,7 @@ def start_run(folder: Path, model: str, options: Mapping[str, Any]) -> None:
     import torch
 
     from grpo_edu.config import GRPOConfig
-    from grpo_edu.runs import run_training
+    from grpo_edu.runs.run import run_training
 
     torch.set_num_threads(1)
     run_training(model, output=folder, progress=False, **{**options, "config": GRPOConfig(**options["config"])})
@@ -44,7 +44,7 @@ def resume_run(folder: Path) -> None:
     """The rest of the run, in the process that calls."""
     import torch
 
-    from grpo_edu.runs import resume_training
+    from grpo_edu.runs.run import resume_training
 
     torch.set_num_threads(1)
     resume_training(folder, progress=False)
@@ -56,7 +56,7 @@ def in_process(work: Callable[[], None], kill_after: float | None = None) -> boo
     Raises RuntimeError where it failed by itself.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers.modeling_utils", "grpo_edu.runs"])
+    context.set_forkserver_preload(["torch", "transformers.modeling_utils", "grpo_edu.runs.run"])
     process = context.Process(target=work)
     process.start()
     process.join(kill_after)
@@ -80,7 +80,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 def state_of(folder: Path) -> dict[str, Any]:
     """How far a run had come when it was killed: steps in its log, the step of its checkpoint."""
-    from grpo_edu.checkpoints import latest_checkpoint
+    from grpo_edu.runs.checkpoint import latest_checkpoint
 
     log, place = folder / "metrics.jsonl", latest_checkpoint(folder / "checkpoints")
     return {
@@ -102,7 +102,8 @@ def killed_once(
     else:
         in_process(partial(begin, folder))
     found = outcome(folder)
-    left = sorted(path.name for path in folder.iterdir() if path.name.startswith((".", "checkpoints", "before")))
+    names = {path.name for path in folder.iterdir()} - {".lock"}  # which filelock leaves, open to the next
+    left = sorted(name for name in names if name.startswith((".", "checkpoints", "before")))
     return {
         **row,
         **{f"same {name}": found[name] == value for name, value in expected.items()},
@@ -126,8 +127,10 @@ def study(kills: int, seed: int, model: str, options: Mapping[str, Any], parent:
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
     """A row of the table in words."""
-    return {name: {True: "yes", False: "NO"}.get(value, value) if isinstance(value, bool) else value
-            for name, value in row.items()}  # fmt: skip
+    return {
+        name: {True: "yes", False: "NO"}.get(value, value) if isinstance(value, bool) else value
+        for name, value in row.items()
+    }
 
 
 def main() -> int:

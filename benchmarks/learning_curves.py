@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness import RESULTS, markdown, save
+from benchmarks.harness import RESULTS, exit_code, markdown, save
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, train
-from grpo_edu.figure_style import LEGEND, look, panel_grid, style_axes
-from grpo_edu.problems import LEVELS
-from grpo_edu.run_inputs import load_split
-from grpo_edu.trl_backend import train_with_trl
+from grpo_edu.figures.style import LEGEND, look, panel_grid, style_axes
+from grpo_edu.problems.templates import LEVELS
+from grpo_edu.runs.request import load_split
+from grpo_edu.scale.trl_backend import train_with_trl
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,9 +160,7 @@ def main() -> int:
     options.picture.parent.mkdir(parents=True, exist_ok=True)
     curves_figure(curves(runs)).savefig(options.picture, dpi=120)
     print(table(runs))
-    for statement, holds in judged.items():
-        print(f"{'holds' if holds else 'FAILS'}: {statement}")
-    return 0 if all(judged.values()) else 1
+    return exit_code(judged)
 
 
 if __name__ == "__main__":

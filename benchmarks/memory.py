@@ -18,9 +18,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.harness import machine
+from benchmarks.harness import RESULTS, exit_code, save
 
-HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.memory"
 LARGE_PROMPT, LARGE_COMPLETION = 128, 64
 
@@ -46,19 +45,24 @@ CASES: dict[str, dict] = {
     "full, Adafactor in the backward pass": {
         "model": "494M",
         "config": {
-            "optim": "adafactor", "optimizer_in_backward": True, "gradient_checkpointing": True, "max_grad_norm": 0.0,
+            "optim": "adafactor",
+            "optimizer_in_backward": True,
+            "gradient_checkpointing": True,
+            "max_grad_norm": 0.0,
         },
         "bound": 5.0,
     },
     "LoRA, float32": {"model": "494M", "lora": 16},
-    "LoRA, float32, gradient checkpointing": {
-        "model": "494M", "lora": 16, "config": {"gradient_checkpointing": True},
-    },
+    "LoRA, float32, gradient checkpointing": {"model": "494M", "lora": 16, "config": {"gradient_checkpointing": True}},
     "LoRA, bfloat16": {"model": "494M", "dtype": "bfloat16", "lora": 16},
     "LoRA, bfloat16, gradient checkpointing": {
-        "model": "494M", "dtype": "bfloat16", "lora": 16, "config": {"gradient_checkpointing": True}, "bound": 3.3,
+        "model": "494M",
+        "dtype": "bfloat16",
+        "lora": 16,
+        "config": {"gradient_checkpointing": True},
+        "bound": 3.3,
     },
-}  # fmt: skip
+}
 
 WARM_UP = {"model": "tiny", "config": {"prompts_per_step": 1, "num_generations": 2, "max_completion_length": 4}}
 
@@ -76,7 +80,7 @@ def write_large_model(folder: Path) -> None:
 
 def large_config():
     """The shape of Qwen/Qwen2-0.5B-Instruct: 494 million parameters."""
-    from grpo_edu.shapes import shape_config
+    from grpo_edu.fast.memory_estimate import shape_config
 
     return shape_config("494M")
 
@@ -85,7 +89,7 @@ def run_case(case: dict, folder: Path, steps: int = 2) -> dict:
     """Make the steps of one case in this process; returns bytes, the parts of the estimate, and a step's seconds."""
     import torch
 
-    from grpo_edu.memory import PeakMemory
+    from grpo_edu.fast.memory import PeakMemory
 
     torch.manual_seed(0)
     make_steps(WARM_UP, folder, 1)  # so that all libraries are there, with what they set up at their first use
@@ -105,14 +109,12 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
     """Load the model and make the steps as `grpo_edu.train` does; an estimate for each, and the last one's seconds."""
     import torch
 
-    from grpo_edu.adapters import add_lora
     from grpo_edu.config import GRPOConfig
-    from grpo_edu.micro_batches import MicroBatches
+    from grpo_edu.fast.lora import add_lora
+    from grpo_edu.machine.step_process import never_tied
     from grpo_edu.models import load_policy
-    from grpo_edu.optimizers import build_optimizer
     from grpo_edu.rollout import generate
-    from grpo_edu.step_process import never_tied
-    from grpo_edu.trainer import score_rollout, update_policy
+    from grpo_edu.trainer import rows_with_gradient, score_rollout, start_training, update_policy
 
     is_tiny = case["model"] == "tiny"
     sizes = {} if is_tiny else {"prompts_per_step": 1, "max_completion_length": LARGE_COMPLETION}
@@ -121,27 +123,31 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
     if case.get("lora"):
         model = add_lora(model, rank=case["lora"])
     problems, prompts = tiny_prompts(tokenizer, config) if is_tiny else large_prompts(tokenizer)
-    optimizer, _ = build_optimizer(model, config)
-    passes, estimates = MicroBatches(model, config), []
+    state = start_training(model, tokenizer, problems, config)
+    estimates = []
     for _ in range(steps):
         started = time.perf_counter()
         rollout = generate(
-            model, tokenizer, prompts, num_generations=config.num_generations,
+            model,
+            tokenizer,
+            prompts,
+            num_generations=config.num_generations,
             max_completion_length=config.max_completion_length,
-        )  # fmt: skip
+        )
         batch = score_rollout(rollout, problems, [never_tied], config)
-        update_policy(model, batch, optimizer, config, passes=passes)
+        update_policy(model, batch, state, config)
         seconds = time.perf_counter() - started
         converted = not is_tiny and model.dtype != torch.bfloat16
         file_bytes = (folder / "model.safetensors").stat().st_size if converted else 0
-        estimates += [estimate_of(part, model, batch, config, file_bytes) for part in passes.cut(batch)]
+        parts = state.micro_batches.cut(rollout, rows_with_gradient(batch, config))
+        estimates += [estimate_of(part, model, batch, config, file_bytes) for part in parts]
     return estimates, seconds
 
 
 def tiny_prompts(tokenizer, config) -> tuple[list, list[str]]:
     """The first training problems of the three levels in turn, and their prompts."""
-    from grpo_edu.data import load_problems
-    from grpo_edu.problems import LEVELS
+    from grpo_edu.problems.files import load_problems
+    from grpo_edu.problems.templates import LEVELS
     from grpo_edu.prompts import render_prompt
 
     levels = [load_problems(level, "train") for level in LEVELS]
@@ -151,7 +157,7 @@ def tiny_prompts(tokenizer, config) -> tuple[list, list[str]]:
 
 def large_prompts(tokenizer) -> tuple[list, list[str]]:
     """One prompt of `LARGE_PROMPT` tokens."""
-    from grpo_edu.problems import Problem
+    from grpo_edu.problems.templates import Problem
 
     text = tokenizer.decode([tokenizer.encode("1")[-1]] * LARGE_PROMPT)
     return [Problem(prompt=text, answer="1", level="basic", solution="1")], [text]
@@ -159,17 +165,21 @@ def large_prompts(tokenizer) -> tuple[list, list[str]]:
 
 def estimate_of(part, model, batch, config, file_bytes):
     """`estimate_memory` for the shapes of one pass."""
-    from grpo_edu.memory_estimate import estimate_memory
-    from grpo_edu.packing import pack_groups
+    from grpo_edu.fast.memory_estimate import estimate_memory
+    from grpo_edu.fast.packing import pack_groups
 
     rollout = batch.rollout
     tensors = (rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask)
     rows = pack_groups(*(tensor[part] for tensor in tensors), config.num_generations)
     return estimate_memory(
-        model, config, prompt_length=rollout.prompt_ids.shape[1], row_length=rows.input_ids.shape[1],
+        model,
+        config,
+        prompt_length=rollout.prompt_ids.shape[1],
+        row_length=rows.input_ids.shape[1],
         completion_length=round(rollout.completion_mask[part].sum(dim=1).float().mean().item()),
-        prompts_per_pass=len(rows.input_ids), file_bytes=file_bytes,
-    )  # fmt: skip
+        prompts_per_pass=len(rows.input_ids),
+        file_bytes=file_bytes,
+    )
 
 
 def measure(name: str, folder: Path) -> dict:
@@ -204,7 +214,7 @@ def main() -> int:
     """Run the cases; exit 1 where a statement does not hold."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, metavar="NAME", help="(default: all)")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "memory.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "memory.json")
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -220,13 +230,9 @@ def main() -> int:
             rows.append(measure(name, folder))
             print(table(rows[-1:]).splitlines()[-1], flush=True)
     judged = verdicts(rows)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    record = {"command": COMMAND, "machine": machine(), "verdicts": judged, "cases": rows}
-    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    save(options.output, COMMAND, {"verdicts": judged, "cases": rows})
     print("\n" + table(rows) + "\n")
-    for statement, holds in judged.items():
-        print(f"{'holds' if holds else 'FAILS'}: {statement}")
-    return 0 if all(judged.values()) else 1
+    return exit_code(judged)
 
 
 if __name__ == "__main__":

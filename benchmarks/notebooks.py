@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.harness import RESULTS, markdown, save
+from benchmarks.harness import RESULTS, exit_code, markdown, save
 
 COMMAND = "python -m benchmarks.notebooks"
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,11 +113,15 @@ def main() -> int:
         save(options.output, COMMAND, {"verdicts": verdicts(kept), "notebooks": kept})
     if options.readme:
         fill_readme(kept)
-    print(markdown([{"notebook": name, "s": found["seconds"], "GB": round(found["peak"] / 1e9, 2)}
-                    for name, found in kept.items()]))  # fmt: skip
-    for statement, holds in verdicts(kept).items():
-        print(f"{'holds' if holds else 'FAILS'}: {statement}")
-    return 0 if all(verdicts(kept).values()) else 1
+    print(
+        markdown(
+            [
+                {"notebook": name, "s": found["seconds"], "GB": round(found["peak"] / 1e9, 2)}
+                for name, found in kept.items()
+            ]
+        )
+    )
+    return exit_code(verdicts(kept))
 
 
 if __name__ == "__main__":

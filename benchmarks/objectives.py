@@ -10,9 +10,8 @@ from __future__ import annotations
 import sys
 from statistics import mean
 
-from benchmarks.harness import RESULTS, machine, run_study, study_options
-from grpo_edu import LEVELS, Evaluation, GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, train
-from grpo_edu.trainer import clip_keys
+from benchmarks.harness import RESULTS, held_out_accuracy, machine, run_study, study_options
+from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, load_policy, load_problems, train
 
 COMMAND = "python -m benchmarks.objectives"
 LOSSES = {
@@ -24,7 +23,6 @@ LOSSES = {
     "GSPO": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
 }
 WITH_KL = "GRPO with a KL term"
-EVALUATION_SEED = 1
 
 
 def settings(name: str, seed: int) -> GRPOConfig:
@@ -38,16 +36,10 @@ def run(name: str, seed: int) -> dict:
     """Train a fresh model; curves of reward, loss and the share that was clipped, and the accuracy afterwards."""
     model, tokenizer = load_policy("tiny")
     history = list(train(model, tokenizer, load_problems(LEVELS, "train"), accuracy_reward, settings(name, seed)))
-    after = evaluate(model, tokenizer, load_problems(LEVELS, "heldout", n=100), seed=EVALUATION_SEED)
-    keys = {"reward": "reward", "loss": "loss", "clipped": clip_keys(settings(name, seed).loss_type)[-1]}
+    clipped = "cispo_clip_ratio" if settings(name, seed).loss_type == "cispo" else "clip_ratio/region_mean"
+    keys = {"reward": "reward", "loss": "loss", "clipped": clipped}
     curves = {curve: [metrics[key] for metrics in history] for curve, key in keys.items()}
-    return {"name": name, "seed": seed, "after": accuracy(after), **curves}
-
-
-def accuracy(evaluation: Evaluation) -> dict:
-    """Counts, share and 95% interval of an evaluation."""
-    row = evaluation.to_dict()
-    return {key: row[key] for key in ("k", "n", "accuracy", "low", "high")}
+    return {"name": name, "seed": seed, "after": held_out_accuracy((model, tokenizer)), **curves}
 
 
 def verdicts(before: dict, runs: list[dict]) -> dict[str, bool]:
@@ -91,8 +83,7 @@ def table(before: dict, runs: list[dict]) -> str:
 def main() -> int:
     """Run the study; exit 1 where a statement does not hold on every seed."""
     options = study_options(COMMAND, __doc__, RESULTS / "objectives.json")
-    model, tokenizer = load_policy("tiny")
-    before = accuracy(evaluate(model, tokenizer, load_problems(LEVELS, "heldout", n=100), seed=EVALUATION_SEED))
+    before = held_out_accuracy(load_policy("tiny"))
     record = {"command": COMMAND, "machine": machine(), "losses": list(LOSSES), "before": before}
     return run_study(options, (*LOSSES, WITH_KL), record, run=run, verdicts=verdicts, table=table)
 

@@ -20,17 +20,24 @@ from benchmarks.harness import RESULTS, markdown, save
 
 COMMAND = "python -m benchmarks.profiles"
 ON_TINY = (
-    "quick", "standard", "thorough", "ultra-fast", "extreme-fast", "hardware-accelerated", "progressive",
+    "quick",
+    "standard",
+    "thorough",
+    "ultra-fast",
+    "extreme-fast",
+    "hardware-accelerated",
+    "progressive",
     "rl-grpo-faithful",
-)  # fmt: skip
+)
 LARGE = "rl-grpo-faithful, one step at 494M"
 _LARGE_OPTIONS = ("--steps", "1", "--num-problems", "3", "--n", "3")
 
 
 def run_profile(name: str, folder: Path) -> dict[str, Any]:
     """One run by its command line; returns the row of the record."""
-    profile, model, more = (LARGE.partition(",")[0], str(folder / "large"), _LARGE_OPTIONS) if name == LARGE else (
-        name, "tiny", ())  # fmt: skip
+    profile, model, more = (
+        (LARGE.partition(",")[0], str(folder / "large"), _LARGE_OPTIONS) if name == LARGE else (name, "tiny", ())
+    )
     typed = ["train", "--profile", profile, "--model", model, *more]
     command = [sys.executable, "-m", "grpo_edu", *typed, "--output", str(folder / profile), "--overwrite", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import RESULTS, in_turn, markdown, save
-from grpo_edu.quantized_layers import DynamicInt8Linear, Int4Linear, Int8Linear
-from grpo_edu.quantized_numbers import quantize
+from grpo_edu.quantization.layers import DynamicInt8Linear, Int4Linear, Int8Linear
+from grpo_edu.quantization.numbers import quantize
 
 COMMAND = "python -m benchmarks.quantization_kernels"
 HIDDEN, NARROW, WIDE, VOCABULARY = 896, 128, 4864, 151_936
@@ -40,8 +40,15 @@ class Layer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        sizes = {"q": (HIDDEN, HIDDEN), "k": (HIDDEN, NARROW), "v": (HIDDEN, NARROW), "o": (HIDDEN, HIDDEN),
-                 "gate": (HIDDEN, WIDE), "up": (HIDDEN, WIDE), "down": (WIDE, HIDDEN)}  # fmt: skip
+        sizes = {
+            "q": (HIDDEN, HIDDEN),
+            "k": (HIDDEN, NARROW),
+            "v": (HIDDEN, NARROW),
+            "o": (HIDDEN, HIDDEN),
+            "gate": (HIDDEN, WIDE),
+            "up": (HIDDEN, WIDE),
+            "down": (WIDE, HIDDEN),
+        }
         for name, (inputs, outputs) in sizes.items():
             setattr(self, name, nn.Linear(inputs, outputs, bias=False))
 
@@ -166,8 +173,9 @@ def onnx_stack(run_with: str) -> Callable[[Stack], Apply]:
 
         folder = Path(tempfile.mkdtemp(prefix="grpo-edu-onnx-"))
         plain, small = folder / "plain.onnx", folder / "int8.onnx"
-        torch.onnx.export(stack, (torch.zeros(8, HIDDEN),), plain, dynamo=False, input_names=["x"],
-                          dynamic_axes={"x": {0: "rows"}})  # fmt: skip
+        torch.onnx.export(
+            stack, (torch.zeros(8, HIDDEN),), plain, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "rows"}}
+        )
         quantize_dynamic(plain, small, weight_type=QuantType.QInt8, per_channel=True)
         plain.unlink()
         if run_with == "onnxruntime":
@@ -210,18 +218,30 @@ WAYS: dict[str, tuple[str, tuple[str, ...], Callable[[Stack], Apply]]] = {
     "int8 dynamic, _int_mm": ("torch", (), lambda stack: with_products(stack, dynamic_int_mm)),
     "int8 dynamic, torch.ao": ("torch.ao", (), torch_ao),
     "int8 weight, _weight_int8pack_mm in float32": (
-        "torch", (), lambda stack: with_products(stack, float_activations_int8)),
+        "torch",
+        (),
+        lambda stack: with_products(stack, float_activations_int8),
+    ),
     "int8 weight, torch.compile": ("torch.compile", (), lambda stack: compiled(with_products(stack, dequantizing))),
     "int8 dynamic, torchao": (
-        "torchao", ("torchao",), torchao_stack("Int8DynamicActivationInt8WeightConfig", compile_it=False)),
+        "torchao",
+        ("torchao",),
+        torchao_stack("Int8DynamicActivationInt8WeightConfig", compile_it=False),
+    ),
     "int8 dynamic, torchao compiled": (
-        "torchao", ("torchao",), torchao_stack("Int8DynamicActivationInt8WeightConfig", compile_it=True)),
+        "torchao",
+        ("torchao",),
+        torchao_stack("Int8DynamicActivationInt8WeightConfig", compile_it=True),
+    ),
     "int8 weight, torchao": ("torchao", ("torchao",), torchao_stack("Int8WeightOnlyConfig", compile_it=False)),
     "int8 dynamic, ONNX Runtime": ("onnxruntime", ("onnx", "onnxruntime"), onnx_stack("onnxruntime")),
     "int8 dynamic, ONNX Runtime's file in OpenVINO": (
-        "openvino", ("onnx", "onnxruntime", "openvino"), onnx_stack("openvino")),
+        "openvino",
+        ("onnx", "onnxruntime", "openvino"),
+        onnx_stack("openvino"),
+    ),
     "int8 weight, OpenVINO": ("openvino", ("openvino", "nncf"), openvino_stack),
-}  # fmt: skip
+}
 
 
 def installed(names: tuple[str, ...]) -> bool:

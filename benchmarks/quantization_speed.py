@@ -17,11 +17,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import RESULTS, between, in_turn, markdown, save, spread, times_as_fast
+from benchmarks.harness import RESULTS, between, exit_code, in_turn, markdown, save, spread, times_as_fast
+from benchmarks.quantization_probe import probe_schemes
 from benchmarks.step import LARGE, LARGE_PROMPT, large_policy, long_problem
 from grpo_edu import generate, render_prompt
-from grpo_edu.quantization import QUANTIZATION_SCHEMES, quantize_model, stored_bytes
-from grpo_edu.quantization_probe import probe_schemes
+from grpo_edu.config import QUANTIZATION_SCHEMES
+from grpo_edu.quantization.model import quantize_model, stored_bytes
 
 COMMAND = "python -m benchmarks.quantization_speed"
 ROWS = (1, 8)
@@ -69,9 +70,14 @@ def rollout_times(model, tokenizer, rounds: int) -> dict[str, dict]:
         sampler = quantize_model(model, scheme) if scheme else model
         if scheme:
             quantizing.append(time.perf_counter() - started)
-        generate(sampler, tokenizer, [prompt], num_generations=LARGE.num_generations,
-                 max_completion_length=LARGE.max_completion_length,
-                 generator=torch.Generator().manual_seed(0))  # fmt: skip
+        generate(
+            sampler,
+            tokenizer,
+            [prompt],
+            num_generations=LARGE.num_generations,
+            max_completion_length=LARGE.max_completion_length,
+            generator=torch.Generator().manual_seed(0),
+        )
 
     seconds = in_turn({"float32": lambda: sample(None), ROLLOUT: lambda: sample(ROLLOUT)}, rounds)
     return {
@@ -112,12 +118,17 @@ def measure(part: str, rounds: int) -> dict:
 def table(record: dict) -> str:
     """What was measured of the decode steps, a row for each scheme."""
     decode = record["decode"]
-    return markdown([
-        {"scheme": name, "MB": round(record["bytes"][name] / 1e6),
-         **{f"ms at {rows}": between(decode[rows][name]["ms"], 1) for rows in decode},
-         **{f"× float32 at {rows}": between(decode[rows][name]["times as fast"], 1) for rows in decode}}
-        for name in decode["1"]
-    ])  # fmt: skip
+    return markdown(
+        [
+            {
+                "scheme": name,
+                "MB": round(record["bytes"][name] / 1e6),
+                **{f"ms at {rows}": between(decode[rows][name]["ms"], 1) for rows in decode},
+                **{f"× float32 at {rows}": between(decode[rows][name]["times as fast"], 1) for rows in decode},
+            }
+            for name in decode["1"]
+        ]
+    )
 
 
 def main() -> int:
@@ -133,9 +144,7 @@ def main() -> int:
         save(options.output, COMMAND, {name: record[name] for name in RECORDED if name in record})
     if "decode" in record:
         print(table(record))
-    for statement, holds in record.get("verdicts", {}).items():
-        print(f"{'holds' if holds else 'FAILS'}: {statement}")
-    return 0 if all(record.get("verdicts", {}).values()) else 1
+    return exit_code(record.get("verdicts", {}))
 
 
 if __name__ == "__main__":

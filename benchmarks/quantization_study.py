@@ -43,19 +43,16 @@ from grpo_edu import (
     train,
     wilson_interval,
 )
-from grpo_edu.figures_quantization import interval_table
-from grpo_edu.quantization import QUANTIZATION_SCHEMES, quantize_model, save_quantized, stored_bytes
-from grpo_edu.supervised import SupervisedConfig, finetune
+from grpo_edu.config import QUANTIZATION_SCHEMES, SupervisedConfig
+from grpo_edu.continual.supervised import finetune
+from grpo_edu.figures.quantization import interval_table
+from grpo_edu.quantization.model import quantize_model, save_quantized, stored_bytes
 
 COMMAND = "python -m benchmarks.quantization_study"
 HERE = Path(__file__).resolve().parent
 REPORT = HERE.parent / "docs" / "quantization_study.md"
 FOLDER = HERE.parent / "runs" / "quantization_study"
-DOMAINS = {
-    "arithmetic": dict.fromkeys(LEVELS, 200),
-    "sorting": {"sorting": 300},
-    "coin flips": {"coin_flip": 300},
-}
+DOMAINS = {"arithmetic": dict.fromkeys(LEVELS, 200), "sorting": {"sorting": 300}, "coin flips": {"coin_flip": 300}}
 ALL = (*LEVELS, "sorting", "coin_flip")
 SCHEMES = ("float32", *QUANTIZATION_SCHEMES)
 TEMPERATURES = {"sampled": 1.0}
@@ -130,8 +127,14 @@ def mismatch(model: nn.Module, small: nn.Module, tokenizer) -> dict[str, float]:
     """How far log-probabilities move, over the tokens that the float32 model samples on 90 held-out problems."""
     names = ("basic", "sorting", "coin_flip")
     prompts = [render_prompt(tokenizer, problem.prompt) for problem in problems_of(names, "heldout", n=30)]
-    rollout = generate(model, tokenizer, prompts, num_generations=1, max_completion_length=96,
-                       generator=torch.Generator().manual_seed(0))  # fmt: skip
+    rollout = generate(
+        model,
+        tokenizer,
+        prompts,
+        num_generations=1,
+        max_completion_length=96,
+        generator=torch.Generator().manual_seed(0),
+    )
     batch = rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask
     with torch.no_grad():
         truth, other = (per_token_logps(side, *batch)[rollout.completion_mask != 0] for side in (model, small))
@@ -173,11 +176,18 @@ def differences(lines: Sequence[dict]) -> list[dict]:
         for kind in TEMPERATURES:
             for domain in (None, *DOMAINS):
                 change = paired_bootstrap(bits(base[line["model"]], kind, domain), bits(line, kind, domain))
-                found.append({
-                    "model": line["model"], "scheme": line["scheme"], "kind": kind, "domain": domain or "all",
-                    "n": len(bits(line, kind, domain)), "difference": change.difference, "low": change.low,
-                    "high": change.high,
-                })  # fmt: skip
+                found.append(
+                    {
+                        "model": line["model"],
+                        "scheme": line["scheme"],
+                        "kind": kind,
+                        "domain": domain or "all",
+                        "n": len(bits(line, kind, domain)),
+                        "difference": change.difference,
+                        "low": change.low,
+                        "high": change.high,
+                    }
+                )
     return found
 
 
@@ -221,8 +231,9 @@ def by_domain(changes: Sequence[dict]) -> str:
     for scheme in QUANTIZATION_SCHEMES:
         row = {"scheme": scheme}
         for domain in DOMAINS:
-            worst = min((c for c in changes if (c["scheme"], c["domain"]) == (scheme, domain)),
-                        key=lambda c: c["difference"])  # fmt: skip
+            worst = min(
+                (c for c in changes if (c["scheme"], c["domain"]) == (scheme, domain)), key=lambda c: c["difference"]
+            )
             interval = f"{100 * worst['low']:+.1f} … {100 * worst['high']:+.1f}"
             row[domain] = f"{100 * worst['difference']:+.1f} ({interval}), {worst['model']}, {worst['kind']}"
         rows.append(row)
@@ -233,33 +244,36 @@ def report(lines: Sequence[dict], changes: Sequence[dict], judged: dict[str, boo
     """The study as a page."""
     held = [f"- {'**holds**' if holds else '**does not hold**'}: {what}" for what, holds in judged.items()]
     n = sum(sum(sets.values()) for sets in DOMAINS.values())
-    return "\n".join([
-        "# What quantization costs five tiny models",
-        "",
-        f"Written by `{COMMAND}`. Every model answers the same {n:,} held-out problems in float32 and in each scheme, "
-        "sampled at temperature 1 with the same random numbers; changes are paired, with 95% bootstrap intervals.",
-        "",
-        "## What holds, and what does not",
-        "",
-        *held,
-        "",
-        "A change whose interval holds 0 is not shown to be a change; one whose interval reaches past the margin is "
-        "not shown to be none. The models are small (0.9 to 1.3 million weights) and of one family, so nothing here "
-        "is shown of large ones. Their decode steps are bound by Python and not by memory: for speed see "
-        "`benchmarks/quantization_speed.py`.",
-        "",
-        "![Changes of the sampled accuracy of five models in four schemes, with intervals]"
-        "(images/quantization_study.png)",
-        "",
-        "## Every model in every scheme",
-        "",
-        table(lines, changes),
-        "",
-        "## The worst change in each domain",
-        "",
-        by_domain(changes),
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# What quantization costs five tiny models",
+            "",
+            f"Written by `{COMMAND}`. Every model answers the same {n:,} held-out problems in float32 and in each "
+            "scheme, sampled at temperature 1 with the same random numbers; changes are paired, with 95% "
+            "bootstrap intervals.",
+            "",
+            "## What holds, and what does not",
+            "",
+            *held,
+            "",
+            "A change whose interval holds 0 is not shown to be a change; one whose interval reaches past the margin "
+            "is not shown to be none. The models are small (0.9 to 1.3 million weights) and of one family, so nothing "
+            "here is shown of large ones. Their decode steps are bound by Python and not by memory: for speed see "
+            "`benchmarks/quantization_speed.py`.",
+            "",
+            "![Changes of the sampled accuracy of five models in four schemes, with intervals]"
+            "(images/quantization_study.png)",
+            "",
+            "## Every model in every scheme",
+            "",
+            table(lines, changes),
+            "",
+            "## The worst change in each domain",
+            "",
+            by_domain(changes),
+            "",
+        ]
+    )
 
 
 def chosen(changes: Sequence[dict], kind: str = "sampled") -> list[dict]:

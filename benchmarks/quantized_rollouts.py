@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import RESULTS, markdown, save
+from benchmarks.harness import RESULTS, exit_code, markdown, save
 
 COMMAND = "python -m benchmarks.quantized_rollouts"
 CONDITIONS = {
@@ -38,8 +38,10 @@ def run_one(condition: str, seed: int) -> dict:
     started = time.perf_counter()
     history = list(train(model, tokenizer, problems, accuracy_reward, config))
     seconds = time.perf_counter() - started
-    after = {name: evaluate(model, tokenizer, heldout, seed=seed + 1, temperature=temperature)
-             for name, temperature in {"sampled": 1.0, "greedy": 0.0}.items()}  # fmt: skip
+    after = {
+        name: evaluate(model, tokenizer, heldout, seed=seed + 1, temperature=temperature)
+        for name, temperature in {"sampled": 1.0, "greedy": 0.0}.items()
+    }
     return {
         "condition": condition,
         "seed": seed,
@@ -97,12 +99,19 @@ def verdicts(runs: Sequence[dict], found: dict[str, dict]) -> dict[str, bool]:
 
 def table(runs: Sequence[dict]) -> str:
     """The runs as a Markdown table."""
-    return markdown([
-        {"rollouts": run["condition"], "seed": run["seed"], "sampled": f"{run['sampled']}/{run['n']}",
-         "greedy": f"{run['greedy']}/{run['n']}", "mean |Δ logp|": f"{run['curves'].get(MISMATCH, [0])[0]:.4f}",
-         "seconds": run["seconds"]}
-        for run in runs
-    ])  # fmt: skip
+    return markdown(
+        [
+            {
+                "rollouts": run["condition"],
+                "seed": run["seed"],
+                "sampled": f"{run['sampled']}/{run['n']}",
+                "greedy": f"{run['greedy']}/{run['n']}",
+                "mean |Δ logp|": f"{run['curves'].get(MISMATCH, [0])[0]:.4f}",
+                "seconds": run["seconds"],
+            }
+            for run in runs
+        ]
+    )
 
 
 def main() -> int:
@@ -131,9 +140,7 @@ def main() -> int:
     found = summaries(runs)
     judged = verdicts(runs, found)
     save(options.output, COMMAND, {"verdicts": judged, "against_float32": found, "runs": runs})
-    for statement, holds in judged.items():
-        print(f"{'holds' if holds else 'FAILS'}: {statement}")
-    return 0 if all(judged.values()) else 1
+    return exit_code(judged)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.harness import machine
+from benchmarks.harness import RESULTS, exit_code, save
 from grpo_edu import (
     LEVELS,
     Evaluation,
@@ -32,7 +31,6 @@ from grpo_edu import (
     train,
 )
 
-HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.reward_hacking"
 REWARDS = (accuracy_reward, format_reward, functools.partial(length_reward, target=8))
 WEIGHTS = {"equal weights": (1.0, 1.0, 1.0), "small weights": (1.0, 0.1, 0.1)}
@@ -135,7 +133,7 @@ def main() -> int:
     """Run the study; exit 1 where a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "reward_hacking.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "reward_hacking.json")
     options = parser.parse_args()
     runs = []
     for seed in options.seeds:
@@ -145,14 +143,10 @@ def main() -> int:
     judged = verdicts(runs)
     config = settings("equal weights", options.seeds[0]).to_dict()
     varied = {name: config.pop(name) for name in ("reward_weights", "seed")}
-    record = {"command": COMMAND, "machine": machine(), "config": config, "varied": sorted(varied), "weights": WEIGHTS}
-    record |= {"verdicts": judged, "runs": runs}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record = {"config": config, "varied": sorted(varied), "weights": WEIGHTS, "verdicts": judged, "runs": runs}
+    save(options.output, COMMAND, record)
     print("\n" + table(runs) + "\n")
-    for statement, holds in judged.items():
-        print(f"{'holds' if holds else 'FAILS'} on {len(options.seeds)} seeds: {statement}")
-    return 0 if all(judged.values()) else 1
+    return exit_code(judged)
 
 
 if __name__ == "__main__":

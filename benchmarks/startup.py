@@ -1,6 +1,7 @@
 """From the start of a process to the end of its first step, against stock TRL: ``python -m benchmarks.startup``.
 
-Each measurement is a fresh process: ``python -m grpo_edu.startup tiny``, and ``python -m benchmarks.startup --stock``,
+Each measurement is a fresh process: ``python -m grpo_edu.machine.startup tiny``, and ``python -m benchmarks.startup
+--stock``,
 which trains the same model on the same problems with TRL's own `GRPOTrainer` as TRL's documentation shows it. They
 take turns. Prints a table with the phases and writes ``benchmarks/results/startup.json``. About 3 minutes.
 """
@@ -16,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS, between, markdown, save, spread, times_as_fast
-from grpo_edu.startup import PHASES, measure_process
+from grpo_edu.machine.startup import PHASES, measure_process
 
 COMMAND = "python -m benchmarks.startup"
 SIDES = {
     "stock TRL": [sys.executable, "-m", "benchmarks.startup", "--stock"],
-    "grpo_edu": [sys.executable, "-m", "grpo_edu.startup", "tiny"],
+    "grpo_edu": [sys.executable, "-m", "grpo_edu.machine.startup", "tiny"],
 }
 TARGET = 2.0  # at most half of stock TRL's
 
@@ -46,15 +47,15 @@ def stock(started: float) -> dict[str, float]:
     mark("import transformers")
     from datasets import Dataset
 
-    from grpo_edu.data import load_problems
-    from grpo_edu.problems import LEVELS
+    from grpo_edu.problems.files import load_problems
+    from grpo_edu.problems.templates import LEVELS
     from grpo_edu.prompts import chat_messages
     from grpo_edu.rewards import accuracy_reward
 
     rows = [{"prompt": chat_messages(row.prompt), "answer": row.answer} for row in load_problems(LEVELS, "train")]
     dataset = Dataset.from_list(rows)
     mark("problems")
-    from grpo_edu.data import data_dir
+    from grpo_edu.problems.templates import data_dir
 
     folder = data_dir() / "models" / "tiny"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -63,9 +64,12 @@ def stock(started: float) -> dict[str, float]:
     plain = {"bf16": False, "gradient_checkpointing": False, "use_cpu": True, "report_to": "none"}
     with tempfile.TemporaryDirectory() as folder:  # TRL makes one, though nothing is saved
         trainer = GRPOTrainer(
-            model=model, processing_class=tokenizer, reward_funcs=accuracy_reward, train_dataset=dataset,
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=accuracy_reward,
+            train_dataset=dataset,
             args=GRPOConfig(output_dir=folder, save_strategy="no", learning_rate=1e-4, **settings, **plain),
-        )  # fmt: skip
+        )
         trainer.train()
         mark("first step")
     return seconds

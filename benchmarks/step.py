@@ -26,11 +26,22 @@ from unittest import mock
 
 import torch
 
-from benchmarks.harness import RESULTS, between, in_turn, markdown, save, spread, steps_in_turn, times_as_fast
-from grpo_edu import GRPOConfig, accuracy_reward, decoding, generate, load_policy, load_problems, render_prompt, train
-from grpo_edu.problems import LEVELS, Problem
-from grpo_edu.step_process import never_tied
-from grpo_edu.trl_backend import train_with_trl
+from benchmarks.harness import (
+    RESULTS,
+    between,
+    exit_code,
+    in_turn,
+    markdown,
+    save,
+    spread,
+    steps_in_turn,
+    times_as_fast,
+)
+from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt, train
+from grpo_edu.fast import decoding
+from grpo_edu.machine.step_process import never_tied
+from grpo_edu.problems.templates import LEVELS, Problem
+from grpo_edu.scale.trl_backend import train_with_trl
 
 SCALES = ("tiny", "494M")
 PARTS = ("step", "rollout", "floor")
@@ -98,21 +109,32 @@ def rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[s
     generator = torch.Generator().manual_seed(0)
 
     def ours(growing: bool = False) -> None:
-        layer = (lambda layer, *_: layer) if growing else decoding.RoomLayer
-        with mock.patch.object(decoding, "RoomLayer", layer):
+        layer = (lambda layer, *_: layer) if growing else decoding.PreallocatedLayer
+        with mock.patch.object(decoding, "PreallocatedLayer", layer):
             generate(
-                model, tokenizer, prompts, num_generations=config.num_generations,
-                max_completion_length=config.max_completion_length, generator=generator,
-            )  # fmt: skip
+                model,
+                tokenizer,
+                prompts,
+                num_generations=config.num_generations,
+                max_completion_length=config.max_completion_length,
+                generator=generator,
+            )
 
     def theirs(**options: Any) -> None:
         repeated = [prompt for prompt in prompts for _ in range(config.num_generations)]
         encoded = tokenizer(repeated, padding=True, padding_side="left", return_tensors="pt")
         with torch.no_grad():
             ids = model.generate(
-                input_ids=encoded.input_ids, attention_mask=encoded.attention_mask, do_sample=True, temperature=1.0,
-                top_k=0, top_p=1.0, max_new_tokens=config.max_completion_length, disable_compile=True, **options,
-            )  # fmt: skip
+                input_ids=encoded.input_ids,
+                attention_mask=encoded.attention_mask,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=config.max_completion_length,
+                disable_compile=True,
+                **options,
+            )
         tokenizer.batch_decode(ids[:, encoded.input_ids.shape[1] :], skip_special_tokens=True)
 
     return {
@@ -190,9 +212,12 @@ def compare_rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig, r
 def floors(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[str, Any]:
     """The floor of a step of this setting, from one rollout's own counts and this machine's rates."""
     rollout = generate(
-        model, tokenizer, prompts, num_generations=config.num_generations,
+        model,
+        tokenizer,
+        prompts,
+        num_generations=config.num_generations,
         max_completion_length=config.max_completion_length,
-    )  # fmt: skip
+    )
     step = {
         "prompt_tokens": int(rollout.prompt_mask[:: config.num_generations].sum()),
         "completion_tokens": int(rollout.completion_mask.sum()),
@@ -267,9 +292,7 @@ def main() -> int:
     record["verdicts"] = verdicts(record, options.scale)
     save(output, f"python -m benchmarks.step --scale {options.scale}", record)
     print(tables(record))
-    for statement, holds in record["verdicts"].items():
-        print(f"{'holds' if holds else 'MISSED'}: {statement}")
-    return 0 if all(record["verdicts"].values()) else 1
+    return exit_code(record["verdicts"])
 
 
 if __name__ == "__main__":

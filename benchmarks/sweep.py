@@ -12,10 +12,10 @@ import shlex
 from pathlib import Path
 
 from benchmarks.harness import RESULTS, save
-from grpo_edu.cli_options import build_parser
-from grpo_edu.cli_sweep import asked_sweep
-from grpo_edu.sweep_results import sweep_text
-from grpo_edu.sweep_runs import resume_sweep, start_sweep
+from grpo_edu.cli.main import build_parser
+from grpo_edu.cli.studies import asked_sweep
+from grpo_edu.studies.sweep import sweep_text
+from grpo_edu.studies.sweep_runs import resume_sweep, start_sweep
 
 COMMAND = "python -m benchmarks.sweep"
 _COMMON = "--steps 12 --n 300 --seeds 0,1,2 --judge-seeds 5 --validation 150"
@@ -34,7 +34,7 @@ def main() -> None:
     record = {}
     for name, line in SWEEPS.items():
         folder = options.folder / f"sweep-{name}"
-        if (folder / "runs.jsonl").is_file():
+        if (folder / "config.json").is_file():
             result = resume_sweep(folder)
         else:
             profile, plan = asked_sweep(build_parser().parse_args(shlex.split(line)))

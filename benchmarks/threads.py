@@ -3,7 +3,7 @@
 Each number of threads is a fresh process (OMP_NUM_THREADS acts when torch starts), which times rollouts and updates of
 the tiny model, 16 prompts × 8 completions, and a large product; the processes take turns. From one thread to twice the
 cores: what more threads than cores cost is part of the answer. Prints a table and writes
-``benchmarks/results/threads.json``; `grpo_edu.figures_hardware.thread_curves` draws it. About 2 minutes.
+``benchmarks/results/threads.json``; `grpo_edu.figures.machine.thread_curves` draws it. About 2 minutes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ def measure_here(rounds: int) -> dict[str, list[float]]:
     import torch
 
     from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt
-    from grpo_edu.optimizers import build_optimizer
-    from grpo_edu.problems import LEVELS
-    from grpo_edu.trainer import score_rollout, update_policy
+    from grpo_edu.problems.templates import LEVELS
+    from grpo_edu.trainer import score_rollout, start_training, update_policy
 
     config = GRPOConfig(learning_rate=1e-7)
     model, tokenizer = load_policy("tiny")
@@ -59,9 +58,9 @@ def measure_here(rounds: int) -> dict[str, list[float]]:
         return generate(model, tokenizer, prompts, **sizes)
 
     batch = score_rollout(rollout(), problems, [accuracy_reward], config)
-    optimizer, _ = build_optimizer(model, config)
+    state = start_training(model, tokenizer, problems, config)
     square = torch.ones(1024, 1024)
-    calls = (rollout, lambda: update_policy(model, batch, optimizer, config), lambda: square @ square)
+    calls = (rollout, lambda: update_policy(model, batch, state, config), lambda: square @ square)
     return in_turn(dict(zip(PARTS, calls, strict=True)), rounds)
 
 
@@ -71,7 +70,7 @@ def measure(counts: list[int], rounds: int, turns: int) -> dict[str, dict[str, A
     for _ in range(turns):
         for count in counts:
             command = [sys.executable, "-m", "benchmarks.threads", "--here", "--rounds", str(rounds)]
-            environment = {**os.environ, "OMP_NUM_THREADS": str(count)}
+            environment = {**os.environ, "OMP_NUM_THREADS": str(count), "OMP_DYNAMIC": "false"}
             done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
             for part, found in json.loads(done.stdout.splitlines()[-1]).items():
                 seconds[part][count] += found
@@ -88,7 +87,7 @@ def table(parts: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
 
 def main() -> int:
     """Sweep, print and store."""
-    from grpo_edu.hardware import usable_cores
+    from grpo_edu.machine.hardware import usable_cores
 
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)

@@ -24,11 +24,27 @@ hypothesis.settings.load_profile("patient")
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Whole runs and processes of their own, seconds each: `course.py test --fast` leaves them out.
 SLOW_FILES = {
-    "test_bench", "test_checks", "test_cli", "test_cluster", "test_course", "test_curriculum", "test_dashboards",
-    "test_grading", "test_heavy_imports", "test_memory", "test_pretraining", "test_processes", "test_profiles",
-    "test_real_scale", "test_resume", "test_speed_benchmarks", "test_startup", "test_step_process", "test_sweeps",
-    "test_tracking", "test_trl_backend",
-}  # fmt: skip
+    "test_bench",
+    "test_checks",
+    "test_cli",
+    "test_cluster",
+    "test_course",
+    "test_curriculum",
+    "test_dashboards",
+    "test_grading",
+    "test_memory",
+    "test_pretraining",
+    "test_trl_job",
+    "test_profiles",
+    "test_real_scale",
+    "test_resume",
+    "test_speed_benchmarks",
+    "test_startup",
+    "test_step_process",
+    "test_sweeps",
+    "test_tracking",
+    "test_trl_backend",
+}
 
 
 def pytest_collection_modifyitems(items):

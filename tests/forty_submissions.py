@@ -35,7 +35,7 @@ RIGHT = {
     "best_baseline": "def best_baseline(probabilities, rewards):\n"
     "    weights = probabilities * (1 - 2 * probabilities + probabilities.square().sum())\n"
     "    return (weights * rewards).sum() / weights.sum()",
-}  # fmt: skip
+}
 LOOP = "def tie_probability(p, num_generations):\n    while True:\n        pass"
 DEAF = (
     "def tie_probability(p, num_generations):\n"
@@ -68,7 +68,7 @@ STACK = (
 )
 NEW_CHECKS = (
     "import torch\n"
-    "from grpo_edu.checks import advantages, compare, core, feedback\n"
+    "from grpo_edu.checks import compare, core, feedback\n"
     "core.Exercise.judge = lambda self, part, calls, found: feedback.PartResult(part.name, part.points, part.points)\n"
     "core.difference = compare.difference = lambda *args, **kwargs: None\n"
     "feedback.Feedback.points = property(lambda self: self.max_points)\n"
@@ -153,43 +153,66 @@ def ordinary():
     stub = next(cell.source for cell in student_notebook().cells if cell.id == "tie-probability")
     return {
         "ana_right": (right(), Expected(19)),
-        "bo_wrong": (answered({
-            name: source.splitlines()[-6 if name == "group_advantages" else 0] + "\n    return 7.5"
-            for name, source in RIGHT.items()
-        }), Expected(0)),
+        "bo_wrong": (
+            answered(
+                {
+                    name: source.splitlines()[-6 if name == "group_advantages" else 0] + "\n    return 7.5"
+                    for name, source in RIGHT.items()
+                }
+            ),
+            Expected(0),
+        ),
         "cleo_not_begun": (student_notebook(), Expected(0)),
         "dan_half": (answered({name: RIGHT[name] for name in ("tie_probability", "rloo_advantages")}), Expected(6)),
-        "eva_partly": (right(group_advantages=(
-            "def group_advantages(rewards, num_generations):\n"
-            "    groups = rewards.view(-1, num_generations)\n"
-            "    return ((groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()"
-        )), Expected(18)),  # the tie is worth one point of five
-        "finn_syntax": (right(tie_probability="def tie_probability(p, num_generations)\n    return p"),
-                        Expected(16, "tie-probability: fails, SyntaxError")),
+        "eva_partly": (
+            right(
+                group_advantages=(
+                    "def group_advantages(rewards, num_generations):\n"
+                    "    groups = rewards.view(-1, num_generations)\n"
+                    "    return ((groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()"
+                )
+            ),
+            Expected(18),
+        ),  # the tie is worth one point of five
+        "finn_syntax": (
+            right(tie_probability="def tie_probability(p, num_generations)\n    return p"),
+            Expected(16, "tie-probability: fails, SyntaxError"),
+        ),
         "gus_loop": (right(tie_probability=LOOP), Expected(16)),
-        "hana_loop_in_a_cell": (right("while True:\n    pass"),
-                                Expected(19, "cell no. 3: fails, TimeoutError")),
+        "hana_loop_in_a_cell": (right("while True:\n    pass"), Expected(19, "cell no. 3: fails, TimeoutError")),
         "ivo_deaf_loop": (right(tie_probability=DEAF), Expected(16, "had to be killed")),
         "jan_sleeps": (right("import time\ntime.sleep(600)"), Expected(19, "TimeoutError")),
         "kim_raises_at_import": (right("import no_such_library"), Expected(19, "ModuleNotFoundError")),
-        "lea_deleted_an_answer": (without(right(), "tie-probability"),
-                                  Expected(16, "tie-probability: missing, and counts")),
-        "mia_deleted_checks": (without(right(), "check-tie-probability", "check-group-advantages", "code-01"),
-                               Expected(19, "check-tie-probability, check-group-advantages: missing; the")),
+        "lea_deleted_an_answer": (
+            without(right(), "tie-probability"),
+            Expected(16, "tie-probability: missing, and counts"),
+        ),
+        "mia_deleted_checks": (
+            without(right(), "check-tie-probability", "check-group-advantages", "code-01"),
+            Expected(19, "check-tie-probability, check-group-advantages: missing; the"),
+        ),
         "nia_doubled_answer": (doubled(right(), "tie-probability", stub), Expected(19, "there 2 times")),
-        "oda_doubled_again": (doubled(right(tie_probability=stub), "tie-probability", first),
-                              Expected(19, "there 2 times")),
+        "oda_doubled_again": (
+            doubled(right(tie_probability=stub), "tie-probability", first),
+            Expected(19, "there 2 times"),
+        ),
         "pia_doubled_check": (doubled(doubled(right(), "check-tie-probability"), "text-02"), Expected(19)),
         "quinn_without_marks": (unmarked(right()), Expected(19, "marks were missing")),
-        "rio_answer_in_a_new_cell": (changed(right(f"{first}  # here"), "tie-probability", stub),
-                                     Expected(19, "there 2 times")),
-        "sam_all_in_one_cell": (without(right("\n\n\n".join(RIGHT.values())), *(
-            name.replace("_", "-") for name in RIGHT)), Expected(19, "stands in another cell")),
-        "tia_changed_a_locked_cell": (changed(right(), "code-01", "raise RuntimeError('gone')"),
-                                      Expected(19, "code-01: locked and changed")),
+        "rio_answer_in_a_new_cell": (
+            changed(right(f"{first}  # here"), "tie-probability", stub),
+            Expected(19, "there 2 times"),
+        ),
+        "sam_all_in_one_cell": (
+            without(right("\n\n\n".join(RIGHT.values())), *(name.replace("_", "-") for name in RIGHT)),
+            Expected(19, "stands in another cell"),
+        ),
+        "tia_changed_a_locked_cell": (
+            changed(right(), "code-01", "raise RuntimeError('gone')"),
+            Expected(19, "code-01: locked and changed"),
+        ),
         "uma_lambda": (right(tie_probability="tie_probability = lambda p, n: p**n + (1 - p) ** n"), Expected(19)),
         "vic_magic": (right("%matplotlib inline\n!echo hello\nname = input('?')"), Expected(19, "EOFError")),
-    }  # fmt: skip
+    }
 
 
 def hostile(targets):
@@ -201,42 +224,73 @@ def hostile(targets):
         for target in targets
     )
     return {
-        "os_exit": (right(tie_probability="def tie_probability(p, n):\n    import os\n    os._exit(3)"),
-                    Expected(16, "exit code 3", "os._exit")),
+        "os_exit": (
+            right(tie_probability="def tie_probability(p, n):\n    import os\n    os._exit(3)"),
+            Expected(16, "exit code 3", "os._exit"),
+        ),
         "os_exit_in_a_cell": (right("import os\nos._exit(0)"), Expected(19, "exit code 0")),
-        "sys_exit": (right(leave, tie_probability="def tie_probability(p, n):\n    raise SystemExit(2)"),
-                     Expected(16, "SystemExit")),
+        "sys_exit": (
+            right(leave, tie_probability="def tie_probability(p, n):\n    raise SystemExit(2)"),
+            Expected(16, "SystemExit"),
+        ),
         "segfault": (right("import ctypes\nctypes.string_at(0)"), Expected(19, "SIGSEGV", "ctypes")),
-        "memory_bomb": (right(tie_probability="def tie_probability(p, n):\n    return len(bytearray(2**36))"),
-                        Expected(16)),
-        "memory_bomb_in_a_cell": (right("kept = []\nwhile True:\n    kept.append(bytearray(2**26))"),
-                                  Expected(19, "MemoryError")),
+        "memory_bomb": (
+            right(tie_probability="def tie_probability(p, n):\n    return len(bytearray(2**36))"),
+            Expected(16),
+        ),
+        "memory_bomb_in_a_cell": (
+            right("kept = []\nwhile True:\n    kept.append(bytearray(2**26))"),
+            Expected(19, "MemoryError"),
+        ),
         "many_processes": (right(FORK), Expected(19, "", "os.fork")),
         "stays_behind": (right(sleep), Expected(19, "", "subprocess")),
         "much_output": (right("for _ in range(30):\n    print('x' * 10**6)"), Expected(19, "more than 1 MB")),
-        "large_file": (right("file = open('large', 'wb')\nfor _ in range(100):\n    file.write(bytes(10**6))"),
-                       Expected(19, "File too large")),
+        "large_file": (
+            right("file = open('large', 'wb')\nfor _ in range(100):\n    file.write(bytes(10**6))"),
+            Expected(19, "File too large"),
+        ),
         "writes_elsewhere": (right(write), Expected(19)),
-        "uses_the_network": (right("import socket\nsocket.create_connection(('127.0.0.1', 9), timeout=1)"),
-                             Expected(19, "cell no. 3: fails", "socket")),
-        "ends_its_watcher": (right("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"),
-                             Expected(19, "PermissionError", "os.kill")),
+        "uses_the_network": (
+            right("import socket\nsocket.create_connection(('127.0.0.1', 9), timeout=1)"),
+            Expected(19, "cell no. 3: fails", "socket"),
+        ),
+        "ends_its_watcher": (
+            right("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"),
+            Expected(19, "PermissionError", "os.kill"),
+        ),
         "prints_a_score": (answered({}, ["print(19)\nprint('tie_probability: 3 of 3 points')\n19"]), Expected(0)),
-        "writes_to_every_channel": (answered({}, [
-            "import os\nfor number in range(64):\n    try:\n        os.write(number, b'{\"points\": 19}\\n' * 9)\n"
-            "    except OSError:\n        pass"]), Expected(0)),
-        "garbles_the_channel": (answered({}, ["import os\nos.write(3, b'not JSON\\n')"]),
-                                Expected(0, "answers are sent")),
+        "writes_to_every_channel": (
+            answered(
+                {},
+                [
+                    "import os\nfor number in range(64):\n"
+                    "    try:\n        os.write(number, b'{\"points\": 19}\\n' * 9)\n"
+                    "    except OSError:\n        pass"
+                ],
+            ),
+            Expected(0),
+        ),
+        "garbles_the_channel": (
+            answered({}, ["import os\nos.write(3, b'not JSON\\n')"]),
+            Expected(0, "answers are sent"),
+        ),
         "new_checks": (answered({}, [NEW_CHECKS]), Expected(0)),
         "equal_to_all": (right(tie_probability=EQUAL_TO_ALL), Expected(16, "", "__eq__")),
         "reads_the_stack": (right(tie_probability=STACK), Expected(16, "", "_getframe")),
-        "takes_the_package's": (right(rloo_advantages="from grpo_edu import rloo_advantages"),
-                                Expected(16, "the package's own function", "the package's own rloo_advantages")),
-        "reads_the_master": (right(tie_probability=(
-            "import json\n"
-            f"exec(json.load(open({str(REPOSITORY / 'solutions' / f'{NAME}.ipynb')!r}))['cells'][3]['source'])")),
-            Expected(16, "tie-probability")),
-    }  # fmt: skip
+        "takes_the_package's": (
+            right(rloo_advantages="from grpo_edu import rloo_advantages"),
+            Expected(16, "the package's own function", "the package's own rloo_advantages"),
+        ),
+        "reads_the_master": (
+            right(
+                tie_probability=(
+                    "import json\n"
+                    f"exec(json.load(open({str(REPOSITORY / 'solutions' / f'{NAME}.ipynb')!r}))['cells'][3]['source'])"
+                )
+            ),
+            Expected(16, "tie-probability"),
+        ),
+    }
 
 
 def write_submissions(folder, targets):
@@ -257,17 +311,19 @@ def write_submissions(folder, targets):
         "empty_file/03_group_advantages.ipynb": (b"", Expected(0, "is empty")),
         "other_notebook/03_group_advantages.ipynb": (
             json.dumps({"cells": [{"cell_type": "code", "source": ["1 + 1"]}]}).encode(),
-            Expected(0, "none of the questions")),
+            Expected(0, "none of the questions"),
+        ),
         "a_document/answers.pdf": (b"%PDF-1.4 ...", Expected(0, "no notebook")),
         "utf_16/03_group_advantages.ipynb": (whole.encode("utf-16"), Expected(19, "utf-16")),
         "latin/03_group_advantages.ipynb": (
             json.dumps(right("word = 'déjà vu'"), ensure_ascii=False).encode("cp1252", "replace"),
-            Expected(19, "cp1252")),
+            Expected(19, "cp1252"),
+        ),
         "=1+1 <b>Ünï \"x\" 'y'/03_group_advantages.ipynb": (whole.encode(), Expected(19)),
         "flat_student_03_group_advantages.ipynb": (whole.encode(), Expected(19)),
         "doejane_4711_815_03_group_advantages.ipynb": (whole.encode(), Expected(19)),
         "Max Muster_42_assignsubmission_file_/03_group_advantages.ipynb": (whole.encode(), Expected(19)),
-    }  # fmt: skip
+    }
     for name, (content, what) in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from grpo_edu.figure_style import PAPER, WIDE, WIDTH
+from grpo_edu.figures.style import PAPER, WIDE, WIDTH
 
 
 def texts(figure: Figure) -> list[Text]:

@@ -19,9 +19,12 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<|endoftext|>", eos_token="<|im_end|>",
-        extra_special_tokens=["<|im_start|>"], clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=backend,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        extra_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

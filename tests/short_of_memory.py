@@ -10,11 +10,10 @@ import warnings
 from pathlib import Path
 
 import torch
-from toy_policy import PROBLEMS, late_letters, make_batch, make_model, sgd, weights, word_tokenizer
+from toy_policy import PROBLEMS, late_letters, make_batch, make_model, sgd, update_policy, weights, word_tokenizer
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.micro_batches import MicroBatches
-from grpo_edu.trainer import update_policy
+from grpo_edu.fast.micro_batches import MicroBatches
 
 CONFIG = GRPOConfig(num_generations=4, prompts_per_step=8, max_completion_length=16)
 
@@ -36,7 +35,7 @@ def main() -> None:
     batch = make_batch(model, word_tokenizer(), CONFIG, late_letters, PROBLEMS)
     warm = make_model(dtype=torch.float32)
     update_policy(warm, batch, sgd(warm), CONFIG)  # libraries set up what they need at their first use
-    needed = MicroBatches(model, CONFIG).bytes_of(batch, torch.arange(32))
+    needed = MicroBatches(model, CONFIG).bytes_of(batch.rollout, torch.arange(32))
     optimizer = sgd(model, 0.1)
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)

@@ -80,8 +80,12 @@ def slurm_cluster(nodes: int = 2) -> Iterator[dict[str, str]]:
             # It ends with the test, also with one that is killed.
             child = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", "--", *command],
-                env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
             daemons.callback(stop, child)
 
         files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed", "key-file": "key"}

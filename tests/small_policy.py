@@ -27,4 +27,5 @@ def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    """What a run's folder holds, apart from the file of its lock."""
+    return {path.name for path in folder.iterdir()} - {".lock"}

@@ -4,23 +4,14 @@ import copy
 
 import pytest
 import torch
-from toy_policy import (
-    SMALL,
-    late_letters,
-    make_batch,
-    make_model,
-    run,
-    sgd,
-    weights,
-    word_tokenizer,
-)
+from toy_policy import SMALL, late_letters, make_batch, make_model, run, sgd, update_policy, weights, word_tokenizer
 
 from grpo_edu import trainer
-from grpo_edu.adapters import adapters_off, add_lora, load_adapters, merge_lora, reference_policy, save_adapters
 from grpo_edu.config import GRPOConfig
+from grpo_edu.fast.lora import adapters_off, add_lora, load_adapters, merge_lora, reference_policy, save_adapters
 from grpo_edu.logprobs import per_token_logps
 from grpo_edu.models import save_policy
-from grpo_edu.trainer import score_rows, update_policy
+from grpo_edu.trainer import score_rows
 
 IDS = torch.tensor([[3, 4, 7, 9, 1]])
 
@@ -120,7 +111,7 @@ def test_merged_weights_compute_the_same_and_are_saved_whole(tokenizer, tmp_path
     config = GRPOConfig(**SMALL, learning_rate=0.05)
     model, _ = run(tokenizer, config, model=lora())
     expected = logits(model)
-    with pytest.raises(ValueError, match="model: carries adapters"):
+    with pytest.raises(ValueError, match="model has adapters"):
         save_policy(model, tokenizer, tmp_path / "policy")
     merged = merge_lora(model)
     torch.testing.assert_close(logits(merged), expected)
@@ -152,14 +143,14 @@ def test_adding_adapters_warns_of_nothing(recwarn):
 
 
 def test_bad_input_is_refused_with_a_way_out(tmp_path):
-    with pytest.raises(ValueError, match="rank: 0 must be at least 1"):
+    with pytest.raises(ValueError, match="rank .*got 0"):
         lora(rank=0)
-    with pytest.raises(ValueError, match="has adapters already; merge them first with merge_lora"):
+    with pytest.raises(ValueError, match="already has adapters.*merge_lora"):
         add_lora(lora())
     with pytest.raises(ValueError, match="nowhere"):
         lora(target_modules=["nowhere"])
     for function in (merge_lora, lambda model: save_adapters(model, tmp_path / "x")):
-        with pytest.raises(ValueError, match="model: has no adapters; add them with add_lora"):
+        with pytest.raises(ValueError, match="no adapters.*add_lora"):
             function(make_model())
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note").touch()
@@ -168,7 +159,7 @@ def test_bad_input_is_refused_with_a_way_out(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no adapter_config.json"):
         load_adapters(make_model(), tmp_path / "full")
     save_adapters(lora(), tmp_path / "adapters")
-    with pytest.raises(ValueError, match="has adapters already"):
+    with pytest.raises(ValueError, match="already has adapters"):
         load_adapters(lora(), tmp_path / "adapters")
     with pytest.raises(ValueError, match="do not fit this model"):
         load_adapters(make_model(hidden_size=32), tmp_path / "adapters")

@@ -152,9 +152,9 @@ def test_whole_numbers_and_booleans_are_rewards_too():
     ("rewards", "generations", "message"),
     [
         ([1.0, 0.0], 1, "num_generations must be at least 2"),
-        ([1.0, 0.0, 1.0], 2, "3 rows, not a multiple of num_generations = 2"),
-        ([1.0, float("nan")], 2, r"rewards\[1\] is nan"),
-        ([float("inf"), 0.0], 2, r"rewards\[0\] is inf"),
+        ([1.0, 0.0, 1.0], 2, "3 rows.*num_generations = 2"),
+        ([1.0, float("nan")], 2, r"rewards\[1\] .*got nan"),
+        ([float("inf"), 0.0], 2, r"rewards\[0\] .*got inf"),
         ([[1.0, 0.0]], 2, r"shape \(B,\)"),
         ([], 2, r"B > 0"),
     ],

@@ -1,8 +1,11 @@
 """The web app: served by Voilà on loopback, behind a token, without a way to run code; and in a real browser."""
 
+import collections
 import contextlib
 import json
+import multiprocessing
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_edu.cli import main
+from grpo_edu.cli.main import main
 from grpo_edu.dashboards.worker import SLOTS, RunSlot
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -39,22 +42,50 @@ def test_bad_options_are_refused_in_one_line(capsys, options, word):
 
 
 def test_without_voila_it_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr("grpo_edu.cli_app.find_spec", lambda name: None)
+    monkeypatch.setattr("grpo_edu.cli.app.find_spec", lambda name: None)
     assert main(["app"]) == 2
     assert "grpo-edu[web]" in capsys.readouterr().err
 
 
-def test_only_so_many_runs_at_a_time_and_a_dead_one_frees_its_place(tmp_path, monkeypatch):
+def test_a_server_with_one_slot_refuses_a_second_run(tmp_path, monkeypatch):
     monkeypatch.setenv(SLOTS, f"{tmp_path}:1")
     with RunSlot():
-        with pytest.raises(RuntimeError, match="most this server allows"):
+        with pytest.raises(RuntimeError, match="1 training runs"):
             RunSlot().__enter__()
+    with RunSlot():
+        pass
+
+
+def take_slots(folder, trials, start, end, taken):
+    """A process that tries for the one slot of each trial together with others, and holds it until all have tried."""
+    unlink = os.unlink
+    os.unlink = lambda path: (time.sleep(random.uniform(0, 0.03)), unlink(path))  # a slow disk, or a busy computer
+    for trial in range(trials):
+        os.environ[SLOTS] = f"{folder / str(trial)}:1"
+        start.wait()
+        with contextlib.suppress(RuntimeError), RunSlot():
+            taken.put(trial)
+            end.wait()
+            continue
+        end.wait()
+
+
+def test_a_slot_whose_process_was_killed_goes_to_exactly_one_of_three(tmp_path):
+    trials, processes = 20, multiprocessing.get_context("spawn")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    (tmp_path / "slot0").write_text(str(gone.pid))
-    with RunSlot():
-        assert (tmp_path / "slot0").read_text() == str(os.getpid())
-    assert list(tmp_path.iterdir()) == []
+    for trial in range(trials):
+        (tmp_path / str(trial)).mkdir()
+        (tmp_path / str(trial) / "slot0").write_text(str(gone.pid))
+    start, end, taken = processes.Barrier(3, timeout=SECONDS), processes.Barrier(3, timeout=SECONDS), processes.Queue()
+    racers = [processes.Process(target=take_slots, args=(tmp_path, trials, start, end, taken)) for _ in range(3)]
+    for racer in racers:
+        racer.start()
+    holders = collections.Counter(taken.get(timeout=SECONDS) for _ in range(trials))
+    for racer in racers:
+        racer.join()
+    assert [racer.exitcode for racer in racers] == [0, 0, 0] and taken.empty()
+    assert holders == dict.fromkeys(range(trials), 1)
 
 
 @pytest.fixture(scope="module")
@@ -225,8 +256,14 @@ def kernels(server):
 
 def message(kind, **content):
     """A message of the Jupyter protocol on the shell channel."""
-    header = {"msg_id": f"test-{kind}", "msg_type": kind, "username": "", "session": "test", "version": "5.3",
-              "date": "2026-01-01T00:00:00Z"}  # fmt: skip
+    header = {
+        "msg_id": f"test-{kind}",
+        "msg_type": kind,
+        "username": "",
+        "session": "test",
+        "version": "5.3",
+        "date": "2026-01-01T00:00:00Z",
+    }
     return json.dumps({"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"})
 
 

@@ -7,17 +7,25 @@ import torch
 from random_policy import byte_tokenizer, random_model
 
 from grpo_edu import trainer
-from grpo_edu.broken_runs import CASES, HEALTHY, Setup, difference, find, mended_arm, run
 from grpo_edu.config import GRPOConfig
-from grpo_edu.problems import make_problems
+from grpo_edu.problems.templates import make_problems
+from grpo_edu.studies.broken_runs import CASES, HEALTHY, Setup, difference, find, mended_arm, run
 
 TWELVE = {
-    "mask off by one", "EOS masked", "groups mixed", "G too small", "reward always 0", "length truncation",
-    "lr too high", "KL wrong sign", "std float trap", "chat template skipped", "stale old log-probabilities",
+    "mask off by one",
+    "EOS masked",
+    "groups mixed",
+    "G too small",
+    "reward always 0",
+    "length truncation",
+    "lr too high",
+    "KL wrong sign",
+    "std float trap",
+    "chat template skipped",
+    "stale old log-probabilities",
     "tied rewards",
-}  # fmt: skip
+}
 SMALL = GRPOConfig(num_generations=2, prompts_per_step=2, max_completion_length=8, max_steps=2, learning_rate=1e-2)
-STAGES = ("update_policy", "score_rollout", "compute_advantages", "MicroBatches", "batch_loss", "grpo_loss")
 
 
 def evenness_reward(completions, **kwargs):
@@ -42,9 +50,9 @@ def test_the_twelve_are_there_once_each():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_case_has_one_thing_wrong_and_says_so(case):
-    parts = ("config", "reward_funcs", "replaced")
+    parts = ("config", "reward_funcs", "stages")
     assert sum(getattr(case.broken, part) != getattr(case.mended, part) for part in parts) == 1
-    assert not case.mended.replaced, "the mended run is the trainer as it stands"
+    assert case.mended.stages == trainer.GRPO_STAGES, "the mended run is the trainer as it stands"
     assert case.fault.endswith(".") and case.mend.endswith(".")
     assert all(len(line) <= 88 for line in difference(case).splitlines()), "a notebook's cell would clip it"
 
@@ -52,8 +60,8 @@ def test_a_case_has_one_thing_wrong_and_says_so(case):
 def test_difference_shows_the_settings_and_the_source():
     assert difference(find("lr too high")) == "learning_rate: 0.01 where 0.0002 is right"
     text = difference(find("std float trap"))
-    assert "in place of trainer.compute_advantages:" in text and "+ 1e-8" in text
-    assert "in place of trainer.MicroBatches:" in text and "class EveryRow" in text
+    assert "the stage 'advantages':" in text and "+ 1e-8" in text
+    assert "the stage 'rows':" in text and "def every_row" in text
     assert "where accuracy_reward is right" in difference(find("reward always 0"))
 
 
@@ -69,21 +77,6 @@ def test_every_mended_arm_is_one_setup():
     assert setups["healthy"] is HEALTHY
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_stand_ins_name_functions_of_the_trainer_and_are_gone_after_the_block(case):
-    before = {name: getattr(trainer, name) for name in (*STAGES, *case.broken.replaced)}
-    with case.broken.installed():
-        for name, stand_in in case.broken.replaced.items():
-            assert getattr(trainer, name) is stand_in
-    assert all(getattr(trainer, name) is function for name, function in before.items())
-
-
-def test_a_stand_in_for_what_the_trainer_does_not_have_is_refused():
-    with pytest.raises(AttributeError, match="no_such_stage"):
-        with Setup(SMALL, replaced={"no_such_stage": print}).installed():
-            pass
-
-
 def test_run_without_a_fault_is_the_trainer(policy, problems):
     model, tokenizer = policy
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -96,16 +89,6 @@ def test_run_without_a_fault_is_the_trainer(policy, problems):
         assert batch.rewards.mean().item() == pytest.approx(wanted["reward"])
     assert all(torch.equal(after[name], value) for name, value in model.state_dict().items())
     assert any(not torch.equal(after[name], start[name]) for name in start), "nothing was trained"
-
-
-def test_between_two_steps_the_trainer_is_whole(policy, problems):
-    before = {name: getattr(trainer, name) for name in STAGES}
-    setup = replace(find("groups mixed").broken, config=SMALL, reward_funcs=(evenness_reward,))
-    steps = run(setup, *policy, problems)
-    next(steps)
-    assert {name: getattr(trainer, name) for name in STAGES} == before
-    steps.close()
-    assert {name: getattr(trainer, name) for name in STAGES} == before
 
 
 def test_a_stand_in_acts_on_the_steps(policy, problems):

@@ -5,13 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from random_policy import byte_tokenizer, random_model
 
 from grpo_edu import accuracy_reward, group_advantages, trainer
-from grpo_edu.broken_stages import (
-    EveryRow,
+from grpo_edu.config import GRPOConfig
+from grpo_edu.losses import per_token_loss
+from grpo_edu.problems.templates import Problem
+from grpo_edu.rollout import Rollout
+from grpo_edu.studies.broken_runs import (
     boxed_reward,
     eos_as_padding,
+    every_row,
     generous_reward,
     hasty_advantages,
     plain_prompt,
@@ -19,10 +22,6 @@ from grpo_edu.broken_stages import (
     subtracted_kl,
     transposed_advantages,
 )
-from grpo_edu.config import GRPOConfig
-from grpo_edu.micro_batches import MicroBatches
-from grpo_edu.problems import Problem
-from grpo_edu.rollout import Rollout
 
 PROBLEMS = [Problem("2 + 3?", "5", "basic", "#### 5")]
 
@@ -79,9 +78,8 @@ def test_hasty_advantages_agree_where_rewards_differ_and_not_where_they_tie():
 
 def test_every_row_keeps_tied_groups(rollout):
     batch = trainer.score_rollout(rollout, PROBLEMS, [lambda completions, **_: [1.0] * 3], CONFIG)
-    model = random_model(byte_tokenizer())
-    assert MicroBatches(model, CONFIG).cut(batch) == []
-    assert [part.tolist() for part in EveryRow(model, CONFIG).cut(batch)] == [[0, 1, 2]]
+    assert trainer.rows_with_gradient(batch, CONFIG).tolist() == []
+    assert every_row(batch, CONFIG).tolist() == [0, 1, 2]
 
 
 def test_shifted_mask_leaves_the_first_token_out(rollout):
@@ -103,5 +101,5 @@ def test_subtracted_kl_turns_the_sign_of_the_kl_term_alone():
     kl = 0.5 * (1 - math.log(2))  # exp(d) − d − 1 with d = ln 2
     for advantage in (0.0, 1.0):
         arguments = (logps, None, torch.tensor([advantage]), mask)
-        assert trainer.grpo_loss(*arguments, **options).item() == pytest.approx(kl - advantage)
+        assert per_token_loss(*arguments, **options).item() == pytest.approx(kl - advantage)
         assert subtracted_kl(*arguments, **options).item() == pytest.approx(-kl - advantage)

@@ -14,7 +14,7 @@ import pytest
 from forty_submissions import RIGHT
 from jupyter_lab import wait_until
 
-from grpo_edu.cli import main
+from grpo_edu.cli.main import main
 
 pytestmark = pytest.mark.browser
 
@@ -37,8 +37,11 @@ def run(notebook, cell_id, source=None):
         notebook.page.keyboard.press("Control+A")
         notebook.page.keyboard.insert_text(source)
     notebook.page.keyboard.press("Shift+Enter")
-    wait_until(lambda: re.fullmatch(r"\[\d+\]:", prompt.text_content()) and prompt.text_content() != before, SECONDS,
-               f"{cell_id} has run")  # fmt: skip
+    wait_until(
+        lambda: re.fullmatch(r"\[\d+\]:", prompt.text_content()) and prompt.text_content() != before,
+        SECONDS,
+        f"{cell_id} has run",
+    )
     return cell.locator(".jp-OutputArea").inner_text() if cell.locator(".jp-OutputArea-output").count() else ""
 
 

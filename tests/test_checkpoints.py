@@ -10,11 +10,17 @@ import pytest
 import torch
 from toy_policy import PROBLEMS, SMALL, late_letters, make_batch, make_model, weights, word_tokenizer
 
-from grpo_edu import checkpoints
-from grpo_edu.adapters import add_lora
-from grpo_edu.checkpoints import fingerprint, latest_checkpoint, load_checkpoint, save_checkpoint
 from grpo_edu.config import GRPOConfig
-from grpo_edu.failed_batches import load_failed_batch, save_failed_batch
+from grpo_edu.fast.lora import add_lora
+from grpo_edu.runs import checkpoint as checkpoints
+from grpo_edu.runs.checkpoint import (
+    fingerprint,
+    latest_checkpoint,
+    load_checkpoint,
+    load_failed_batch,
+    save_checkpoint,
+    save_failed_batch,
+)
 from grpo_edu.trainer import start_training, train
 
 CONFIG = GRPOConfig(**{**SMALL, "max_steps": 5}, learning_rate=1e-2)
@@ -145,12 +151,15 @@ def other(**changes):
         (lambda place: (place / "checkpoint.json").unlink(), "missing or cut short"),
         (lambda place: (place / "state.safetensors").unlink(), "state.safetensors is cut short: 0 of"),
         (flip, r"weights\.safetensors is damaged"),
-        (other(format=2, versions={"grpo_edu": "9.9"}), r"has format 2, written by grpo_edu 9\.9; this is grpo_edu .*"
-                                                        "reads format 1"),
-        (other(fingerprint="0"), "was started from another model"),
+        (
+            other(format=2, versions={"grpo_edu": "9.9"}),
+            r"has format 2, written by grpo_edu 9\.9; this is grpo_edu .*"
+            "reads format 1",
+        ),
+        (other(fingerprint="0"), "another model"),
         (other(config={**CONFIG.to_dict(), "beta": 0.5}), r"written with beta = 0\.5, now it is 0\.0"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_put_back_is_named_and_changes_nothing(tokenizer, tmp_path, damage, message):
     one_checkpoint(tokenizer, tmp_path)
     damage(tmp_path / "step-2")

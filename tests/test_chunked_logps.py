@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from grpo_edu import chunked_logps as module
-from grpo_edu.chunked_logps import chunked_logps
+from grpo_edu.fast import chunked_logps as module
+from grpo_edu.fast.chunked_logps import chunked_logps
 
 PLACE = torch.tensor([4, 0, 0, 3, 1, 4, 4])  # nothing is drawn from distribution 2
 IDS = torch.tensor([5, 0, 8, 8, 2, 5, 1])
@@ -30,9 +30,7 @@ def test_values_and_gradients_are_those_of_the_definition(inputs, chunk_size, te
     grad = torch.linspace(-1, 2, 7, dtype=torch.float64)
     expected, entropies = at_once(*inputs, temperature)
     expected_gradients = torch.autograd.grad(expected, inputs, grad)
-    logps, found = chunked_logps(
-        *inputs, PLACE, IDS, temperature=temperature, chunk_size=chunk_size, with_entropy=True
-    )  # fmt: skip
+    logps, found = chunked_logps(*inputs, PLACE, IDS, temperature=temperature, chunk_size=chunk_size, with_entropy=True)
     assert_close(logps, expected)
     assert_close(found, entropies)
     assert not found.requires_grad

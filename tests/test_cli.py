@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from grpo_edu import __version__
-from grpo_edu.cli import main
-from grpo_edu.cli_options import build_parser, field_help
+from grpo_edu.cli.main import build_parser, main
+from grpo_edu.cli.options import field_help
 from grpo_edu.config import GRPOConfig
-from grpo_edu.hardware import Check
-from grpo_edu.metrics import read_log
+from grpo_edu.machine.hardware import Check
+from grpo_edu.machine.startup import AFTERWARDS, PHASES
 from grpo_edu.models import load_policy
-from grpo_edu.startup import AFTERWARDS, PHASES
+from grpo_edu.runs.log import read_log
+from grpo_edu.runs.request import RunRequest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -92,7 +93,7 @@ def test_what_a_person_reads_after_training(policy_dir, tmp_path, capsys):
     assert "greedy" in shown and "exact McNemar" in shown and "1 steps in" not in shown
     assert f"Saved in {tmp_path / 'run'}" in shown
     assert main(arguments) == 2
-    assert complaint(capsys).endswith("already holds a run; choose another folder, or overwrite it")
+    assert "already holds a run" in complaint(capsys)
     assert main([*arguments, "--overwrite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 1
 
@@ -143,7 +144,7 @@ def test_a_kill_leaves_readable_metrics(policy_dir, tmp_path, capsys):
     assert steps == list(range(1, len(steps) + 1)) and len(steps) >= 2
     assert json.loads((output / "config.json").read_text())["config"]["max_steps"] == 100_000
     assert main(["evaluate", "--model", str(output)]) == 2
-    assert "has no model, it was stopped too early; train again" in complaint(capsys)
+    assert "has no model" in complaint(capsys)
     assert main(arguments) == 2
     assert "already holds a run" in complaint(capsys)
 
@@ -167,7 +168,7 @@ def test_a_disk_that_fills_up(policy_dir, tmp_path):
         assert line.startswith("grpo-edu: error: ") and "No space left on device" in line
         steps = len(read_log(output / "metrics.jsonl"))
         assert re.search(rf"{re.escape(str(output))} keeps {steps} steps?: metrics\.jsonl$", line)
-        assert {path.name for path in output.iterdir()} == {"config.json", "metrics.jsonl"}
+        assert {path.name for path in output.iterdir()} - {".lock"} == {"config.json", "metrics.jsonl"}
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -177,27 +178,27 @@ def test_a_training_that_diverges_keeps_what_was_done(policy_dir, tmp_path, caps
     arguments = ["train", "--model", str(policy_dir), *SMALL, "--steps", "9", "--output", str(output)]
     assert main([*arguments, "--learning-rate", "1e30", "--beta", "1"]) == 1
     line = complaint(capsys)
-    assert "not finite" in line and re.search(r"keeps \d steps?: metrics\.jsonl, model, summary\.md", line)
+    assert "finite" in line and re.search(r"keeps \d steps?: metrics\.jsonl, model, summary\.md", line)
     assert "Stopped by an error" in (output / "summary.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("train --data advancd", "data: 'advancd' is unknown; choose from basic, intermediate, advanced"),
-        ("train --rewards accuracy,speed", "rewards: 'speed' is unknown; choose from accuracy, format"),
-        ("train --num-generations 1", "num_generations: 1 is too small; a group needs at least 2"),
-        ("train --gradient-accumulation-steps 3", "gradient_accumulation_steps: 3 does not divide"),
-        ("train --steps 0", "max_steps: 0 must be at least 1"),
-        ("train --learning-rate nan", "learning_rate: nan must be a positive number"),
-        ("train --model no-such-model", "'no-such-model' is unknown"),
-        ("train --model ./no-such-folder", "there is no folder ./no-such-folder"),
-        ("train --output .", "holds files that are no run; choose a new or empty folder"),
-        ("evaluate --n 0", "n: 0 is fewer than one problem for each"),
-        ("evaluate --data gsm8k --data-path no-such-folder", "there is no file no-such-folder"),
-        ("evaluate --data gsm8k --data-path broken.jsonl --n 1", "broken.jsonl:2: this line is not JSON"),
-        ("evaluate --model {policy} --n 3 --max-completion-length 1000", "exceed the model's context of 1024"),
-        ("evaluate --model {policy} --n 3 --temperature -1", "temperature: must be 0 (greedy) or positive"),
+        ("train --data advancd", "--data.*'advancd'.*basic, intermediate, advanced"),
+        ("train --rewards accuracy,speed", "--rewards.*'speed'.*accuracy, format"),
+        ("train --num-generations 1", "--num-generations.*2.*1"),
+        ("train --gradient-accumulation-steps 3", "--gradient-accumulation-steps.*--prompts-per-step.*3"),
+        ("train --steps 0", "--steps.*at least 1.*0"),
+        ("train --learning-rate nan", "--learning-rate.*positive.*nan"),
+        ("train --model no-such-model", "no-such-model"),
+        ("train --model ./no-such-folder", "./no-such-folder"),
+        ("train --output .", "--output.*not a run.*empty folder"),
+        ("evaluate --n 0", "--n.* 0.*basic"),
+        ("evaluate --data gsm8k --data-path no-such-folder", "no-such-folder"),
+        ("evaluate --data gsm8k --data-path broken.jsonl --n 1", "broken.jsonl:2: .*JSON"),
+        ("evaluate --model {policy} --n 3 --max-completion-length 1000", "context of 1024"),
+        ("evaluate --model {policy} --n 3 --temperature -1", "--temperature.*0.*positive"),
         ("evaluate --model damaged --n 3", "damaged"),
         ("evaluate --model incomplete --n 3", "has no tokenizer"),
     ],
@@ -214,7 +215,7 @@ def test_bad_input_is_one_line_and_exit_code_2(policy_dir, tmp_path, capsys, mon
     before = sorted(tmp_path.rglob("*"))
     assert main(arguments.format(policy=policy_dir).split()) == 2
     line = complaint(capsys)
-    assert line.startswith("grpo-edu: error: ") and message in line
+    assert line.startswith("grpo-edu: error: ") and re.search(message, line)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -255,15 +256,18 @@ def test_a_reader_that_leaves_early_is_no_error(policy_dir, capfd, monkeypatch):
 def test_every_setting_is_an_option_with_a_word_on_it():
     arguments = build_parser().parse_args(["train"])
     assert not [field.name for field in fields(GRPOConfig) if hasattr(arguments, field.name)]
+    assert all(len(text) > 5 for name, text in field_help(RunRequest).items())
     typed = []
     for field in fields(GRPOConfig):
         flag = "--steps" if field.name == "max_steps" else "--" + field.name.replace("_", "-")
         value = {
-            "reward_weights": "1,0.5", "epsilon_high": "0.3", "memory_budget_gib": "4.5",
+            "reward_weights": "1,0.5",
+            "epsilon_high": "0.3",
+            "memory_budget_gib": "4.5",
             "rollout_quantization": "bf16",
-        }.get(field.name, str(field.default))  # fmt: skip
+        }.get(field.name, str(field.default))
         typed += [flag] if isinstance(field.default, bool) else [flag, value]
-        assert len(field_help()[field.name]) > 5, field.name
+        assert len(field_help(GRPOConfig)[field.name]) > 5, field.name
     arguments = vars(build_parser().parse_args(["train", *typed]))
     given = GRPOConfig(**{field.name: arguments[field.name] for field in fields(GRPOConfig)})
     expected = {"reward_weights": (1.0, 0.5), "epsilon_high": 0.3, "memory_budget_gib": 4.5}
@@ -277,28 +281,28 @@ FAULT = Check("memory", False, "1.0 of 4.0 GiB available", "Close other programs
 
 
 def test_doctor(capsys, monkeypatch):
-    monkeypatch.setattr("grpo_edu.hardware.doctor_checks", lambda: [WELL])
+    monkeypatch.setattr("grpo_edu.machine.hardware.doctor_checks", lambda: [WELL])
     assert main(["doctor", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
     assert found["ok"] is True and found["checks"] == [asdict(WELL)]
     assert found["cpu"]["torch_threads"] >= 1  # the report is this machine's own
 
-    monkeypatch.setattr("grpo_edu.hardware.doctor_checks", lambda: [WELL, FAULT])
+    monkeypatch.setattr("grpo_edu.machine.hardware.doctor_checks", lambda: [WELL, FAULT])
     assert main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["checks"][1]["remedy"] == "Close other programs."
     assert main(["doctor"]) == 1
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split()[:2] == ["ok", "Python"] and shown[1].split()[:2] == ["FAULT", "memory"]
-    assert shown[2].strip() == "Close other programs." and shown[-1] == "1 of 2 checks found a fault."
+    assert shown[0].split()[:2] == ["ok", "Python"] and shown[1].split()[:2] == ["PROBLEM", "memory"]
+    assert shown[2].strip() == "Close other programs." and "1 of 2" in shown[-1]
     assert any(line.startswith("  instruction sets") for line in shown)
 
 
 def test_doctor_measures_the_start_where_it_is_asked_to(capsys, monkeypatch):
     asked = []
     seconds = dict.fromkeys(PHASES + AFTERWARDS, 0.5)
-    monkeypatch.setattr("grpo_edu.startup.startup_anatomy", lambda: asked.append(True) or seconds)
-    monkeypatch.setattr("grpo_edu.hardware.doctor_checks", lambda: [WELL])
+    monkeypatch.setattr("grpo_edu.machine.startup.startup_anatomy", lambda: asked.append(True) or seconds)
+    monkeypatch.setattr("grpo_edu.machine.hardware.doctor_checks", lambda: [WELL])
     assert main(["doctor"]) == 0 and not asked
     capsys.readouterr()
     assert main(["doctor", "--startup", "--json"]) == 0
@@ -317,7 +321,8 @@ def test_train_through_trl_in_bfloat16(policy_dir, tmp_path, capsys):
     asked = json.loads((tmp_path / "run" / "config.json").read_text())
     assert asked["backend"] == "trl" and asked["dtype"] == "bfloat16"
     assert main([*arguments, "--backend", "trl", "--overwrite", "--advantage-estimator", "rloo"]) == 2
-    assert "TRL's GRPOTrainer has no 'rloo'" in complaint(capsys)
+    refusal = complaint(capsys)
+    assert "--advantage-estimator" in refusal and "'rloo'" in refusal and "choose 'group'" in refusal
 
 
 def test_doctor_looks_at_this_machine(capsys):

@@ -9,25 +9,36 @@ from pathlib import Path
 import pytest
 from slurm_cluster import run_job, slurm_cluster
 
-from grpo_edu.cli import main
-from grpo_edu.cluster import ClusterJob, accelerate_config, deepspeed_config, sbatch_script, write_job
-from grpo_edu.profiles import load_profile
-from grpo_edu.run_log import read_log
+from grpo_edu.cli.main import main
+from grpo_edu.runs.log import read_log
+from grpo_edu.runs.profiles import load_profile
+from grpo_edu.scale.cluster import ClusterJob, deepspeed_config, sbatch_script, write_job
+from grpo_edu.scale.trl_backend import trl_settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROFILE = load_profile("cluster-lora")
 
 
+TINY = {
+    "model": "tiny",
+    "data": "basic",
+    "dtype": "float32",
+    "steps": 2,
+    "prompts-per-step": 4,
+    "num-generations": 4,
+    "max-completion-length": 32,
+    "n": 10,
+}
+
+
 def test_a_slurm_of_two_nodes_runs_the_job(tmp_path):
     with slurm_cluster(nodes=2) as environment:
         options = ["--nodes", "2", "--gpus-per-node", "0", "--cpus-per-task", "1", "--time", "20"]
-        train = ["--model", "tiny", "--data", "basic", "--dtype", "float32", "--steps", "2", "--prompts-per-step", "4",
-                 "--num-generations", "4", "--max-completion-length", "32", "--n", "10"]  # fmt: skip
+        train = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
         assert main(["cluster", *options, "--output", str(tmp_path), "--", *train]) == 0
         state, log = run_job(tmp_path / "job.sbatch", {**environment, "PYTHONPATH": str(REPOSITORY)})
     assert state == "COMPLETED", log
     assert "on node[1-2]" in log and "accelerate_cpu.yaml" in log
-    assert log.count("Saved in") == 1  # two processes, one voice
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["steps"], result["failure"], result["accuracy_after"]["n"]) == (2, "", 10)
     assert [step["step"] for step in read_log(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
@@ -35,44 +46,64 @@ def test_a_slurm_of_two_nodes_runs_the_job(tmp_path):
 
 
 def test_processes_share_the_epochs_of_the_profile():
-    alone, eight = (ClusterJob(PROFILE, nodes=nodes, gpus_per_node=gpus) for nodes, gpus in ((1, 0), (4, 2)))
-    assert (alone.processes, alone.settings) == (1, {"prompts_per_step": 1, "max_steps": 22419})
-    # 22,419 prompts are three epochs of 7,473; eight processes take eight a step
-    assert (eight.processes, eight.settings["prompts_per_step"], eight.settings["max_steps"]) == (8, 8, 2803)
-    typed = ClusterJob(PROFILE.override({"prompts_per_step": 6}), given={"prompts_per_step": 6}, nodes=2)
-    assert typed.settings == {"checkpoint_every": 0}
+    def batch(**options):
+        config = ClusterJob(**{"profile": PROFILE, **options}).adapted.config()
+        return config.prompts_per_step, config.max_steps
+
+    # 22,419 prompts are three epochs of 7,473; eight processes take eight per step
+    assert batch(gpus_per_node=0) == (1, 22419) and batch(nodes=4, gpus_per_node=2) == (8, 2803)
+    chosen = {"profile": PROFILE.override({"prompts_per_step": 6, "max_steps": 9}), "nodes": 2}
+    assert batch(**chosen, fixed=["prompts_per_step"]) == (6, 9) and batch(**chosen, fixed=["max_steps"]) == (12, 9)
+
+
+def test_the_published_recipe_reaches_trl(tmp_path):
+    """LoRA of rank 16 and alpha 32 on q, k, v and o, bf16, ZeRO-2 offloaded, batch 1 x accumulation 8, three epochs."""
+    write_job(ClusterJob(PROFILE, micro_batch_size=1), tmp_path)
+    assert "--micro-batch-size 1)" in (tmp_path / "job.sbatch").read_text()
+    request = load_profile(tmp_path / "job.json").request()
+    assert (request.lora_rank, request.lora_alpha, request.dtype, request.data) == (16, 32, "bfloat16", ("gsm8k",))
+    assert request.lora_targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+    settings = trl_settings(request.config, micro_batch_size=1)
+    assert (settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]) == (1, 8)
+    assert (settings["learning_rate"], settings["max_steps"]) == (5e-5, 3 * 7473)
+    zero = json.loads((tmp_path / "deepspeed.json").read_text())
+    assert (zero["train_micro_batch_size_per_gpu"], zero["gradient_accumulation_steps"]) == (1, 8)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "word"),
+    ("wrong", "words"),
     [
-        ({"nodes": 0}, "nodes: 0 must be at least 1"),
+        ({"nodes": 0}, "nodes: 0 .* at least 1"),
         ({"gpus_per_node": -1}, "gpus_per_node: -1"),
-        ({"time": "soon"}, "time: 'soon' is none; say hours"),
+        ({"time": "soon"}, "time: 'soon' .* HH:MM:SS"),
         ({"partition": "gpu; rm -rf ~"}, "partition: .* must be one word"),
         ({"account": "a\n#SBATCH --nodes=99"}, "account: .* must be one word"),
-        ({"given": {"checkpoint_every": 5}}, "checkpoint_every: DeepSpeed spreads .*--no-deepspeed"),
-        ({"given": {"prompts_per_step": 2}, "nodes": 3}, "prompts_per_step: 2 cannot be shared by 3 processes"),
+        ({"rollout": "llama"}, "rollout: 'llama' .* vllm"),
+        ({"micro_batch_size": 3}, "micro_batch_size: 3 .* divisor of 8"),
+        ({"fixed": ["prompts_per_step"], "nodes": 3}, "prompts_per_step: 1 .* 3 processes"),
+        ({"profile": PROFILE.override({"rollout_quantization": "bf16"})}, "rollout_quantization: 'bf16'"),
+        ({"profile": PROFILE.override({"dtype": "auto"})}, "dtype: 'auto' .* bfloat16"),
     ],
 )
-def test_what_no_job_can_be_is_refused(wrong, word):
-    with pytest.raises(ValueError, match=word):
-        ClusterJob(PROFILE, **wrong)
+def test_what_no_job_can_be_is_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        ClusterJob(**{"profile": PROFILE, **wrong})
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_bash_reads_the_script_and_a_strange_folder_stays_one_word(gpus, tmp_path):
     folder = tmp_path / "it's $HOME; a folder"
-    job = ClusterJob(PROFILE, typed=["--model", "/data/my model"], gpus_per_node=gpus)
-    script = write_job(job, folder)[0]
+    script = write_job(ClusterJob(PROFILE, gpus_per_node=gpus, rollout="transformers"), folder)[0]
     assert subprocess.run(["bash", "-n", script], capture_output=True).returncode == 0
     shown = script.read_text().replace("srun", "exit 0; srun", 1)
-    shown = shown.replace('echo "job', 'printf "%s\\n" "$FOLDER" "${TRAIN[@]}"; echo "job', 1)
+    shown = shown.replace('echo "job', 'printf "%s\\n" "${TRAIN[@]}"; echo "job', 1)
     environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
     done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, env=environment)
-    lines = done.stdout.splitlines()
-    assert lines[0] == str(folder) and "/data/my model" in lines and f"{folder}/run" in lines, done.stderr
-    assert lines[-1].startswith("job 7 on n1") and ":20007, accelerate_cpu.yaml" in lines[-1]
+    *train, last = done.stdout.splitlines()
+    places = ["--profile", f"{folder}/job.json", "--output", f"{folder}/run"]
+    assert train == ["-m", "grpo_edu.scale.trl_job", *places, "--rollout", "transformers"], done.stderr
+    assert last.startswith("job 7 on n1") and ":20007, accelerate_cpu.yaml" in last
+    assert load_profile(folder / "job.json").request().lora_rank == 16
 
 
 def test_accelerate_reads_both_configs(tmp_path):
@@ -83,16 +114,17 @@ def test_accelerate_reads_both_configs(tmp_path):
     assert (gpu.distributed_type.value, gpu.num_machines, gpu.num_processes) == ("DEEPSPEED", 3, 6)
     assert gpu.deepspeed_config["deepspeed_config_file"] == str(tmp_path / "deepspeed.json")
     assert (cpu.distributed_type.value, cpu.use_cpu, cpu.num_processes) == ("MULTI_GPU", True, 3)
-    plain = accelerate_config(ClusterJob(PROFILE, deepspeed=False), tmp_path, gpu=True)
-    assert plain["distributed_type"] == "MULTI_GPU" and "deepspeed_config" not in plain
+    write_job(ClusterJob(PROFILE, deepspeed=False), tmp_path, overwrite=True)
+    plain = load_config_from_file(str(tmp_path / "accelerate_gpu.yaml"))
+    assert plain.distributed_type.value == "MULTI_GPU" and not plain.use_cpu and not plain.deepspeed_config
 
 
 def test_deepspeed_reads_its_config(tmp_path):
-    """By DeepSpeed's own parser, in a process of its own: beside other packages it would be imported by them."""
+    """By DeepSpeed's own parser, in a process of its own: in this one, other packages would import it as well."""
     place = os.environ.get("GRPO_EDU_DEEPSPEED")
     if not place:
-        pytest.skip("DeepSpeed is not here: pip install --target DIR deepspeed, and GRPO_EDU_DEEPSPEED=DIR, as .ci/run")
-    (tmp_path / "deepspeed.json").write_text(json.dumps(deepspeed_config(PROFILE)))
+        pytest.skip("DeepSpeed is not installed: pip install --target DIR deepspeed; GRPO_EDU_DEEPSPEED=DIR (.ci/run)")
+    (tmp_path / "deepspeed.json").write_text(deepspeed_config(ClusterJob(PROFILE)))
     code = (
         "import sys; from deepspeed.runtime.config import DeepSpeedConfig; found = DeepSpeedConfig(sys.argv[1]); "
         "zero = found.zero_config; print(zero.stage == 2, zero.offload_optimizer.device == 'cpu', "
@@ -107,9 +139,13 @@ def test_deepspeed_reads_its_config(tmp_path):
 def test_files_are_replaced_only_when_asked(tmp_path):
     job = ClusterJob(PROFILE)
     assert {path.name for path in write_job(job, tmp_path)} == {
-        "job.sbatch", "accelerate_gpu.yaml", "accelerate_cpu.yaml", "deepspeed.json",
-    }  # fmt: skip
-    with pytest.raises(FileExistsError, match="is there already"):
+        "job.sbatch",
+        "job.json",
+        "accelerate_gpu.yaml",
+        "accelerate_cpu.yaml",
+        "deepspeed.json",
+    }
+    with pytest.raises(FileExistsError, match="already exists"):
         write_job(job, tmp_path)
     write_job(job, tmp_path, overwrite=True)
 
@@ -117,9 +153,9 @@ def test_files_are_replaced_only_when_asked(tmp_path):
 @pytest.mark.parametrize(
     ("typed", "word"),
     [
-        (["--", "--output", "x"], "output: is not given after --"),
-        (["--profile", "cluster-lorra"], "do you mean cluster-lora?"),
-        (["--nodes", "3", "--", "--prompts-per-step", "2"], "cannot be shared by 3 processes"),
+        (["--", "--output", "x"], "--output cannot be given after --"),
+        (["--profile", "cluster-lorra"], "cluster-lora"),
+        (["--nodes", "3", "--", "--prompts-per-step", "2"], "3 processes"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(typed, word, tmp_path, capsys):
@@ -130,10 +166,18 @@ def test_bad_input_is_one_line_and_writes_nothing(typed, word, tmp_path, capsys)
     assert not (tmp_path / "job").exists()
 
 
-def test_the_script_names_what_the_cluster_asks_for():
+def test_the_script_names_what_the_job_asks_for():
     script = sbatch_script(ClusterJob(PROFILE, nodes=2, memory="32G", partition="gpu", account="course"), Path("/x"))
     asked = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
     assert asked == [
-        "job-name=grpo-cluster-lora", "nodes=2", "ntasks-per-node=1", "cpus-per-task=8", "gpus-per-node=1", "mem=32G",
-        "time=08:00:00", "partition=gpu", "account=course", "output=/x/%x-%j.log",
-    ]  # fmt: skip
+        "job-name=grpo-cluster-lora",
+        "nodes=2",
+        "ntasks-per-node=1",
+        "cpus-per-task=8",
+        "gpus-per-node=1",
+        "mem=32G",
+        "time=08:00:00",
+        "partition=gpu",
+        "account=course",
+        "output=/x/%x-%j.log",
+    ]

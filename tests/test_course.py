@@ -121,10 +121,7 @@ def made(scratch) -> Path:
 def test_setup_makes_a_complete_environment(made):
     python = load(made / "course.py").PYTHON
     found = subprocess.run(
-        [python, "-c", "import backend, torch; print(backend.__file__)"],
-        cwd="/",
-        capture_output=True,
-        text=True,
+        [python, "-c", "import backend, torch; print(backend.__file__)"], cwd="/", capture_output=True, text=True
     )
     assert Path(found.stdout.strip()) == made / "backend.py"
 
@@ -153,7 +150,7 @@ def test_every_part_of_the_tests_runs_even_after_one_failed(made):
     assert "No module named ruff" in output
     assert "No module named pytest" in output
     failed = "FAILED with exit code 1"
-    assert output.endswith(f"course: ruff: {failed}, types: {failed}, tests: {failed}\n")
+    assert output.endswith(f"course: ruff: {failed}, format: {failed}, types: {failed}, tests: {failed}\n")
 
 
 def test_new_pins_are_installed_and_a_missing_one_is_named(made):
@@ -203,9 +200,7 @@ def test_no_network_has_a_clear_word(made, monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     with pytest.raises(here.Stop, match="no connection to the package index"):
-        here.attempt(
-            here.PYTHON, "-m", "pip", "install", "--retries", "1", "--index-url", closed, "surely-absent==1.0"
-        )
+        here.attempt(here.PYTHON, "-m", "pip", "install", "--retries", "1", "--index-url", closed, "surely-absent==1.0")
     assert "no answer from the package index yet" in capsys.readouterr().out
 
 
@@ -227,9 +222,7 @@ def test_a_python_without_ensurepip_is_told_the_package(bare, monkeypatch, capsy
 
 @pytest.mark.parametrize("version", [(3, 6, 15), (3, 10, 13), (3, 14, 0)])
 def test_an_unsupported_python_is_told_which_to_use(course, version):
-    with pytest.raises(
-        course.Stop, match=rf"this is Python 3\.{version[1]}, .* run `python3.12 course.py lab`"
-    ):
+    with pytest.raises(course.Stop, match=rf"this is Python 3\.{version[1]}, .* run `python3.12 course.py lab`"):
         course.check_python(version, which=lambda name: name == "python3.12")
     with pytest.raises(course.Stop, match="install 3.12"):
         course.check_python(version, which=lambda name: None)
@@ -269,15 +262,11 @@ def test_every_dependency_is_pinned_within_its_range():
     for text in project["dependencies"] + project["optional-dependencies"]["test"]:
         wanted = Requirement(text)
         assert wanted.name in pins, f"{wanted.name} is in pyproject.toml and not in requirements.txt"
-        assert wanted.specifier.contains(pins[wanted.name]), (
-            f"{text} leaves out the tested {pins[wanted.name]}"
-        )
+        assert wanted.specifier.contains(pins[wanted.name]), f"{text} leaves out the tested {pins[wanted.name]}"
 
 
 def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
-    pytest.importorskip(
-        "hatchling", reason="the build backend is in requirements.txt and is not installed here"
-    )
+    pytest.importorskip("hatchling", reason="the build backend is in requirements.txt and is not installed here")
     source = tmp_path / "source"
     ignore = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".*_cache")
     shutil.copytree(REPOSITORY, source, ignore=ignore)
@@ -291,9 +280,9 @@ def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
     assert Path("models", "tiny", "model.safetensors") in shipped
     for path in shipped:
         assert (site / "grpo_edu" / "_data" / path).read_bytes() == (source / "data" / path).read_bytes()
-    ask = "from grpo_edu.checks.diagnosis import stored_curves; assert len(stored_curves('healthy')) == 5"
+    ask = "from grpo_edu.checks.inputs import stored_curves; assert len(stored_curves('healthy')) == 5"
     told = subprocess.run(
-        [sys.executable, "-c", f"{ask}; from grpo_edu.data import data_dir; print(data_dir())"],
+        [sys.executable, "-c", f"{ask}; from grpo_edu.problems.templates import data_dir; print(data_dir())"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,

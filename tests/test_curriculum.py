@@ -9,24 +9,18 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_policy import same_weights
+from small_policy import names_in, same_weights
 
-from grpo_edu.cli import main
+from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig, SupervisedConfig
-from grpo_edu.curricula import (
-    PROFILES,
-    Curriculum,
-    Protection,
-    Stage,
-    curriculum_from_dict,
-    load_curriculum,
-)
-from grpo_edu.curriculum import Progress, make_anchor, mix_in, run_curriculum, train_stage
-from grpo_edu.curriculum_runs import fingerprint, read_progress, resume_curriculum, start_curriculum
-from grpo_edu.data import load_problems
-from grpo_edu.ewc import copy_params
-from grpo_edu.fisher import lightning_fisher
+from grpo_edu.continual.curriculum import Progress, make_anchor, mix_in, run_curriculum, train_stage
+from grpo_edu.continual.ewc import copy_params
+from grpo_edu.continual.fisher import lightning_fisher
+from grpo_edu.continual.runs import read_progress, resume_curriculum, start_curriculum
+from grpo_edu.continual.stages import PROFILES, Curriculum, Protection, Stage, curriculum_from_dict, load_curriculum
 from grpo_edu.models import load_policy
+from grpo_edu.problems.files import load_problems
+from grpo_edu.runs.checkpoint import fingerprint
 
 SMALL = SupervisedConfig(max_steps=2, prompts_per_step=2, learning_rate=1e-3)
 SMALL_GRPO = GRPOConfig(max_steps=2, prompts_per_step=2, num_generations=2, max_completion_length=12)
@@ -67,8 +61,10 @@ def test_the_faithful_profile_has_the_published_settings():
 
 def test_a_profile_from_a_file(tmp_path):
     path = tmp_path / "mine.json"
-    stages = [{"name": "a", "data": "basic,advanced", "config": {"max_steps": 3}},
-              {"name": "b", "data": ["gsm8k"], "method": "grpo", "rewards": ["accuracy", "format"]}]  # fmt: skip
+    stages = [
+        {"name": "a", "data": "basic,advanced", "config": {"max_steps": 3}},
+        {"name": "b", "data": ["gsm8k"], "method": "grpo", "rewards": ["accuracy", "format"]},
+    ]
     path.write_text(json.dumps({"stages": stages, "protection": {"method": "replay", "strength": 0.25}}))
     curriculum = load_curriculum(path)
     assert curriculum.stages[0].data == ("basic", "advanced") and curriculum.stages[0].config.max_steps == 3
@@ -84,13 +80,13 @@ def stages_with(**changes):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (stages_with(data="basics"), "stage 'b': data: 'basics' is unknown; choose from basic"),
-        (stages_with(data=""), "data: no name given"),
+        (stages_with(data="basics"), "stage 'b': .*data.*'basics'.*basic"),
+        (stages_with(data=""), "data.*empty"),
         (stages_with(method="rl"), "stage 'b': method: 'rl' is unknown"),
         (stages_with(name="a"), "two have one name"),
         (stages_with(config={"num_generations": 4}), "config of stage 'b': 'num_generations' is unknown; it has"),
-        (stages_with(config={"max_steps": 0}), "max_steps: 0 must be at least 1"),
-        (stages_with(method="grpo", rewards=["fame"]), "stage 'b': rewards: 'fame' is unknown"),
+        (stages_with(config={"max_steps": 0}), "max_steps must be at least 1, got 0"),
+        (stages_with(method="grpo", rewards=["fame"]), "stage 'b': .*rewards.*'fame'"),
         (stages_with(level="basic"), "stage: 'level' is unknown"),
         ({"stages": [{"name": "a"}, {"name": "b"}]}, "data is missing"),
         ({"stages": [{"name": "a", "data": "basic"}]}, "a curriculum has at least two"),
@@ -105,7 +101,7 @@ def stages_with(**changes):
     ],
 )
 def test_what_is_wrong_is_named(content, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         curriculum_from_dict(content)
 
 
@@ -209,9 +205,15 @@ def test_problems_and_stages_must_go_together(policy_dir):
 def test_a_kept_curriculum(policy_dir, tmp_path):
     curriculum = Curriculum(STAGES[:2], PROTECTED)
     result = start_curriculum(curriculum, policy_dir, n=3, output=tmp_path / "run", bars=False)
-    names = {path.name for path in result.output.iterdir()}
-    assert names == {"config.json", "model", "matrix.json", "matrix.png", "summary.md", "stage-1",
-                     *(f"stage-{number}.json" for number in range(3))}  # fmt: skip
+    assert names_in(result.output) == {
+        "config.json",
+        "model",
+        "matrix.json",
+        "matrix.png",
+        "summary.md",
+        "stage-1",
+        *(f"stage-{number}.json" for number in range(3)),
+    }
     stored = json.loads((result.output / "matrix.json").read_text())
     assert stored["num_problems"] == [3, 3] and len(stored["solved"]) == 3
     assert set(stored["measures"]["forgetting"]) == {"value", "low", "high"}
@@ -241,6 +243,9 @@ def test_a_resumed_curriculum_ends_bit_for_bit_alike(whole, tmp_path, stages_don
     if stages_done < 3:
         shutil.rmtree(cut / "model")
     (cut / "stage-3").mkdir(exist_ok=True)
+    config = json.loads((cut / "config.json").read_text())
+    config["curriculum"]["stages"][0]["config"]["memory_budget_gib"] = None  # as earlier versions stored it
+    (cut / "config.json").write_text(json.dumps(config))
     result = resume_curriculum(cut, bars=False)
     assert same_weights(state(whole.output), state(cut))
     assert result.matrix == whole.matrix
@@ -256,9 +261,9 @@ def test_resuming_with_another_model_or_other_stages_is_refused(policy_dir, tmp_
     with torch.no_grad():
         next(model.parameters())[0, 0] += 1e-3
     model.save_pretrained(other)
-    with pytest.raises(ValueError, match="was started from another model"):
+    with pytest.raises(ValueError, match="another model"):
         resume_curriculum(tmp_path / "run", other)
-    with pytest.raises(ValueError, match="was started with other stages"):
+    with pytest.raises(ValueError, match="other stages"):
         resume_curriculum(tmp_path / "run", curriculum=Curriculum(STAGES[:2]))
     with pytest.raises(ValueError, match="holds no curriculum"):
         resume_curriculum(policy_dir)
@@ -278,7 +283,7 @@ def test_anchors_that_do_not_fit_are_refused_by_name(policy_dir, tmp_path):
 
 
 def test_a_broken_run_says_how_to_go_on(policy_dir, tmp_path, monkeypatch):
-    import grpo_edu.curriculum as module
+    import grpo_edu.continual.curriculum as module
 
     calls = []
 
@@ -291,7 +296,8 @@ def test_a_broken_run_says_how_to_go_on(policy_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "train_stage", broken)
     with pytest.raises(KeyboardInterrupt) as caught:
         start_curriculum(Curriculum(STAGES), policy_dir, n=2, output=tmp_path / "run", bars=False)
-    assert caught.value.__notes__ == [f"1 of 3 stages are kept; go on with --resume {tmp_path / 'run'}"]
+    (note,) = caught.value.__notes__
+    assert "1 of 3 stages" in note and note.endswith(f"--resume {tmp_path / 'run'}")
     monkeypatch.undo()
     assert resume_curriculum(tmp_path / "run", bars=False).matrix.tasks == ("first", "second", "third")
 
@@ -324,7 +330,8 @@ def test_curriculum_command(policy_dir, profile, tmp_path, capsys):
     assert main([*arguments, "--output", output, "--protect", "ewc", "--strength", "10"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^\| after sorting +\| +0 \| +0 \|$", shown, re.MULTILINE)
-    assert "forgetting: +0 points [+0, +0]" in shown and "Protection: ewc, strength 10" in shown
+    assert "average accuracy: 0% [0%, 0%]" in shown and "forgetting: +0 points [+0, +0]" in shown
+    assert "Protection: ewc, strength 10" in shown
     os.unlink(tmp_path / "run" / "stage-2.json")
     assert main(["curriculum", "--resume", output, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -335,12 +342,12 @@ def test_curriculum_command(policy_dir, profile, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--profile", "steep"], "profile: steep is neither a file"),
-        (["--protect", "ewc"], "strength: 0 protects nothing; give --strength"),
-        (["--protect", "ewc", "--strength", "-5"], "strength: -5.0 must be 0 or a positive number"),
-        (["--resume", "here", "--strength", "3"], "strength: a resumed curriculum keeps its own"),
+        (["--profile", "steep"], "--profile.*steep.*file"),
+        (["--protect", "ewc"], "--strength is 0.*--protect ewc"),
+        (["--protect", "ewc", "--strength", "-5"], "--strength.*-5.0"),
+        (["--resume", "here", "--strength", "3"], "--strength.*--resume"),
         (["--resume", "nowhere"], "holds no curriculum"),
-        (["--n", "0"], "n: 0 is fewer than one problem"),
+        (["--n", "0"], "--n is 0"),
         (["--model", "missing/folder/x"], "missing/folder/x"),
     ],
 )
@@ -348,5 +355,5 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys, tmp_p
     monkeypatch.chdir(tmp_path)
     assert main(["curriculum", *arguments]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and len(captured.err.splitlines()) == 1 and message in captured.err
+    assert captured.out == "" and len(captured.err.splitlines()) == 1 and re.search(message, captured.err)
     assert not (tmp_path / "runs").exists()

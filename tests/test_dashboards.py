@@ -30,10 +30,16 @@ STUDY = {
         }.items()
     ]
     + [
-        {"curriculum": "other", "arm": "none", "seed": 0, "tasks": ["c", "d"], "num_problems": [10, 10],
-         "solved": [[0, 0], [10, 0], [5, 10]]},
+        {
+            "curriculum": "other",
+            "arm": "none",
+            "seed": 0,
+            "tasks": ["c", "d"],
+            "num_problems": [10, 10],
+            "solved": [[0, 0], [10, 0], [5, 10]],
+        }
     ]
-}  # fmt: skip
+}
 
 
 def quantization():
@@ -79,7 +85,7 @@ EXPLORERS = {
         {
             "bits": (3, lambda d: d.error()),
             "kind": ("affine", lambda d: d.quantized().q.dtype),
-            "scales": ("one a row", lambda d: d.quantized().scale.shape),
+            "scales": ("per row", lambda d: d.quantized().scale.shape),
             "matrix": ("1", lambda d: d.weight().shape),
         },
     ),
@@ -174,7 +180,7 @@ def test_static_view_is_a_picture_with_a_caption_and_the_same_text_everywhere():
     explorer = AdvantageExplorer(4)
     bundle = explorer._repr_mimebundle_()
     assert bundle["text/plain"] == "<AdvantageExplorer>"
-    controls = "Run the cell for its controls: Rewards, G, completions, success rate p, scale_rewards."
+    controls = "Run the cell to use its controls: Rewards, G, completions, success rate p, scale_rewards."
     assert controls in bundle["text/html"]
     assert bundle["text/html"].count("<img alt=") == 1 and "Advantages of one group. 4 rewards" in bundle["text/html"]
     assert "application/vnd.jupyter.widget-view+json" in bundle

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_edu import data
-from grpo_edu.data import data_dir, load_gsm8k, load_problems, read_problems, to_dataset, write_problems
-from grpo_edu.problems import Problem
+from grpo_edu.problems import files as data
+from grpo_edu.problems import templates
+from grpo_edu.problems.files import load_gsm8k, load_problems, read_problems, to_dataset, write_problems
+from grpo_edu.problems.templates import Problem, data_dir
 
 PROBLEM = Problem("What is 2 + 3?", "5", "basic", "2 + 3 = 5. #### 5")
 OTHER = Problem("Wie groß ist 1\u20284 − 3?", "1", "basic", '"a"\n#### 1')
@@ -55,14 +56,8 @@ def test_blank_lines_windows_ends_and_other_fields_are_no_fault(tmp_path):
         ("{", r"bad\.jsonl:2: this line is not JSON \(.*\); repair or remove it"),
         ("{} {}", r"bad\.jsonl:2: this line is not JSON"),
         ("[1]", r"bad\.jsonl:2: expected a JSON object in braces, got list"),
-        (
-            LINE.replace("answer", "anwser"),
-            r"bad\.jsonl:2: the field 'answer' is missing; each line needs prompt, ans",
-        ),
-        (
-            LINE.replace('"5"', "5"),
-            r"bad\.jsonl:2: the field 'answer' must be a string, got int; put it in quotes",
-        ),
+        (LINE.replace("answer", "anwser"), r"bad\.jsonl:2: the field 'answer' is missing; each line needs prompt, ans"),
+        (LINE.replace('"5"', "5"), r"bad\.jsonl:2: the field 'answer' must be a string, got int; put it in quotes"),
         (LINE.replace('"5"', "null"), r"bad\.jsonl:2: the field 'answer' must be a string, got NoneType"),
     ],
 )
@@ -103,7 +98,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch, owner, name):
     write_problems(path, [PROBLEM])
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, full_disk)
-        with pytest.raises(OSError, match=r"No space left.*unchanged: make room.*mine\.jsonl") as caught:
+        with pytest.raises(OSError, match=r"No space left.*unchanged.*[Ff]ree space.*mine\.jsonl") as caught:
             write_problems(path, [OTHER])
     assert caught.value.errno == errno.ENOSPC
     assert read_problems(path) == [PROBLEM]
@@ -147,42 +142,34 @@ def test_load_problems(shipped):
     assert [p.prompt for p in load_problems("basic")] == ["basic train 0", "basic train 1", "basic train 2"]
     assert [p.prompt for p in load_problems("basic", "heldout")] == ["basic heldout 0"]
     both = load_problems(("basic", "sorting"), "train", n=2)
-    assert [p.prompt for p in both] == [
-        "basic train 0",
-        "basic train 1",
-        "sorting train 0",
-        "sorting train 1",
-    ]
+    assert [p.prompt for p in both] == ["basic train 0", "basic train 1", "sorting train 0", "sorting train 1"]
 
 
 def test_load_problems_refuses(shipped):
-    with pytest.raises(ValueError, match="level must be of basic, intermediate, advanced, .*; got 'hard'"):
+    with pytest.raises(ValueError, match="level must be .*basic, intermediate, advanced, .*; got 'hard'"):
         load_problems("hard")
-    with pytest.raises(ValueError, match="level must be of"):
+    with pytest.raises(ValueError, match="level must be"):
         load_problems(["basic", "hard"])
-    with pytest.raises(ValueError, match="level must be of"):
+    with pytest.raises(ValueError, match="level must be"):
         load_problems([])
     with pytest.raises(ValueError, match="split must be one of train, heldout; got 'test'"):
         load_problems("basic", "test")
     for n in (0, -1, 4):
-        with pytest.raises(ValueError, match="n must be from 1 to 3"):
+        with pytest.raises(ValueError, match="n must be .*1 and 3"):
             load_problems("basic", n=n)
 
 
 def test_data_dir_of_a_checkout_and_of_a_wheel(tmp_path, monkeypatch):
     package = tmp_path / "grpo_edu"
     package.mkdir()
-    monkeypatch.setattr(data, "__file__", str(package / "data.py"))
+    monkeypatch.setattr(templates, "__file__", str(package / "problems" / "templates.py"))
     assert data_dir() == package / "_data"
     (tmp_path / "data" / "problems").mkdir(parents=True)
     assert data_dir() == tmp_path / "data"
 
 
 GSM8K_LINE = json.dumps(
-    {
-        "question": "Clips?",
-        "answer": "48/2 = <<48/2=24>>24 in May.\nAll: 48+1,152 = $<<48+1152=1200>>1,200\n#### 1,200",
-    }
+    {"question": "Clips?", "answer": "48/2 = <<48/2=24>>24 in May.\nAll: 48+1,152 = $<<48+1152=1200>>1,200\n#### 1,200"}
 )
 
 
@@ -196,8 +183,8 @@ def test_a_gsm8k_record_becomes_a_problem(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (GSM8K_LINE.replace("####", "##"), r"train\.jsonl:2: the answer does not end in '#### number'"),
-        (GSM8K_LINE.replace("#### 1,200", "#### 5 or 6"), r"train\.jsonl:2: the answer does not end in"),
+        (GSM8K_LINE.replace("####", "##"), r"train\.jsonl:2: .*'#### number'"),
+        (GSM8K_LINE.replace("#### 1,200", "#### 5 or 6"), r"train\.jsonl:2: the answer"),
         (GSM8K_LINE[:-1], r"train\.jsonl:2: this line is not JSON"),
         (GSM8K_LINE.replace("question", "prompt"), r"train\.jsonl:2: the field 'question' is missing"),
     ],
@@ -210,13 +197,13 @@ def test_a_bad_gsm8k_line_is_named(tmp_path, line, message):
 
 def test_load_gsm8k_refuses(tmp_path):
     (tmp_path / "test.jsonl").write_text(GSM8K_LINE + "\n")
-    with pytest.raises(FileNotFoundError, match=r"no file .*train\.jsonl; name a folder with train\.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"file .*train\.jsonl does not exist.*train\.jsonl"):
         load_gsm8k("train", tmp_path)
     with pytest.raises(FileNotFoundError, match="absent"):
         load_gsm8k("train", tmp_path / "absent")
     with pytest.raises(ValueError, match="split must be one of train, test; got 'heldout'"):
         load_gsm8k("heldout", tmp_path)
-    with pytest.raises(ValueError, match="n must be from 1 to 1"):
+    with pytest.raises(ValueError, match="n must be .*1 and 1"):
         load_gsm8k("test", tmp_path, n=2)
 
 
@@ -246,7 +233,7 @@ def test_to_dataset():
 
 def test_importing_loads_no_heavy_library():
     code = (
-        "import sys, grpo_edu.data, grpo_edu.rewards; "
+        "import sys, grpo_edu.problems.files, grpo_edu.rewards; "
         "print(sorted({'torch', 'datasets', 'trl'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from benchmarks.broken_runs import CURVES, RESULTS, curves
-from grpo_edu.broken_runs import CASES
-from grpo_edu.checks.diagnosis import TROUBLES, Curve, name_trouble, stored_curves
+from grpo_edu.checks.diagnosis import TROUBLES, name_trouble
+from grpo_edu.checks.inputs import Curve, stored_curves
+from grpo_edu.studies.broken_runs import CASES
 
 
 def test_each_case_of_the_lab_has_its_trouble():

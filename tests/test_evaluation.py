@@ -11,8 +11,8 @@ from random_policy import byte_tokenizer, random_model
 
 import grpo_edu.rollout
 from grpo_edu.evaluation import Comparison, Evaluation, compare, evaluate, paired_bootstrap
-from grpo_edu.gym import gym_problems
-from grpo_edu.problems import Problem, make_problems
+from grpo_edu.problems.gym import gym_problems
+from grpo_edu.problems.templates import Problem, make_problems
 
 
 def evaluation(correct, levels=None, prompts=None, completions=None):
@@ -43,7 +43,7 @@ def scripted(monkeypatch, completions, seen=None):
 
     def generate(model, tokenizer, prompts, **options):
         if seen is not None:
-            seen.append((list(prompts), options, model.training))
+            seen.append((list(prompts), options))
         written = [next(text for question, text in completions.items() if question in prompt) for prompt in prompts]
         mask = torch.ones(len(written), 3)
         return type("Written", (), {"completions": written, "completion_mask": mask})
@@ -80,7 +80,7 @@ def test_worked_share_counts_completions_with_an_equation_right_or_wrong():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (dict(correct=[True], answers=[]), "one length"),
+        (dict(correct=[True], answers=[]), "same length"),
         (dict(correct=[], answers=[], prompts=[], levels=[], completions=[]), "at least one problem"),
     ],
 )
@@ -120,7 +120,7 @@ def test_compare_refuses_other_problems_and_another_order():
     before = evaluation([True, False])
     with pytest.raises(ValueError, match="same problems in the same order"):
         compare(before, evaluation([True, False], prompts=["question 1", "question 0"]))
-    with pytest.raises(ValueError, match=r"before \(2 problems\) and after \(3\)"):
+    with pytest.raises(ValueError, match="before and after.*2 and 3 problems"):
         compare(before, evaluation([True, False, True]))
 
 
@@ -139,12 +139,11 @@ def test_evaluate_scores_in_the_order_of_the_problems(monkeypatch, policy, probl
     assert result.answers == ["36", None, "tails"]
     assert result.correct == [True, False, False]
     assert result.num_tokens == [3, 3, 3]
-    batches = [[len(prompt) for prompt in prompts] for prompts, _, _ in seen]
+    batches = [[len(prompt) for prompt in prompts] for prompts, _ in seen]
     assert batches == [sorted(batches[0]), batches[1]] and len(batches[0]) == 2 and batches[0][-1] <= batches[1][0]
-    for _, options, training in seen:
-        assert not training, "no dropout while answering"
+    for _, options in seen:
         assert (options["num_generations"], options["temperature"], options["max_completion_length"]) == (1, 0.7, 11)
-    assert all("<|im_start|>assistant" in prompt for prompts, _, _ in seen for prompt in prompts)
+    assert all("<|im_start|>assistant" in prompt for prompts, _ in seen for prompt in prompts)
 
 
 def test_what_evaluate_does_when_nothing_is_said(monkeypatch, policy):
@@ -153,8 +152,8 @@ def test_what_evaluate_does_when_nothing_is_said(monkeypatch, policy):
     scripted(monkeypatch, {"?": "#### 1"}, seen)
     monkeypatch.setattr(sys, "stderr", stream)
     assert evaluate(*policy, [Problem("?", "1", "basic", "")] * 65).k == 65
-    assert [len(prompts) for prompts, _, _ in seen] == [64, 1] and not stream.getvalue()
-    for _, options, _ in seen:
+    assert [len(prompts) for prompts, _ in seen] == [64, 1] and not stream.getvalue()
+    for _, options in seen:
         assert (options["temperature"], options["max_completion_length"]) == (1.0, 96)
         assert options["generator"].initial_seed() == 0
 
@@ -218,11 +217,10 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("stream", "progress", "shown"), [
-    (Terminal(), True, True),
-    (Terminal(), False, False),
-    (io.StringIO(), True, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stream", "progress", "shown"),
+    [(Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)],
+)
 def test_a_bar_is_shown_in_a_terminal_only_and_when_asked(monkeypatch, policy, problems, stream, progress, shown):
     scripted(monkeypatch, {"apples": "#### 36", "1 + 1": "#### 2", "Which": "#### heads"})
     monkeypatch.setattr(sys, "stderr", stream)

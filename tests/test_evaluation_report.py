@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo_edu import evaluation_report
-from grpo_edu.data import load_gsm8k
 from grpo_edu.evaluation import Evaluation, wilson_interval
-from grpo_edu.evaluation_report import EvaluationReport, reference_steps, report_evaluation
-from grpo_edu.memory import GIB
+from grpo_edu.fast.memory import GIB
+from grpo_edu.problems.files import load_gsm8k
+from grpo_edu.runs import summary as evaluation_report
+from grpo_edu.runs.summary import EvaluationReport, reference_steps, report_evaluation
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 COMPLETIONS = ["1+2=3. 3+4=8. #### 8", "1+2=3. #### 3", "I think #### 7", "2*3=6. 6+1=7. 7-1=6. #### 6"]

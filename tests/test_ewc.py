@@ -11,9 +11,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from grpo_edu.config import GRPOConfig, SupervisedConfig
-from grpo_edu.ewc import Anchor, anchor_penalty, copy_params, ewc_penalty, merge_anchors, uniform_fisher
-from grpo_edu.problems import make_problems
-from grpo_edu.supervised import finetune
+from grpo_edu.continual.ewc import Anchor, anchor_penalty, copy_params, ewc_penalty, merge_anchors, uniform_fisher
+from grpo_edu.continual.supervised import finetune
+from grpo_edu.problems.templates import make_problems
 from grpo_edu.trainer import train
 
 
@@ -96,11 +96,14 @@ TRAININGS = {
         model, tokenizer, PROBLEMS, SupervisedConfig(max_steps=6, prompts_per_step=2), penalty=penalty
     ),
     "grpo": lambda model, tokenizer, penalty: train(
-        model, tokenizer, PROBLEMS, lambda completions, **_: [float(len(text)) for text in completions],
+        model,
+        tokenizer,
+        PROBLEMS,
+        lambda completions, **_: [float(len(text)) for text in completions],
         GRPOConfig(max_steps=6, prompts_per_step=2, num_generations=4, max_completion_length=16, learning_rate=1e-3),
         penalty=penalty,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

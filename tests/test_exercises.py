@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from grpo_edu.exercises import main, student_version, write_exercises
+from grpo_edu.grading.exercises import main, student_version, write_exercises
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (REPOSITORY / "solutions").glob("*.ipynb"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.extraction import COMMAND, READERS, count_misread
-from grpo_edu.data import load_gsm8k
+from grpo_edu.problems.files import load_gsm8k
 
 STORED = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "extraction.json"
 
@@ -27,11 +27,7 @@ def test_what_each_reader_takes_for_the_answer(text, read):
 
 
 def test_counts_by_hand():
-    solutions = [
-        "9 + 6 = 15 of the 24.\n#### 15",
-        "2 * 600 = 1,200.\n#### 1,200",
-        "1 + 1 = 2\n2 * 2 = 4\n#### 4",
-    ]
+    solutions = ["9 + 6 = 15 of the 24.\n#### 15", "2 * 600 = 1,200.\n#### 1,200", "1 + 1 = 2\n2 * 2 = 4\n#### 4"]
     assert count_misread(solutions) == {
         "first_result": 2,
         "last_digits": 2,

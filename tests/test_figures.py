@@ -14,13 +14,22 @@ import matplotlib
 import matplotlib.style
 import nbformat
 import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 from nbval.plugin import get_sanitize_patterns
 from pictures import assert_readable
+from pytest import approx
 
-from grpo_edu.evaluation import Evaluation
-from grpo_edu.figure_style import COLORS, MARKERS, moving_mean
-from grpo_edu.figures import accuracy_comparison, html_image, loss_curve, training_curves
+from grpo_edu.evaluation import Estimate, Evaluation
+from grpo_edu.figures import advantages, continual, diagnosis, machine, objective, quantization
+from grpo_edu.figures.curves import accuracy_comparison, html_image, loss_curve, training_curves
+from grpo_edu.figures.evaluation import interval_rows, problems_needed_chart, threshold_bars
+from grpo_edu.figures.rewards import reward_against_accuracy
+from grpo_edu.figures.style import COLORS, MARKERS, moving_mean
+from grpo_edu.studies.broken_runs import CASES
 
 SANITIZE = Path(__file__).with_name("nbval_sanitize.cfg")
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -53,8 +62,48 @@ def evaluation(**counts):
     return Evaluation([f"q{row}" for row in range(n)], levels, ["#### 1"] * n, ["1"] * n, correct)
 
 
+def changed_run(condition, reward, accuracy):
+    changes = {"reward_change": reward, "accuracy_change": accuracy}
+    bars = {name: {"difference": d, "low": d - 0.05, "high": d + 0.1} for name, d in changes.items()}
+    return {"condition": condition, **bars}
+
+
 BEFORE = evaluation(basic=(60, 100), intermediate=(52, 100), advanced=(0, 100), coin_flip=(8, 8))
 AFTER = evaluation(basic=(100, 100), intermediate=(91, 100), advanced=(85, 100), coin_flip=(0, 8))
+REWARDS = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1])  # one of four right, three of four right, all right
+MEASURED = [(0.5, 0.4, 0.7), (0.2, 0.1, 0.3)]
+TASKS = ("stories", "coin_flip", "sorting")
+MATRIX = [[0.4, 0.5, 0.3], [0.9, 0.5, 0.0], [0.3, 1.0, 0.0], [0.05, 0.55, 0.66]]
+ESTIMATES = {"none": Estimate(0.4, 0.3, 0.5), "EWC": Estimate(0.05, -0.02, 0.12)}
+BOWLS = ((0.0, 0.0), (1.0, 9.0)), ((2.0, 1.0), (1.0, 1.0))
+FAULTY = [{"reward": [0.0, 0.1, 0.2], "kl": [0.0, 1.0, 5.0]}, {"reward": [0.2, 0.3, 0.4], "kl": [0.0, 2.0, 7.0]}]
+HEALTHY = [{"reward": [0.4, 0.6, 0.8]}, {"reward": [0.5, 0.7, 0.9]}]
+SECONDS = {"large": [4.0, 2.0, 2.5], "small": [1.0, 1.0, 2.0], "step": [3.0, 2.0, 2.0]}
+FORMATS = {"256 rows": {"fp32": 8.0, "bf16": 2.0, "int8": 16.0}, "1 row": {"fp32": 1.0, "bf16": 0.5, "int8": 0.5}}
+PARTS = {
+    "tiny": {"weights": 1.0, "gradients": 1.0, "cache": 0.5},
+    "Qwen2-0.5B": {"weights": 20.0, "gradients": 20.0, "optimizer": 40.0, "activations": 90.0, "logits": 5.0},
+}
+MEMORY = [(0.0, 100_000_000), (0.5, 300_000_000), (1.0, 200_000_000), (2.0, 250_000_000)]
+STAGES = [(0.0, "loading"), (0.25, "rollout"), (1.0, "learning"), (1.5, "rollout")]
+PEAKS = {"as it is": 1357e6, "logits in chunks": 782e6, "gradient checkpointing": 300e6}
+GUESSES = {"as it is": 1500e6, "logits in chunks": 800e6, "gradient checkpointing": 280e6}
+TUNING = {"GRPO, all weights": {1e-3: (20, 100), 1e-4: (90, 100)}, "GRPO, LoRA": {1e-3: (85, 100), 1e-2: (0, 100)}}
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
+PUSHES = {"grpo": torch.tensor([[0.2, 0.2, 0.0], [-0.1, 0.0, -0.4]]), "dapo": torch.zeros(2, 3)}
+STOPPED = {"grpo": torch.tensor([[False, False, False], [False, True, False]])}
+PANELS = {"Bias": {"k1": [0.0, 0.0, 0.0], "k3": [0.0, 0.1, 0.3]}, "Spread": {"k3": [1.0, 1.0, 2.0]}}
+GRIDS = {"coarse": [-1.0, 0.0, 1.0], "fine": [-1.0, -0.5, 0.0, 0.5, 1.0]}
+LOGPS = {"bf16": [-1.0, -2.1], "int8": [-1.1, -2.0], "int4": [-1.5, -2.5]}
+CHANGES = [
+    {"model": model, "scheme": scheme, "difference": 0.01 * n, "low": 0.01 * n - 0.02, "high": 0.01 * n + 0.02}
+    for n, (model, scheme) in enumerate([("a", "bf16"), ("a", "int8"), ("b", "bf16"), ("b", "int8")])
+]
+HACKED = [changed_run("equal weights", 0.30 + 0.01 * seed, -0.20 - 0.01 * seed) for seed in range(5)]
+SOUND = [changed_run("small weights", 0.25 + 0.01 * seed, 0.25 + 0.02 * seed) for seed in range(5)]
+FALSE_ALARMS = {"one comparison, one look": 0.02, "any of five seeds, three levels": 0.31}
+NEEDED = {"other problems": [40_000, 1500, 100], "same problems": [8000, 300, 20]}
+
 FIGURES = {
     "five panels": lambda: training_curves(history()),
     "four panels": lambda: training_curves([{k: v for k, v in row.items() if k != "kl"} for row in history()]),
@@ -65,6 +114,68 @@ FIGURES = {
     "one level": lambda: accuracy_comparison(evaluation(basic=(6, 10)), evaluation(basic=(10, 10))),
     "long labels": lambda: accuracy_comparison(BEFORE, AFTER, labels=("Qwen2-0.5B-Instruct", "after 30 GRPO steps")),
     "loss": lambda: loss_curve([6 / step for step in range(1, 200)], held_out={50: 0.5, 150: 0.1}),
+    "group dots": lambda: advantages.group_dots(REWARDS, 4),
+    "tie curves": advantages.tie_curves,
+    "tie shares": lambda: advantages.tie_shares(
+        [0.0, 0.4, 0.45, 1.0], [2, 8], MEASURED, {"one p": [0.5, 0.1], "each p": [0.5, 0.2]}
+    ),
+    "by count": lambda: advantages.advantages_by_count(8),
+    "pull": lambda: advantages.pull_by_difficulty(REWARDS, 4),
+    "baseline": lambda: advantages.baseline_curve(
+        [-1, 0, 1], [9, 1, 4], [6, 0.5, 3], [12, 2, 5], marks={"rewards 1 and 2": -1, "rewards 0 and 1": 0}
+    ),
+    "one matrix": lambda: continual.matrix_figure(MATRIX, TASKS),
+    "two matrices": lambda: continual.matrix_figure({"supervised": MATRIX, "GRPO": MATRIX}, TASKS),
+    "three matrices": lambda: continual.matrix_figure({"none": MATRIX, "EWC": MATRIX, "replay": MATRIX}, TASKS),
+    "estimates": lambda: continual.estimates_figure({"forgetting": ESTIMATES}, title="Forgetting"),
+    "two groups": lambda: continual.estimates_figure({"kept": ESTIMATES, "learned": ESTIMATES}, title="Both"),
+    "stability": lambda: continual.stability_figure(
+        {"EWC": {"10": (0.4, 0.9), "1000": (0.8, 0.7)}, "L2": {"1": (0.5, 0.6)}}
+    ),
+    "Fisher shares": lambda: continual.fisher_shares_figure({"true": {"a": 0.2, "b": 0.8}, "of a": {"a": 1, "b": 0}}),
+    "valley": lambda: continual.valley_figure(*BOWLS, {"plain": [(0, 0), (1, 0.4), (2, 1)], "EWC": [(0, 0), (1.5, 0)]}),
+    "vital signs": lambda: diagnosis.vital_signs({"A": (FAULTY, HEALTHY), "B": (FAULTY, [])}, ["reward", "kl"]),
+    "treatments": lambda: diagnosis.treatments({"A": ([0.0, 0.1], [0.5]), "B": ([1.0], [0.4, 0.6])}),
+    "outcomes": lambda: diagnosis.outcomes(
+        {"lr": ([0.0, 0.2], [0.8, 0.9]), "kl": ([0.5], [0.6])}, base=(0.4, 0.3, 0.5)
+    ),
+    "one series": lambda: interval_rows({"base": [8, 10]}, ["one", "two"], trials=10, title="Runs", reference=0.5),
+    "two series": lambda: interval_rows(
+        {"before": [131, 125], "after GRPO": [266, 248]}, ["seed 0", "seed 1"], trials=300, title="Seeds"
+    ),
+    "sixteen runs": lambda: interval_rows(
+        {"base": range(100, 116)}, [f"run {run}" for run in range(16)], trials=300, title="One model, sixteen times"
+    ),
+    "thresholds": lambda: threshold_bars(FALSE_ALARMS, threshold=0.025, title="False alarms", xlabel="share (%)"),
+    "problems needed": lambda: problems_needed_chart([0.01, 0.05, 0.2], NEEDED, sizes={"ours": 300}),
+    "threads": lambda: machine.thread_curves([1, 2, 4], SECONDS, cores=2),
+    "formats": lambda: machine.format_bars(FORMATS),
+    "parts": lambda: machine.stacked_bars(PARTS, title="Memory", unit="GiB"),
+    "memory": lambda: machine.memory_curve(MEMORY, STAGES, libraries=50_000_000),
+    "peaks": lambda: machine.peak_bars(PEAKS, GUESSES),
+    "rates": lambda: machine.accuracy_by_rate(TUNING),
+    "clip": objective.clip_curves,
+    "two-sided clip": lambda: objective.clip_curves(epsilon_high=0.28, delta=1.6),
+    "cispo": lambda: objective.clip_curves(loss_type="cispo", epsilon_high=1.5),
+    "lines": lambda: objective.line_panels(
+        [1, 10, 100], PANELS, xlabel="KL", ylabels=["nats"] * 2, xscale="log", guides=[2]
+    ),
+    "strip": lambda: objective.token_strip(["position", "␣", "(end)"] * 7, [0.0, 0.5, 1.0] * 7, title="Probability"),
+    "pushes": lambda: objective.token_push_maps(PUSHES, MASK, row_labels=["right, short", "wrong"], stopped=STOPPED),
+    "similarity": lambda: objective.similarity_map(["GRPO", "BNPO", "Dr. GRPO"], torch.eye(3) - 0.5, title="Cosines"),
+    "number lines": lambda: quantization.number_lines([0.2, -0.7], GRIDS),
+    "errors": lambda: quantization.error_curves([2, 8], {"one": [0.5, 0.01], "rows": [0.4, 0.005]}, title="Errors"),
+    "row ranges": lambda: quantization.row_ranges([0.1 * n for n in range(1, 40)], title="Rows"),
+    "bytes": lambda: quantization.byte_bars(
+        {"f": {"x": 4.0, "y": 8.0}, "q": {"x": 1.0, "y": 2.0}}, unit="MB", title="Bytes"
+    ),
+    "logps": lambda: quantization.logp_scatter([-1.0, -2.0], LOGPS),
+    "interval table": lambda: quantization.interval_table(CHANGES, margin=0.03, title="Accuracy"),
+    "speeds": lambda: quantization.speed_bars(
+        {"1 row": {"a": 1.0, "b": 4.0}, "8 rows": {"a": 2.0, "b": 3.0}}, title="x"
+    ),
+    "hacked": lambda: reward_against_accuracy(HACKED),
+    "both": lambda: reward_against_accuracy(HACKED + SOUND),
 }
 
 
@@ -73,11 +184,205 @@ def test_every_text_lies_inside_the_picture_and_overlaps_no_other(name):
     assert_readable(FIGURES[name]())
 
 
+def lines(axes):
+    """Label → points of the labeled lines."""
+    return {
+        line.get_label(): [(approx(x, abs=1e-3), approx(y, abs=1e-3)) for x, y in line.get_xydata().tolist()]
+        for line in axes.lines
+        if not line.get_label().startswith("_")
+    }
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def rows(axes):
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def bars(axes):
+    return [(approx(bar.get_x()), approx(bar.get_width())) for bar in axes.patches]
+
+
+def spans(axes, coordinate):
+    """From where to where the intervals of a picture reach along x (0) or y (1), one list per series."""
+    return [
+        [approx(sorted(segment[:, coordinate].tolist()), abs=0.05) for segment in container.lines[2][0].get_segments()]
+        for container in axes.containers
+    ]
+
+
+# figure → what is read from its panels, and the numbers that were worked out by hand
+NUMBERS = {
+    # the interval of the first level is Wilson's for 60 of 100
+    "comparison": (
+        lambda axes: (rows(axes)[-2:], texts(axes)[5:7], spans(axes, 0)[0][0]),
+        (["coin flip", "all"], ["100%", "91.0%"], [50.2, 69.1]),
+    ),
+    "loss": (lambda axes: lines(axes)["held out"], [(50, 0.5), (150, 0.1)]),
+    "tie curves": (lambda axes: [lines(axes)[f"G = {size}"][50] for size in (2, 4)], [(0.5, 0.5), (0.5, 0.125)]),
+    "tie shares": (
+        lambda left, right: ([patch.get_height() for patch in left.patches], spans(right, 1)),
+        ([1, 0, 0, 0, 2, 0, 0, 0, 0, 1], [[[0.4, 0.7], [0.1, 0.3]]]),
+    ),
+    # one of eight right: mean 1/8, sample standard deviation 0.3536
+    "by count": (
+        lambda scaled, centered: (lines(scaled)["of a right one"][0], lines(centered)["of a wrong one"][0]),
+        ((1, 0.875 / 0.3537), (1, -0.125)),
+    ),
+    # of one group, centered: 1.5 with one or three right and 2 with two; scaled: 1.5 / 0.5 against 2 / 0.5774
+    "pull": (
+        lambda one, batch: (lines(one)["centered"], lines(one)["scaled"][1], lines(batch)["scaled"]),
+        ([(0, 0), (1, 0.75), (2, 1), (3, 0.75), (4, 0)], (1, 3 / 3.4641), [(0, 0), (1, 50), (2, 0), (3, 50), (4, 0)]),
+    ),
+    "baseline": (
+        lambda axes: (lines(axes)["the same b for all"], [text.xy for text in axes.texts]),
+        ([(-1, 9), (0, 1), (1, 4)], [(-1, 9), (0, 1)]),
+    ),
+    "one matrix": (
+        lambda axes: (texts(axes), [(patch.get_x() + 0.46, patch.get_y() + 0.46) for patch in axes.patches]),
+        ([f"{100 * share:.0f}" for row in MATRIX for share in row], [approx((n, n + 1)) for n in range(3)]),
+    ),
+    "estimates": (lambda axes: spans(axes, 0), [[[30, 50], [-2, 12]]]),
+    "stability": (lambda axes: (lines(axes)["EWC"], texts(axes)), ([(40, 90), (80, 70)], ["10", "1000"])),
+    "treatments": (
+        lambda first, second: (lines(first)["faulty"], lines(first)["fixed"]),
+        ([(1, 0), (2, 0.1)], [(3, 0.5)]),
+    ),
+    "outcomes": (
+        lambda axes: [line.get_xdata()[0] for line in axes.lines if line.get_linewidth() == 2.5],
+        approx([10, 85, 50, 60]),
+    ),
+    "one series": (lambda axes: spans(axes, 0), [[[49.0, 94.3], [72.2, 100]]]),  # Wilson's for 8 and 10 of 10
+    "thresholds": (lambda axes: [to_hex(bar.get_facecolor()).upper() for bar in axes.patches], list(COLORS[:2])),
+    "problems needed": (lambda axes: lines(axes)["same problems"], [(1, 8000), (5, 300), (20, 20)]),
+    "threads": (
+        lambda axes: (lines(axes)["large"], lines(axes)["ideal"]),
+        ([(0, 1), (1, 2), (2, 1.6)], [(0, 1), (1, 2), (2, 2)]),
+    ),
+    "formats": (lambda axes: [bar.get_width() for bar in axes.patches], [1, 1, 4, 2, 0.5, 2]),
+    "parts": (lambda axes: (bars(axes)[6:8], texts(axes)), ([(2.5, 0), (40, 40)], ["2.5", "175"])),
+    "memory": (
+        lambda axes: (lines(axes)["peak"], bars(axes), [patch.get_facecolor()[:3] for patch in axes.patches]),
+        ([(0.5, 250)], [(0, 0.25), (0.25, 0.75), (1, 0.5), (1.5, 0.5)], [to_rgb(COLORS[n]) for n in (0, 1, 2, 1)]),
+    ),
+    "peaks": (
+        lambda axes: (bars(axes), lines(axes)["estimated"]),
+        ([(0, 1357), (0, 782), (0, 300)], [(1500, 0), (800, 1), (280, 2)]),
+    ),
+    "rates": (
+        lambda axes: (lines(axes)["GRPO, all weights"], spans(axes, 1)[0][0]),
+        ([(1e-4, 90), (1e-3, 20)], [82.56, 94.48]),
+    ),
+    "strip": (lambda axes: texts(axes)[:3], ["position", "0.00", "␣"]),
+    "pushes": (lambda grpo, dapo: (texts(grpo), texts(dapo)), ([".20", ".20", "−.10", "×", "−.40"], [".00"] * 5)),
+    "similarity": (lambda axes: texts(axes)[:4], ["0.50", "−0.50", "−0.50", "−0.50"]),
+    "number lines": (
+        lambda coarse, fine: [axes.lines[4 + 3 * n].get_xdata() for axes in (coarse, fine) for n in (0, 1)],
+        [[0.0], [-1.0], [0.0], [-0.5]],
+    ),
+    "errors": (lambda axes: [line.get_ydata().tolist() for line in axes.lines], [approx([50, 1]), approx([40, 0.5])]),
+    "bytes": (
+        lambda axes: (bars(axes), texts(axes)),
+        ([(0, 4), (0, 1), (4, 8), (1, 2)], ["12 MB", "3 MB, 4.0× smaller"]),
+    ),
+    "logps": (lambda *panels: panels[2].lines[1].get_ydata().tolist(), [-1.5, -2.5]),
+    "interval table": (lambda axes: spans(axes, 0), [[[-2, 2], [0, 4]], [[-1, 3], [1, 5]]]),
+    "speeds": (lambda axes: texts(axes), ["1.0", "2.0", "4.0", "3.0"]),
+    "hacked": (
+        lambda axes: (
+            axes.containers[0].lines[0].get_xydata()[0].tolist(),
+            axes.get_ylim()[1] > 0,
+            spans(axes, 0)[0][0],
+        ),
+        (approx([0.3, -20]), True, [0.25, 0.4]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_figures_show_the_numbers_they_were_given(name):
+    read, expected = NUMBERS[name]
+    assert read(*FIGURES[name]().axes) == expected
+
+
+# what is refused, and the argument or value that the message must name
+REFUSED = [
+    (lambda: training_curves([]), "history"),
+    (lambda: training_curves([{"step": 1, "lr": 0.1}]), "reward"),
+    (lambda: training_curves([{"reward": 1.0}], window=0), "window"),
+    (lambda: loss_curve([]), "losses"),
+    (lambda: loss_curve([1.0, 0.0]), "positive"),
+    (lambda: loss_curve([1.0, 2.0], steps=[1]), "1 and 2"),
+    (lambda: html_image(Figure(), "  "), "alt"),
+    (lambda: advantages.group_dots(torch.zeros(3), 2), "num_generations"),
+    (lambda: advantages.tie_shares([0.5], [2], [], {}), "measured.* 0"),
+    (lambda: advantages.tie_shares([0.5], [2], MEASURED[:1], {"one p": []}), "one p"),
+    (lambda: advantages.pull_by_difficulty(torch.tensor([1.0, 0, 0]), 3), "num_generations.* 3"),
+    (lambda: advantages.pull_by_difficulty(torch.tensor([1.0, 0.5]), 2), "rewards"),
+    (lambda: advantages.pull_by_difficulty(torch.ones(4), 2), "all groups tie"),
+    (lambda: advantages.baseline_curve([0, 1], [1.0], [1.0], [1.0]), "baselines"),
+    (lambda: continual.matrix_figure(MATRIX[:2], TASKS), "accuracies.* 4 rows of 3"),
+    (lambda: continual.matrix_figure({}, TASKS), "accuracies"),
+    (lambda: continual.estimates_figure({}, title="x"), "estimates"),
+    (lambda: continual.stability_figure({"EWC": {}}), "curves"),
+    (lambda: diagnosis.vital_signs({}), "patients"),
+    (lambda: diagnosis.vital_signs({"A": (FAULTY, HEALTHY)}, ["pulse"]), "signs.*pulse.*reward"),
+    (lambda: diagnosis.treatments({}), "patients"),
+    (lambda: diagnosis.treatments({"A": ([0.0], [1.0])}, sign="pulse"), "sign.*pulse.*reward"),
+    (lambda: diagnosis.outcomes({}, base=(0.4, 0.3, 0.5)), "cases"),
+    (lambda: interval_rows({}, ["a"], trials=3, title="t"), "counts"),
+    (lambda: interval_rows({"x": [1, 2]}, ["a"], trials=3, title="t"), "counts.*'x': 2"),
+    (lambda: interval_rows({"x": [4]}, ["a"], trials=3, title="t"), "successes.* 4"),
+    (lambda: threshold_bars({}, threshold=0.05, title="t", xlabel="x"), "shares"),
+    (lambda: threshold_bars({"a": 5}, threshold=0.05, title="t", xlabel="x"), "shares.* 5"),
+    (lambda: problems_needed_chart([], {}, sizes={}), "gains"),
+    (lambda: problems_needed_chart([0.1], {"a": [1, 2]}, sizes={}), "needed"),
+    (lambda: problems_needed_chart([0.1], {"a": [0]}, sizes={}), "positive"),
+    (lambda: machine.thread_curves([2, 4], {"a": [1.0, 1.0]}, cores=4), r"threads.*\[2, 4\]"),
+    (lambda: machine.thread_curves([1, 2], {"a": [1.0]}, cores=2), r"seconds\['a'\].* 2"),
+    (lambda: machine.format_bars({}), "seconds"),
+    (lambda: machine.format_bars({"a": {"fp32": 1.0}, "b": {"int8": 1.0}}), "seconds.*fp32"),
+    (lambda: machine.stacked_bars({}, title="t", unit="s"), "parts"),
+    (lambda: machine.stacked_bars({"a": {"b": -1.0}}, title="t", unit="s"), "parts.*-1"),
+    (lambda: machine.memory_curve([], STAGES), "curve"),
+    (lambda: machine.memory_curve(MEMORY, []), "stages"),
+    (lambda: machine.peak_bars({}, {}), "measured"),
+    (lambda: machine.peak_bars({"a": 1.0}, {"b": 1.0}), r"\['a'\] and \['b'\]"),
+    (lambda: machine.accuracy_by_rate({}), "tuning"),
+    (lambda: machine.accuracy_by_rate({"GRPO": {}}), "tuning.*GRPO"),
+    (lambda: objective.clip_curves(largest_ratio=1.0), "largest_ratio.* 1"),
+    (lambda: objective.clip_curves(loss_type="ppo"), "loss_type"),
+    (lambda: objective.line_panels([1], {}, xlabel="x", ylabels=[]), "panels.*ylabels"),
+    (lambda: objective.line_panels([1], {"a": {"b": [1.0, 2.0]}}, xlabel="x", ylabels=["y"]), "'b'.* 2"),
+    (lambda: objective.token_strip([], [], title="x"), "tokens"),
+    (lambda: objective.token_strip(["a"], [1.5], title="x"), "values"),
+    (lambda: objective.token_strip(["a"], [NAN], title="x"), "values"),
+    (lambda: objective.token_push_maps({}, MASK, row_labels=["a", "b"]), "pushes"),
+    (lambda: objective.token_push_maps(PUSHES, MASK[:1], row_labels=["a"]), "completion_mask"),
+    (lambda: objective.similarity_map(["a", "b", "c"], torch.eye(2), title="x"), r"similarity.*\(2, 2\)"),
+    (lambda: quantization.number_lines([], {"a": [0.0]}), "numbers"),
+    (lambda: quantization.number_lines([1.0], {"a": []}), "grids"),
+    (lambda: quantization.error_curves([2, 4], {"a": [0.1]}, title=""), "errors.* 2"),
+    (lambda: quantization.byte_bars({"a": {"x": 1.0}, "b": {"y": 1.0}}, unit="", title=""), "parts"),
+    (lambda: quantization.logp_scatter([0.0], {"a": [0.0, 1.0]}), "others.* 1"),
+    (lambda: quantization.interval_table([], margin=0.1, title=""), "rows"),
+    (lambda: reward_against_accuracy([]), "runs"),
+]
+
+
+@pytest.mark.parametrize(("draw", "message"), REFUSED)
+def test_what_cannot_be_drawn_is_refused(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()
+
+
 def test_the_style_of_figures_is_in_one_place():
     """No other module makes a figure or names a color, and no notebook draws past the package."""
     for path in (REPOSITORY / "grpo_edu").rglob("*.py"):
         code = re.sub(r">>> .*", "", path.read_text(encoding="utf-8"))
-        if path.name not in ("figure_style.py", "grading_pages.py"):  # the latter: pages in two themes, no pictures
+        if path.name not in ("style.py", "pages.py"):  # the latter: pages in two themes
             assert not re.findall(r"\bFigure\(|import matplotlib\.pyplot|rcParams\[|#[0-9A-Fa-f]{6}\b", code), path.name
     for path in [*(REPOSITORY / "notebooks").glob("*.ipynb"), *(REPOSITORY / "solutions").glob("*.ipynb")]:
         for cell in nbformat.read(path, as_version=4).cells:
@@ -96,95 +401,132 @@ def test_the_legend_covers_no_curve(name):
         assert not any(box.contains(x, y) for x, y in points), line.get_label()
 
 
-def curves(axes):
-    """Label → y values of the thick lines."""
-    return {line.get_label(): list(line.get_ydata()) for line in axes.lines if not line.get_label().startswith("_")}
-
-
 def test_training_curves_hold_the_measured_values_and_their_means():
-    rows = history(6)
-    figure = training_curves(rows, window=2)
+    figure = training_curves(history(6), window=2)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles == [
-        "Reward", "Completion length", "Groups without a signal", "Entropy", "KL from the reference",
-    ]  # fmt: skip
-    assert all(axes.get_xlabel() == "step" and axes.get_ylabel() for axes in figure.axes)
+    assert titles == ["Reward", "Completion length", "Groups without a signal", "Entropy", "KL from the reference"]
     measured, mean = figure.axes[1].lines
     assert list(measured.get_xdata()) == [1, 2, 3, 4, 5, 6]
     assert list(measured.get_ydata()) == [15, 16, 17, 18, 19, 20]
     assert list(mean.get_ydata()) == [15, 15.5, 16.5, 17.5, 18.5, 19.5]
-    assert list(curves(figure.axes[0])) == ["total", "accuracy", "format", "steps"]
+    reward = figure.axes[0]
+    assert list(lines(reward)) == ["total", "accuracy", "format", "steps"]
+    looks = {(line.get_color(), line.get_marker()) for line in reward.lines if line.get_label() in lines(reward)}
+    assert {color for color, _ in looks} == set(COLORS[:4]) and {marker for _, marker in looks} == set(MARKERS[:4])
 
 
 def test_a_part_that_is_the_whole_reward_is_drawn_once():
     rows = [{"reward": 0.1 * step, "rewards/accuracy_reward/mean": 0.1 * step} for step in range(4)]
     axes = training_curves(rows).axes[0]
-    assert list(curves(axes)) == ["total"] and axes.get_legend() is None
+    assert list(lines(axes)) == ["total"] and axes.get_legend() is None
     assert list(axes.lines[0].get_xdata()) == [1, 2, 3, 4], "steps are counted where none are named"
 
 
 def test_gaps_stay_gaps_and_a_metric_may_start_late():
     rows = [{"reward": 1.0}, {"reward": None}, {"reward": NAN}, {"reward": 2.0, "kl": 0.5}]
-    figure = training_curves(rows, window=2)
-    reward, kl = (list(axes.lines[0].get_ydata()) for axes in figure.axes)
-    assert reward == pytest.approx([1.0, NAN, NAN, 2.0], nan_ok=True)
-    assert kl == pytest.approx([NAN, NAN, NAN, 0.5], nan_ok=True)
+    reward, kl = (list(axes.lines[0].get_ydata()) for axes in training_curves(rows, window=2).axes)
+    assert reward == approx([1.0, NAN, NAN, 2.0], nan_ok=True)
+    assert kl == approx([NAN, NAN, NAN, 0.5], nan_ok=True)
+    assert moving_mean([1.0, NAN, 3.0, NAN, NAN], 2) == approx([1, 1, 3, 3, NAN], nan_ok=True)
 
 
-def test_moving_mean_leaves_out_what_is_missing():
-    assert moving_mean([1.0, NAN, 3.0, NAN, NAN], 2) == pytest.approx([1, 1, 3, 3, NAN], nan_ok=True)
-
-
-def test_series_differ_in_color_and_marker():
-    lines = [line for line in training_curves(history()).axes[0].lines if not line.get_label().startswith("_")]
-    looks = {(line.get_color(), line.get_marker()) for line in lines}
-    assert len(looks) == 4 and {color for color, _ in looks} == set(COLORS[:4])
-    assert len(set(MARKERS)) == len(MARKERS) == len(COLORS) == len(set(COLORS))
-
-
-def test_accuracy_comparison_shows_each_level_and_the_whole():
-    figure = accuracy_comparison(BEFORE, AFTER)
-    axes = figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "basic", "intermediate", "advanced", "coin flip", "all",
-    ]  # fmt: skip
-    shown = [text.get_text() for text in axes.texts]
-    assert shown == ["60.0%", "52.0%", "0%", "100%", "39.0%", "100%", "91.0%", "85.0%", "0%", "89.6%"]
-    # the bar of the first level reaches over its Wilson interval, 50.2% to 69.1% for 60 of 100
-    bar = axes.collections[0].get_segments()[0]
-    assert [x for x, _ in bar] == pytest.approx([50.2, 69.1], abs=0.05)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["before", "after"]
-
-
-def test_accuracy_comparison_with_a_level_that_only_one_holds():
+def test_accuracy_comparison_with_a_level_that_only_one_evaluation_has():
     axes = accuracy_comparison(evaluation(basic=(1, 2)), evaluation(basic=(2, 2), advanced=(1, 4))).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["basic", "advanced", "all"]
-    assert [text.get_text() for text in axes.texts] == ["50.0%", "100%", "25.0%", "50.0%"]
+    assert rows(axes) == ["basic", "advanced", "all"] and texts(axes) == ["50.0%", "100%", "25.0%", "50.0%"]
 
 
-def test_loss_curve_draws_training_and_held_out_loss():
-    figure = loss_curve((4.0, 2.0, 1.0), steps=(10, 20, 30), held_out={30: 1.5, 10: 3.0}, window=2)
-    axes = figure.axes[0]
-    assert axes.get_yscale() == "log"
-    assert curves(axes) == {"training": [4.0, 3.0, 1.5], "held out": [3.0, 1.5]}
-    assert list(axes.lines[-1].get_xdata()) == [10, 30]
+def test_group_dots_shows_rewards_means_and_advantages():
+    rewards, centered = advantages.group_dots(REWARDS[:8], 4, scale_rewards="none").axes
+    assert lines(rewards) == {"group 0": [(0, 1), (1, 0), (2, 0), (3, 0)], "group 1": [(4, 1), (5, 1), (6, 0), (7, 1)]}
+    means = [line.get_ydata()[0] for line in rewards.lines if line.get_label().startswith("_")]
+    assert means == [0.25, 0.75]
+    assert lines(centered)["group 1"] == [(4, 0.25), (5, 0.25), (6, -0.75), (7, 0.25)]
 
 
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        (lambda: training_curves([]), "history is empty"),
-        (lambda: training_curves([{"step": 1, "lr": 0.1}]), "none of the metrics that can be drawn: reward"),
-        (lambda: training_curves([{"reward": 1.0}], window=0), "window must be at least 1"),
-        (lambda: loss_curve([]), "losses is empty"),
-        (lambda: loss_curve([1.0, 0.0]), "losses must be positive"),
-        (lambda: loss_curve([1.0, 2.0], steps=[1]), "one length, got 1 and 2"),
-        (lambda: html_image(Figure(), "  "), "alt must say what the picture shows"),
-    ],
-)
-def test_figures_refuse(draw, message):
-    with pytest.raises(ValueError, match=message):
-        draw()
+# options → −gradient of the loss by ratio, for the advantages +1 and −1, and the dotted lines
+CLIPS = [
+    ({"epsilon": 0.2}, {0.5: 0.5, 1.0: 1.0, 1.5: 0.0}, {0.5: 0.0, 1.0: -1.0, 1.5: -1.5}, [0.8, 1.2]),
+    ({"epsilon": 0.2, "epsilon_high": 0.28, "delta": 1.6}, {1.25: 1.25, 1.3: 0}, {1.5: -1.5, 1.7: 0}, [0.8, 1.28, 1.6]),
+    ({"loss_type": "cispo", "epsilon_high": 1.5}, {0.5: 0.5, 1.5: 1.5, 2.0: 1.5}, {2.0: -1.5}, [1.5]),
+]
+
+
+@pytest.mark.parametrize(("options", "right", "wrong", "bounds"), CLIPS)
+def test_clip_curves_by_hand(options, right, wrong, bounds):
+    _, push = objective.clip_curves(**options).axes
+    for label, expected in (("A = +1", right), ("A = −1", wrong)):
+        (line,) = (line for line in push.lines if line.get_label() == label)
+        values = {round(x, 6): round(y, 6) for x, y in line.get_xydata().tolist()}
+        assert {ratio: values[ratio] for ratio in expected} == expected
+    assert [line.get_xdata()[0] for line in push.lines if line.get_linestyle() == ":"] == approx(bounds)
+
+
+def test_a_label_has_one_look_in_all_panels_and_the_legend_names_it_once():
+    figure = FIGURES["lines"]()
+    k1, k3, _, again, guide = (line for axes in figure.axes for line in axes.lines)
+    assert (k3.get_color(), k3.get_marker()) == (again.get_color(), again.get_marker()) and guide.get_ydata()[0] == 2
+    assert k1.get_color() != k3.get_color()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["k1", "k3"]
+    assert not objective.line_panels([1, 2], {"Loss": {"loss": [0, 1]}}, xlabel="step", ylabels=["nats"]).legends
+
+
+def test_pushes_up_are_blue_and_pushes_down_are_vermilion():
+    up, _, down, none, hard = (patch.get_facecolor()[:3] for patch in FIGURES["pushes"]().axes[0].patches)
+    assert up[2] > up[0] and down[0] > down[2]
+    assert none == (1, 1, 1) and sum(hard) < sum(down)
+
+
+def colored(axes, number):
+    return [approx(line.get_ydata().tolist()) for line in axes.lines if line.get_color() == COLORS[number]]
+
+
+def test_vital_signs_draws_each_seed_their_mean_and_the_healthy_range():
+    reward, _, kl, _ = FIGURES["vital signs"]().axes
+    assert colored(reward, diagnosis.SICK) == [[0.0, 0.1, 0.2], [0.2, 0.3, 0.4], [0.1, 0.2, 0.3]]
+    assert colored(reward, diagnosis.HEALTHY) == [[0.45, 0.65, 0.85]]
+    corners = {(x, round(y, 6)) for x, y in reward.collections[0].get_paths()[0].vertices}
+    assert {(1, 0.4), (1, 0.5), (3, 0.8), (3, 0.9)} <= corners
+    assert colored(kl, diagnosis.HEALTHY) == [] and not kl.collections, "the healthy runs have no KL"
+    short = [{"reward": [0.0, 0.1]}, {"reward": [0.2, 0.3, 0.4]}]
+    (axes,) = diagnosis.vital_signs({"A": (short, [])}, ["reward"]).axes
+    assert colored(axes, diagnosis.SICK)[-1] == [0.1, 0.2], "a run that ended early shortens the mean"
+
+
+# Where each case is found in the decision tree.
+PLACES = {
+    "reward always 0": "the reward cannot read them",
+    "chat template skipped": "lacks its chat template",
+    "length truncation": "too few tokens",
+    "tied rewards": "it pays for anything",
+    "G too small": "G is too small",
+    "std float trap": "float trap",
+    "groups mixed": "groups mixed",
+    "mask off by one": "mask off by one",
+    "EOS masked": "EOS counts as padding",
+    "lr too high": "learning rate too high",
+    "stale old log-probabilities": "old log-probabilities are stale",
+    "KL wrong sign": "its sign is wrong",
+}
+
+
+def test_every_case_has_a_place_in_the_decision_tree_and_every_place_a_case():
+    faults = [fault for _, _, faults in diagnosis.TREE for fault in faults]
+    assert {case.name for case in CASES} == set(PLACES)
+    assert [sum(place in fault for fault in faults) for place in PLACES.values()] == [1] * len(faults)
+
+
+def test_every_text_of_the_decision_tree_stays_in_its_box():
+    figure, size = diagnosis.decision_tree(), len(diagnosis.TREE)
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    assert texts(axes).count("yes") == size and texts(axes).count("no") == size - 1
+    boxes = [patch.get_window_extent() for patch in axes.patches if isinstance(patch, FancyBboxPatch)]
+    assert len(boxes) == 2 * size
+    for text in axes.texts:
+        if text.get_text() not in ("", "yes", "no"):
+            at = text.get_window_extent()
+            inside = [box for box in boxes if box.x0 <= at.x0 and at.x1 <= box.x1 and box.y0 <= at.y0 <= box.y1]
+            assert len(inside) == 1, text.get_text()
 
 
 @pytest.mark.parametrize("name", ["five panels", "comparison"])
@@ -237,6 +579,7 @@ def test_sanitizing_forgets_the_pixels_and_keeps_the_alt_text():
         ("peak 1.25 GiB of 8 GB", "peak MEMORY of MEMORY"),
         ("saved in /tmp/run-x1/model.", "saved in TEMPORARY"),
         ("<function f at 0x7f3a>", "<function f at ADDRESS>"),
+        ("next to others ≈ 12 products, 3 at once", "next to others ≈"),
         # what a notebook is about stays
         ("reward 0.75, 30 steps, 48 tokens", None),
         ("A machine fills 12 bottles a minute for 30 minutes.", None),
@@ -251,7 +594,7 @@ def test_sanitizing_forgets_the_machine_and_nothing_else(text, sanitized):
 
 @pytest.mark.slow
 def test_strict_nbval_passes_other_pixels_and_fails_another_alt_text(tmp_path):
-    setup = "import random, time\nfrom grpo_edu.figures import html_image, training_curves"
+    setup = "import random, time\nfrom grpo_edu.figures.curves import html_image, training_curves"
     draw = "html_image(training_curves([{'reward': random.random()} for _ in range(9)]), 'Nine rewards')"
     timed = "print(f'{time.perf_counter():.2f} s, {1 + random.random():.2f} GiB')"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (setup, draw, timed)])

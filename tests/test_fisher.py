@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import kl_div
 from torch.testing import assert_close
 
-from grpo_edu.fisher import (
+from grpo_edu.continual.fisher import (
     FISHER_KINDS,
     fisher_diagonal,
     lightning_fisher,
@@ -18,7 +18,7 @@ from grpo_edu.fisher import (
     solution_examples,
     target_forward,
 )
-from grpo_edu.problems import make_problems
+from grpo_edu.problems.templates import make_problems
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import generate
 
@@ -155,9 +155,15 @@ def test_sampled_fisher_has_the_true_one_as_its_mean():
 def policy():
     """Ten kinds of tokens, so that the exact expectation and the Hessian are quick; weights large enough to matter."""
     model = random_model(
-        byte_tokenizer(), vocab_size=260, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, sharpness=12.0,
-    )  # fmt: skip
+        byte_tokenizer(),
+        vocab_size=260,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sharpness=12.0,
+    )
     examples = [
         (torch.tensor([5, 9, 77, 30, 8]), torch.tensor([False, False, False, True, True])),
         (torch.tensor([3, 200, 14, 60]), torch.tensor([False, False, True, True])),
@@ -243,9 +249,7 @@ def test_same_generator_same_fisher_and_the_model_is_left_as_it_was(policy):
     model, examples = policy
     before = copy.deepcopy(model.state_dict())
     model.train()
-    first, second = (
-        fisher_diagonal(model, examples, generator=torch.Generator().manual_seed(3)) for _ in range(2)
-    )  # fmt: skip
+    first, second = (fisher_diagonal(model, examples, generator=torch.Generator().manual_seed(3)) for _ in range(2))
     assert model.training and all(weight.grad is None for weight in model.parameters())
     assert_close(model.state_dict(), before, atol=0, rtol=0)
     assert torch.equal(flat(first), flat(second))
@@ -281,8 +285,14 @@ def test_rollout_examples_are_the_completions_without_padding():
     tokenizer = byte_tokenizer()
     model = random_model(tokenizer, stop_ids=range(0, 256, 16))
     prompts = ["one", "a longer one"]
-    rollout = generate(model, tokenizer, prompts, num_generations=2, max_completion_length=12,
-                       generator=torch.Generator().manual_seed(0))  # fmt: skip
+    rollout = generate(
+        model,
+        tokenizer,
+        prompts,
+        num_generations=2,
+        max_completion_length=12,
+        generator=torch.Generator().manual_seed(0),
+    )
     examples = rollout_examples(rollout)
     assert len(examples) == 4
     for row, (ids, is_target) in enumerate(examples):
@@ -298,8 +308,11 @@ def test_lightning_knows_names_and_sizes_and_nothing_else(policy):
     model, _ = policy
     fisher = lightning_fisher(model)
     weights = dict(model.named_parameters())
-    for name, factor in (("model.embed_tokens.weight", 10), ("model.layers.0.self_attn.q_proj.weight", 5),
-                         ("model.layers.0.mlp.up_proj.weight", 2)):  # fmt: skip
+    for name, factor in (
+        ("model.embed_tokens.weight", 10),
+        ("model.layers.0.self_attn.q_proj.weight", 5),
+        ("model.layers.0.mlp.up_proj.weight", 2),
+    ):
         weight = weights[name].detach()
         assert_close(fisher[name], 0.1 * factor * weight.var() + 0.01 * weight.abs())
     assert fisher.keys() == weights.keys()

@@ -1,29 +1,20 @@
 """The matrix and its four numbers by hand, and their intervals."""
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 from scipy.stats import binom, t
 
-from grpo_edu.evaluation import Evaluation
-from grpo_edu.forgetting import (
+from grpo_edu.continual.forgetting import (
     MEASURES,
     AccuracyMatrix,
-    Estimate,
     average_accuracy,
     backward_transfer,
     forgetting,
     forward_transfer,
-    mean_estimate,
 )
+from grpo_edu.evaluation import Estimate, Evaluation, mean_estimate
 
 # before any stage, then after each of three
-MATRIX = [
-    [0.4, 0.2, 0.1],
-    [0.9, 0.3, 0.0],
-    [0.5, 0.8, 0.2],
-    [0.6, 0.4, 1.0],
-]
+MATRIX = [[0.4, 0.2, 0.1], [0.9, 0.3, 0.0], [0.5, 0.8, 0.2], [0.6, 0.4, 1.0]]
 
 
 def test_the_four_numbers_by_hand():
@@ -47,7 +38,7 @@ def test_what_gets_better_is_negative_forgetting():
 @pytest.mark.parametrize("bad", [[], [[0.5, 0.5]], [[0.1], [0.2]], [[0.1, 0.2], [0.3, 0.4]], [0.1, 0.2]])
 def test_a_matrix_of_another_shape_is_refused(bad):
     for measure in (average_accuracy, forgetting, backward_transfer, forward_transfer):
-        with pytest.raises(ValueError, match="matrix: must have a row before any stage"):
+        with pytest.raises(ValueError, match="matrix.*shape"):
             measure(bad)
 
 
@@ -76,20 +67,15 @@ def test_matrix_from_evaluations():
 def test_evaluations_of_other_problems_are_refused():
     rows = [[evaluation("a", [True] * 5), evaluation("b", [True] * 5)] for _ in range(3)]
     rows[2][1] = evaluation("c", [True] * 5)
-    with pytest.raises(ValueError, match="b was evaluated on other problems"):
+    with pytest.raises(ValueError, match="b was evaluated"):
         AccuracyMatrix.from_evaluations("ab", rows)
     with pytest.raises(ValueError, match="shorter"):
         AccuracyMatrix.from_evaluations("ab", [*rows[:2], rows[2][:1]])
 
 
-def test_what_was_measured_cannot_be_changed_afterwards():
-    for record, name in ((Estimate(0.0, -1.0, 1.0), "value"), (matrix_of([[1, 1]] * 3, n=2), "correct")):
-        with pytest.raises(FrozenInstanceError):
-            setattr(record, name, None)
-
-
-def test_an_estimate_as_text_is_in_points():
-    assert str(Estimate(1.0, -1.0, 0.9)) == "+100 points [-100, +90]"
+def test_a_level_prints_in_percent_and_a_change_in_points_with_its_sign():
+    estimate = Estimate(0.25, -0.01, 1.0)
+    assert str(estimate) == "25% [-1%, 100%]" and f"{estimate:+}" == "+25 points [-1, +100]"
 
 
 def test_interval_over_problems_is_the_paired_one():
@@ -122,6 +108,5 @@ def test_mean_over_seeds_has_students_interval():
     low, high = t.interval(0.95, 4, loc=0.32, scale=0.05612486 / 5**0.5)  # the sample standard deviation, by hand
     assert estimate.value == pytest.approx(0.32)
     assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=1e-6)
-    assert str(mean_estimate([0.2, 0.2])) == "+20 points [+20, +20]"
     with pytest.raises(ValueError, match="values: 1"):
         mean_estimate([0.3])

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from forty_submissions import ALL, LEFT_BEHIND, NAME, right, write_submissions
 
-from grpo_edu.cli import main
+from grpo_edu.cli.main import main
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="confinement is tested on Linux")
@@ -97,7 +97,7 @@ def test_no_process_of_a_student_is_left(graded):
     ]
     assert left == []
     assert [
-        one for one in psutil.process_iter(["cmdline"]) if "grpo_edu.grading_worker" in (one.info["cmdline"] or ())
+        one for one in psutil.process_iter(["cmdline"]) if "grpo_edu.grading.worker" in (one.info["cmdline"] or ())
     ] == []
 
 

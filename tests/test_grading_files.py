@@ -5,7 +5,7 @@ import json
 import nbformat
 import pytest
 
-from grpo_edu.grading_files import LARGEST, find_submissions, read_notebook
+from grpo_edu.grading.files import LARGEST, find_submissions, read_notebook
 
 MASTERS = ["03_group_advantages", "04_grpo_objective"]
 SMALL = json.dumps({"cells": [{"cell_type": "code", "source": ["a = 1\n", "b"]}], "nbformat": 4})
@@ -115,9 +115,16 @@ def test_format_3_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "word"),
-    [(b"", "empty"), (b"hello", "no JSON"), (b"[" * 10**5, "no JSON"), (b"[]", "no cells"),
-     (b'{"cells": 3}', "no cells"), (b'{"worksheets": [3]}', "no cells"), (b"\x00\x01\x02", "no JSON")],
-)  # fmt: skip
+    [
+        (b"", "empty"),
+        (b"hello", "no JSON"),
+        (b"[" * 10**5, "no JSON"),
+        (b"[]", "no cells"),
+        (b'{"cells": 3}', "no cells"),
+        (b'{"worksheets": [3]}', "no cells"),
+        (b"\x00\x01\x02", "no JSON"),
+    ],
+)
 def test_what_is_no_notebook_is_said(tmp_path, content, word):
     (tmp_path / "x.ipynb").write_bytes(content)
     with pytest.raises(ValueError, match=word):

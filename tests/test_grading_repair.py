@@ -14,8 +14,8 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classro
 
 from nbgrader.preprocessors import CheckCellMetadata  # noqa: E402
 
-from grpo_edu.grading_masters import definitions, load_masters  # noqa: E402
-from grpo_edu.grading_repair import best_master, looks, repaired, steps  # noqa: E402
+from grpo_edu.grading.masters import definitions, load_masters  # noqa: E402
+from grpo_edu.grading.repair import best_master, looks, repaired, steps  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MASTERS = load_masters(REPOSITORY / "solutions")
@@ -55,8 +55,10 @@ def test_a_notebook_that_shares_nothing_is_nobodys():
 
 def test_the_last_written_copy_counts_and_an_empty_one_never_hides_it():
     stub = source_of(student_notebook(), "tie-probability")
-    for notebook in (doubled(right(), "tie-probability", stub),
-                     doubled(right(tie_probability=stub), "tie-probability", RIGHT["tie_probability"])):  # fmt: skip
+    for notebook in (
+        doubled(right(), "tie-probability", stub),
+        doubled(right(tie_probability=stub), "tie-probability", RIGHT["tie_probability"]),
+    ):
         mended, troubles = repaired(notebook, MASTER)
         assert source_of(mended, "tie-probability") == RIGHT["tie_probability"]
         assert "there 2 times" in troubles[0]
@@ -129,10 +131,13 @@ def test_what_was_handed_in_is_left_as_it_was():
 
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["delete", "double", "move", "strip", "blank", "swap ids", "odd marks"]),
-              st.integers(0, 60), st.integers(0, 60)),
+    st.tuples(
+        st.sampled_from(["delete", "double", "move", "strip", "blank", "swap ids", "odd marks"]),
+        st.integers(0, 60),
+        st.integers(0, 60),
+    ),
     max_size=25,
-)  # fmt: skip
+)
 
 
 def mangled(notebook, operations):

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_edu.checks.feedback import Feedback, PartResult
-from grpo_edu.figures_grading import plot_questions, plot_scores, score_counts
-from grpo_edu.grading_masters import Master, Question
-from grpo_edu.grading_pages import feedback_page, summary_page
-from grpo_edu.grading_results import StudentGrade, canvas_table, file_names, grades_table, moodle_table
+from grpo_edu.grading.masters import Master, Question
+from grpo_edu.grading.pages import feedback_page, plot_questions, plot_scores, score_counts, summary_page
+from grpo_edu.grading.results import StudentGrade, canvas_table, file_names, grades_table, moodle_table
 
 EVIL = "<script>alert(1)</script>"
 ONE = Master("03_one", SimpleNamespace(cells=[]), (Question("check-f", "f", 3), Question("check-g", "g", 2)))
@@ -19,10 +18,19 @@ TWO = Master("04_two", SimpleNamespace(cells=[]), (Question("check-h", "h", 5),)
 
 def judged(name, *points, mistake=""):
     parts = [
-        PartResult(f"part {n}", got, of, given="1 < 2", expected="3", got=EVIL, why="differs",
-                   mistake=mistake if got < of else "", hint="look `here`" if got < of else "")
+        PartResult(
+            f"part {n}",
+            got,
+            of,
+            given="1 < 2",
+            expected="3",
+            got=EVIL,
+            why="differs",
+            mistake=mistake if got < of else "",
+            hint="look `here`" if got < of else "",
+        )
         for n, (got, of) in enumerate(points)
-    ]  # fmt: skip
+    ]
     return Feedback(name, tuple(parts), 0)
 
 

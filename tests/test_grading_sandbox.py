@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_edu.grading_sandbox import PROTECTIONS, Limits, User, confine, limit_resources, readable_places, usable_user
+from grpo_edu.grading.sandbox import PROTECTIONS, Limits, User, confine, limit_resources, readable_places, usable_user
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="confinement is Linux's")
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -6,23 +6,33 @@ import sys
 
 import pytest
 
-from grpo_edu import gym
-from grpo_edu.cli import main
+from grpo_edu.cli.main import main
 from grpo_edu.evaluation import evaluate
-from grpo_edu.gym import check_task, gym_answer, gym_problems, gym_score
 from grpo_edu.models import load_policy
-from grpo_edu.problems import Problem
+from grpo_edu.problems import gym
+from grpo_edu.problems.gym import check_task, gym_answer, gym_problems, gym_score
+from grpo_edu.problems.templates import Problem, Scorer, register_scorer
 from grpo_edu.prompts import chat_messages
 from grpo_edu.rewards import accuracy_reward
-from grpo_edu.run_inputs import check_data, load_split
-from grpo_edu.run_log import read_log
+from grpo_edu.runs.log import read_log
+from grpo_edu.runs.request import check_data, load_split
 
 CHAIN = "reasoning-gym:chain_sum"
 # A dozen unlike tasks: numbers, words, lists, grids, several right answers, none stored, no answer of one line.
 TASKS = (
-    "chain_sum", "leg_counting", "letter_counting", "word_sorting", "spell_backward", "base_conversion",
-    "game_of_life", "rotate_matrix", "countdown", "n_queens", "knights_knaves", "simple_equations",
-)  # fmt: skip
+    "chain_sum",
+    "leg_counting",
+    "letter_counting",
+    "word_sorting",
+    "spell_backward",
+    "base_conversion",
+    "game_of_life",
+    "rotate_matrix",
+    "countdown",
+    "n_queens",
+    "knights_knaves",
+    "simple_equations",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,8 +73,9 @@ def test_accuracy_reward_asks_the_tasks_own_scorer_beside_others():
     (problem,) = gym_problems("reasoning-gym:word_sorting", "train", 1)
     plain = Problem("1 + 1?", "2", "basic", "1+1=2. #### 2")
     rows = [problem, problem, plain, plain]
-    columns = {name: [getattr(row, field) for row in rows] for name, field in
-               (("answer", "answer"), ("level", "level"))}  # fmt: skip
+    columns = {
+        name: [getattr(row, field) for row in rows] for name, field in (("answer", "answer"), ("level", "level"))
+    }
     completions = [problem.solution, "#### zebra", "#### 2", "#### 3"]
     rewards = accuracy_reward(completions, prompts=[row.prompt for row in rows], **columns)
     assert rewards[0] == 1.0 and rewards[1] < 1.0 and rewards[2:] == [1.0, 0.0]
@@ -76,16 +87,16 @@ def test_sets_are_named_mixed_and_balanced():
     assert check_data(f"basic, {CHAIN}") == ("basic", CHAIN)
     mixed = load_split(("basic", CHAIN), "heldout", n=5)
     assert [problem.level for problem in mixed] == ["basic"] * 3 + [CHAIN] * 2
-    with pytest.raises(ValueError, match="data: 'hard' is unknown; choose from basic, .*gsm8k, reasoning-gym"):
+    with pytest.raises(ValueError, match="data.*'hard'.*basic, .*gsm8k, reasoning-gym"):
         check_data("hard")
 
 
 def test_what_cannot_be_is_said(monkeypatch):
-    with pytest.raises(ValueError, match=r"no task 'chain_sun'; do you mean reasoning-gym:chain_sum\?"):
+    with pytest.raises(ValueError, match=r"no task 'chain_sun'; did you mean reasoning-gym:chain_sum\?"):
         check_task("reasoning-gym:chain_sun")
     with pytest.raises(ValueError, match="reasoning-gym:composite needs settings of its own"):
         gym_problems("reasoning-gym:composite", "train", 1)
-    with pytest.raises(ValueError, match="was made here; use gym_problems"):
+    with pytest.raises(ValueError, match="gym_problems"):
         gym_score("#### 1", "What is 1?", CHAIN)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # as where it is not installed
     with pytest.raises(ValueError, match=r'not installed; pip install "grpo-edu\[domains\]"'):
@@ -107,11 +118,14 @@ def test_trains_and_evaluates_like_the_shipped_ones(policy_dir, tmp_path, capsys
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["random-reasoning-gym-chain_sum-seed0"]
 
 
-def test_an_evaluation_counts_full_scores_only(policy_dir, monkeypatch):
+def test_an_evaluation_counts_full_scores_only(policy_dir):
     problems = gym_problems("reasoning-gym:word_sorting", "heldout", 4)
     scores = iter([1.0, 0.5, 0.0, 1.0])
-    monkeypatch.setattr("grpo_edu.evaluation.gym_score", lambda *arguments: next(scores))
-    found = evaluate(*load_policy(policy_dir), problems, max_completion_length=4)
+    register_scorer("reasoning-gym:", Scorer(gym_answer, lambda *arguments: next(scores)))
+    try:
+        found = evaluate(*load_policy(policy_dir), problems, max_completion_length=4)
+    finally:
+        register_scorer("reasoning-gym:", Scorer(gym_answer, gym_score))
     assert found.correct == [True, False, False, True] and found.n == 4
 
 

@@ -6,13 +6,12 @@ import sys
 
 import pytest
 import torch
-from toy_policy import SMALL, make_batch, make_model, run, sgd, weights, word_tokenizer
+from toy_policy import SMALL, make_batch, make_model, run, sgd, update_policy, weights, word_tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from grpo_edu.adapters import add_lora
 from grpo_edu.config import GRPOConfig
-from grpo_edu.memory import PeakMemory, out_of_memory, recomputed_layers
-from grpo_edu.trainer import update_policy
+from grpo_edu.fast.lora import add_lora
+from grpo_edu.fast.memory import PeakMemory, out_of_memory, recomputed_layers
 
 MB = 10**6
 
@@ -33,7 +32,7 @@ def in_a_fresh_process(program: str) -> dict:
 def test_a_block_that_is_gone_again_still_counts_in_the_peak():
     found = in_a_fresh_process(
         "import json, time\n"
-        "from grpo_edu.memory import PeakMemory, resident_bytes\n"
+        "from grpo_edu.fast.memory import PeakMemory, resident_bytes\n"
         "with PeakMemory() as memory:\n"
         "    block = bytearray(200_000_000)\n"
         "    del block\n"
@@ -48,7 +47,7 @@ def test_a_block_that_is_gone_again_still_counts_in_the_peak():
 def test_a_peak_between_two_looks_is_not_missed():
     found = in_a_fresh_process(
         "import json\n"
-        "from grpo_edu.memory import PeakMemory\n"
+        "from grpo_edu.fast.memory import PeakMemory\n"
         "with PeakMemory(interval=60) as memory:\n"
         "    bytearray(200_000_000)\n"
         "print(json.dumps({'needed': memory.peak - memory.start}))"
@@ -60,7 +59,7 @@ def test_children_count_and_count_once():
     """A child that holds 150 MB beside a parent with 100 MB: 250, though the forked child maps the parent's too."""
     found = in_a_fresh_process(
         "import json, subprocess, sys\n"
-        "from grpo_edu.memory import PeakMemory\n"
+        "from grpo_edu.fast.memory import PeakMemory\n"
         "child = 'import time; block = bytearray(150_000_000); time.sleep(1.5)'\n"
         "with PeakMemory() as memory:\n"
         "    own = bytearray(100_000_000)\n"
@@ -75,7 +74,7 @@ def test_a_monitor_survives_an_error_inside_and_refuses_an_interval_of_zero():
         raise KeyError
     assert memory.peak >= memory.start > 0
     assert not memory._thread.is_alive()
-    with pytest.raises(ValueError, match="interval: 0 must be a positive number"):
+    with pytest.raises(ValueError, match="interval .*got 0"):
         PeakMemory(interval=0)
 
 
@@ -86,7 +85,7 @@ def test_a_monitor_survives_an_error_inside_and_refuses_an_interval_of_zero():
 def test_freed_blocks_go_back_to_the_system_where_asked():
     program = """
 import json, torch
-from grpo_edu.memory import resident_bytes, return_large_blocks
+from grpo_edu.fast.memory import resident_bytes, return_large_blocks
 asked = {asked} and return_large_blocks()
 torch.ones(7_500_000)  # 30 MB, freed at once: from now on glibc keeps blocks of this size
 large, small = [], []
@@ -172,14 +171,14 @@ def test_a_wrapped_layer_is_itself_again_after_an_error():
 
 def test_other_architectures_are_checkpointed_and_what_has_no_layers_is_refused():
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(
-        vocab_size=15, n_embd=8, n_layer=2, n_head=2, n_positions=16, bos_token_id=None, eos_token_id=1
-    )).eval()  # fmt: skip
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=15, n_embd=8, n_layer=2, n_head=2, n_positions=16, bos_token_id=None, eos_token_id=1)
+    ).eval()
     calls = []
     model.transformer.h[1].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     with recomputed_layers(model):
         loss = model(torch.tensor([[3, 4, 5]])).logits.square().sum()
     loss.backward()
     assert len(calls) == 2
-    with pytest.raises(ValueError, match="model: Linear has no layers.*gradient_checkpointing=False"):
+    with pytest.raises(ValueError, match="model Linear has no layers.*gradient_checkpointing=False"):
         recomputed_layers(torch.nn.Linear(1, 1)).__enter__()

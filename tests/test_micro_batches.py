@@ -21,16 +21,16 @@ from toy_policy import (
     make_model,
     run,
     sgd,
+    update_policy,
     weights,
     word_tokenizer,
 )
 
 from grpo_edu import trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
-from grpo_edu.memory import GIB, resident_bytes
-from grpo_edu.micro_batches import MicroBatches, available_room
-from grpo_edu.trainer import train, update_policy
-from grpo_edu.training_state import longest_prompt
+from grpo_edu.fast.memory import GIB, resident_bytes
+from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
+from grpo_edu.trainer import longest_prompt, train
 
 CONFIG = GRPOConfig(**SMALL, max_grad_norm=1e9)  # four groups of four rows
 
@@ -45,22 +45,27 @@ def batch(tokenizer):
     return make_batch(make_model(), tokenizer, CONFIG)
 
 
+def cut(micro_batches, batch):
+    """The micro-batches of the rows that have a gradient."""
+    return micro_batches.cut(batch.rollout, trainer.rows_with_gradient(batch, micro_batches.config))
+
+
 def room_for(batch, rows, config=CONFIG):
     """As many bytes as a pass over these rows needs."""
-    return MicroBatches(make_model(), config).bytes_of(batch, torch.tensor(rows))
+    return MicroBatches(make_model(), config).bytes_of(batch.rollout, torch.tensor(rows))
 
 
 def allocation_fails_above(monkeypatch, most, kind=MemoryError, when=lambda: True):
     """Let a pass over more than `most` rows fail, as it does where memory is short."""
-    tried, batch_loss = [], trainer.batch_loss
+    tried, micro_batch_loss = [], trainer.micro_batch_loss
 
     def short_of_memory(model, batch, rows, *arguments):
         tried.append(len(rows))
         if len(rows) > most and when():
             raise kind("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes.")
-        return batch_loss(model, batch, rows, *arguments)
+        return micro_batch_loss(model, batch, rows, *arguments)
 
-    monkeypatch.setattr(trainer, "batch_loss", short_of_memory)
+    monkeypatch.setattr(trainer, "micro_batch_loss", short_of_memory)
     return tried
 
 
@@ -68,17 +73,17 @@ def allocation_fails_above(monkeypatch, most, kind=MemoryError, when=lambda: Tru
 
 
 def test_with_room_enough_a_batch_is_one_part_in_its_own_order(batch):
-    (part,) = MicroBatches(make_model(), CONFIG).cut(batch)
+    (part,) = cut(MicroBatches(make_model(), CONFIG), batch)
     assert part.tolist() == list(range(16))
 
 
 def test_parts_hold_whole_groups_once_each_and_the_longest_first(batch):
     room = 2.2 * max(room_for(batch, list(range(first, first + 4))) for first in (0, 4, 8, 12))
     passes = MicroBatches(make_model(), CONFIG, room)
-    parts = passes.cut(batch)
+    parts = cut(passes, batch)
     assert 1 < len(parts) < 4
     assert torch.cat(parts).sort().values.tolist() == list(range(16))
-    assert all(passes.bytes_of(batch, part) <= room for part in parts)
+    assert all(passes.bytes_of(batch.rollout, part) <= room for part in parts)
     groups = [group for part in parts for group in part.view(-1, 4).tolist()]
     assert all(group == list(range(group[0], group[0] + 4)) for group in groups)
     lengths = (batch.rollout.prompt_mask.sum(1) + 4 * batch.rollout.completion_mask.sum(1)).tolist()
@@ -88,20 +93,20 @@ def test_parts_hold_whole_groups_once_each_and_the_longest_first(batch):
 
 def test_a_group_that_does_not_fit_is_cut_into_halves_and_quarters(batch):
     one = max(room_for(batch, [row]) for row in range(16))
-    parts = MicroBatches(make_model(), CONFIG, one).cut(batch)
+    parts = cut(MicroBatches(make_model(), CONFIG, one), batch)
     assert torch.cat(parts).sort().values.tolist() == list(range(16))
     assert {len(part) for part in parts} <= {1, 2} and any(len(part) == 1 for part in parts)
-    assert [len(part) for part in MicroBatches(make_model(), CONFIG, 0).cut(batch)] == [1] * 16
+    assert [len(part) for part in cut(MicroBatches(make_model(), CONFIG, 0), batch)] == [1] * 16
 
 
 def test_accumulation_steps_are_a_least_number_of_parts(batch):
     config = GRPOConfig(**SMALL, gradient_accumulation_steps=2)
-    assert [len(part) for part in MicroBatches(make_model(), config).cut(batch)] == [8, 8]
+    assert [len(part) for part in cut(MicroBatches(make_model(), config), batch)] == [8, 8]
 
 
 def test_tied_groups_are_left_out(tokenizer):
     batch = make_batch(make_model(), tokenizer, CONFIG, late_letters_or_tie, PROBLEMS[2:6])
-    assert torch.cat(MicroBatches(make_model(), CONFIG, 0).cut(batch)).sort().values.tolist() == list(range(8))
+    assert torch.cat(cut(MicroBatches(make_model(), CONFIG, 0), batch)).sort().values.tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -117,7 +122,7 @@ def test_single_rows_give_what_the_whole_batch_gives(tokenizer, loss_type, level
             weight.mul_(1.1)
     expected = update_policy(whole, batch, sgd(whole, 0.1), config, reference=reference)
     found = update_policy(
-        single, batch, sgd(single, 0.1), config, reference=reference, passes=MicroBatches(single, config, 0)
+        single, batch, sgd(single, 0.1), config, reference=reference, micro_batches=MicroBatches(single, config, 0)
     )
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
     assert_same_weights(whole, single)
@@ -129,7 +134,7 @@ def test_a_model_without_block_masks_is_trained_all_the_same_with_a_word(tokeniz
     window = int(single.max())
     plain, windowed = make_model(), make_model(use_sliding_window=True, sliding_window=window, max_window_layers=0)
     metrics = update_policy(plain, batch, sgd(plain), CONFIG)
-    with pytest.warns(RuntimeWarning, match=f"sliding window of {window} tokens.*prompts are read once a completion"):
+    with pytest.warns(RuntimeWarning, match=f"sliding window of {window} tokens.*once per completion"):
         assert update_policy(windowed, batch, sgd(windowed), CONFIG) == pytest.approx(metrics)
     assert_same_weights(plain, windowed)
 
@@ -144,13 +149,13 @@ def test_passes_are_halved_until_they_fit_and_the_result_is_the_same(tokenizer, 
     expected = update_policy(whole, batch, sgd(whole), CONFIG)
     tried = allocation_fails_above(monkeypatch, most, kind)
     passes = MicroBatches(halved, CONFIG)
-    with pytest.warns(RuntimeWarning, match="memory ran out in a pass over 16 completions; going on with smaller"):
-        found = update_policy(halved, batch, sgd(halved), CONFIG, passes=passes)
+    with pytest.warns(RuntimeWarning, match="memory ran out .*16 completions.*smaller"):
+        found = update_policy(halved, batch, sgd(halved), CONFIG, micro_batches=passes)
     assert tried[0] == 16 and max(tried[-3:]) <= most
     assert found == pytest.approx(expected, rel=1e-6)
     assert_same_weights(whole, halved)
     tried.clear()
-    update_policy(halved, batch, sgd(halved), CONFIG, passes=passes)
+    update_policy(halved, batch, sgd(halved), CONFIG, micro_batches=passes)
     assert max(tried) <= most  # it has learned how much there is
 
 
@@ -167,7 +172,7 @@ def test_what_a_failed_pass_left_in_the_gradient_is_not_counted(tokenizer, monke
             raise MemoryError
 
     broken.get_input_embeddings().register_full_backward_hook(lambda module, inputs, outputs: fail_once(outputs))
-    with pytest.warns(RuntimeWarning, match="memory ran out in a pass over 8"):
+    with pytest.warns(RuntimeWarning, match="memory ran out .*8 completions"):
         found = update_policy(broken, batch, sgd(broken), config)
     assert len(backwards) > 4
     assert found == pytest.approx(expected, rel=1e-6)
@@ -199,7 +204,7 @@ def test_another_error_is_raised_as_it_is(tokenizer, monkeypatch, batch):
     def broken(*arguments):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(trainer, "batch_loss", broken)
+    monkeypatch.setattr(trainer, "micro_batch_loss", broken)
     model = make_model()
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         update_policy(model, batch, sgd(model), CONFIG)
@@ -218,7 +223,7 @@ def test_a_limited_address_space_is_survived(tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
         results[limited] = json.loads(target.read_text())
     assert results[False]["warnings"] == []
-    assert any("memory ran out in a pass over" in text for text in results[True]["warnings"])
+    assert any("memory ran out" in text for text in results[True]["warnings"])
     assert results[True]["metrics"] == pytest.approx(results[False]["metrics"], rel=1e-4, abs=1e-6)
     assert_close(torch.tensor(results[True]["moved"]), torch.tensor(results[False]["moved"]), rtol=1e-3, atol=1e-7)
 
@@ -228,7 +233,7 @@ def test_a_limited_address_space_is_survived(tmp_path):
 
 def test_a_budget_too_small_names_the_smallest_that_works_and_that_one_works(tokenizer):
     config = GRPOConfig(**SMALL, memory_budget_gib=0.001)
-    with pytest.raises(ValueError, match=r"memory_budget_gib: 0.001 is too small; the smallest that works is") as error:
+    with pytest.raises(ValueError, match=r"memory_budget_gib = 0.001 .*smallest that works is") as error:
         run(tokenizer, config)
     smallest = float(str(error.value).split("works is ")[1].split()[0])
     assert resident_bytes() / GIB < smallest < resident_bytes() / GIB + 0.1
@@ -239,27 +244,27 @@ def test_a_budget_too_small_names_the_smallest_that_works_and_that_one_works(tok
 
 def test_a_budget_decides_how_a_batch_is_cut(tokenizer, monkeypatch, batch):
     """With the process held at 2 GiB, what is left of a budget is what gradients and AdamW do not take."""
-    monkeypatch.setattr("grpo_edu.micro_batches.resident_bytes", lambda: 2 * GIB)
+    monkeypatch.setattr("grpo_edu.fast.micro_batches.resident_bytes", lambda: 2 * GIB)
     model = make_model()
     trained = sum(weight.nbytes for weight in model.parameters())
     config = GRPOConfig(**SMALL, memory_budget_gib=2.5)
-    assert available_room(model, config, longest_prompt=4) == GIB / 2 - 3 * trained
+    assert pass_budget(model, config, longest_prompt=4) == GIB / 2 - 3 * trained
 
 
 def test_with_optimizer_in_backward_the_whole_batch_must_fit(monkeypatch):
-    monkeypatch.setattr("grpo_edu.micro_batches.resident_bytes", lambda: 0)
+    monkeypatch.setattr("grpo_edu.fast.micro_batches.resident_bytes", lambda: 0)
     sizes = {"num_generations": 64, "prompts_per_step": 64, "max_completion_length": 64}
     cuttable = GRPOConfig(**sizes, memory_budget_gib=0.5)
-    assert available_room(make_model(), cuttable, longest_prompt=4) > 0
+    assert pass_budget(make_model(), cuttable, longest_prompt=4) > 0
     with pytest.raises(ValueError, match="is too small; the smallest that works is"):
-        available_room(make_model(), GRPOConfig(**sizes, memory_budget_gib=0.5, optimizer_in_backward=True), 4)
+        pass_budget(make_model(), GRPOConfig(**sizes, memory_budget_gib=0.5, optimizer_in_backward=True), 4)
 
 
 def test_without_a_budget_the_machine_decides(monkeypatch):
     model, config = make_model(), GRPOConfig(**SMALL)
     trained = sum(weight.nbytes for weight in model.parameters())
-    monkeypatch.setattr("grpo_edu.hardware.memory_bytes", lambda: (8 * GIB, 4 * GIB))
-    assert available_room(model, config, 0) == pytest.approx(0.9 * 4 * GIB - 3 * trained)
+    monkeypatch.setattr("grpo_edu.fast.micro_batches.memory_bytes", lambda: (8 * GIB, 4 * GIB))
+    assert pass_budget(model, config, 0) == pytest.approx(0.9 * 4 * GIB - 3 * trained)
 
 
 def test_the_longest_prompt_is_found(tokenizer):
@@ -270,7 +275,7 @@ def test_the_longest_prompt_is_found(tokenizer):
 def test_a_copy_of_a_batch_is_left_as_it_was(tokenizer, batch):
     before = copy.deepcopy(batch)
     model = make_model()
-    update_policy(model, batch, sgd(model), CONFIG, passes=MicroBatches(model, CONFIG, 0))
+    update_policy(model, batch, sgd(model), CONFIG, micro_batches=MicroBatches(model, CONFIG, 0))
     assert torch.equal(batch.advantages, before.advantages)
     assert torch.equal(batch.rollout.completion_ids, before.rollout.completion_ids)
     assert set(weights(model)) == set(weights(make_model()))

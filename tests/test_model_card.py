@@ -4,11 +4,12 @@ import json
 from dataclasses import dataclass
 from functools import partial
 
-from grpo_edu import model_card, pretraining
-from grpo_edu.corpus import PretrainingConfig, train_tokenizer
 from grpo_edu.evaluation import Evaluation
+from grpo_edu.making import pretraining
+from grpo_edu.making import pretraining as model_card
+from grpo_edu.making.corpus import PretrainingConfig, train_tokenizer
 from grpo_edu.models import load_policy, tiny_dir
-from grpo_edu.problems import make_problems
+from grpo_edu.problems.templates import make_problems
 
 
 def test_the_shipped_card_says_what_the_shipped_recipe_says():

@@ -87,7 +87,7 @@ def test_dtype_is_chosen(saved):
     for dtype in ("bfloat16", torch.bfloat16, "torch.bfloat16"):
         assert load_policy(saved, dtype)[0].dtype == torch.bfloat16
     for dtype in ("int8", "float7", torch.int64, 32):
-        with pytest.raises(ValueError, match="dtype: .* use 'float32' or 'bfloat16'"):
+        with pytest.raises(ValueError, match="dtype .*'float32', 'bfloat16'"):
             load_policy(saved, dtype)
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_printed(saved, policy, tmp_path, capfd):
 
 def test_the_shipped_model_loads():
     if not (tiny_dir() / "config.json").is_file():
-        pytest.skip("the tiny model is not built yet: python -m grpo_edu.pretraining")
+        pytest.skip("the tiny model is not built yet: python -m grpo_edu.making.pretraining")
     assert "tiny" in list_models()
     model, tokenizer = load_policy()
     assert model.config.model_type == "qwen2"
@@ -112,18 +112,18 @@ def test_the_shipped_model_loads():
 def test_shipped_models_are_named(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "data_dir", lambda: tmp_path)
     assert list_models() == []
-    with pytest.raises(FileNotFoundError, match=r"tiny is missing; make it with python -m grpo_edu\.pretraining"):
+    with pytest.raises(FileNotFoundError, match=r"tiny is missing.*python -m grpo_edu\.making\.pretraining"):
         load_policy()
     shutil.copytree(saved, tmp_path / "models" / "tiny")
     assert list_models() == ["tiny"]
     assert torch.equal(logits(*load_policy()), logits(*load_policy("tiny")))
-    with pytest.raises(ValueError, match=r"'huge' is unknown; shipped models: tiny; a folder or a Hub id"):
+    with pytest.raises(ValueError, match=r"'huge' is unknown.*tiny.*Hub id"):
         load_policy("huge")
 
 
 def test_a_missing_folder_is_named(tmp_path):
     for name in (tmp_path / "nowhere", str(tmp_path / "nowhere"), "./nowhere", "~/no/where", "a/b/c"):
-        with pytest.raises(FileNotFoundError, match="there is no folder .*shipped models"):
+        with pytest.raises(FileNotFoundError, match="folder .*does not exist.*Hub id"):
             load_policy(name)
 
 
@@ -153,16 +153,16 @@ def to_pickle(folder):
         (without("config.json"), FileNotFoundError, "no config.json"),
         (lambda folder: (folder / "config.json").write_text("{oops"), ValueError, "config.json is damaged"),
         (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), ValueError, "config.json is damaged"),
-        (lambda folder: (folder / "config.json").write_text("[]"), ValueError, "names no model_type"),
+        (lambda folder: (folder / "config.json").write_text("[]"), ValueError, "no model_type"),
         (lambda folder: edit_config(folder, model_type="nonsense"), ValueError, "cannot build .*nonsense"),
         (lambda folder: edit_config(folder, num_hidden_layers=7), ValueError, "cannot build"),
         (without("tokenizer.json"), FileNotFoundError, "has no tokenizer; copy tokenizer.json"),
         (lambda folder: (folder / "tokenizer.json").write_text('{"ver'), ValueError, "tokenizer files are damaged"),
         (without("model.safetensors"), FileNotFoundError, "has no model.safetensors"),
         (to_pickle, ValueError, "only as a pickle"),
-        (lambda folder: truncate(folder, 0), ValueError, "safetensors are damaged"),
-        (lambda folder: truncate(folder, 5000), ValueError, "safetensors are damaged"),
-        (lambda folder: truncate(folder, -1), ValueError, "safetensors are damaged"),
+        (lambda folder: truncate(folder, 0), ValueError, "safetensors.*damaged"),
+        (lambda folder: truncate(folder, 5000), ValueError, "safetensors.*damaged"),
+        (lambda folder: truncate(folder, -1), ValueError, "safetensors.*damaged"),
         (lambda folder: edit_config(folder, hidden_size=64), ValueError, "mismatched .*would be random"),
         (
             lambda folder: edit_config(folder, num_hidden_layers=3, layer_types=["full_attention"] * 3),
@@ -209,7 +209,7 @@ def test_a_foreign_tokenizer_is_refused(policy, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["more"])
     save_policy(policy[0], tokenizer, tmp_path / "policy")
-    with pytest.raises(ValueError, match="tokenizer has 260 tokens, the model 259: not a pair"):
+    with pytest.raises(ValueError, match="260 tokens.*259"):
         load_policy(tmp_path / "policy")
 
 
@@ -218,7 +218,7 @@ def test_an_existing_folder_is_kept_unless_told(policy, saved, tmp_path):
     save_policy(*policy, tmp_path / "empty")
     other = random_model(policy[1], seed=1, num_hidden_layers=2)
     (tmp_path / "empty" / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="not empty; choose another, or replace it: overwrite=True"):
+    with pytest.raises(FileExistsError, match="not empty.*overwrite=True"):
         save_policy(other, policy[1], tmp_path / "empty")
     assert torch.equal(logits(*load_policy(tmp_path / "empty")), logits(*policy))
     save_policy(other, policy[1], tmp_path / "empty", overwrite=True)
@@ -262,11 +262,14 @@ except OSError as error:
 """
     target = tmp_path / "policy"
     run = subprocess.run(
-        [sys.executable, "-c", code, str(saved), str(target)], capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", code, str(saved), str(target)],
+        capture_output=True,
+        text=True,
+        timeout=300,
         cwd=Path(__file__).parents[1],
-    )  # fmt: skip
-    assert "OSError folder: could not write" in run.stdout, run.stderr
-    assert "nothing there was changed. The model takes 0 MB: free that" in run.stdout
+    )
+    assert f"OSError folder {target}" in run.stdout, run.stderr
+    assert "unchanged" in run.stdout and "needs 0 MB" in run.stdout and "another folder" in run.stdout
     assert list(tmp_path.iterdir()) == []
 
 

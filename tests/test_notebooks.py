@@ -24,46 +24,25 @@ NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 
 # The cells whose output nbval does not compare, by the first line of their source: what differs between machines.
 NOT_COMPARED = {
-    "00_start_here": [
-        "from grpo_edu.hardware import cpu_report",
-        "again = grpo_edu.generate(",
-    ],
+    "00_start_here": ["from grpo_edu.machine.hardware import cpu_report", "again = grpo_edu.generate("],
     "01_cpu_setup": [
         "report = cpu_report()",
         "def loaded_openmp():",
         "print(startup_text(seconds))",
-        "from grpo_edu.probe import probe_dtypes",
+        "from grpo_edu.machine.probe import probe_dtypes",
     ],
     "02_reward_functions": [
         "for text in dict.fromkeys(samples[:24]):",
         'print(f"right before: {before.k}/{before.n}, after: {hacked.k}/{hacked.n}\\n")',
         'for name, outcome in {"equal weights": loss, "small weights": gain}.items():',
     ],
-    "03_group_advantages": [
-        "for name, b in marks.items():",
-    ],
-    "05_grpo_run": [
-        'runs = {"before": before, "after": after}',
-        "for row in (0, 100, 101, 200, 201):",
-    ],
-    "06_honest_evaluation": [
-        "import tempfile",
-    ],
-    "07_quantization": [
-        "for scheme, value in moved.items():",
-    ],
-    "08_ewc_progressive_training": [
-        "measures = plain.measures()",
-    ],
-    "09_memory_and_lora": [
-        "import time",
-        "if free < need + 1.5 * GB:",
-    ],
-    "11_scaling_out": [
-        "try:",
-        "import time",
-        "from grpo_edu.step_process import measure_steps",
-    ],
+    "03_group_advantages": ["for name, b in marks.items():"],
+    "05_grpo_run": ['runs = {"before": before, "after": after}', "for row in (0, 100, 101, 200, 201):"],
+    "06_honest_evaluation": ["import tempfile"],
+    "07_quantization": ["for scheme, value in moved.items():"],
+    "08_ewc_progressive_training": ["measures = plain.measures()"],
+    "09_memory_and_lora": ["import time", "if free < need + 1.5 * GB:"],
+    "11_scaling_out": ["try:", "import time", "from grpo_edu.machine.step_process import measure_steps"],
 }
 LONGEST_CELL = 30  # lines
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
@@ -464,7 +443,7 @@ def test_a_cell_that_escapes_comparison_is_caught(way):
 
 DRAWING = """\
 from matplotlib.figure import Figure
-from grpo_edu.figures import html_image
+from grpo_edu.figures.curves import html_image
 
 figure = Figure(figsize=(1, 1))
 figure.add_subplot().plot([0, {end}])

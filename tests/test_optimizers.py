@@ -13,13 +13,14 @@ from toy_policy import (
     make_model,
     run,
     sgd,
+    update_policy,
     weights,
     word_tokenizer,
 )
 
 from grpo_edu.config import OPTIMIZERS, SCHEDULES, GRPOConfig
-from grpo_edu.optimizers import build_optimizer, learning_rate_share
-from grpo_edu.trainer import train, update_policy
+from grpo_edu.fast.optimizers import build_optimizer, learning_rate_share
+from grpo_edu.trainer import train
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +104,14 @@ def not_finite(model):
 def test_a_gradient_that_is_not_finite_moves_nothing_where_it_is_measured_first(tokenizer):
     config = GRPOConfig(**SMALL, optimizer_in_backward=True)
     model = make_model()
-    with pytest.raises(FloatingPointError, match="the weights were left as they are"):
+    with pytest.raises(FloatingPointError, match="gradient norm is nan.*weights were kept"):
         run(tokenizer, config, model=model, penalty=not_finite)
     assert_same_weights(model, make_model(), tolerance=0.0)
 
 
 def test_without_clipping_the_message_does_not_promise_that(tokenizer):
     config = GRPOConfig(**SMALL, optimizer_in_backward=True, max_grad_norm=0.0)
-    with pytest.raises(FloatingPointError, match=r"the weights were moved in part \(max_grad_norm = 0\)"):
+    with pytest.raises(FloatingPointError, match="updated in part.*max_grad_norm = 0"):
         run(tokenizer, config, penalty=not_finite)
 
 
@@ -154,7 +155,7 @@ def test_the_policy_learns_with_adafactor_too(tokenizer, fused):
 
 
 def test_an_impossible_pair_is_refused():
-    with pytest.raises(ValueError, match="optimizer_in_backward: True with gradient_accumulation_steps = 2"):
+    with pytest.raises(ValueError, match="optimizer_in_backward .*gradient_accumulation_steps = 2"):
         GRPOConfig(optimizer_in_backward=True, gradient_accumulation_steps=2)
 
 

@@ -28,7 +28,7 @@ def test_importing_the_package_is_cheap_and_loads_nothing_heavy():
 def test_settings_problems_and_help_come_without_torch():
     code = (
         "import sys; from grpo_edu import GRPOConfig, Problem, accuracy_reward, extract_answer, load_problems;"
-        "GRPOConfig(); load_problems('basic'); import grpo_edu.cli; from grpo_edu.cli_options import build_parser;"
+        "GRPOConfig(); load_problems('basic'); from grpo_edu.cli.main import build_parser;"
         "build_parser().format_help(); print(*sys.modules)"
     )
     assert not HEAVY & {name.partition(".")[0] for name in python(code).split()}

@@ -1,6 +1,7 @@
 """Coverage, power, problems needed and what a reported number allows, against hand sums, enumeration and simulation."""
 
 import math
+import re
 from itertools import product
 
 import numpy as np
@@ -8,8 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_edu.power import (
+from grpo_edu.evaluation import mcnemar, wilson_interval
+from grpo_edu.studies.power import (
+    CLAIMS,
+    SOURCES,
+    VERDICTS,
     coverage,
+    judge,
     mcnemar_p_values,
     mcnemar_power,
     mcnemar_range,
@@ -18,7 +24,6 @@ from grpo_edu.power import (
     problems_needed_paired,
     problems_needed_unpaired,
 )
-from grpo_edu.significance import mcnemar, wilson_interval
 
 
 def test_normal_interval_by_hand_and_where_it_fails():
@@ -158,33 +163,51 @@ def test_five_more_of_sixty_is_not_significant_even_if_none_was_lost():
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (normal_interval, (3, 2), "successes must lie between 0 and trials"),
-        (normal_interval, (1, 2, 95), "confidence must lie strictly between"),
-        (coverage, (wilson_interval, 1.0, 20), "share must lie strictly between"),
-        (coverage, (wilson_interval, 0.5, 0), "trials must be at least 1"),
-        (mcnemar_p_values, ([1, -1], [2, 2]), "must be counts"),
-        (mcnemar_power, (0.7, 0.7, 10), "at most 1"),
-        (mcnemar_power, (0.0, 0.0, 10), "above 0"),
-        (mcnemar_power, (0.1, 0.2, 0), "trials must be at least 1"),
-        (problems_needed_paired, (0.1, 0.1), "are equal"),
-        (problems_needed_paired, (-0.1, 0.2), "at least 0"),
-        (problems_needed_unpaired, (0.5, 0.5), "are equal"),
-        (problems_needed_unpaired, (0.5, 50), "after must be an accuracy between 0 and 1, got 50"),
-        (possible_counts, (50, 0), "trials must be at least 1"),
-        (mcnemar_range, (5, 9, 8), "after must lie between 0 and trials"),
+        (normal_interval, {"successes": 3, "trials": 2}, "successes.*3"),
+        (normal_interval, {"successes": 1, "trials": 2, "confidence": 95}, "confidence.*95"),
+        (coverage, {"interval": wilson_interval, "share": 1.0, "trials": 20}, "share.*1.0"),
+        (coverage, {"interval": wilson_interval, "share": 0.5, "trials": 0}, "trials.*0"),
+        (mcnemar_p_values, {"only_before": [1, -1], "only_after": [2, 2]}, "only_before.*negative"),
+        (mcnemar_power, {"only_before": 0.7, "only_after": 0.7, "trials": 10}, "at most 1.*0.7"),
+        (mcnemar_power, {"only_before": 0.0, "only_after": 0.0, "trials": 10}, "above 0"),
+        (mcnemar_power, {"only_before": 0.1, "only_after": 0.2, "trials": 0}, "trials.*0"),
+        (problems_needed_paired, {"only_before": 0.1, "only_after": 0.1}, "equal"),
+        (problems_needed_paired, {"only_before": -0.1, "only_after": 0.2}, "at least 0.*-0.1"),
+        (problems_needed_paired, {"only_before": 0.1, "only_after": 0.2, "alpha": 0.0}, "alpha.*0.0"),
+        (problems_needed_paired, {"only_before": 0.1, "only_after": 0.2, "power": 1.0}, "power.*1.0"),
+        (problems_needed_unpaired, {"before": 0.5, "after": 0.5}, "equal"),
+        (problems_needed_unpaired, {"before": 0.5, "after": 50}, "after.*50"),
+        (possible_counts, {"percent": 50, "trials": 0}, "trials.*0"),
+        (possible_counts, {"percent": 50, "trials": 10, "decimals": -1}, "decimals.*-1"),
+        (mcnemar_range, {"before": 5, "after": 9, "trials": 8}, "after.*9"),
     ],
 )
-def test_refusals(function, arguments, message):
+def test_refusals_name_the_argument_and_its_value(function, arguments, message):
     with pytest.raises(ValueError, match=message):
-        function(*arguments)
+        function(**arguments)
 
 
-@pytest.mark.parametrize("options", [{"alpha": 0.0}, {"power": 1.0}])
-def test_error_rates_are_shares(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must lie strictly between 0 and 1"):
-        problems_needed_paired(0.1, 0.2, **options)
+# ---- the audited claims ----
 
 
-def test_decimals_are_not_negative():
-    with pytest.raises(ValueError, match="decimals must be at least 0"):
-        possible_counts(50, 10, decimals=-1)
+def test_each_claim_names_its_source_and_holds_a_number_or_a_direction():
+    assert {claim.source for claim in CLAIMS.values()} == set(SOURCES)
+    for key, claim in CLAIMS.items():
+        assert re.search(r"\d|degradation", claim.quote), key
+        assert claim.quote == " ".join(claim.quote.split()), f"{key}: one line, single spaces"
+    assert len({claim.quote for claim in CLAIMS.values()}) == len(CLAIMS) == 34
+
+
+@pytest.mark.parametrize("holds", [True, np.bool_(False), None])
+def test_a_judgment_prints_quote_source_verdict_and_reason(holds):
+    judgment = judge("ducks", holds, "Because " + "of the eggs " * 20)
+    assert judgment.verdict == VERDICTS[None if holds is None else bool(holds)]
+    text = str(judgment)
+    assert text.startswith("“Janet's ducks") and f"→ {judgment.verdict.upper()}: Because" in text
+    assert "(tutorial)" in text and max(map(len, text.splitlines())) <= 92
+
+
+@pytest.mark.parametrize(("key", "because", "message"), [("moon", "seen", "key.*moon"), ("memory", " ", "because")])
+def test_a_judgment_needs_a_known_claim_and_a_reason(key, because, message):
+    with pytest.raises(ValueError, match=message):
+        judge(key, True, because)

@@ -7,14 +7,22 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from grpo_edu import pretraining
-from grpo_edu.corpus import PretrainingConfig, batches, train_tokenizer
-from grpo_edu.pretraining import build_model, build_optimizers, learning_rate_factor, main, pretrain, target_loss
+from grpo_edu.making import pretraining
+from grpo_edu.making.corpus import PretrainingConfig, batches, train_tokenizer
+from grpo_edu.making.pretraining import build_model, build_optimizers, learning_rate_factor, main, pretrain, target_loss
 
 SMALL = PretrainingConfig(
-    vocab_size=400, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, batch_tokens=512,
-    steps=40, warmup_steps=4, learning_rate=1e-2,
-)  # fmt: skip
+    vocab_size=400,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    batch_tokens=512,
+    steps=40,
+    warmup_steps=4,
+    learning_rate=1e-2,
+)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from random_policy import byte_tokenizer, random_model
 from small_policy import save_small_policy
 from transformers import GPT2Config, Qwen2Config
 
-from grpo_edu import probe
+from grpo_edu.machine import probe
+from grpo_edu.machine.probe import DtypeProbe, choose_dtype, probe_dtypes
 from grpo_edu.models import load_config, load_policy
-from grpo_edu.probe import DtypeProbe, choose_dtype, probe_dtypes
 
 FASTER = DtypeProbe({"float32": 3.0, "bfloat16": 1.0}, {"float32": 4.0, "bfloat16": 2.0})
 SLOWER = DtypeProbe({"float32": 1.0, "bfloat16": 0.95}, {"float32": 1.0, "bfloat16": 2.0})
@@ -22,12 +22,19 @@ SLOWER = DtypeProbe({"float32": 1.0, "bfloat16": 0.95}, {"float32": 1.0, "bfloat
         random_model(byte_tokenizer()).config,
         GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2),
         Qwen2Config(
-            vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2,
-            num_key_value_heads=1, use_sliding_window=True, sliding_window=8, max_window_layers=1,
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            use_sliding_window=True,
+            sliding_window=8,
+            max_window_layers=1,
         ),
     ],
     ids=["qwen2", "gpt2", "sliding"],
-)  # fmt: skip
+)
 def test_a_probe_times_every_part(config):
     layers = config.num_hidden_layers
     found = probe_dtypes(config, repeats=1)
@@ -60,10 +67,10 @@ def test_a_tenth_is_not_worth_the_rounding():
     ("asked", "found", "trains_weights", "dtype", "words"),
     [
         ("float32", None, True, "float32", ""),
-        ("auto", FASTER, False, "bfloat16", "3 times as fast.*; taking bfloat16"),
-        ("auto", SLOWER, False, "float32", "1.1 times as fast.*; taking float32"),
-        ("auto", FASTER, True, "float32", "3 times as fast.*float32 all the same"),
-        ("auto", SLOWER, True, "float32", "taking float32"),
+        ("auto", FASTER, False, "bfloat16", "3 times as fast.*; using bfloat16"),
+        ("auto", SLOWER, False, "float32", "1.1 times as fast.*; using float32"),
+        ("auto", FASTER, True, "float32", "3 times as fast.*using float32"),
+        ("auto", SLOWER, True, "float32", "using float32"),
         ("bfloat16", SLOWER, False, "bfloat16", "0.5 times in a forward$"),
         ("bfloat16", FASTER, True, "bfloat16", "small updates of its weights will be lost"),
     ],

@@ -8,12 +8,24 @@ from fractions import Fraction
 
 import pytest
 
-from grpo_edu import problems
-from grpo_edu.data import load_problems
-from grpo_edu.problems import DOMAINS, LEVELS, Problem, draw_problem, fill_story, make_problems, make_split, problem_key
+from grpo_edu.problems import templates as problems
+from grpo_edu.problems.files import load_problems
+from grpo_edu.problems.templates import (
+    DOMAINS,
+    ITEMS,
+    LEVELS,
+    NAMES,
+    STORIES,
+    Problem,
+    Story,
+    draw_problem,
+    fill_story,
+    make_problems,
+    make_split,
+    problem_key,
+)
 from grpo_edu.prompts import extract_answer, normalize_answer
 from grpo_edu.rewards import accuracy_reward, format_reward, steps_reward
-from grpo_edu.stories import ITEMS, NAMES, STORIES, Story
 
 ALL = LEVELS + DOMAINS
 every_level = pytest.mark.parametrize("level", LEVELS)
@@ -124,8 +136,10 @@ def test_these_problems_come_out_on_every_machine():
     first = {level: make_problems(level, 1, seed=7)[0] for level in ALL}
     assert first["basic"] == Problem(
         "A farm has 19 hens, 59 ducks and 58 goats. How many animals live on the farm?",
-        "136", "basic", "19+59=78. 78+58=136. #### 136",
-    )  # fmt: skip
+        "136",
+        "basic",
+        "19+59=78. 78+58=136. #### 136",
+    )
     assert first["intermediate"].solution == "61+65=126. 126/7=18. 18+11=29. #### 29"
     assert first["advanced"].prompt.startswith("A farmer picks 8 apples from each of 5 trees. 25 are bad.")
     assert first["sorting"] == Problem(
@@ -205,8 +219,7 @@ EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)\.")
 
 
 @pytest.mark.parametrize(
-    "level, steps, signs",
-    [("basic", {2}, "+-"), ("intermediate", {3}, "+-*/"), ("advanced", {4}, "+-*/")],
+    "level, steps, signs", [("basic", {2}, "+-"), ("intermediate", {3}, "+-*/"), ("advanced", {4}, "+-*/")]
 )
 def test_a_level_has_its_steps_and_operations(level, steps, signs, drawn):
     equations = [EQUATION.findall(problem.solution) for problem in drawn[level]]
@@ -318,13 +331,13 @@ def test_train_and_heldout_share_no_story_with_the_same_numbers(level, shipped):
 
 
 def test_an_unknown_level_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="level: 'hard' is unknown; choose one of basic, intermediate"):
+    with pytest.raises(ValueError, match="level must be one of basic, intermediate.*got 'hard'"):
         make_problems("hard", 1, seed=0)
 
 
 @pytest.mark.parametrize("n", [0, -3])
 def test_less_than_one_problem_is_refused(n):
-    with pytest.raises(ValueError, match=rf"n: {n} problems asked for; ask for at least 1"):
+    with pytest.raises(ValueError, match=rf"n must be at least 1, got {n}"):
         make_problems("basic", n, seed=0)
 
 
@@ -332,7 +345,7 @@ def test_more_problems_than_there_are_is_refused_with_the_number_there_are(monke
     only = Story("{name} has {a} and {b} {item}. How many?", "c = a + b", {"a": (1, 2), "b": (1, 2)})
     monkeypatch.setitem(problems.STORIES, "basic", (only,))
     assert len(make_problems("basic", 3, seed=0)) == 3  # 1 and 2 in either order are one problem
-    with pytest.raises(ValueError, match="n: only 3 different basic problems were found; ask for fewer than 4"):
+    with pytest.raises(ValueError, match="n must be at most 3.*basic.*got 4"):
         make_problems("basic", 4, seed=0)
 
 

@@ -1,6 +1,8 @@
 """Profiles: each is what it says, differs from the others, is refused where it cannot be, and runs."""
 
 import json
+import re
+import shlex
 from itertools import combinations, product
 from pathlib import Path
 
@@ -8,68 +10,74 @@ import pytest
 import torch
 from test_cli import complaint
 
-from grpo_edu.cli import main
-from grpo_edu.cli_options import build_parser
+from grpo_edu.cli.main import build_parser, main
 from grpo_edu.config import GRPOConfig
 from grpo_edu.models import load_policy
-from grpo_edu.profiles import CONFIG_FIELDS, PROFILES, RUN_FIELDS, Profile, load_profile, profile_text
 from grpo_edu.prompts import render_prompt
-from grpo_edu.run_log import read_log
-from grpo_edu.run_policy import plain_template
+from grpo_edu.runs.log import read_log
+from grpo_edu.runs.profiles import PROFILES, Profile, load_profile, profile_text
+from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS, plain_template
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
 
 def test_no_two_profiles_are_the_same_run():
-    whole = {name: {**load_profile(name).run(), **load_profile(name).config().to_dict()} for name in PROFILES}
+    whole = {name: load_profile(name).request() for name in PROFILES}
     assert len(whole) >= 9 and all(whole[one] != whole[other] for one, other in combinations(whole, 2))
-    assert load_profile("standard").config() == GRPOConfig()
+    assert whole["standard"].config == GRPOConfig()
 
 
 def test_a_profile_sets_what_it_says_and_no_default_twice():
-    names = {"quick", "standard", "thorough", "ultra-fast", "extreme-fast", "hardware-accelerated", "progressive",
-             "rl-grpo-faithful", "cluster-lora"}  # fmt: skip
-    assert names <= PROFILES.keys()
+    standard = load_profile("standard").request().to_settings()
     for name in ("quick", "thorough", "ultra-fast", "extreme-fast", "hardware-accelerated", "progressive"):
-        standard = {**load_profile("standard").run(), **load_profile("standard").config().to_dict()}
         assert all(standard[field] != value for field, value in load_profile(name).settings.items()), name
-    accelerated = load_profile("hardware-accelerated")
-    assert accelerated.run()["dtype"] == "auto" and accelerated.config().rollout_quantization == "int8-dynamic"
-    progressive = load_profile("progressive")
-    assert not progressive.config().shuffle_dataset
-    assert progressive.run()["num_problems"] == progressive.config().max_steps * progressive.config().prompts_per_step
+    accelerated = load_profile("hardware-accelerated").request()
+    assert accelerated.dtype == "auto" and accelerated.config.rollout_quantization == "int8-dynamic"
+    progressive = load_profile("progressive").request()
+    assert not progressive.config.shuffle_dataset
+    assert progressive.num_problems == progressive.config.max_steps * progressive.config.prompts_per_step
 
 
 def test_the_faithful_profile_has_the_published_settings():
-    profile = load_profile("rl-grpo-faithful")
+    run = load_profile("rl-grpo-faithful").request()
     published = {
-        "prompts_per_step": 1, "num_generations": 2, "learning_rate": 1e-5, "lr_scheduler_type": "linear",
-        "warmup_steps": 10, "max_grad_norm": 1.0, "max_completion_length": 64, "temperature": 0.7, "top_p": 0.9,
-        "beta": 0.1, "epsilon": 0.2, "num_iterations": 1, "loss_type": "bnpo", "seed": 42,
-    }  # fmt: skip
-    found = profile.config().to_dict()
+        "prompts_per_step": 1,
+        "num_generations": 2,
+        "learning_rate": 1e-5,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 10,
+        "max_grad_norm": 1.0,
+        "max_completion_length": 64,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "beta": 0.1,
+        "epsilon": 0.2,
+        "num_iterations": 1,
+        "loss_type": "bnpo",
+        "seed": 42,
+    }
+    found = run.to_settings()
     assert {name: found[name] for name in published} == published
-    run = profile.run()
-    assert run["model"] == "Qwen/Qwen2-0.5B-Instruct" and run["dtype"] == "float32"
-    assert run["prompt_template"] == "Solve step by step:\n\n{problem}\n\nSolution:"
-    assert run["num_problems"] == found["max_steps"] == 3 * 10 * 0.5  # three levels of ten, half an epoch
+    assert run.model == "Qwen/Qwen2-0.5B-Instruct" and run.dtype == "float32"
+    assert run.prompt_template == "Solve step by step:\n\n{problem}\n\nSolution:"
+    assert run.num_problems == run.config.max_steps == 3 * 10 * 0.5  # three levels of ten, half an epoch
 
 
 def test_the_cluster_profile_has_the_published_settings():
-    profile = load_profile("cluster-lora")
-    run, config = profile.run(), profile.config()
-    assert (run["lora_rank"], run["lora_alpha"], run["dtype"], run["data"]) == (16, 32, "bfloat16", "gsm8k")
-    assert run["lora_targets"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    run = load_profile("cluster-lora").request()
+    config = run.config
+    assert (run.lora_rank, run.lora_alpha, run.dtype, run.data) == (16, 32, "bfloat16", ("gsm8k",))
+    assert run.lora_targets == ("q_proj", "k_proj", "v_proj", "o_proj")
     assert (config.learning_rate, config.batch_size, config.scale_rewards) == (5e-5, 1 * 8, "none")
     assert config.max_steps == 3 * 7473 // config.prompts_per_step
 
 
 def test_what_is_typed_overrides_the_profile(tmp_path):
     profile = load_profile("quick").override({"max_steps": 3, "n": 9})
-    assert profile.config().max_steps == 3 and profile.run() == {**load_profile("quick").run(), "n": 9}
+    assert profile.config().max_steps == 3 and profile.request().n == 9 and profile.request().greedy is False
     (tmp_path / "mine.json").write_text('{"about": "my own", "base": "quick", "max_steps": 7, "data": ["gsm8k"]}')
     mine = load_profile(tmp_path / "mine.json")
-    assert (mine.about, mine.config().max_steps, mine.run()["n"]) == ("my own", 7, 100)
+    assert (mine.about, mine.config().max_steps, mine.request().n) == ("my own", 7, 100)
     assert mine.config().max_completion_length == 256  # what GSM8K needs
     text = profile_text(mine)
     assert "\n* max_steps " in text and "\n  num_generations " in text
@@ -86,37 +94,42 @@ def test_every_field_is_an_option_of_train():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("train --profile qiuck", "profile: 'qiuck' is unknown; do you mean quick?; choose from quick, standard"),
-        ("profiles --show nothing-like-it.json", "is unknown; choose from quick"),
-        ("train --profile mine.json", "mine.json:3: max_stpes: is no setting; do you mean max_steps?"),
-        ("train --profile kind.json", "kind.json:2: max_steps: 'many' must be a whole number"),
-        ("train --profile run.json", "run.json:2: n: '300' must be a whole number"),
-        ("train --profile flag.json", "flag.json:2: greedy: 1 must be true or false"),
-        ("train --profile broken.json", "broken.json:3: not JSON"),
-        ("train --profile list.json", "list.json:1: a profile is an object in braces, got list"),
-        ("train --profile base.json", "base.json:2: profile: 'thorogh' is unknown; do you mean thorough?"),
-        ("train --profile choice.json", "choice.json:1: dtype: 'float16' must be one of float32, bfloat16, auto"),
-        ("train --profile reward.json", "reward.json:1: rewards: 'speed' is unknown"),
-        ("train --profile pair.json", "pair.json:1: warmup_steps: 3 with lr_scheduler_type = 'constant'"),
-        ("train --prompt-template Solve:", "prompt_template: 'Solve:' must hold {problem} once"),
-        ("train --lora-alpha 3", "lora_alpha: 3.0 without adapters; give lora_rank as well"),
-        ("train --num-problems 2", "num_problems: 2 is fewer than one problem for each"),
+        ("train --profile qiuck", "--profile.*'qiuck'.*do you mean quick.*standard"),
+        ("profiles --show nothing-like-it.json", "nothing-like-it.json.*unknown.*quick"),
+        ("train --profile mine.json", "mine.json:3: .*max_stpes.*max_steps"),
+        ("train --profile kind.json", "kind.json:2: .*max_steps.*whole number.*'many'"),
+        ("train --profile run.json", "run.json:2: .*n.*whole number.*'300'"),
+        ("train --profile flag.json", "flag.json:2: .*greedy.*true or false.*1"),
+        ("train --profile broken.json", "broken.json:3: .*not valid JSON"),
+        ("train --profile list.json", "list.json:1: .*object.*list"),
+        ("train --profile base.json", "base.json:2: .*'thorogh'.*do you mean thorough"),
+        ("train --profile choice.json", "choice.json:1: .*dtype.*'float16'.*float32, bfloat16, auto"),
+        ("train --profile reward.json", "reward.json:1: .*rewards.*'speed'"),
+        ("train --profile pair.json", "pair.json:1: .*warmup_steps.*lr_scheduler_type"),
+        ("train --prompt-template Solve:", "--prompt-template.*{problem}.*'Solve:'"),
+        ("train --lora-alpha 3", "--lora-alpha.*3.0.*--lora-rank"),
+        ("train --num-problems 2", "--num-problems.*2.*basic"),
     ],
 )
 def test_bad_profiles_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     files = {
-        "mine": '{\n "about": "x",\n "max_stpes": 3\n}', "kind": '{"n": 9,\n "max_steps": "many"}',
-        "run": '{\n"n": "300"}', "flag": '{\n"greedy": 1}', "broken": '{\n"n": 3,\n"max_steps" 4}', "list": "[]",
-        "base": '{"n": 3,\n"base": "thorogh"}', "choice": '{"dtype": "float16"}', "reward": '{"rewards": "speed"}',
+        "mine": '{\n "about": "x",\n "max_stpes": 3\n}',
+        "kind": '{"n": 9,\n "max_steps": "many"}',
+        "run": '{\n"n": "300"}',
+        "flag": '{\n"greedy": 1}',
+        "broken": '{\n"n": 3,\n"max_steps" 4}',
+        "list": "[]",
+        "base": '{"n": 3,\n"base": "thorogh"}',
+        "choice": '{"dtype": "float16"}',
+        "reward": '{"rewards": "speed"}',
         "pair": '{"warmup_steps": 3}',
-    }  # fmt: skip
+    }
     for name, text in files.items():
         (tmp_path / f"{name}.json").write_text(text)
     before = sorted(tmp_path.rglob("*"))
-    command = ["train", "--prompt-template", "Solve:"] if "template" in arguments else arguments.split()
-    assert main(command) == 2
-    assert message in complaint(capsys) and sorted(tmp_path.rglob("*")) == before
+    assert main(arguments.split()) == 2
+    assert re.search(message, complaint(capsys)) and sorted(tmp_path.rglob("*")) == before
 
 
 def test_profiles_are_listed_and_shown(capsys):
@@ -158,8 +171,10 @@ def test_a_template_is_taken_letter_by_letter(policy_dir):
 
 
 def test_adapters_train_resume_and_are_kept(policy_dir, tmp_path, capsys):
-    sizes = ["--num-generations", "4", "--prompts-per-step", "2", "--max-completion-length", "48", "--steps", "3",
-             "--n", "6", "--no-greedy", "--rewards", "length", "--learning-rate", "1e-2"]  # fmt: skip
+    sizes = shlex.split(
+        "--num-generations 4 --prompts-per-step 2 --max-completion-length 48 --steps 3 --n 6 --no-greedy "
+        "--rewards length --learning-rate 1e-2"
+    )
     lora = ["--lora-rank", "2", "--lora-targets", "q_proj,v_proj", "--checkpoint-every", "1"]
     output = tmp_path / "run"
     assert main(["train", "--model", str(policy_dir), *sizes, *lora, "--output", str(output), "--json"]) == 0
@@ -179,7 +194,7 @@ def test_adapters_train_resume_and_are_kept(policy_dir, tmp_path, capsys):
 def test_a_profile_can_be_made_in_python():
     profile = Profile("mine", "", {"beta": 0.5})
     assert profile.config().beta == 0.5
-    with pytest.raises(ValueError, match="beta: -1 must be 0"):
+    with pytest.raises(ValueError, match="beta.*-1"):
         profile.override({"beta": -1})
 
 
@@ -187,7 +202,7 @@ def test_the_stored_table_has_every_profile_and_every_definition_of_throughput()
     record = json.loads((RESULTS / "profiles.json").read_text())
     rows = {row["profile"]: row for row in record["rows"]}
     large = rows.pop("rl-grpo-faithful, one step at 494M")
-    assert rows.keys() == PROFILES.keys() - {"cluster-lora"} and large["steps"] == 1
+    assert rows.keys() == {*PROFILES} - {"cluster-lora"} and large["steps"] == 1
     for row in (*rows.values(), large):
         found = row["throughput"]
         counted = product(("prompts", "completions", "tokens"), ("in steps", "with start-up"))

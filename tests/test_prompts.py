@@ -84,13 +84,66 @@ ONE_SPELLING = {
 }
 
 NO_ANSWER = [
-    "", " ", "?", "...", "-", "$", "%", "n/a", "N/A", "nan", "None", "null", "inf", "-inf", "Infinity",
-    "48 or 49", "48 or forty-nine", "48/49 or so 50", "48 49", "48 and 49", "48; 49", "18-20", "18 - 20",
-    "48. Or 49", "not 48", "48 = 49", "14 + 34", "14 + 34 = 48", "x = 48", "Step 3: total", "about 48",
-    "heads or tails", "heads tails", "heads, tails", "heads 1", "coin1", "I do not know",
-    "48/2", "3/0", "0/0", "1/2/3", "1 1/2", "1.5/2", "18½", "½", "3 million", "2 hundred", "1e3", "10:30",
-    "1.2.3", "..5", "--3", "2^3", "2**3", "٤٨", "１８", "\\frac{1}{2}", "7, 15, x2", "1 200",
-]  # fmt: skip
+    "",
+    " ",
+    "?",
+    "...",
+    "-",
+    "$",
+    "%",
+    "n/a",
+    "N/A",
+    "nan",
+    "None",
+    "null",
+    "inf",
+    "-inf",
+    "Infinity",
+    "48 or 49",
+    "48 or forty-nine",
+    "48/49 or so 50",
+    "48 49",
+    "48 and 49",
+    "48; 49",
+    "18-20",
+    "18 - 20",
+    "48. Or 49",
+    "not 48",
+    "48 = 49",
+    "14 + 34",
+    "14 + 34 = 48",
+    "x = 48",
+    "Step 3: total",
+    "about 48",
+    "heads or tails",
+    "heads tails",
+    "heads, tails",
+    "heads 1",
+    "coin1",
+    "I do not know",
+    "48/2",
+    "3/0",
+    "0/0",
+    "1/2/3",
+    "1 1/2",
+    "1.5/2",
+    "18½",
+    "½",
+    "3 million",
+    "2 hundred",
+    "1e3",
+    "10:30",
+    "1.2.3",
+    "..5",
+    "--3",
+    "2^3",
+    "2**3",
+    "٤٨",
+    "１８",
+    "\\frac{1}{2}",
+    "7, 15, x2",
+    "1 200",
+]
 
 
 @pytest.mark.parametrize(("text", "answer"), ONE_SPELLING.items())
@@ -180,9 +233,7 @@ numbers = st.one_of(
     st.integers(-(10**12), 10**12).map(str),
     st.decimals(-(10**6), 10**6, places=3, allow_nan=False).map(lambda value: format(value, "f")),
 )
-decorations = st.sampled_from(
-    ["{}", "${}", " {} ", "{}.", "{}%", "{} dollars.", "**{}**", "\\boxed{{{}}}", "({})"]
-)
+decorations = st.sampled_from(["{}", "${}", " {} ", "{}.", "{}%", "{} dollars.", "**{}**", "\\boxed{{{}}}", "({})"])
 
 
 @given(numbers, decorations)
@@ -205,11 +256,7 @@ def test_a_list_round_trips(values):
     assert normalize_answer(f"[{text}].") == text
 
 
-@given(
-    st.integers(0, 10**6),
-    st.integers(0, 10**6),
-    st.sampled_from([" or ", " ", "; ", " and ", "/", " = ", "\t"]),
-)
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([" or ", " ", "; ", " and ", "/", " = ", "\t"]))
 def test_two_numbers_never_earn_a_whole_number(first, second, between):
     answer = normalize_answer(f"{first}{between}{second}")
     assert answer is None or answer == "0" or "/" in answer or "." in answer
@@ -261,14 +308,7 @@ def test_every_gsm8k_reference_answer_decorated(gsm8k_dir):
     for _, value in gsm8k_answers(gsm8k_dir):
         minus = f"{value:,}".replace("-", "\u2212")
         sign, size = ("-" if value < 0 else ""), abs(value)
-        spellings = [
-            f"{value:,}.00",
-            f"{value} dollars",
-            f"{sign}${size:,}",
-            minus,
-            f"{value}%",
-            f"{value:,} eggs.",
-        ]
+        spellings = [f"{value:,}.00", f"{value} dollars", f"{sign}${size:,}", minus, f"{value}%", f"{value:,} eggs."]
         for spelling in spellings:
             assert extract_answer(f"5 + 6 = 11\n#### {spelling}") == str(value), spelling
             assert extract_answer(f"5 + 6 = 11. The answer is {spelling}") == str(value), spelling
@@ -287,9 +327,7 @@ def test_completion_text_keeps_only_what_the_model_wrote():
     assert completion_text("#### 5") == "#### 5"
 
 
-@pytest.mark.parametrize(
-    "completion", [None, 5, [1, 2], ["a"], [{"role": "assistant", "content": [{"text": "a"}]}]]
-)
+@pytest.mark.parametrize("completion", [None, 5, [1, 2], ["a"], [{"role": "assistant", "content": [{"text": "a"}]}]])
 def test_completion_text_refuses_what_is_no_text(completion):
     with pytest.raises(ValueError, match="completion"):
         completion_text(completion)

@@ -10,12 +10,13 @@ from random_policy import byte_tokenizer, random_model
 from torch import nn
 from torch.testing import assert_close
 
-from grpo_edu import quantized_layers
-from grpo_edu.config import GRPOConfig, SupervisedConfig
-from grpo_edu.logprobs import per_token_logps, shared_prefix_logps
-from grpo_edu.optimizers import build_optimizer
-from grpo_edu.quantization import (
-    QUANTIZATION_SCHEMES,
+from grpo_edu.config import QUANTIZATION_SCHEMES, GRPOConfig, SupervisedConfig
+from grpo_edu.fast.optimizers import build_optimizer
+from grpo_edu.fast.shared_prefix import shared_prefix_logps
+from grpo_edu.logprobs import per_token_logps
+from grpo_edu.quantization import layers as quantized_layers
+from grpo_edu.quantization.layers import DynamicInt8Linear, Int4Linear, Int8Embedding, Int8Linear
+from grpo_edu.quantization.model import (
     load_quantized,
     quantization_scheme,
     quantize_model,
@@ -23,7 +24,6 @@ from grpo_edu.quantization import (
     stored_bytes,
     stored_tensors,
 )
-from grpo_edu.quantized_layers import DynamicInt8Linear, Int4Linear, Int8Embedding, Int8Linear
 from grpo_edu.rollout import generate
 
 MAKERS = {"int8-dynamic": DynamicInt8Linear, "int8-weight": Int8Linear.of, "int4-group": Int4Linear}
@@ -171,7 +171,7 @@ def test_a_folder_whose_weights_do_not_fit_its_config_is_refused(model, tokenize
     save_quantized(quantize_model(model, "int8-weight"), tokenizer, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"fit its config\.json \(model\.layers\.0\.mlp\.down_proj\.rows\.q, …\)"):
+    with pytest.raises(ValueError, match=r"config\.json.*down_proj\.rows\.q"):
         load_quantized(tmp_path)
 
 
@@ -216,8 +216,9 @@ def test_a_tied_table_is_held_once(tokenizer):
     assert stored_bytes(tied_model) == sum(4 * weight.numel() for weight in tied_model.parameters())
     names = stored_tensors(quantize_model(tied_model, "int8-weight"))
     assert [name for name in names if "embed" in name or "head" in name] == [
-        "model.embed_tokens.q", "model.embed_tokens.scale"
-    ]  # fmt: skip
+        "model.embed_tokens.q",
+        "model.embed_tokens.scale",
+    ]
     kept = quantize_model(tied_model, "int8-weight", embeddings=False)
     assert kept.get_input_embeddings().weight.dtype == torch.float32
     assert torch.equal(kept.get_input_embeddings().weight, tied_model.get_input_embeddings().weight)
@@ -234,23 +235,23 @@ def test_a_model_in_bfloat16_can_be_quantized(model):
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones(model):
-    with pytest.raises(ValueError, match=r"^scheme: 'int3' is unknown; choose one of bf16, int8-dynamic, int8-weight"):
+    with pytest.raises(ValueError, match="scheme.*int3.*bf16"):
         quantize_model(model, "int3")
 
 
 @every_scheme
 def test_a_quantized_model_is_not_quantized_again_and_learns_nothing(model, scheme):
     small = quantize_model(model, scheme)
-    with pytest.raises(ValueError, match=f"^model: is quantized already \\({scheme}\\)"):
+    with pytest.raises(ValueError, match=f"model.*already.*{scheme}"):
         quantize_model(small, "int8-weight")
     for config in (GRPOConfig(), SupervisedConfig()):
-        with pytest.raises(ValueError, match=f"^model: is quantized \\({scheme}\\).*rounding would swallow"):
+        with pytest.raises(ValueError, match=f"model.*quantized.*{scheme}.*rollout_quantization"):
             build_optimizer(small, config)
 
 
 def test_a_shape_that_the_kernel_does_not_take_is_named(tokenizer):
     odd = random_model(tokenizer, hidden_size=48, intermediate_size=96)
-    with pytest.raises(ValueError, match=r"0\.self_attn\.q_proj \(48 inputs, which groups of 32.*'int8-weight'"):
+    with pytest.raises(ValueError, match=r"0\.self_attn\.q_proj \(48 inputs.* 32.*'int8-weight'"):
         quantize_model(odd, "int4-group")
     assert quantization_scheme(quantize_model(odd, "int8-weight")) == "int8-weight"
 
@@ -259,11 +260,11 @@ def test_a_model_without_linear_layers_or_with_adapters_is_refused(tokenizer, mo
     from transformers import GPT2Config, GPT2LMHeadModel
 
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=16))
-    with pytest.raises(ValueError, match="^model: GPT2LMHeadModel has no layers of the kind nn.Linear"):
+    with pytest.raises(ValueError, match="GPT2LMHeadModel.*nn.Linear"):
         quantize_model(gpt2, "int8-weight")
     carrying = copy.deepcopy(model)
     carrying.peft_config = {}
-    with pytest.raises(ValueError, match=r"^model: carries adapters; quantize model\.merge_and_unload"):
+    with pytest.raises(ValueError, match="adapters.*merge_and_unload"):
         quantize_model(carrying, "int8-weight")
 
 
@@ -271,14 +272,14 @@ def test_weights_that_diverged_are_refused(model):
     broken = copy.deepcopy(model)
     with torch.no_grad():
         broken.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="holds NaN or infinity"):
+    with pytest.raises(ValueError, match="NaN"):
         quantize_model(broken, "int8-dynamic")
 
 
 def test_a_folder_that_is_not_empty_or_holds_no_quantized_model_is_refused(model, tokenizer, tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no quantized model"):
+    with pytest.raises(FileNotFoundError, match="quantized model"):
         load_quantized(tmp_path)
-    with pytest.raises(ValueError, match="^model: is not quantized"):
+    with pytest.raises(ValueError, match="model.*quantize_model"):
         save_quantized(model, tokenizer, tmp_path / "new")
     (tmp_path / "note.txt").write_text("mine", encoding="utf-8")
     for folder in (tmp_path, tmp_path / "note.txt"):

@@ -4,9 +4,10 @@ import pytest
 import torch
 from random_policy import byte_tokenizer, random_model
 
-from grpo_edu import quantization_probe
-from grpo_edu.quantization import QUANTIZATION_SCHEMES, quantization_scheme
-from grpo_edu.quantization_probe import SchemeProbe, probe_schemes
+from benchmarks import quantization_probe
+from benchmarks.quantization_probe import SchemeProbe, probe_schemes
+from grpo_edu.config import QUANTIZATION_SCHEMES
+from grpo_edu.quantization.model import quantization_scheme
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from grpo_edu.quantized_numbers import QuantizedTensor, in_groups, quantize, relative_error
+from grpo_edu.quantization.numbers import QuantizedTensor, in_groups, quantize, relative_error
 
 quick = settings(max_examples=60, deadline=None)
 
@@ -147,12 +147,12 @@ def test_a_bit_more_halves_the_error():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bits": 1}, "^bits: must be from 2 to 8, got 1"),
-        ({"bits": 9}, "^bits: "),
-        ({"dim": 2}, "^dim: x has 2 dimensions"),
-        ({"dim": 0, "group_size": 2}, "^group_size: cannot be combined with dim"),
-        ({"group_size": 3}, "^group_size: 3 does not divide"),
-        ({"group_size": 0}, "^group_size: 0 does not divide"),
+        ({"bits": 1}, "bits.* 2 to 8, got 1"),
+        ({"bits": 9}, "bits.* 9"),
+        ({"dim": 2}, "dim.* 2"),
+        ({"dim": 0, "group_size": 2}, "group_size.*dim"),
+        ({"group_size": 3}, "group_size.* 3"),
+        ({"group_size": 0}, "group_size.* 0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, message):
@@ -164,18 +164,18 @@ def test_options_that_cannot_be_are_refused(options, message):
     "bad", [torch.tensor([1.0, number]) for number in (torch.nan, torch.inf, -torch.inf)] + [torch.tensor([torch.inf])]
 )
 def test_numbers_without_end_are_refused(bad):
-    with pytest.raises(ValueError, match="^x: holds NaN or infinity"):
+    with pytest.raises(ValueError, match="x .*NaN"):
         quantize(bad)
-    with pytest.raises(ValueError, match="^x: must hold floating-point numbers"):
+    with pytest.raises(ValueError, match="x .*floating-point"):
         quantize(torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="^x: must hold floating-point numbers"):
+    with pytest.raises(ValueError, match="x .*floating-point"):
         quantize(torch.empty(0))
 
 
 def test_relative_error_by_hand():
     assert relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.0])) == 0.0
     assert relative_error(torch.tensor([3.0, 4.0]), torch.zeros(2)) == 1.0
-    with pytest.raises(ValueError, match="^x: holds zeros only"):
+    with pytest.raises(ValueError, match="x .*zeros"):
         relative_error(torch.zeros(2), torch.ones(2))
-    with pytest.raises(ValueError, match="^approximation: expected shape"):
+    with pytest.raises(ValueError, match="approximation: .*shape"):
         relative_error(torch.ones(2), torch.ones(1))

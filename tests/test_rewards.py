@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_edu.equations import check_equations
 from grpo_edu.rewards import (
     accuracy_reward,
+    check_equations,
     combine_rewards,
     compute_rewards,
     format_reward,
@@ -59,9 +59,7 @@ def chat(text):
 )
 def test_accuracy_pays_for_the_answer_alone(completion, answer, reward):
     assert accuracy_reward([completion], [answer]) == [reward]
-    assert accuracy_reward(
-        completions=[chat(completion)], answer=[answer], prompts=["q"], level=["basic"]
-    ) == [reward]
+    assert accuracy_reward(completions=[chat(completion)], answer=[answer], prompts=["q"], level=["basic"]) == [reward]
 
 
 def test_accuracy_is_none_where_there_is_no_ground_truth():
@@ -71,12 +69,12 @@ def test_accuracy_is_none_where_there_is_no_ground_truth():
 @pytest.mark.parametrize("gold", ["", "no idea at all", "48 or 49", "#### ", "nan", float("nan"), "?", "n/a"])
 @pytest.mark.parametrize("completion", ["#### 48", "", "#### ", "#### nan"])
 def test_an_unreadable_ground_truth_raises_and_never_pays(gold, completion):
-    with pytest.raises(ValueError, match=r"answer\[1\] is .*repair the data"):
+    with pytest.raises(ValueError, match=r"answer\[1\] .*got .*data"):
         accuracy_reward(["#### 5", completion], ["5", gold])
 
 
 def test_accuracy_refuses_lists_that_do_not_match():
-    with pytest.raises(ValueError, match="answer has 1 entries for 2 completions"):
+    with pytest.raises(ValueError, match="answer has 1 entries for 2"):
         accuracy_reward(["#### 5", "#### 5"], ["5"])
     with pytest.raises(ValueError, match="answer must be a list .* got str"):
         accuracy_reward(["#### 5", "#### 5"], "55")
@@ -153,15 +151,9 @@ operands = st.integers(-999, 999) | st.decimals(0, 99, places=2, allow_nan=False
 
 @given(st.lists(operands, min_size=2, max_size=5), st.data())
 def test_generated_equations_are_judged_as_exact_arithmetic_judges_them(values, data):
-    operators = data.draw(
-        st.lists(st.sampled_from("+-*"), min_size=len(values) - 1, max_size=len(values) - 1)
-    )
-    pieces = [
-        piece for value, sign in zip(values, [*operators, ""], strict=True) for piece in (str(value), sign)
-    ]
-    exact = eval(
-        "".join(f"Fraction('{p}')" if i % 2 == 0 else p for i, p in enumerate(pieces)), {"Fraction": Fraction}
-    )
+    operators = data.draw(st.lists(st.sampled_from("+-*"), min_size=len(values) - 1, max_size=len(values) - 1))
+    pieces = [piece for value, sign in zip(values, [*operators, ""], strict=True) for piece in (str(value), sign)]
+    exact = eval("".join(f"Fraction('{p}')" if i % 2 == 0 else p for i, p in enumerate(pieces)), {"Fraction": Fraction})
     scaled = exact * 10**20
     assert scaled.denominator == 1
     sign, digits = ("-" if scaled < 0 else ""), f"{abs(int(scaled)):021d}"
@@ -172,7 +164,7 @@ def test_generated_equations_are_judged_as_exact_arithmetic_judges_them(values, 
 
 
 def test_almost_all_equations_of_gsm8k_hold(gsm8k_dir):
-    from grpo_edu.data import load_gsm8k
+    from grpo_edu.problems.files import load_gsm8k
 
     verdicts = [check_equations(problem.solution) for problem in load_gsm8k("test", gsm8k_dir)]
     held, written = sum(map(sum, verdicts)), sum(map(len, verdicts))
@@ -188,10 +180,7 @@ def test_length_in_words_and_in_tokens():
     assert length_reward(texts, target=2) == [1.0, 1.0, 0.5, 0.0, 0.0]
     ids = [[1] * count for count in (8, 10, 15, 20, 99)]
     assert length_reward(texts, ids, target=10) == [1.0, 1.0, 0.5, 0.0, 0.0]
-    assert (
-        length_reward(prompts=texts, completions=texts, completion_ids=ids, answer=texts, target=99)[-1]
-        == 1.0
-    )
+    assert length_reward(prompts=texts, completions=texts, completion_ids=ids, answer=texts, target=99)[-1] == 1.0
 
 
 def test_length_refuses():
@@ -245,22 +234,19 @@ def test_numbers_of_every_kind_are_taken(value):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([1.0], "returned 1 rewards for 2 completions; return exactly one a completion"),
+        ([1.0], "returned 1 rewards for 2 completions; return .*one per completion"),
         ([1.0, 0.0, 0.0], "returned 3 rewards for 2 completions"),
         (1.0, "returned float; return a list of 2 numbers"),
         (None, "returned NoneType; return a list of 2 numbers"),
         ("10", "returned str; return a list of 2 numbers"),
         ({0: 1.0, 1: 0.0}, "returned dict; return a list"),
         (torch.tensor(1.0), "returned Tensor; return a list"),
-        ([1.0, "1.0"], r"returned '1.0' \(str\) for completion 1; return a number, or None"),
+        ([1.0, "1.0"], r"returned '1.0' \(str\) for completion 1.*None"),
         ([[1.0], [0.0]], r"returned \[1.0\] \(list\) for completion 0"),
-        (
-            [1.0, math.nan],
-            "returned nan for completion 1, no finite float32; return a finite number, or None",
-        ),
+        ([1.0, math.nan], "returned nan for completion 1.*finite.*None"),
         ([math.inf, 1.0], "returned inf for completion 0"),
         ([-math.inf, 1.0], "returned -inf for completion 0"),
-        ([1e39, 1.0], "returned 1e\\+39 for completion 0, no finite float32"),
+        ([1e39, 1.0], "returned 1e\\+39 for completion 0.*finite float32"),
         (torch.tensor([1.0, math.nan]), "returned nan for completion 1"),
         ([None, None], r"every reward function \(my_reward\) returned None for completion 0, of prompt 'q1'"),
         ([1.0, None], r"every reward function .* for completion 1, of prompt 'q2'; add a function .* leave"),
@@ -276,9 +262,7 @@ def test_a_function_that_raises_is_named_and_its_error_chained():
     def broken_reward(completions, **kwargs):
         return [1 / 0]
 
-    with pytest.raises(
-        RuntimeError, match="'broken_reward' raised ZeroDivisionError: division by zero"
-    ) as caught:
+    with pytest.raises(RuntimeError, match="'broken_reward' raised ZeroDivisionError: division by zero") as caught:
         compute_rewards([accuracy_reward, broken_reward], **B)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -287,7 +271,7 @@ def test_a_function_that_raises_is_named_and_its_error_chained():
 
     with pytest.raises(RuntimeError, match=r"'narrow_reward' raised TypeError.*\*\*kwargs"):
         compute_rewards(narrow_reward, **B)
-    with pytest.raises(RuntimeError, match=r"'accuracy_reward' raised ValueError: answer\[0\] is '\?'"):
+    with pytest.raises(RuntimeError, match=r"'accuracy_reward' raised ValueError: answer\[0\].*got '\?'"):
         compute_rewards(accuracy_reward, **(B | {"answer": ["?", "5"]}))
 
 
@@ -316,9 +300,7 @@ def test_combine_rewards_by_hand():
     rewards = torch.tensor([[1.0, 0.5], [0.0, math.nan], [math.nan, 0.5]])
     assert combine_rewards(rewards).tolist() == [1.5, 0.0, 0.5]
     torch.testing.assert_close(combine_rewards(rewards, [2.0, -1.0]), torch.tensor([1.5, 0.0, -0.5]))
-    torch.testing.assert_close(
-        combine_rewards(rewards, torch.tensor([0.0, 1.0])), torch.tensor([0.5, 0.0, 0.5])
-    )
+    torch.testing.assert_close(combine_rewards(rewards, torch.tensor([0.0, 1.0])), torch.tensor([0.5, 0.0, 0.5]))
 
 
 def test_combining_nothing_is_nan_and_no_zero():
@@ -329,9 +311,7 @@ def test_combine_rewards_refuses():
     rewards = torch.ones(3, 2)
     with pytest.raises(ValueError, match=r"rewards_per_func must be \(B, K\), got shape \(3,\)"):
         combine_rewards(torch.ones(3))
-    with pytest.raises(
-        ValueError, match=r"weights must have one entry a reward function, 2; got shape \(1,\)"
-    ):
+    with pytest.raises(ValueError, match=r"weights .*2 .*got shape \(1,\)"):
         combine_rewards(rewards, [1.0])
     with pytest.raises(ValueError, match="weights must be finite"):
         combine_rewards(rewards, [1.0, math.nan])
@@ -345,13 +325,7 @@ class CallableReward:
         return [0.5] * len(completions)
 
 
-ALL = [
-    accuracy_reward,
-    format_reward,
-    steps_reward,
-    functools.partial(length_reward, target=4),
-    CallableReward(),
-]
+ALL = [accuracy_reward, format_reward, steps_reward, functools.partial(length_reward, target=4), CallableReward()]
 
 
 @pytest.mark.parametrize("reward_func", ALL[:4], ids=reward_name)
@@ -388,12 +362,7 @@ def test_trls_own_call_gives_the_same_rewards(form):
     )
     theirs = GRPOTrainer._calculate_rewards(trainer, inputs, ["q"] * 4, completions, ids)
     ours = compute_rewards(
-        ALL,
-        prompts=["q"] * 4,
-        completions=completions,
-        completion_ids=ids,
-        answer=answers,
-        level=["basic"] * 4,
+        ALL, prompts=["q"] * 4, completions=completions, completion_ids=ids, answer=answers, level=["basic"] * 4
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
     assert ours[:, 0].isnan().tolist() == [False, False, True, False]

@@ -14,24 +14,36 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_edu.run_log import RunLog, read_log
+from grpo_edu.runs.log import RunLog, read_log
 
 NAN = math.nan
 
 
 def test_a_record_comes_back_with_null_for_what_json_lacks(tmp_path):
     record = {
-        "step": np.int64(1), "reward": torch.tensor(0.5), "kl": NAN, "grad_norm": -math.inf,
-        "note": "zwölf", "done": False, "more": {"values": (1, np.float32(NAN), None)},
-    }  # fmt: skip
+        "step": np.int64(1),
+        "reward": torch.tensor(0.5),
+        "kl": NAN,
+        "grad_norm": -math.inf,
+        "note": "zwölf",
+        "done": False,
+        "more": {"values": (1, np.float32(NAN), None)},
+    }
     path = tmp_path / "deep" / "metrics.jsonl"
     with RunLog(path) as log:
         log.append(record)
     assert "NaN" not in path.read_text() and "Infinity" not in path.read_text()
     assert read_log(path) == [
-        {"step": 1, "reward": 0.5, "kl": None, "grad_norm": None, "note": "zwölf", "done": False,
-         "more": {"values": [1, None, None]}}
-    ]  # fmt: skip
+        {
+            "step": 1,
+            "reward": 0.5,
+            "kl": None,
+            "grad_norm": None,
+            "note": "zwölf",
+            "done": False,
+            "more": {"values": [1, None, None]},
+        }
+    ]
 
 
 def test_each_line_is_readable_at_once_and_a_second_log_goes_on(tmp_path):
@@ -77,7 +89,7 @@ def test_an_empty_log_and_none(tmp_path):
 
 WRITER = """
 import sys
-from grpo_edu.run_log import RunLog
+from grpo_edu.runs.log import RunLog
 with RunLog(sys.argv[1]) as log:
     step = 0
     while True:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from grpo_edu.significance import mcnemar, paired_bootstrap, pass_at_k, wilson_interval
+from grpo_edu.evaluation import mcnemar, paired_bootstrap, pass_at_k, wilson_interval
 
 COUNTS = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -64,10 +64,10 @@ def test_wilson_interval_covers_the_truth_about_as_often_as_it_says(share, trial
     ("arguments", "message"),
     [
         ((0, 0), "trials must be at least 1"),
-        ((11, 10), "successes must lie between 0 and trials"),
-        ((-1, 10), "successes must lie between 0 and trials"),
-        ((1, 10, 95), "confidence must lie strictly between 0 and 1"),
-        ((1, 10, 0), "confidence must lie strictly between 0 and 1"),
+        ((11, 10), "successes .*got 11"),
+        ((-1, 10), "successes .*got -1"),
+        ((1, 10, 95), "confidence .*got 95"),
+        ((1, 10, 0), "confidence .*got 0"),
     ],
 )
 def test_wilson_interval_refuses(arguments, message):
@@ -104,7 +104,7 @@ def test_mcnemar_is_the_binomial_sum_and_symmetric(b, c):
 
 @pytest.mark.parametrize("test", [mcnemar, paired_bootstrap])
 def test_paired_tests_refuse_what_is_not_paired(test):
-    with pytest.raises(ValueError, match="must be paired, got 1 and 2"):
+    with pytest.raises(ValueError, match="before and after .*got 1 and 2"):
         test([True], [True, False])
     with pytest.raises(ValueError, match="are empty"):
         test([], [])
@@ -195,10 +195,10 @@ def test_pass_at_k_of_one_is_the_accuracy_and_large_numbers_do_not_overflow():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((4, 2, 5), "k must lie between 1 and num_samples"),
-        ((4, 2, 0), "k must lie between 1 and num_samples"),
-        ((4, 5, 1), "num_correct must lie between 0"),
-        ((4, -1, 1), "num_correct must lie between 0"),
+        ((4, 2, 5), "k must .*got 5"),
+        ((4, 2, 0), "k must .*got 0"),
+        ((4, 5, 1), "num_correct .*got 5"),
+        ((4, -1, 1), "num_correct .*got -1"),
     ],
 )
 def test_pass_at_k_refuses(arguments, message):

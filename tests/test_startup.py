@@ -1,5 +1,6 @@
 """Start-up measured in a fresh process, and what keeps it short: a light package and a policy that stays loaded."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_edu.session import Session
-from grpo_edu.startup import AFTERWARDS, PHASES, startup_anatomy, startup_text
+import grpo_edu
+from grpo_edu.machine.startup import AFTERWARDS, PHASES, startup_anatomy, startup_text
+from grpo_edu.models import Session
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -22,15 +24,6 @@ def test_every_phase_is_measured_in_a_fresh_process(policy_dir):
     assert len(shown) == 2 + len(PHASES) + len(AFTERWARDS) and "first step of random" in shown[0]
 
 
-def test_text_by_hand():
-    seconds = {"python": 0.1, "import torch": 1.0, "import transformers": 0.5, "problems": 0.1, "model": 0.3,
-               "first step": 0.5, "second step": 0.4, "run again": 0.45}  # fmt: skip
-    lines = startup_text(seconds).splitlines()
-    assert lines[2].split() == ["import", "torch", "1.00", "s", "40%"]
-    assert lines[7].split() == ["total", "2.50", "s"]
-    assert lines[9].split()[:4] == ["run", "again", "0.45", "s"]
-
-
 def test_a_failure_is_said_by_its_last_line(tmp_path):
     with pytest.raises(RuntimeError, match="startup nothing-here failed: ValueError: name: 'nothing-here' is unknown"):
         startup_anatomy("nothing-here")
@@ -40,7 +33,7 @@ def test_a_failure_is_said_by_its_last_line(tmp_path):
     ("code", "absent"),
     [
         ("import grpo_edu", ("torch", "numpy", "transformers", "datasets", "matplotlib", "trl", "scipy")),
-        ("import grpo_edu.cli", ("torch", "numpy", "transformers", "datasets", "matplotlib", "trl", "scipy")),
+        ("import grpo_edu.cli.main", ("torch", "numpy", "transformers", "datasets", "matplotlib", "trl", "scipy")),
         ("import grpo_edu.trainer", ("transformers", "datasets", "matplotlib", "trl", "scipy", "pandas", "peft")),
         ("from grpo_edu import load_problems; load_problems('basic')", ("torch", "numpy", "datasets")),
     ],
@@ -54,7 +47,7 @@ def test_heavy_libraries_wait_until_they_are_used(code, absent):
 def test_a_training_needs_no_library_of_the_other_backend(policy_dir):
     """A run of this package's trainer imports neither TRL nor datasets nor peft, which take seconds."""
     script = (
-        "import sys; from grpo_edu import *; from grpo_edu.session import Session;"
+        "import sys; from grpo_edu import *; from grpo_edu.models import Session;"
         f"session = Session({str(policy_dir)!r}); config = GRPOConfig(prompts_per_step=2, max_completion_length=4);"
         "problems = load_problems('basic'); reward = lambda completions, **_: [float(len(c)) for c in completions];"
         "next(train(session.model, session.tokenizer, problems, reward, config));"
@@ -76,3 +69,42 @@ def test_a_session_starts_every_run_from_the_weights_that_were_loaded(policy_dir
     assert again is model and tokenizer is session.tokenizer and not again.training
     for name, weight in again.named_parameters():
         assert torch.equal(weight, loaded[name]) and weight.requires_grad and weight.grad is None
+
+
+# The garbage collector waits while libraries are imported. In fresh interpreters, since a library is imported once.
+
+
+def printed(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_collector_sleeps_while_torch_is_imported_and_wakes_after():
+    code = """
+import gc
+rounds = []
+gc.callbacks.append(lambda phase, info: rounds.append(phase) if phase == "start" else None)
+{load}
+print(len(rounds), gc.isenabled(), gc.get_freeze_count() > 100_000)
+"""
+    plain, awake, frozen = printed(code.format(load="import torch")).split()
+    paused, awake_again, set_aside = printed(code.format(load="import grpo_edu; grpo_edu.group_advantages")).split()
+    assert int(paused) < int(plain) / 5  # torch itself asks for a few
+    assert (awake, frozen) == ("True", "False") and (awake_again, set_aside) == ("True", "True")
+
+
+def test_a_collector_that_was_off_stays_off_and_few_modules_are_not_set_aside():
+    code = """
+import gc
+gc.disable()
+before = gc.get_freeze_count()  # from Python 3.12 on the interpreter sets some objects aside itself
+import grpo_edu; grpo_edu.LEVELS
+print(gc.isenabled(), gc.get_freeze_count() - before)
+"""
+    assert printed(code) == "False 0"
+
+
+def test_the_collector_wakes_after_a_failed_import():
+    with pytest.raises(ImportError), grpo_edu.collector_paused():
+        import no_such_module  # noqa: F401
+    assert gc.isenabled()

@@ -5,14 +5,17 @@ import copy
 import pytest
 import torch
 from random_policy import byte_tokenizer, random_model
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.testing import assert_close
 
-from grpo_edu.adapters import add_lora
 from grpo_edu.config import GRPOConfig, SupervisedConfig
-from grpo_edu.corpus import encode_examples, pad_examples
-from grpo_edu.pretraining import target_loss
-from grpo_edu.problems import make_problems
-from grpo_edu.supervised import finetune
+from grpo_edu.continual.supervised import finetune
+from grpo_edu.fast.lora import add_lora
+from grpo_edu.fast.optimizers import parameters_of
+from grpo_edu.logprobs import pad_examples
+from grpo_edu.making.pretraining import target_loss
+from grpo_edu.problems.templates import make_problems
+from grpo_edu.prompts import encode_examples
 
 PROBLEMS = make_problems("basic", 6, seed=0)
 SMALL = {"prompts_per_step": 2, "learning_rate": 1e-3, "seed": 3}
@@ -30,35 +33,84 @@ def weights(model):
 
 def test_it_learns_the_solutions_and_yields_a_dict_a_step(policy):
     model, tokenizer = policy
-    config = SupervisedConfig(max_steps=40, prompts_per_step=6, learning_rate=1e-3)
+    config = SupervisedConfig(max_steps=15, prompts_per_step=6, learning_rate=3e-3)
     history = list(finetune(model, tokenizer, PROBLEMS, config))
-    assert [row["step"] for row in history] == list(range(1, 41))
+    assert [row["step"] for row in history] == list(range(1, 16))
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
     assert {"loss", "grad_norm", "learning_rate", "num_tokens", "step_time"} <= history[0].keys()
     assert not {"kl", "penalty"} & history[0].keys()
 
 
+@pytest.fixture
+def gradients():
+    """A list that gets, at each call of an optimizer, how many weights hold a gradient."""
+    held = []
+
+    def count(optimizer, *_):
+        held.append(sum(weight.grad is not None for weight in parameters_of(optimizer)))
+
+    hook = register_optimizer_step_pre_hook(count)
+    yield held
+    hook.remove()
+
+
+def solutions(tokenizer):
+    rows = encode_examples(tokenizer, [(problem.prompt, problem.solution) for problem in PROBLEMS])
+    return pad_examples(rows, tokenizer.pad_token_id)
+
+
 def test_the_first_loss_is_the_mean_cross_entropy_of_the_solutions_alone(policy):
     model, tokenizer = policy
-    rows = encode_examples(tokenizer, [(problem, problem.solution) for problem in PROBLEMS])
     with torch.no_grad():
-        expected = target_loss(model, *pad_examples(rows, tokenizer.pad_token_id)).item()
+        expected = target_loss(model, *solutions(tokenizer)).item()
     (first,) = finetune(model, tokenizer, PROBLEMS, SupervisedConfig(max_steps=1, prompts_per_step=6))
     assert first["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_one_step_is_one_adamw_step_down_the_gradient_of_loss_and_penalty(policy):
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1e9, 0.1])
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_two_steps_are_adamw_steps_down_the_clipped_gradient_of_loss_and_penalty(
+    policy, gradients, max_grad_norm, in_backward
+):
     model, tokenizer = policy
     by_hand = copy.deepcopy(model)
-    config = SupervisedConfig(max_steps=1, prompts_per_step=6, learning_rate=1e-3, max_grad_norm=1e9)
-    list(finetune(model, tokenizer, PROBLEMS, config, penalty=lambda net: 0.1 * net.lm_head.weight.square().sum()))
-    rows = encode_examples(tokenizer, [(problem, problem.solution) for problem in PROBLEMS])
-    loss = target_loss(by_hand, *pad_examples(rows, tokenizer.pad_token_id))
-    (loss + 0.1 * by_hand.lm_head.weight.square().sum()).backward()
+    config = SupervisedConfig(
+        max_steps=2, prompts_per_step=6, max_grad_norm=max_grad_norm, optimizer_in_backward=in_backward
+    )
+
+    def penalty(net):
+        return 0.1 * net.lm_head.weight.square().sum()
+
+    list(finetune(model, tokenizer, PROBLEMS, config, penalty=penalty))
+    assert max(gradients) == (1 if in_backward else len(list(model.parameters())))
     optimizer = torch.optim.AdamW(by_hand.parameters(), lr=1e-3, weight_decay=0.0)
-    optimizer.step()
+    for _ in range(2):
+        optimizer.zero_grad()
+        (target_loss(by_hand, *solutions(tokenizer)) + penalty(by_hand)).backward()
+        if max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(by_hand.parameters(), max_grad_norm)
+        optimizer.step()
     for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
         assert (ours - theirs).abs().mean() < 1e-6  # where a gradient is near 0, Adam's sign may go either way
+
+
+def test_gradient_checkpointing_changes_the_memory_and_not_the_weights(policy):
+    model, tokenizer = policy
+    results, kept = [], []
+    for checkpointing in (False, True):
+        learner, saved = copy.deepcopy(model), []
+        config = SupervisedConfig(max_steps=2, prompts_per_step=6, gradient_checkpointing=checkpointing)
+
+        def pack(tensor, saved=saved):
+            saved.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            list(finetune(learner, tokenizer, PROBLEMS, config))
+        results.append(torch.cat([weight.flatten() for weight in weights(learner)]))
+        kept.append(sum(saved))
+    assert_close(results[0], results[1], atol=1e-6, rtol=0)
+    assert kept[1] < kept[0]
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(policy):
@@ -88,7 +140,7 @@ def test_an_endless_gradient_leaves_the_weights_alone(policy):
     training = finetune(
         model, tokenizer, PROBLEMS, SupervisedConfig(**SMALL), penalty=lambda net: net.lm_head.weight.sum() * torch.inf
     )
-    with pytest.raises(FloatingPointError, match="lower learning_rate"):
+    with pytest.raises(FloatingPointError, match="learning_rate"):
         next(training)
     assert_close(weights(model), before, atol=0, rtol=0)
 
@@ -103,11 +155,16 @@ def test_a_bad_setting_is_refused_in_the_words_of_grpo_config(field):
     assert str(ours.value) == str(theirs.value) and str(ours.value).startswith(field)
 
 
+def test_a_setting_that_cannot_be_honoured_is_not_accepted():
+    with pytest.raises(TypeError, match="memory_budget_gib"):
+        SupervisedConfig(memory_budget_gib=1.0)
+
+
 def test_too_few_problems_and_a_frozen_model_are_refused(policy):
     model, tokenizer = policy
-    with pytest.raises(ValueError, match="problems: 1 are fewer than prompts_per_step = 2"):
+    with pytest.raises(ValueError, match="problems.*1.*prompts_per_step"):
         next(finetune(model, tokenizer, PROBLEMS[:1], SupervisedConfig(**SMALL)))
-    with pytest.raises(ValueError, match="no parameter wants a gradient"):
+    with pytest.raises(ValueError, match="load_policy"):
         next(finetune(model.requires_grad_(False), tokenizer, PROBLEMS, SupervisedConfig(**SMALL)))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,16 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from grpo_edu import tracking
-from grpo_edu.cli import main
-from grpo_edu.run_log import read_log
-from grpo_edu.runs import resume_training, run_training
-from grpo_edu.tracking import PROJECT, TRACKERS, Trackers, check_trackers
+from grpo_edu.cli.main import main
+from grpo_edu.runs import tracking
+from grpo_edu.runs.log import read_log
+from grpo_edu.runs.request import TRACKERS, RunRecord, RunRequest
+from grpo_edu.runs.run import resume_training, run_training
+from grpo_edu.runs.tracking import PROJECT, Trackers
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ACCURACY = "rewards/accuracy_reward/mean"
 STEPS = [{"step": step, "reward": step / 8, ACCURACY: 0.5, "kl": float("nan")} for step in (1, 2, 3)]
 SIZES = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 24, "seed": 5, "max_steps": 4}
+
+
+def trackers_of(name: str, folder: Path) -> Trackers:
+    return Trackers(RunRecord.start(RunRequest(track=(name,))), folder)
 
 
 def needs(name):
@@ -87,14 +93,11 @@ def history_of_wandb(folder: Path) -> list[dict[str, float]]:
 @needs("tensorboard")
 def test_tensorboard_reads_what_was_logged(tmp_path):
     for _ in range(2):  # the second replaces the first
-        with Trackers(["tensorboard"], tmp_path, {"seed": 3}) as trackers:
+        with trackers_of("tensorboard", tmp_path) as trackers:
             for metrics in STEPS:
                 trackers.log(metrics)
     found = scalars_of_tensorboard(tmp_path)
-    assert found == {
-        "reward": [(1, 0.125), (2, 0.25), (3, 0.375)],
-        ACCURACY: [(1, 0.5), (2, 0.5), (3, 0.5)],
-    }
+    assert found == {"reward": [(1, 0.125), (2, 0.25), (3, 0.375)], ACCURACY: [(1, 0.5), (2, 0.5), (3, 0.5)]}
 
 
 @needs("trackio")
@@ -102,7 +105,7 @@ def test_trackio_reads_what_was_logged_and_others_runs_stay(tmp_path, trackio_st
     for place in ("a", "b", "a"):
         folder = tmp_path / place / "run"
         folder.mkdir(parents=True, exist_ok=True)
-        with Trackers(["trackio"], folder, {"seed": 3}) as trackers:
+        with trackers_of("trackio", folder) as trackers:
             for metrics in STEPS:
                 trackers.log(metrics)
     assert len(trackio_store.get_runs(PROJECT)) == 2  # that of the other folder, and one of this
@@ -114,7 +117,7 @@ def test_trackio_reads_what_was_logged_and_others_runs_stay(tmp_path, trackio_st
 @needs("wandb")
 def test_wandb_keeps_what_was_logged_offline(tmp_path):
     for _ in range(2):
-        with Trackers(["wandb"], tmp_path, {"seed": 3}) as trackers:
+        with trackers_of("wandb", tmp_path) as trackers:
             for metrics in STEPS:
                 trackers.log(metrics)
     rows = history_of_wandb(tmp_path)
@@ -134,8 +137,17 @@ def test_a_run_that_goes_on_tracks_each_step_once(policy_dir, tmp_path):
 
     calls = []
     folder = tmp_path / "run"
-    run_training(policy_dir, rewards=stopping, config=GRPOConfig(**SIZES), n=6, greedy=False, output=folder,
-                 progress=False, checkpoint_every=2, track="tensorboard")  # fmt: skip
+    run_training(
+        policy_dir,
+        rewards=stopping,
+        config=GRPOConfig(**SIZES),
+        n=6,
+        greedy=False,
+        output=folder,
+        progress=False,
+        checkpoint_every=2,
+        track="tensorboard",
+    )
     assert [step for step, _ in scalars_of_tensorboard(folder)["reward"]] == [1, 2, 3]
     history = resume_training(folder, rewards=stopping, progress=False).history
     assert scalars_of_tensorboard(folder)["reward"] == [
@@ -146,9 +158,9 @@ def test_a_run_that_goes_on_tracks_each_step_once(policy_dir, tmp_path):
 
 def tracked_command(policy_dir: Path, folder: Path, names: str, **environment) -> subprocess.CompletedProcess:
     """A run with trackers in a process of its own, whose every connection to another machine fails the run."""
-    typed = ["train", "--model", str(policy_dir), "--rewards", "length", "--num-generations", "4", "--prompts-per-step",
-             "2", "--max-completion-length", "48", "--n", "6", "--no-greedy", "--steps", "2", "--track", names,
-             "--output", str(folder), "--json"]  # fmt: skip
+    sizes = "--num-generations 4 --prompts-per-step 2 --max-completion-length 48 --n 6 --no-greedy --steps 2 --json"
+    typed = ["train", "--model", str(policy_dir), "--rewards", "length", *sizes.split()]
+    typed += ["--track", names, "--output", str(folder)]
     guard = (
         "import socket, sys\n"
         "def guarded(event, arguments):\n"
@@ -159,7 +171,7 @@ def tracked_command(policy_dir: Path, folder: Path, names: str, **environment) -
         "            print('NETWORK', event, host, file=sys.stderr)\n"
         "            sys.exit(99)\n"
         "sys.addaudithook(guarded)\n"
-        "from grpo_edu.cli import main\n"
+        "from grpo_edu.cli.main import main\n"
         f"sys.exit(main({typed!r}))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
@@ -184,11 +196,11 @@ def test_all_trackers_beside_one_run_say_nothing_and_call_nobody(policy_dir, tmp
         assert (tmp_path / "trackio" / "grpo-edu.db").is_file()
 
 
-def test_without_a_tracker_there_is_the_log_alone(policy_dir, tmp_path, monkeypatch, capsys):
-    assert check_trackers(()) == () and check_trackers("wandb,wandb" if find_spec("wandb") else "") in (("wandb",), ())
-    with pytest.raises(ValueError, match="track: 'mlflow' is unknown; choose from tensorboard, trackio, wandb"):
-        check_trackers("mlflow")
+def test_a_tracker_that_is_unknown_or_missing_is_refused(policy_dir, tmp_path, monkeypatch, capsys):
+    command = ["train", "--model", str(policy_dir), "--output", str(tmp_path / "run")]
+    assert main([*command, "--track", "mlflow"]) == 2
+    assert re.search("--track.*'mlflow'.*tensorboard, trackio, wandb", capsys.readouterr().err)
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
-    assert main(["train", "--model", str(policy_dir), "--track", "wandb", "--output", str(tmp_path / "run")]) == 2
-    assert 'track: wandb is not installed; pip install "grpo-edu[tracking]"' in capsys.readouterr().err
+    assert main([*command, "--track", "wandb"]) == 2
+    assert re.search(r"--track.*wandb is not installed.*grpo-edu\[tracking\]", capsys.readouterr().err)
     assert not (tmp_path / "run").exists()

@@ -13,9 +13,10 @@ from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_edu.advantages import group_advantages
-from grpo_edu.clipping import clip_fractions
-from grpo_edu.logprobs import per_token_logps, shared_prefix_logps
-from grpo_edu.losses import LOSS_TYPES, grpo_loss, per_token_kl
+from grpo_edu.config import LOSS_TYPES
+from grpo_edu.fast.shared_prefix import shared_prefix_logps
+from grpo_edu.logprobs import per_token_logps
+from grpo_edu.losses import clip_fractions, grpo_loss, per_token_kl
 
 trl = pytest.importorskip("trl")
 
@@ -27,9 +28,15 @@ TEMPERATURE = 0.9
 def make_model():
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
     return Qwen2ForCausalLM(config)
 
 
@@ -49,13 +56,19 @@ def make_trainer(folder, reward=None, **options):
         model=make_model(),
         reward_funcs=reward or (lambda completions, **kwargs: [0.0] * len(completions)),
         args=trl.GRPOConfig(
-            output_dir=str(folder), report_to="none", use_cpu=True, bf16=False, num_generations=GENERATIONS,
-            per_device_train_batch_size=2 * GENERATIONS, max_completion_length=MAX_COMPLETION_LENGTH,
-            temperature=TEMPERATURE, **options,
+            output_dir=str(folder),
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            num_generations=GENERATIONS,
+            per_device_train_batch_size=2 * GENERATIONS,
+            max_completion_length=MAX_COMPLETION_LENGTH,
+            temperature=TEMPERATURE,
+            **options,
         ),
         train_dataset=Dataset.from_dict({"prompt": ["w1 w2", "w3"]}),
         processing_class=make_tokenizer(),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +91,13 @@ def batch():
     prompts = torch.randint(2, 64, (2, 6), generator=generator).repeat_interleave(GENERATIONS, 0)
     completions = torch.randint(2, 64, (8, 10), generator=generator)
     return {
-        "prompt_ids": prompts.masked_fill(prompt_mask == 0, PAD), "prompt_mask": prompt_mask,
-        "completion_ids": completions.masked_fill(completion_mask == 0, PAD), "completion_mask": completion_mask,
-        "advantages": torch.randn(8, generator=generator), "num_items_in_batch": completion_mask.sum(),
-    }  # fmt: skip
+        "prompt_ids": prompts.masked_fill(prompt_mask == 0, PAD),
+        "prompt_mask": prompt_mask,
+        "completion_ids": completions.masked_fill(completion_mask == 0, PAD),
+        "completion_mask": completion_mask,
+        "advantages": torch.randn(8, generator=generator),
+        "num_items_in_batch": completion_mask.sum(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +125,7 @@ def loss_and_gradients(model, loss):
 
 def theirs(trainer, batch, old, ref, monkeypatch, **settings):
     """What TRL's trainer computes with these settings, and the metrics it logs."""
-    options = {
-        "epsilon_low": 0.2,
-        "epsilon_high": 0.2,
-        "beta": 0.0,
-        "importance_sampling_level": "token",
-        **settings,
-    }
+    options = {"epsilon_low": 0.2, "epsilon_high": 0.2, "beta": 0.0, "importance_sampling_level": "token", **settings}
     arguments = {name: options.pop(name) for name in ("delta", "use_bias_correction_kl") if name in options}
     with monkeypatch.context() as patch:
         for name, value in options.items():
@@ -123,11 +133,7 @@ def theirs(trainer, batch, old, ref, monkeypatch, **settings):
         for name, value in arguments.items():
             patch.setattr(trainer.args, name, value)
         patch.setattr(trainer, "_metrics", copy.deepcopy(trainer._metrics))
-        inputs = {
-            **batch,
-            **({} if old is None else {"old_per_token_logps": old}),
-            "ref_per_token_logps": ref,
-        }
+        inputs = {**batch, **({} if old is None else {"old_per_token_logps": old}), "ref_per_token_logps": ref}
         result = loss_and_gradients(trainer.model, trainer.compute_loss(trainer.model, inputs))
         return *result, {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
@@ -149,15 +155,31 @@ def test_loss_and_gradients(trainer, batch, ours, monkeypatch, loss_type, level,
     high = 0.2 if epsilon_high is None else epsilon_high
     for corrected in (False, True) if beta else (False,):
         expected = theirs(
-            trainer, batch, old, ref, monkeypatch, loss_type=loss_type, importance_sampling_level=level, beta=beta,
-            epsilon_high=high, use_bias_correction_kl=corrected,
-        )  # fmt: skip
+            trainer,
+            batch,
+            old,
+            ref,
+            monkeypatch,
+            loss_type=loss_type,
+            importance_sampling_level=level,
+            beta=beta,
+            epsilon_high=high,
+            use_bias_correction_kl=corrected,
+        )
         logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
         loss = grpo_loss(
-            logps, old, batch["advantages"], batch["completion_mask"], ref_per_token_logps=ref, beta=beta,
-            epsilon_high=epsilon_high, loss_type=loss_type, importance_sampling_level=level,
-            max_completion_length=MAX_COMPLETION_LENGTH, use_bias_correction_kl=corrected,
-        )  # fmt: skip
+            logps,
+            old,
+            batch["advantages"],
+            batch["completion_mask"],
+            ref_per_token_logps=ref,
+            beta=beta,
+            epsilon_high=epsilon_high,
+            loss_type=loss_type,
+            importance_sampling_level=level,
+            max_completion_length=MAX_COMPLETION_LENGTH,
+            use_bias_correction_kl=corrected,
+        )
         assert_same(loss_and_gradients(model, loss), expected)
 
 
@@ -168,9 +190,16 @@ def test_first_update_after_the_rollout(trainer, batch, ours, monkeypatch, loss_
     expected = theirs(trainer, batch, None, ref, monkeypatch, loss_type=loss_type, beta=0.1)
     logps = shared_prefix_logps(model, *ids(batch), num_generations=GENERATIONS, temperature=TEMPERATURE)
     loss = grpo_loss(
-        logps, None, batch["advantages"], batch["completion_mask"], ref_per_token_logps=ref, beta=0.1,
-        loss_type=loss_type, max_completion_length=MAX_COMPLETION_LENGTH, use_bias_correction_kl=True,
-    )  # fmt: skip
+        logps,
+        None,
+        batch["advantages"],
+        batch["completion_mask"],
+        ref_per_token_logps=ref,
+        beta=0.1,
+        loss_type=loss_type,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+        use_bias_correction_kl=True,
+    )
     assert_same(loss_and_gradients(model, loss), expected)
 
 
@@ -179,14 +208,27 @@ def test_two_sided_clipping_and_importance_weights(trainer, batch, ours, monkeyp
     model, old, ref = ours
     weights = torch.rand(old.shape, generator=torch.Generator().manual_seed(7)) * 2
     expected = theirs(
-        trainer, {**batch, "importance_sampling_ratio": weights}, old, ref, monkeypatch, loss_type=loss_type,
-        delta=1.25, use_vllm=True, vllm_importance_sampling_correction=True,
-    )  # fmt: skip
+        trainer,
+        {**batch, "importance_sampling_ratio": weights},
+        old,
+        ref,
+        monkeypatch,
+        loss_type=loss_type,
+        delta=1.25,
+        use_vllm=True,
+        vllm_importance_sampling_correction=True,
+    )
     logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
     loss = grpo_loss(
-        logps, old, batch["advantages"], batch["completion_mask"], loss_type=loss_type, delta=1.25,
-        importance_weights=weights, max_completion_length=MAX_COMPLETION_LENGTH,
-    )  # fmt: skip
+        logps,
+        old,
+        batch["advantages"],
+        batch["completion_mask"],
+        loss_type=loss_type,
+        delta=1.25,
+        importance_weights=weights,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+    )
     assert_same(loss_and_gradients(model, loss), expected)
 
 
@@ -199,14 +241,17 @@ def test_micro_batches(trainer, batch, ours, monkeypatch, loss_type):
     with monkeypatch.context() as patch:
         patch.setattr(trainer.args, "steps_per_generation", 2)
         expected = theirs(
-            trainer, half, old[part], ref[part], monkeypatch, loss_type=loss_type,
-            current_gradient_accumulation_steps=2,
-        )  # fmt: skip
+            trainer, half, old[part], ref[part], monkeypatch, loss_type=loss_type, current_gradient_accumulation_steps=2
+        )
     loss = grpo_loss(
-        per_token_logps(model, *ids(half), temperature=TEMPERATURE), old[part], half["advantages"],
-        half["completion_mask"], loss_type=loss_type, num_items=batch["num_items_in_batch"],
+        per_token_logps(model, *ids(half), temperature=TEMPERATURE),
+        old[part],
+        half["advantages"],
+        half["completion_mask"],
+        loss_type=loss_type,
+        num_items=batch["num_items_in_batch"],
         max_completion_length=MAX_COMPLETION_LENGTH,
-    )  # fmt: skip
+    )
     if loss_type not in ("dapo", "cispo"):
         loss = loss / 2
     assert_same(loss_and_gradients(model, loss), expected)
@@ -219,9 +264,17 @@ def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level):
     settings = {"loss_type": loss_type, "importance_sampling_level": level}
     high = 1.1 if loss_type == "cispo" else 0.1
     _, _, expected = theirs(
-        trainer, batch, old, ref, monkeypatch, **settings, beta=0.1, use_bias_correction_kl=False,
-        epsilon_low=0.05, epsilon_high=high,
-    )  # fmt: skip
+        trainer,
+        batch,
+        old,
+        ref,
+        monkeypatch,
+        **settings,
+        beta=0.1,
+        use_bias_correction_kl=False,
+        epsilon_low=0.05,
+        epsilon_high=high,
+    )
     mask = batch["completion_mask"]
     with torch.no_grad():
         logps, entropy = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)
@@ -258,9 +311,17 @@ def test_advantages_and_masks(trainer, monkeypatch, scale_rewards, mask_truncate
 def test_settings_reach_the_trainer_under_the_same_names(tmp_path):
     """The names that `grpo_loss` shares with TRL's config mean the same attributes of its trainer."""
     trainer = make_trainer(
-        tmp_path, loss_type="cispo", importance_sampling_level="sequence", epsilon=0.1, epsilon_high=4.0, beta=0.0,
-        delta=1.5, scale_rewards="batch", mask_truncated_completions=True, use_bias_correction_kl=False,
-    )  # fmt: skip
+        tmp_path,
+        loss_type="cispo",
+        importance_sampling_level="sequence",
+        epsilon=0.1,
+        epsilon_high=4.0,
+        beta=0.0,
+        delta=1.5,
+        scale_rewards="batch",
+        mask_truncated_completions=True,
+        use_bias_correction_kl=False,
+    )
     names = ("loss_type", "importance_sampling_level", "epsilon_low", "epsilon_high", "beta", "scale_rewards")
     assert [getattr(trainer, name) for name in names] == ["cispo", "sequence", 0.1, 4.0, 0.0, "batch"]
     assert trainer.args.delta == 1.5 and not trainer.args.use_bias_correction_kl

@@ -13,9 +13,9 @@ import torch
 from toy_policy import PROBLEMS, SMALL, late_letters, make_model, word_tokenizer
 
 import grpo_edu
-from grpo_edu.cli_options import build_parser
+from grpo_edu.cli.main import build_parser
 from grpo_edu.config import GRPOConfig
-from grpo_edu.ewc import Anchor, anchor_penalty, copy_params, uniform_fisher
+from grpo_edu.continual.ewc import Anchor, anchor_penalty, copy_params, uniform_fisher
 from grpo_edu.trainer import train
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -27,7 +27,7 @@ NAMES = [name for row in WORDS for name in re.findall(r"`([^`]+)`", row[2])]
 NOT_NAMES = {name for row in WORDS for name in re.findall(r"`([^`]+)`", row[4])}
 NOT_WORDS = {word.strip() for row in WORDS for word in re.sub(r"`[^`]+`", "", row[4]).split(",")} - {""}
 SHORTENED = {"old_logps", "ref_logps", "sampling_logps"}  # a name may be shorter where it is local, not for a caller
-SHOWN = {"broken_stages.stale_old_logps"}  # notebook 10 prints its source, which has to fit a cell
+SHOWN = {"broken_runs.stale_old_logps", "trainer.Stages"}  # notebook 10 prints the source of such a stage
 
 # where a word that is not ours is another's: (page or notebook, word), each with its reason
 QUOTED = {
@@ -84,9 +84,11 @@ def test_every_name_in_code_exists(name):
         assert any(name in command._option_string_actions for command in commands().values())
         return
     path, _, argument = name.rstrip(")").partition("(")
-    first, *rest = path.removeprefix("grpo_edu.").split(".")
-    value = import_module(f"grpo_edu.{first}") if path.startswith("grpo_edu.") else getattr(grpo_edu, first)
-    for part in rest:
+    value: object = grpo_edu
+    for part in path.removeprefix("grpo_edu.").split("."):
+        if inspect.ismodule(value) and not hasattr(value, part):
+            value = import_module(f"{value.__name__}.{part}")
+            continue
         known = {field.name for field in fields(value)} if hasattr(value, "__dataclass_fields__") else set()
         value = None if part in known else getattr(value, part)
     assert not argument or argument in inspect.signature(value).parameters
@@ -104,8 +106,9 @@ def test_every_setting_is_an_option_of_the_same_name():
 
 
 def test_no_option_has_another_name():
-    options = {flag.lstrip("-").replace("-", "_") for command in commands().values()
-               for flag in command._option_string_actions}  # fmt: skip
+    options = {
+        flag.lstrip("-").replace("-", "_") for command in commands().values() for flag in command._option_string_actions
+    }
     assert len(options) > 60 and not options & (NOT_NAMES | NOT_WORDS)
 
 

@@ -7,10 +7,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_edu.problems import Problem
+from grpo_edu import trainer
+from grpo_edu.fast.micro_batches import MicroBatches
+from grpo_edu.fast.optimizers import make_stepper
+from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import render_prompt
-from grpo_edu.rollout import generate
-from grpo_edu.trainer import score_rollout, train
+from grpo_edu.quantization.rollouts import QuantizedSampler
+from grpo_edu.rollout import Sampler, generate
+from grpo_edu.trainer import TrainingState, score_rollout, train
 
 SMALL = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 5, "max_steps": 2}
 CAP = {"cispo": {"epsilon_high": 5.0}}  # what a loss type needs beside its name
@@ -37,9 +41,15 @@ def make_model(*, dtype=torch.float64, **options) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, **options}
     config = Qwen2Config(
-        vocab_size=15, num_key_value_heads=1, max_position_embeddings=32, initializer_range=0.3, bos_token_id=None,
-        eos_token_id=1, pad_token_id=0, **sizes,
-    )  # fmt: skip
+        vocab_size=15,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        **sizes,
+    )
     return Qwen2ForCausalLM(config).to(dtype)
 
 
@@ -70,14 +80,39 @@ def make_batch(model, tokenizer, config, reward=late_letters, problems=PROBLEMS)
     chosen = problems[: config.prompts_per_step]
     prompts = [render_prompt(tokenizer, problem.prompt) for problem in chosen]
     rollout = generate(
-        model, tokenizer, prompts, num_generations=config.num_generations,
-        max_completion_length=config.max_completion_length, generator=torch.Generator().manual_seed(1),
-    )  # fmt: skip
+        model,
+        tokenizer,
+        prompts,
+        num_generations=config.num_generations,
+        max_completion_length=config.max_completion_length,
+        generator=torch.Generator().manual_seed(1),
+    )
     return score_rollout(rollout, chosen, [reward], config)
 
 
 def sgd(model, lr=1.0):
     return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def training_state(model, optimizer, config, *, reference=None, micro_batches=None) -> TrainingState:
+    """A state for single updates, with an optimizer of the test's own."""
+    sampler = QuantizedSampler if config.rollout_quantization else Sampler
+    return TrainingState(
+        optimizer,
+        torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0),
+        make_stepper(optimizer, config),
+        micro_batches or MicroBatches(model, config),
+        sampler(model, None, config),
+        torch.Generator(),
+        reference,
+    )
+
+
+def update_policy(model, batch, optimizer, config, *, penalty=None, **state):
+    """The updates of one batch, with an optimizer of the test's own."""
+    return trainer.update_policy(
+        model, batch, training_state(model, optimizer, config, **state), config, penalty=penalty
+    )
 
 
 def assert_same_weights(one, other, tolerance=1e-7):

@@ -1,0 +1,153 @@
+"""Does TRL in two processes learn like this package's trainer? ``python -m benchmarks.trl_learning_curve``.
+
+Design, written before the first run. Both sides train the tiny model with the settings of the default run: problems of
+the three levels, the accuracy reward, 16 prompts x 8 completions per step, learning rate 1e-4, loss "grpo", 40 steps.
+
+- "grpo_edu": `grpo_edu.train` in this process.
+- "TRL, two processes": `grpo_edu.scale.trl_job` in two processes, which ``accelerate launch`` starts and gloo connects.
+  Each samples 8 of the 16 prompts, with this package's `generate`.
+
+Five seeds, 0 to 4. A seed decides the order of the problems and every sampled token, but the two sides draw different
+numbers from it, so runs of one seed are not pairs. Two measures per run: the mean reward over its 40 steps, and the
+accuracy after training on the same 300 held-out problems (sampled at temperature 1, one evaluation seed, both models
+evaluated in this process). For each measure the result is the difference of the means, TRL minus grpo_edu, with
+Welch's 95% interval over the seeds. The statement that is tested: both intervals contain 0. An interval that contains 0
+does not show that the two are equal; its width shows how large a difference five seeds could have overlooked.
+
+Prints a table and writes ``benchmarks/results/trl_learning_curve.json``. About 10 minutes on a computer with two cores
+that has other work to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import RESULTS, held_out_accuracy, machine, markdown, run_study, study_options
+from benchmarks.learning_curves import WINDOW, interval, windows
+from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, load_policy, load_problems, read_log, train
+from grpo_edu.runs.request import RunRequest
+
+COMMAND = "python -m benchmarks.trl_learning_curve"
+OUTPUT = RESULTS / "trl_learning_curve.json"
+OURS, TRL = "grpo_edu", "TRL, two processes"
+MEASURES = {"mean reward over the run": "mean_reward", "held-out accuracy after training": "accuracy"}
+
+
+def run(side: str, seed: int) -> dict[str, Any]:
+    """One training run: the reward of each step, the seconds of its steps, and the evaluation afterwards."""
+    config = GRPOConfig(seed=seed)
+    model, history = (train_here if side == OURS else train_two_processes)(config)
+    after = held_out_accuracy(model)
+    rewards = [step["reward"] for step in history]
+    return {
+        "name": side,
+        "seed": seed,
+        "reward": rewards,
+        "mean_reward": statistics.mean(rewards),
+        "accuracy": after["accuracy"],
+        "seconds": sum(step["step_time"] for step in history),
+        "after": after,
+    }
+
+
+def train_here(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, float]]]:
+    """Train with this package; returns model and tokenizer, and the metrics of each step."""
+    model, tokenizer = load_policy("tiny")
+    problems = load_problems(LEVELS, "train")
+    return (model, tokenizer), list(train(model, tokenizer, problems, accuracy_reward, config))
+
+
+def train_two_processes(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, float]]]:
+    """The same with TRL in two processes. Their own evaluations, which nobody reads, are as short as possible."""
+    request = RunRequest(config=config, n=len(LEVELS), greedy=False)
+    with tempfile.TemporaryDirectory() as place, socket.socket() as listener:
+        profile, output = Path(place) / "job.json", Path(place) / "run"
+        profile.write_text(json.dumps(request.to_settings()), encoding="utf-8")
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        listener.close()
+        launcher = ["-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes", "2"]
+        launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        job = ["-m", "grpo_edu.scale.trl_job", "--profile", str(profile), "--output", str(output)]
+        command = [sys.executable, *launcher, "--main_process_port", str(port), *job]
+        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"the two processes failed:\n{done.stderr}")
+        return load_policy(output / "model"), read_log(output / "metrics.jsonl")
+
+
+def differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """TRL minus grpo_edu with Welch's 95% interval, for each measure.
+
+    >>> runs = [{"name": side, "mean_reward": x, "accuracy": x} for side in (OURS, TRL) for x in (0.4, 0.5, 0.6)]
+    >>> {name: round(value, 3) for name, value in differences(runs)["held-out accuracy after training"].items()}
+    {'value': 0.0, 'low': -0.227, 'high': 0.227}
+    """
+    from scipy.stats import ttest_ind
+
+    found = {}
+    for measure, key in MEASURES.items():
+        ours, trl = ([run[key] for run in runs if run["name"] == side] for side in (OURS, TRL))
+        welch = ttest_ind(trl, ours, equal_var=False).confidence_interval()
+        value = statistics.mean(trl) - statistics.mean(ours)
+        found[measure] = {"value": value, "low": float(welch.low), "high": float(welch.high)}
+    return found
+
+
+def verdicts(before: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Whether each difference has 0 in its interval."""
+    return {
+        f"the difference of the {measure} has 0 in its interval": found["low"] <= 0 <= found["high"]
+        for measure, found in differences(runs).items()
+    }
+
+
+def table(before: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+    """A row per window of steps and per measure, with 95% intervals over the seeds."""
+    sides = {side: [run for run in runs if run["name"] == side] for side in (OURS, TRL)}
+    curves = {side: zip(*(windows(run["reward"]) for run in found), strict=True) for side, found in sides.items()}
+    shown = {side: [_text(interval(column)) for column in columns] for side, columns in curves.items()}
+    rows = [
+        {
+            "": f"reward, steps {WINDOW * place + 1}–{WINDOW * (place + 1)}",
+            **{side: shown[side][place] for side in sides},
+        }
+        for place in range(len(shown[OURS]))
+    ]
+    apart = differences(runs)
+    for row in rows:
+        row["difference"] = ""
+    for measure, key in MEASURES.items():
+        ends = {side: _text(interval([run[key] for run in found])) for side, found in sides.items()}
+        found = apart[measure]
+        text = f"{found['value']:+.3f} ({found['low']:+.3f} … {found['high']:+.3f})"
+        rows.append({"": measure, **ends, "difference": text})
+    return markdown(rows)
+
+
+def _text(point: Mapping[str, float]) -> str:
+    return f"{point['mean']:.3f} ({point['low']:.3f} … {point['high']:.3f})"
+
+
+def main() -> int:
+    """Run all seeds; exit 1 where a difference does not have 0 in its interval."""
+    options = study_options(COMMAND, __doc__, OUTPUT)
+    record = {"command": COMMAND, "machine": machine(), "before": held_out_accuracy(load_policy("tiny"))}
+    code = run_study(options, (OURS, TRL), record, run=run, verdicts=verdicts, table=table)
+    stored = json.loads(options.output.read_text(encoding="utf-8"))
+    stored["differences"] = differences(stored["runs"])
+    options.output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

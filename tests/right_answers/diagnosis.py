@@ -1,0 +1,195 @@
+"""Right answers to the exercises of `grpo_edu.checks.diagnosis`, written in other ways than the reference."""
+
+from __future__ import annotations
+
+import torch
+
+from grpo_edu.advantages import group_advantages
+from grpo_edu.checks.diagnosis import IN_A_BATCH, MENDED, READ, broken_settings
+
+
+def trouble_by_tensor(curves):
+    reward, tied, clipped = (torch.tensor(list(curves[sign])) for sign in READ)
+    answers = {
+        "unpaid": reward[:4].mean() < 0.1,
+        "tied": tied[:2].mean() > 0.499,
+        "broken down": 2 * reward[-4:].mean() < reward[:4].mean(),
+        "clipped": (clipped > 0).any(),
+        "not in the curves": True,
+    }
+    return next(name for name, yes in answers.items() if yes)
+
+
+def trouble_by_sums(curves):
+    reward, tied = curves["reward"], curves["frac_reward_zero_std"]
+    first, last = sum(reward[:4]), sum(reward[len(reward) - 4 :])
+    if first < 0.4:
+        return "unpaid"
+    if tied[0] + tied[1] >= 1:
+        return "tied"
+    if last < first / 2:
+        return "broken down"
+    if any(curves["clip_ratio/region_mean"]):
+        return "clipped"
+    return "not in the curves"
+
+
+def trouble_backwards(curves):
+    found = "not in the curves"
+    if sum(curves["clip_ratio/region_mean"]) > 0:
+        found = "clipped"
+    start = sum(curves["reward"][:4]) / 4
+    if sum(curves["reward"][-4:]) / 4 < start / 2:
+        found = "broken down"
+    if sum(curves["frac_reward_zero_std"][:2]) / 2 >= 0.5:
+        found = "tied"
+    return "unpaid" if start < 0.1 else found
+
+
+def fault_by_match(question, reading):
+    match question, reading:
+        case 1, {"cut": cut} if cut > 1 / 3:
+            return "too little room"
+        case 1, {"right": right}:
+            return "no chat template" if right < 0.1 else "reward cannot read"
+        case 2, {"siblings": 2 | 3}:
+            return "G too small"
+        case 2, _:
+            return "pays for anything"
+        case 3, {"step": step}:
+            return "KL with the wrong sign" if step > 10 else "learning rate too high"
+        case 4, _:
+            return "stale old log-probabilities"
+    return fault_in_batch(reading)
+
+
+def fault_in_batch(reading):
+    found = [fault for name, fault in IN_A_BATCH.items() if reading[name] is False]
+    found += ["float trap"] if not -0.01 <= reading["tied advantage"] <= 0.01 else []
+    return (found + ["nothing found"])[0]
+
+
+def fault_by_table(question, reading):
+    tables = {
+        1: lambda: [
+            ("too little room", reading["cut"] > 1 / 3),
+            ("reward cannot read", reading["right"] >= 0.1),
+            ("no chat template", True),
+        ],
+        2: lambda: [("pays for anything", reading["siblings"] > 3), ("G too small", True)],
+        3: lambda: [("learning rate too high", reading["step"] < 11), ("KL with the wrong sign", True)],
+        4: lambda: [("stale old log-probabilities", True)],
+        5: lambda: [(fault_in_batch(reading), True)],
+    }
+    return next(fault for fault, yes in tables[question]() if yes)
+
+
+def fault_by_functions(question, reading):
+    return (unpaid_fault, tied_fault, step_fault, lambda _: "stale old log-probabilities", fault_in_batch)[
+        question - 1
+    ](reading)
+
+
+def unpaid_fault(reading):
+    if not reading["cut"] * 3 > 1:
+        return ("no chat template", "reward cannot read")[reading["right"] >= 0.1]
+    return "too little room"
+
+
+def tied_fault(reading):
+    return "pays for anything" if reading["siblings"] >= 4 else "G too small"
+
+
+def step_fault(reading):
+    return "learning rate too high" if reading["step"] <= 10 else "KL with the wrong sign"
+
+
+def signs_by_loop(rewards, advantages, num_generations):
+    for start in range(0, len(rewards), num_generations):
+        group = rewards[start : start + num_generations].tolist()
+        mean = sum(group) / len(group)
+        for reward, advantage in zip(group, advantages[start : start + num_generations].tolist(), strict=True):
+            want = 0 if len(set(group)) == 1 else (reward > mean) - (reward < mean)
+            if (advantage > 0) - (advantage < 0) != want:
+                return False
+    return True
+
+
+def signs_by_package(rewards, advantages, num_generations):
+    own = group_advantages(rewards, num_generations)
+    return bool((torch.sign(own) == torch.sign(advantages)).all())
+
+
+def signs_by_product(rewards, advantages, num_generations):
+    groups, pushes = rewards.view(-1, num_generations), advantages.view(-1, num_generations)
+    tied = groups.amax(dim=1) == groups.amin(dim=1)
+    apart = groups[~tied] - groups[~tied].mean(dim=1, keepdim=True)
+    return bool((apart * pushes[~tied] > 0).all()) and not pushes[tied].any()
+
+
+def mask_by_loop(completion_ids, loss_mask, eos_token_id):
+    for ids, mask in zip(completion_ids.tolist(), loss_mask.tolist(), strict=True):
+        length = ids.index(eos_token_id) + 1 if eos_token_id in ids else len(ids)
+        if mask != [1] * length + [0] * (len(ids) - length):
+            return False
+    return True
+
+
+def mask_by_cumsum(completion_ids, loss_mask, eos_token_id):
+    ended = (completion_ids == eos_token_id).cumsum(dim=1).roll(1, dims=1)
+    ended[:, 0] = 0
+    return bool(((ended == 0) == loss_mask.bool()).all())
+
+
+def mask_by_rules(completion_ids, loss_mask, eos_token_id):
+    is_eos, mask = completion_ids == eos_token_id, loss_mask.bool()
+    first = is_eos & (is_eos.cumsum(dim=1) == 1)
+    behind = (is_eos.cumsum(dim=1) > 0) & ~first
+    return bool(mask[~behind].all() and not mask[behind].any())
+
+
+def ratio_by_logs(per_token_logps, old_per_token_logps, loss_mask):
+    return bool(((per_token_logps - old_per_token_logps).abs() * loss_mask).max() < 1e-3)
+
+
+def ratio_by_loop(per_token_logps, old_per_token_logps, loss_mask):
+    tokens = zip(*(one.flatten().tolist() for one in (per_token_logps, old_per_token_logps, loss_mask)), strict=True)
+    return not any(counts and abs(logp - old) > 1e-3 for logp, old, counts in tokens)
+
+
+def ratio_by_close(per_token_logps, old_per_token_logps, loss_mask):
+    keep = loss_mask == 1
+    return torch.allclose(per_token_logps[keep], old_per_token_logps[keep], rtol=0, atol=1e-3)
+
+
+def mend_by_copy(settings):
+    mended = dict(settings)
+    if mended["num_generations"] <= 3:
+        mended["num_generations"] = 8
+    if mended["max_completion_length"] < 48:
+        mended["max_completion_length"] = 96
+    if mended["learning_rate"] > 0.001:
+        mended["learning_rate"] = 0.0002
+    mended["reward"], mended["replaced"] = "accuracy_reward", []
+    return mended
+
+
+def mend_by_comprehension(settings):
+    ill = broken_settings(settings)
+    return {name: MENDED[name] if name in ill else value for name, value in settings.items()}
+
+
+def mend_by_steps(settings):
+    for name in broken_settings(settings):
+        settings = settings | {name: MENDED[name]}
+    return dict(settings)
+
+
+RIGHT_ANSWERS = {
+    "name_trouble": (trouble_by_tensor, trouble_by_sums, trouble_backwards),
+    "find_fault": (fault_by_match, fault_by_table, fault_by_functions),
+    "signs_are_right": (signs_by_loop, signs_by_package, signs_by_product),
+    "mask_is_right": (mask_by_loop, mask_by_cumsum, mask_by_rules),
+    "ratio_is_one": (ratio_by_logs, ratio_by_loop, ratio_by_close),
+    "mend": (mend_by_copy, mend_by_comprehension, mend_by_steps),
+}

@@ -1,0 +1,109 @@
+"""Right answers to the exercises of `grpo_edu.checks.evaluation`, written in other ways than the reference."""
+
+from __future__ import annotations
+
+import math
+
+from grpo_edu.checks.evaluation import Z
+
+
+def wilson_by_roots(successes: int, trials: int) -> tuple[float, float]:
+    # the shares p at which |successes/trials − p| = Z · sqrt(p (1 − p) / trials): a quadratic equation in p
+    share = successes / trials
+    a, b, c = 1 + Z**2 / trials, -(2 * share + Z**2 / trials), share**2
+    root = math.sqrt(max(0.0, b * b - 4 * a * c))
+    return (-b - root) / (2 * a), (-b + root) / (2 * a)
+
+
+def wilson_by_formula(successes: int, trials: int) -> list[float]:
+    share, z2 = successes / trials, Z * Z
+    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    reach = Z / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    return [middle - reach, middle + reach]
+
+
+def wilson_by_failures(successes: int, trials: int) -> tuple[float, float]:
+    failures = trials - successes
+    middle = (successes + Z**2 / 2) / (trials + Z**2)
+    reach = Z / (trials + Z**2) * math.sqrt(successes * failures / trials + Z**2 / 4)
+    return middle - reach, middle + reach
+
+
+def mcnemar_by_scipy(only_before: int, only_after: int) -> float:
+    from scipy.stats import binom
+
+    n = only_before + only_after
+    return min(1.0, 2 * float(binom.cdf(min(only_before, only_after), n, 0.5)))
+
+
+def mcnemar_by_recursion(only_before: int, only_after: int) -> float:
+    n, chance, total = only_before + only_after, 0.5 ** (only_before + only_after), 0.0
+    for i in range(min(only_before, only_after) + 1):
+        total += chance
+        chance *= (n - i) / (i + 1)
+    return min(1.0, 2 * total)
+
+
+def false_alarm_by_loop(looks: int, alpha: float) -> float:
+    quiet = 1.0
+    for _ in range(looks):
+        quiet *= 1 - alpha
+    return 1 - quiet
+
+
+def false_alarm_by_first(looks: int, alpha: float) -> float:
+    return sum(alpha * (1 - alpha) ** earlier for earlier in range(looks))
+
+
+def false_alarm_by_log(looks: int, alpha: float) -> float:
+    return -math.expm1(looks * math.log1p(-alpha))
+
+
+def pass_by_draws(num_samples: int, num_correct: int, k: int) -> float:
+    all_wrong = 1.0
+    for drawn in range(k):
+        all_wrong *= max(0, num_samples - num_correct - drawn) / (num_samples - drawn)
+    return 1 - all_wrong
+
+
+def pass_by_listing(num_samples: int, num_correct: int, k: int) -> float:
+    from itertools import combinations
+
+    answers = [True] * num_correct + [False] * (num_samples - num_correct)
+    picks = list(combinations(answers, k))
+    return sum(any(pick) for pick in picks) / len(picks)
+
+
+def counts_by_string(percent: float, trials: int, decimals: int) -> list[int]:
+    slack = 0.5 * 10**-decimals + 1e-9
+    return [count for count in range(trials + 1) if -slack <= 100 * count / trials - percent <= slack]
+
+
+def counts_by_range(percent: float, trials: int, decimals: int) -> list[int]:
+    slack = 0.5 * 10**-decimals
+    low = math.ceil((percent - slack) * trials / 100 - 1e-9)
+    high = math.floor((percent + slack) * trials / 100 + 1e-9)
+    return list(range(max(0, low), min(trials, high) + 1))
+
+
+def counts_by_filter(percent: float, trials: int, decimals: int) -> list[int]:
+    near = filter(lambda count: round(abs(count * 100 / trials - percent), 9) <= 0.5 / 10**decimals, range(trials + 1))
+    return [*near]
+
+
+def mcnemar_by_comb(only_before: int, only_after: int) -> float:
+    n, k = only_before + only_after, min(only_before, only_after)
+    return min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
+
+
+def pass_by_comb(num_samples: int, num_correct: int, k: int) -> float:
+    return 1 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+RIGHT_ANSWERS = {
+    "wilson_interval": (wilson_by_roots, wilson_by_formula, wilson_by_failures),
+    "mcnemar_p": (mcnemar_by_comb, mcnemar_by_scipy, mcnemar_by_recursion),
+    "false_alarm": (false_alarm_by_loop, false_alarm_by_first, false_alarm_by_log),
+    "pass_at_k": (pass_by_comb, pass_by_draws, pass_by_listing),
+    "possible_counts": (counts_by_string, counts_by_range, counts_by_filter),
+}

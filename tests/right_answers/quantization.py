@@ -1,0 +1,183 @@
+"""Right answers to the exercises of `grpo_edu.checks.quantization`, written in other ways than the reference."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_edu.checks.quantization import Shapes, whole_numbers
+
+
+def grid_by_lists(x: Tensor, bits: int) -> tuple[float, int]:
+    values = [0.0, *x.tolist()]
+    scale = (max(values) - min(values)) / (2**bits - 1)
+    return scale, round(-min(values) / scale)
+
+
+def grid_by_clamp(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    scale = (high - low) / (2**bits - 1)
+    return scale, (-low / scale).round()
+
+
+def grid_by_numpy(x: Tensor, bits: int) -> tuple[float, int]:
+    low, high = np.minimum(x.min().item(), 0.0), np.maximum(x.max().item(), 0.0)
+    scale = np.ptp([low, high]) / (2**bits - 1)
+    return float(scale), int(np.rint(-low / scale))
+
+
+def back_by_int(q: Tensor, scale: Tensor | float, zero_point: Tensor | int) -> Tensor:
+    return (q.int() - zero_point) * scale
+
+
+def back_by_distribution(q: Tensor, scale: Tensor | float, zero_point: Tensor | int) -> Tensor:
+    return scale * q - scale * zero_point
+
+
+def back_by_numpy(q: Tensor, scale: Tensor | float, zero_point: Tensor | int) -> Tensor:
+    steps = q.numpy().astype(np.int64) - np.asarray(zero_point).astype(np.int64)
+    return torch.tensor(steps * np.asarray(scale), dtype=torch.float32)
+
+
+def rows_by_loop(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    codes, scales = [], []
+    for row in weight.tolist():
+        scale = max(abs(value) for value in row) / (2 ** (bits - 1) - 1) or 1.0
+        codes.append([round(value / scale) for value in row])
+        scales.append([scale])
+    return torch.tensor(codes, dtype=torch.int8), torch.tensor(scales)
+
+
+def rows_by_where(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    largest = weight.abs().amax(dim=1, keepdim=True)
+    scale = torch.where(largest == 0, 1.0, largest / (2 ** (bits - 1) - 1))
+    return torch.round(weight / scale).to(torch.int8), scale
+
+
+def rows_by_numpy(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    table = weight.numpy()
+    scale = np.linalg.norm(table, ord=np.inf, axis=1, keepdims=True) / (2 ** (bits - 1) - 1)
+    scale[scale == 0] = 1
+    return torch.from_numpy(np.rint(table / scale).astype(np.int64)), torch.from_numpy(scale)
+
+
+def linear_by_int(x: Tensor, weight: Tensor) -> Tensor:
+    (qx, t), (qw, s) = whole_numbers(x), whole_numbers(weight)
+    return (qx.int() @ qw.int().T) * (t @ s.T)
+
+
+def linear_by_loop(x: Tensor, weight: Tensor) -> Tensor:
+    out = []
+    for token in x.tolist():
+        t = max(map(abs, token)) / 127
+        row = []
+        for channel in weight.tolist():
+            s = max(map(abs, channel)) / 127
+            row.append(t * s * sum(round(a / t) * round(b / s) for a, b in zip(token, channel, strict=True)))
+        out.append(row)
+    return torch.tensor(out)
+
+
+def linear_by_numpy(x: Tensor, weight: Tensor) -> Tensor:
+    codes, scales = [], []
+    for part in (x.numpy(), weight.numpy()):
+        scales.append(np.abs(part).max(axis=1) / 127)
+        codes.append(np.rint(part / scales[-1][:, None]).astype(np.int32))
+    return torch.tensor(np.multiply.outer(*scales) * np.einsum("bk,nk->bn", *codes)).float()
+
+
+def bytes_by_tables(vocab_size: int, hidden_size: int, layers: Shapes, form: str) -> int:
+    def small(shapes: Shapes) -> int:
+        return sum(rows * (columns + 4) for rows, columns in shapes)
+
+    table = (vocab_size, hidden_size)
+    if form == "float32":
+        return sum(4 * rows * columns for rows, columns in [table, *layers])
+    if form == "kept":
+        return 4 * math.prod(table) + small([table, *layers])
+    return small([*layers, table] + [table] * (form == "both"))
+
+
+def bytes_by_tensors(vocab_size: int, hidden_size: int, layers: Shapes, form: str) -> int:
+    def held(shape: tuple[int, int], dtype: torch.dtype) -> int:
+        scales = 0 if dtype == torch.float32 else shape[0] * torch.float32.itemsize
+        return torch.empty(shape, dtype=dtype, device="meta").nbytes + scales
+
+    inner = torch.float32 if form == "float32" else torch.int8
+    tables = {"float32": [inner], "kept": [torch.float32, inner], "both": [inner] * 2, "shared": [inner]}[form]
+    table = vocab_size, hidden_size
+    return sum(held(table, dtype) for dtype in tables) + sum(held(shape, inner) for shape in layers)
+
+
+def bytes_by_counts(vocab_size: int, hidden_size: int, layers: Shapes, form: str) -> float:
+    full, eights = {"float32": (1, 0), "kept": (1, 1), "both": (0, 2), "shared": (0, 1)}[form]
+    table = vocab_size * hidden_size
+    total = 4.0 * full * table + eights * (table + 4 * vocab_size)
+    for rows, columns in layers:
+        total += rows * columns * 4 if form == "float32" else rows * columns + 4 * rows
+    return total
+
+
+def bits_by_logarithm(largest: float, tolerated: float) -> int:
+    return max(2, 1 + math.ceil(math.log2(largest / (2 * tolerated) + 1)))
+
+
+def bits_by_range(largest: float, tolerated: float) -> int:
+    return min(bits for bits in range(2, 33) if largest <= 2 * tolerated * (2 ** (bits - 1) - 1))
+
+
+def bits_by_length(largest: float, tolerated: float) -> int:
+    return max(2, math.ceil(largest / (2 * tolerated)).bit_length() + 1)
+
+
+def verdict_by_table(low: float, high: float, margin: float) -> str:
+    places = tuple((end > margin) - (end < -margin) for end in (low, high))
+    return {(0, 0): "equal", (1, 1): "better", (-1, -1): "worse"}.get((places[0], places[1]), "unclear")
+
+
+def verdict_by_middle(low: float, high: float, margin: float) -> str:
+    middle, reach = (low + high) / 2, (high - low) / 2
+    if abs(middle) + reach <= margin + 1e-12:
+        return "equal"
+    if abs(middle) - reach > margin + 1e-12:
+        return "better" if middle > 0 else "worse"
+    return "unclear"
+
+
+def verdict_by_nesting(low: float, high: float, margin: float) -> str:
+    answer = "unclear"
+    if low > margin:
+        answer = "better"
+    elif high < -margin:
+        answer = "worse"
+    elif max(abs(low), abs(high)) <= margin:
+        answer = "equal"
+    return answer
+
+
+def weights_by_quotient(logps: Tensor, sampling_logps: Tensor, cap: float) -> Tensor:
+    return torch.minimum(logps.exp() / sampling_logps.exp(), torch.tensor(cap))
+
+
+def weights_by_log(logps: Tensor, sampling_logps: Tensor, cap: float) -> Tensor:
+    return (logps - sampling_logps).clamp(max=math.log(cap)).exp()
+
+
+def weights_by_loop(logps: Tensor, sampling_logps: Tensor, cap: float) -> Tensor:
+    pairs = zip(logps.flatten().tolist(), sampling_logps.flatten().tolist(), strict=True)
+    return torch.tensor([min(cap, math.exp(ours - theirs)) for ours, theirs in pairs]).view_as(logps)
+
+
+RIGHT_ANSWERS = {
+    "affine_grid": (grid_by_lists, grid_by_clamp, grid_by_numpy),
+    "dequantize": (back_by_int, back_by_distribution, back_by_numpy),
+    "quantize_rows": (rows_by_loop, rows_by_where, rows_by_numpy),
+    "int8_linear": (linear_by_int, linear_by_loop, linear_by_numpy),
+    "quantized_bytes": (bytes_by_tables, bytes_by_tensors, bytes_by_counts),
+    "bits_needed": (bits_by_logarithm, bits_by_range, bits_by_length),
+    "equality_verdict": (verdict_by_table, verdict_by_middle, verdict_by_nesting),
+    "truncated_weights": (weights_by_quotient, weights_by_log, weights_by_loop),
+}

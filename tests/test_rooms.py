@@ -1,0 +1,102 @@
+"""Which room of the package may import which, and that no two modules need each other (`docs/contributing.md`)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "grpo_edu"
+SPINE = {
+    "config",
+    "prompts",
+    "models",
+    "rollout",
+    "rewards",
+    "advantages",
+    "logprobs",
+    "losses",
+    "trainer",
+    "metrics",
+    "evaluation",
+}
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name → file; a folder stands for its __init__."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> set[str]:
+    """Modules of the package that a file imports anywhere: on top, in functions, for type checking."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {full if (full := f"{node.module}.{alias.name}") in known else node.module for alias in node.names}
+    return {name for name in found if name in known and name != "grpo_edu"}
+
+
+def room(module: str) -> str:
+    first = module.removeprefix("grpo_edu.").split(".")[0]
+    return "spine" if first in SPINE else first
+
+
+KNOWN = modules()
+GRAPH = {name: imports(path, KNOWN) - {name} for name, path in KNOWN.items() if name != "grpo_edu"}
+
+# room → the rooms that it may import; "spine" is the eleven modules above.
+MAY_IMPORT = {
+    "spine": {"problems", "fast", "quantization"},  # of quantization the trainer takes the sampler of rollouts
+    "problems": {"spine"},
+    "fast": {"spine"},
+    "quantization": {"spine"},
+    "runs": {"spine", "problems", "fast", "scale", "figures"},
+    "scale": {"spine", "problems", "fast", "runs"},
+    "continual": {"spine", "problems", "fast", "runs", "figures"},
+    "machine": {"spine", "problems", "fast", "continual"},
+    "studies": {"spine", "problems", "fast", "runs", "continual", "figures"},
+    "making": {"spine", "problems", "figures"},
+    "figures": {"spine", "continual"},
+    "checks": {"spine", "problems", "fast", "quantization", "continual", "studies", "figures"},
+    "grading": {"checks", "runs", "figures", "problems"},
+    "dashboards": {"spine", "problems", "fast", "quantization", "runs", "continual", "machine", "studies", "figures"},
+    "__main__": {"cli"},
+}
+# Where only a few modules of the spine are meant.
+PARTS_OF_THE_SPINE = {
+    "problems": {"prompts"},
+    "fast": {"config", "rollout"},
+    "quantization": {"config", "rollout"},
+    "figures": {"evaluation", "advantages", "losses"},
+}
+
+
+def test_the_top_of_the_package_is_the_algorithm():
+    on_top = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+    assert on_top == SPINE
+
+
+@pytest.mark.parametrize("module", sorted(GRAPH))
+def test_a_module_imports_only_what_its_room_may(module):
+    own = room(module)
+    for target in GRAPH[module]:
+        other = room(target)
+        if own in (other, "cli"):
+            continue
+        assert other in MAY_IMPORT[own], f"{module} imports {target}"
+        parts = PARTS_OF_THE_SPINE.get(own)
+        if other == "spine" and parts is not None:
+            assert target.removeprefix("grpo_edu.") in parts, f"{module} imports {target}"
+
+
+def test_no_two_modules_need_each_other():
+    """Not even inside functions or for type checking: the imports have an order."""
+    left = {name: targets & set(GRAPH) for name, targets in GRAPH.items()}
+    while free := {name for name, targets in left.items() if not targets}:
+        left = {name: targets - free for name, targets in left.items() if name not in free}
+    assert not left, "in a cycle, or behind one: " + ", ".join(sorted(left))
