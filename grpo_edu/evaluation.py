@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import Problem, scorer_of
 from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, render_prompt
-from grpo_edu.rewards import check_equations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

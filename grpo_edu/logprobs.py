@@ -7,7 +7,6 @@ for shapes that do not match.
 """
 
 import warnings
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -139,35 +138,3 @@ def group_logps(
     warning = f"{obstacle}; each prompt is processed once per completion, which is slower"
     warnings.warn(warning, RuntimeWarning, stacklevel=2)
     return cast(Tensor, per_token_logps(model, *batch, temperature=temperature))
-
-
-def pad_examples(rows: Sequence[tuple[list[int], int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Turn rows of `grpo_edu.prompts.encode_examples` into a batch.
-
-    Returns (B, T) token ids, right-padded, and (B, T) bools: whether each token belongs to a target.
-
-    >>> pad_examples([([5, 6, 7], 2), ([8, 9], 1)], pad_id=0)
-    (tensor([[5, 6, 7],
-            [8, 9, 0]]), tensor([[False, False,  True],
-            [False,  True, False]]))
-    """
-    width = max(len(ids) for ids, _ in rows)
-    padded = torch.tensor([ids + [pad_id] * (width - len(ids)) for ids, _ in rows])
-    lengths = torch.tensor([[len(ids), prompt] for ids, prompt in rows])
-    position = torch.arange(width)
-    return padded, (position >= lengths[:, 1:]) & (position < lengths[:, :1])
-
-
-def target_logits(model: "PreTrainedModel", ids: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-    """Predictions for the target tokens of supervised examples, and the tokens themselves.
-
-    Args:
-        model: a causal language model of transformers.
-        ids, is_target: (B, T), as `pad_examples` returns them.
-
-    Returns:
-        logits (N, V) that predict the N target tokens of all rows, and these tokens (N,), the labels.
-    """
-    hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-    wanted = is_target[:, 1:]
-    return model.lm_head(hidden[wanted]), ids[:, 1:][wanted]

@@ -8,7 +8,6 @@ or one word), so that ``#### 48 or 49`` is not an answer. Numbers are compared a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -203,21 +202,3 @@ def extract_answer(completion: str | list[dict], *, flexible: bool = False) -> s
         numbers = [match[0] for match in _LOOSE_NUMBER.finditer(text.translate(_DASHES))]
         answer = normalize_answer(numbers[-1]) if numbers else None
     return answer
-
-
-def encode_examples(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[str, str]]
-) -> list[tuple[list[int], int]]:
-    """Tokenize supervised examples: a rendered question, then its target and the end-of-turn token.
-
-    Args:
-        tokenizer: with a chat template.
-        examples: pairs of a question and the text that the model is to write.
-
-    Returns:
-        for each example its token ids, and how many of them are the prompt.
-    """
-    prompts = [render_prompt(tokenizer, question) for question, _ in examples]
-    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    target_ids = tokenizer([target for _, target in examples], add_special_tokens=False)["input_ids"]
-    return [(p + t + [tokenizer.eos_token_id], len(p)) for p, t in zip(prompt_ids, target_ids, strict=True)]

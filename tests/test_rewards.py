@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_edu.problems.equations import check_equations
 from grpo_edu.rewards import (
     accuracy_reward,
-    check_equations,
     combine_rewards,
     compute_rewards,
     format_reward,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.logprobs import target_logits
-from grpo_edu.prompts import encode_examples
+from grpo_edu.continual.examples import encode_examples, target_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

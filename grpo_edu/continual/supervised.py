@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from grpo_edu.config import SupervisedConfig
+from grpo_edu.continual.examples import encode_examples, pad_examples, target_logits
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.optimizers import build_optimizer, make_stepper
-from grpo_edu.logprobs import pad_examples, target_logits
 from grpo_edu.problems.templates import Problem
-from grpo_edu.prompts import encode_examples
 from grpo_edu.trainer import problem_order
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import ipywidgets as widgets
 from grpo_edu.dashboards.base import STYLE, WIDE, Explorer, choice, slider
 from grpo_edu.dashboards.worker import cut_off
 from grpo_edu.figures.machine import stacked_bars
+from grpo_edu.problems.equations import check_equations
 from grpo_edu.prompts import extract_answer
-from grpo_edu.rewards import check_equations, combine_rewards, compute_rewards
+from grpo_edu.rewards import combine_rewards, compute_rewards
 from grpo_edu.runs.request import REWARDS
 from grpo_edu.studies.exploits import EXPLOITS, judge_reward
 

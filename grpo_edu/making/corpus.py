@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_edu.continual.examples import encode_examples, pad_examples
 from grpo_edu.problems.files import load_problems, write_problems
 from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, data_dir, draw_problem, make_split, problem_key
-from grpo_edu.prompts import chat_messages, encode_examples
+from grpo_edu.prompts import chat_messages
 
 if TYPE_CHECKING:
     import torch
@@ -184,8 +185,6 @@ def batches(
 
     Yields (ids, is_target): (B, T) token ids, right-padded, and whether each token is part of a target.
     """
-    from grpo_edu.logprobs import pad_examples
-
     stream, rng = draw_examples(config, seed, excluded), random.Random(seed)
     while True:
         drawn = [next(stream) for _ in range(2048)]

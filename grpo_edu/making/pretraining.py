@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_edu.continual.examples import target_logits
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.figures.curves import loss_curve
-from grpo_edu.logprobs import target_logits
 from grpo_edu.making.corpus import END, PAD, PretrainingConfig, batches, heldout_keys, train_tokenizer
 from grpo_edu.models import save_policy, tiny_dir
 from grpo_edu.problems.files import load_problems

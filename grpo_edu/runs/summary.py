@@ -13,9 +13,9 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, evaluate, wilson_interval
 from grpo_edu.fast.memory import GIB, PeakMemory
 from grpo_edu.models import load_policy
+from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.prompts import MARKER
-from grpo_edu.rewards import check_equations
 from grpo_edu.runs.folder import model_source
 from grpo_edu.runs.request import RunRecord, check_data, default_config, load_split
 
