@@ -18,7 +18,7 @@ import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -199,7 +199,7 @@ def summary(record: dict) -> dict[str, dict[str, dict]]:
             ]
             found.setdefault(group, {})[arm] = {
                 "matrix": [[round(share, 4) for share in row] for row in mean],
-                **{name: measure(record, group, arm, name).to_dict() for name in names},
+                **{name: asdict(measure(record, group, arm, name)) for name in names},
             }
     return found
 

@@ -221,7 +221,3 @@ class SupervisedConfig:
 
     def __post_init__(self) -> None:
         GRPOConfig(**asdict(self))  # the same names under the same rules
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a JSON file."""
-        return asdict(self)

@@ -7,7 +7,7 @@ All functions raise ValueError for arguments that are empty or out of range.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +54,6 @@ class Estimate:
     value: float
     low: float
     high: float
-
-    def to_dict(self) -> dict[str, float]:
-        """The fields, ready for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return format(self)
@@ -296,10 +292,6 @@ class Comparison:
     low: float
     high: float
     p_value: float
-
-    def to_dict(self) -> dict[str, float]:
-        """The fields as plain values for JSON."""
-        return asdict(self)
 
 
 def compare(before: Evaluation, after: Evaluation, *, seed: int = 0) -> Comparison:

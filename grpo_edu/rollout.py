@@ -171,9 +171,7 @@ def generate(
     # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(model.device)
-
     sample = partial(sample_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
-
     with _inference(model), FreeCores() as cores:
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, shape[0], max_completion_length)
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete

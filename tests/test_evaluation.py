@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, asdict
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_compare_pairs_the_problems():
     assert (result.before, result.after, result.difference) == (0.5, 0.9, 0.4)
     assert result.p_value == 158 / 4096
     assert 0 < result.low < 0.4 < result.high < 0.8
-    assert Comparison(**json.loads(json.dumps(result.to_dict()))) == result
+    assert Comparison(**json.loads(json.dumps(asdict(result)))) == result
 
 
 def test_compare_draws_by_its_seed():

@@ -9,7 +9,7 @@ for several runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,7 @@ class AccuracyMatrix:
             "tasks": list(self.tasks),
             "num_problems": [len(part) for part in self.correct[0]],
             "solved": [[sum(part) for part in row] for row in self.correct],
-            "measures": {name: estimate.to_dict() for name, estimate in self.measures().items()},
+            "measures": {name: asdict(estimate) for name, estimate in self.measures().items()},
         }
 
 

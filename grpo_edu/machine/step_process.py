@@ -90,7 +90,7 @@ def measure_steps(
         )
     case = {
         "kind": type(config).__name__,
-        "config": config.to_dict(),
+        "config": asdict(config),
         "model": model,
         "shape": dict(shape) if isinstance(shape, Mapping) else shape,
         "lora_rank": lora_rank,

@@ -305,7 +305,7 @@ class SweepResult:
             "outcome": self.outcome,
             "start": dict(self.start),
             "chosen": self.chosen and dict(self.chosen),
-            "difference": self.difference and self.difference.to_dict(),
+            "difference": self.difference and asdict(self.difference),
             "judged": self.judged and [_row(setting) for setting in self.judged],
             "tried": [_row(setting) for setting in self.tried],
             "refused": [{"settings": dict(settings), "reason": reason} for settings, reason in self.refused],
@@ -424,7 +424,7 @@ def best_run_text(result: SweepResult) -> str:
 
 
 def _row(setting: Tried) -> dict[str, Any]:
-    return {"settings": dict(setting.settings), "accuracies": list(setting.accuracies), **setting.estimate.to_dict()}
+    return {"settings": dict(setting.settings), "accuracies": list(setting.accuracies), **asdict(setting.estimate)}
 
 
 def _percent(share: float) -> str:
