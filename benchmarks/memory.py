@@ -113,7 +113,6 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
     from grpo_edu.fast.lora import add_lora
     from grpo_edu.machine.step_process import never_tied
     from grpo_edu.models import load_policy
-    from grpo_edu.rollout import generate
     from grpo_edu.trainer import rows_with_gradient, score_rollout, start_training, update_policy
 
     is_tiny = case["model"] == "tiny"
@@ -127,13 +126,7 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
     estimates = []
     for _ in range(steps):
         started = time.perf_counter()
-        rollout = generate(
-            model,
-            tokenizer,
-            prompts,
-            num_generations=config.num_generations,
-            max_completion_length=config.max_completion_length,
-        )
+        rollout = state.sampler.generate(prompts, state.generator)
         batch = score_rollout(rollout, problems, [never_tied], config)
         update_policy(model, batch, state, config)
         seconds = time.perf_counter() - started

@@ -13,7 +13,7 @@ from grpo_edu.fast.optimizers import make_stepper
 from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import QuantizedSampler
-from grpo_edu.rollout import Sampler, generate
+from grpo_edu.rollout import Sampler
 from grpo_edu.trainer import TrainingState, score_rollout, train
 
 SMALL = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 5, "max_steps": 2}
@@ -79,14 +79,7 @@ def make_batch(model, tokenizer, config, reward=late_letters, problems=PROBLEMS)
     """One scored rollout of the first problems."""
     chosen = problems[: config.prompts_per_step]
     prompts = [render_prompt(tokenizer, problem.prompt) for problem in chosen]
-    rollout = generate(
-        model,
-        tokenizer,
-        prompts,
-        num_generations=config.num_generations,
-        max_completion_length=config.max_completion_length,
-        generator=torch.Generator().manual_seed(1),
-    )
+    rollout = Sampler(model, tokenizer, config).generate(prompts, torch.Generator().manual_seed(1))
     return score_rollout(rollout, chosen, [reward], config)
 
 

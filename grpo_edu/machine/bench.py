@@ -93,7 +93,7 @@ def _rollout_speed(config: GRPOConfig, rounds: int) -> float:
     from grpo_edu.problems.files import load_problems
     from grpo_edu.problems.templates import LEVELS
     from grpo_edu.prompts import render_prompt
-    from grpo_edu.rollout import generate
+    from grpo_edu.rollout import Sampler
 
     model, tokenizer = load_policy("tiny")
     problems = load_problems(LEVELS, "train", n=config.prompts_per_step)
@@ -101,14 +101,7 @@ def _rollout_speed(config: GRPOConfig, rounds: int) -> float:
     generator, speeds = torch.Generator().manual_seed(0), []
     for _ in range(rounds + 1):
         started = time.perf_counter()
-        rollout = generate(
-            model,
-            tokenizer,
-            prompts,
-            num_generations=config.num_generations,
-            max_completion_length=config.max_completion_length,
-            generator=generator,
-        )
+        rollout = Sampler(model, tokenizer, config).generate(prompts, generator)
         speeds.append(int(rollout.completion_mask.sum()) / (time.perf_counter() - started))
     return statistics.median(speeds[1:])
 
