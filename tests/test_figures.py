@@ -1,7 +1,6 @@
 """Figures: what they show, that nothing is clipped or covered, that no theme leaks in; the <img> and strict nbval."""
 
 import base64
-import io
 import math
 import os
 import re
@@ -22,12 +21,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from nbval.plugin import get_sanitize_patterns
 from pictures import assert_readable
-from PIL import Image
 from pytest import approx
 
 from grpo_edu.evaluation import Estimate, Evaluation
 from grpo_edu.figures import advantages, continual, diagnosis, machine, objective, quantization
-from grpo_edu.figures.curves import accuracy_comparison, html_animation, html_image, loss_curve, training_curves
+from grpo_edu.figures.curves import accuracy_comparison, html_image, loss_curve, training_curves
 from grpo_edu.figures.evaluation import interval_rows, problems_needed_chart, threshold_bars
 from grpo_edu.figures.rewards import reward_against_accuracy
 from grpo_edu.figures.style import COLORS, MARKERS, moving_mean
@@ -161,12 +159,6 @@ FIGURES = {
     "cispo": lambda: objective.clip_curves(loss_type="cispo", epsilon_high=1.5),
     "lines": lambda: objective.line_panels(
         [1, 10, 100], PANELS, xlabel="KL", ylabels=["nats"] * 2, xscale="log", guides=[2]
-    ),
-    "bars": lambda: objective.probability_bars(
-        ["right", "wrong A", "wrong B"],
-        {"Clip": [0.5, 0.25, 0.25], "No clip": [1.0, 0, 0]},
-        [0.33] * 3,
-        caption="update 7",
     ),
     "strip": lambda: objective.token_strip(["position", "␣", "(end)"] * 7, [0.0, 0.5, 1.0] * 7, title="Probability"),
     "pushes": lambda: objective.token_push_maps(PUSHES, MASK, row_labels=["right, short", "wrong"], stopped=STOPPED),
@@ -364,10 +356,6 @@ REFUSED = [
     (lambda: objective.clip_curves(loss_type="ppo"), "loss_type"),
     (lambda: objective.line_panels([1], {}, xlabel="x", ylabels=[]), "panels.*ylabels"),
     (lambda: objective.line_panels([1], {"a": {"b": [1.0, 2.0]}}, xlabel="x", ylabels=["y"]), "'b'.* 2"),
-    (lambda: objective.probability_bars(["a"], {}, [1.0]), "panels"),
-    (lambda: objective.probability_bars(["a"], {"x": [0.5, 0.5]}, [1.0]), "panels.*\\['a'\\]"),
-    (lambda: html_animation([Figure(), Figure()], " "), "alt"),
-    (lambda: html_animation([Figure()], "one"), "two frames.* 1"),
     (lambda: objective.token_strip([], [], title="x"), "tokens"),
     (lambda: objective.token_strip(["a"], [1.5], title="x"), "values"),
     (lambda: objective.token_strip(["a"], [NAN], title="x"), "values"),
@@ -552,18 +540,6 @@ def test_a_dark_theme_changes_nothing_and_pyplot_is_not_touched(name):
 class Images(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.tag, self.attributes = tag, dict(attributes)
-
-
-def test_an_animation_plays_in_a_loop_holds_its_frames_and_keeps_its_alt():
-    frames = [objective.probability_bars(["a", "b"], {"x": [p, 1 - p]}, [0.5, 0.5]) for p in (0.5, 0.7, 0.9)]
-    animation = html_animation(frames, 'Answer "a" grows', seconds=0.2)
-    assert repr(animation) == '<image: Answer "a" grows>'
-    assert 'alt="Answer &quot;a&quot; grows"' in animation.html and animation.html.startswith("<details open>")
-    payload = re.search(r'src="data:image/png;base64,([^"]+)"', animation.html)[1]
-    picture = Image.open(io.BytesIO(base64.b64decode(payload)))
-    assert (picture.n_frames, picture.info["loop"]) == (3, 0)
-    picture.seek(2)
-    assert picture.info["duration"] == 1200
 
 
 def test_html_image_is_an_img_with_alt_that_shrinks_with_its_cell():

@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.figures.style import (
@@ -200,44 +200,6 @@ def html_image(figure: "Figure", alt: str, *, dpi: int = 120) -> HTMLImage:
     style = f"width:{width}px;max-width:100%;height:auto"
     markup = f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/png;base64,{payload}">'
     return HTMLImage(markup, alt)
-
-
-def html_animation(figures: "Iterable[Figure]", alt: str, *, seconds: float = 0.4, dpi: int = 100) -> HTMLImage:
-    """Figures shown one after another, as an animated PNG that plays without a kernel and without a script.
-
-    It stands in a `<details>` element: it plays in an endless loop, and closing the element stops it.
-
-    Args:
-        figures: the frames, at least two, all of one size.
-        alt: what happens in them, in words; not blank.
-        seconds: how long each frame stays; the last one stays six times as long.
-        dpi: dots per inch.
-
-    Raises:
-        ValueError: a blank alt, or fewer than two frames.
-
-    >>> from matplotlib.figure import Figure
-    >>> html_animation([Figure(figsize=(1, 1)), Figure(figsize=(1, 1))], "Two empty squares")
-    <image: Two empty squares>
-    """
-    from PIL import Image
-
-    if not alt.strip():
-        raise ValueError(f"alt must say in words what the animation shows, got {alt!r}")
-    frames = []
-    for figure in figures:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=dpi)
-        frames.append(Image.open(buffer).convert("RGB"))
-    if len(frames) < 2:
-        raise ValueError(f"figures must hold at least two frames, got {len(frames)}")
-    durations = [round(1000 * seconds)] * (len(frames) - 1) + [round(6000 * seconds)]
-    buffer = io.BytesIO()
-    frames[0].save(buffer, format="PNG", save_all=True, append_images=frames[1:], duration=durations, loop=0)
-    payload = base64.b64encode(buffer.getvalue()).decode()
-    style = f"width:{round(96 * figure.get_figwidth())}px;max-width:100%;height:auto"
-    picture = f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/png;base64,{payload}">'
-    return HTMLImage(f"<details open><summary>Animation (close to stop it)</summary>{picture}</details>", alt)
 
 
 def _dot(axes: "Axes", row: Mapping[str, float], height: float, number: int, label: str | None) -> None:

@@ -127,45 +127,6 @@ def line_panels(
     return figure
 
 
-def probability_bars(
-    names: Sequence[str], panels: Mapping[str, Sequence[float]], start: Sequence[float], *, caption: str = ""
-) -> "Figure":
-    """Probabilities of a few answers (or tokens) as bars, each with a mark where it started: a panel per title.
-
-    Drawn once for each update, this is a frame of an animation (`grpo_edu.figures.curves.html_animation`).
-
-    Args:
-        names: of the answers.
-        panels: title → probability of each answer now.
-        start: their probabilities before the first update, drawn as a line across each bar.
-        caption: what all panels have in common, such as the number of the update.
-
-    Raises:
-        ValueError: no panel, or values of another number than names.
-
-    >>> figure = probability_bars(["right", "wrong"], {"GRPO": [0.6, 0.4]}, [0.5, 0.5], caption="update 3")
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['0.60', '0.40']
-    """
-    sizes = {len(start), *(len(values) for values in panels.values())}
-    if not panels or sizes != {len(names)}:
-        raise ValueError(f"panels must not be empty, and its values and start must match names {list(names)}")
-    figure, grid = panel_grid(len(panels), height=2.9)
-    for axes, (title, values) in zip(grid, panels.items(), strict=True):
-        style_axes(axes, title, "probability", "")
-        for place, (value, before) in enumerate(zip(values, start, strict=True)):
-            axes.bar(place, value, width=0.7, color=COLORS[0] if value >= before else COLORS[1])
-            axes.plot([place - 0.42, place + 0.42], [before, before], color=INK, linewidth=1.5)
-            axes.text(
-                place, max(value, before) + 0.02, f"{value:.2f}", ha="center", va="bottom", fontsize=SMALL, color=INK
-            )
-        axes.set_ylim(0, 1.12)
-        axes.set_xticks(range(len(names)), names)
-    if caption:
-        figure.suptitle(caption, x=0.98, ha="right", fontsize=SMALL, color=INK)
-    return figure
-
-
 def token_strip(tokens: Sequence[str], values: Sequence[float], *, title: str) -> "Figure":
     """A completion's tokens in reading order, each a cell with its value: the darker, the larger.
 
