@@ -25,7 +25,7 @@ assert rise(hacked_history, "rewards/accuracy_reward/mean") < -0.10
 assert rise(hacked_history, "completions/mean_length") < -4
 assert change.difference < -0.08 and change.p_value < 0.001
 assert gain.difference > 0.10 and gain.p_value < 0.001
-for values, direct_pays_more in (([1.0, 1.0, 1.0], True), ([1.0, 0.1, 0.1], False)):
+for values, direct_pays_more in (([1.0, 1.0, 1.0], True), ([1.0, 0.9, 0.9], True), ([1.0, 0.1, 0.1], False)):
     rewards = grpo_edu.combine_rewards(parts, values)
     assert (rewards[~worked].mean() > rewards[worked].mean()).item() is direct_pays_more
 
@@ -39,4 +39,4 @@ for run in hacking["runs"]:
 assert "guess without working" == fooled(REWARDS, [1.0, 1.0, 1.0])[0]
 assert not fooled(REWARDS, [1.0, 0.1, 0.1]) and not fooled([accuracy_reward, brief_if_right], [1.0, 0.2])
 assert len(fooled(signs)) > 2 and all(verdict.holds for verdict in judge_reward(accuracy_reward))
-assert passing and max(passing) < 0.9
+assert passing == [0.5, 0.9]
