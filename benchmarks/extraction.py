@@ -1,8 +1,10 @@
 """How careless readers read right solutions, for notebook 02: ``python -m benchmarks.extraction --gsm8k FOLDER``.
 
 The solutions are GSM8K's own references (Cobbe et al. 2021, arXiv 2110.14168; MIT licence), so every one is right, and
-whatever a reader gets wrong is the reader's mistake. The readers see a solution without its last line (``#### 18``), as
-a model writes that was not asked for this format. Writes ``benchmarks/results/extraction.json``.
+whatever a reader gets wrong is the reader's mistake. The readers that go by position see a solution without its last
+line (``#### 18``), as a model writes that was not asked for this format. `extract_answer` gets the last line as well:
+its count says what agreeing on a format is worth, not that it reads better. A number counts as read when its value is
+right, so ``16.00`` is 16. Writes ``benchmarks/results/extraction.json``.
 """
 
 from __future__ import annotations
@@ -21,12 +23,6 @@ HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.extraction"
 
 
-def first_result(text: str) -> str | None:
-    """The number behind the first "="."""
-    found = re.search(r"= *\$?(\d+)", text)
-    return found and found[1]
-
-
 def last_digits(text: str) -> str | None:
     """The last run of digits."""
     found = re.findall(r"\d+", text)
@@ -39,12 +35,7 @@ def last_number(text: str) -> str | None:
     return found[-1].replace(",", "") if found else None
 
 
-def flexible(text: str) -> str | None:
-    """The package's own reader of last resort: the last number, in its one spelling."""
-    return extract_answer(text, flexible=True)
-
-
-READERS = {reader.__name__: reader for reader in (first_result, last_digits, last_number, flexible)}
+READERS = {reader.__name__: reader for reader in (last_digits, last_number)}
 
 
 def count_misread(solutions: list[str]) -> dict[str, int]:
@@ -52,11 +43,16 @@ def count_misread(solutions: list[str]) -> dict[str, int]:
     misread = dict.fromkeys([*READERS, "extract_answer"], 0)
     for solution in solutions:
         body, _, gold = solution.rpartition("####")
-        truth = gold.strip().replace(",", "")
-        for name, reader in READERS.items():
-            misread[name] += reader(body) != truth
-        misread["extract_answer"] += extract_answer(solution) != truth
+        found = {name: reader(body) for name, reader in READERS.items()}
+        found["extract_answer"] = extract_answer(solution)
+        for name, answer in found.items():
+            misread[name] += not same_number(answer, gold.strip().replace(",", ""))
     return misread
+
+
+def same_number(answer: str | None, truth: str) -> bool:
+    """Whether an answer that was read has the value of the true one; None has no value."""
+    return answer is not None and float(answer) == float(truth)
 
 
 def main() -> int:

@@ -12,9 +12,25 @@ from jupyter_lab import FAILED, RUN_SECONDS, START_SECONDS, wait_until
 pytestmark = pytest.mark.browser
 
 
+def open_cells(notebook):
+    """The stored cells whose outputs are shown: the answer to a prediction is collapsed."""
+    return [cell for cell in notebook.stored.cells if not cell.metadata.get("jupyter", {}).get("outputs_hidden")]
+
+
+def check_schematics(notebook):
+    """The drawings in the text are loaded, each with the alternative text of its source."""
+    sources = [cell.source for cell in notebook.stored.cells if cell.cell_type == "markdown"]
+    stored = [alt for source in sources for alt in re.findall(r"!\[([^\]]+)\]\(images/", source)]
+    images = notebook.page.locator(".jp-RenderedMarkdown img")
+    assert [image.get_attribute("alt") for image in images.all()] == stored
+    for image in images.all():
+        image.scroll_into_view_if_needed()
+        wait_until(lambda: image.evaluate("e => e.complete && e.naturalWidth > 0"), 10, "the drawing is loaded")  # noqa: B023
+
+
 def check_pictures(notebook):
     """Every stored picture is there under its alternative text, loaded, undistorted and within its cell."""
-    outputs = [output for cell in notebook.stored.cells for output in cell.get("outputs", [])]
+    outputs = [output for cell in open_cells(notebook) for output in cell.get("outputs", [])]
     pages = [output.get("data", {}).get("text/html", "") for output in outputs]
     stored = [html.unescape(alt) for page in pages for alt in re.findall(r'<img alt="([^"]+)"', page)]
     assert stored
@@ -76,8 +92,9 @@ def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, 
     page = notebook.page
     assert page.locator("body").get_attribute("data-jp-theme-light") == str(theme == "light").lower()
     check_pictures(notebook)
+    check_schematics(notebook)
     shown = [text.strip() for text in page.locator(".jp-OutputArea-output pre").all_text_contents()]
-    for cell in notebook.stored.cells:
+    for cell in open_cells(notebook):
         printed = "".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream")
         assert not printed or printed.strip() in shown
     prompts = page.locator(".jp-CodeCell .jp-InputArea-prompt").all_text_contents()

@@ -14,12 +14,12 @@ STORED = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "extra
 @pytest.mark.parametrize(
     ("text", "read"),
     [
-        ("16 - 3 - 4 = 9 eggs a day.\n9 * 2 = $18 a day.", ("9", "18", "18", "18")),
-        ("90 - 10 = 80 dollars, 4 of 5.", ("80", "5", "5", "5")),
-        ("125,000/20 = 6,250 dollars.", ("6", "250", "6250", "6250")),
-        ("4 * 4 = $16.00", ("16", "00", "16.00", "16")),
-        ("It was -3 degrees.", (None, "3", "-3", "-3")),
-        ("No idea.", (None, None, None, None)),
+        ("16 - 3 - 4 = 9 eggs a day.\n9 * 2 = $18 a day.", ("18", "18")),
+        ("90 - 10 = 80 dollars, 4 of 5.", ("5", "5")),
+        ("125,000/20 = 6,250 dollars.", ("250", "6250")),
+        ("4 * 4 = $16.00", ("00", "16.00")),
+        ("It was -3 degrees.", ("3", "-3")),
+        ("No idea.", (None, None)),
     ],
 )
 def test_what_each_reader_takes_for_the_answer(text, read):
@@ -27,14 +27,8 @@ def test_what_each_reader_takes_for_the_answer(text, read):
 
 
 def test_counts_by_hand():
-    solutions = ["9 + 6 = 15 of the 24.\n#### 15", "2 * 600 = 1,200.\n#### 1,200", "1 + 1 = 2\n2 * 2 = 4\n#### 4"]
-    assert count_misread(solutions) == {
-        "first_result": 2,
-        "last_digits": 2,
-        "last_number": 1,
-        "flexible": 1,
-        "extract_answer": 0,
-    }
+    solutions = ["9 + 6 = 15 of the 24.\n#### 15", "2 * 600 = 1,200.\n#### 1,200", "4 * 4 = $16.00\n#### 16"]
+    assert count_misread(solutions) == {"last_digits": 3, "last_number": 1, "extract_answer": 0}
 
 
 def test_stored_counts_say_what_made_them():

@@ -107,6 +107,9 @@ NEEDED = {"other problems": [40_000, 1500, 100], "same problems": [8000, 300, 20
 FIGURES = {
     "five panels": lambda: training_curves(history()),
     "four panels": lambda: training_curves([{k: v for k, v in row.items() if k != "kl"} for row in history()]),
+    "two panels and a headline": lambda: training_curves(
+        history(), metrics=("reward", "completions/mean_length"), title="Reward and length rise"
+    ),
     "one step": lambda: training_curves(history(1)),
     "long run": lambda: training_curves(history(5000)),
     "long names": lambda: training_curves(history(**{"rewards/a_function_with_a_long_name/mean": 0.1})),
@@ -428,6 +431,12 @@ def test_gaps_stay_gaps_and_a_metric_may_start_late():
     assert reward == approx([1.0, NAN, NAN, 2.0], nan_ok=True)
     assert kl == approx([NAN, NAN, NAN, 0.5], nan_ok=True)
     assert moving_mean([1.0, NAN, 3.0, NAN, NAN], 2) == approx([1, 1, 3, 3, NAN], nan_ok=True)
+
+
+def test_training_curves_draw_the_panels_that_are_asked_for_and_no_others():
+    figure = training_curves(history(6), metrics=["entropy", "reward"], title="The reward rises")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Reward", "Entropy"]
+    assert figure.get_suptitle() == "The reward rises"
 
 
 def test_accuracy_comparison_with_a_level_that_only_one_evaluation_has():

@@ -25,18 +25,7 @@ NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 
 # The cells whose output nbval does not compare, by the first line of their source: what differs between machines.
 NOT_COMPARED = {
-    "00_start_here": ["from grpo_edu.machine.hardware import cpu_report", "again = grpo_edu.generate("],
-    "01_cpu_setup": [
-        "report = cpu_report()",
-        "def loaded_openmp():",
-        "print(startup_text(seconds))",
-        "from grpo_edu.machine.probe import probe_dtypes",
-    ],
-    "02_reward_functions": [
-        "for text in dict.fromkeys(samples[:24]):",
-        'print(f"right before: {before.k}/{before.n}, after: {hacked.k}/{hacked.n}\\n")',
-        'for name, outcome in {"equal weights": loss, "small weights": gain}.items():',
-    ],
+    "00_start_here": ["for completion in eight_answers():"],
     "04_group_advantages": ["for name, b in marks.items():"],
     "07_grpo_run": ['runs = {"before": before, "after": after}', "for row in (0, 100, 101, 200, 201):"],
     "08_honest_evaluation": ["import tempfile"],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_edu.figures.style import (
     LEGEND,
     draw_curve,
+    headline,
     intervals,
     legend_above,
     legend_above_data,
@@ -37,7 +38,9 @@ _PANELS = (
 )
 
 
-def training_curves(history: Sequence[Mapping[str, Any]], *, window: int = 5) -> "Figure":
+def training_curves(
+    history: Sequence[Mapping[str, Any]], *, window: int = 5, metrics: Sequence[str] | None = None, title: str = ""
+) -> "Figure":
     """Curves of a run over its steps: reward and its parts, completion length, all-equal groups, entropy, KL.
 
     The thin line is what was measured, and the thick line is the mean of the last `window` steps. A panel whose metric
@@ -48,6 +51,8 @@ def training_curves(history: Sequence[Mapping[str, Any]], *, window: int = 5) ->
         history: one dict of metrics per step, as `train` yields them or `read_log` reads them; "step" is the x axis
             (1, 2, … where it is missing).
         window: steps in the moving mean, at least 1.
+        metrics: keys of the panels to draw, such as "reward"; None draws all that the history has.
+        title: of the whole figure, above its panels.
 
     Raises:
         ValueError: an empty history, one without any of the metrics, or window < 1.
@@ -59,13 +64,14 @@ def training_curves(history: Sequence[Mapping[str, Any]], *, window: int = 5) ->
     if not history:
         raise ValueError("history is empty: train for at least one step before you draw it")
     steps = [record.get("step", number) for number, record in enumerate(history, start=1)]
-    panels = [panel for panel in _PANELS if any(panel[0] in record for record in history)]
+    chosen = [panel for panel in _PANELS if metrics is None or panel[0] in metrics]
+    panels = [panel for panel in chosen if any(panel[0] in record for record in history)]
     if not panels:
-        known = ", ".join(panel[0] for panel in _PANELS)
+        known = ", ".join(panel[0] for panel in chosen or _PANELS)
         raise ValueError(f"history has none of the metrics that can be drawn; it needs at least one of {known}")
     figure, grid = panel_grid(len(panels))
-    for axes, (key, title, unit, limits) in zip(grid, panels, strict=True):
-        style_axes(axes, title, unit, "step")
+    for axes, (key, name, unit, limits) in zip(grid, panels, strict=True):
+        style_axes(axes, name, unit, "step")
         series = {key: _column(history, key)} | (_reward_parts(history) if key == "reward" else {})
         for number, (name, values) in enumerate(series.items()):
             label = _part_name(name).removesuffix("_reward") if number else "total"
@@ -76,6 +82,8 @@ def training_curves(history: Sequence[Mapping[str, Any]], *, window: int = 5) ->
             legend_above_data(axes, columns=4 if len(panels) % 2 else 2)
         if len(steps) == 1:
             axes.set_xlim(steps[0] - 1, steps[0] + 1)
+    if title:
+        headline(figure, title)
     return figure
 
 
@@ -124,13 +132,18 @@ def loss_curve(
 
 
 def accuracy_comparison(
-    before: "Evaluation", after: "Evaluation", *, labels: tuple[str, str] = ("before", "after")
+    before: "Evaluation",
+    after: "Evaluation",
+    *,
+    labels: tuple[str, str] = ("before", "after"),
+    title: str = "Held-out accuracy",
 ) -> "Figure":
     """Accuracy per level and in total, before and after, each as a dot in its 95% Wilson interval.
 
     Args:
         before, after: two evaluations. A level that occurs in only one of them gets one dot.
         labels: their names in the legend.
+        title: of the figure.
 
     >>> from grpo_edu.evaluation import Evaluation
     >>> first = Evaluation(["1 + 1?"], ["basic"], ["#### 3"], ["3"], [False])
@@ -142,7 +155,7 @@ def accuracy_comparison(
     rows = list(dict.fromkeys([*tables[0], *tables[1]]))
     rows.sort(key=lambda row: row == "all")  # the total comes last, the levels keep their order
     figure, (axes,) = panel_grid(1, height=1.2 + 0.55 * len(rows))
-    style_axes(axes, "Held-out accuracy", "", "problems solved (%), with 95% intervals")
+    style_axes(axes, "", "", "problems solved (%), with 95% intervals")
     for number, (table, label) in enumerate(zip(tables, labels, strict=True)):
         for row, name in enumerate(rows):
             if name in table:
@@ -153,6 +166,7 @@ def accuracy_comparison(
     axes.set_xlim(-2, 112)  # space for the number next to an interval that ends at 100
     axes.set_xticks(range(0, 101, 20))
     legend_above(axes)
+    headline(figure, title)
     return figure
 
 

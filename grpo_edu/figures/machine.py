@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def thread_curves(threads: Sequence[int], seconds: Mapping[str, Sequence[float]], *, cores: float) -> "Figure":
+def thread_curves(
+    threads: Sequence[int], seconds: Mapping[str, Sequence[float]], *, cores: float, title: str = "Speed by threads"
+) -> "Figure":
     """The speed of each task relative to one thread, against the number of threads.
 
     Args:
         threads: the numbers of threads that were tried, rising, the first of them 1.
         seconds: task → the time it took with each number of threads.
-        cores: cores that the process may use; a vertical line, and where the ideal stops rising.
+        cores: cores that the process may use, where the ideal stops rising.
+        title: of the figure.
 
     Raises:
         ValueError: threads that do not start at 1, or times of another length.
@@ -42,7 +45,7 @@ def thread_curves(threads: Sequence[int], seconds: Mapping[str, Sequence[float]]
     if not threads or threads[0] != 1:
         raise ValueError(f"threads must start at 1, because speeds are relative to one thread; got {list(threads)}")
     figure, (axes,) = panel_grid(1)
-    style_axes(axes, "Speed by threads", "one thread = 1", "threads")
+    style_axes(axes, title, "speed (one thread = 1)", "number of threads")
     places = range(len(threads))
     for number, (task, times) in enumerate(seconds.items()):
         if len(times) != len(threads):
@@ -56,11 +59,12 @@ def thread_curves(threads: Sequence[int], seconds: Mapping[str, Sequence[float]]
     return figure
 
 
-def format_bars(seconds: Mapping[str, Mapping[str, float]]) -> "Figure":
+def format_bars(seconds: Mapping[str, Mapping[str, float]], *, title: str = "Speed by number format") -> "Figure":
     """The speed of number formats relative to the first one, with one group of bars per task.
 
     Args:
         seconds: task → format → time of one run; all tasks have the same formats.
+        title: of the figure.
 
     Raises:
         ValueError: no tasks, or tasks whose formats differ.
@@ -74,7 +78,7 @@ def format_bars(seconds: Mapping[str, Mapping[str, float]]) -> "Figure":
         raise ValueError(f"seconds must have at least one task, and the same formats for each; got {sorted(formats)}")
     (names,) = formats
     figure, (axes,) = panel_grid(1, height=1.4 + 0.3 * len(names) * len(seconds))
-    style_axes(axes, "Speed by number format", "", f"{names[0]} = 1")
+    style_axes(axes, title, "", f"speed ({names[0]} = 1)")
     thickness = 0.8 / len(names)
     for number, name in enumerate(names):
         speeds = [times[names[0]] / times[name] for times in seconds.values()]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def reward_against_accuracy(runs: Sequence[Mapping[str, Any]]) -> Figure:
+def reward_against_accuracy(runs: Sequence[Mapping[str, Any]], *, title: str = "Paid and wanted") -> Figure:
     """The change of each run's reward (x) and accuracy (y), with both 95% intervals.
 
     To the right of the vertical line the reward rose; below the horizontal line fewer problems were solved than before.
@@ -20,6 +20,7 @@ def reward_against_accuracy(runs: Sequence[Mapping[str, Any]]) -> Figure:
     Args:
         runs: dicts with "condition", a name that runs share, and "reward_change" and "accuracy_change", each with
             "difference", "low" and "high"; an accuracy as a share, 0.1 = 10 points.
+        title: of the figure.
 
     Raises:
         ValueError: no runs.
@@ -32,7 +33,7 @@ def reward_against_accuracy(runs: Sequence[Mapping[str, Any]]) -> Figure:
     if not runs:
         raise ValueError("runs is empty: pass at least one run")
     figure, (axes,) = panel_grid(1, height=4.0)
-    style_axes(axes, "Paid and wanted", "change of accuracy (points)", "change of the mean reward, with 95% interval")
+    style_axes(axes, title, "change of accuracy (points)", "change of the mean reward, with 95% interval")
     conditions = list(dict.fromkeys(run["condition"] for run in runs))
     for number, condition in enumerate(conditions):
         group = [run for run in runs if run["condition"] == condition]

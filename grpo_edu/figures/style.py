@@ -78,6 +78,11 @@ def style_axes(axes: "Axes", title: str, ylabel: str, xlabel: str) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
 
 
+def headline(figure: "Figure", title: str) -> None:
+    """A title over the whole figure, flush left: for a sentence that states what the figure shows."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=_LARGE + 1, color=INK, fontweight="bold")
+
+
 def look(number: int) -> dict[str, Any]:
     """Color and marker of the series with this number."""
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
