@@ -133,6 +133,8 @@ def save_policy(
 
 def _locate(name: str | Path) -> Path | str:
     """The folder that `name` refers to, or `name` itself if it is a Hub id."""
+    if not isinstance(name, str | Path):
+        raise ValueError(f"name must be the name of a model or a folder, such as 'tiny', got {name!r}")
     shipped = tiny_dir().parent / name
     if str(name) in list_models():
         return shipped
@@ -205,6 +207,9 @@ def _load_model(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
         raise ValueError(
             f"{source}: the weights do not match config.json: {', '.join(named)}. Such layers would be random; {_AGAIN}"
         )
+    for key, weight in model.named_parameters():
+        if not all(torch.isfinite(end) for end in weight.detach().aminmax()):
+            raise ValueError(f"{source}: the weights are damaged: {key} contains NaN or infinity; {_AGAIN}")
     return model
 
 

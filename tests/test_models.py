@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from random_policy import byte_tokenizer, random_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen2Tokenizer
 from transformers.utils import logging
 
@@ -119,6 +120,8 @@ def test_shipped_models_are_named(saved, tmp_path, monkeypatch):
     assert torch.equal(logits(*load_policy()), logits(*load_policy("tiny")))
     with pytest.raises(ValueError, match=r"'huge' is unknown.*tiny.*Hub id"):
         load_policy("huge")
+    with pytest.raises(ValueError, match="name .*got None"):
+        load_policy(None)
 
 
 def test_a_missing_folder_is_named(tmp_path):
@@ -145,6 +148,12 @@ def truncate(folder, length):
 def to_pickle(folder):
     torch.save({}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
+
+
+def spoil_a_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -179,6 +188,7 @@ def to_pickle(folder):
             ValueError,
             r"1 missing \(first: lm_head.weight\).*would be random",
         ),
+        (spoil_a_weight, ValueError, r"damaged: model.layers.1.mlp.up_proj.weight contains NaN.*again"),
     ],
 )
 def test_a_damaged_folder_is_refused(folder, damage, error, message, capfd):
