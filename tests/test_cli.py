@@ -191,11 +191,14 @@ def test_a_training_that_diverges_keeps_what_was_done(policy_dir, tmp_path, caps
         ("train --gradient-accumulation-steps 3", "--gradient-accumulation-steps.*--prompts-per-step.*3"),
         ("train --steps 0", "--steps.*at least 1.*0"),
         ("train --learning-rate nan", "--learning-rate.*positive.*nan"),
-        ("train --model no-such-model", "no-such-model"),
-        ("train --model ./no-such-folder", "./no-such-folder"),
+        ("train --model no-such-model", "--model.*no-such-model"),
+        ("train --model ./no-such-folder", "--model.*./no-such-folder"),
+        ("train --model {policy} --lora-rank 2 --lora-targets nope", "--lora-targets.*'nope'.*down_proj, .*v_proj"),
+        ("train --seed 99999999999999999999", "--seed.*64 bits.*99999999999999999999"),
         ("train --output .", "--output.*not a run.*empty folder"),
         ("evaluate --n 0", "--n.* 0.*basic"),
-        ("evaluate --data gsm8k --data-path no-such-folder", "no-such-folder"),
+        ("evaluate --data gsm8k --data-path no-such-folder", "--data-path.*no-such-folder"),
+        ("evaluate --n 3 --seed -99999999999999999999", "--seed.*64 bits.*-99999999999999999999"),
         ("evaluate --data gsm8k --data-path broken.jsonl --n 1", "broken.jsonl:2: .*JSON"),
         ("evaluate --model {policy} --n 3 --max-completion-length 1000", "context of 1024"),
         ("evaluate --model {policy} --n 3 --temperature -1", "--temperature.*0.*positive"),
@@ -251,6 +254,21 @@ def test_a_reader_that_leaves_early_is_no_error(policy_dir, capfd, monkeypatch):
         monkeypatch.setattr(sys, "stdout", pipe)
         assert main(["evaluate", "--model", str(policy_dir), "--n", "3", "--max-completion-length", "4"]) == 141
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes a file descriptor before the program starts")
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_error(policy_dir, closed):
+    number = {"stdout": 1, "stderr": 2}[closed]
+    arguments = ["evaluate", "--model", policy_dir, "--n", "3", "--max-completion-length", "4"]
+    process = start(*arguments, preexec_fn=partial(os.close, number), **{closed: None})
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0 and not err
+    assert out is None or "of 3" in out
+    process = start("evaluate", "--model", "nope", preexec_fn=partial(os.close, number), **{closed: None})
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 2 and not out  # a complaint is never part of the output
+    assert err is None or "--model" in err
 
 
 def test_every_setting_is_an_option_with_a_word_on_it():

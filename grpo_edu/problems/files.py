@@ -173,7 +173,7 @@ def _gsm8k_from_hub(split: str) -> Dataset:
         raise ConnectionError(
             f"{GSM8K_HUB_ID} could not be loaded from the Hub ({error}). Without a network, copy "
             f"{split}.jsonl from github.com/openai/grade-school-math (grade_school_math/data), put it into a "
-            "folder, and pass path=folder"
+            "folder, and name that folder as `path`."
         ) from error
 
 
