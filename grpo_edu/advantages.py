@@ -131,12 +131,12 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
             "keep every group whole"
         )
     rewards = rewards if rewards.is_floating_point() else rewards.float()
-    usable = rewards.double().abs() <= LARGEST_REWARD  # False for NaN
+    usable = torch.abs(rewards.double()) <= LARGEST_REWARD  # False for NaN
     if not usable.all():
         row = int((~usable).nonzero()[0])
         raise ValueError(
-            f"rewards[{row}] must be a number of at most {LARGEST_REWARD:g} in size, got {float(rewards[row]):g}; check "
-            "the reward function that scored this completion, and `reward_weights`"
+            f"rewards[{row}] must be a number of at most {LARGEST_REWARD:g} in size, got {float(rewards[row]):g}; "
+            "check the reward function that scored this completion, and `reward_weights`"
         )
     return rewards.view(-1, num_generations)
 

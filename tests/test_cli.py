@@ -99,7 +99,8 @@ def test_what_a_person_reads_after_training(policy_dir, tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
-def test_ctrl_c_in_a_terminal_saves_what_was_done(policy_dir, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_sigterm_in_a_terminal_saves_what_was_done(policy_dir, tmp_path, number):
     output = tmp_path / "run"
     arguments = ["train", "--model", policy_dir, *SMALL, "--steps", 100_000, "--output", output, "--json"]
     import termios
@@ -111,7 +112,7 @@ def test_ctrl_c_in_a_terminal_saves_what_was_done(policy_dir, tmp_path):
     with start(*arguments, stderr=theirs, preexec_fn=heed) as process:
         os.close(theirs)
         wait_for_steps(process, output / "metrics.jsonl", 3)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         shown = b"".join(iter(partial(_read, ours), b""))
         (line,) = process.stdout.read().splitlines()
     os.close(ours)
@@ -122,8 +123,8 @@ def test_ctrl_c_in_a_terminal_saves_what_was_done(policy_dir, tmp_path):
     assert load_policy(output / "model") and "Interrupted after" in (output / "summary.md").read_text()
     # a terminal gets a bar with the time left, and a word on what was saved
     assert re.search(rb"Training: .*\[\d\d:\d\d<[\d:]+", shown) and b"Traceback" not in shown
-    said = f"grpo-edu: interrupted after {len(log)} of 100000 steps; model, metrics and summary are saved"
-    assert said.encode() in shown
+    said = f"grpo-edu: interrupted after {len(log)} of 100000 steps; model, metrics and summary are saved in {output}"
+    assert said.encode() in shown and b"--resume" in shown
 
 
 def _read(terminal: int) -> bytes:

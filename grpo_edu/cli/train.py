@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_edu.cli.options import add_options, chosen_dtype, complain, given_options, refuse_with_resume, say_loading
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import LEVELS
+from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text
 from grpo_edu.runs.request import CONFIG_FIELDS, DATA, REWARDS, RUN_FIELDS, SPLITS, TRACKERS, RunRequest
 
@@ -79,7 +80,7 @@ def run_train_command(arguments: Namespace) -> int:
     if result.interrupted:
         sys.stdout.flush()
         done = f"{len(result.history)} of {result.config.max_steps} steps"
-        further = f"; resume it with --resume {result.output}" if result.record.request.checkpoint_every else ""
+        further = f"; resume it with --resume {result.output}" if RunFolder(result.output).resumable else ""
         complain(f"interrupted after {done}; model, metrics and summary are saved in {result.output}{further}")
         return 130
     return 0

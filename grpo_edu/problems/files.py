@@ -46,8 +46,8 @@ def _records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, s
                 raise ValueError(f"{where}: the field {key!r} must be a string, got {kind}; put it in quotes")
             if half := re.search("[\ud800-\udfff]", record[key]):
                 raise ValueError(
-                    f"{where}: the field {key!r} contains {half[0]!r}, half of a character, which is not valid Unicode; "
-                    "write the character itself, or remove it"
+                    f"{where}: the field {key!r} contains {half[0]!r}, half of a character, which is not valid "
+                    "Unicode; write the character itself, or remove it"
                 )
         found = True
         yield number, record
