@@ -14,6 +14,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_edu.problems.hub import hub_or_cache
 from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, data_dir
 from grpo_edu.prompts import MARKER, extract_answer
 
@@ -167,14 +168,15 @@ def _gsm8k_from_hub(split: str) -> Dataset:
     """The split from the Hub or its cache; the ConnectionError explains how to load it without a network."""
     from datasets import load_dataset
 
-    try:
-        return load_dataset(GSM8K_HUB_ID, "main", split=split)
-    except (OSError, ValueError) as error:  # ValueError: a cache that holds another part of it
-        raise ConnectionError(
-            f"{GSM8K_HUB_ID} could not be loaded from the Hub ({error}). Without a network, copy "
-            f"{split}.jsonl from github.com/openai/grade-school-math (grade_school_math/data), put it into a "
-            "folder, and name that folder as `path`."
-        ) from error
+    with hub_or_cache() as obstacle:
+        try:
+            return load_dataset(GSM8K_HUB_ID, "main", split=split)
+        except (OSError, ValueError) as error:  # ValueError: a cache that holds another part of it
+            raise ConnectionError(
+                f"{GSM8K_HUB_ID} could not be loaded from the Hub ({obstacle or error}). Without a network, copy "
+                f"{split}.jsonl from github.com/openai/grade-school-math (grade_school_math/data), put it into a "
+                "folder, and name that folder as `path`."
+            ) from error
 
 
 def to_dataset(problems: Iterable[Problem]) -> Dataset:
