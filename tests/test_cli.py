@@ -344,6 +344,15 @@ def test_train_through_trl_in_bfloat16(policy_dir, tmp_path, capsys):
     assert "--advantage-estimator" in refusal and "'rloo'" in refusal and "choose 'group'" in refusal
 
 
+@pytest.mark.filterwarnings("always::RuntimeWarning")
+def test_training_weights_in_bfloat16_warns_in_one_line(policy_dir, tmp_path, capsys):
+    arguments = ["train", "--model", str(policy_dir), *SMALL, "--steps", "1", "--output", str(tmp_path / "run")]
+    assert main([*arguments, "--dtype", "bfloat16", "--learning-rate", "1e-6"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (warning,) = [line for line in lines if "warning" in line]
+    assert re.match(r"grpo-edu: warning: .*bfloat16.*--learning-rate = 1e-06.*%.*LoRA", warning)
+
+
 def test_doctor_looks_at_this_machine(capsys):
     code = main(["doctor", "--json"])
     found = json.loads(capsys.readouterr().out)

@@ -11,8 +11,10 @@ import io
 import os
 import shlex
 import sys
+import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from grpo_edu import __version__
@@ -94,7 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     arguments.typed = shlex.join(["grpo-edu", *argv])
     try:
-        code = COMMANDS[arguments.command].run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, subparsers(parser)[arguments.command])
+            code = COMMANDS[arguments.command].run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of the output is gone: end silently, as Unix tools do
@@ -111,6 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = option_names(_message(error), subparsers(parser)[arguments.command])
         complain(f"error: {message}", error)
         return 1 if _failed_during_work(error) else 2
+
+
+def _show_warning(command: ArgumentParser, message: Warning | str, *where: object) -> None:
+    """Print a warning in one line, without the place in the code."""
+    complain(f"warning: {option_names(str(message), command)}")
 
 
 def _message(error: BaseException) -> str:
