@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Collection
@@ -98,8 +99,13 @@ def training_text(result: RunResult) -> str:
         lines.append(f"  {name:<8} before {accuracy_text(before):<22} after {accuracy_text(after)}")
     if result.p_value is not None:
         lines.append(f"  sampled, before against after: p = {result.p_value:.2g} (exact McNemar test)")
+    lines += [f"Warning: {re.sub(r'`([a-z_]+)`', _flag, text)}" for text in result.warnings]
     lines += [outcome(result), throughput_text(result), f"Saved in {result.output}; summary.md there has the details."]
     return "\n".join(lines)
+
+
+def _flag(setting: re.Match[str]) -> str:
+    return "--" + setting[1].replace("_", "-")
 
 
 def add_evaluate_options(command: ArgumentParser) -> None:
