@@ -2,13 +2,13 @@
 
 GRPO needs no value network, because it samples a group of G completions per prompt and compares each reward with the
 mean of the group. The functions take the B = N·G rewards of N prompts, with the rows of a group adjacent, and raise
-ValueError if B is not a multiple of G, if G < 2, or if a reward is NaN or infinite.
+ValueError if B is not a multiple of G, if G < 2, or if a reward is NaN, infinite or too large to be squared.
 """
 
 import torch
 from torch import Tensor
 
-from grpo_edu.config import SCALE_REWARDS
+from grpo_edu.config import LARGEST_REWARD, SCALE_REWARDS
 
 
 def group_advantages(
@@ -131,12 +131,12 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
             "keep every group whole"
         )
     rewards = rewards if rewards.is_floating_point() else rewards.float()
-    finite = torch.isfinite(rewards)
-    if not finite.all():
-        row = int((~finite).nonzero()[0])
+    usable = torch.abs(rewards.double()) <= LARGEST_REWARD  # False for NaN
+    if not usable.all():
+        row = int((~usable).nonzero()[0])
         raise ValueError(
-            f"rewards[{row}] must be finite, got {float(rewards[row])}; check the reward function that scored this "
-            "completion"
+            f"rewards[{row}] must be a number of at most {LARGEST_REWARD:g} in size, got {float(rewards[row]):g}; "
+            "check the reward function that scored this completion, and `reward_weights`"
         )
     return rewards.view(-1, num_generations)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -18,6 +18,7 @@ SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 OPTIMIZERS = ("adamw_torch", "adafactor")
 ROLLOUTS = ("grpo_edu", "transformers", "vllm")  # what may sample for TRL's trainer
 DTYPE_CHOICES = ("float32", "bfloat16", "auto")
+LARGEST_REWARD = 1e15  # float32 still holds the squares of such rewards, from which advantages are scaled
 QUANTIZATION_SCHEMES = ("bf16", "int8-dynamic", "int8-weight", "int4-group")
 
 
@@ -123,6 +124,7 @@ class GRPOConfig:
         self._require("top_p", 0 < self.top_p <= 1, "must be greater than 0 and at most 1 (off)")
         self._require("top_k", self.top_k >= 0, "must be 0 (off) or greater")
         self._require("min_p", 0 <= self.min_p <= 1, "must be between 0 (off) and 1")
+        self._require("seed", -(2**63) <= self.seed < 2**64, "must fit into 64 bits, from -2**63 to 2**64 - 1")
         parts = self.gradient_accumulation_steps
         divides = parts >= 1 and self.prompts_per_step % parts == 0
         demand = f"must divide prompts_per_step = {self.prompts_per_step} (no group may be split)"
@@ -156,6 +158,8 @@ class GRPOConfig:
             elif float in types:
                 self._require(name, is_number, "must be a number")
         if self.reward_weights is not None:
+            is_list = isinstance(self.reward_weights, Iterable)
+            self._require("reward_weights", is_list, "must be a list of numbers, one per reward function")
             object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
             finite = all(isinstance(weight, Real) and math.isfinite(weight) for weight in self.reward_weights)
             self._require("reward_weights", finite, "must be finite numbers, one per reward function")

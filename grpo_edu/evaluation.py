@@ -336,7 +336,7 @@ def evaluate(
 
     from grpo_edu.rollout import generate
 
-    _check_problems(problems, batch_size)
+    _check_problems(problems, batch_size, seed)
     rendered = [render_prompt(tokenizer, problem.prompt) for problem in problems]
     lengths = [len(ids) for ids in tokenizer(rendered, add_special_tokens=False)["input_ids"]]
     order = sorted(range(len(problems)), key=lambda row: lengths[row])
@@ -379,11 +379,13 @@ def _answer_and_score(problem: Problem, completion: str) -> tuple[str | None, bo
     return answer, answer is not None and answers_equal(answer, problem.answer)
 
 
-def _check_problems(problems: Sequence[Problem], batch_size: int) -> None:
+def _check_problems(problems: Sequence[Problem], batch_size: int, seed: int) -> None:
     if not problems:
         raise ValueError("problems is empty; pass at least one, for example load_problems('basic', 'heldout')")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must fit into 64 bits, from -2**63 to 2**64 - 1, got {seed}")
     for row, problem in enumerate(problems):
         if scorer_of(problem.level) is None and normalize_answer(problem.answer) is None:
             raise ValueError(f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data")

@@ -17,7 +17,8 @@ All functions take the same arguments under the same names:
 - loss_type: "grpo", "bnpo", "dr_grpo", "dapo" or "cispo".
 - importance_sampling_level: "token", or "sequence" (GSPO).
 
-They raise ValueError for shapes that do not match, an unknown name, and a negative clip bound.
+They raise ValueError for shapes that do not match, an unknown name, a negative clip bound, a ``delta`` below 1, and a
+mask that contains anything but 0 and 1.
 """
 
 import torch
@@ -101,6 +102,8 @@ def per_token_policy_loss(
     check_row_or_token("ratio", ratio, per_token_logps)
     check_name("loss_type", loss_type, LOSS_TYPES)
     low, high = _clip_bounds(epsilon, epsilon_high)
+    if delta is not None and not delta >= 1:
+        raise ValueError(f"delta must be larger than 1, because it is an upper bound of the ratio itself, got {delta}")
     advantages = advantages.detach()[:, None]
     if loss_type == "cispo":
         return -ratio.clamp(max=high).detach() * advantages * per_token_logps
@@ -382,6 +385,9 @@ def token_weights(
         raise ValueError(f"completion_mask must have shape (B, C) and not be empty, got {tuple(completion_mask.shape)}")
     check_name("loss_type", loss_type, LOSS_TYPES)
     mask = completion_mask.double()
+    wrong = (mask != 0) & (mask != 1)
+    if wrong.any():
+        raise ValueError(f"completion_mask must contain only 0 and 1, got {mask[wrong][0].item():g}")
     if loss_type == "grpo":
         return mask / (len(mask) * mask.sum(dim=1, keepdim=True).clamp(min=1))
     if loss_type == "dr_grpo":

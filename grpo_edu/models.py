@@ -23,6 +23,7 @@ import torch
 
 from grpo_edu import collector_paused
 from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
+from grpo_edu.problems.hub import hub_or_cache
 from grpo_edu.problems.templates import data_dir
 
 if TYPE_CHECKING:
@@ -61,14 +62,12 @@ def load_policy(
             the tokenizer has no pad token or chat template.
         OSError: the Hub does not have the model, or cannot be reached.
     """
-    source = _locate(name)
-    if isinstance(source, Path):
-        _check_folder(source)
+    source = _find(name)
     with collector_paused():
         import transformers.modeling_utils  # noqa: F401  most of what loading a model imports
-    with _quiet_transformers():
-        model = _load_model(source, _floating_dtype(dtype))
-        tokenizer = _load_tokenizer(source)
+    with _quiet_transformers(), hub_or_cache(isinstance(source, str)) as obstacle:
+        model = _load_model(source, _floating_dtype(dtype), obstacle)
+        tokenizer = _load_tokenizer(source, obstacle)
     _check_tokenizer(tokenizer, model, source)
     if model.get_memory_footprint() >= LARGE_MODEL:
         return_large_blocks()
@@ -79,13 +78,12 @@ def load_config(name: str | Path = "tiny") -> PretrainedConfig:
     """The architecture of the policy that `load_policy` would load, without its weights; it raises the same errors."""
     from transformers import AutoConfig
 
-    source = _locate(name)
-    if isinstance(source, Path):
-        _check_folder(source)
-    try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except OSError as error:
-        raise _explained(error, source) from error
+    source = _find(name)
+    with hub_or_cache(isinstance(source, str)) as obstacle:
+        try:
+            return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        except OSError as error:
+            raise _explained(error, source, obstacle) from error
 
 
 def save_policy(
@@ -131,8 +129,18 @@ def save_policy(
         shutil.rmtree(replaced, ignore_errors=True)
 
 
+def _find(name: str | Path) -> Path | str:
+    """`_locate`, with a folder checked."""
+    source = _locate(name)
+    if isinstance(source, Path):
+        _check_folder(source)
+    return source
+
+
 def _locate(name: str | Path) -> Path | str:
     """The folder that `name` refers to, or `name` itself if it is a Hub id."""
+    if not isinstance(name, str | Path):
+        raise ValueError(f"name must be the name of a model or a folder, such as 'tiny', got {name!r}")
     shipped = tiny_dir().parent / name
     if str(name) in list_models():
         return shipped
@@ -141,7 +149,10 @@ def _locate(name: str | Path) -> Path | str:
     known = f"Use {', '.join(list_models()) or 'a model of the package'}, a folder, or a Hub id (owner/name)."
     if str(name) == "tiny":
         raise FileNotFoundError(f"name: {shipped} is missing. Create it with python -m grpo_edu.making.pretraining.")
-    if isinstance(name, Path) or str(name).startswith((".", "~", "/")) or "\\" in name or name.count("/") > 1:
+    # `runs/typo` has the form of a Hub id, but where there is a folder `runs`, that is what was meant.
+    in_folder = "/" in str(name) and Path(str(name).partition("/")[0]).is_dir()
+    like_path = str(name).startswith((".", "~", "/")) or "\\" in str(name) or str(name).count("/") > 1
+    if isinstance(name, Path) or in_folder or like_path:
         raise FileNotFoundError(f"name: folder {name} does not exist. {known}")
     if not _HUB_ID.fullmatch(name):
         raise ValueError(f"name: {name!r} is unknown. {known}")
@@ -179,7 +190,7 @@ def _check_folder(folder: Path) -> None:
         raise FileNotFoundError(f"{folder} has no tokenizer; copy tokenizer.json and tokenizer_config.json there")
 
 
-def _load_model(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
+def _load_model(source: Path | str, dtype: torch.dtype, obstacle: str) -> PreTrainedModel:
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -198,17 +209,20 @@ def _load_model(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
     except (ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
         raise ValueError(f"{source}: transformers cannot build the model of config.json ({error})") from error
     except OSError as error:
-        raise _explained(error, source) from error
+        raise _explained(error, source, obstacle) from error
     faults = {kind: report[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")}
     named = [f"{len(keys)} {kind} (first: {min(map(str, keys))})" for kind, keys in faults.items() if keys]
     if named:
         raise ValueError(
             f"{source}: the weights do not match config.json: {', '.join(named)}. Such layers would be random; {_AGAIN}"
         )
+    for key, weight in model.named_parameters():
+        if not all(torch.isfinite(end) for end in weight.detach().aminmax()):
+            raise ValueError(f"{source}: the weights are damaged: {key} contains NaN or infinity; {_AGAIN}")
     return model
 
 
-def _load_tokenizer(source: Path | str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(source: Path | str, obstacle: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # AutoTokenizer chooses a class by the model's type, which may replace the rules of tokenizer.json for splitting
@@ -219,7 +233,7 @@ def _load_tokenizer(source: Path | str) -> PreTrainedTokenizerBase:
             return PreTrainedTokenizerFast.from_pretrained(source)
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except OSError as error:
-        raise _explained(error, source) from error
+        raise _explained(error, source, obstacle) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{source}: the tokenizer files are damaged ({error}); {_AGAIN}") from error
 
@@ -245,8 +259,8 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel,
         )
 
 
-def _explained(error: OSError, source: Path | str) -> OSError:
-    """The same error with advice on what to do."""
+def _explained(error: OSError, source: Path | str, obstacle: str) -> OSError:
+    """The same error with advice on what to do; obstacle: why the Hub was not asked."""
     if isinstance(source, Path):
         return OSError(f"{source} could not be read ({error}); {_AGAIN}")
     if _is_gated(error):
@@ -255,9 +269,9 @@ def _explained(error: OSError, source: Path | str) -> OSError:
             "`hf auth login`; or choose a model that is not gated, such as Qwen/Qwen2-0.5B-Instruct."
         )
     return OSError(
-        f"name: folder {source} does not exist, and the Hub could not provide this model. Check the name and the "
-        f"network. Without a network, download the model on another computer (hf download {source} --local-dir "
-        f"FOLDER) and load that folder. The message from the Hub was: {error}"
+        f"name: folder {source} does not exist, and the Hub could not provide this model ({obstacle or error}). Check "
+        f"the name and the network. Without a network, download the model on another computer (hf download {source} "
+        "--local-dir FOLDER) and load that folder."
     )
 
 

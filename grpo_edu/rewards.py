@@ -8,12 +8,14 @@ chat messages. To set an option, use `functools.partial(length_reward, target=24
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from grpo_edu.config import LARGEST_REWARD
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import scorer_of
 from grpo_edu.prompts import MARKER, completion_text, extract_answer, normalize_answer
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
 Completion = str | list[dict]
 RewardFunction = Callable[..., Sequence[float | None]]
-
-_FLOAT32_MAX = 3.4028234663852886e38
 
 
 def _column(name: str, values: Any, length: int) -> None:
@@ -177,13 +177,13 @@ def _checked(name: str, returned: Any, length: int) -> list[float]:
 
 
 def _checked_value(returns: str, value: Any, row: int) -> float:
-    remedy = "return a finite number, or None where the function does not apply"
+    remedy = f"return a number of at most {LARGEST_REWARD:g} in size, or None where the function does not apply"
     if hasattr(value, "tolist"):  # a 0-dimensional tensor or array
         value = value.tolist()
     if not isinstance(value, Real):
         raise ValueError(f"{returns} {value!r} ({type(value).__name__}) for completion {row}; {remedy}")
-    if not abs(value) <= _FLOAT32_MAX:  # type: ignore[operator]  # False for NaN; typeshed's Real does not compare
-        raise ValueError(f"{returns} {value} for completion {row}, which is not a finite float32; {remedy}")
+    if not abs(value) <= LARGEST_REWARD:  # type: ignore[operator]  # False for NaN; typeshed's Real does not compare
+        raise ValueError(f"{returns} {value} for completion {row}; {remedy}")
     return float(value)
 
 
@@ -195,6 +195,8 @@ def compute_rewards(
     **columns: Any,
 ) -> torch.Tensor:
     """Call every reward function on all completions, and check the results.
+
+    Each function gets its own copy of every list, so that one that edits its input does not change the next one's.
 
     Args:
         reward_funcs: K functions with TRL's signature, or one.
@@ -226,10 +228,12 @@ def compute_rewards(
         if isinstance(values, list):
             _column(name, values, len(completions))
     names = [reward_name(function) for function in functions]
+    inputs = {"prompts": prompts, "completions": completions, **columns}
     table = []
     for name, function in zip(names, functions, strict=True):
+        own = {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in inputs.items()}
         with _Naming(name):
-            returned = function(prompts=prompts, completions=completions, **columns)
+            returned = function(**own)
         table.append(_checked(name, returned, len(completions)))
     for row, rewards in enumerate(zip(*table, strict=True)):
         if all(math.isnan(reward) for reward in rewards):

@@ -147,8 +147,9 @@ def test_bad_input_is_refused_with_a_way_out(tmp_path):
         lora(rank=0)
     with pytest.raises(ValueError, match="already has adapters.*merge_lora"):
         add_lora(lora())
-    with pytest.raises(ValueError, match="nowhere"):
-        lora(target_modules=["nowhere"])
+    for names in (["nowhere"], ["q_proj", "nowhere"], ["proj"]):
+        with pytest.raises(ValueError, match=f"target_modules.*'{names[-1]}'.*down_proj, .*q_proj"):
+            lora(target_modules=names)
     for function in (merge_lora, lambda model: save_adapters(model, tmp_path / "x")):
         with pytest.raises(ValueError, match="no adapters.*add_lora"):
             function(make_model())

@@ -155,6 +155,7 @@ def test_whole_numbers_and_booleans_are_rewards_too():
         ([1.0, 0.0, 1.0], 2, "3 rows.*num_generations = 2"),
         ([1.0, float("nan")], 2, r"rewards\[1\] .*got nan"),
         ([float("inf"), 0.0], 2, r"rewards\[0\] .*got inf"),
+        ([0.0, -3e38], 2, r"rewards\[1\] .*at most 1e\+15.*got -3e\+38.*reward_weights"),
         ([[1.0, 0.0]], 2, r"shape \(B,\)"),
         ([], 2, r"B > 0"),
     ],

@@ -99,7 +99,8 @@ def test_what_a_person_reads_after_training(policy_dir, tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
-def test_ctrl_c_in_a_terminal_saves_what_was_done(policy_dir, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_sigterm_in_a_terminal_saves_what_was_done(policy_dir, tmp_path, number):
     output = tmp_path / "run"
     arguments = ["train", "--model", policy_dir, *SMALL, "--steps", 100_000, "--output", output, "--json"]
     import termios
@@ -111,7 +112,7 @@ def test_ctrl_c_in_a_terminal_saves_what_was_done(policy_dir, tmp_path):
     with start(*arguments, stderr=theirs, preexec_fn=heed) as process:
         os.close(theirs)
         wait_for_steps(process, output / "metrics.jsonl", 3)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         shown = b"".join(iter(partial(_read, ours), b""))
         (line,) = process.stdout.read().splitlines()
     os.close(ours)
@@ -122,8 +123,8 @@ def test_ctrl_c_in_a_terminal_saves_what_was_done(policy_dir, tmp_path):
     assert load_policy(output / "model") and "Interrupted after" in (output / "summary.md").read_text()
     # a terminal gets a bar with the time left, and a word on what was saved
     assert re.search(rb"Training: .*\[\d\d:\d\d<[\d:]+", shown) and b"Traceback" not in shown
-    said = f"grpo-edu: interrupted after {len(log)} of 100000 steps; model, metrics and summary are saved"
-    assert said.encode() in shown
+    said = f"grpo-edu: interrupted after {len(log)} of 100000 steps; model, metrics and summary are saved in {output}"
+    assert said.encode() in shown and b"--resume" in shown
 
 
 def _read(terminal: int) -> bytes:
@@ -191,11 +192,14 @@ def test_a_training_that_diverges_keeps_what_was_done(policy_dir, tmp_path, caps
         ("train --gradient-accumulation-steps 3", "--gradient-accumulation-steps.*--prompts-per-step.*3"),
         ("train --steps 0", "--steps.*at least 1.*0"),
         ("train --learning-rate nan", "--learning-rate.*positive.*nan"),
-        ("train --model no-such-model", "no-such-model"),
-        ("train --model ./no-such-folder", "./no-such-folder"),
+        ("train --model no-such-model", "--model.*no-such-model"),
+        ("train --model ./no-such-folder", "--model.*./no-such-folder"),
+        ("train --model {policy} --lora-rank 2 --lora-targets nope", "--lora-targets.*'nope'.*down_proj, .*v_proj"),
+        ("train --seed 99999999999999999999", "--seed.*64 bits.*99999999999999999999"),
         ("train --output .", "--output.*not a run.*empty folder"),
         ("evaluate --n 0", "--n.* 0.*basic"),
-        ("evaluate --data gsm8k --data-path no-such-folder", "no-such-folder"),
+        ("evaluate --data gsm8k --data-path no-such-folder", "--data-path.*no-such-folder"),
+        ("evaluate --n 3 --seed -99999999999999999999", "--seed.*64 bits.*-99999999999999999999"),
         ("evaluate --data gsm8k --data-path broken.jsonl --n 1", "broken.jsonl:2: .*JSON"),
         ("evaluate --model {policy} --n 3 --max-completion-length 1000", "context of 1024"),
         ("evaluate --model {policy} --n 3 --temperature -1", "--temperature.*0.*positive"),
@@ -251,6 +255,21 @@ def test_a_reader_that_leaves_early_is_no_error(policy_dir, capfd, monkeypatch):
         monkeypatch.setattr(sys, "stdout", pipe)
         assert main(["evaluate", "--model", str(policy_dir), "--n", "3", "--max-completion-length", "4"]) == 141
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes a file descriptor before the program starts")
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_error(policy_dir, closed):
+    number = {"stdout": 1, "stderr": 2}[closed]
+    arguments = ["evaluate", "--model", policy_dir, "--n", "3", "--max-completion-length", "4"]
+    process = start(*arguments, preexec_fn=partial(os.close, number), **{closed: None})
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0 and not err
+    assert out is None or "of 3" in out
+    process = start("evaluate", "--model", "nope", preexec_fn=partial(os.close, number), **{closed: None})
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 2 and not out  # a complaint is never part of the output
+    assert err is None or "--model" in err
 
 
 def test_every_setting_is_an_option_with_a_word_on_it():
@@ -323,6 +342,15 @@ def test_train_through_trl_in_bfloat16(policy_dir, tmp_path, capsys):
     assert main([*arguments, "--backend", "trl", "--overwrite", "--advantage-estimator", "rloo"]) == 2
     refusal = complaint(capsys)
     assert "--advantage-estimator" in refusal and "'rloo'" in refusal and "choose 'group'" in refusal
+
+
+@pytest.mark.filterwarnings("always::RuntimeWarning")
+def test_training_weights_in_bfloat16_warns_in_one_line(policy_dir, tmp_path, capsys):
+    arguments = ["train", "--model", str(policy_dir), *SMALL, "--steps", "1", "--output", str(tmp_path / "run")]
+    assert main([*arguments, "--dtype", "bfloat16", "--learning-rate", "1e-6"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (warning,) = [line for line in lines if "warning" in line]
+    assert re.match(r"grpo-edu: warning: .*bfloat16.*--learning-rate = 1e-06.*%.*LoRA", warning)
 
 
 def test_doctor_looks_at_this_machine(capsys):

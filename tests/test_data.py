@@ -58,6 +58,7 @@ def test_blank_lines_windows_ends_and_other_fields_are_no_fault(tmp_path):
         ("[1]", r"bad\.jsonl:2: expected a JSON object in braces, got list"),
         (LINE.replace("answer", "anwser"), r"bad\.jsonl:2: the field 'answer' is missing; each line needs prompt, ans"),
         (LINE.replace('"5"', "5"), r"bad\.jsonl:2: the field 'answer' must be a string, got int; put it in quotes"),
+        (LINE.replace('"5"', r'"\ud83d"'), r"bad\.jsonl:2: the field 'answer' contains .*ud83d.*Unicode.*remove"),
         (LINE.replace('"5"', "null"), r"bad\.jsonl:2: the field 'answer' must be a string, got NoneType"),
     ],
 )
@@ -208,7 +209,7 @@ def test_load_gsm8k_refuses(tmp_path):
 
 
 def test_without_a_network_the_way_out_is_named():
-    with pytest.raises(ConnectionError, match="github.com/openai/grade-school-math.*pass path=folder"):
+    with pytest.raises(ConnectionError, match="github.com/openai/grade-school-math.*name that folder as `path`"):
         load_gsm8k("test")
 
 

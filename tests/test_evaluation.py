@@ -204,6 +204,7 @@ def test_greedy_does_not_depend_on_seed_batches_or_order(policy):
     [
         ([], {}, "problems is empty"),
         ([Problem("1 + 1?", "2", "basic", "")], {"batch_size": 0}, "batch_size must be at least 1"),
+        ([Problem("1 + 1?", "2", "basic", "")], {"seed": 2**70}, "seed .*64 bits.*got 1180591620717411303424"),
         ([Problem("1 + 1?", "2", "basic", ""), Problem("?", "2 or 3", "basic", "")], {}, r"problems\[1\].*'2 or 3'"),
     ],
 )

@@ -395,6 +395,8 @@ def test_a_group_is_read_together_where_that_is_possible_and_else_with_a_word(mo
         ({"prompt_ids": torch.ones(2, 6), "prompt_mask": torch.ones(2, 6)}, "prompt_ids and completion_ids .*2 and 6"),
         ({"prompt_mask": torch.zeros(6, 6)}, "prompt_mask has a row of zeros"),
         ({"completion_mask": torch.tensor([[1, 0, 1, 0, 0, 0, 0, 0]] * 6)}, "ones, then zeros"),
+        ({"prompt_ids": BATCH[0].masked_fill(BATCH[1] == 1, -3)}, "prompt_ids must not be negative.*got -3 in row 0"),
+        ({"completion_ids": BATCH[2].masked_fill(BATCH[3] == 1, -1)}, "completion_ids must not be negative.*got -1"),
     ],
 )
 def test_bad_input_is_refused_with_a_word(model, changes, message):

@@ -358,6 +358,11 @@ def test_kl_is_never_negative_and_zero_where_the_policies_agree(first, second):
         ({"epsilon": -0.1}, "epsilon and epsilon_high must not be negative"),
         ({"epsilon": -0.1, "epsilon_high": 0.2}, "negative, got -0.1 and 0.2"),
         ({"epsilon_high": -0.1}, "negative, got 0.2 and -0.1"),
+        ({"delta": 0.9}, "delta must be larger than 1.*got 0.9"),
+        ({"delta": float("nan")}, "delta must be larger than 1.*got nan"),
+        ({"completion_mask": torch.tensor([[1.0, 0.5], [1.0, 0.0]])}, "completion_mask .*only 0 and 1, got 0.5"),
+        ({"completion_mask": torch.tensor([[1, 2], [1, 0]])}, "completion_mask .*only 0 and 1, got 2"),
+        ({"completion_mask": torch.tensor([[1, -1], [1, 0]])}, "completion_mask .*only 0 and 1, got -1"),
     ],
 )
 def test_bad_input_is_refused_with_a_word(changes, message):

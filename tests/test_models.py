@@ -3,18 +3,24 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from random_policy import byte_tokenizer, random_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen2Tokenizer
 from transformers.utils import logging
 
 from grpo_edu import models
 from grpo_edu.models import list_models, load_policy, save_policy, tiny_dir
+from grpo_edu.problems.files import load_gsm8k
+from grpo_edu.problems.hub import hub_obstacle
 
 TEXT = "<|im_start|>user\nZoe\u0308 has 14 pears,  and\n34 more.<|im_end|>\n"  # an ë that NFC would compose
 
@@ -119,12 +125,56 @@ def test_shipped_models_are_named(saved, tmp_path, monkeypatch):
     assert torch.equal(logits(*load_policy()), logits(*load_policy("tiny")))
     with pytest.raises(ValueError, match=r"'huge' is unknown.*tiny.*Hub id"):
         load_policy("huge")
+    with pytest.raises(ValueError, match="name .*got None"):
+        load_policy(None)
 
 
 def test_a_missing_folder_is_named(tmp_path):
     for name in (tmp_path / "nowhere", str(tmp_path / "nowhere"), "./nowhere", "~/no/where", "a/b/c"):
         with pytest.raises(FileNotFoundError, match="folder .*does not exist.*Hub id"):
             load_policy(name)
+
+
+def test_a_path_that_looks_like_a_hub_id_is_a_missing_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    monkeypatch.setattr(models, "hub_or_cache", lambda: pytest.fail("the Hub was asked"))
+    with pytest.raises(FileNotFoundError, match="folder runs/typo does not exist"):
+        load_policy("runs/typo")
+
+
+@pytest.fixture
+def silent_hub(monkeypatch):
+    """A Hub that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield constants.ENDPOINT
+
+
+def test_a_hub_that_never_answers_is_given_up_within_seconds(silent_hub):
+    for load, remedy in (
+        (lambda: load_policy("owner/absent"), "hf download owner/absent"),
+        (lambda: models.load_config("owner/absent"), "hf download owner/absent"),
+        (lambda: load_gsm8k("test"), "test.jsonl from github.com"),
+    ):
+        started = time.monotonic()
+        with pytest.raises(OSError, match=f"{silent_hub} did not answer.*{remedy}"):
+            load()
+        # 4 s of waiting, and what the libraries take to say that a file is not in the cache, on a busy computer
+        assert time.monotonic() - started < 4 + 6
+
+
+def test_the_hub_is_not_asked_where_that_is_switched_off_and_an_answer_is_an_answer(silent_hub, monkeypatch):
+    class Answers:
+        def head(self, url, timeout):
+            assert url == silent_hub
+
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: Answers())
+    assert hub_obstacle() == ""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: pytest.fail("the Hub was asked"))
+    assert hub_obstacle() == "HF_HUB_OFFLINE is set"
 
 
 def test_an_unreachable_hub_model_says_how_to_get_it():
@@ -145,6 +195,12 @@ def truncate(folder, length):
 def to_pickle(folder):
     torch.save({}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
+
+
+def spoil_a_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -179,6 +235,7 @@ def to_pickle(folder):
             ValueError,
             r"1 missing \(first: lm_head.weight\).*would be random",
         ),
+        (spoil_a_weight, ValueError, r"damaged: model.layers.1.mlp.up_proj.weight contains NaN.*again"),
     ],
 )
 def test_a_damaged_folder_is_refused(folder, damage, error, message, capfd):

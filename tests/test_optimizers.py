@@ -1,6 +1,9 @@
 """Updates after and in the backward pass: the same weights; Adafactor as TRL sets it up; what is held meanwhile."""
 
 import itertools
+import json
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +21,10 @@ from toy_policy import (
     word_tokenizer,
 )
 
+from benchmarks.harness import RESULTS
 from grpo_edu.config import OPTIMIZERS, SCHEDULES, GRPOConfig
 from grpo_edu.fast.optimizers import build_optimizer, learning_rate_share
-from grpo_edu.trainer import train
+from grpo_edu.trainer import start_training, train
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +34,25 @@ def tokenizer():
 
 def all_tie(completions, **kwargs):
     return [1.0] * len(completions)
+
+
+def test_half_precision_at_a_small_rate_warns_with_the_share_that_can_change(tokenizer):
+    model = make_model().to(torch.bfloat16)
+    few = GRPOConfig(learning_rate=1e-6)
+    with pytest.warns(RuntimeWarning, match=r"bfloat16.*learning_rate = 1e-06 changes only \d+\.\d+%.*float32.*LoRA"):
+        start_training(model, tokenizer, PROBLEMS * 16, few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_optimizer(model, GRPOConfig(learning_rate=10.0))
+        build_optimizer(make_model(), few)
+
+
+def test_the_stored_shares_show_what_the_warning_says():
+    record = json.loads((RESULTS / "bfloat16_updates.json").read_text())
+    share = {(row["weights"], row["learning rate"]): row["share changed"] for row in record["rows"]}
+    assert share["bfloat16", 1e-6] < 0.01 < 0.9 < share["float32", 1e-6]
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"{share['bfloat16', 1e-6]:.2%}" in readme and f"{share['float32', 1e-6]:.0%}" in readme
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)

@@ -23,6 +23,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.losses import per_token_loss
 from grpo_edu.models import load_policy
 from grpo_edu.runs import recording as run_recording
+from grpo_edu.runs import run as runs
 from grpo_edu.runs.checkpoint import latest_checkpoint, load_failed_batch
 from grpo_edu.runs.folder import RunFolder, RunLock, is_held
 from grpo_edu.runs.log import read_log
@@ -88,14 +89,20 @@ def test_the_stored_table_is_of_twenty_kills_that_all_ended_the_same():
     assert min(moments) < record["seconds"] / 3 and max(moments) > record["seconds"] * 2 / 3
 
 
-def test_after_ctrl_c_it_goes_on_and_ends_the_same(run, tmp_path, capsys):
+def kill_softly(completions):
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("how", "every"), [(interrupt, 2), (interrupt, 0), (kill_softly, 2), (kill_softly, 0)])
+def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, tmp_path, capsys, how, every):
     whole = run(output=tmp_path / "whole")
     assert sum(step["grad_norm"] > 0 for step in whole.history) >= 3  # otherwise nothing could end differently
     assert "checkpoints" not in names_in(tmp_path / "whole") and "before.json" not in names_in(tmp_path / "whole")
-    stopped = run(rewards=stopping_at(4, interrupt))
+    stopped = run(rewards=stopping_at(4, how), checkpoint_every=every)
     folder = tmp_path / "run"
     assert stopped.interrupted and len(stopped.history) == 3
-    assert latest_checkpoint(folder / "checkpoints").name == "step-2"
+    assert latest_checkpoint(folder / "checkpoints").name == "step-3"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     (folder / ".result.json.1.tmp").write_text("half")  # and what a kill would leave
     usual = torch.get_num_threads()
     torch.set_num_threads(3 - usual if usual < 3 else 1)  # whatever the machine would take now
@@ -108,6 +115,58 @@ def test_after_ctrl_c_it_goes_on_and_ends_the_same(run, tmp_path, capsys):
     assert [step["kl"] for step in read_log(folder / "metrics.jsonl")] == [step["kl"] for step in whole.history]
     assert main(["train", "--resume", str(folder)]) == 2
     assert re.search("is finished.*--model", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_after_sigterm_in_the_last_evaluation_only_that_is_repeated(run, tmp_path, monkeypatch, rank):
+    whole = run(output=tmp_path / "whole", lora_rank=rank)
+    evaluations, evaluate = [], runs.evaluate
+
+    def interrupted(*arguments, **options):
+        evaluations.append(1)
+        if len(evaluations) == 2:
+            kill_softly([])
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(runs, "evaluate", interrupted)
+    assert run(lora_rank=rank, checkpoint_every=0).interrupted
+    resumed = resume_training(tmp_path / "run", progress=False)
+    assert resumed.steps_before == 5 and resumed.after == whole.after
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_a_checkpoint_that_cannot_be_written_after_ctrl_c_costs_no_model(run, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "could not write a checkpoint (No space left on device); make room", "step-3")
+
+    monkeypatch.setattr(run_recording, "save_checkpoint", full)
+    with pytest.warns(RuntimeWarning, match="step 3 has no checkpoint.*No space left"):
+        assert run(rewards=stopping_at(4, interrupt), checkpoint_every=0).interrupted
+    assert load_policy(tmp_path / "run" / "model")
+    with pytest.raises(ValueError, match="keeps no checkpoints"):
+        resume_training(tmp_path / "run")
+
+
+def test_changed_problems_and_a_damaged_evaluation_are_noticed(run, tmp_path):
+    folder, records = tmp_path / "run", [{"question": f"{n} + 1?", "answer": f"#### {n + 1}"} for n in range(8)]
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run(data="gsm8k", data_path=tmp_path, n=3, rewards=stopping_at(4, interrupt))
+    before = (folder / "before.json").read_text()
+    for name, part in (("train", "train"), ("test", "heldout")):
+        file = tmp_path / f"{name}.jsonl"
+        whole = file.read_text()
+        file.write_text(whole.replace("1 + 1?", "1+1?"))
+        with pytest.raises(ValueError, match=f"resume.*other {part} problems.*data_path.*restore"):
+            resume_training(folder)
+        file.write_text(whole)
+    for damaged in (before[:-20], "[]", "{}", before.replace('"correct"', '"corect"')):
+        (folder / "before.json").write_text(damaged)
+        with pytest.raises(ValueError, match="before.json is damaged; delete it"):
+            resume_training(folder)
+    (folder / "before.json").unlink()
+    resumed = resume_training(folder, progress=False)
+    assert len(resumed.history) == 5 and vars(resumed.before) == json.loads(before)["sampled"]
 
 
 def test_a_run_goes_on_after_an_error_in_its_reward(run, tmp_path):
@@ -264,7 +323,7 @@ def test_what_cannot_be_resumed(tmp_path, monkeypatch, capsys, arguments, messag
 
 def test_a_checkpoint_that_is_cut_short_is_said_in_one_line(run, tmp_path, capsys):
     run(rewards=stopping_at(4, interrupt))
-    file = tmp_path / "run" / "checkpoints" / "step-2" / "weights.safetensors"
+    file = tmp_path / "run" / "checkpoints" / "step-3" / "weights.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     assert main(["train", "--resume", str(tmp_path / "run")]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -243,10 +243,11 @@ def test_numbers_of_every_kind_are_taken(value):
         (torch.tensor(1.0), "returned Tensor; return a list"),
         ([1.0, "1.0"], r"returned '1.0' \(str\) for completion 1.*None"),
         ([[1.0], [0.0]], r"returned \[1.0\] \(list\) for completion 0"),
-        ([1.0, math.nan], "returned nan for completion 1.*finite.*None"),
+        ([1.0, math.nan], "returned nan for completion 1.*number.*None"),
         ([math.inf, 1.0], "returned inf for completion 0"),
         ([-math.inf, 1.0], "returned -inf for completion 0"),
-        ([1e39, 1.0], "returned 1e\\+39 for completion 0.*finite float32"),
+        ([1e39, 1.0], "returned 1e\\+39 for completion 0.*at most 1e\\+15"),
+        ([1.0, -3e38], "returned -3e\\+38 for completion 1.*at most 1e\\+15"),
         (torch.tensor([1.0, math.nan]), "returned nan for completion 1"),
         ([None, None], r"every reward function \(my_reward\) returned None for completion 0, of prompt 'q1'"),
         ([1.0, None], r"every reward function .* for completion 1, of prompt 'q2'; add a function .* leave"),
@@ -256,6 +257,21 @@ def test_a_bad_return_is_named(value, message):
     with pytest.raises(ValueError, match=message) as caught:
         compute_rewards([returning(value)], **B)
     assert "my_reward" in str(caught.value)
+
+
+def test_a_function_that_edits_its_input_changes_nothing_for_the_next_one():
+    def stripping_reward(prompts, completions, answer, **kwargs):
+        for row, completion in enumerate(completions):
+            completion[0]["content"] = ""
+            answer[row] = prompts[row] = "1"
+        return [0.0] * len(completions)
+
+    chats = [chat(text) for text in B["completions"]]
+    given = B | {"completions": chats}
+    untouched = compute_rewards(accuracy_reward, **given)
+    rewards = compute_rewards([stripping_reward, accuracy_reward], **given)
+    assert torch.equal(rewards[:, 1:], untouched) and untouched.any()
+    assert chats == [chat(text) for text in B["completions"]]
 
 
 def test_a_function_that_raises_is_named_and_its_error_chained():

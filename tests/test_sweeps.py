@@ -55,6 +55,8 @@ def test_a_space_from_texts():
         ({"loss_type": "grpo,ppo"}, "loss_type.*'ppo'.*choose from grpo, bnpo"),
         ({"scale_rewards": " , "}, "scale_rewards.*choose from group"),
         ({"beta": ","}, "beta.*commas"),
+        ({"beta": "0,-1"}, "beta.*-1"),
+        ({"num_generations": "1,2"}, "num_generations.*at least 2.*got 1"),
         ({}, "space.*learning_rate"),
     ],
 )
@@ -326,6 +328,7 @@ def test_a_range_is_searched_the_same_way_whenever_it_stops(tmp_path, monkeypatc
     ("line", "words"),
     [
         ("--num-generations 4,x", "--num-generations.*'x'.*whole number"),
+        ("--num-generations 1,2", "--num-generations.*at least 2.*1"),
         ("--seeds 0", "--seeds.*two.*0"),
         ("--seeds 0,a", "--seeds.*whole numbers with commas.*'0,a'"),
         ("--resume x --trials 3", "--trials.*--resume"),

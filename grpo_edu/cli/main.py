@@ -1,6 +1,7 @@
 """The command `grpo-edu`: its commands, its exit codes, and its one-line error messages.
 
-Exit codes: 0: done. 1: something failed during the work. 2: input that is not valid; nothing was done. 130: Ctrl-C.
+Exit codes: 0: done. 1: something failed during the work. 2: input that is not valid; nothing was done. 130: Ctrl-C,
+or SIGTERM during a training run.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import io
 import os
 import shlex
 import sys
+import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from grpo_edu import __version__
@@ -83,6 +86,9 @@ def build_parser() -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (those of the process if None); returns its exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the command
+            setattr(sys, name, open(os.devnull, "w"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot print µ or ü must not end a run
@@ -90,7 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     arguments.typed = shlex.join(["grpo-edu", *argv])
     try:
-        code = COMMANDS[arguments.command].run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, subparsers(parser)[arguments.command])
+            code = COMMANDS[arguments.command].run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of the output is gone: end silently, as Unix tools do
@@ -107,6 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = option_names(_message(error), subparsers(parser)[arguments.command])
         complain(f"error: {message}", error)
         return 1 if _failed_during_work(error) else 2
+
+
+def _show_warning(command: ArgumentParser, message: Warning | str, *where: object) -> None:
+    """Print a warning in one line, without the place in the code."""
+    complain(f"warning: {option_names(str(message), command)}")
 
 
 def _message(error: BaseException) -> str:

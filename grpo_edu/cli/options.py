@@ -13,6 +13,8 @@ from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
 _FLAGS = {"max_steps": ("--steps", "--max-steps")}
+# The argument of a function, which its messages name → the option that sets it.
+_ARGUMENTS = {"name": "model", "path": "data_path", "target_modules": "lora_targets"}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -129,6 +131,7 @@ def option_names(message: str, command: ArgumentParser) -> str:
     if re.match(r"\S+:\d+: ", message):
         return message
     flags = {action.dest: action.option_strings[0] for action in command._actions if action.option_strings}
+    flags |= {argument: flags[option] for argument, option in _ARGUMENTS.items() if option in flags}
     marked = r"`(\w+)`|^(\w+)(?=:? )|(?<![\w/.-])([a-z]+(?:_[a-z]+)+)(?![\w/.(-])"
     return re.sub(marked, lambda found: flags.get(found[1] or found[2] or found[3], found[0]), message)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Collection
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_edu.cli.options import add_options, chosen_dtype, complain, given_options, refuse_with_resume, say_loading
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import LEVELS
+from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text
 from grpo_edu.runs.request import CONFIG_FIELDS, DATA, REWARDS, RUN_FIELDS, SPLITS, TRACKERS, RunRequest
 
@@ -79,7 +81,7 @@ def run_train_command(arguments: Namespace) -> int:
     if result.interrupted:
         sys.stdout.flush()
         done = f"{len(result.history)} of {result.config.max_steps} steps"
-        further = f"; resume it with --resume {result.output}" if result.record.request.checkpoint_every else ""
+        further = f"; resume it with --resume {result.output}" if RunFolder(result.output).resumable else ""
         complain(f"interrupted after {done}; model, metrics and summary are saved in {result.output}{further}")
         return 130
     return 0
@@ -97,8 +99,13 @@ def training_text(result: RunResult) -> str:
         lines.append(f"  {name:<8} before {accuracy_text(before):<22} after {accuracy_text(after)}")
     if result.p_value is not None:
         lines.append(f"  sampled, before against after: p = {result.p_value:.2g} (exact McNemar test)")
+    lines += [f"Warning: {re.sub(r'`([a-z_]+)`', _flag, text)}" for text in result.warnings]
     lines += [outcome(result), throughput_text(result), f"Saved in {result.output}; summary.md there has the details."]
     return "\n".join(lines)
+
+
+def _flag(setting: re.Match[str]) -> str:
+    return "--" + setting[1].replace("_", "-")
 
 
 def add_evaluate_options(command: ArgumentParser) -> None:

@@ -195,7 +195,7 @@ class TrainingDashboard(Dashboard):
         run = self.run
         if run.before is not None and run.after is not None:
             self.judged.value = self.image(accuracy_comparison(run.before, run.after), run.verdict())
-            self.say(f"{run.words()} {run.verdict()}")
+            self.say(f"{run.words()} {run.verdict()} {run.warnings()}".strip())
         elif error is None or isinstance(error, Stopped):
             self.say(f"Stopped. {run.words()}")
         else:

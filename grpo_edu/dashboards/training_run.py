@@ -123,6 +123,12 @@ class TrainingRun:
             f"[{100 * found.low:+.0f}, {100 * found.high:+.0f}], exact McNemar p = {found.p_value:.2g}."
         )
 
+    def warnings(self) -> str:
+        """What went wrong in the training, with cause and remedy; empty for a healthy run."""
+        from grpo_edu.runs.symptoms import find_symptoms
+
+        return " ".join(find_symptoms(self.history, self.config, self.before, self.after))
+
     def samples_html(self) -> str:
         """The first group of the last step: each completion with its reward as a number and as the color of its bar."""
         prompt, rows = self.samples

@@ -54,6 +54,8 @@ def add_lora(
     if has_adapters(model):
         raise ValueError("model already has adapters; merge them first with merge_lora")
     targets = target_modules if isinstance(target_modules, str) else list(target_modules)
+    if isinstance(targets, list):
+        _check_targets(model, targets)
     settings = LoraConfig(
         r=rank,
         lora_alpha=2 * rank if alpha is None else alpha,
@@ -63,6 +65,18 @@ def add_lora(
     )
     with _quiet_peft():
         return get_peft_model(model, settings).eval()
+
+
+def _check_targets(model: nn.Module, names: Sequence[str]) -> None:
+    """Raise ValueError, with the names of the linear layers, where no layer has one of these names."""
+    layers = [f".{name}" for name, _ in model.named_modules()]
+    for name in names:
+        if not any(layer.endswith(f".{name}") for layer in layers):
+            linear = {key.rpartition(".")[2] for key, part in model.named_modules() if isinstance(part, nn.Linear)}
+            raise ValueError(
+                f"`target_modules`: no layer is called {name!r}; choose from {', '.join(sorted(linear))}, or take "
+                "'all-linear'."
+            )
 
 
 def merge_lora(model: PeftModel) -> PreTrainedModel:

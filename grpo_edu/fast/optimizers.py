@@ -15,6 +15,7 @@ This makes 16n bytes, or 7.9 GB for 494 million weights. Two methods need less, 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -32,7 +33,8 @@ def build_optimizer(
 
     Adafactor is set up as TRL does for ``optim="adafactor"``, so `learning_rate` has the same meaning as for AdamW.
 
-    Raises ValueError where no parameter requires a gradient (a frozen or quantized model).
+    Raises ValueError where no parameter requires a gradient (a frozen or quantized model), and warns where most weights
+    are in a format that rounds a step of this size away.
     """
     scheme = getattr(model, "quantization_scheme", None)
     if scheme is not None:
@@ -47,6 +49,7 @@ def build_optimizer(
         )
     for parameter in parameters:  # so that a first step without gradient counts as a later one does
         parameter.grad = None if config.optimizer_in_backward else torch.zeros_like(parameter)
+    warn_of_rounding(parameters, config.learning_rate)
     options: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optim == "adafactor":
         from transformers import Adafactor
@@ -55,6 +58,27 @@ def build_optimizer(
     else:
         optimizer = torch.optim.AdamW(parameters, fused=True, **options)  # one pass over memory, not ten
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(learning_rate_share, config=config))
+
+
+def warn_of_rounding(parameters: Iterable[Tensor], learning_rate: float) -> None:
+    """Warn where half precision rounds the update of most weights away, so that they never change.
+
+    AdamW and Adafactor change a weight by about the learning rate. In bfloat16, 1 + 1/512 is 1.
+    """
+    half = [weight.detach() for weight in parameters if torch.finfo(weight.dtype).bits < 32]
+    if not half:
+        return
+    movable = sum(int((weight + learning_rate != weight).sum()) for weight in half)
+    share = movable / sum(weight.numel() for weight in half)
+    if share < 0.5:
+        name = str(half[0].dtype).removeprefix("torch.")
+        warnings.warn(
+            f"the weights are trained in {name}, where a step at learning_rate = {learning_rate:g} changes only "
+            f"{share:.2%} of them; all other updates are rounded away. Train in float32, or train LoRA adapters, whose "
+            "weights are in float32.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def learning_rate_share(step: int, config: GRPOConfig | SupervisedConfig) -> float:

@@ -186,6 +186,13 @@ def _check_groups(
                 f"{name}_ids and {name}_mask must have the same shape (B, tokens) and not be empty, "
                 f"got {tuple(ids.shape)} and {tuple(mask.shape)}"
             )
+        negative = (ids < 0) & (mask != 0)
+        if negative.any():
+            row, token = negative.nonzero()[0].tolist()
+            raise ValueError(
+                f"{name}_ids must not be negative where {name}_mask is not 0, got {int(ids[row, token])} in row {row}; "
+                "set the mask of padding to 0"
+            )
     batch = len(prompt_ids)
     if batch != len(completion_ids):
         raise ValueError(

@@ -14,6 +14,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_edu.problems.hub import hub_or_cache
 from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, data_dir
 from grpo_edu.prompts import MARKER, extract_answer
 
@@ -44,6 +45,11 @@ def _records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, s
             if not isinstance(record[key], str):
                 kind = type(record[key]).__name__
                 raise ValueError(f"{where}: the field {key!r} must be a string, got {kind}; put it in quotes")
+            if half := re.search("[\ud800-\udfff]", record[key]):
+                raise ValueError(
+                    f"{where}: the field {key!r} contains {half[0]!r}, half of a character, which is not valid "
+                    "Unicode; write the character itself, or remove it"
+                )
         found = True
         yield number, record
     if not found:
@@ -162,14 +168,15 @@ def _gsm8k_from_hub(split: str) -> Dataset:
     """The split from the Hub or its cache; the ConnectionError explains how to load it without a network."""
     from datasets import load_dataset
 
-    try:
-        return load_dataset(GSM8K_HUB_ID, "main", split=split)
-    except (OSError, ValueError) as error:  # ValueError: a cache that holds another part of it
-        raise ConnectionError(
-            f"{GSM8K_HUB_ID} could not be loaded from the Hub ({error}). Without a network, copy "
-            f"{split}.jsonl from github.com/openai/grade-school-math (grade_school_math/data), put it into a "
-            "folder, and pass path=folder"
-        ) from error
+    with hub_or_cache() as obstacle:
+        try:
+            return load_dataset(GSM8K_HUB_ID, "main", split=split)
+        except (OSError, ValueError) as error:  # ValueError: a cache that holds another part of it
+            raise ConnectionError(
+                f"{GSM8K_HUB_ID} could not be loaded from the Hub ({obstacle or error}). Without a network, copy "
+                f"{split}.jsonl from github.com/openai/grade-school-math (grade_school_math/data), put it into a "
+                "folder, and name that folder as `path`."
+            ) from error
 
 
 def to_dataset(problems: Iterable[Problem]) -> Dataset:

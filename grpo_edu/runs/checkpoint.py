@@ -22,8 +22,9 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from grpo_edu.fast.optimizers import parameters_of
 from grpo_edu.trainer import TrainingState
 
 if TYPE_CHECKING:
+    from grpo_edu.problems.templates import Problem
     from grpo_edu.trainer import Batch
 
 _ROLLOUT = (
@@ -206,7 +208,7 @@ def load_checkpoint(
 
 def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state of a training run as named tensors and plain values."""
-    tensors = {"random.sampling": state.generator.get_state(), "random.torch": torch.get_rng_state()}
+    tensors, drawn = random_states(state.generator)
     numbers: dict[str, Any] = {}
     for index, parameter in enumerate(parameters_of(state.optimizer)):
         for key, value in state.optimizer.state.get(parameter, {}).items():
@@ -214,7 +216,6 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
                 tensors[f"optimizer.{index}.{key}"] = value.detach().contiguous()
             else:
                 numbers[f"{index}.{key}"] = value
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return tensors, {
         "step": state.step,
         "num_tokens": state.num_tokens,
@@ -222,8 +223,7 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
         "optimizer": numbers,
         "learning_rates": [group["lr"] for group in state.optimizer.param_groups],
         "scheduler": state.scheduler.state_dict(),
-        "python_random": random.getstate(),
-        "numpy_random": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
+        **drawn,
     }
 
 
@@ -247,7 +247,21 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
     state.scheduler.load_state_dict(numbers["scheduler"])
     state.step, state.num_tokens = numbers["step"], numbers["num_tokens"]
     state.micro_batches.budget = math.inf if numbers["room"] is None else numbers["room"]
-    state.generator.set_state(tensors["random.sampling"])
+    set_random_states(state.generator, tensors, numbers)
+
+
+def random_states(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the state of the sampling and of all global random number generators, as tensors and plain values."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {"random.sampling": generator.get_state(), "random.torch": torch.get_rng_state()}, {
+        "python_random": random.getstate(),
+        "numpy_random": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
+    }
+
+
+def set_random_states(generator: torch.Generator, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+    """Put back what `random_states` returned."""
+    generator.set_state(tensors["random.sampling"])
     torch.set_rng_state(tensors["random.torch"])
     version, words, gauss = numbers["python_random"]
     random.setstate((version, tuple(words), gauss))
@@ -268,6 +282,11 @@ def fingerprint(model: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def data_fingerprint(problems: Sequence[Problem]) -> str:
+    """A hash of problems in their order: equal for equal problems only."""
+    return hashlib.sha256(json.dumps([asdict(problem) for problem in problems]).encode()).hexdigest()
 
 
 @contextmanager

@@ -5,7 +5,8 @@ metrics.jsonl   one line per step, written during training
 model/          the trained policy, for `load_policy`
 summary.md      one page to read, with curves.png and accuracy.png
 result.json     accuracies, intervals and p-value, written last
-checkpoints/    of a run with checkpoints, while it is under way, with before.json: the evaluation before training
+checkpoints/    of a run with checkpoints, while it is under way, and of a run that was interrupted, with
+                before.json: the evaluation before training, and fingerprints of the problems
 adapters/       of a run that trained adapters, for `load_adapters`
 diagnosis/      the batch on which a run stopped
 tensorboard/, wandb/   of these trackers, where they were asked for
@@ -133,6 +134,11 @@ class RunFolder:
             number += 1
             path = Path(parent) / f"{name}-{number}"
         return cls(path)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the folder holds a checkpoint."""
+        return any(self.checkpoints.glob("step-*"))
 
     def check(self, *, overwrite: bool = False) -> None:
         """Find out early whether a run may be written here; nothing is changed.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.runs.checkpoint import save_checkpoint, save_failed_batch
+from grpo_edu.runs.checkpoint import random_states, save_checkpoint, save_failed_batch, set_random_states
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog
 from grpo_edu.runs.request import RunRecord
@@ -20,11 +22,28 @@ from grpo_edu.runs.summary import count_steps
 from grpo_edu.trainer import TrainingState
 
 
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """A context in which SIGTERM, by which schedulers and containers end a process, does what Ctrl-C does."""
+    # Only the main thread may set a handler, and a process may have to ignore the signal.
+    in_main = threading.current_thread() is threading.main_thread()
+    usual = signal.getsignal(signal.SIGTERM)
+    if not in_main or usual in (signal.SIG_IGN, None):
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
 class WholeSteps:
     """A context for a training loop in which Ctrl-C never leaves the weights in the middle of a step.
 
     While a step samples and computes gradients, the weights are still those of the last full step: Ctrl-C is
-    a KeyboardInterrupt at once. From the first optimizer update of a step on, it waits for `done()`.
+    a KeyboardInterrupt at once. From the first optimizer update of a step on, it waits for `done()`. The same holds
+    for SIGTERM inside `sigterm_interrupts`.
 
     >>> with WholeSteps() as steps:
     ...     for _ in range(3):
@@ -34,17 +53,17 @@ class WholeSteps:
     def __enter__(self) -> WholeSteps:
         self._updating = self._asked = False
         self._hook = register_optimizer_step_pre_hook(self._on_update)
-        self._usual = signal.getsignal(signal.SIGINT)
         # Only the main thread may set a handler, and a process in the background may have to ignore Ctrl-C.
         in_main = threading.current_thread() is threading.main_thread()
-        self._installed = in_main and callable(self._usual)
-        if self._installed:
-            signal.signal(signal.SIGINT, self._on_signal)
+        usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._usual = {number: handler for number, handler in usual.items() if in_main and callable(handler)}
+        for number in self._usual:
+            signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._usual)
+        for number, handler in self._usual.items():
+            signal.signal(number, handler)
         self._hook.remove()
 
     def done(self) -> None:
@@ -68,9 +87,10 @@ STOPS = (KeyboardInterrupt, ArithmeticError, MemoryError, RuntimeError, ValueErr
 
 @dataclass
 class Keeper:
-    """Writes a checkpoint every `every` steps, 0 for none, and after the last.
+    """Writes a checkpoint every `every` steps (0 for none) and after the last one, and when a run is interrupted.
 
     folder: the run's. model, state, config: of the training. fingerprint: of the weights that it started from.
+    before: what before.json holds, for a run that was started without checkpoints.
     """
 
     folder: RunFolder
@@ -79,14 +99,33 @@ class Keeper:
     state: TrainingState
     config: GRPOConfig
     fingerprint: str
+    before: dict[str, Any]
 
     def keep(self, history: list[dict[str, float]]) -> None:
-        """Write a checkpoint if one is due; raises what `save_checkpoint` raises."""
+        """Call this after each step: it writes a checkpoint if one is due, and raises what `save_checkpoint` raises."""
         done = self.state.step
+        self._random = random_states(self.state.generator)
         if self.every and (done % self.every == 0 or done == self.config.max_steps):
-            save_checkpoint(
-                self.folder.checkpoints, self.model, self.state, self.config, history, fingerprint=self.fingerprint
-            )
+            self._save(history)
+
+    def keep_last(self, history: list[dict[str, float]]) -> None:
+        """Write a checkpoint of the last complete step, unless there is one; warns where that is not possible.
+
+        The step that was interrupted has drawn random numbers, so the random states are put back first.
+        """
+        if (self.folder.checkpoints / f"step-{self.state.step}").is_dir():
+            return
+        set_random_states(self.state.generator, *self._random)
+        try:
+            self.folder.write_json("before.json", self.before)
+            self._save(history)
+        except (OSError, ArithmeticError, KeyboardInterrupt) as error:  # the model is still to be saved
+            reason = str(error) or "interrupted again"
+            warnings.warn(f"step {self.state.step} has no checkpoint: {reason}", RuntimeWarning, stacklevel=2)
+
+    def _save(self, history: list[dict[str, float]]) -> None:
+        folder = self.folder.checkpoints
+        save_checkpoint(folder, self.model, self.state, self.config, history, fingerprint=self.fingerprint)
 
     def keep_failed_batch(self, error: BaseException) -> None:
         """Keep the batch on which the numbers went wrong."""

@@ -257,14 +257,14 @@ def read_resumable(output: str | Path, rewards: Rewards | None = None) -> RunRec
         raise ValueError(
             f"`resume`: the run in {folder} was trained by TRL, as the job of a cluster; submit that job again."
         )
-    if not record.request.checkpoint_every:
-        raise ValueError(
-            f"`resume`: the run in {folder} keeps no checkpoints; start it again with `checkpoint_every` set."
-        )
     result = read_run_result(folder)
     if result is not None and not result["interrupted"] and not result["failure"]:
         raise ValueError(
             f"`resume`: the run in {folder} is finished; to train its model further, start a run with `model` {folder}."
+        )
+    if not record.request.checkpoint_every and not RunFolder(output).resumable:
+        raise ValueError(
+            f"`resume`: the run in {folder} keeps no checkpoints; start it again with `checkpoint_every` set."
         )
     return record
 

@@ -23,9 +23,9 @@ from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora, save_adapters
 from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import LEVELS, Problem
-from grpo_edu.runs.checkpoint import fingerprint, latest_checkpoint, load_checkpoint, same_threads
+from grpo_edu.runs.checkpoint import data_fingerprint, fingerprint, latest_checkpoint, load_checkpoint, same_threads
 from grpo_edu.runs.folder import RunFolder
-from grpo_edu.runs.recording import STOPS, Keeper, noting, record_steps
+from grpo_edu.runs.recording import STOPS, Keeper, noting, record_steps, sigterm_interrupts
 from grpo_edu.runs.request import (
     ALL_LAYERS,
     Rewards,
@@ -110,9 +110,10 @@ def start_run(
 ) -> RunResult:
     """Do a new run, and save it in a folder.
 
-    Ctrl-C ends the training, but not this call: the model of the last complete step is saved with all metrics, and
-    the result says `interrupted`. An error during training is raised after the same has been saved; if a gradient was
-    not finite or too long, the batch that caused it is saved too (`checkpoint.load_failed_batch`).
+    Ctrl-C and SIGTERM end the training, but not this call: the model of the last complete step is saved with all
+    metrics and a checkpoint for `resume_training`, and the result says `interrupted`. An error during training is
+    raised after the model and the metrics have been saved; if a gradient was not finite or too long, the batch that
+    caused it is saved too (`checkpoint.load_failed_batch`).
 
     Args:
         request: what the run is asked for.
@@ -136,7 +137,7 @@ def start_run(
     folder = RunFolder(output) if output else default_folder(request, overwrite=overwrite)
     folder.check(overwrite=overwrite)
     record = RunRecord.start(request, command)
-    with ExitStack() as held:
+    with ExitStack() as held, sigterm_interrupts():
         begin = partial(_begin, held, folder, record, overwrite)
         return _execute(folder, record, begin, progress, started)
 
@@ -156,7 +157,7 @@ def resume_training(output: str | Path, *, rewards: Rewards | None = None, progr
     """
     started = time.perf_counter()
     folder, record = RunFolder(output), read_resumable(output, rewards)
-    with ExitStack() as held:
+    with ExitStack() as held, sigterm_interrupts():
         held.enter_context(same_threads(record.threads))
         held.enter_context(folder.resume())
         return _execute(folder, record, None, progress, started)
@@ -202,7 +203,7 @@ class _Work:
     """What a run trains with.
 
     problems, heldout: to train on, and to evaluate on. policy: with adapters, where the run trains them.
-    start: fingerprint of the weights that the run starts from; empty for a run without checkpoints.
+    start: fingerprint of the weights that the run starts from; empty where TRL trains it.
     """
 
     problems: list[Problem]
@@ -221,7 +222,7 @@ def _load(folder: RunFolder, record: RunRecord) -> _Work:
     heldout = load_split(request.data, "heldout", data_path=request.data_path, n=request.n)
     folder.check_apart(record.source)
     policy, tokenizer = open_policy(record)
-    start = fingerprint(policy) if request.checkpoint_every else ""
+    start = fingerprint(policy) if request.backend == "grpo_edu" else ""
     return _Work(problems, heldout, with_adapters(policy, request), tokenizer, start)
 
 
@@ -241,9 +242,11 @@ def _execute(
         seed=config.seed,
         progress=progress,
     )
-    before, greedy_before = _before(folder, partial(test, policy), request.greedy, stored=resumes)
-    training, keeper, earlier = _training(folder, request, work, resumes)
-    kept = {"sampled": asdict(before), "greedy": greedy_before and asdict(greedy_before)}
+    data = {"train": data_fingerprint(work.problems), "heldout": data_fingerprint(work.heldout)}
+    stored = _read_before(folder, data) if resumes else None
+    before, greedy_before = stored or _evaluate_before(partial(test, policy), request.greedy)
+    kept = {"sampled": asdict(before), "greedy": greedy_before and asdict(greedy_before), "data": data}
+    training, keeper, earlier = _training(folder, request, work, resumes, kept)
     history, stopped = record_steps(
         training,
         folder,
@@ -254,6 +257,10 @@ def _execute(
         begin=None if begin is None else partial(begin, kept),
     )
     with noting(folder, len(history)):
+        if keeper is not None and (
+            isinstance(stopped, KeyboardInterrupt) or (stopped is None and has_adapters(policy))
+        ):
+            keeper.keep_last(history)  # before the adapters are merged: the evaluation may be interrupted
         policy = keep_policy(policy, tokenizer, folder)
         after = greedy_after = None
         try:
@@ -262,6 +269,8 @@ def _execute(
                 greedy_after = test(policy, temperature=0.0) if greedy_before else None
         except STOPS as error:
             stopped = error
+            if keeper is not None and isinstance(stopped, KeyboardInterrupt):
+                keeper.keep_last(history)
         interrupted = isinstance(stopped, KeyboardInterrupt)
         result = RunResult(
             folder.path,
@@ -284,14 +293,33 @@ def _execute(
     return result
 
 
-def _before(
-    folder: RunFolder, test: Callable[..., Evaluation], greedy: bool | None, *, stored: bool
-) -> tuple[Evaluation, Evaluation | None]:
-    """Evaluate before training, sampled and perhaps greedy; a run that is resumed has it stored."""
+def _read_before(folder: RunFolder, data: dict[str, str]) -> tuple[Evaluation, Evaluation | None] | None:
+    """Read the evaluations before training of a run that is resumed; None where the folder holds none.
+
+    Raises ValueError where the file is damaged, or was written for other problems than those of `data`.
+    """
     file = folder.path / "before.json"
-    if stored and file.is_file():
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return Evaluation(**found["sampled"]), found["greedy"] and Evaluation(**found["greedy"])
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_bytes())
+        evaluations = Evaluation(**found["sampled"]), found["greedy"] and Evaluation(**found["greedy"])
+        stored = found.get("data", data)  # runs of earlier versions have none
+        changed = [part for part in data if stored[part] != data[part]]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(
+            f"`resume`: {file} is damaged; delete it, and the evaluation before training is repeated."
+        ) from None
+    if changed:
+        raise ValueError(
+            f"`resume`: the run in {folder.path} was started with other {changed[0]} problems than `data` and "
+            "`data_path` contain now; restore them, or start a new run."
+        )
+    return evaluations
+
+
+def _evaluate_before(test: Callable[..., Evaluation], greedy: bool | None) -> tuple[Evaluation, Evaluation | None]:
+    """Evaluate before training, sampled and perhaps greedy."""
     started = time.perf_counter()
     before = test()
     if greedy is None:
@@ -300,7 +328,7 @@ def _before(
 
 
 def _training(
-    folder: RunFolder, request: RunRequest, work: _Work, resumes: bool
+    folder: RunFolder, request: RunRequest, work: _Work, resumes: bool, before: dict[str, Any]
 ) -> tuple[Generator[dict[str, float]], Keeper | None, list[dict[str, float]]]:
     """Return the training, what writes its checkpoints, and the metrics of the steps that were done before."""
     config, functions = request.config, request.reward_functions
@@ -313,7 +341,7 @@ def _training(
     checkpoint = latest_checkpoint(folder.checkpoints) if resumes else None
     if checkpoint is not None:
         history = load_checkpoint(checkpoint, work.policy, state, config, fingerprint=work.start)
-    keeper = Keeper(folder, request.checkpoint_every, work.policy, state, config, work.start)
+    keeper = Keeper(folder, request.checkpoint_every, work.policy, state, config, work.start, before)
     return train(work.policy, work.tokenizer, work.problems, functions, config, state=state), keeper, history
 
 

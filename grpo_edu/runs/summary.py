@@ -18,6 +18,7 @@ from grpo_edu.problems.templates import LEVELS
 from grpo_edu.prompts import MARKER
 from grpo_edu.runs.folder import model_source
 from grpo_edu.runs.request import RunRecord, check_data, default_config, load_split
+from grpo_edu.runs.symptoms import find_symptoms
 
 if TYPE_CHECKING:
     from grpo_edu.evaluation import Evaluation
@@ -63,6 +64,11 @@ class RunResult:
         return None if self.after is None else mcnemar(self.before.correct, self.after.correct).p_value
 
     @property
+    def warnings(self) -> list[str]:
+        """What went wrong in the training, each with its likely cause and a remedy, see `find_symptoms`."""
+        return find_symptoms(self.history, self.config, self.before, self.after)
+
+    @property
     def throughput(self) -> dict[str, float]:
         """What this call did in a second, see `throughput`."""
         return throughput(self.history[self.steps_before :], self.config, self.seconds)
@@ -78,6 +84,7 @@ class RunResult:
         return {
             **{name: None if value is None else value.to_dict() for name, value in pairs.items()},
             "p_value": self.p_value,
+            "warnings": self.warnings,
             "seconds": round(self.seconds, 2),
             "throughput": {name: round(value, 3) for name, value in self.throughput.items()},
             "steps": len(self.history),
@@ -172,6 +179,7 @@ def summary(result: RunResult) -> str:
     parts = [
         f"# GRPO run: {result.record.request.model}",
         outcome(result),
+        _warnings(result),
         _command(result),
         "## Held-out accuracy",
         _accuracies(result),
@@ -185,6 +193,10 @@ def summary(result: RunResult) -> str:
         "`model/` the trained policy, for `load_policy` · `result.json` the numbers above",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _warnings(result: RunResult) -> str:
+    return "\n".join(["## Warnings\n", *(f"- {text}" for text in result.warnings)]) if result.warnings else ""
 
 
 def _command(result: RunResult) -> str:

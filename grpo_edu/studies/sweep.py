@@ -78,6 +78,9 @@ def parse_space(texts: Mapping[str, str]) -> dict[str, Values]:
             space[name] = _values(name, str(text))
         except ValueError as error:
             raise ValueError(f"`{name}`: {error}") from None
+        if _KINDS[name] is not str:
+            for value in _ends(space[name]):
+                GRPOConfig(**{name: value})
     if not space:
         raise ValueError(f"`space` is empty; give values of {', '.join(SWEPT)}.")
     return space
@@ -96,6 +99,10 @@ def _values(name: str, text: str) -> Values:
         advice = f"choose from {', '.join(_KNOWN[name])}" if name in _KNOWN else "give choices with commas"
         raise ValueError(f"{wrong}; {advice}.")
     return choices
+
+
+def _ends(values: Values) -> tuple[Any, ...]:
+    return (values.low, values.high) if isinstance(values, Range) else values
 
 
 def _number(text: str, kind: type) -> Any:

@@ -1,0 +1,48 @@
+"""Find out within seconds whether the Hub answers.
+
+The libraries that load from the Hub ask many times before they give up, which takes minutes without a network.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+HUB_SECONDS = 4.0
+
+
+def hub_obstacle() -> str:
+    """The reason why nothing can be loaded from the Hub; "" where it answers.
+
+    Files in the cache can still be used. The request runs in a thread, because looking up a name has no time limit.
+    """
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    answered = threading.Event()
+
+    def ask() -> None:
+        with suppress(Exception):  # whatever goes wrong, there was no answer
+            get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+            answered.set()
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_SECONDS)
+    return "" if answered.is_set() else f"{constants.ENDPOINT} did not answer within {HUB_SECONDS:g} seconds"
+
+
+@contextmanager
+def hub_or_cache(from_hub: bool = True) -> Iterator[str]:
+    """A context in which libraries load from their cache alone where the Hub does not answer; yields `hub_obstacle()`.
+
+    from_hub: False where nothing is loaded from the Hub, so that it is not asked.
+    """
+    from huggingface_hub import constants
+
+    obstacle, usual = hub_obstacle() if from_hub else "", constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = usual or bool(obstacle)
+    try:
+        yield obstacle
+    finally:
+        constants.HF_HUB_OFFLINE = usual

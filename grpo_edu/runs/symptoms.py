@@ -1,0 +1,155 @@
+"""What the metrics of a run say about a training that failed, with the likely cause and what to do.
+
+The questions are those of the decision tree in the diagnosis lab (notebook 10): is the reward near 0, do the groups
+tie, does the reward break down? Two more look at the entropy and at the held-out answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import Evaluation, mcnemar
+
+_FEW = 4  # steps at the beginning and at the end of a run whose mean is compared
+_SIGNIFICANT = 0.05
+_FEW_ANSWERS = 0.05  # share of completions with an answer
+
+
+def find_symptoms(
+    history: Sequence[Mapping[str, float]],
+    config: GRPOConfig,
+    before: Evaluation | None = None,
+    after: Evaluation | None = None,
+) -> list[str]:
+    """Warnings about a run that did not learn, or became worse; each names the likely cause and a remedy.
+
+    Args:
+        history: the metrics of each step. config: the settings of the run.
+        before, after: the evaluations on held-out problems; None where there is none.
+
+    >>> step = {"reward": 0.0, "grad_norm": 0.0, "frac_reward_zero_std": 1.0, "entropy": 0.2}
+    >>> print(find_symptoms([step, step], GRPOConfig())[0][:54])
+    No step had a gradient, so the weights did not change.
+    """
+    found = [_answers(config, before, after)]
+    if history:
+        found += [_rewards(history, config, before), _entropy(history, config, after)]
+        found += [_accuracy(history, config, before, after)]
+    return [text for text in found if text]
+
+
+def _rewards(history: Sequence[Mapping[str, float]], config: GRPOConfig, before: Evaluation | None) -> str:
+    """The first three questions of the decision tree; "" where all of them are answered with no."""
+    first, last = _ends(history, "reward")
+    tied = _mean([step["frac_reward_zero_std"] for step in history[:2]])
+    no_gradient = all(step["grad_norm"] == 0 for step in history)
+    effect = (
+        "No step had a gradient, so the weights did not change. "
+        if no_gradient
+        else f"In the first steps, {tied:.0%} of the groups were tied and had no gradient. "
+    )
+    cut_off = _mean([step.get("completions/clipped_ratio", 0.0) for step in history[:_FEW]])
+    longer = f"raise `max_completion_length`, which is {config.max_completion_length}."
+    if no_gradient and config.mask_truncated_completions and cut_off == 1:
+        return f"{effect}All completions were truncated, and `mask_truncated_completions` leaves them out: {longer}"
+    if tied >= 0.5 and (no_gradient or last < first + 0.1):
+        return effect + _why_tied(first, cut_off, longer, config, before)
+    if len(history) >= 2 * _FEW and first > 0 and last < first / 2:
+        return f"The mean reward fell from {first:.2f} to {last:.2f}. {_lower(config)}"
+    return ""
+
+
+def _why_tied(first: float, cut_off: float, longer: str, config: GRPOConfig, before: Evaluation | None) -> str:
+    """Why most groups tie from the first steps on, and what to do. first: the mean reward there."""
+    if abs(first) < 0.1:
+        unpaid = "The reward was 0 or close to it from the first step, so"
+        if cut_off >= 0.5:
+            return f"{unpaid} look at the length first: {cut_off:.0%} of the completions were truncated; {longer}"
+        if before is not None and before.accuracy >= 0.1:
+            return (
+                f"{unpaid} the reward function probably cannot read the answers: the model solved "
+                f"{before.accuracy:.0%} of the held-out problems before training. Call it with correct completions."
+            )
+        return (
+            f"{unpaid} read ten samples. Correct answers mean that the reward function cannot read them; nonsense "
+            "means that the prompt lacks the chat template; otherwise the problems are too hard: choose easier `data`."
+        )
+    if config.num_generations < 4:
+        return f"`num_generations` is {config.num_generations}; with so few completions most groups tie. Set it to 8."
+    if before is not None and before.accuracy >= 0.9:
+        return f"The model solved {before.accuracy:.0%} of the problems before training; choose harder `data`."
+    return (
+        "The completions of a group get the same reward. Call the reward function with wrong completions, because it "
+        "may pay for anything; if it does not, raise `num_generations` or `temperature`."
+    )
+
+
+def _entropy(history: Sequence[Mapping[str, float]], config: GRPOConfig, after: Evaluation | None) -> str:
+    """Whether the policy ended almost random, or almost deterministic without having solved the problems."""
+    if "entropy" not in history[0]:  # another trainer
+        return ""
+    first, last = _ends(history, "entropy")
+    change = f"The entropy went from {first:.2g} to {last:.2g} nats per token"
+    if last > max(2.0, 4 * first):
+        return f"{change}, so the policy now chooses its tokens almost at random. {_lower(config)}"
+    _, tied = _ends(history, "frac_reward_zero_std")
+    if last < 0.01 and tied >= 0.9 and (after is None or after.accuracy < 0.9):
+        return (
+            f"{change}, so all completions of a group are alike and there is nothing left to learn from. Lower "
+            f"`learning_rate`, which is {config.learning_rate:g}, or raise `temperature` or `beta`."
+        )
+    return ""
+
+
+def _accuracy(
+    history: Sequence[Mapping[str, float]], config: GRPOConfig, before: Evaluation | None, after: Evaluation | None
+) -> str:
+    """Whether the held-out accuracy fell by more than chance explains."""
+    if before is None or after is None or after.k >= before.k:
+        return ""
+    p_value = mcnemar(before.correct, after.correct).p_value
+    if p_value >= _SIGNIFICANT:
+        return ""
+    fell = f"The held-out accuracy fell from {before.accuracy:.0%} to {after.accuracy:.0%} (p = {p_value:.2g})"
+    first, last = _ends(history, "reward")
+    if last > first:
+        return (
+            f"{fell}, although the reward rose from {first:.2f} to {last:.2f}: the reward pays for something other "
+            "than correct answers. Read the samples, then correct the reward function."
+        )
+    return f"{fell}. {_lower(config)}"
+
+
+def _answers(config: GRPOConfig, before: Evaluation | None, after: Evaluation | None) -> str:
+    """Whether almost no answer could be extracted in the last evaluation."""
+    last = after or before
+    if last is None or (readable := _readable(last)) > _FEW_ANSWERS * last.n:
+        return ""
+    found = f"An answer could be extracted from only {readable} of {last.n} completions"
+    if after is not None and before is not None and _readable(before) > _FEW_ANSWERS * before.n:
+        lost = f"and from {_readable(before)} before training, so the policy lost the answer format"
+        return f"{found}, {lost}. {_lower(config)}"
+    return (
+        f"{found}. Read the samples: the prompt may lack the chat template (`prompt_template`), the model may not "
+        f"know the format (#### answer), or `max_completion_length` ({config.max_completion_length}) may be too small."
+    )
+
+
+def _lower(config: GRPOConfig) -> str:
+    rate = config.learning_rate
+    return f"The learning rate is probably too high: lower `learning_rate` from {rate:g} to {rate / 3:.1g}."
+
+
+def _readable(evaluation: Evaluation) -> int:
+    return sum(answer is not None for answer in evaluation.answers)
+
+
+def _ends(history: Sequence[Mapping[str, float]], name: str) -> tuple[float, float]:
+    """The means of a metric over the first and over the last steps."""
+    values = [step[name] for step in history]
+    return _mean(values[:_FEW]), _mean(values[-_FEW:])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

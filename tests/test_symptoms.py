@@ -1,0 +1,152 @@
+"""Warnings about runs that learned nothing or became worse: each symptom by hand, and on real runs."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from small_policy import brevity
+
+from grpo_edu.checks.inputs import stored_curves
+from grpo_edu.cli.train import training_text
+from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import Evaluation
+from grpo_edu.runs.run import run_training
+from grpo_edu.runs.summary import summary
+from grpo_edu.runs.symptoms import find_symptoms
+
+CONFIG = GRPOConfig(learning_rate=3e-4)
+HEALTHY = {
+    "reward": 0.5,
+    "grad_norm": 0.7,
+    "frac_reward_zero_std": 0.1,
+    "entropy": 0.3,
+    "completions/clipped_ratio": 0.0,
+}
+TIED = HEALTHY | {"grad_norm": 0.0, "frac_reward_zero_std": 1.0}
+UNPAID = TIED | {"reward": 0.0}
+
+
+def steps(first, last=None):
+    """A run of ten steps: five like the first, then five like the last."""
+    return [first] * 5 + [first if last is None else last] * 5
+
+
+def evaluation(correct, answers, n=100):
+    """Of n problems, the first `correct` are solved, and the first `answers` completions have an answer."""
+    texts = [str(row) for row in range(n)]
+    found = ["7" if row < answers else None for row in range(n)]
+    return Evaluation(texts, ["basic"] * n, texts, found, [row < correct for row in range(n)])
+
+
+GOOD = evaluation(50, 100)
+
+
+@pytest.mark.parametrize(
+    ("history", "config", "before", "after", "words"),
+    [
+        (steps(UNPAID), CONFIG, GOOD, GOOD, "No step had a gradient.*reward was 0.*cannot read.*solved 50%.*Call it"),
+        (steps(UNPAID), CONFIG, evaluation(0, 90), None, "No step had a gradient.*ten samples.*chat template.*`data`"),
+        (
+            steps(UNPAID | {"completions/clipped_ratio": 1.0}),
+            CONFIG,
+            GOOD,
+            GOOD,
+            "100%.*truncated.*completion_length.* 96",
+        ),
+        (steps(TIED), replace(CONFIG, num_generations=2), GOOD, GOOD, "No step.*`num_generations` is 2.*8"),
+        (steps(TIED | {"reward": 1.0}), CONFIG, evaluation(95, 100), None, "No step.*solved 95%.*harder `data`"),
+        (steps(TIED | {"reward": 1.0}), CONFIG, GOOD, GOOD, "No step.*wrong completions.*pay for anything"),
+        (
+            steps(HEALTHY | {"frac_reward_zero_std": 0.6}),
+            CONFIG,
+            GOOD,
+            GOOD,
+            "60% of the groups were tied.*`temperature`",
+        ),
+        (
+            steps(HEALTHY, UNPAID),
+            CONFIG,
+            GOOD,
+            GOOD,
+            "reward fell from 0.50 to 0.00.*`learning_rate` from 0.0003 to 0.0001",
+        ),
+        (
+            steps(HEALTHY, HEALTHY | {"entropy": 6.5}),
+            CONFIG,
+            GOOD,
+            GOOD,
+            "entropy .* 0.3 to 6.5.*at random.*learning_rate",
+        ),
+        (
+            steps(HEALTHY, TIED | {"entropy": 0.001}),
+            CONFIG,
+            GOOD,
+            GOOD,
+            "entropy .* 0.3 to 0.001.*alike.*`temperature`",
+        ),
+        (steps(HEALTHY), CONFIG, GOOD, evaluation(20, 100), "accuracy fell from 50% to 20%.*p = .*`learning_rate`"),
+        (
+            steps(HEALTHY, HEALTHY | {"reward": 0.9}),
+            CONFIG,
+            GOOD,
+            evaluation(20, 100),
+            "fell.*although.*0.50 to 0.90.*pays",
+        ),
+        (steps(HEALTHY), CONFIG, evaluation(0, 0), evaluation(0, 0), "only 0 of 100.*`prompt_template`.*#### answer"),
+        (steps(HEALTHY), CONFIG, GOOD, evaluation(50, 2), "only 2 of 100.*100 before.*lost the answer format"),
+    ],
+)
+def test_a_symptom_is_named_with_cause_and_remedy(history, config, before, after, words):
+    (text,) = find_symptoms(history, config, before, after)
+    assert re.search(words, text)
+
+
+def test_all_completions_truncated_and_left_out():
+    history = steps(HEALTHY | {"grad_norm": 0.0, "completions/clipped_ratio": 1.0})
+    (text,) = find_symptoms(history, replace(CONFIG, mask_truncated_completions=True), GOOD, GOOD)
+    assert re.search("No step had a gradient.*mask_truncated_completions.*`max_completion_length`", text)
+
+
+@pytest.mark.parametrize(
+    ("history", "before", "after"),
+    [
+        (steps(HEALTHY, HEALTHY | {"reward": 0.9}), GOOD, evaluation(80, 100)),
+        (steps(HEALTHY), GOOD, evaluation(48, 100)),  # within chance
+        (steps(HEALTHY, TIED | {"reward": 1.0, "entropy": 0.001}), GOOD, evaluation(99, 100)),  # solved
+        (steps(UNPAID | {"grad_norm": 0.1}, HEALTHY), evaluation(1, 90), evaluation(50, 100)),  # a slow start
+        ([HEALTHY], GOOD, None),
+        ([], GOOD, None),
+    ],
+)
+def test_a_run_that_learns_or_only_varies_gets_no_warning(history, before, after):
+    assert find_symptoms(history, CONFIG, before, after) == []
+
+
+def test_the_stored_runs_of_the_diagnosis_lab_are_told_apart():
+    """The curves have no gradient norms; a tied batch has none."""
+    visible = ("reward always 0", "chat template skipped", "length truncation", "tied rewards", "lr too high")
+    for arm in (*visible, "KL wrong sign", "healthy", "groups mixed", "EOS masked"):
+        for curves in stored_curves(arm):
+            pairs = zip(curves["reward"], curves["frac_reward_zero_std"], strict=True)
+            history = [{"reward": r, "frac_reward_zero_std": tied, "grad_norm": float(tied < 1)} for r, tied in pairs]
+            assert bool(find_symptoms(history, CONFIG)) == (arm in (*visible, "KL wrong sign")), arm
+
+
+def test_a_run_that_learned_nothing_says_so_everywhere(policy_dir, tmp_path):
+    def nothing(completions, **columns):
+        return [0.0] * len(completions)
+
+    config = GRPOConfig(num_generations=4, prompts_per_step=2, max_completion_length=24, max_steps=2)
+    options = dict(config=config, n=6, greedy=False, progress=False)
+    result = run_training(policy_dir, rewards=nothing, output=tmp_path / "run", **options)
+    (warning,) = [text for text in result.warnings if "No step had a gradient" in text]
+    assert f"- {warning}" in (tmp_path / "run" / "summary.md").read_text()
+    assert warning in json.loads((tmp_path / "run" / "result.json").read_text())["warnings"]
+    assert "Warning: No step had a gradient" in training_text(result) and "--max-completion-length" in training_text(
+        result
+    )
+    paid = run_training(policy_dir, rewards=brevity, output=tmp_path / "paid", **options)
+    assert not any("gradient" in text for text in paid.warnings)
+    readable = replace(paid, before=GOOD, after=GOOD)
+    assert "## Warnings" not in summary(readable) and "Warning" not in training_text(readable)
