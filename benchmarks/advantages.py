@@ -1,4 +1,4 @@
-"""The claims of notebook 03 about training, on five seeds: ``python -m benchmarks.advantages``.
+"""The claims of notebook 04 about training, on five seeds: ``python -m benchmarks.advantages``.
 
 Four ways to make advantages from the same rewards, and a fifth run that spends the same 128 completions a step on
 groups of two, train the tiny model; each is judged on the same 300 held-out problems. Writes

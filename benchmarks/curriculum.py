@@ -1,4 +1,4 @@
-"""What curricula forget, on five seeds: ``python -m benchmarks.curriculum``, the study behind notebook 08.
+"""What curricula forget, on five seeds: ``python -m benchmarks.curriculum``, the study behind notebook 10.
 
 Three unlike tasks one after the other, supervised and by GRPO, under several protections; the three levels for
 comparison; and how far five ways to a Fisher agree. Everything of one seed starts from the shipped model, and the

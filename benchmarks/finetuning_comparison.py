@@ -116,7 +116,7 @@ def paired(runs: list[dict], one: str, other: str) -> list[dict]:
 
 
 def verdicts(before: dict, tuning: list[dict], runs: list[dict]) -> dict[str, bool]:
-    """The statements that notebook 09 makes, each judged on every seed that was run."""
+    """The statements that notebook 11 makes, each judged on every seed that was run."""
     start = [right == "1" for right in before["solved"]]
     gains = [(row["k"] - before["k"], mcnemar(start, [right == "1" for right in row["solved"]])) for row in runs]
     best, kinds = best_rates(tuning), ("GRPO", "supervised")

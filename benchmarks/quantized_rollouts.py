@@ -81,7 +81,7 @@ def summaries(runs: Sequence[dict]) -> dict[str, dict]:
 
 
 def verdicts(runs: Sequence[dict], found: dict[str, dict]) -> dict[str, bool]:
-    """The statements of notebook 07 on quantized rollouts."""
+    """The statements of notebook 09 on quantized rollouts."""
     from grpo_edu import wilson_interval
 
     base = {run["seed"]: run for run in runs if run["condition"] == "float32"}

@@ -1,4 +1,4 @@
-"""Fabricated submissions of notebook 03, right, wrong, broken and hostile, with what each must earn.
+"""Fabricated submissions of notebook 04, right, wrong, broken and hostile, with what each must earn.
 
 ``python tests/forty_submissions.py FOLDER`` writes them, to be graded by hand.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-NAME = "03_group_advantages"
+NAME = "04_group_advantages"
 # Points of its five questions: tie_probability 3, group_advantages 5, degenerate_groups 4, rloo_advantages 3,
 # best_baseline 4.
 ALL = 19
@@ -304,25 +304,25 @@ def write_submissions(folder, targets):
     whole = json.dumps(right())
     files = {
         "renamed/my homework (1).ipynb": (whole.encode(), Expected(19, "found under the name my homework")),
-        "nested/deep/down/03_group_advantages-Copy1.ipynb": (whole.encode(), Expected(19)),
-        "no_notebook/03_group_advantages.ipynb": (b"My dog ate it.\n", Expected(0, "no JSON")),
-        "other_json/03_group_advantages.ipynb": (b'{"a": [1, 2]}', Expected(0, "no cells")),
-        "deep_json/03_group_advantages.ipynb": (b"[" * 200_000, Expected(0, "no JSON")),
-        "empty_file/03_group_advantages.ipynb": (b"", Expected(0, "is empty")),
-        "other_notebook/03_group_advantages.ipynb": (
+        "nested/deep/down/04_group_advantages-Copy1.ipynb": (whole.encode(), Expected(19)),
+        "no_notebook/04_group_advantages.ipynb": (b"My dog ate it.\n", Expected(0, "no JSON")),
+        "other_json/04_group_advantages.ipynb": (b'{"a": [1, 2]}', Expected(0, "no cells")),
+        "deep_json/04_group_advantages.ipynb": (b"[" * 200_000, Expected(0, "no JSON")),
+        "empty_file/04_group_advantages.ipynb": (b"", Expected(0, "is empty")),
+        "other_notebook/04_group_advantages.ipynb": (
             json.dumps({"cells": [{"cell_type": "code", "source": ["1 + 1"]}]}).encode(),
             Expected(0, "none of the questions"),
         ),
         "a_document/answers.pdf": (b"%PDF-1.4 ...", Expected(0, "no notebook")),
-        "utf_16/03_group_advantages.ipynb": (whole.encode("utf-16"), Expected(19, "utf-16")),
-        "latin/03_group_advantages.ipynb": (
+        "utf_16/04_group_advantages.ipynb": (whole.encode("utf-16"), Expected(19, "utf-16")),
+        "latin/04_group_advantages.ipynb": (
             json.dumps(right("word = 'déjà vu'"), ensure_ascii=False).encode("cp1252", "replace"),
             Expected(19, "cp1252"),
         ),
-        "=1+1 <b>Ünï \"x\" 'y'/03_group_advantages.ipynb": (whole.encode(), Expected(19)),
-        "flat_student_03_group_advantages.ipynb": (whole.encode(), Expected(19)),
-        "doejane_4711_815_03_group_advantages.ipynb": (whole.encode(), Expected(19)),
-        "Max Muster_42_assignsubmission_file_/03_group_advantages.ipynb": (whole.encode(), Expected(19)),
+        "=1+1 <b>Ünï \"x\" 'y'/04_group_advantages.ipynb": (whole.encode(), Expected(19)),
+        "flat_student_04_group_advantages.ipynb": (whole.encode(), Expected(19)),
+        "doejane_4711_815_04_group_advantages.ipynb": (whole.encode(), Expected(19)),
+        "Max Muster_42_assignsubmission_file_/04_group_advantages.ipynb": (whole.encode(), Expected(19)),
     }
     for name, (content, what) in files.items():
         path = folder / name

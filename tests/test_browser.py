@@ -69,7 +69,7 @@ def check_no_errors(notebook):
 
 
 @pytest.mark.parametrize(
-    ("name", "theme"), [("00_start_here", "light"), ("00_start_here", "dark"), ("05_grpo_run", "dark")]
+    ("name", "theme"), [("00_start_here", "light"), ("00_start_here", "dark"), ("07_grpo_run", "dark")]
 )
 def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, theme):
     notebook = open_notebook(name, theme)
@@ -92,7 +92,7 @@ def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, 
 
 
 def test_mathematics_is_typeset(open_notebook):
-    notebook = open_notebook("05_grpo_run", "light")
+    notebook = open_notebook("07_grpo_run", "light")
     page = notebook.page
     check_pictures(notebook)
     sources = [cell.source for cell in notebook.stored.cells if cell.cell_type == "markdown"]

@@ -18,7 +18,7 @@ from grpo_edu.cli.main import main
 
 pytestmark = pytest.mark.browser
 
-NAME = "03_group_advantages"
+NAME = "04_group_advantages"
 WRONG = RIGHT["group_advantages"].replace("group.std()", "group.std(unbiased=False)")
 SECONDS = 60  # generous: the first cell imports torch
 
@@ -80,7 +80,7 @@ def test_a_wrong_answer_is_named_a_right_one_passes_and_the_saved_file_is_graded
     shutil.copyfile(saved, tmp_path / "in" / "ana" / "my homework.ipynb")
     assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--workers", "1"]) == 0
     (row,) = csv.DictReader((tmp_path / "out" / "grades.csv").read_text().splitlines())
-    assert (row["03 group_advantages"], row["03 tie_probability"], row["03 rloo_advantages"]) == ("5", "0", "0")
+    assert (row["04 group_advantages"], row["04 tie_probability"], row["04 rloo_advantages"]) == ("5", "0", "0")
     look_at_pages(browser, tmp_path / "out")
 
 

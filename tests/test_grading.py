@@ -67,7 +67,7 @@ def test_a_row_and_the_right_points_for_everybody(graded):
     assert {student: earned[student] for student in known} == known
     for row in rows.values():
         assert int(row["out of"]) == ALL
-        assert sum(int(value) for name, value in row.items() if name.startswith("03 ")) == int(row["total"])
+        assert sum(int(value) for name, value in row.items() if name.startswith("04 ")) == int(row["total"])
 
 
 def test_a_word_on_each_trouble_and_none_without_one(graded):
@@ -116,7 +116,7 @@ def test_the_summary_shows_the_class(graded):
     output, expected, _ = graded
     page = (output / "summary.html").read_text()
     assert f"{len(expected)} students" in page and page.count("<img alt=") == 2
-    for word in ("03 group_advantages", "Most frequent mistakes", "had to be killed", "Worth a look", "Seed"):
+    for word in ("04 group_advantages", "Most frequent mistakes", "had to be killed", "Worth a look", "Seed"):
         assert word in page
 
 

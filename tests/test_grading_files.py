@@ -7,7 +7,7 @@ import pytest
 
 from grpo_edu.grading.files import LARGEST, find_submissions, read_notebook
 
-MASTERS = ["03_group_advantages", "04_grpo_objective"]
+MASTERS = ["04_group_advantages", "05_grpo_objective"]
 SMALL = json.dumps({"cells": [{"cell_type": "code", "source": ["a = 1\n", "b"]}], "nbformat": 4})
 
 
@@ -27,12 +27,12 @@ def found_in(folder):
     ("names", "students"),
     [
         (["ana/x.ipynb", "bo/deep/y.ipynb"], {"ana": 1, "bo": 1}),
-        (["ana_03_group_advantages.ipynb", "03_group_advantages - bo.ipynb"], {"ana": 1, "bo": 1}),
-        (["doejane_11_22_03_group_advantages.ipynb", "doejane_11_23_04_grpo_objective-1.ipynb"], {"doejane": 2}),
+        (["ana_04_group_advantages.ipynb", "04_group_advantages - bo.ipynb"], {"ana": 1, "bo": 1}),
+        (["doejane_11_22_04_group_advantages.ipynb", "doejane_11_23_05_grpo_objective-1.ipynb"], {"doejane": 2}),
         (["doejane_LATE_11_22_anything.ipynb"], {"doejane": 1}),
-        (["Ana M_77_assignsubmission_file_/03_group_advantages.ipynb"], {"Ana M": 1}),
+        (["Ana M_77_assignsubmission_file_/04_group_advantages.ipynb"], {"Ana M": 1}),
         (["homework of bo.ipynb"], {"homework of bo": 1}),
-        (["submitted/ana/03/03_group_advantages.ipynb", "nbgrader_config.py", "source/03/x.ipynb"], {"ana": 1}),
+        (["submitted/ana/03/04_group_advantages.ipynb", "nbgrader_config.py", "source/03/x.ipynb"], {"ana": 1}),
         (["ana/.ipynb_checkpoints/x.ipynb", "ana/x.ipynb", "__MACOSX/ana/x.ipynb", ".DS_Store"], {"ana": 1}),
     ],
 )
@@ -42,17 +42,17 @@ def test_each_layout_gives_its_students(tmp_path, names, students):
 
 
 def test_a_students_own_folder_is_one_student(tmp_path):
-    lay(tmp_path / "carla", "03_group_advantages.ipynb", "04_grpo_objective.ipynb")
+    lay(tmp_path / "carla", "04_group_advantages.ipynb", "05_grpo_objective.ipynb")
     assert list(found_in(tmp_path / "carla")) == ["carla"]
 
 
 def test_numbers_of_the_platform_are_kept(tmp_path):
-    lay(tmp_path, "doejane_11_22_03_group_advantages.ipynb", "Ana M_77_assignsubmission_file_/x.ipynb")
+    lay(tmp_path, "doejane_11_22_04_group_advantages.ipynb", "Ana M_77_assignsubmission_file_/x.ipynb")
     assert {one.student: one.lms_id for one in find_submissions(tmp_path, MASTERS)} == {"doejane": "11", "Ana M": "77"}
 
 
 def test_a_notebook_under_another_ending_is_found_and_a_document_is_not(tmp_path):
-    lay(tmp_path, "ana/03_group_advantages.ipynb.txt", "bo/x.ipynb")
+    lay(tmp_path, "ana/04_group_advantages.ipynb.txt", "bo/x.ipynb")
     (tmp_path / "bo" / "notes.txt").write_text("hello")
     (tmp_path / "cy").mkdir()
     (tmp_path / "cy" / "notes.txt").write_text("hello")

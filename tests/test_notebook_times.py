@@ -21,7 +21,7 @@ def test_the_memory_of_a_child_is_seen():
 
 
 def test_what_is_promised_is_judged():
-    good = {"00_a": {"seconds": 119, "peak": 1}, "08_b": {"seconds": 200, "peak": 1}}
+    good = {"00_a": {"seconds": 119, "peak": 1}, "10_b": {"seconds": 200, "peak": 1}}
     assert all(verdicts(good).values())
     assert list(verdicts({"00_a": {"seconds": 121, "peak": 1}}).values()) == [False, True]
     many = {f"0{number}_a": {"seconds": 110, "peak": 1} for number in range(9)}

@@ -188,7 +188,7 @@ def test_fine_tuning_pairs_the_same_problems():
     assert finetuning_comparison.paired(rows, "one", "other") == [{"seed": 7, "points": 30.0, "p": 0.375}]
 
 
-# ---- notebook 08 ----
+# ---- notebook 10 ----
 
 
 def test_the_curriculum_study_is_whole_and_its_measures_follow_from_its_counts():
@@ -210,7 +210,7 @@ def test_the_curriculum_study_is_whole_and_its_measures_follow_from_its_counts()
         assert name == "none" or float(name.split()[1]) == Protection(**options).strength
 
 
-# ---- notebook 10 ----
+# ---- notebook 12 ----
 
 
 def test_the_broken_runs_are_whole_and_their_comparisons_follow():

@@ -2,7 +2,8 @@
 
 Every exercise is one `Exercise`, which is called with the student's function:
 ``check_group_advantages(group_advantages)``. There is one module for each notebook's exercises; `core`, `compare` and
-`feedback` are the engine. ``python -m grpo_edu.checks`` tries every check on right and wrong answers.
+`feedback` are the engine. ``python -m grpo_edu.checks`` tries every check on right and wrong answers. `your_turn` is
+the feedback on the short questions inside the notebooks.
 """
 
 from importlib import import_module
@@ -38,7 +39,11 @@ def exercises() -> dict[str, "Exercise"]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `check_NAME` on first use."""
+    """Import `check_NAME` or `your_turn` on first use."""
+    if name == "your_turn":
+        from grpo_edu.checks.quick import your_turn
+
+        return your_turn
     if name.startswith("check_"):
         known = exercises()
         if name.removeprefix("check_") in known:

@@ -1,7 +1,7 @@
 """What an evaluation can show: coverage of intervals, power of tests, problems needed, and an audit of claims.
 
 The statistics are pure functions of counts and shares. Binomial sums are taken in full, so nothing here is simulated.
-The claims that notebook 06 audits are in ``data/claims.json``: documents about training with GRPO on a CPU or a small
+The claims that notebook 08 audits are in ``data/claims.json``: documents about training with GRPO on a CPU or a small
 GPU, quoted as they were printed and cut only where "…" stands. The notebook computes whether a claim holds.
 """
 
