@@ -18,6 +18,7 @@ TOPICS = (  # modules of this folder, in the order of the course
     "policy_gradients",
     "group_advantages",
     "objective",
+    "losses",
     "grpo_run",
     "evaluation",
     "quantization",
