@@ -15,7 +15,7 @@ import nbformat
 REPOSITORY = Path(__file__).resolve().parents[1]
 NAME = "04_group_advantages"
 # Points of its five questions: tie_probability 3, group_advantages 5, degenerate_groups 4, rloo_advantages 3,
-# best_baseline 4.
+# dynamic_sampling 4.
 ALL = 19
 
 RIGHT = {
@@ -32,9 +32,9 @@ RIGHT = {
     "rloo_advantages": "def rloo_advantages(rewards, num_generations):\n"
     "    groups = rewards.view(-1, num_generations)\n"
     "    return ((groups - groups.mean(dim=1, keepdim=True)) * num_generations / (num_generations - 1)).flatten()",
-    "best_baseline": "def best_baseline(probabilities, rewards):\n"
-    "    weights = probabilities * (1 - 2 * probabilities + probabilities.square().sum())\n"
-    "    return (weights * rewards).sum() / weights.sum()",
+    "dynamic_sampling": "def dynamic_sampling(rewards, num_generations, groups_needed):\n"
+    "    groups = rewards.view(-1, num_generations)\n"
+    "    return (groups != groups[:, :1]).any(dim=1).nonzero().flatten()[:groups_needed]",
 }
 LOOP = "def tie_probability(p, num_generations):\n    while True:\n        pass"
 DEAF = (

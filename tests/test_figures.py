@@ -231,7 +231,10 @@ NUMBERS = {
     ),
     # one of eight right: mean 1/8, sample standard deviation 0.3536
     "by count": (
-        lambda scaled, centered: (lines(scaled)["of a right one"][0], lines(centered)["of a wrong one"][0]),
+        lambda scaled, centered: (
+            lines(scaled)["of a right completion"][0],
+            lines(centered)["of a wrong completion"][0],
+        ),
         ((1, 0.875 / 0.3537), (1, -0.125)),
     ),
     # of one group, centered: 1.5 with one or three right and 2 with two; scaled: 1.5 / 0.5 against 2 / 0.5774

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 TOPICS = (  # modules of this folder, in the order of the course
     "cpu_setup",
     "reward_functions",
+    "policy_gradients",
     "group_advantages",
     "objective",
     "losses",

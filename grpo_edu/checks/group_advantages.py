@@ -1,4 +1,4 @@
-"""Exercises on group advantages, tied groups and baselines."""
+"""Exercises on group advantages, tied groups, dynamic sampling and leave-one-out."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ check_group_advantages = Exercise(
             _in_groups(lambda groups: _centered(groups) / (groups.std() + 1e-4)),
         ),
         "the mean is that of the batch": Mistake(
-            "A completion competes with its siblings only.",
+            "A completion is compared with its own group only.",
             _in_groups(lambda groups: (groups - groups.mean()) / (groups.std(dim=1, keepdim=True) + 1e-4)),
         ),
         "the whole batch is one group": Mistake(
-            "A completion competes with its siblings only.",
+            "A completion is compared with its own group only.",
             _in_groups(lambda groups: (groups - groups.mean()) / (groups.std() + 1e-4)),
         ),
         "it is divided by the variance": Mistake(
@@ -137,7 +137,7 @@ check_group_advantages = Exercise(
             _in_groups(lambda groups: _centered(groups) / (groups.var(dim=1, keepdim=True) + 1e-4)),
         ),
         "the sign is turned": Mistake(
-            "A completion that is better than its siblings has a positive advantage.",
+            "A completion that is better than its group has a positive advantage.",
             lambda rewards, g: -group_advantages(rewards, g),
         ),
         "nothing is divided by the standard deviation": Mistake(
@@ -299,7 +299,7 @@ check_rloo_advantages = Exercise(
             ),
         ),
         "the others are those of the whole batch": Mistake(
-            "Only siblings answer the same prompt.",
+            "Only the completions of a group answer the same prompt.",
             lambda rewards, g: rewards - (rewards.sum() - rewards) / (len(rewards) - 1),
         ),
         "the sign is turned": Mistake(
@@ -310,79 +310,88 @@ check_rloo_advantages = Exercise(
 )
 
 
-# ---- best_baseline ----
+# ---- dynamic_sampling ----
 
 
-def best_baseline(probabilities: Tensor, rewards: Tensor) -> Tensor:
-    """E[|g|² R] / E[|g|²], with g the gradient of log π(a) for the scores of a softmax: one at a, minus π."""
-    grad_logp = torch.eye(len(probabilities)) - probabilities
-    weights = probabilities * grad_logp.square().sum(dim=1)
-    return weights @ rewards / weights.sum()
+def dynamic_sampling(rewards: Tensor, num_generations: int, groups_needed: int) -> Tensor:
+    """The numbers (K,) of the first groups that do not tie, in order, at most `groups_needed`."""
+    tied = advantages.degenerate_groups(rewards, num_generations)
+    return (~tied).nonzero().flatten()[:groups_needed]
 
 
-def _some_policy(answers: int, shift: float) -> Callable[[random.Random], Call]:
-    """A policy of twentieths, and rewards that differ, all larger by `shift`."""
+def _many_groups(few: bool) -> Callable[[random.Random], Call]:
+    """Ten groups of four, two or three of them all wrong, two or three all right, one tied at 0.7."""
 
     def draw(rng: random.Random) -> Call:
-        while True:
-            cuts = [0, *sorted(rng.sample(range(1, 20), answers - 1)), 20]
-            shares = [high - low for low, high in zip(cuts, cuts[1:], strict=False)]
-            rewards = [rng.randrange(-2, 5) / 2 for _ in shares]
-            if len(set(shares)) > 1 and len(set(rewards)) > 1:
-                return call(torch.tensor(shares) / 20, torch.tensor(rewards) + shift)
+        all_right, all_wrong = rng.choice([2, 3]), rng.choice([2, 3])
+        groups = [torch.ones(4)] * all_right + [torch.zeros(4)] * all_wrong + [torch.full((4,), 0.7)]
+        informative = 10 - len(groups)
+        for _ in range(informative):
+            row = [0.0, 1.0, rng.choice([0.0, 1.0]), rng.choice([0.0, 1.0])]
+            groups.append(torch.tensor(rng.sample(row, 4)))
+        rng.shuffle(groups)
+        needed = informative + rng.choice([1, 2]) if few else informative - 1
+        return call(torch.cat(groups), 4, needed)
 
     return draw
 
 
-def _weighted_by(weights_of: Callable[[Tensor], Tensor]) -> Callable:
-    """A mean of the rewards with other weights."""
-
-    def wrong(probabilities, rewards):
-        weights = weights_of(probabilities)
-        return weights @ rewards / weights.sum()
-
-    return wrong
+def _groups_where(keep: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int, int], Tensor]:
+    """A wrong answer that keeps other rows of the (N, G) rewards."""
+    return lambda rewards, g, needed: keep(rewards.view(-1, g)).nonzero().flatten()[:needed]
 
 
-def _lengths(probabilities: Tensor) -> Tensor:
-    return (torch.eye(len(probabilities)) - probabilities).norm(dim=1)
-
-
-check_best_baseline = Exercise(
-    best_baseline,
+check_dynamic_sampling = Exercise(
+    dynamic_sampling,
     parts=(
-        Part("policies of three answers and of four", 3, lambda rng: _some_policy(rng.choice([3, 4]), 0.0)(rng)),
-        Part("a teacher who adds 10 to each reward", 1, _some_policy(3, 10.0)),
+        Part("more groups than are needed", 3, _many_groups(few=False)),
+        Part("fewer groups than are needed", 1, _many_groups(few=True)),
     ),
     mistakes={
-        "it is the expected reward": Mistake(
-            "A good baseline, but not the best: an answer with a long gradient counts for more.",
-            _weighted_by(lambda p: p),
+        "groups that are all right are kept": Mistake(
+            "Groups that are all right have no gradient either.",
+            _groups_where(lambda groups: (groups > 0).any(dim=1) & (groups != 0.7).any(dim=1)),
+            also=(_groups_where(lambda groups: (groups != 0).any(dim=1)),),
         ),
-        "the probabilities are missing": Mistake(
-            "Both means are over answers as the policy draws them.", _weighted_by(lambda p: _lengths(p) ** 2)
+        "groups that are all wrong are kept": Mistake(
+            "Groups that are all wrong have no gradient either.",
+            _groups_where(lambda groups: (groups < 1).any(dim=1)),
+            also=(_groups_where(lambda groups: (groups < 1).any(dim=1) & (groups != 0.7).any(dim=1)),),
         ),
-        "the length of the gradient is not squared": Mistake(
-            "|g|² is the sum of the squares of its entries.", _weighted_by(lambda p: p * _lengths(p))
+        "only ties at 0 and at 1 are dropped": Mistake(
+            "Four rewards of 0.7 tie as well: are all rewards of the group equal?",
+            _groups_where(lambda groups: ~((groups == 0).all(dim=1) | (groups == 1).all(dim=1))),
         ),
-        "only one entry of the gradient is taken": Mistake(
-            "The other answers' scores have a gradient as well: −π for each of them.",
-            _weighted_by(lambda p: p * (1 - p) ** 2),
+        "the tied groups are kept": Mistake(
+            "Keep the groups that do *not* tie.", _groups_where(lambda groups: _all_equal(groups)[:, 0])
         ),
-        "columns are added up, not rows": Mistake(
-            "Row a of eye − probabilities is answer a's gradient: sum(dim=1).",
-            _weighted_by(lambda p: p * (torch.eye(len(p)) - p).square().sum(dim=0)),
+        "more groups are returned than are needed": Mistake(
+            "The update needs `groups_needed` groups; cut the list there.",
+            lambda rewards, g, needed: dynamic_sampling(rewards, g, len(rewards)),
         ),
-        "below, the probabilities are missing": Mistake(
-            "E[|g|²] is a mean as well: weigh |g|² with the probabilities.",
-            lambda p, rewards: (p * _lengths(p) ** 2) @ rewards / (_lengths(p) ** 2).sum(),
+        "the first groups are taken before ties are dropped": Mistake(
+            "Drop the ties first, then take the first `groups_needed` of what is left.",
+            lambda rewards, g, needed: dynamic_sampling(rewards[: needed * g], g, needed),
         ),
-        "it is not divided by the mean of |g|²": Mistake(
-            "Were all rewards 1, what would the baseline have to be?",
-            lambda p, rewards: (p * _lengths(p) ** 2) @ rewards,
+        "the last groups are taken": Mistake(
+            "Sampling stops as soon as there are enough groups: take the first ones.",
+            lambda rewards, g, needed: dynamic_sampling(rewards, g, len(rewards))[-needed:],
         ),
-        "it is the plain mean of the rewards": Mistake(
-            "The policy does not draw all answers equally often.", lambda p, rewards: rewards.mean()
+        "these are rows, not groups": Mistake(
+            "One number per group: row 0 to G − 1 are group 0.",
+            lambda rewards, g, needed: (dynamic_sampling(rewards, g, needed)[:, None] * g + torch.arange(g)).flatten(),
+            also=(lambda rewards, g, needed: dynamic_sampling(rewards, g, needed) * g,),
+        ),
+        "this is a mask": Mistake(
+            "Return the numbers of the groups: `nonzero()` turns a mask into them.",
+            lambda rewards, g, needed: ~advantages.degenerate_groups(rewards, g),
+        ),
+        "the result has two dimensions": Mistake(
+            "`nonzero()` returns a column; flatten it to shape (K,).",
+            lambda rewards, g, needed: dynamic_sampling(rewards, g, needed)[:, None],
+        ),
+        "counting begins at 1": Mistake(
+            "The first group is number 0.", lambda rewards, g, needed: dynamic_sampling(rewards, g, needed) + 1
         ),
     },
 )

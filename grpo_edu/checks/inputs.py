@@ -123,6 +123,16 @@ def penalty_slopes(penalty_of: Callable[..., Any], weights: Weights, *rest: Any)
     return {"penalty": "a tensor with a gradient", **found}
 
 
+def loss_slope(loss_of: Callable[..., Any], logps: Tensor, *rest: Any) -> dict[str, Any]:
+    """What kind of thing the loss is, and its gradient with respect to the log-probabilities."""
+    leaf = logps.clone().requires_grad_()
+    loss = loss_of(leaf, *rest)
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        return {"loss": f"{kind(loss)} without a gradient", "gradient": None}
+    (slope,) = torch.autograd.grad(loss.sum(), leaf)
+    return {"loss": "a tensor with a gradient", "gradient": slope}
+
+
 @dataclass(frozen=True)
 class Diagonal:
     """One way to make a diagonal (D,) of scores (n, D). way: 0 to 2 are right, 3 and 4 square a mean."""

@@ -27,12 +27,13 @@ def group_dots(rewards: Tensor, num_generations: int, *, scale_rewards: str = "g
 
     >>> figure = group_dots(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
     >>> [axes.get_title(loc="left") for axes in figure.axes]
-    ['Rewards', 'Advantages']
+    ['Rewards', 'Advantages within each group']
     """
     advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
     figure, panels = panel_grid(2)
-    for axes, title, values in zip(panels, ("Rewards", "Advantages"), (rewards, advantages), strict=True):
-        style_axes(axes, title, title.lower().removesuffix("s"), "row of the batch")
+    titles = {"reward": "Rewards", "advantage": "Advantages within each group"}
+    for axes, name, values in zip(panels, titles, (rewards, advantages), strict=True):
+        style_axes(axes, titles[name], name, "row of the batch")
         for number, group in enumerate(values.view(-1, num_generations).tolist()):
             rows = range(number * num_generations, (number + 1) * num_generations)
             axes.plot(rows, group, linestyle="none", label=f"group {number}", **look(number))
@@ -51,7 +52,9 @@ def tie_curves(sizes: Sequence[int] = (2, 4, 8, 16)) -> "Figure":
     ['G = 2', 'G = 8']
     """
     figure, (axes,) = panel_grid(1)
-    style_axes(axes, "Groups that tie", "probability", "p, the chance that one completion is right")
+    style_axes(
+        axes, "Larger groups tie less often", "probability of a tie", "p, the probability that one completion is right"
+    )
     shares = [number / 100 for number in range(101)]
     for number, size in enumerate(sizes):
         chances = [tie_probability(share, size) for share in shares]
@@ -86,10 +89,10 @@ def tie_shares(
         if len(values) != len(sizes):
             raise ValueError(f"{name} must have one value per size, so {len(sizes)}; got {len(values)}")
     figure, (left, right) = panel_grid(2, height=3.4)
-    style_axes(left, "Questions differ", "questions", "share of right completions")
+    style_axes(left, "Questions differ in difficulty", "questions", "share of right completions")
     left.hist(rates, bins=[number / 10 for number in range(11)], color=look(0)["color"], edgecolor=PAPER)
     left.grid(visible=False, axis="x")
-    style_axes(right, "Groups that tie", "share of groups", "G, completions a group")
+    style_axes(right, "One p for all predicts too few ties", "share of groups that tie", "G, completions per group")
     places = range(len(sizes))
     for number, (name, values) in enumerate(formulas.items(), start=1):
         right.plot(places, values, label=name, linewidth=1.5, **look(number))
@@ -110,14 +113,20 @@ def advantages_by_count(num_generations: int) -> "Figure":
     """
     counts = range(1, num_generations)
     figure, panels = panel_grid(2)
-    for axes, scaling, title in zip(panels, ("group", "none"), ("Centered and scaled", "Centered"), strict=True):
+    for axes, scaling, title in zip(
+        panels, ("group", "none"), ("Scaled: rare outcomes count most", "Centered only"), strict=True
+    ):
         style_axes(axes, title, "advantage", f"right completions among {num_generations}")
         groups = [
             group_advantages(_with_right(count, num_generations), num_generations, scale_rewards=scaling)
             for count in counts
         ]
-        axes.plot(counts, [float(group[0]) for group in groups], label="of a right one", linewidth=1.8, **look(0))
-        axes.plot(counts, [float(group[-1]) for group in groups], label="of a wrong one", linewidth=1.8, **look(1))
+        axes.plot(
+            counts, [float(group[0]) for group in groups], label="of a right completion", linewidth=1.8, **look(0)
+        )
+        axes.plot(
+            counts, [float(group[-1]) for group in groups], label="of a wrong completion", linewidth=1.8, **look(1)
+        )
         legend_above_data(axes, columns=1)
     panels[1].sharey(panels[0])
     return figure
@@ -126,8 +135,8 @@ def advantages_by_count(num_generations: int) -> "Figure":
 def pull_by_difficulty(rewards: Tensor, num_generations: int) -> "Figure":
     """How much weight groups have in the update, by how many of their completions are right.
 
-    The weight, or pull, of a group is the sum of its absolute advantages. The left panel has the pull of one group, as
-    a multiple of that of a group that is half right. The right panel has the share of the batch's pull that comes from
+    The weight of a group is the sum of its absolute advantages. The left panel has the weight of one group, as a
+    multiple of that of a group that is half right. The right panel has the share of the batch's weight that comes from
     all groups with that number of right completions.
 
     Args:
@@ -149,8 +158,8 @@ def pull_by_difficulty(rewards: Tensor, num_generations: int) -> "Figure":
     counts = range(num_generations + 1)
     figure, (one, all_groups) = panel_grid(2)
     below = f"right completions among {num_generations}"
-    style_axes(one, "Pull of one group", "half right = 1", below)
-    style_axes(all_groups, "Pull of this batch's groups", "% of the whole", below)
+    style_axes(one, "Scaling favors rare outcomes", "weight of one group (half right = 1)", below)
+    style_axes(all_groups, "All groups of this batch", "% of the batch's weight", below)
     for number, (scaling, label) in enumerate((("group", "scaled"), ("none", "centered"))):
         single = [_pull(_with_right(count, num_generations), num_generations, scaling) for count in counts]
         pulls = [float(pull / single[num_generations // 2]) for pull in single]
@@ -193,7 +202,12 @@ def baseline_curve(
     if len({*lengths}) > 1:
         raise ValueError(f"baselines, ratios, low and high must have the same length, got {lengths}")
     figure, (axes,) = panel_grid(1, height=3.6)
-    style_axes(axes, "Variance of the gradient", "mean of the others = 1", "b, subtracted from every reward")
+    style_axes(
+        axes,
+        "A poor constant multiplies the variance",
+        "variance (mean of the others = 1)",
+        "b, subtracted from every reward",
+    )
     axes.fill_between(baselines, low, high, color=look(0)["color"], alpha=0.18, linewidth=0, label="95% interval")
     axes.plot(baselines, ratios, color=look(0)["color"], linewidth=1.8, label="the same b for all")
     axes.axhline(1, color=look(2)["color"], linewidth=1.5, linestyle="--", label="mean of the other completions")

@@ -77,35 +77,6 @@ def rloo_by_matrix(rewards: Tensor, num_generations: int) -> Tensor:
     return (groups - groups @ weights).flatten()
 
 
-def baseline_by_formula(probabilities, rewards):
-    p, r = probabilities.tolist(), rewards.tolist()
-    squares = sum(one * one for one in p)
-    lengths = [1 - 2 * one + squares for one in p]
-    top = sum(one * length * reward for one, length, reward in zip(p, lengths, r, strict=True))
-    return top / sum(one * length for one, length in zip(p, lengths, strict=True))
-
-
-def baseline_by_autograd(probabilities, rewards):
-    scores = probabilities.log().requires_grad_()
-    lengths = []
-    for answer in range(len(scores)):
-        (gradient,) = torch.autograd.grad(scores.log_softmax(dim=0)[answer], scores)
-        lengths.append(gradient.norm() ** 2)
-    weights = probabilities * torch.stack(lengths)
-    return ((weights * rewards).sum() / weights.sum()).item()
-
-
-def baseline_by_parabola(probabilities, rewards):
-    p, r = probabilities.double(), rewards.double()
-    lengths = (torch.eye(len(p)).double() - p).square().sum(dim=1)
-
-    def spread(b):
-        return (p * (r - b).square() * lengths).sum().item()
-
-    low, middle, high = spread(-1.0), spread(0.0), spread(1.0)
-    return (low - high) / (2 * (low - 2 * middle + high))
-
-
 def equal_by_range(rewards: Tensor, num_generations: int) -> Tensor:
     groups = rewards.view(-1, num_generations)
     return groups.amax(dim=1) == groups.amin(dim=1)
@@ -116,10 +87,29 @@ def equal_by_first(rewards: Tensor, num_generations: int) -> Tensor:
     return (groups == groups[:, :1]).all(dim=1)
 
 
+def informative_by_loop(rewards: Tensor, num_generations: int, groups_needed: int) -> Tensor:
+    kept: list[int] = []
+    for number, group in enumerate(rewards.view(-1, num_generations).tolist()):
+        if len(set(group)) > 1 and len(kept) < groups_needed:
+            kept.append(number)
+    return torch.tensor(kept)
+
+
+def informative_by_range(rewards: Tensor, num_generations: int, groups_needed: int) -> Tensor:
+    groups = rewards.view(-1, num_generations)
+    numbers = torch.arange(len(groups))
+    return numbers[groups.amax(dim=1) > groups.amin(dim=1)][:groups_needed]
+
+
+def informative_by_std(rewards: Tensor, num_generations: int, groups_needed: int) -> Tensor:
+    groups = rewards.double().numpy().reshape(-1, num_generations)
+    return torch.tensor([n for n, group in enumerate(groups) if any(group != group[0])][:groups_needed])
+
+
 RIGHT_ANSWERS = {
     "group_advantages": (by_loop, by_numpy, by_variance),
     "tie_probability": (ties_by_outcomes, ties_by_tensor, ties_by_complement),
     "degenerate_groups": (equal_by_loop, equal_by_range, equal_by_first),
     "rloo_advantages": (rloo_by_loop, rloo_by_sum, rloo_by_matrix),
-    "best_baseline": (baseline_by_formula, baseline_by_autograd, baseline_by_parabola),
+    "dynamic_sampling": (informative_by_loop, informative_by_range, informative_by_std),
 }

@@ -1,0 +1,131 @@
+"""Right answers to the exercises of `grpo_edu.checks.policy_gradients`, written in other ways than the reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def expected_by_loop(first: Tensor, second: Tensor, rewards: Tensor) -> float:
+    total = 0.0
+    for i, p in enumerate(first.tolist()):
+        for j, q in enumerate(second[i].tolist()):
+            total += p * q * rewards[i, j].item()
+    return total
+
+
+def expected_by_einsum(first: Tensor, second: Tensor, rewards: Tensor) -> Tensor:
+    return torch.einsum("i,ij,ij->", first, second, rewards)
+
+
+def expected_in_two_steps(first: Tensor, second: Tensor, rewards: Tensor) -> Tensor:
+    value_after_first = (second * rewards).sum(dim=1)
+    return first @ value_after_first
+
+
+def gradient_by_autograd(scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+    theta = scores.clone().requires_grad_()
+    objective = (rewards * theta.log_softmax(dim=0)[actions]).mean()
+    (gradient,) = torch.autograd.grad(objective, theta)
+    return gradient
+
+
+def gradient_by_loop(scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+    probabilities = scores.softmax(dim=0)
+    total = torch.zeros_like(scores)
+    for action, reward in zip(actions.tolist(), rewards.tolist(), strict=True):
+        direction = -probabilities
+        direction[action] += 1
+        total += reward * direction
+    return total / len(actions)
+
+
+def gradient_by_one_hot(scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+    drawn = functional.one_hot(actions, len(scores)).float()
+    return rewards @ (drawn - scores.softmax(dim=0)) / len(rewards)
+
+
+def gradient_by_counts(scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+    earned = torch.bincount(actions, weights=rewards, minlength=len(scores))
+    return ((earned - rewards.sum() * scores.softmax(dim=0)) / len(rewards)).float()
+
+
+def loss_by_loop(logps: Tensor, rewards: Tensor, baseline: float) -> Tensor:
+    losses = [-(reward - baseline) * logp for reward, logp in zip(rewards, logps, strict=True)]
+    return sum(losses) / len(losses)
+
+
+def loss_by_product(logps: Tensor, rewards: Tensor, baseline: float) -> Tensor:
+    return (baseline - rewards) @ logps / len(logps)
+
+
+def loss_without_a_path_through_the_rewards(logps: Tensor, rewards: Tensor, baseline: float) -> Tensor:
+    advantages = (rewards - baseline).detach()
+    return torch.mean(-advantages * logps)
+
+
+def baseline_by_formula(probabilities, rewards):
+    p, r = probabilities.tolist(), rewards.tolist()
+    squares = sum(one * one for one in p)
+    lengths = [1 - 2 * one + squares for one in p]
+    top = sum(one * length * reward for one, length, reward in zip(p, lengths, r, strict=True))
+    return top / sum(one * length for one, length in zip(p, lengths, strict=True))
+
+
+def baseline_by_autograd(probabilities, rewards):
+    scores = probabilities.log().requires_grad_()
+    lengths = []
+    for answer in range(len(scores)):
+        (gradient,) = torch.autograd.grad(scores.log_softmax(dim=0)[answer], scores)
+        lengths.append(gradient.norm() ** 2)
+    weights = probabilities * torch.stack(lengths)
+    return ((weights * rewards).sum() / weights.sum()).item()
+
+
+def baseline_by_parabola(probabilities, rewards):
+    p, r = probabilities.double(), rewards.double()
+    lengths = (torch.eye(len(p)).double() - p).square().sum(dim=1)
+
+    def spread(b):
+        return (p * (r - b).square() * lengths).sum().item()
+
+    low, middle, high = spread(-1.0), spread(0.0), spread(1.0)
+    return (low - high) / (2 * (low - 2 * middle + high))
+
+
+def tokens_by_search(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
+    ends = torch.softmax(logits / temperature, dim=-1).cumsum(dim=-1)
+    return torch.searchsorted(ends, uniform[:, None], right=True).squeeze(1)
+
+
+def tokens_by_loop(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
+    tokens = []
+    for row, u in zip(logits, uniform.tolist(), strict=True):
+        end, token = 0.0, 0
+        for token, p in enumerate((row / temperature).softmax(dim=0).tolist()):  # noqa: B007  the last token is kept
+            end += p
+            if u < end:
+                break
+        tokens.append(token)
+    return torch.tensor(tokens)
+
+
+def tokens_by_count(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
+    weights = (logits / temperature).exp()
+    ends = weights.cumsum(dim=1) / weights.sum(dim=1, keepdim=True)
+    return (ends <= uniform[:, None]).sum(dim=1)
+
+
+def tokens_by_argmax(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
+    ends = (logits / temperature).softmax(dim=1).cumsum(dim=1)
+    return (ends > uniform[:, None]).int().argmax(dim=1)
+
+
+RIGHT_ANSWERS = {
+    "expected_reward": (expected_by_loop, expected_by_einsum, expected_in_two_steps),
+    "score_function_gradient": (gradient_by_autograd, gradient_by_loop, gradient_by_one_hot, gradient_by_counts),
+    "reinforce_loss": (loss_by_loop, loss_by_product, loss_without_a_path_through_the_rewards),
+    "best_baseline": (baseline_by_formula, baseline_by_autograd, baseline_by_parabola),
+    "sample_tokens": (tokens_by_search, tokens_by_loop, tokens_by_count, tokens_by_argmax),
+}
