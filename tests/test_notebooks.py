@@ -219,7 +219,8 @@ def check_pictures(notebook):
             assert not mime.startswith("image/"), f"use html_image, for the alt text: {first_line(cell)}"
         for image in images(cell):
             assert len((image.get("alt") or "").split()) >= 4, f"alt says too little: {first_line(cell)}"
-            assert image["src"].startswith("data:image/png;base64,iVBOR"), first_line(cell)
+            stored = ("data:image/png;base64,iVBOR", "data:image/svg+xml;base64,")
+            assert image["src"].startswith(stored), first_line(cell)
         if images(cell):
             assert following is not None and following.cell_type == "markdown", first_line(cell)
             said = re.sub(r"^#.*$", "", following.source, flags=re.MULTILINE)

@@ -17,6 +17,7 @@ TOPICS = (  # modules of this folder, in the order of the course
     "reward_functions",
     "group_advantages",
     "objective",
+    "losses",
     "grpo_run",
     "evaluation",
     "quantization",

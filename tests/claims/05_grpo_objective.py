@@ -1,2 +1,9 @@
-assert cosines[1, 3] > 0.9999, "BNPO and Dr. GRPO have the same direction in one undivided batch"
-assert 1000 * min(errors["float64"]) < min(errors["float32"]), "finite differences need float64"
+assert difference < 1e-4, "the log-probabilities are those that the sampler recorded"
+assert 0.7 < sure < 1 and lengths[row] > 10, "most tokens are nearly certain"
+assert clipped[-1][0] / 0.25 > 1.3 and clipped[-1][1] / 0.25 < 0.81, "the clip is no wall"
+assert free[-1][0] > 0.9, "without it the policy is nearly certain"
+assert gradients["k1"].abs().max() < 1e-9 < gradients["true reverse"].abs().max()
+assert (gradients["k2"] - gradients["true reverse"]).abs().max() < 1e-9
+assert (gradients["k3"] - gradients["true forward"]).abs().max() < 1e-9
+assert late > early, "the reward rises"
+assert abs(losses[0]) < 1e-4 and losses[-1] > losses[0] + 5e-4, "and so does the loss"

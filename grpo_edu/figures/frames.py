@@ -1,0 +1,164 @@
+"""Draw the probabilities of a few actions, tokens or answers update by update, as stored frames that play in a loop.
+
+The picture is one SVG image with CSS animation, so it needs neither a kernel nor JavaScript. Every frame also holds the
+whole curves, so a reader who sees no motion (on paper, or with motion switched off) still sees all numbers.
+"""
+
+import base64
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from grpo_edu.figures.style import COLORS, GRID, INK, PAPER
+
+if TYPE_CHECKING:
+    from grpo_edu.figures.curves import HTMLImage
+
+_WIDTH, _TOP, _ROW, _FOOT = 672, 64, 54, 20  # pixels: the picture, above the rows, one row, below them
+_NAME, _BAR, _BAR_WIDTH, _CURVE, _CURVE_WIDTH = 16, 150, 190, 410, 236  # where the columns begin, and their widths
+_HEIGHT = 34  # of a bar and of a curve
+_FONT = "font-family:Helvetica,Arial,sans-serif"
+_HOLD = 2.0  # seconds that the first and the last frame stay
+
+
+def probability_svg(
+    frames: Sequence[Sequence[float]], names: Sequence[str], *, title: str, notes: Sequence[str] = (), rate: float = 6.0
+) -> str:
+    """An SVG that plays the frames in a loop: one row per action with its probability as a bar and as a curve.
+
+    Args:
+        frames: F >= 2 rows of K probabilities, the first before training, one more after each update.
+        names: K names, each drawn at the left of its row; at most 16 characters are shown well.
+        title: what the animation shows, in a sentence.
+        notes: F short texts, one per frame, shown at the right of the update's number; none by default.
+        rate: frames per second. The first and the last frame stay for two seconds more.
+
+    Raises:
+        ValueError: fewer than two frames, a frame or `notes` of another length, or a probability outside 0 to 1.
+
+    >>> svg = probability_svg([[0.5, 0.5], [0.6, 0.4]], ["left", "right"], title="Left becomes more likely")
+    >>> svg.count('class="frame"'), "0.60" in svg
+    (2, True)
+    """
+    _check(frames, names, notes)
+    last = len(frames) - 1
+    step = 1 / rate
+    starts = [0.0] + [_HOLD + update * step for update in range(1, len(frames))]
+    length = starts[-1] + step + _HOLD
+    ends = [*starts[1:], length]
+    height = _TOP + _ROW * len(names) + _FOOT
+    rules = [
+        f".frame{{visibility:hidden;animation:{length:.2f}s step-end infinite}}",
+        # whoever asks for less motion sees the last frame
+        f"@media (prefers-reduced-motion:reduce){{.frame{{animation:none!important}}#f{last}{{visibility:visible}}}}",
+    ]
+    drawn = []
+    for update, values in enumerate(frames):
+        first, end = 100 * starts[update] / length, 100 * ends[update] / length
+        opening = "0%{visibility:hidden}" if update else ""
+        closing = "" if update == last else f"{end:.3f}%{{visibility:hidden}}"
+        rules.append(f"@keyframes k{update}{{{opening}{first:.3f}%{{visibility:visible}}{closing}}}")
+        note = notes[update] if notes else ""
+        drawn.append(_frame(update, last, values, note))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
+        f"<style>text{{{_FONT};font-size:13px;fill:{INK}}}{''.join(rules)}</style>",
+        f'<rect width="{_WIDTH}" height="{height}" rx="10" fill="{PAPER}"/>',
+        f'<text x="{_NAME}" y="26" style="font-size:15px;font-weight:bold">{html.escape(title)}</text>',
+        *_columns(frames, names, last),
+        *drawn,
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def html_animation(svg: str, alt: str) -> "HTMLImage":
+    """The SVG as an image with alternative text, inside a block that the reader can close to stop the motion.
+
+    With `tests/nbval_sanitize.cfg`, nbval compares the alternative text and ignores the bytes of the picture.
+
+    Args:
+        svg: from `probability_svg`.
+        alt: what the animation shows, in words; not blank.
+
+    Raises:
+        ValueError: a blank alt.
+
+    >>> html_animation(probability_svg([[0.5], [0.6]], ["left"], title="Left"), "Left grows from 0.50 to 0.60")
+    <image: Left grows from 0.50 to 0.60>
+    """
+    from grpo_edu.figures.curves import HTMLImage
+
+    if not alt.strip():
+        raise ValueError(f"alt must say in words what the picture shows, got {alt!r}")
+    payload = base64.b64encode(svg.encode()).decode()
+    style = f"width:{_WIDTH}px;max-width:100%;height:auto"
+    image = f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/svg+xml;base64,{payload}">'
+    return HTMLImage(f"<details open><summary>Animation (click here to hide it)</summary>{image}</details>", alt)
+
+
+def _check(frames: Sequence[Sequence[float]], names: Sequence[str], notes: Sequence[str]) -> None:
+    if len(frames) < 2:
+        raise ValueError(f"frames must hold at least two rows of probabilities, got {len(frames)}")
+    if notes and len(notes) != len(frames):
+        raise ValueError(f"notes must have one text per frame, so {len(frames)}; got {len(notes)}")
+    for update, values in enumerate(frames):
+        if len(values) != len(names):
+            raise ValueError(f"frames[{update}] must have one value per name, so {len(names)}; got {len(values)}")
+        if not all(0 <= value <= 1 + 1e-6 for value in values):
+            raise ValueError(f"frames[{update}] must hold probabilities between 0 and 1, got {list(values)}")
+
+
+def _columns(frames: Sequence[Sequence[float]], names: Sequence[str], last: int) -> list[str]:
+    """What stays the same in all frames: names, the grounds of bars and curves, the curves, the labels below."""
+    parts = []
+    for row, name in enumerate(names):
+        top = _TOP + row * _ROW
+        points = []
+        for update, values in enumerate(frames):
+            points.append(f"{_across(update, last):.1f},{_up(top, values[row]):.1f}")
+        parts += [
+            f'<text x="{_NAME}" y="{top + 22}">{html.escape(name)}</text>',
+            f'<rect x="{_BAR}" y="{top}" width="{_BAR_WIDTH}" height="{_HEIGHT}" fill="{GRID}" opacity=".5"/>',
+            f'<rect x="{_CURVE}" y="{top}" width="{_CURVE_WIDTH}" height="{_HEIGHT}" fill="{GRID}" opacity=".5"/>',
+            f'<polyline points="{" ".join(points)}" fill="none" stroke="{_color(row)}" stroke-width="2"/>',
+        ]
+    below = _TOP + len(names) * _ROW
+    parts += [
+        f'<text x="{_BAR}" y="{below + 4}">0</text>',
+        f'<text x="{_BAR + _BAR_WIDTH}" y="{below + 4}" text-anchor="end">1</text>',
+        f'<text x="{_BAR + _BAR_WIDTH / 2}" y="{below + 4}" text-anchor="middle">probability now</text>',
+        f'<text x="{_CURVE}" y="{below + 4}">0</text>',
+        f'<text x="{_CURVE + _CURVE_WIDTH}" y="{below + 4}" text-anchor="end">{last}</text>',
+        f'<text x="{_CURVE + _CURVE_WIDTH / 2}" y="{below + 4}" text-anchor="middle">after each update</text>',
+    ]
+    return parts
+
+
+def _frame(update: int, last: int, values: Sequence[float], note: str) -> str:
+    """What one frame adds: the number of the update, the bars with their values, and a dot on each curve."""
+    said = f"Update {update} of {last}" + (f": {note}" if note else "")
+    parts = [f'<g class="frame" id="f{update}" style="animation-name:k{update}">']
+    parts.append(f'<text x="{_NAME}" y="48">{html.escape(said)}</text>')
+    x = _across(update, last)
+    for row, value in enumerate(values):
+        top = _TOP + row * _ROW
+        color = _color(row)
+        parts += [
+            f'<rect x="{_BAR}" y="{top}" width="{_BAR_WIDTH * value:.1f}" height="{_HEIGHT}" fill="{color}"/>',
+            f'<text x="{_BAR + _BAR_WIDTH + 8}" y="{top + 22}">{value:.2f}</text>',
+            f'<circle cx="{x:.1f}" cy="{_up(top, value):.1f}" r="4.5" fill="{color}" stroke="{PAPER}"/>',
+        ]
+    return "".join([*parts, "</g>"])
+
+
+def _color(row: int) -> str:
+    return COLORS[row % len(COLORS)]
+
+
+def _across(update: int, last: int) -> float:
+    return _CURVE + _CURVE_WIDTH * update / last
+
+
+def _up(top: int, value: float) -> float:
+    return top + _HEIGHT * (1 - value)

@@ -1,0 +1,111 @@
+"""Right answers to the exercises of `grpo_edu.checks.losses`, written in other ways than the reference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from grpo_edu.checks.inputs import mask_of
+from grpo_edu.checks.losses import aggregate
+
+
+def difference_by_matrix(function, x, h):
+    steps = h * torch.eye(len(x), dtype=x.dtype)
+    return torch.stack([function(x + step) - function(x - step) for step in steps]) / (2 * h)
+
+
+def difference_by_list(function, x, h):
+    slopes, values = [], x.tolist()
+    for place, value in enumerate(values):
+        up, down = list(values), list(values)
+        up[place], down[place] = value + h, value - h
+        slopes.append((function(torch.tensor(up, dtype=x.dtype)) - function(torch.tensor(down, dtype=x.dtype))).item())
+    return torch.tensor(slopes, dtype=x.dtype) / h / 2
+
+
+def difference_by_clone(function, x, h):
+    out = torch.zeros_like(x)
+    for place in range(len(x)):
+        moved = x.clone()
+        moved[place] += h
+        above = function(moved)
+        moved[place] -= 2 * h
+        out[place] = (above - function(moved)) / (2 * h)
+    return out
+
+
+def aggregate_by_loop(per_token_loss, mask, loss_type, max_completion_length):
+    rows = [
+        [value for value, counts in zip(row, counted, strict=True) if counts]
+        for row, counted in zip(per_token_loss.tolist(), mask.tolist(), strict=True)
+    ]
+    tokens = sum(rows, [])
+    if loss_type == "grpo":
+        return sum(sum(row) / len(row) for row in rows) / len(rows)
+    return sum(tokens) / (len(tokens) if loss_type == "dapo" else len(rows) * max_completion_length)
+
+
+def aggregate_by_weights(per_token_loss, mask, loss_type, max_completion_length):
+    weights = {
+        "grpo": mask / mask.sum(dim=1, keepdim=True) / len(mask),
+        "dapo": mask / mask.sum(),
+        "dr_grpo": mask / (len(mask) * max_completion_length),
+    }
+    return (weights[loss_type] * per_token_loss).sum()
+
+
+def aggregate_by_einsum(per_token_loss, mask, loss_type, max_completion_length):
+    sums, counts = torch.einsum("bc,bc->b", per_token_loss, mask.float()), mask.sum(dim=1)
+    if loss_type == "grpo":
+        return (sums / counts).mean()
+    return sums.sum() / (counts.sum() if loss_type == "dapo" else mask.shape[0] * max_completion_length)
+
+
+def first_by_tokens(advantages, lengths):
+    rows = [[-a] * length for a, length in zip(advantages, lengths, strict=True)]
+    tokens = sum(rows, [])
+    of_dapo = sum(tokens) / len(tokens)
+    verdict = "neither" if abs(of_dapo) < 1e-6 else ("bad" if of_dapo > 0 else "good")
+    return sum(sum(row) / len(row) for row in rows) / len(rows), of_dapo, verdict
+
+
+def first_by_aggregate(advantages, lengths):
+    mask = mask_of(lengths, max(lengths))
+    loss = -torch.tensor(advantages)[:, None].expand(mask.shape)
+    of_grpo, of_dapo = (aggregate(loss, mask, loss_type, max(lengths)).item() for loss_type in ("grpo", "dapo"))
+    if of_dapo < -1e-6:
+        return of_grpo, of_dapo, "good"
+    return of_grpo, of_dapo, "bad" if of_dapo > 1e-6 else "neither"
+
+
+def first_by_insight(advantages, lengths):
+    """The advantages of a group add up to 0, and with them the loss of "grpo"."""
+    tilt = torch.tensor(advantages).double() @ torch.tensor(lengths).double()
+    return 0.0, -tilt.item() / sum(lengths), ("good", "neither", "bad")[1 - int(tilt.round(decimals=6).sign())]
+
+
+def sequence_by_loop(per_token_logps, old_per_token_logps, completion_mask):
+    ratios = []
+    for now, old, mask in zip(per_token_logps, old_per_token_logps, completion_mask, strict=True):
+        changes = [(a - b).item() for a, b, counts in zip(now, old, mask, strict=True) if counts]
+        ratios.append(math.exp(sum(changes) / len(changes)))
+    return torch.tensor(ratios)
+
+
+def sequence_by_mean(per_token_logps, old_per_token_logps, completion_mask):
+    change = torch.where(completion_mask == 1, per_token_logps - old_per_token_logps, torch.nan)
+    return change.nanmean(dim=1).exp()
+
+
+def sequence_by_root(per_token_logps, old_per_token_logps, completion_mask):
+    ratios = torch.where(completion_mask == 1, (per_token_logps - old_per_token_logps).exp(), 1.0)
+    return ratios.prod(dim=1) ** (1 / completion_mask.sum(dim=1))
+
+
+RIGHT_ANSWERS = {
+    "aggregate": (aggregate_by_loop, aggregate_by_weights, aggregate_by_einsum),
+    "first_loss": (first_by_tokens, first_by_aggregate, first_by_insight),
+    "sequence_ratio": (sequence_by_loop, sequence_by_mean, sequence_by_root),
+    "finite_difference": (difference_by_matrix, difference_by_list, difference_by_clone),
+}
