@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import threading
 import time
@@ -87,7 +86,9 @@ def table(notebooks: dict[str, dict[str, float]]) -> str:
     """
     rows = ["| notebook | time | memory |", "|---|---|---|"]
     for name, found in notebooks.items():
-        rows.append(f"| [{name}](../notebooks/{name}.ipynb) | {found['seconds']:.0f} s | {found['peak'] / 1e9:.1f} GB |")
+        rows.append(
+            f"| [{name}](../notebooks/{name}.ipynb) | {found['seconds']:.0f} s | {found['peak'] / 1e9:.1f} GB |"
+        )
     return "\n".join(rows)
 
 

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from benchmarks.notebooks import PeakOfChildren, fill_page, table, verdicts
 
 REPOSITORY = Path(__file__).resolve().parents[1]
