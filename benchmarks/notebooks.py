@@ -2,15 +2,14 @@
 
 Every notebook runs from top to bottom in a fresh kernel, one after the other. Measured: seconds from the start of the
 kernel to the end of the last cell, and the most memory that the kernel and the processes it started held together.
-Six minutes on two idle cores. Writes ``benchmarks/results/notebooks.json`` and, with ``--readme``, the columns of the
-table in README.md. Exits with 1 where a notebook takes longer than promised.
+Six minutes on two idle cores. Writes ``benchmarks/results/notebooks.json`` and, with ``--page``, the table in
+``docs/measured.md``. Exits with 1 where a notebook takes longer than promised.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import threading
 import time
@@ -77,31 +76,34 @@ def verdicts(notebooks: dict[str, dict[str, float]]) -> dict[str, bool]:
     }
 
 
-def row_with(row: str, found: dict[str, float]) -> str:
-    """A row of the README's table with measured time and memory.
+def table(notebooks: dict[str, dict[str, float]]) -> str:
+    """The measured time and memory of each notebook, as a table in Markdown.
 
-    >>> row_with("| [00 A](a) | what | 1 min | 1.0 GB |", {"seconds": 23.4, "peak": 0.64e9})
-    '| [00 A](a) | what | 23 s | 0.6 GB |'
+    >>> print(table({"00_start_here": {"seconds": 23.4, "peak": 0.64e9}}))
+    | notebook | time | memory |
+    |---|---|---|
+    | [00_start_here](../notebooks/00_start_here.ipynb) | 23 s | 0.6 GB |
     """
-    first, what, *_ = row.strip("|").split(" | ")
-    return f"|{first} | {what} | {found['seconds']:.0f} s | {found['peak'] / 1e9:.1f} GB |"
-
-
-def fill_readme(notebooks: dict[str, dict[str, float]], path: Path = ROOT / "README.md") -> None:
-    """Write time and memory into the table of the notebooks."""
-    text = path.read_text(encoding="utf-8")
+    rows = ["| notebook | time | memory |", "|---|---|---|"]
     for name, found in notebooks.items():
-        text = re.sub(rf"^\|.*\(notebooks/{name}\.ipynb\).*$", lambda m, f=found: row_with(m[0], f), text, flags=re.M)
-    head = "| notebook | what it gives | time |"
-    text = text.replace(f"{head}\n|---|---|---|", f"{head} memory |\n|---|---|---|---|")
-    path.write_text(text, encoding="utf-8")
+        rows.append(
+            f"| [{name}](../notebooks/{name}.ipynb) | {found['seconds']:.0f} s | {found['peak'] / 1e9:.1f} GB |"
+        )
+    return "\n".join(rows)
+
+
+def fill_page(notebooks: dict[str, dict[str, float]], path: Path = ROOT / "docs" / "measured.md") -> None:
+    """Write the table between the two marks of the page."""
+    before, mark, rest = path.read_text(encoding="utf-8").partition("<!-- notebooks -->\n")
+    _, end, after = rest.partition("<!-- /notebooks -->")
+    path.write_text(f"{before}{mark}{table(notebooks)}\n{end}{after}", encoding="utf-8")
 
 
 def main() -> int:
     """Measure all notebooks, or those whose names begin as given."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--only", nargs="+", default=[""], metavar="NUMBER", help="others keep what is stored")
-    parser.add_argument("--readme", action="store_true", help="write the table's columns")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/measured.md")
     parser.add_argument("--output", type=Path, default=RESULTS / "notebooks.json")
     options = parser.parse_args()
     stored = json.loads(options.output.read_text(encoding="utf-8"))["notebooks"] if options.output.exists() else {}
@@ -111,8 +113,8 @@ def main() -> int:
             print(notebook.stem, stored[notebook.stem], flush=True)
         kept = dict(sorted(stored.items()))
         save(options.output, COMMAND, {"verdicts": verdicts(kept), "notebooks": kept})
-    if options.readme:
-        fill_readme(kept)
+    if options.page:
+        fill_page(kept)
     print(
         markdown(
             [

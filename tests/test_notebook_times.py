@@ -1,13 +1,11 @@
-"""The benchmark of the notebooks: its table by hand, its watch on a real process, and the README as it was measured."""
+"""The benchmark of the notebooks: its table by hand, its watch on a real process, and the page as it was measured."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from benchmarks.notebooks import PeakOfChildren, fill_readme, row_with, verdicts
+from benchmarks.notebooks import PeakOfChildren, fill_page, table, verdicts
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STORED = REPOSITORY / "benchmarks" / "results" / "notebooks.json"
@@ -29,26 +27,18 @@ def test_what_is_promised_is_judged():
 
 
 def test_the_table_is_written_in_place(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text(
-        "| notebook | what it gives | time |\n|---|---|---|\n| [00 A](notebooks/00_a.ipynb) | x | 1 min |\n\nend\n"
-    )
-    for _ in range(2):
-        fill_readme({"00_a": {"seconds": 12.3, "peak": 0.84e9}}, page)
+    page = tmp_path / "page.md"
+    page.write_text("start\n<!-- notebooks -->\nold\n<!-- /notebooks -->\nend\n")
+    for seconds in (40, 12.3):
+        fill_page({"00_a": {"seconds": seconds, "peak": 0.84e9}}, page)
     assert page.read_text() == (
-        "| notebook | what it gives | time | memory |\n|---|---|---|---|\n"
-        "| [00 A](notebooks/00_a.ipynb) | x | 12 s | 0.8 GB |\n\nend\n"
+        "start\n<!-- notebooks -->\n| notebook | time | memory |\n|---|---|---|\n"
+        "| [00_a](../notebooks/00_a.ipynb) | 12 s | 0.8 GB |\n<!-- /notebooks -->\nend\n"
     )
 
 
-def test_the_readme_says_what_was_measured():
-    if not STORED.exists():
-        pytest.skip("not measured yet: python -m benchmarks.notebooks --readme")
+def test_the_page_says_what_was_measured():
     stored = json.loads(STORED.read_text(encoding="utf-8"))
     assert all(stored["verdicts"].values())
-    rows = [row for row in (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines() if "(notebooks/" in row]
-    numbered = {name: found for name, found in stored["notebooks"].items() if not name.startswith("appendix_")}
-    for name, found in numbered.items():
-        (row,) = [row for row in rows if f"(notebooks/{name}.ipynb)" in row and row.startswith("|")]
-        assert row == row_with(row, found), name
-    assert {path.stem for path in (REPOSITORY / "notebooks").glob("[0-9]*.ipynb")} == set(numbered)
+    assert table(stored["notebooks"]) in (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
+    assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == set(stored["notebooks"])

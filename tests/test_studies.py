@@ -142,11 +142,11 @@ def test_every_arm_ran_on_five_seeds(name):
     assert len(STORED[name]["runs"]) == len(arms) * len(SEEDS)
 
 
-def test_the_readme_shows_the_default_run_and_its_p_values_are_possible():
+def test_the_page_of_measurements_shows_the_default_run_and_its_p_values_are_possible():
     """With `gain` more problems won than lost, p is smallest when none was lost, and largest when most were."""
     runs = STORED["default_run"]["runs"]
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert all(line in readme for line in default_run.table(runs).splitlines())
+    page = (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
+    assert all(line in page for line in default_run.table(runs).splitlines())
     for run in runs:
         before, after = run["accuracy_before"], run["accuracy_after"]
         assert before["n"] == after["n"] >= 300 and set(run) == set(default_run.kept(run))

@@ -31,7 +31,6 @@ SHOWN = {"broken_runs.stale_old_logps", "trainer.Stages"}  # notebook 12 prints 
 
 # where a word that is not ours is another's: (page or notebook, word), each with its reason
 QUOTED = {
-    ("11_memory_and_lora.ipynb", "activation_checkpointing"),  # from a warning of PyTorch
     ("comparison.md", "agents"),  # of TRL, which trains language models that call tools
 }
 

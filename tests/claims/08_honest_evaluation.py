@@ -1,0 +1,11 @@
+assert spread >= 4, "one model's sixteen accuracies scatter by several points"
+assert (np.array(base) != same).sum() < 20 < (np.array(base) != other).sum()
+single = rates["one honest look"]
+assert single < 1 / 25 and rates["all of them"] > 1 / 6
+assert all(rate > max(1.3 * single, 0.025) for habit, rate in rates.items() if habit != "one honest look")
+assert careful <= 0.03, "Bonferroni keeps the promise"
+assert worst == mcnemar_range(43, 48, 60)[1]
+assert my_wilson(8, 10)[0] - wilson_interval(8, 10)[0] < 1e-6
+assert gains.min() > 0.2
+pass_at_1, pass_at_16 = correct.mean(), (num_correct > 0).mean()
+assert pass_at_1 < 0.75 and pass_at_16 > 0.85
