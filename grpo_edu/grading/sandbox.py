@@ -99,10 +99,19 @@ def _confined(bwrap: str, limits: Limits, hidden: Sequence[Path]) -> list[str]:
 
     Raises no error: what the system refuses is bubblewrap's to say.
     """
-    command = [bwrap, "--die-with-parent", "--new-session", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
+    # Signals from within never reach the first process of a PID namespace, so no student's code can end or stop it.
+    command = [
+        bwrap,
+        "--die-with-parent",
+        "--as-pid-1",
+        "--new-session",
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+    ]
     command += ["--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL"]
-    if os.geteuid() == 0:  # the process gives these two up when it becomes a user of its own
-        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    if os.geteuid() == 0:  # for the process that forks; those that it forks become a user without any of these
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
     else:
         command += ["--unshare-user", "--disable-userns"]
     size = str(4 * limits.file_size)
@@ -254,6 +263,7 @@ class Sandbox:
             how = "ended"
         used = max(self._processor_time() - before, (time.monotonic() - begun) / self.limits.patience)
         if how != "done":
+            how = "done" if how == "silent" else how
             self.close()  # whatever the student's code did to it, the next task finds a new one
         output = self._output.decode("utf-8", "replace")
         ending = {"end": how, "code": code, "seconds": used, "printed": self._printed, "output": output, "new": new}
@@ -358,9 +368,11 @@ class Sandbox:
                     code = message["end"]
                     return "done" if done and code == 0 else "ended", code if type(code) is int else None
                 done = done or message.get("done") is True
-                if "at" in message:
+                if "at" in message or done:
                     begun, spent = now, -1.0
                 messages.append(message)
+            if done and now - begun > 10 * limits.grace:  # all is said, but the process that forks does not tell
+                return "silent", 0
             if now - looked < _POLL:
                 continue
             looked, used = now, self._processor_time() - before

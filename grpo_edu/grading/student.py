@@ -34,10 +34,7 @@ def main() -> int:
     """Answer tasks from stdin until it closes; messages go to the file that the first argument numbers."""
     channel, tasks = int(sys.argv[1]), _lines(0)
     setup = next(tasks)
-    if setup["user"] is not None:
-        os.setgroups([])
-        os.setresgid(setup["user"], setup["user"], setup["user"])
-        os.setresuid(setup["user"], setup["user"], setup["user"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the grader's, which ends this process
     shell = _shell()
     _import_what_is_needed()
     _limit_resources(Limits(**setup["limits"]), setup["others"])
@@ -45,11 +42,11 @@ def main() -> int:
     for number, task in enumerate(tasks):
         process = os.fork()
         if process == 0:
-            _be_a_notebook(task, channel, shell, Path(os.environ["HOME"]) / f"notebook{number}")
+            _be_a_notebook(task, channel, shell, Path(os.environ["HOME"]) / f"notebook{number}", setup["user"])
         code = _wait(process)
-        if setup["isolated"]:
+        if os.getpid() == 1:  # the sandbox's first process: all others come from the student's code
             with contextlib.suppress(OSError):
-                os.kill(-1, signal.SIGKILL)  # whatever it left running; the sandbox holds nothing of anybody else's
+                os.kill(-1, signal.SIGKILL)
         _say(channel, end=code)
     return 0
 
@@ -124,20 +121,27 @@ def _limit_resources(limits: Limits, other_processes: int) -> None:
 def _wait(process: int) -> int:
     """The exit code of a notebook's process; ends this one, and so the sandbox, when the grader is gone."""
     while True:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == process:
             return os.waitstatus_to_exitcode(status)
+        if ended:  # an orphan of it
+            continue
         if select.select([0], [], [], 0.02)[0]:  # while a notebook runs, the grader sends nothing: this is the end
             with contextlib.suppress(OSError):
                 os.killpg(process, signal.SIGKILL)
             os._exit(1)
 
 
-def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path) -> None:
-    """The forked process; does not return."""
+def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path, user: int | None) -> None:
+    """The forked process, of a user of its own where one is given; does not return."""
     code = 1
     try:
         os.setsid()
+        if user is not None:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(channel, 3)
         os.closerange(4, 1024)
