@@ -17,7 +17,7 @@ SEARCH = f"""
 import os
 found = []
 for top, folders, files in os.walk("/"):
-    if top.startswith(("/usr/", "/sys/")) or "site-packages" in top or "/lib/python" in top:
+    if top.startswith(("/usr/", "/sys/", "/dev", "/proc/fs", "/proc/sys", "/proc/bus")) or "/lib/python" in top:
         folders.clear()
         continue
     for name in files:

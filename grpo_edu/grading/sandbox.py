@@ -147,7 +147,7 @@ def _python() -> list[Path]:
     """Folders and files of the interpreter and its packages, without those in /usr, which is there anyway."""
     found = [Path(place) for place in _site_packages()]
     for prefix in {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}:
-        found += [Path(prefix) / name for name in ("lib", "lib64", "pyvenv.cfg", "share/jupyter")]
+        found += [Path(prefix) / name for name in ("lib", "lib64", "pyvenv.cfg")]
     found.append(Path(sys.base_prefix) / "bin")
     there = sorted({path for path in found if path.exists() and not _in_usr(path)})
     return [path for path in there if not any(other in path.parents for other in there)]

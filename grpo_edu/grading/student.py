@@ -45,8 +45,11 @@ def main() -> int:
             _be_a_notebook(task, channel, shell, Path(os.environ["HOME"]) / f"notebook{number}", setup["user"])
         code = _wait(process)
         if os.getpid() == 1:  # the sandbox's first process: all others come from the student's code
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-1, 0)
         _say(channel, end=code)
     return 0
 
