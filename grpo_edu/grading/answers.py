@@ -70,11 +70,11 @@ def _run(
 ) -> float:
     """Repair and run one notebook, and enter what came of it; the seconds that it took."""
     grade = result.grade
-    mended, troubles = repaired(notebook, master)
-    _check_marks(mended)
-    result.notebooks[master.name] = mended
-    grade.looks += [f"{master.name}: {word}" for word in looks(mended, master)]
-    transcript = collect(sandbox, steps(mended, master), seed=seed, limits=limits, seconds_left=left)
+    whole, troubles = repaired(notebook, master)
+    _check_marks(whole)
+    result.notebooks[master.name] = whole
+    grade.looks += [f"{master.name}: {word}" for word in looks(whole, master)]
+    transcript = collect(sandbox, steps(whole, master), seed=seed, limits=limits, seconds_left=left)
     result.transcripts[master.name] = transcript
     words = [*troubles, *transcript.troubles, *_failures(transcript, master)]
     if transcript.printed > _MUCH:

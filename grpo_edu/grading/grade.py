@@ -4,7 +4,7 @@ DIR/grades.csv        a row a student, a column a question
 DIR/grades_canvas.csv, grades_moodle.csv  where asked for
 DIR/summary.html      for the instructor
 DIR/feedback/         a page a student
-DIR/notebooks/        what was graded: each notebook mended, with the master's locked cells and checks
+DIR/notebooks/        what was graded: each notebook, repaired, with the master's locked cells and checks
 DIR/grading.json, students/  the settings and each result, to go on after an interruption
 
 nbgrader's converters and its check of cells' marks are used; its autograder is not, for it runs the checks in the

@@ -17,6 +17,7 @@ from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, packed
 from grpo_edu.grading.values import decode, plain
 
 MOST_STARTS = 12  # processes for one notebook, each past what ended the one before
+_MOST_FAULTS = 3  # processes in a row that end before any of the student's code runs
 
 
 @dataclass
@@ -52,7 +53,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
 
     Raises SandboxFault where the sandbox does not start, or a new process in it ends before the student's code runs.
     """
-    found, skip = Transcript(), list[int]()
+    found, skip, faults = Transcript(), list[int](), 0
     places = {step.name: place for place, step in enumerate(steps) if step.kind == "ask"}
     for _ in range(MOST_STARTS):
         total = min(limits.total_seconds, seconds_left - found.seconds)
@@ -76,7 +77,8 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
             return found
         why = _why(ending, limits)
         if at is None:
-            if ending["new"]:  # none of the student's code has run in it, so the fault is ours
+            faults += ending["new"]  # none of the student's code has run in it, so the fault is not the student's
+            if faults == _MOST_FAULTS:
                 raise SandboxFault(f"a student's process cannot be started: {why}. {ending['output'][-600:]}".strip())
             continue
         place, part = at

@@ -95,21 +95,10 @@ def _bwrap() -> str | None:
 
 
 def _confined(bwrap: str, limits: Limits, hidden: Sequence[Path]) -> list[str]:
-    """The command line of bubblewrap, up to the program that it is to start.
-
-    Raises no error: what the system refuses is bubblewrap's to say.
-    """
+    """The command line of bubblewrap, up to the program that it is to start."""
     # Signals from within never reach the first process of a PID namespace, so no student's code can end or stop it.
-    command = [
-        bwrap,
-        "--die-with-parent",
-        "--as-pid-1",
-        "--new-session",
-        "--unshare-ipc",
-        "--unshare-pid",
-        "--unshare-net",
-    ]
-    command += ["--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL"]
+    command = [bwrap, "--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
+    command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if os.geteuid() == 0:  # for the process that forks; those that it forks become a user without any of these
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
     else:
@@ -166,8 +155,12 @@ def _to_hide(python: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
     """What lies within a folder that the process may read and is not for it: submissions, masters, answers."""
     copies = [Path(place) / "grpo_edu" for place in _site_packages()]  # an installed copy has the answers too
     found = {path.resolve() for path in [*hidden, *copies] if path.is_dir()}
-    open_places = [Path("/usr"), *(path.resolve() for path in python)]
-    return sorted(path for path in found if any(place in (path, *path.parents) for place in open_places))
+    return sorted(
+        place / path.relative_to(place.resolve())  # as the process would call it
+        for place in (Path("/usr"), *python)
+        for path in found
+        if path.is_relative_to(place.resolve())
+    )
 
 
 def _package() -> list[tuple[Path, Path]]:
@@ -230,6 +223,7 @@ class Sandbox:
         self._folder = tempfile.TemporaryDirectory(prefix="grpo-edu-grade-", ignore_cleanup_errors=True)
         self._first = -1  # a handle on the sandbox's first process, with which all others in it end
         self._channel = -1
+        self._rest, self._output, self._printed, self._sent = b"", b"", 0, 0
 
     def __enter__(self) -> Sandbox:
         return self
@@ -325,7 +319,6 @@ class Sandbox:
             self._send(
                 {
                     "limits": asdict(self.limits),
-                    "isolated": self.isolated,
                     "user": _free_user() if own_user else None,
                     "others": 0 if own_user else _threads_of_this_user(),
                 }
