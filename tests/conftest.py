@@ -32,6 +32,8 @@ SLOW_FILES = {
     "test_curriculum",
     "test_dashboards",
     "test_grading",
+    "test_grading_attacks",
+    "test_grading_sandbox",
     "test_memory",
     "test_pretraining",
     "test_trl_job",

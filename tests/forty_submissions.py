@@ -255,8 +255,10 @@ def hostile(targets):
             Expected(19, "cell no. 3: fails", "socket"),
         ),
         "ends_its_watcher": (
-            right("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"),
-            Expected(19, "PermissionError", "os.kill"),
+            right(
+                "import os, signal\ntry:\n    os.kill(os.getppid(), signal.SIGKILL)\nexcept PermissionError:\n    pass"
+            ),
+            Expected(19, "", "os.kill"),
         ),
         "prints_a_score": (answered({}, ["print(19)\nprint('tie_probability: 3 of 3 points')\n19"]), Expected(0)),
         "writes_to_every_channel": (
@@ -331,7 +333,7 @@ def write_submissions(folder, targets):
         student = name.split("/")[0].removesuffix(f"_{NAME}.ipynb")
         expected[FROM_LMS.get(student, student)] = what
     (folder / "empty_folder").mkdir()
-    expected["empty_folder"] = Expected(0, "nothing was handed in")
+    expected["empty_folder"] = Expected(0, "is empty")
     (folder / "link_out").mkdir()
     (folder / "link_out" / f"{NAME}.ipynb").symlink_to(REPOSITORY / "solutions" / f"{NAME}.ipynb")
     expected["link_out"] = Expected(0, "is a link")

@@ -31,7 +31,10 @@ SECONDS = 120  # generous: a kernel with torch starts in a tenth of it on an idl
         (["--port", "0"], "port"),
         (["--max-runs", "0"], "max-runs"),
         (["--idle", "1"], "idle"),
-        (["--token", ""], "token"),
+        (["--max-viewers", "0"], "max-viewers"),
+        (["--base-url", "grpo"], "base-url"),
+        (["--token-file", os.devnull], "token-file"),
+        (["--token-file", "/nowhere/token"], "/nowhere/token"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(capsys, options, word):
@@ -101,7 +104,9 @@ def running_app(folder, *options):
     pytest.importorskip("voila", reason="no Voilà: pip install voila")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "grpo_edu", "app", "--no-browser", f"--port={port}", f"--token={TOKEN}", *options]
+    (folder / "token").write_text(f"{TOKEN}\n")
+    command = [sys.executable, "-m", "grpo_edu", "app", "--no-browser", f"--port={port}"]
+    command += [f"--token-file={folder / 'token'}", *options]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     log = folder / "app.log"
     with log.open("w") as sink:
@@ -135,7 +140,9 @@ def test_without_the_token_nothing_is_shown(app):
 
 @pytest.mark.browser
 def test_the_token_is_on_no_command_line(app):
-    assert TOKEN not in " ".join(voila(app[2]).cmdline())
+    import psutil
+
+    assert TOKEN not in " ".join([*voila(app[2]).cmdline(), *psutil.Process(app[2].pid).cmdline()])
 
 
 @pytest.mark.browser
@@ -225,6 +232,21 @@ def test_each_viewer_has_a_kernel_that_runs_no_code_and_ends_with_the_page(app, 
     wait_until(lambda: len(kernels(server)) == before, "the kernels end with their pages")
     for viewer in viewers:
         viewer.close()
+
+
+@pytest.mark.browser
+def test_no_more_viewers_than_allowed_under_a_path_of_the_proxy(browser, tmp_path):
+    with running_app(tmp_path, "--max-viewers=1", "--base-url=/course/grpo/") as (address, _, server):
+        page = browser.new_page()
+        page.goto(f"{address}/course/grpo/?token={TOKEN}", timeout=1000 * SECONDS)
+        page.get_by_role("button", name="Start").wait_for(timeout=1000 * SECONDS)
+        late = browser.new_page()
+        answer = late.goto(f"{address}/course/grpo/?token={TOKEN}", timeout=1000 * SECONDS)
+        assert answer.status == 503 and len(kernels(server)) == 1
+        page.close(run_before_unload=True)
+        wait_until(lambda: kernels(server) == [], "the kernel ends with its page")
+        assert late.goto(f"{address}/course/grpo/?token={TOKEN}", timeout=1000 * SECONDS).status == 200
+        late.close()
 
 
 @pytest.mark.browser

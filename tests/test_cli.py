@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from grpo_edu import __version__
+from grpo_edu.cli.machine import grading_checks
 from grpo_edu.cli.main import build_parser, main
 from grpo_edu.cli.options import field_help
 from grpo_edu.config import GRPOConfig
@@ -299,7 +300,20 @@ WELL = Check("Python", True, "3.12.1, supported: >=3.11")
 FAULT = Check("memory", False, "1.0 of 4.0 GiB available", "Close other programs.")
 
 
+def test_doctor_says_whether_students_code_can_be_isolated(monkeypatch):
+    pytest.importorskip("nbgrader")
+    monkeypatch.setattr("grpo_edu.grading.sandbox.isolation_problem", lambda: "")
+    (check,) = grading_checks()
+    assert check.ok and "bubblewrap" in check.detail and not check.remedy
+    monkeypatch.setattr("grpo_edu.grading.sandbox.isolation_problem", lambda: "bubblewrap is not installed.")
+    (check,) = grading_checks()
+    assert (
+        check.ok and "not installed" in check.detail and "`bubblewrap`" in check.remedy and "container" in check.remedy
+    )
+
+
 def test_doctor(capsys, monkeypatch):
+    monkeypatch.setattr("grpo_edu.cli.machine.grading_checks", lambda: [])
     monkeypatch.setattr("grpo_edu.machine.hardware.doctor_checks", lambda: [WELL])
     assert main(["doctor", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()

@@ -112,6 +112,15 @@ def test_each_control_changes_what_it_claims_and_what_is_shown(name, control):
     assert dashboard.alt and f'alt="{dashboard.alt[:20]}' in dashboard.picture.value
 
 
+def test_a_page_cannot_move_the_limits_of_a_slider():
+    board = TrainingDashboard()
+    for state in ({"max": 10**9, "value": 10**8}, {"value": 10**8}, {"min": -5, "value": -5}):
+        board.steps.set_state(state)  # what a message of the page comes to
+        assert (board.steps.min, board.steps.max) == (1, 200) and 1 <= board.steps.value <= 200
+    board.steps.set_state({"value": 7})
+    assert board.config().max_steps == 7
+
+
 def test_sliders_are_the_rewards_and_a_tie_is_said():
     explorer = by_hand()
     for control, value in zip(explorer.sliders, (0.0, 1.0, 1.0, 0.0), strict=False):

@@ -1,6 +1,7 @@
 """Finding submissions: who is who in the folders that learning platforms give, and reading what is in them."""
 
 import json
+import os
 
 import nbformat
 import pytest
@@ -80,7 +81,64 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     with (tmp_path / "ana" / "x.ipynb").open("wb") as file:
         file.truncate(LARGEST + 1)
     (one,) = find_submissions(tmp_path, MASTERS)
-    assert one.files == [] and "larger than 20 MB" in one.troubles[0]
+    assert one.files == [] and "larger than 200 MB" in one.troubles[0]
+
+
+def test_a_large_notebook_is_read_without_its_outputs(tmp_path):
+    picture = {"output_type": "display_data", "data": {"image/png": "A" * 30 * 2**20}}
+    cells = [{"cell_type": "code", "source": "é = 1", "outputs": [picture]}]
+    (tmp_path / "x.ipynb").write_text(json.dumps({"cells": cells}, ensure_ascii=False), encoding="utf-8")
+    notebook, troubles = read_notebook(tmp_path / "x.ipynb")
+    assert [cell.source for cell in notebook.cells] == ["é = 1"] and notebook.cells[0].outputs == [] == troubles
+
+
+def test_a_large_file_that_is_no_notebook_is_said(tmp_path):
+    (tmp_path / "x.ipynb").write_bytes(b"[" * 21 * 2**20)
+    with pytest.raises(ValueError, match="no notebook|too large"):
+        read_notebook(tmp_path / "x.ipynb")
+
+
+def test_too_much_text_and_too_many_cells_are_left_out(tmp_path):
+    long = {"cell_type": "code", "source": "#" * 300_000}
+    (tmp_path / "x.ipynb").write_text(json.dumps({"cells": [long, {"cell_type": "code", "source": "a = 1"}]}))
+    notebook, (trouble,) = read_notebook(tmp_path / "x.ipynb")
+    assert [cell.source for cell in notebook.cells] == ["a = 1"] and "no. 1" in trouble and "256 kB" in trouble
+    (tmp_path / "y.ipynb").write_text(json.dumps({"cells": [{"source": "1"}] * 3000}))
+    notebook, (trouble,) = read_notebook(tmp_path / "y.ipynb")
+    assert len(notebook.cells) == 2000 and "2000 cells" in trouble
+
+
+@pytest.mark.parametrize("ending", ["\r\n", "\r", "\n"])
+def test_line_endings_are_one_kind(tmp_path, ending):
+    cell = {"cell_type": "code", "source": f"a = 1{ending}b = 2"}
+    (tmp_path / "x.ipynb").write_text(json.dumps({"cells": [cell]}))
+    assert read_notebook(tmp_path / "x.ipynb")[0].cells[0].source == "a = 1\nb = 2"
+
+
+def test_a_lone_surrogate_in_a_cell_can_be_written(tmp_path):
+    (tmp_path / "x.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "'\ud800'"}]}))
+    assert nbformat.writes(read_notebook(tmp_path / "x.ipynb")[0]).encode()
+
+
+def test_two_students_with_one_name_are_two(tmp_path):
+    lay(tmp_path, "Ana M_77_assignsubmission_file_/x.ipynb", "Ana M_78_assignsubmission_file_/x.ipynb")
+    lay(tmp_path, "doejane_11_1_x.ipynb", "doejane_12_2_x.ipynb", "doejane_12_3_y.ipynb")
+    found = {one.key: len(one.files) for one in find_submissions(tmp_path, MASTERS)}
+    assert found == {("Ana M", "77"): 1, ("Ana M", "78"): 1, ("doejane", "11"): 1, ("doejane", "12"): 2}
+
+
+def test_names_that_look_alike_once_shown_stay_apart(tmp_path):
+    for name in (b"Jos\xe9", b"Jos\xc3\xa9", b"a\nb", b"a\x1bb", b"a b"):
+        lay(tmp_path / os.fsdecode(name), "x.ipynb")
+    found = [one.student for one in find_submissions(tmp_path, MASTERS)]
+    assert sorted(found) == ["José", "José (2)", "a b", "a b (2)", "a b (3)"]
+
+
+def test_hidden_and_empty_folders_have_a_row(tmp_path):
+    lay(tmp_path, ".ana/x.ipynb", ".git/x.ipynb", ".ipynb_checkpoints/x.ipynb", "bo/x.ipynb")
+    (tmp_path / "cy").mkdir()
+    found = {one.student: one for one in find_submissions(tmp_path, MASTERS)}
+    assert {*found} == {".ana", "bo", "cy"} and found["cy"].troubles == ["the folder cy is empty"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])

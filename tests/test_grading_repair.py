@@ -233,7 +233,7 @@ def test_what_is_worth_a_look(source, word):
     ],
 )
 def test_definitions_of_a_cell(source, names):
-    assert definitions(source) == names
+    assert list(definitions(source)) == names
 
 
 def test_only_some_answers():

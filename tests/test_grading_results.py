@@ -36,7 +36,7 @@ def judged(name, *points, mistake=""):
 
 def ana():
     feedback = {"f": judged("f", (1, 1), (0, 2), mistake="it is squared"), "g": judged("g", (2, 2))}
-    return StudentGrade("Ana", "77", "d", feedback, ["03_one"], ["late; and wet"], ["uses ctypes"], ["files"])
+    return StudentGrade("Ana", "77", "d", feedback, ["03_one"], ["late; and wet"], ["uses ctypes"])
 
 
 def nobody():
@@ -81,10 +81,26 @@ def test_no_name_becomes_a_formula(name):
 
 def test_file_names_are_safe_and_unique():
     names = ["a/b", "a b", "../../x", "Ünï", "", "CON.", "ünï", "x" * 300]
-    made = file_names(names)
+    made = {student: name for (student, _), name in file_names([(one, "") for one in names]).items()}
     assert len({name.casefold() for name in made.values()}) == len(names)
-    assert all("/" not in name and not name.startswith(".") and 0 < len(name) < 70 for name in made.values())
+    assert all("/" not in name and not name.startswith(".") and 0 < len(name) < 110 for name in made.values())
     assert made["Ünï"] == "Ünï"
+
+
+def test_two_students_with_one_name_have_a_row_and_a_page_each():
+    twins = [StudentGrade("Ana M", "77", handed_in=["03_one"]), StudentGrade("Ana M", "78")]
+    names = file_names([one.key for one in twins])
+    assert len({*names.values()}) == 2 and all(one.lms_id in names[one.key] for one in twins)
+    assert [row[:2] for row in table(grades_table(twins, [ONE]))[1:]] == [["Ana M", "77"], ["Ana M", "78"]]
+    assert [row[0] for row in table(moodle_table(twins, [ONE]))[1:]] == ["Participant 77", "Participant 78"]
+    summary = summary_page(twins, [ONE], names, [])
+    for one in twins:
+        assert f"Ana M ({one.lms_id})" in summary and f'href="feedback/{names[one.key]}.html"' in summary
+
+
+def test_a_name_of_four_byte_letters_fits_into_a_folder():
+    (name,) = file_names([("\U0001d400" * 62, "1" * 100)]).values()
+    assert len(f".{name}.html.1234567.tmp".encode()) < 255
 
 
 def test_pages_show_the_mistake_and_escape_everything():
@@ -95,7 +111,9 @@ def test_pages_show_the_mistake_and_escape_everything():
         "3 of 10 points" in page and "it is squared" in page and "<code>here</code>" in page and "late; and wet" in page
     )
     assert "04_two: 0 of 5 points" in page and "Not handed in." in page
-    summary = summary_page([grade, ana(), nobody()], [ONE, TWO], file_names([EVIL, "Ana"]), ["Seed: 0"])
+    summary = summary_page(
+        [grade, ana(), nobody()], [ONE, TWO], file_names([(EVIL, ""), (EVIL, "77"), ("Ana", "77")]), ["Seed: 0"]
+    )
     assert '<td class="number">2</td><td>03 f</td><td>it is squared</td>' in summary
     assert "3 students, mean 20% of 10 points" in summary and "uses ctypes" in summary and "Seed: 0" in summary
     for text in (page, summary):
@@ -103,7 +121,7 @@ def test_pages_show_the_mistake_and_escape_everything():
 
 
 def test_a_summary_of_nothing_is_still_one():
-    page = summary_page([nobody()], [ONE], file_names([EVIL]), [])
+    page = summary_page([nobody()], [ONE], file_names([(EVIL, "")]), [])
     assert "No notebook of the course was handed in." in page and "None was named." in page
 
 

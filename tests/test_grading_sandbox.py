@@ -1,146 +1,143 @@
-"""What a student's process cannot do, tried in a process that confined itself; and what its limits stop."""
+"""What a student's code finds in its sandbox, what its limits stop, and what is said where there is no isolation."""
 
+import json
 import os
-import signal
-import socket
-import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from forty_submissions import NAME, right
 
-from grpo_edu.grading.sandbox import PROTECTIONS, Limits, User, confine, limit_resources, readable_places, usable_user
+from grpo_edu.cli.main import main
+from grpo_edu.grading import sandbox as module
+from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, isolation_problem
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="confinement is Linux's")
 REPOSITORY = Path(__file__).resolve().parents[1]
+LIMITS = Limits(memory=2**28, file_size=2**20, processes=20)
+needs_isolation = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
 
 
-def apart(folder, action, *, limits=None):
-    """Run `action` in a forked process that limits and confines itself; (what it printed, which protections held)."""
-    user = usable_user(folder)
-    work = folder / "work"
-    work.mkdir(exist_ok=True)
-    if user is not None:
-        for path in (folder, *folder.parents):  # pytest's folders are closed to others
-            if path.is_relative_to("/tmp") and path != Path("/tmp"):
-                path.chmod(path.stat().st_mode | 0o011)
-        os.chown(work, user.number, user.number)
-    reader, writer = os.pipe()
-    process = os.fork()
-    if process == 0:
-        try:
-            limit_resources(limits or Limits(), 0 if user else 5000)
-            held = confine(work, readable_places(), user)
-            try:
-                said = str(action())
-            except BaseException as error:  # whatever it is, is what we want to know
-                said = type(error).__name__
-            os.write(writer, f"{','.join(held)}\n{said}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as answers:
-        held, _, said = answers.read().partition("\n")
-    os.waitpid(process, 0)
-    return said, [name for name in held.split(",") if name]
+def said_by(sandbox, *cells):
+    """The error of each cell, or "" for none."""
+    steps = [["cell", f"no. {number}", source] for number, source in enumerate(cells)]
+    task = {"steps": steps, "calls": {}, "skip": [], "answered": [], "limits": asdict(LIMITS)}
+    messages, ending = sandbox.run(task, 60)
+    assert ending["end"] == "done", ending
+    errors = {message["cell"]: message["error"] for message in messages if "cell" in message}
+    return [errors.get(number, "") for number in range(len(cells))]
 
 
-def needs(held, name):
-    if name not in held:
-        pytest.skip(f"this system has not got {name!r}, only {held}")
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory):
+    os.environ["MY_SECRET"] = "secret"
+    with Sandbox(LIMITS) as running:
+        yield running
+    del os.environ["MY_SECRET"]
 
 
-def test_it_says_what_held_and_still_works(tmp_path):
-    said, held = apart(tmp_path, lambda: (1 + 1, os.getcwd() != "", len(os.listdir("/usr"))) and "fine")
-    assert said == "fine" and set(held) <= set(PROTECTIONS)
+@needs_isolation
+@pytest.mark.parametrize(
+    "holds",
+    [
+        "not os.path.exists(MASTERS) and not os.path.exists(HERE)",
+        "sorted(os.listdir(os.path.dirname(checks.__file__))) == "
+        "['__init__.py', 'compare.py', 'core.py', 'feedback.py', 'inputs.py']",
+        "socket.if_nameindex() == [(1, 'lo')]",
+        "len([name for name in os.listdir('/proc') if name.isdigit()]) == 2",
+        "'MY_SECRET' not in os.environ and 'secret' not in open('/proc/1/cmdline').read()",
+        "os.environ['HOME'] == '/tmp' and len(os.listdir('/tmp')) <= 40",
+        "os.getuid() != 0",
+        "not {'', '.', os.getcwd(), HERE} & {*sys.path}",
+        "len(torch.ones(3)) == 3 and checks.check_anything(print).grade() == 0",
+    ],
+)
+def test_what_is_there_and_what_is_not(sandbox, holds):
+    names = f"MASTERS, HERE = {str(REPOSITORY / 'solutions')!r}, {os.getcwd()!r}"
+    start = f"import os, socket, sys, torch\nfrom grpo_edu import checks\n{names}\n"
+    assert said_by(sandbox, f"{start}assert {holds}") == [""]
 
 
-def test_its_own_folder_is_open_and_no_other(tmp_path):
-    def write_here():
-        (tmp_path / "work" / "a").write_text("x")
-        return (tmp_path / "work" / "a").read_text()
-
-    said, held = apart(tmp_path, write_here)
-    needs(held, "files")
-    assert said == "x"
-    other = tmp_path / "other.txt"
-    other.write_text("secret")
-    other.chmod(0o666)
-    assert apart(tmp_path, lambda: other.write_text("mine"))[0] == "PermissionError"
-    assert apart(tmp_path, other.read_text)[0] == "PermissionError"
-    assert apart(tmp_path, other.unlink)[0] in ("PermissionError", "OSError")
-    assert other.read_text() == "secret"
-
-
-def test_masters_are_closed_and_the_package_is_open(tmp_path):
-    master = next((REPOSITORY / "solutions").glob("*.ipynb"))
-    said, held = apart(tmp_path, master.read_text)
-    needs(held, "files")
-    assert said == "PermissionError"
-    package = REPOSITORY / "grpo_edu" / "losses.py"
-    assert apart(tmp_path, lambda: len(package.read_text()))[0] == str(len(package.read_text()))
+@needs_isolation
+def test_limits_stop_what_takes_too_much(sandbox):
+    memory, small, file, small_file, disk, processes = said_by(
+        sandbox,
+        "bytearray(2**29)",
+        "bytearray(2**27)",
+        "open('large', 'wb').write(bytes(2**21))",
+        "open('small', 'wb').write(bytes(2**19))",
+        "for number in range(9):\n    open(f'/dev/shm/{number}', 'wb').write(bytes(2**20 - 1))",
+        "import os, time\nfor _ in range(900):\n    if os.fork() == 0:\n        time.sleep(60)",
+    )
+    assert "MemoryError" in memory and "too large" in file and "No space" in disk and "BlockingIOError" in processes
+    assert small == small_file == ""
+    assert said_by(sandbox, "import os\nassert len([one for one in os.listdir('/proc') if one.isdigit()]) == 2") == [""]
 
 
-def test_no_socket_can_be_made(tmp_path):
-    said, held = apart(tmp_path, socket.socket)
-    needs(held, "network")
-    assert said == "PermissionError"
-    assert apart(tmp_path, lambda: socket.socketpair() and "pair")[0] == "pair"  # asyncio needs one
+@needs_isolation
+def test_a_process_that_was_ended_from_outside_is_started_again(sandbox):
+    first = sandbox._first
+    sandbox._process.kill()
+    task = {"steps": [], "calls": {}, "skip": [], "answered": [], "limits": asdict(LIMITS)}
+    assert sandbox.run(task, 60)[1]["end"] == "ended"
+    assert said_by(sandbox, "1 + 1") == [""] and first >= 0
 
 
-def test_others_get_no_signal(tmp_path):
-    parent = os.getpid()
-    said, held = apart(tmp_path, lambda: os.kill(parent, 0))
-    needs(held, "signals")
-    assert said == "PermissionError"
-    assert apart(tmp_path, lambda: os.kill(os.getpid(), 0))[0] in ("None", "PermissionError")
+def test_a_program_in_the_working_directory_is_not_taken_for_bubblewrap(tmp_path, monkeypatch):
+    (tmp_path / "bwrap").write_text("#!/bin/sh\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in (".", "", ":", f".{os.pathsep}relative"):
+        monkeypatch.setenv("PATH", path)
+        assert module._bwrap() in (None, "/usr/bin/bwrap", "/bin/bwrap")
 
 
-def test_memory_is_limited(tmp_path):
-    assert apart(tmp_path, lambda: bytearray(2**29), limits=Limits(memory=2**28))[0] == "MemoryError"
-    assert apart(tmp_path, lambda: len(bytearray(2**27)), limits=Limits(memory=2**28))[0] == str(2**27)
+def test_submissions_and_copies_of_the_package_within_readable_folders_are_hidden(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_site_packages", lambda: [str(tmp_path / "lib")])
+    for name in ("lib/grpo_edu/checks", "lib/submissions", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    hidden = module._to_hide([tmp_path / "lib"], [tmp_path / "lib" / "submissions", tmp_path / "elsewhere"])
+    assert hidden == [tmp_path / "lib" / "grpo_edu", tmp_path / "lib" / "submissions"]
 
 
-def test_files_are_limited(tmp_path):
-    def fill():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        (tmp_path / "work" / "large").write_bytes(bytes(2**20))
-
-    assert apart(tmp_path, fill, limits=Limits(file_size=2**16))[0] == "OSError"
-    assert (tmp_path / "work" / "large").stat().st_size == 2**16
-
-
-def test_processes_are_limited_for_a_user_of_its_own(tmp_path):
-    def multiply():
-        started = []
-        try:
-            for _ in range(200):
-                process = os.fork()
-                if process == 0:
-                    signal.pause()
-                started.append(process)
-        except OSError:
-            return len(started)
-        finally:
-            for process in started:
-                os.kill(process, signal.SIGKILL)
-                os.waitpid(process, 0)
-
-    said, held = apart(tmp_path, multiply, limits=Limits(processes=20))
-    needs(held, "own user")
-    assert 0 < int(said) < 20
+@pytest.fixture
+def one_submission(tmp_path):
+    (tmp_path / "in" / "ana").mkdir(parents=True)
+    leaves = "import os\nassert os.getpid() != 1"
+    (tmp_path / "in" / "ana" / f"{NAME}.ipynb").write_text(json.dumps(right(leaves)))
+    return ["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
 
 
-def test_only_root_becomes_another(tmp_path):
-    if os.geteuid() == 0:
-        user = usable_user(tmp_path)
-        assert user is None or user.number > 60000
-    else:
-        assert usable_user(tmp_path) is None
-        with pytest.raises(PermissionError):
-            User(61184).become()
+@pytest.mark.parametrize(("program", "word"), [(None, "not installed"), ("/bin/false", "does not work")])
+def test_without_bubblewrap_nothing_is_graded(one_submission, tmp_path, monkeypatch, capsys, program, word):
+    pytest.importorskip("nbgrader")
+    monkeypatch.setattr(module, "_bwrap", lambda: program)
+    assert main(one_submission) == 2
+    error = capsys.readouterr().err
+    assert word in error and "`bubblewrap`" in error and "container" in error and "--without-isolation" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_isolation_is_possible_loud_and_recorded(one_submission, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("nbgrader")
+    monkeypatch.setattr(module, "_bwrap", lambda: None)
+    assert main([*one_submission, "--without-isolation"]) == 0
+    captured = capsys.readouterr()
+    assert "WARNING" in captured.err and "WITHOUT ISOLATION" in captured.out
+    table = (tmp_path / "out" / "grades.csv").read_text()
+    assert "19" in table and "graded without isolation" in table
+    assert "WITHOUT ISOLATION" in (tmp_path / "out" / "summary.html").read_text()
+    assert json.loads((tmp_path / "out" / "grading.json").read_bytes())["isolation"] == "none"
+    assert main([*one_submission, "--resume"]) == 2
+
+
+def test_a_process_that_does_not_start_says_why(monkeypatch):
+    monkeypatch.setattr(module, "_bwrap", lambda: "/bin/ls")
+    with Sandbox(LIMITS) as broken, pytest.raises(SandboxFault, match="unrecognized option"):
+        broken.run({}, 1)
 
 
 @pytest.mark.parametrize("name", ["seconds", "total_seconds", "memory", "file_size"])
 def test_limits_below_any_use_are_refused(name):
-    with pytest.raises(ValueError, match=name):
-        Limits(**{name: 0})
+    for value in (0, float("nan")):
+        with pytest.raises(ValueError, match=name):
+            Limits(**{name: value})

@@ -65,7 +65,7 @@ def kind(value: Any) -> str:
         return "None"
     names = {Tensor: "tensor", bool: "truth value", str: "text", int: "whole number", float: "number"}
     name = next((word for type_, word in names.items() if isinstance(value, type_)), type(value).__name__)
-    return f"a{'n' if name[0] in 'aeiou' else ''} {name}"
+    return f"a{'n' if name[:1] in tuple('aeiou') else ''} {name}"
 
 
 def shown(value: Any, digits: int = 6) -> str:

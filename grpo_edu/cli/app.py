@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -21,7 +22,9 @@ def add_app_options(command: ArgumentParser) -> None:
     """The options of the command."""
     add = command.add_argument
     add("--port", type=int, default=8866, help="where the page is (default: 8866)")
-    add("--token", help="what the address must carry (default: a fresh secret)")
+    add("--token-file", metavar="FILE", help="file with what the address must carry (default: a fresh secret)")
+    add("--base-url", default="/", metavar="PATH", help="what a reverse proxy puts before the path (default: /)")
+    add("--max-viewers", type=int, default=8, metavar="N", help="pages at a time, a kernel each (default: 8)")
     add("--max-runs", type=int, default=1, metavar="N", help="trainings at a time, over all viewers (default: 1)")
     add("--idle", type=int, default=900, metavar="SECONDS", help="a kernel idle for so long is ended (default: 900)")
     add("--runs", default="runs", metavar="DIR", help="where runs are kept and compared (default: runs)")
@@ -32,7 +35,7 @@ def add_app_options(command: ArgumentParser) -> None:
 def run_app_command(arguments: Namespace) -> int:
     """Serve until Ctrl-C; returns the exit code of the server."""
     _check(arguments)
-    token = arguments.token or secrets.token_urlsafe(24)
+    token = _token(arguments.token_file)
     with tempfile.TemporaryDirectory(prefix="grpo-edu-app-") as folder:
         place = Path(folder)
         (place / "slots").mkdir()
@@ -45,7 +48,7 @@ def run_app_command(arguments: Namespace) -> int:
             "GRPO_EDU_APP_SLOTS": f"{place / 'slots'}:{arguments.max_runs}",
             "GRPO_EDU_APP_RUNS": str(Path(arguments.runs).absolute()),
         }
-        print(f"grpo_edu: http://127.0.0.1:{arguments.port}/?token={token}", flush=True)
+        print(f"grpo_edu: http://127.0.0.1:{arguments.port}{arguments.base_url}?token={token}", flush=True)
         server = subprocess.Popen(server_command(place, browser=not arguments.no_browser), env=env)
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())  # told to end, it does not leave Voilà behind
         try:
@@ -70,10 +73,17 @@ def server_settings(arguments: Namespace, token: str) -> dict[str, dict]:
             "ip": "127.0.0.1",
             "port": arguments.port,
             "port_retries": 0,
+            "base_url": arguments.base_url,
             "token": token,
             "tornado_settings": {"disable_check_xsrf": True},
         },
-        "VoilaConfiguration": {"theme": arguments.theme, "strip_sources": True, "show_tracebacks": False},
+        "VoilaConfiguration": {
+            "theme": arguments.theme,
+            "strip_sources": True,
+            "show_tracebacks": False,
+            "multi_kernel_manager_class": "grpo_edu.dashboards.viewers.LimitedKernels",
+        },
+        "LimitedKernels": {"most_kernels": arguments.max_viewers},
         "MappingKernelManager": {
             "cull_idle_timeout": arguments.idle,
             "cull_interval": max(1, min(60, arguments.idle // 2)),
@@ -100,11 +110,21 @@ def _check(arguments: Namespace) -> None:
     """Refuse bad options and a missing Voilà before anything starts."""
     if find_spec("voila") is None:
         raise ValueError('app: Voilà is not installed; pip install "grpo-edu[web]"')
-    for name, lowest in (("port", 1), ("max_runs", 1), ("idle", 2)):
+    for name, lowest in (("port", 1), ("max_runs", 1), ("max_viewers", 1), ("idle", 2)):
         if getattr(arguments, name) < lowest:
             option = name.replace("_", "-")
             raise ValueError(f"{option}: {getattr(arguments, name)} is too small; give at least {lowest}")
     if arguments.port > 65535:
         raise ValueError(f"port: {arguments.port} is no port; give one up to 65535")
-    if arguments.token == "":
-        raise ValueError("token: is empty, so anybody could come in; leave it out for a fresh one")
+    if not re.fullmatch(r"/([\w.-]+/)*", arguments.base_url):
+        raise ValueError(f"base-url: {arguments.base_url!r} must begin and end with a slash, such as /grpo/")
+
+
+def _token(file: str | None) -> str:
+    """The secret of the address: from a file, because every user of the computer can read a command line, or fresh."""
+    if file is None:
+        return secrets.token_urlsafe(24)
+    token = Path(file).read_text(encoding="utf-8").strip()
+    if not re.fullmatch(r"[\w.~-]+", token, re.ASCII):
+        raise ValueError(f"token-file: {file} must hold one word of letters, digits and - . _ ~")
+    return token

@@ -37,7 +37,7 @@ def run_doctor_command(arguments: Namespace) -> int:
     from grpo_edu.machine.hardware import cpu_report, doctor_checks
     from grpo_edu.machine.startup import startup_anatomy, startup_text
 
-    checks = doctor_checks()
+    checks = [*doctor_checks(), *grading_checks()]
     ok = all(check.ok for check in checks)
     report = cpu_report() if find_spec("torch") else {}  # it asks torch; a missing torch is one of the checks
     startup = startup_anatomy() if arguments.startup and ok else None
@@ -49,6 +49,18 @@ def run_doctor_command(arguments: Namespace) -> int:
         if startup is not None:
             print(startup_text(startup))
     return 0 if ok else 1
+
+
+def grading_checks() -> list[Check]:
+    """Whether students' code can be isolated, where the packages for grading are installed; no student needs it."""
+    from grpo_edu.grading.sandbox import REMEDY, isolation_problem
+    from grpo_edu.machine.hardware import Check
+
+    if find_spec("nbgrader") is None or find_spec("torch") is None:
+        return []
+    problem = isolation_problem()
+    detail = f"not possible here, which matters to instructors only: {problem}" if problem else "isolated by bubblewrap"
+    return [Check("grading", True, detail, REMEDY if problem else "")]
 
 
 def doctor_text(checks: Sequence[Check], report: dict[str, Any]) -> str:

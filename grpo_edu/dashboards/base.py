@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import io
 from collections.abc import Iterable, Iterator, Sequence
@@ -150,9 +151,19 @@ def say_html(text: str, *, wrong: bool = False) -> str:
     return f'<div role="status" style="{look}line-height:1.5">{before}{html.escape(text)}</div>'
 
 
+@functools.cache
+def _with_fixed_limits(kind: type) -> type:
+    """A slider of which a page can move the value only: the limits are checked in the kernel, and stay as they are."""
+
+    def set_state(self: Any, sync_data: dict[str, Any]) -> None:
+        kind.set_state(self, {name: value for name, value in sync_data.items() if name == "value"})  # type: ignore[attr-defined]
+
+    return type(kind.__name__, (kind,), {"set_state": set_state})
+
+
 def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, tip: str, **options: Any) -> Any:
     """A labeled slider, reached by the Tab key and moved by the arrow keys."""
-    return kind(
+    return _with_fixed_limits(kind)(
         value=value,
         min=low,
         max=high,

@@ -1,4 +1,4 @@
-"""One student's notebooks: which file is which, mended, run, and what the functions in them returned."""
+"""One student's notebooks: which file is which, repaired, run, and what the functions in them returned."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_edu.grading.files import Submission, read_notebook
+from grpo_edu.grading.files import Submission, read_notebook, shown
 from grpo_edu.grading.masters import Master
-from grpo_edu.grading.repair import best_master, looks, repaired, steps
+from grpo_edu.grading.repair import best_master, looks, repaired, steps, written_answers
 from grpo_edu.grading.results import StudentGrade
-from grpo_edu.grading.run import Transcript, Worker, collect
-from grpo_edu.grading.sandbox import PROTECTIONS, Limits
+from grpo_edu.grading.run import Transcript, collect
+from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault
+from grpo_edu.grading.values import plain
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-_MUCH = 2**20  # printed bytes worth a word
+_MUCH = 2**20  # printed bytes worth a message
+_MOST_TROUBLES = 20  # messages about one student
 
 
 @dataclass
@@ -30,62 +32,93 @@ class Answers:
 
 
 def answers_of(
-    submission: Submission, digest: str, masters: Sequence[Master], worker: Worker, seed: int, limits: Limits
+    submission: Submission, digest: str, masters: Sequence[Master], sandbox: Sandbox, seed: int, limits: Limits
 ) -> Answers:
-    """Read, mend and run all notebooks of a student."""
+    """Read, repair and run all notebooks of a student. Whatever one of them does becomes a message about it.
+
+    Raises SandboxFault where no student's code can be run.
+    """
     grade = StudentGrade(submission.student, submission.lms_id, digest, troubles=list(submission.troubles))
     result, left = Answers(grade), limits.total_seconds
     for master, path, notebook in _matched(submission, masters, grade):
-        mended, troubles = repaired(notebook, master)
-        _check_marks(mended)
-        transcript = collect(worker, steps(mended, master), seed=seed, limits=limits, seconds_left=left)
-        left -= transcript.seconds
-        result.notebooks[master.name], result.transcripts[master.name] = mended, transcript
         grade.handed_in.append(master.name)
-        words = [*troubles, *transcript.troubles, *_failures(transcript, master)]
-        if transcript.printed > _MUCH:
-            words.append("it prints more than 1 MB, which was not kept")
-        if master.name not in path.name:
-            words.insert(0, f"found under the name {path.name.encode('utf-8', 'replace').decode()}")
-        grade.troubles += [f"{master.name}: {word}" for word in words]
-        grade.looks += [f"{master.name}: {word}" for word in looks(mended, master)]
-        grade.protections = [one for one in PROTECTIONS if one in transcript.protections]
+        try:
+            left -= _run(master, path, notebook, result, sandbox, seed, limits, left)
+        except SandboxFault:
+            raise
+        except Exception as error:
+            grade.troubles.append(f"{master.name}: could not be graded to its end: {type(error).__name__}: {error}")
     if not grade.handed_in and not grade.troubles:
         grade.troubles.append("nothing was handed in")
+    if not sandbox.isolated and grade.handed_in:
+        grade.looks.append("graded without isolation")
+    more = len(grade.troubles) - _MOST_TROUBLES
+    grade.troubles = [plain(one) for one in grade.troubles[:_MOST_TROUBLES]]
+    grade.troubles += [f"and {more} more messages"] if more > 0 else []
     return result
+
+
+def _run(
+    master: Master,
+    path: Path,
+    notebook: NotebookNode,
+    result: Answers,
+    sandbox: Sandbox,
+    seed: int,
+    limits: Limits,
+    left: float,
+) -> float:
+    """Repair and run one notebook, and enter what came of it; the seconds that it took."""
+    grade = result.grade
+    whole, troubles = repaired(notebook, master)
+    _check_marks(whole)
+    result.notebooks[master.name] = whole
+    grade.looks += [f"{master.name}: {word}" for word in looks(whole, master)]
+    transcript = collect(sandbox, steps(whole, master), seed=seed, limits=limits, seconds_left=left)
+    result.transcripts[master.name] = transcript
+    words = [*troubles, *transcript.troubles, *_failures(transcript, master)]
+    if transcript.printed > _MUCH:
+        words.append("it prints more than 1 MB, which was not kept")
+    if master.name not in path.name:
+        words.insert(0, f"found under the name {shown(path.name)}")
+    grade.troubles += [f"{master.name}: {word}" for word in words]
+    return transcript.seconds
 
 
 def _matched(
     submission: Submission, masters: Sequence[Master], grade: StudentGrade
 ) -> Iterator[tuple[Master, Path, NotebookNode]]:
-    """For each master the student's notebook; of two the one that has the master's name, or else the last."""
-    candidates: dict[str, list[tuple[bool, Path, NotebookNode]]] = {}
-    for path in submission.files:
-        shown = path.name.encode("utf-8", "replace").decode()
+    """For each master the student's notebook.
+
+    Of two the one with more answers counts, then the one with the master's name, then the last.
+    """
+    candidates: dict[str, list[tuple[int, bool, int, Path, NotebookNode]]] = {}
+    for number, path in enumerate(submission.files):
+        name = shown(path.name)
         try:
             notebook, troubles = read_notebook(path)
-        except (ValueError, OSError) as error:
+            master = best_master(notebook, path.name, masters)
+        except Exception as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            grade.troubles.append(f"{shown}: {reason}")
+            grade.troubles.append(f"{name}: {reason or type(error).__name__}")
             continue
-        grade.troubles += [f"{shown}: {trouble}" for trouble in troubles]
-        master = best_master(notebook, path.name, masters)
+        grade.troubles += [f"{name}: {trouble}" for trouble in troubles]
         if master is None:
-            grade.troubles.append(f"{shown}: has none of the questions in it")
+            grade.troubles.append(f"{name}: has none of the questions in it")
             continue
-        candidates.setdefault(master.name, []).append((path.stem == master.name, path, notebook))
+        one = (written_answers(notebook, master), path.stem == master.name, number, path, notebook)
+        candidates.setdefault(master.name, []).append(one)
     for master in masters:
         found = candidates.get(master.name, [])
         if found:
-            named = [one for one in found if one[0]]
-            _, path, notebook = (named or found)[-1]
+            *_, path, notebook = max(found, key=lambda one: one[:3])
             if len(found) > 1:
-                grade.troubles.append(f"{master.name}: {len(found)} files hold it; {path.name} counts")
+                grade.troubles.append(f"{master.name}: {len(found)} files hold it; {shown(path.name)} counts")
             yield master, path, notebook
 
 
 def _check_marks(notebook: NotebookNode) -> None:
-    """nbgrader itself must accept what we mended."""
+    """nbgrader itself must accept what we repaired."""
     from nbgrader.preprocessors import CheckCellMetadata
 
     CheckCellMetadata().preprocess(notebook, {})

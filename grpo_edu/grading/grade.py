@@ -4,7 +4,7 @@ DIR/grades.csv        a row a student, a column a question
 DIR/grades_canvas.csv, grades_moodle.csv  where asked for
 DIR/summary.html      for the instructor
 DIR/feedback/         a page a student
-DIR/notebooks/        what was graded: each notebook mended, with the master's locked cells and checks
+DIR/notebooks/        what was graded: each notebook, repaired, with the master's locked cells and checks
 DIR/grading.json, students/  the settings and each result, to go on after an interruption
 
 nbgrader's converters and its check of cells' marks are used; its autograder is not, for it runs the checks in the
@@ -16,11 +16,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import queue
 import secrets
+import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from grpo_edu.grading.files import Submission, find_submissions
 from grpo_edu.grading.masters import Master, load_masters
 from grpo_edu.grading.pages import feedback_page, summary_page
 from grpo_edu.grading.results import FORMATS, StudentGrade, canvas_table, file_names, grades_table, moodle_table
-from grpo_edu.grading.run import Worker, judged
-from grpo_edu.grading.sandbox import PROTECTIONS, Limits
+from grpo_edu.grading.run import judged
+from grpo_edu.grading.sandbox import REMEDY, Limits, Sandbox, SandboxFault, isolation_problem
+from grpo_edu.grading.values import plain
 from grpo_edu.runs.folder import RunFolder
 
 SETTINGS = "grading.json"
@@ -50,6 +51,7 @@ def grade_submissions(
     workers: int = 1,
     formats: Sequence[str] = (),
     resume: bool = False,
+    isolated: bool = True,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[StudentGrade]:
     """Grade all students of a folder, and write tables and pages.
@@ -64,11 +66,13 @@ def grade_submissions(
         limits: what a student's code may take.
         workers: students at a time.
         formats: of "canvas", "moodle": further tables.
+        isolated: run students' code under bubblewrap. Without it that code can do whatever you can do.
         tell: called with a line on each student.
 
     Raises:
         FileExistsError: `output` holds something else, or a grading that is not to be resumed.
-        ValueError: a bad setting. FileNotFoundError: no submissions or masters. ImportError: nbgrader is missing.
+        ValueError: a bad setting, or no isolation on this system. FileNotFoundError: no submissions or masters.
+        SandboxFault: no process for students' code can be started. ImportError: nbgrader is missing.
     """
     source, folder = Path(submissions), RunFolder(output)
     limits = limits or Limits()
@@ -77,27 +81,38 @@ def grade_submissions(
     found = find_submissions(source, [master.name for master in course])
     seed = _seed(seed, folder, resume=resume)
     settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
+    settings["isolation"] = "bubblewrap" if isolated else "none"
+    problem = isolation_problem() if isolated else ""
+    if problem:
+        raise ValueError(f"grade: students' code cannot be isolated, so nothing was graded. {problem} {REMEDY}")
+    if not isolated:
+        tell("WARNING: students' code runs without isolation. It can read, change and send whatever you can.")
     _claim(folder, settings, resume=resume)
-    files = file_names([one.student for one in found])
+    files = file_names([one.key for one in found])
+    hidden = [source.absolute(), folder.path.absolute(), Path(masters).absolute(), REPOSITORY / "solutions"]
+
+    def new_sandbox(stop: threading.Event) -> Sandbox:
+        return Sandbox(limits, isolated=isolated, hidden=hidden, stop=stop)
+
     grades = []
     try:
-        with closing(_graded(found, course, folder, files, seed, limits, workers)) as graded:
+        with closing(_graded(found, course, folder, files, seed, limits, workers, new_sandbox)) as graded:
             for answers in graded:
                 grade = answers.grade
-                _keep(answers, course, folder, files[grade.student])
+                _keep(answers, course, folder, files[grade.key])
                 grades.append(grade)
                 tell(f"{len(grades):>4} of {len(found)}  {_line(grade)}")
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
         error.add_note(f"the results of {len(grades)} of {len(found)} students are kept; go on with --resume")
         raise
     course = [one for one in course if notebooks or any(one.name in grade.handed_in for grade in grades)] or course
-    _write(grades, course, folder, files, formats, _words(settings, grades, source))
+    _write(grades, course, folder, files, formats, _words(settings, source))
     return grades
 
 
 def _line(grade: StudentGrade) -> str:
     earned = sum(feedback.points for feedback in grade.feedback.values())
-    return f"{grade.student}: {earned} points" + (f"; {grade.troubles[0]}" if grade.troubles else "")
+    return f"{grade.label}: {earned} points" + (f"; {grade.troubles[0]}" if grade.troubles else "")
 
 
 def _check(source: Path, folder: RunFolder, workers: int, formats: Sequence[str]) -> None:
@@ -141,7 +156,9 @@ def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None
     elif not resume:
         raise FileExistsError(f"output: {folder.path} already holds grades; --resume goes on there, or choose another")
     elif json.loads(path.read_bytes()) != settings:
-        raise FileExistsError(f"output: {folder.path} was graded with another seed, limits or masters; choose another")
+        raise FileExistsError(
+            f"output: {folder.path} was graded with another seed, isolation, limits or masters; choose another"
+        )
     for part in ("", "students", "feedback", "notebooks"):
         (folder.path / part).mkdir(parents=True, exist_ok=True)
     folder.write_json(SETTINGS, settings)
@@ -151,43 +168,54 @@ def _graded(
     found: Sequence[Submission],
     masters: Sequence[Master],
     folder: RunFolder,
-    files: dict[str, str],
+    files: dict[tuple[str, str], str],
     seed: int,
     limits: Limits,
     workers: int,
+    new_sandbox: Callable[[threading.Event], Sandbox],
 ) -> Generator[Answers]:
     """Each student's answers, in order; those of an earlier start of this grading as they were."""
-    free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    stop = threading.Event()
 
     def work(submission: Submission) -> Answers:
-        digest = _digest(submission)
-        kept = _kept(folder.path / "students" / f"{files[submission.student]}.json", digest)
-        if kept is not None:
-            return Answers(kept)
-        worker = free.get()
         try:
-            return answers_of(submission, digest, masters, worker, seed, limits)
-        finally:
-            free.put(worker)
+            digest = _digest(submission)
+            kept = _kept(folder.path / "students" / f"{files[submission.key]}.json", digest)
+            if kept is not None:
+                return Answers(kept)
+            with new_sandbox(stop) as sandbox:
+                return answers_of(submission, digest, masters, sandbox, seed, limits)
+        except SandboxFault:
+            raise
+        except Exception as error:
+            return Answers(_not_graded(submission, error))
 
-    with ExitStack() as stack:
-        pool = ThreadPoolExecutor(workers)
-        stack.callback(pool.shutdown)  # last of all: its threads end once the workers are gone
-        for _ in range(workers):
-            free.put(stack.enter_context(Worker()))
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        for answers in pool.map(work, found):
-            for name, transcript in answers.transcripts.items():
-                master = next(one for one in masters if one.name == name)
-                answers.grade.feedback |= judged(master, transcript, seed)
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for submission, answers in zip(found, pool.map(work, found), strict=True):
+            try:
+                for name, transcript in answers.transcripts.items():
+                    master = next(one for one in masters if one.name == name)
+                    answers.grade.feedback |= judged(master, transcript, seed)
+            except Exception as error:
+                answers.grade.troubles += _not_graded(submission, error).troubles
             yield answers
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _not_graded(submission: Submission, error: Exception) -> StudentGrade:
+    trouble = plain(f"could not be graded to the end: {type(error).__name__}: {error}")
+    return StudentGrade(submission.student, submission.lms_id, troubles=[trouble])
 
 
 def _digest(submission: Submission) -> str:
-    whole = hashlib.sha256(json.dumps([submission.student, submission.troubles]).encode())
+    whole = hashlib.sha256(json.dumps([*submission.key, submission.troubles]).encode())
     for path in submission.files:
-        whole.update(path.name.encode("utf-8", "surrogateescape"))
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
+        whole.update(os.fsencode(path.name))
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()
 
 
@@ -205,8 +233,11 @@ def _keep(answers: Answers, masters: Sequence[Master], folder: RunFolder, name: 
     grade = answers.grade
     own = folder.path / "notebooks" / name
     for notebook_name, notebook in answers.notebooks.items():
-        own.mkdir(exist_ok=True)
-        RunFolder(own).write_text(f"{notebook_name}.ipynb", nbformat.writes(notebook) + "\n")
+        try:
+            own.mkdir(exist_ok=True)
+            RunFolder(own).write_text(f"{notebook_name}.ipynb", nbformat.writes(notebook) + "\n")
+        except ValueError as error:
+            grade.troubles.append(plain(f"{notebook_name}: the repaired notebook cannot be written: {error}"))
     there = [one for one in masters if one.name in grade.handed_in]
     RunFolder(folder.path / "feedback").write_text(f"{name}.html", feedback_page(grade, there))
     RunFolder(folder.path / "students").write_json(f"{name}.json", grade.to_json())
@@ -216,7 +247,7 @@ def _write(
     grades: Sequence[StudentGrade],
     masters: Sequence[Master],
     folder: RunFolder,
-    files: dict[str, str],
+    files: dict[tuple[str, str], str],
     formats: Sequence[str],
     settings: Sequence[str],
 ) -> None:
@@ -225,23 +256,22 @@ def _write(
         folder.write_text(f"grades_{name}.csv", tables[name](grades, masters))
     for grade in grades:
         page = feedback_page(grade, masters)
-        RunFolder(folder.path / "feedback").write_text(f"{files[grade.student]}.html", page)
+        RunFolder(folder.path / "feedback").write_text(f"{files[grade.key]}.html", page)
     folder.write_text("summary.html", summary_page(grades, masters, files, settings))
     folder.write_text("grades.csv", grades_table(grades, masters))
 
 
-def _words(settings: dict[str, Any], grades: Sequence[StudentGrade], source: Path) -> list[str]:
+def _words(settings: dict[str, Any], source: Path) -> list[str]:
     """What the summary says of how it was graded."""
     limits = settings["limits"]
-    ran = [grade.protections for grade in grades if grade.handed_in]
-    held = [one for one in PROTECTIONS if ran and all(one in protections for protections in ran)]
-    missing = [one for one in PROTECTIONS if one not in held]
+    isolation = "Students' code was isolated by bubblewrap."
+    if settings["isolation"] == "none":
+        isolation = "WITHOUT ISOLATION: students' code could read, change and send whatever the grader's account can."
     return [
-        f"Submissions: {source.absolute()}",
+        isolation,
+        f"Submissions: {plain(str(source.absolute()))}",
         f"Seed of the checks' inputs: {settings['seed']} (--seed gives the same grades again)",
-        f"Limits: {limits['seconds']:g} s of the processor for a cell or part of a question, "
-        f"{limits['total_seconds']:g} s a student, {limits['memory'] / 2**30:g} GB of memory, "
+        f"Limits: {limits['seconds']:g} s of CPU time for a cell or part of a question, "
+        f"{limits['total_seconds']:g} s per student, {limits['memory'] / 2**30:g} GB of memory, "
         f"{limits['processes']} processes",
-        f"Protections that held while students' code ran: {', '.join(held) or 'none'}."
-        + (f" Not on this system: {', '.join(missing)}; docs/grading.md says what that means." if missing else ""),
     ]

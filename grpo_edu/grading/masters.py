@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CHECK_CALL = re.compile(r"checks\.check_(\w+)\(")
 _ONE_CHECK = re.compile(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)")
-_DEFINITION = re.compile(r"^(?:async\s+)?(?:def|class)\s+(\w+)|^(\w+)\s*=\s*lambda\b", re.MULTILINE)
+_DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*=[ \t]*lambda\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -64,23 +64,24 @@ class Master:
         return sum(question.points for question in self.questions)
 
 
-def definitions(source: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def definitions(source: str) -> tuple[str, ...]:
     """The functions and classes that a cell defines at its top level, even where it is no Python.
 
     >>> definitions("%matplotlib inline\\ndef f(x):\\n    y = lambda: 0\\ng = lambda x: x\\nh = g(1)")
-    ['f', 'g']
+    ('f', 'g')
     """
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser is a student's to break
-        return [one or other for one, other in _DEFINITION.findall(source)]
+        return tuple(one or other for one, other in _DEFINITION.findall(source))
     found = []
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.append(node.name)
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
             found += [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return found
+    return tuple(found)
 
 
 def load_masters(folder: Path) -> list[Master]:

@@ -101,7 +101,7 @@ def _list(lines: Sequence[str], kind: str = "") -> str:
 def feedback_page(grade: StudentGrade, masters: Sequence[Master]) -> str:
     """What a student reads: the points, what was wrong on which input, which mistake it looks like, a hint."""
     total, most = sum(grade.points(one) for one in masters), sum(one.points for one in masters)
-    body = [f"<h1>{html.escape(grade.student)}: {total} of {most} points</h1>"]
+    body = [f"<h1>{html.escape(grade.label)}: {total} of {most} points</h1>"]
     if grade.troubles:
         body.append(f"<p>What was noticed:</p>{_list(grade.troubles, 'trouble')}")
     for master in masters:
@@ -112,15 +112,18 @@ def feedback_page(grade: StudentGrade, masters: Sequence[Master]) -> str:
         for question in master.questions:
             if question.exercise in grade.feedback:
                 body.append(f'<div class="card">{grade.feedback[question.exercise]._repr_html_()}</div>')
-    return _page(f"Feedback for {grade.student}", "\n".join(body))
+    return _page(f"Feedback for {grade.label}", "\n".join(body))
 
 
 def summary_page(
-    grades: Sequence[StudentGrade], masters: Sequence[Master], files: dict[str, str], settings: Sequence[str]
+    grades: Sequence[StudentGrade],
+    masters: Sequence[Master],
+    files: dict[tuple[str, str], str],
+    settings: Sequence[str],
 ) -> str:
     """What an instructor reads: who got how much, what was hard, which mistakes were made, what went wrong.
 
-    files: student → the name of the feedback's file. settings: a line on each thing that the grading was done with.
+    files: (student, number) → the name of the feedback's file. settings: a line for each setting.
     """
     most = sum(master.points for master in masters)
     shares = [sum(grade.points(master) for master in masters) / most for grade in grades]
@@ -130,7 +133,7 @@ def summary_page(
     body += ["<h2>Questions</h2>", _questions(grades, masters)]
     body += ["<h2>Most frequent mistakes</h2>", _mistakes(grades, masters)]
     body += ["<h2>Troubles</h2>", _troubles(grades, files)]
-    looks = [f"{grade.student}: {look}" for grade in grades for look in grade.looks]
+    looks = [f"{grade.label}: {look}" for grade in grades for look in grade.looks]
     if looks:
         body.append(f"<h2>Worth a look</h2><p>Nothing was taken off for these.</p>{_list(looks, 'trouble')}")
     body += ["<h2>Students</h2>", _students(grades, masters, files), "<h2>How it was graded</h2>", _list(settings)]
@@ -185,20 +188,18 @@ def _mistakes(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
     return f'<table><tr><th class="number">students</th><th>question</th><th>looks like</th></tr>{rows}</table>'
 
 
-def _troubles(grades: Sequence[StudentGrade], files: dict[str, str]) -> str:
+def _troubles(grades: Sequence[StudentGrade], files: dict[tuple[str, str], str]) -> str:
     lines = [
-        f"<li>{_link(grade.student, files)}: {html.escape(trouble)}</li>"
-        for grade in grades
-        for trouble in grade.troubles
+        f"<li>{_link(grade, files)}: {html.escape(trouble)}</li>" for grade in grades for trouble in grade.troubles
     ]
     return f'<ul class="trouble">{"".join(lines)}</ul>' if lines else "<p>None.</p>"
 
 
-def _link(student: str, files: dict[str, str]) -> str:
-    return f'<a href="feedback/{html.escape(files[student])}.html">{html.escape(student)}</a>'
+def _link(grade: StudentGrade, files: dict[tuple[str, str], str]) -> str:
+    return f'<a href="feedback/{html.escape(files[grade.key])}.html">{html.escape(grade.label)}</a>'
 
 
-def _students(grades: Sequence[StudentGrade], masters: Sequence[Master], files: dict[str, str]) -> str:
+def _students(grades: Sequence[StudentGrade], masters: Sequence[Master], files: dict[tuple[str, str], str]) -> str:
     head = "".join(
         f'<th class="number">{html.escape(one.name.split("_")[0])} (of {one.points})</th>' for one in masters
     )
@@ -206,5 +207,5 @@ def _students(grades: Sequence[StudentGrade], masters: Sequence[Master], files: 
     for grade in grades:
         points = [grade.points(master) for master in masters]
         cells = "".join(f'<td class="number">{value}</td>' for value in [*points, sum(points)])
-        rows.append(f"<tr><td>{_link(grade.student, files)}</td>{cells}</tr>")
+        rows.append(f"<tr><td>{_link(grade, files)}</td>{cells}</tr>")
     return f'<table><tr><th>student</th>{head}<th class="number">total</th></tr>{"".join(rows)}</table>'

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grpo_edu.grading.masters import CHECK_CALL, Master, definitions
+from grpo_edu.grading.values import plain
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -24,6 +25,9 @@ _ODD = re.compile(
     r"\b(?:_getframe|currentframe|inspect\.stack|gc\.get_\w+|ctypes|subprocess|socket|sys\.modules|os\.(?:_exit|kill|fork"
     r"|system)|builtins|getattr\(checks|checks\.(?!check_)\w+|check_\w+\.\w+|GRPO_EDU_\w+|__eq__)"
 )
+
+_WORD = re.compile(r"\w+")
+_MOST_LOOKS = 12
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,12 @@ def _is_stub(cell: NotebookNode, master: Master) -> bool:
     return cell.cell_type == "code" and cell.source.strip() in stubs
 
 
+def written_answers(notebook: NotebookNode, master: Master) -> int:
+    """How many of the master's functions a notebook defines, without counting cells as they were handed out."""
+    own = [cell for cell in notebook.cells if cell.cell_type == "code" and not _is_stub(cell, master)]
+    return len({name for cell in own for name in definitions(cell.source)} & {*master.answers})
+
+
 def _chosen(role: str, numbers: list[int], notebook: NotebookNode, master: Master) -> int:
     """Of the cells that claim to be one of the master's: the last that is written; of locked ones the first."""
     original = master.cells[role]
@@ -225,13 +235,11 @@ def steps(notebook: NotebookNode, master: Master) -> list[Step]:
 def looks(notebook: NotebookNode, master: Master) -> list[str]:
     """What in a student's own cells an instructor may want to look at; it says nothing of guilt."""
     own = [cell for cell in notebook.cells if cell.cell_type == "code" and not _is_locked(cell)]
-    source = "\n".join(cell.source for cell in own)
-    found = [f"uses {word}" for word in sorted({*_ODD.findall(source)})]
-    for name in master.answers:
-        package = rf"grpo_edu(?:\.\w+)*\.{name}\b|from grpo_edu[\w.]* import [^\n]*\b{name}\b"
-        if re.search(package, source):
-            found.append(f"uses the package's own {name}")
-    return found
+    lines = [line for cell in own for line in cell.source.splitlines()]
+    words = sorted({word for line in lines for word in _ODD.findall(line)})
+    found = [f"uses {plain(word, 60)}" for word in words[:_MOST_LOOKS]]
+    package = {word for line in lines if "grpo_edu" in line for word in _WORD.findall(line)}
+    return found + [f"uses the package's own {name}" for name in master.answers if name in package]
 
 
 def _is_locked(cell: NotebookNode) -> bool:

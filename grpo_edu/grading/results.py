@@ -20,8 +20,8 @@ class StudentGrade:
     """One student's result.
 
     lms_id: the number in the LMS, where the names held one. digest: of what was handed in. feedback: exercise → its
-    judged parts. handed_in: names of notebooks. troubles: what was wrong, and mended or not. looks: what an instructor
-    may want to look at. protections: what held while the code ran.
+    judged parts. handed_in: names of notebooks. troubles: what was wrong, and repaired or not. looks: what an
+    instructor may want to look at.
     """
 
     student: str
@@ -31,7 +31,16 @@ class StudentGrade:
     handed_in: list[str] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     looks: list[str] = field(default_factory=list)
-    protections: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells this student from all others, of whom some may have the same name."""
+        return self.student, self.lms_id
+
+    @property
+    def label(self) -> str:
+        """The name, with the number where there is one."""
+        return f"{self.student} ({self.lms_id})" if self.lms_id else self.student
 
     def points(self, master: Master) -> int:
         """Earned in one notebook."""
@@ -55,22 +64,24 @@ class StudentGrade:
         return cls(**{**content, "feedback": feedback})
 
 
-def file_names(students: Sequence[str]) -> dict[str, str]:
-    """Student → a name that is safe for a file, in letters of any script, each only once.
+def file_names(students: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(student, number) → a name that is safe for a file, in letters of any script, each only once.
 
-    >>> file_names(["Ana María", "../Ana María", "?"])
-    {'Ana María': 'Ana_María', '../Ana María': 'Ana_María-2', '?': 'student'}
+    >>> list(file_names([("Ana María", ""), ("../Ana María", ""), ("?", ""), ("Bo", "7")]).values())
+    ['Ana_María', 'Ana_María-2', 'student', 'Bo_7']
     """
-    names: dict[str, str] = {}
+    names: dict[tuple[str, str], str] = {}
     taken: set[str] = set()
-    for student in students:
-        plain = re.sub(r"[^\w.-]+", "_", student).strip("._")[:60] or "student"
-        name, number = plain, 1
+    for student, lms_id in students:
+        safe = re.sub(r"[^\w.-]+", "_", student).strip("._")
+        stem = safe.encode()[:100].decode(errors="ignore") or "student"  # a name in a folder has at most 255 bytes
+        stem = f"{stem}_{lms_id[:40]}" if lms_id else stem
+        name, number = stem, 1
         while name.casefold() in taken:
             number += 1
-            name = f"{plain}-{number}"
+            name = f"{stem}-{number}"
         taken.add(name.casefold())
-        names[student] = name
+        names[student, lms_id] = name
     return names
 
 

@@ -1,31 +1,23 @@
-"""Have a student's notebook run elsewhere, start again past whatever ends the process, and judge what was answered."""
+"""Have a student's notebook run in a sandbox, start again past whatever ends the process, and judge the answers."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import secrets
+import functools
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import grpo_edu
 from grpo_edu.checks import exercises
-from grpo_edu.checks.core import Outcome
-from grpo_edu.checks.feedback import Feedback
+from grpo_edu.checks.core import Call, Outcome
+from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.grading.masters import Master
 from grpo_edu.grading.repair import Step
-from grpo_edu.grading.sandbox import Limits
-from grpo_edu.grading.values import decode
+from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, packed
+from grpo_edu.grading.values import decode, plain
 
 MOST_STARTS = 12  # processes for one notebook, each past what ended the one before
-_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV", "CONDA_PREFIX")
+_MOST_FAULTS = 3  # processes in a row that end before any of the student's code runs
 
 
 @dataclass
@@ -33,114 +25,35 @@ class Transcript:
     """What came of a notebook's steps.
 
     outcomes: (exercise, number of the part) → what each call came to. missing: exercise → why it could not be asked.
-    errors: name of a cell → its error. troubles: a word on what ended the process. protections: what held.
+    errors: name of a cell → its error. troubles: a message about what ended the process.
     """
 
     outcomes: dict[tuple[str, int], list[Outcome]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
-    protections: tuple[str, ...] = ()
     printed: int = 0
     seconds: float = 0.0
 
 
-class Worker:
-    """A `grading_worker` process; use as a context."""
-
-    def __init__(self) -> None:
-        self._closed = self._reading = False
-        self._process: subprocess.Popen | None = None
-
-    def __enter__(self) -> Worker:
-        self._folder = tempfile.TemporaryDirectory(prefix="grpo-edu-grade-")
-        os.chmod(self._folder.name, 0o711)  # a student's process passes through, and cannot look around
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closed = True
-        self._stop()
-        self._folder.cleanup()
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()  # and with it the student's, which does not outlive it
-            process.wait()
-            assert process.stdin and process.stdout
-            process.stdin.close()
-            if not self._reading:  # else the thread that reads closes it
-                process.stdout.close()
-
-    def _start(self) -> subprocess.Popen:
-        """A fresh interpreter with nothing of the instructor's environment but what finds programs and packages."""
-        env = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        env |= {
-            "PYTHONPATH": str(Path(grpo_edu.__file__).resolve().parents[1]),
-            "PYTHONHASHSEED": "0",
-            "MPLBACKEND": "agg",
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "HF_DATASETS_OFFLINE": "1",
-            "PYTHONIOENCODING": "utf-8:replace",
-            "HOME": self._folder.name,
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        log = open(Path(self._folder.name) / "worker.log", "wb")  # noqa: SIM115
-        with log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "grpo_edu.grading.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=env,
-                start_new_session=True,
-            )
-        if self._line(self._process) != {"ready": True}:
-            said = (Path(self._folder.name) / "worker.log").read_text(errors="replace")[-1500:]
-            self._stop()
-            raise RuntimeError(f"the process that runs students' code does not start: {said}")
-        return self._process
-
-    @staticmethod
-    def _line(process: subprocess.Popen) -> dict[str, Any]:
-        """The next line of the worker; empty where it is gone."""
-        assert process.stdout
-        line = process.stdout.readline()
-        return json.loads(line) if line.endswith(b"\n") else {}
-
-    def run(self, task: dict[str, Any]) -> tuple[list[dict], dict[str, Any]]:
-        """Hand over a task; the student's messages, and how its process ended."""
-        if self._closed:
-            raise RuntimeError("the worker was closed while a student's code ran")
-        process = self._process or self._start()
-        assert process.stdin and process.stdout
-        key = secrets.token_hex(16)  # so that nothing that an earlier process left behind counts for this one
-        folder = str(Path(self._folder.name) / key)
-        with contextlib.suppress(BrokenPipeError):  # its end shows below
-            process.stdin.write(json.dumps({**task, "id": key, "folder": folder}).encode() + b"\n")
-            process.stdin.flush()
-        messages, self._reading = [], True
-        while line := self._line(process):
-            if line.get("id") == key and "message" in line:
-                messages.append(line["message"])
-            elif line.get("id") == key:
-                self._reading = False
-                return messages, line
-        self._reading = False
-        self._stop()
-        process.stdout.close()
-        return messages, {"end": "worker", "code": None, "seconds": 0.0, "printed": 0, "output": ""}
+@functools.cache
+def inputs_of(name: str, seed: int) -> list[list[Call]]:
+    """The inputs of each part of an exercise, drawn once for the whole class."""
+    exercise = exercises()[name]
+    return [exercise.calls(part, seed) for part in exercise.parts]
 
 
-def collect(worker: Worker, steps: Sequence[Step], *, seed: int, limits: Limits, seconds_left: float) -> Transcript:
+@functools.cache
+def _packed_inputs(name: str, seed: int) -> str:
+    return packed(inputs_of(name, seed))
+
+
+def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limits, seconds_left: float) -> Transcript:
     """Run all steps; where one ends the process, note it, and start again without it.
 
-    Raises RuntimeError where the worker does not start, or the student's process ends before its code runs.
+    Raises SandboxFault where the sandbox does not start, or a new process in it ends before the student's code runs.
     """
-    found, skip = Transcript(), list[int]()
+    found, skip, faults = Transcript(), list[int](), 0
     places = {step.name: place for place, step in enumerate(steps) if step.kind == "ask"}
     for _ in range(MOST_STARTS):
         total = min(limits.total_seconds, seconds_left - found.seconds)
@@ -148,24 +61,26 @@ def collect(worker: Worker, steps: Sequence[Step], *, seed: int, limits: Limits,
             break
         task = {
             "steps": [[step.kind, step.name, step.source] for step in steps],
-            "seed": seed,
+            "calls": {name: _packed_inputs(name, seed) for name in places},
             "skip": skip,
             "answered": [[places[name], part] for name, part in found.outcomes],
             "limits": asdict(replace(limits, total_seconds=total)),
         }
-        messages, ending = worker.run(task)
+        messages, ending = sandbox.run(task, total)
         found.seconds += ending["seconds"]
         found.printed = max(found.printed, ending["printed"])
-        try:
-            at = _take(messages, steps, found)
-        except (ValueError, TypeError, KeyError, IndexError):
+        at, understood = _take_all(messages, steps, found)
+        if not understood:
             found.troubles.append("it wrote on the way on which answers are sent; the rest was not tried")
             return found
         if ending["end"] == "done":
             return found
         why = _why(ending, limits)
-        if at is None:  # none of the student's code has run, so the fault is ours
-            raise RuntimeError(f"a student's process cannot be started: {why}. {ending['output'][-600:]}".strip())
+        if at is None:
+            faults += ending["new"]  # none of the student's code has run in it, so the fault is not the student's
+            if faults == _MOST_FAULTS:
+                raise SandboxFault(f"a student's process cannot be started: {why}. {ending['output'][-600:]}".strip())
+            continue
         place, part = at
         if part < 0:
             skip = [*skip, place]
@@ -173,7 +88,7 @@ def collect(worker: Worker, steps: Sequence[Step], *, seed: int, limits: Limits,
             found.troubles.append(f"cell {steps[place].name}: left out, {why}")
         else:
             name, late = steps[place].name, ending["end"] in ("time", "total time")
-            # who did not heed the alarm would not in the other parts either
+            # who did not react to the alarm would not in the other parts either
             for number, one in enumerate(exercises()[name].parts):
                 if number == part or (late and (name, number) not in found.outcomes):
                     outcome = Outcome(problem="TimeoutError" if late else "SystemExit", detail=why)
@@ -184,33 +99,55 @@ def collect(worker: Worker, steps: Sequence[Step], *, seed: int, limits: Limits,
     return found
 
 
-def _take(messages: Sequence[dict], steps: Sequence[Step], found: Transcript) -> tuple[int, int] | None:
-    """Enter what the student's process said; where it was last, as (place, part), -1 for a cell.
-
-    Raises ValueError, TypeError, KeyError, IndexError for what `grading_student` does not say.
-    """
+def _take_all(
+    messages: Sequence[dict], steps: Sequence[Step], found: Transcript
+) -> tuple[tuple[int, int] | None, bool]:
+    """Enter what the student's process said; where it was last, as (place, part), and whether all was understood."""
     at = None
     for message in messages:
-        if "protections" in message:
-            found.protections = tuple(str(one) for one in message["protections"])
-        elif "at" in message:
-            place, part = map(int, message["at"])
-            exercises()[steps[place].name].parts[part] if part >= 0 else steps[place]
-            at = place, part
-        elif "cell" in message:
-            found.errors[steps[message["cell"]].name] = str(message["error"])
-        elif "missing" in message:
-            found.missing[steps[message["missing"]].name] = str(message["why"])
-        elif "answer" in message:
-            place, part = message["answer"]
-            name, given = steps[place].name, message["outcomes"]
-            if len(given) != exercises()[name].parts[part].tries or part < 0:
-                raise ValueError(f"outcomes: {len(given)} of them for part {part} of {name}")
-            found.outcomes[name, part] = [
-                Outcome(decode(value), str(problem), str(detail), bool(changed))
-                for value, problem, detail, changed in given
-            ]
-    return at
+        try:
+            at = _take(message, steps, found) or at
+        except Exception:  # it may hold anything at all, and none of it may stop the grading
+            return at, False
+    return at, True
+
+
+def _take(message: dict, steps: Sequence[Step], found: Transcript) -> tuple[int, int] | None:
+    """Enter one message; the place that it tells of, if any. Raises any error for what `student` does not say."""
+    if "at" in message:
+        place, part = message["at"]
+        _step(steps, place, "cell" if part == -1 else "ask")
+        if part != -1:
+            _part(steps[place].name, part)
+        return place, part
+    if "cell" in message:
+        found.errors[_step(steps, message["cell"], "cell").name] = plain(message["error"])
+    elif "missing" in message:
+        found.missing[_step(steps, message["missing"], "ask").name] = plain(message["why"])
+    elif "answer" in message:
+        place, part = message["answer"]
+        name, given = _step(steps, place, "ask").name, message["outcomes"]
+        if len(given) != _part(name, part):
+            raise ValueError(f"outcomes: {len(given)} of them for part {part} of {name}")
+        found.outcomes[name, part] = [
+            Outcome(decode(value), plain(problem, 80), plain(detail), changed is True)
+            for value, problem, detail, changed in given
+        ]
+    return None
+
+
+def _step(steps: Sequence[Step], place: Any, kind: str) -> Step:
+    if type(place) is not int or not 0 <= place < len(steps) or steps[place].kind != kind:
+        raise ValueError("place: there is no such step")
+    return steps[place]
+
+
+def _part(name: str, part: Any) -> int:
+    """How many inputs a part of an exercise is tried on."""
+    parts = exercises()[name].parts
+    if type(part) is not int or not 0 <= part < len(parts):
+        raise ValueError("part: there is no such part")
+    return parts[part].tries
 
 
 def _why(ending: dict[str, Any], limits: Limits) -> str:
@@ -222,26 +159,40 @@ def _why(ending: dict[str, Any], limits: Limits) -> str:
         return "the time for one student is used up"
     if how == "garbled":
         return "it wrote on the way on which answers are sent"
-    if how == "worker" or code is None:
+    if code is None:
         return "it closed the way on which answers are sent"
-    if code < 0:
+    if -code in {int(one) for one in signal.Signals}:
         return f"the process was ended by {signal.Signals(-code).name}"
-    return f"it ended the process, with exit code {code}"
+    return f"it ended the process, with exit code {code % 256}"
 
 
 def judged(master: Master, transcript: Transcript, seed: int) -> dict[str, Feedback]:
     """Exercise → what its answer earned; the checks run here, on what the functions returned there."""
     feedback = {}
     for question in master.questions:
-        exercise = exercises()[question.exercise]
-        otherwise = _not_answered(master, question.exercise, transcript)
-        parts = []
-        for number, part in enumerate(exercise.parts):
-            calls = exercise.calls(part, seed)
-            found = transcript.outcomes.get((question.exercise, number), [otherwise] * len(calls))
-            parts.append(exercise.judge(part, calls, found))
-        feedback[question.exercise] = Feedback(question.exercise, tuple(parts), seed)
+        name, parts = question.exercise, []
+        otherwise = _not_answered(master, name, transcript)
+        for number, calls in enumerate(inputs_of(name, seed)):
+            found = transcript.outcomes.get((name, number), [otherwise] * len(calls))
+            parts.append(_judged_part(name, number, calls, found))
+        feedback[name] = Feedback(name, tuple(parts), seed)
     return feedback
+
+
+def _judged_part(name: str, number: int, calls: list[Call], found: list[Outcome]) -> PartResult:
+    exercise = exercises()[name]
+    part = exercise.parts[number]
+    try:
+        result = exercise.judge(part, calls, found)
+    except Exception as error:  # a value that is compared, or shown, may be anything
+        result = PartResult(part.name, 0, part.points, why=f"cannot be judged: {type(error).__name__}: {error}")
+    return replace(
+        result,
+        given=plain(result.given, 2000, lines=True),
+        expected=plain(result.expected, 2000, lines=True),
+        got=plain(result.got, 2000, lines=True),
+        why=plain(result.why, 2000, lines=True),
+    )
 
 
 def _not_answered(master: Master, name: str, transcript: Transcript) -> Outcome:

@@ -1,41 +1,57 @@
-"""What a process may do that runs a student's code: limits of the system, and on Linux no files, sockets or signals.
+"""Run a student's notebooks in a process of their own, under bubblewrap.
 
-An unprivileged process can confine itself. Landlock (Linux 5.13 and later) closes the file system but for what is
-named, and from 6.12 on signals to outsiders too; a seccomp filter refuses sockets; limits of resources are Unix's. Who
-grades as root changes to a user of its own first. What a system lacks is left out, and `confine` says what held.
+bubblewrap (``bwrap``) starts a Python that sees nothing but the system's programs, the interpreter with its packages,
+this package without the answers of the checks, and a private /tmp. It has no network and sees no process but its own.
+That Python imports what notebooks need once and forks a process for each notebook (`grpo_edu.grading.student`). This
+module starts it, reads its messages, measures its time from outside, and ends all of it at once.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import ctypes
-import errno
+import json
 import os
-import platform
-import struct
+import pickle
+import select
+import shutil
+import signal
+import site
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import grpo_edu
 from grpo_edu.problems.templates import data_dir
 
-PROTECTIONS = ("files", "network", "signals", "own user")
-_SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/dev")
-_USERS = (0x70000000, 61184)  # first of two ranges of users that nobody is; the second for where numbers end at 65535
+REMEDY = (
+    "Install Debian's or Ubuntu's package `bubblewrap` (0.8 or newer: `sudo apt-get install bubblewrap`), and allow "
+    "user namespaces. Where that is impossible, grade in a container that holds nothing else, with "
+    "`--without-isolation` (docs/grading.md)."
+)
+_SYSTEM = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/fonts", "/sys/devices/system/cpu")
+_COURSE = "/course"  # where the package is in the sandbox
+_OF_THE_CHECKS = ("__init__.py", "compare.py", "core.py", "feedback.py", "inputs.py")  # none of them holds an answer
+_KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT")
+_MOST_ANSWERS = 2**24  # bytes that the process may send for one notebook
+_POLL = 0.25  # seconds between two looks at the time that the process has used
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a student's code may take.
+    """What a student's code may use.
 
-    seconds: of the processor's time for a cell, and for a part of a question, after which an alarm interrupts it.
-    grace: further seconds until the process is killed that did not heed the alarm. total_seconds: for all notebooks of
-    a student. patience: times as long may each of them take by the clock, for a busy machine must not change a grade.
-    memory: bytes a process, beyond what the libraries map. file_size: bytes of a file. output: printed bytes that are
-    kept. processes: with threads, at a time.
+    seconds: CPU time of a cell, and of a part of a question, after which an alarm interrupts it. grace: seconds until
+    the process is killed that did not react to the alarm. total_seconds: CPU time for all notebooks of a student.
+    patience: each of these may take this many times as long by the clock, because a busy computer must not change a
+    grade. memory: bytes per process, beyond what the libraries map. file_size: bytes of a file; all files together may
+    have four times as much. output: printed bytes that are kept. processes: with threads, at a time.
     """
 
     seconds: float = 20.0
@@ -49,191 +65,387 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, lowest in (("seconds", 0.1), ("total_seconds", 1), ("memory", 2**26), ("file_size", 2**10)):
-            if getattr(self, name) < lowest:
+            if not getattr(self, name) >= lowest:
                 raise ValueError(f"{name}: {getattr(self, name)} is too little to run anything; give {lowest} or more")
 
 
-@dataclass(frozen=True)
-class User:
-    """Who a process of root's becomes. reads_all: may read every file, where Python lies in root's own folder."""
-
-    number: int
-    reads_all: bool = False
-
-    def become(self) -> None:
-        """Turn this process into this user's, for good. Raises OSError where the system refuses."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        if self.reads_all:
-            _prctl(libc, 8, 1)  # PR_SET_KEEPCAPS
-        os.setgroups([])
-        os.setresgid(self.number, self.number, self.number)
-        os.setresuid(self.number, self.number, self.number)
-        if self.reads_all:  # of root's rights keep this one: CAP_DAC_READ_SEARCH, number 2
-            header, rights = struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", 4, 4, 4, 0, 0, 0)
-            if libc.capset(header, rights):
-                raise OSError(ctypes.get_errno(), "capset")
-            _prctl(libc, 47, 2, 2)  # PR_CAP_AMBIENT_RAISE: programs that it starts have it too
-
-
-def readable_places() -> list[Path]:
-    """What a student's process may read: the system, Python and its packages, this package and its data.
-
-    Not the checkout around the package, where the masters are.
-    """
-    package = Path(grpo_edu.__file__).resolve().parent
-    found = [Path(name) for name in (*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix)]
-    found += [Path(entry) for entry in sys.path if entry and Path(entry).resolve() != package.parent]
-    return [*found, package, data_dir()]
-
-
-@cache
-def usable_user(place: Path) -> User | None:
-    """A user of its own for a student's process, where we are root and that user can read what it needs.
-
-    Its number comes from this process's, so that two gradings on one machine do not end each other's processes.
-    """
-    if os.geteuid() != 0 or not hasattr(os, "setresuid"):
-        return None
-    needed = [Path(grpo_edu.__file__), data_dir(), Path(os.__file__), Path(sys.executable), place]
-    numbers = (_USERS[0] + os.getpid(), _USERS[1] + os.getpid() % 4000)
-    for user in (User(number, reads_all) for reads_all in (False, True) for number in numbers):
-        process = os.fork()
-        if process == 0:
-            try:
-                user.become()
-                os._exit(0 if all(os.path.exists(path) and _readable(path) for path in needed) else 1)
-            finally:
-                os._exit(1)
-        if os.waitpid(process, 0)[1] == 0:
-            return user
-    return None
-
-
-def _readable(path: Path) -> bool:
-    if path.is_dir():
-        return os.path.exists(path / ".")
-    with contextlib.suppress(OSError), path.open("rb"):
-        return True
-    return False
-
-
-def limit_resources(limits: Limits, other_processes: int) -> None:
-    """Set the limits of this process; `other_processes`: those that its user has already."""
-    import resource
-
-    wanted = {
-        "RLIMIT_CORE": 0,
-        "RLIMIT_FSIZE": limits.file_size,
-        "RLIMIT_NOFILE": 256,
-        "RLIMIT_CPU": int(limits.total_seconds) + 5,
-        "RLIMIT_NPROC": limits.processes + other_processes,
-    }
-    mapped = Path("/proc/self/statm")
-    if mapped.exists():  # elsewhere (macOS) the system does not keep to this limit
-        wanted["RLIMIT_AS"] = int(mapped.read_text().split()[0]) * resource.getpagesize() + limits.memory
-    for name, value in wanted.items():
-        kind = getattr(resource, name)
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
-
-
-def confine(folder: Path, readable: Iterable[Path], user: User | None) -> list[str]:
-    """Close files, network and signals to this process, for good; returns which of `PROTECTIONS` hold.
-
-    folder: where it may write. readable: files and folders it may read. user: to become, where this is root's process.
-    """
-    held = []
-    if not sys.platform.startswith("linux"):
-        return _become(user)
-    libc = ctypes.CDLL(None, use_errno=True)
-    _prctl(libc, 38, 1)  # PR_SET_NO_NEW_PRIVS, without which the kernel takes neither of the two
-    with _left_out():
-        held += _landlock(libc, folder, readable)
-    held += _become(user)
-    with _left_out():
-        held += _refuse_calls(libc, signals="signals" not in held)
-    return sorted(set(held), key=PROTECTIONS.index)
-
-
-@contextlib.contextmanager
-def _left_out() -> Iterator[None]:
-    """A system without the call, or a container that refuses it, has one protection less."""
+def isolation_problem() -> str:
+    """Why bubblewrap cannot isolate a process here, or nothing where it can."""
+    bwrap = _bwrap()
+    if bwrap is None:
+        return "bubblewrap (`bwrap`) is not installed."
+    become = f"import os; os.setresuid(*[{_free_user()}] * 3); " if os.geteuid() == 0 else ""
+    command = [*_confined(bwrap, Limits(), ()), sys.executable, "-P", "-c", f"{become}import grpo_edu.checks, IPython"]
     try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL, errno.EACCES):
-            raise
+        done = subprocess.run(
+            command, env=_environment("/tmp"), stdin=subprocess.DEVNULL, capture_output=True, timeout=60, cwd="/"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bubblewrap does not work on this system: {error}."
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+    return f"bubblewrap does not work on this system: {said[-1][:300]}."
 
 
-def _become(user: User | None) -> list[str]:
-    if user is None:
-        return []
-    user.become()
-    return ["own user"]
+def _bwrap() -> str | None:
+    """The program, from absolute places only: a file `bwrap` in the working directory may be a student's."""
+    places = [one for one in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(one)]
+    return shutil.which("bwrap", path=os.pathsep.join([*places, "/usr/bin", "/bin"]))
 
 
-def _prctl(libc: ctypes.CDLL, option: int, *values: object) -> None:
-    padded = [*values, *[0] * (4 - len(values))]
-    if libc.prctl(option, *(ctypes.c_ulong(one) if isinstance(one, int) else one for one in padded)):
-        raise OSError(ctypes.get_errno(), f"prctl {option}")
+def _confined(bwrap: str, limits: Limits, hidden: Sequence[Path]) -> list[str]:
+    """The command line of bubblewrap, up to the program that it is to start."""
+    # Signals from within never reach the first process of a PID namespace, so no student's code can end or stop it.
+    command = [bwrap, "--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
+    command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if os.geteuid() == 0:  # for the process that forks; those that it forks become a user without any of these
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
+    else:
+        command += ["--unshare-user", "--disable-userns"]
+    size = str(4 * limits.file_size)
+    command += ["--proc", "/proc", "--dev", "/dev"]
+    command += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--perms", "1777", "--size", size]
+    command += ["--tmpfs", "/dev/shm", "--ro-bind", "/usr", "/usr"]
+    for name in ("/bin", "/sbin", "/lib", "/lib64"):
+        path = Path(name)
+        if path.is_symlink():
+            command += ["--symlink", os.readlink(path), name]
+        elif path.is_dir():
+            command += ["--ro-bind", name, name]
+    python = _python()
+    system = [Path(name) for name in _SYSTEM if Path(name).exists()]
+    mounts = [(path, path) for path in (*system, *python)]
+    if not _in_usr(sys.executable):
+        mounts.append((Path(os.path.realpath(sys.executable)), Path(sys.executable)))
+    package = _package()
+    for folder in sorted({parent for _, place in (*mounts, *package) for parent in place.parents}):
+        command += [] if _in_usr(folder) else ["--perms", "755", "--dir", str(folder)]
+    for path, place in mounts:
+        command += ["--ro-bind", str(path), str(place)]
+    for path in _to_hide(python, hidden):
+        command += ["--tmpfs", str(path)]
+    for path, place in package:
+        command += ["--ro-bind", str(path), str(place)]
+        if path.name == "grpo_edu":
+            command += ["--perms", "755", "--tmpfs", f"{_COURSE}/grpo_edu/checks"]
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
-def _call(libc: ctypes.CDLL, number: int, *values: object) -> int:
-    result = libc.syscall(ctypes.c_long(number), *values)
-    if result < 0:
-        raise OSError(ctypes.get_errno(), f"system call {number}")
-    return result
+def _python() -> list[Path]:
+    """Folders and files of the interpreter and its packages, without those in /usr, which is there anyway."""
+    found = [Path(place) for place in _site_packages()]
+    for prefix in {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}:
+        found += [Path(prefix) / name for name in ("lib", "lib64", "pyvenv.cfg")]
+    found.append(Path(sys.base_prefix) / "bin")
+    there = sorted({path for path in found if path.exists() and not _in_usr(path)})
+    return [path for path in there if not any(other in path.parents for other in there)]
 
 
-# ---- Landlock: https://docs.kernel.org/userspace-api/landlock.html ----
-
-_CREATE, _ADD, _RESTRICT = 444, 445, 446
-_READ_FOLDER, _READ_FILE = 0b1101, 0b101  # run, read a file, list a folder
-_WRITE_DEVICE = 0b110
-_FILE_RIGHTS = {1: 2**13 - 1, 2: 2**14 - 1, 3: 2**15 - 1, 4: 2**15 - 1}  # by version; from 5 on one more
+def _site_packages() -> list[str]:
+    own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [*site.getsitepackages(), *own]
 
 
-def _landlock(libc: ctypes.CDLL, folder: Path, readable: Iterable[Path]) -> list[str]:
-    version = _call(libc, _CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))
-    rights = _FILE_RIGHTS.get(version, 2**16 - 1)
-    fields = [rights] + ([3] if version >= 4 else []) + ([3] if version >= 6 else [])  # files, TCP, signals
-    content = struct.pack(f"={len(fields)}Q", *fields)
-    rules = _call(libc, _CREATE, content, ctypes.c_size_t(len(content)), ctypes.c_uint(0))
-    devices = [Path("/dev") / name for name in ("null", "zero", "full", "random", "urandom")]
-    allowed = [(path, _READ_FOLDER if path.is_dir() else _READ_FILE) for path in readable if path.exists()]
-    for path, right in [*allowed, *((path, _WRITE_DEVICE) for path in devices if path.exists()), (folder, rights)]:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rule = struct.pack("=Qi", right & rights, place)
-        _call(libc, _ADD, ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint(0))
-        os.close(place)
-    _call(libc, _RESTRICT, ctypes.c_int(rules), ctypes.c_uint(0))
-    os.close(rules)
-    return ["files", "signals"] if version >= 6 else ["files"]
+def _in_usr(path: str | Path) -> bool:
+    return Path("/usr") in Path(path).parents
 
 
-# ---- seccomp: https://docs.kernel.org/userspace-api/seccomp_filter.html ----
+def _to_hide(python: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
+    """What lies within a folder that the process may read and is not for it: submissions, masters, answers."""
+    copies = [Path(place) / "grpo_edu" for place in _site_packages()]  # an installed copy has the answers too
+    found = {path.resolve() for path in [*hidden, *copies] if path.is_dir()}
+    return sorted(
+        place / path.relative_to(place.resolve())  # as the process would call it
+        for place in (Path("/usr"), *python)
+        for path in found
+        if path.is_relative_to(place.resolve())
+    )
 
-# architecture → its number in the filter; socket, ptrace, process_vm_readv, process_vm_writev; kill, tkill
-_MACHINES = {
-    "x86_64": (0xC000003E, (41, 101, 310, 311), (62, 200)),
-    "aarch64": (0xC00000B7, (198, 117, 270, 271), (129, 130)),
-}
-_IO_URING_SETUP, _PIDFD_SEND_SIGNAL = 425, 424  # alike on both
+
+def _package() -> list[tuple[Path, Path]]:
+    """This package, then of its checks what holds no answer, and its data: where each is, and where it is to be."""
+    package, place = Path(grpo_edu.__file__).resolve().parent, Path(_COURSE)
+    mounts = [(package, place / "grpo_edu")]
+    mounts += [(package / "checks" / name, place / "grpo_edu" / "checks" / name) for name in _OF_THE_CHECKS]
+    data = data_dir().resolve()
+    return mounts if package in data.parents else [*mounts, (data, place / "data")]
 
 
-def _refuse_calls(libc: ctypes.CDLL, *, signals: bool) -> list[str]:
-    """Let the calls that make a socket, or look into another process, fail with EACCES; `signals`: those as well."""
-    if platform.machine() not in _MACHINES:
-        return []
-    machine, calls, kills = _MACHINES[platform.machine()]
-    refused = [*calls, _IO_URING_SETUP, *((*kills, _PIDFD_SEND_SIGNAL) if signals else ())]
-    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
-    program = [(load, 0, 0, 4), (equal, 0, len(refused) + 3, machine), (load, 0, 0, 0)]
-    program.append((at_least, len(refused) + 1, 0, 0x40000000))  # x86-64's second table of calls
-    program += [(equal, len(refused) - place, 0, number) for place, number in enumerate(refused)]
-    program += [(give, 0, 0, 0x7FFF0000), (give, 0, 0, 0x00050000 | errno.EACCES)]  # allow; fail
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
-    whole = struct.pack("@HP", len(program), ctypes.addressof(code))
-    _prctl(libc, 22, 2, whole)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-    return ["network", "signals"] if signals else ["network"]
+def _environment(home: str) -> dict[str, str]:
+    """Nothing of the instructor's environment but the language."""
+    env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    env |= dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "XDG_CACHE_HOME", "HF_HOME"), home)
+    env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    env |= dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE"), "1")
+    env |= {"USER": "student", "LOGNAME": "student", "PATH": "/usr/bin:/bin", "MPLBACKEND": "agg"}
+    env |= {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8:replace"}
+    return {**env, "PYTHONPATH": os.pathsep.join([_COURSE, *_site_packages()])}
+
+
+def _free_user() -> int:
+    """The number of a user that nobody is, for a process that root starts: the limit on processes counts per user."""
+    most = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    chance = int.from_bytes(os.urandom(2))
+    return 0x70000000 + chance if most > 0x71000000 else 61184 + chance % 4000
+
+
+def _threads_of_this_user() -> int:
+    """How many threads this user has in all processes, because the limit on processes may count them."""
+    import psutil
+
+    own = os.geteuid()
+    found = psutil.process_iter(["uids", "num_threads"])
+    return sum(one.info["num_threads"] or 1 for one in found if one.info["uids"] and one.info["uids"].effective == own)
+
+
+class SandboxFault(RuntimeError):
+    """No process for students' code can be started here, or grading was stopped."""
+
+
+class Garbled(Exception):
+    """The process sent something that is not a message."""
+
+
+class Sandbox:
+    """The process that runs one student's notebooks; it starts at the first task. Use as a context.
+
+    isolated: under bubblewrap. hidden: folders that it must not see, wherever they are. stop: once it is set, running
+    tasks end with a SandboxFault.
+    """
+
+    def __init__(
+        self, limits: Limits, *, isolated: bool = True, hidden: Sequence[Path] = (), stop: threading.Event | None = None
+    ) -> None:
+        self.limits, self.isolated, self.hidden = limits, isolated, hidden
+        self._stop_asked = stop or threading.Event()
+        self._process: subprocess.Popen | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="grpo-edu-grade-", ignore_cleanup_errors=True)
+        self._first = -1  # a handle on the sandbox's first process, with which all others in it end
+        self._channel = -1
+        self._rest, self._output, self._printed, self._sent = b"", b"", 0, 0
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self._folder.cleanup()
+
+    def run(self, task: dict[str, Any], seconds: float) -> tuple[list[dict], dict[str, Any]]:
+        """Run one notebook for at most so many seconds; what its process said, and how it ended.
+
+        Returns:
+            The messages, of which any may be a lie; and `end` ("done", "ended", "time", "total time", "garbled"),
+            `code` (exit status, if known), `seconds` used, `printed` bytes, `output`, `new`: it was the first task of
+            its process.
+
+        Raises:
+            SandboxFault: the process cannot be started, or grading was stopped.
+        """
+        new = self._process is None
+        if new:
+            self._start()
+        self._printed, self._output, self._sent = 0, b"", 0
+        begun, before, messages, code = time.monotonic(), self._processor_time(), list[dict](), None
+        try:
+            self._send(task)
+            how, code = self._watch(messages, begun, before, seconds)
+        except Garbled:
+            how = "garbled"
+        except OSError:
+            how = "ended"
+        used = max(self._processor_time() - before, (time.monotonic() - begun) / self.limits.patience)
+        if how != "done":
+            how = "done" if how == "silent" else how
+            self.close()  # whatever the student's code did to it, the next task finds a new one
+        output = self._output.decode("utf-8", "replace")
+        ending = {"end": how, "code": code, "seconds": used, "printed": self._printed, "output": output, "new": new}
+        return messages, ending
+
+    def close(self) -> None:
+        """End every process in the sandbox, and wait until they are gone."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if self._first >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)  # the kernel ends all others with it
+            select.select([self._first], [], [], 20)
+            os.close(self._first)
+            self._first = -1
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5)
+        for one in [] if self.isolated else _family(process.pid):
+            with contextlib.suppress(Exception):
+                one.kill()
+        process.kill()
+        process.wait()
+        assert process.stdin and process.stdout
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        process.stdout.close()
+        os.close(self._channel)
+
+    def _start(self) -> None:
+        python = [sys.executable, "-P", "-m", "grpo_edu.grading.student"]
+        env = _environment("/tmp" if self.isolated else self._folder.name)
+        if not self.isolated:
+            env["PYTHONPATH"] = str(Path(grpo_edu.__file__).resolve().parents[1])
+        self._channel, channel_end = os.pipe()
+        info, info_end = os.pipe()
+        command = [*python, str(channel_end)]
+        if self.isolated:
+            confined = _confined(str(_bwrap()), self.limits, self.hidden)
+            command = [*confined[:-1], "--info-fd", str(info_end), *confined[-1:], *command]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=self._folder.name,
+                pass_fds=[channel_end, info_end],
+                start_new_session=True,
+            )
+        finally:
+            os.close(channel_end)
+            os.close(info_end)
+        self._rest, self._printed, self._output, self._sent = b"", 0, b"", 0
+        try:
+            self._take_hold(info)
+            own_user = self.isolated and os.geteuid() == 0
+            self._send(
+                {
+                    "limits": asdict(self.limits),
+                    "user": _free_user() if own_user else None,
+                    "others": 0 if own_user else _threads_of_this_user(),
+                }
+            )
+            ready = [message for message in self._receive(120) or [] if "ready" in message]
+        except (OSError, Garbled):
+            ready = []
+        finally:
+            os.close(info)
+        if not ready:
+            self._drain()
+            said = self._output.decode("utf-8", "replace").strip()[-800:]
+            self.close()
+            raise SandboxFault(f"the process that runs students' code does not start: {said or 'it says nothing'}")
+
+    def _take_hold(self, info: int) -> None:
+        """Get a handle on the first process in the sandbox, whose number bubblewrap tells."""
+        if self.isolated:
+            told = b""
+            while b"}" not in told and select.select([info], [], [], 60)[0] and (more := os.read(info, 4096)):
+                told += more
+            if b"}" in told:
+                self._first = os.pidfd_open(json.loads(told)["child-pid"])
+
+    def _send(self, content: dict[str, Any]) -> None:
+        assert self._process and self._process.stdin
+        self._process.stdin.write(json.dumps(content).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _watch(self, messages: list[dict], started: float, before: float, most: float) -> tuple[str, int | None]:
+        """Take messages until the notebook's process has ended or is late."""
+        limits, begun, spent, looked, done = self.limits, started, 0.0, started, False
+        while True:
+            came = self._receive(_POLL)
+            if came is None:
+                return "ended", None
+            now = time.monotonic()
+            for message in came:
+                if "end" in message:
+                    code = message["end"]
+                    return "done" if done and code == 0 else "ended", code if type(code) is int else None
+                done = done or message.get("done") is True
+                if "at" in message or done:
+                    begun, spent = now, -1.0
+                messages.append(message)
+            if done and now - begun > 10 * limits.grace:  # all is said, but the process that forks does not tell
+                return "silent", 0
+            if now - looked < _POLL:
+                continue
+            looked, used = now, self._processor_time() - before
+            spent = used if spent < 0 else spent
+            if max(used, (now - started) / limits.patience) > most:
+                return "total time", None
+            if max(used - spent, (now - begun) / limits.patience) > limits.seconds + limits.grace:
+                return "time", None
+
+    def _receive(self, seconds: float) -> list[dict] | None:
+        """The messages that come next, none after so many seconds; None where no more can come.
+
+        Raises Garbled for what is not a message, or too much of it; SandboxFault where grading was stopped.
+        """
+        assert self._process and self._process.stdout
+        output, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
+        while True:
+            if self._stop_asked.is_set():
+                raise SandboxFault("grading was stopped while a student's code ran")
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._channel, output], [], [], max(0.0, min(_POLL, left)))
+            if self._channel in ready:
+                content = os.read(self._channel, 65536)
+                found = self._messages(content)
+                if found or not content:
+                    return found or None
+            if output in ready:
+                content = os.read(output, 65536)
+                self._printed += len(content)
+                self._output += content[: max(0, self.limits.output - len(self._output))]
+                if not content and self._channel not in ready:  # its output is closed; do not ask again and again
+                    time.sleep(min(0.01, max(left, 0.0)))
+            if left <= 0:
+                return []
+
+    def _drain(self) -> None:
+        """Read what a process that ended has printed."""
+        assert self._process and self._process.stdout
+        output, deadline = self._process.stdout.fileno(), time.monotonic() + 5
+        while time.monotonic() < deadline and select.select([output], [], [], 0.5)[0]:
+            content = os.read(output, 65536)
+            if not content:
+                return
+            self._output = (self._output + content)[-self.limits.output :]
+
+    def _messages(self, content: bytes) -> list[dict]:
+        """The messages in what has come; the beginning of a further one is kept."""
+        self._sent += len(content)
+        if self._sent > _MOST_ANSWERS:
+            raise Garbled
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        found = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise Garbled from error
+            if not isinstance(message, dict):
+                raise Garbled
+            found.append(message)
+        return found
+
+    def _processor_time(self) -> float:
+        """CPU time of all processes in the sandbox so far, as the system counts it."""
+        used = 0.0
+        for one in _family(self._process.pid) if self._process else ():
+            with contextlib.suppress(Exception):  # it has just ended
+                used += sum(one.cpu_times()[:4])
+        return used
+
+
+def _family(process: int) -> Iterator[Any]:
+    """A process and all that come from it."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        first = psutil.Process(process)
+        yield from (first, *first.children(recursive=True))
+
+
+def packed(value: Any) -> str:
+    """What is sent to the process of a student; never unpack what comes from there."""
+    return base64.b64encode(pickle.dumps(value)).decode()

@@ -1,26 +1,164 @@
-"""What runs in the process of one student: the notebook's cells, and the functions on the inputs of the checks.
+"""The process of one student: ``python -m grpo_edu.grading.student``, started by `grpo_edu.grading.sandbox`.
 
-It judges nothing. It tells what each function returned (`grading_values`); what that is worth is decided in another
-process, so neither a printed score nor a replaced check can earn a point.
+It imports what notebooks need, and forks a process for each notebook, because a fork takes milliseconds and a fresh
+interpreter with torch takes seconds. That process runs the cells and calls the student's functions on inputs that were
+drawn elsewhere. It judges nothing and knows no right answer: it sends what each function returned
+(`grpo_edu.grading.values`), so neither a printed score nor a replaced check can earn a point.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import gc
 import json
 import os
+import pickle
+import select
 import signal
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpo_edu
-from grpo_edu.checks import exercises
-from grpo_edu.checks.core import Call, Outcome, attempt
+from grpo_edu import checks
 from grpo_edu.grading.sandbox import Limits
-from grpo_edu.grading.values import encode
 
 _LONGEST = 300  # characters of an error
+
+
+def main() -> int:
+    """Answer tasks from stdin until it closes; messages go to the file that the first argument numbers."""
+    channel, tasks = int(sys.argv[1]), _lines(0)
+    setup = next(tasks)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the grader's, which ends this process
+    shell = _shell()
+    _import_what_is_needed()
+    _limit_resources(Limits(**setup["limits"]), setup["others"])
+    _say(channel, ready=True)
+    for number, task in enumerate(tasks):
+        process = os.fork()
+        if process == 0:
+            _be_a_notebook(task, channel, shell, Path(os.environ["HOME"]) / f"notebook{number}", setup["user"])
+        code = _wait(process)
+        if os.getpid() == 1:  # the sandbox's first process: all others come from the student's code
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-1, 0)
+        _say(channel, end=code)
+    return 0
+
+
+def _lines(source: int) -> Iterator[dict[str, Any]]:
+    """Each line of JSON that comes, without reading ahead more than is there."""
+    rest = b""
+    while content := os.read(source, 65536):
+        *lines, rest = (rest + content).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def _say(channel: int, **message: Any) -> None:
+    content = json.dumps(message).encode() + b"\n"
+    while content:
+        content = content[os.write(channel, content) :]
+
+
+def _import_what_is_needed() -> None:
+    import torch
+
+    import grpo_edu.checks.core
+    import grpo_edu.checks.inputs
+    import grpo_edu.grading.values  # noqa: F401
+
+    torch.set_num_threads(1)
+    # The exercises' modules hold the answers and are not here. A call of a check in a student's own cell does nothing.
+    checks.__getattr__ = _check
+    gc.collect()
+    gc.freeze()  # pages that the collector does not touch stay shared
+
+
+class _Later:
+    """What a check returns here; the answer is judged elsewhere."""
+
+    points = max_points = 0
+
+    def grade(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "This answer is checked by the grader."
+
+
+def _check(name: str) -> Any:
+    if name.startswith("check_"):
+        return lambda *_, **__: _Later()
+    raise AttributeError(f"module 'grpo_edu.checks' has no attribute {name!r}")
+
+
+def _limit_resources(limits: Limits, other_processes: int) -> None:
+    """Limit this process and those that come from it; other_processes: what the user runs already."""
+    import resource
+
+    wanted = {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_FSIZE": limits.file_size,
+        "RLIMIT_NOFILE": 256,
+        "RLIMIT_CPU": int(limits.total_seconds) + 60,  # this process lives as long as all notebooks together
+        "RLIMIT_NPROC": limits.processes + other_processes,
+    }
+    mapped = Path("/proc/self/statm")
+    if mapped.exists():  # macOS does not enforce this limit
+        wanted["RLIMIT_AS"] = int(mapped.read_text().split()[0]) * resource.getpagesize() + limits.memory
+    for name, value in wanted.items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def _wait(process: int) -> int:
+    """The exit code of a notebook's process; ends this one, and so the sandbox, when the grader is gone."""
+    while True:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == process:
+            return os.waitstatus_to_exitcode(status)
+        if ended:  # an orphan of it
+            continue
+        if select.select([0], [], [], 0.02)[0]:  # while a notebook runs, the grader sends nothing: this is the end
+            with contextlib.suppress(OSError):
+                os.killpg(process, signal.SIGKILL)
+            os._exit(1)
+
+
+def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path, user: int | None) -> None:
+    """The forked process, of a user of its own where one is given; does not return."""
+    code = 1
+    try:
+        os.setsid()
+        if user is not None:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(channel, 3)
+        os.closerange(4, 1024)
+        folder.mkdir()
+        os.chdir(folder)
+        run_steps(task, 3, shell)
+        _say(3, done=True)
+        code = 0
+    except BaseException:  # goes to the output and no further, because this is a copy of the process that forks
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+        os._exit(code)
 
 
 class TimeLimitReached(BaseException):
@@ -29,7 +167,7 @@ class TimeLimitReached(BaseException):
 
 @contextmanager
 def alarm(limits: Limits) -> Iterator[None]:
-    """Raise `TimeLimitReached` in this block: by the processor's time, and much later by the clock."""
+    """Raise `TimeLimitReached` in this block: by CPU time, and much later by the clock."""
 
     def ring(*_: object) -> None:
         # one text for both clocks: which of them was first depends on how busy the machine is
@@ -46,40 +184,31 @@ def alarm(limits: Limits) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def run_steps(task: dict[str, Any], channel: int) -> None:
+def run_steps(task: dict[str, Any], channel: int, shell: Any) -> None:
     """Do the steps of a task, and write a line of JSON to `channel` for each thing that happened.
 
     task: `steps` (kind, name, source), `skip` (places of cells that ended an earlier process), `answered` ([place,
-    part] that are known), `seed`, `limits`.
+    part] that are known), `calls` (name → the inputs of its parts), `limits`.
     """
-
-    def say(**message: Any) -> None:
-        content = json.dumps(message).encode() + b"\n"
-        while content:
-            content = content[os.write(channel, content) :]
-
-    known, limits = exercises(), Limits(**task["limits"])
-    asked = [name for kind, name, _ in task["steps"] if kind == "ask"]
-    # drawn before any of the student's code runs, which could change how
-    calls = {name: [known[name].calls(part, task["seed"]) for part in known[name].parts] for name in asked}
-    shell = _shell()
+    limits = Limits(**task["limits"])
+    calls = {name: pickle.loads(base64.b64decode(text)) for name, text in task["calls"].items()}
     answered = {tuple(one) for one in task["answered"]}
     for place, (kind, name, source) in enumerate(task["steps"]):
         if kind == "ask":
             function, why = _function(shell.user_ns, name)
             if function is None:
-                say(missing=place, why=why)
+                _say(channel, missing=place, why=why)
                 continue
             for part, inputs in enumerate(calls[name]):
                 if (place, part) not in answered:
-                    say(at=[place, part])
+                    _say(channel, at=[place, part])
                     found = outcomes(function, inputs, limits)
-                    say(answer=[place, part], outcomes=[_as_json(one) for one in found])
+                    _say(channel, answer=[place, part], outcomes=[_as_json(one) for one in found])
         elif place not in task["skip"]:
-            say(at=[place, -1])
+            _say(channel, at=[place, -1])
             error = _run_cell(shell, source, limits)
             if error:
-                say(cell=place, error=error)
+                _say(channel, cell=place, error=error)
 
 
 def _shell() -> Any:
@@ -143,8 +272,10 @@ def _function(names: dict[str, Any], name: str) -> tuple[Callable | None, str]:
     return function, ""
 
 
-def outcomes(function: Callable, calls: list[Call], limits: Limits) -> list[Outcome]:
+def outcomes(function: Callable, calls: list[Any], limits: Limits) -> list[Any]:
     """What each call came to, all within the time for a part of a question."""
+    from grpo_edu.checks.core import Outcome
+
     found: list[Outcome] = []
     try:
         with alarm(limits):
@@ -156,7 +287,9 @@ def outcomes(function: Callable, calls: list[Call], limits: Limits) -> list[Outc
     return found[: len(calls)]
 
 
-def _outcome(function: Callable, one: Call) -> Outcome:
+def _outcome(function: Callable, one: Any) -> Any:
+    from grpo_edu.checks.core import Outcome, attempt
+
     try:
         return attempt(function, one)
     except TimeLimitReached:
@@ -165,10 +298,16 @@ def _outcome(function: Callable, one: Call) -> Outcome:
         return Outcome(problem=type(error).__name__, detail=f"{error_line(error)}: Python is ended, nothing returned")
 
 
-def _as_json(outcome: Outcome) -> list[Any]:
+def _as_json(outcome: Any) -> list[Any]:
+    from grpo_edu.grading.values import encode
+
     try:
         value = encode(outcome.value)
         json.dumps(value)
     except Exception as error:  # a student's own class may raise anything wherever it is touched
         return [None, type(error).__name__, f"what is returned cannot be read: {error_line(error)}", False]
     return [value, outcome.problem[:80], outcome.detail[:_LONGEST], outcome.changed]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

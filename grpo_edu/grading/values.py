@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import reprlib
 from collections.abc import Mapping
 from numbers import Integral, Real
@@ -32,7 +33,21 @@ _DTYPES = {
     )
 }
 MOST_NUMBERS = 2**18  # of one tensor
-_MOST_ENTRIES, _DEEPEST, _LONGEST = 10_000, 12, 20_000  # entries of a list, nesting, characters
+_MOST_SIZES = 8  # dimensions of one tensor
+_MOST_ENTRIES, _MOST_KEYS, _DEEPEST, _LONGEST = 10_000, 1_000, 12, 20_000  # of a list, a dict, nesting, characters
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
+_CONTROL_BUT_LINES = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x09\x0b-\x1f"))
+
+
+def plain(text: str, most: int = 300, *, lines: bool = False) -> str:
+    """A student's text for a table, a page or a terminal: in one line (or `lines`), without control characters, cut.
+
+    >>> plain("a\\x1b[2Jb\\nc"), plain("x" * 9, 3), plain("\\ud800")
+    ('a [2Jb c', 'xxx …', '?')
+    """
+    cut = text[:most].encode("utf-8", "replace").decode()
+    clean = (_CONTROL_BUT_LINES if lines else _CONTROL).sub(" ", cut)
+    return f"{clean} …" if len(text) > most else clean
 
 
 class Foreign:
@@ -63,13 +78,18 @@ def encode(value: Any, depth: int = 0) -> Any:
         return float(value)
     if isinstance(value, str) and len(value) <= _LONGEST:
         return str(value)
-    if isinstance(value, Tensor) and value.layout == torch.strided and value.numel() <= MOST_NUMBERS:
+    if isinstance(value, Tensor) and value.layout == torch.strided and _is_small(value):
         return _encode_tensor(value)
     if isinstance(value, Mapping | list | tuple) and len(value) <= _MOST_ENTRIES and depth < _DEEPEST:
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and len(value) <= _MOST_KEYS:
             return {"dict": [[encode(key, depth + 1), encode(one, depth + 1)] for key, one in value.items()]}
-        return {"tuple" if isinstance(value, tuple) else "list": [encode(one, depth + 1) for one in value]}
+        if not isinstance(value, Mapping):
+            return {"tuple" if isinstance(value, tuple) else "list": [encode(one, depth + 1) for one in value]}
     return _other(value)
+
+
+def _is_small(value: Tensor) -> bool:
+    return value.numel() <= MOST_NUMBERS and value.ndim <= _MOST_SIZES and max(value.shape, default=0) <= MOST_NUMBERS
 
 
 def _encode_tensor(value: Tensor) -> Any:
@@ -95,13 +115,17 @@ def decode(content: Any, depth: int = 0) -> Any:
     >>> decode({"other": ["set", "{2.5}"]}), decode({"other": ["set", "{2.5}"]}) == {2.5}
     ({2.5}, False)
     """
-    if content is None or isinstance(content, bool | int | float | str):
+    if content is None or isinstance(content, bool | float):
+        return content
+    if isinstance(content, int) and abs(content) < 2**63:
+        return content
+    if isinstance(content, str) and len(content) <= _LONGEST:
         return content
     if not isinstance(content, dict) or len(content) != 1 or depth > _DEEPEST:
         raise ValueError("content: no value of a known kind")
     ((what, inside),) = content.items()
-    if not isinstance(inside, list):
-        raise ValueError(f"content: {what} without a list")
+    if not isinstance(inside, list) or len(inside) > (_MOST_KEYS if what == "dict" else _MOST_ENTRIES):
+        raise ValueError(f"content: {what[:40]!r} without a list, or with too long a one")
     if what in ("list", "tuple"):
         return (list if what == "list" else tuple)(decode(one, depth + 1) for one in inside)
     if what == "dict":
@@ -109,7 +133,7 @@ def decode(content: Any, depth: int = 0) -> Any:
     if what == "tensor":
         return _decode_tensor(inside)
     if what == "other" and len(inside) == 2 and all(isinstance(one, str) for one in inside):
-        return type(inside[0][:40], (Foreign,), {})(inside[1])
+        return type(plain(inside[0], 40) or "object", (Foreign,), {})(plain(inside[1]))
     raise ValueError(f"content: {what[:40]!r} is no kind of value")
 
 
@@ -126,10 +150,14 @@ def _decode_tensor(inside: list) -> Tensor:
     if len(inside) != 3 or not isinstance(inside[0], str) or inside[0] not in _DTYPES or not isinstance(inside[2], str):
         raise ValueError("content: a tensor is its dtype, its shape and its bytes")
     name, shape, text = inside
-    if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+    if not isinstance(shape, list) or len(shape) > _MOST_SIZES:
+        raise ValueError("content: a shape is a short list of sizes")
+    if not all(type(size) is int and 0 <= size <= MOST_NUMBERS for size in shape):
         raise ValueError("content: a shape is a list of sizes")
     numbers = base64.b64decode(text, validate=True)  # binascii.Error is a ValueError
     dtype, count = _DTYPES[name], math.prod(shape)
+    if math.prod(size or 1 for size in shape) > 2**40:
+        raise ValueError("content: no tensor has this shape")
     if count > MOST_NUMBERS or len(numbers) != count * dtype.itemsize:
         raise ValueError("content: the bytes do not fill the shape")
     if not count:

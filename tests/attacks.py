@@ -1,0 +1,256 @@
+"""Attacks on the grader, and accidents that would stop a class, with what each submission must earn.
+
+``python tests/attacks.py FOLDER`` writes them, to be graded by hand.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from forty_submissions import NAME, REPOSITORY, RIGHT, Expected, answered, right
+
+SECRET = "CANARY-"  # every secret of the instructor begins so
+MARK = "987653"  # seconds of a sleep that outlives its notebook, if nobody ends it
+
+SEARCH = f"""
+import os
+found = []
+for top, folders, files in os.walk("/"):
+    if top.startswith(("/usr/", "/sys/", "/dev", "/proc/fs", "/proc/sys", "/proc/bus")) or "/lib/python" in top:
+        folders.clear()
+        continue
+    for name in files:
+        try:
+            with open(os.path.join(top, name), "rb") as file:
+                text = file.read(2**16)
+        except OSError:
+            continue
+        for word in ({SECRET!r}.encode(), b"BEGIN SOL" + b"UTION"):
+            if word in text:
+                found.append(str(text[text.index(word):][:60]))
+raise ValueError(" ".join(found) or "nothing is there")
+"""
+REFERENCE = """
+import importlib
+def stolen(name):
+    known = importlib.import_module("grpo" + "_edu.checks").exercises()
+    return known[name].reference
+tie_probability = stolen("tie_probability")
+"""
+TOPIC = """
+import importlib
+topic = importlib.import_module("grpo" + "_edu.checks.group_adv" + "antages")
+tie_probability = lambda *args: topic.tie_probability(*args)
+"""
+MASTER = f"""
+import glob, json
+places = ["source/*/*.ipynb", "../source/*/*.ipynb", "*.ipynb", "{REPOSITORY.parent}/**/*.ipynb", "/home/**/*.ipynb"]
+for place in places:
+    for path in glob.glob(place, recursive=True):
+        for cell in json.load(open(path))["cells"]:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]))
+assert tie_probability(0.5, 2) == 0.5
+"""
+DEAF = """
+import signal
+signal.signal(signal.SIGPROF, signal.SIG_IGN)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+while True:
+    pass
+"""
+DAEMON = f"""
+import os, subprocess
+for command in (["sleep", "{MARK}"], ["sh", "-c", "kill -STOP $$; sleep {MARK}"]):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp(command[0], command)
+        os._exit(0)
+"""
+SYSTEM_V = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.shmget(0x6772706F, 2**20, 0o1600 | 0o666) >= 0
+open("/dev/shm/grpo_attack", "w").write("left")
+open("/tmp/grpo_attack", "w").write("left")
+"""
+FILL = """
+try:
+    for number in range(100):
+        with open(f"/tmp/{number}", "wb") as file:
+            file.write(bytes(40 * 2**20))
+except OSError as error:
+    print(error)
+    raise
+"""
+MOUNTS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+gained = [name for name, call in {
+    "mount": lambda: libc.mount(b"none", b"/tmp", b"tmpfs", 0, None),
+    "remount": lambda: libc.mount(None, b"/usr", None, 32 | 4096, None),
+    "chroot": lambda: libc.chroot(b"/tmp"),
+    "setuid": lambda: libc.setuid(0) or (os.getuid() == 0 and -1),
+    "ptrace": lambda: libc.ptrace(16, 1, 0, 0),
+}.items() if call() == 0]
+assert not gained, gained
+"""
+WRITE = """
+import os, sys, torch, grpo_edu
+opened = []
+modules = (torch.__file__, grpo_edu.__file__, os.__file__)
+for path in (*modules, sys.executable, "/usr/bin/env", "/etc/passwd", "/new", "/dev/new"):
+    try:
+        open(path, "ab").close()
+        opened.append(path)
+    except OSError:
+        pass
+assert not opened, opened
+"""
+FORGED = """
+import json, os
+for place in range(40):
+    for part in range(6):
+        for tries in range(1, 40):
+            value = [{"tensor": ["bool", [1], "AQ=="]}, "", "", False]
+            line = {"answer": [place, part], "outcomes": [value] * tries, "points": 19}
+            os.write(3, json.dumps(line).encode() + b"\\n")
+"""
+
+
+def raw(text):
+    """A cell that writes a line to the way on which answers are sent."""
+    return answered({}, [f"import os\nos.write(3, {text!r}.encode() + b'\\n')"])
+
+
+def of_tie(body):
+    return right(tie_probability=f"def tie_probability(p, num_generations):\n    {body}")
+
+
+def attacks(port):
+    """Student → notebook and what it must earn."""
+    stops = "import os, signal\nfor number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGINT):\n"
+    stops += "    try:\n        os.kill(os.getppid(), number)\n    except PermissionError:\n        pass"
+    connect = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)"
+    long = '{"cell": 2, "error": "' + "x" * 5_000_000 + '"}'
+    garbled = Expected(0, "answers are sent")
+    in_a_row = "from grpo_edu import " * 12_000
+    return {
+        "takes_references": (answered({}, [REFERENCE]), Expected(0, "ModuleNotFoundError")),
+        "takes_a_topic": (answered({}, [TOPIC]), Expected(0, "ModuleNotFoundError")),
+        "takes_masters": (answered({}, [MASTER]), Expected(0, "fails")),
+        "searches_for_secrets": (right(SEARCH), Expected(19, "nothing is there")),
+        "raises_the_environment": (right("import os\nraise ValueError(dict(os.environ))"), Expected(19, "ValueError")),
+        "ends_everything": (right("import os\nos.kill(-1, 9)"), Expected(19)),
+        "stops_its_parent": (right(stops), Expected(19)),
+        "stops_itself": (
+            right("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"),
+            Expected(19, "had to be killed"),
+        ),
+        "leaves_daemons": (right(DAEMON), Expected(19)),
+        "leaves_memory": (right(SYSTEM_V), Expected(19)),
+        "fills_the_disk": (right(FILL), Expected(19, "No space left")),
+        "mounts": (right(MOUNTS), Expected(19)),
+        "writes_to_libraries": (right(WRITE), Expected(19)),
+        "connects": (right(connect), Expected(19, "refused")),
+        "deaf_to_alarms": (right(DEAF), Expected(19, "had to be killed")),
+        "closes_the_channel": (right("import os\nos.close(3)"), Expected(19, "exit code 1")),
+        "forges_answers": (answered({}, [FORGED]), Expected(0)),
+        "nameless_type": (of_tie("return type('', (), {})()"), Expected(16)),
+        "large_number": (of_tie("return 10**4000"), Expected(16)),
+        "not_a_number": (of_tie("return float('inf')"), Expected(16)),
+        "deep_list": (of_tie("x = []\n    for _ in range(500): x = [x]\n    return x"), Expected(16)),
+        "says_infinity": (raw('{"at": [Infinity, 0]}'), garbled),
+        "says_a_large_number": (raw('{"at": [' + "9" * 4000 + ", 0]}"), garbled),
+        "says_too_large_a_number": (raw('{"at": [' + "9" * 9000 + ", 0]}"), garbled),
+        "says_a_shape": (
+            raw('{"answer": [2, 0], "outcomes": [[{"tensor": ["float32", [9223372036854775807, 0], ""]}, "", "", 0]]}'),
+            garbled,
+        ),
+        "says_depth": (raw("[" * 100_000), garbled),
+        "says_5_MB": (raw(long), Expected(0)),
+        "raises_a_surrogate": (
+            right("raise ValueError('\\ud800 \\x1b[2J\\x1b]0;mine\\x07')"),
+            Expected(19, "ValueError: ?"),
+        ),
+        "writes_a_surrogate": (right("word = '\ud800'"), Expected(19)),
+        "long_comment": (right(f"# {in_a_row}"), Expected(19, "", "")),
+        "longer_comment": (right("# from grpo_edu import x " * 50_000), Expected(19, "left out")),
+        "own_check_call": (
+            right(
+                rloo_advantages=RIGHT["rloo_advantages"] + "\n\nchecks.check_rloo_advantages(rloo_advantages).grade()"
+            ),
+            Expected(19),
+        ),
+    }
+
+
+def write_attacks(folder, port):
+    """Write them all, and files that are themselves the attack; label of a student → what is expected."""
+    expected = {}
+    for student, (notebook, what) in attacks(port).items():
+        _write(folder / student / f"{NAME}.ipynb", json.dumps(notebook))
+        expected[student] = what
+    whole, untouched = json.dumps(right()), json.dumps(answered({}))
+    for student, name, text, what in (
+        ("neighbor", f"{NAME}.ipynb", json.dumps(right(f"# {SECRET}of a neighbor")), Expected(19)),
+        ("untouched_next_to_worked", f"{NAME}.ipynb", untouched, Expected(19, "2 files hold it")),
+        ("untouched_next_to_worked", f"{NAME}-Copy1.ipynb", whole, Expected(19, "2 files hold it")),
+        (".begins_with_a_dot", f"{NAME}.ipynb", whole, Expected(19)),
+        ("\U0001f600" * 62, f"{NAME}.ipynb", whole, Expected(19)),
+        ("evil\n\x1b[31mname", f"{NAME}.ipynb", whole, Expected(19)),
+        ("windows", f"{NAME}.ipynb", json.dumps(right()).replace("\\n", "\\r\\n"), Expected(19)),
+        ("many_cells", f"{NAME}.ipynb", json.dumps({"cells": [{}] * 100_000}), Expected(0, "cells")),
+        ("many_pictures", f"{NAME}.ipynb", json.dumps(_with_pictures(right())), Expected(19)),
+        ("Ana M_77_assignsubmission_file_", f"{NAME}.ipynb", whole, Expected(19)),
+        ("Ana M_78_assignsubmission_file_", f"{NAME}.ipynb", untouched, Expected(0)),
+    ):
+        _write(folder / student / name, text)
+        expected[LABELS.get(student, student)] = what
+    for name in (b"Jos\xe9", b"Jos\xc3\xa9"):  # the same name in two encodings
+        _write(folder / os.fsdecode(name) / os.fsdecode(b"L\xf6sung.ipynb"), whole)
+    expected |= {"José": Expected(19, "Lösung"), "José (2)": Expected(19, "Lösung")}
+    (folder / "nothing_in_it").mkdir()
+    expected["nothing_in_it"] = Expected(0, "is empty")
+    _nest(folder / "nested_folders", 1500)
+    expected["nested_folders"] = Expected(0, "folders within folders")
+    return expected
+
+
+LABELS = {
+    "Ana M_77_assignsubmission_file_": "Ana M (77)",
+    "Ana M_78_assignsubmission_file_": "Ana M (78)",
+    "evil\n\x1b[31mname": "evil  [31mname",
+}
+
+
+def _write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+
+
+def _with_pictures(notebook):
+    """With 50 MB of outputs."""
+    for cell in notebook.cells[:5]:
+        picture = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "A" * 10 * 2**20}}
+        cell["outputs"] = [picture]
+    return notebook
+
+
+def _nest(folder, depth):
+    """Folders within folders, deeper than a path may be long."""
+    folder.mkdir()
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("folder", dir_fd=here)
+        inner = os.open("folder", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+
+
+if __name__ == "__main__":
+    for name, what in write_attacks(Path(sys.argv[1]), 9).items():
+        print(f"{what.points:>3}  {name!r}")

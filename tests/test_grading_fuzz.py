@@ -1,0 +1,87 @@
+"""Whatever a student's process sends: no error of the grader, no points for nonsense, no text that does harm."""
+
+import re
+from pathlib import Path
+
+import pytest
+from forty_submissions import ALL, NAME, right
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
+
+from grpo_edu.grading.masters import load_masters  # noqa: E402
+from grpo_edu.grading.pages import feedback_page  # noqa: E402
+from grpo_edu.grading.repair import repaired, steps  # noqa: E402
+from grpo_edu.grading.results import StudentGrade, grades_table  # noqa: E402
+from grpo_edu.grading.run import Transcript, _take_all, judged  # noqa: E402
+from grpo_edu.grading.sandbox import Garbled, Limits, Sandbox  # noqa: E402
+from grpo_edu.grading.values import plain  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MASTER = next(one for one in load_masters(REPOSITORY / "solutions") if one.name == NAME)
+STEPS = steps(repaired(right(), MASTER)[0], MASTER)
+HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e]")
+
+NUMBERS = st.integers() | st.sampled_from([2**63, -(2**63), 10**400, float("inf"), float("nan"), 10**4000])
+TEXTS = st.text(max_size=8) | st.sampled_from(["\ud800", "\x1b[2J", "float32", "bool", "x" * 30_000, "AAAA", ""])
+KINDS = st.sampled_from(["tensor", "list", "tuple", "dict", "other", "at", "cell", "missing", "answer", "outcomes"])
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KINDS | TEXTS, inner, max_size=3),
+    max_leaves=10,
+)
+VALUES = st.dictionaries(KINDS, st.lists(ANYTHING, max_size=3), min_size=1, max_size=1) | ANYTHING
+PLACES = st.integers(-2, len(STEPS) + 1) | ANYTHING
+
+
+@st.composite
+def nearly_right(draw):
+    """An answer of the right form, but for what it holds."""
+    place = draw(PLACES)
+    tries = draw(st.sampled_from([1, 4, 5, 16, 17]))
+    outcomes = draw(st.lists(st.tuples(VALUES, TEXTS, TEXTS, st.booleans()), min_size=1, max_size=2))
+    return {"answer": [place, draw(st.integers(-1, 3))], "outcomes": [list(one) for one in (outcomes * tries)[:tries]]}
+
+
+MESSAGES = (
+    nearly_right()
+    | st.builds(lambda place, part: {"at": [place, part]}, PLACES, PLACES)
+    | st.builds(lambda place, text: {"cell": place, "error": text}, PLACES, ANYTHING)
+    | st.builds(lambda place, text: {"missing": place, "why": text}, PLACES, ANYTHING)
+    | st.dictionaries(KINDS, ANYTHING, max_size=3)
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(MESSAGES, max_size=6))
+def test_any_messages_are_judged_without_an_error(messages):
+    transcript = Transcript()
+    _take_all(messages, STEPS, transcript)
+    feedback = judged(MASTER, transcript, 5)
+    grade = StudentGrade("ana", "", "", feedback, [NAME], [*transcript.errors.values(), *transcript.missing.values()])
+    assert 0 <= grade.points(MASTER) < ALL
+    for text in (feedback_page(grade, [MASTER]), grades_table([grade], [MASTER])):
+        text.encode()
+        assert not HARMFUL.search(text) and len(text) < 200_000
+    assert all(len(one) < 310 for one in grade.troubles)
+
+
+@given(st.lists(st.binary(max_size=60) | st.just(b"\n") | st.just(b'{"at": [0, -1]}\n'), max_size=8))
+def test_any_bytes_are_messages_or_garbled(pieces):
+    sandbox = Sandbox(Limits())
+    sandbox._rest, sandbox._sent = b"", 0
+    try:
+        for piece in pieces:
+            for message in sandbox._messages(piece):
+                assert isinstance(message, dict)
+    except Garbled:
+        pass
+    finally:
+        sandbox._folder.cleanup()
+
+
+@given(st.text(max_size=400))
+def test_plain_text_is_short_and_harmless(text):
+    assert not HARMFUL.search(plain(text)) and "\n" not in plain(text) and len(plain(text)) <= 302
+    assert not HARMFUL.search(plain(text, lines=True))
