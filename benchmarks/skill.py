@@ -1,10 +1,11 @@
 """A run in which a skill grows: ``python -m benchmarks.skill``, see docs/studies/skill.md.
 
-GRPO trains a checkpoint from the middle of pretraining, whose skill is half learned, and the greedy accuracy on held-out
-problems is compared with two baselines: supervised training on as many tokens, and the same GRPO run with its rewards
-shuffled among the completions. ``--search FOLDER ...`` repeats the search on the selection seeds, over checkpoints that
-``python -m grpo_edu.making.pretraining --recipe stories --snapshots FOLDER`` writes. Each run is one line of
-``benchmarks/results/skill.jsonl``; the same command goes on where it stopped, and at the end writes ``skill.json``.
+GRPO trains a checkpoint from the middle of pretraining, whose skill is half learned, and the greedy accuracy on
+held-out problems is compared with two baselines: supervised training on as many tokens, and the same GRPO run with its
+rewards shuffled among the completions. ``--search FOLDER ...`` repeats the search on the selection seeds, over
+checkpoints that ``python -m grpo_edu.making.pretraining --recipe stories --snapshots FOLDER`` writes. Each run is one
+line of ``benchmarks/results/skill.jsonl``. The same command continues where it stopped, and at the end writes
+``skill.json``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,17 @@ from benchmarks.harness import RESULTS, Ledger, exit_code, save, spread
 from grpo_edu import (
     GRPOConfig,
     accuracy_reward,
-    compare,
     evaluate,
     generate,
     load_policy,
     load_problems,
-    mean_estimate,
     pass_at_k,
     render_prompt,
     train,
 )
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.evaluation import Evaluation
+from grpo_edu.evaluation import Evaluation, mcnemar, mean_estimate, paired_bootstrap
 from grpo_edu.rewards import check_equations
 
 COMMAND = "python -m benchmarks.skill"
@@ -69,7 +68,7 @@ def shuffled(seed: int):
     return shuffled_accuracy_reward
 
 
-def run_arm(model, tokenizer, arm: str, rate: float, seed: int, steps: int, tokens: int | None = None) -> dict[str, Any]:
+def run_arm(model, tokenizer, arm: str, rate: float, seed: int, tokens: int | None = None) -> dict[str, Any]:
     """Train `model` in place; returns the steps, the tokens processed and the seconds.
 
     tokens: for "supervised", where to stop: the number of tokens that GRPO processed.
@@ -81,7 +80,7 @@ def run_arm(model, tokenizer, arm: str, rate: float, seed: int, steps: int, toke
         metrics = finetune(model, tokenizer, problems, config)
     else:
         reward = shuffled(seed) if arm == "shuffled" else accuracy_reward
-        config = GRPOConfig(max_steps=steps, learning_rate=rate, seed=seed, max_completion_length=LENGTH)
+        config = GRPOConfig(max_steps=STEPS, learning_rate=rate, seed=seed, max_completion_length=LENGTH)
         metrics = train(model, tokenizer, problems, reward, config)
     for row in metrics:
         used, done = row["num_tokens"], row["step"]
@@ -105,7 +104,7 @@ def anatomy(found: Evaluation) -> dict[str, float]:
 
 
 def pass_curve(model, tokenizer, seed: int = 1) -> dict[str, Any]:
-    """pass@k for k = 1 … 64 at temperature 1, from 64 samples of each held-out problem; and the counts of right ones."""
+    """pass@k from 64 samples at temperature 1 of each held-out problem, and how many of them are right."""
     problems = load_problems(LEVELS, "heldout", n=NUM_PASS)
     generator, counts = torch.Generator().manual_seed(seed), []
     for start in range(0, len(problems), 10):
@@ -146,22 +145,128 @@ def tune(ledger: Ledger, folder: Path, arm: str, rate: float, seed: int, before:
     if arm == "supervised":
         tokens = max(row["tokens"] for row in ledger.rows if row["phase"] == "search" and row["arm"] == "grpo")
     model, tokenizer = load_policy(folder)
-    spent = run_arm(model, tokenizer, arm, rate, seed, STEPS, tokens)
+    spent = run_arm(model, tokenizer, arm, rate, seed, tokens)
     after = measure(model, tokenizer, validation)
     ledger.add(**key, **spent, before=before.accuracy, after=after.accuracy, gain=after.accuracy - before.accuracy)
     print(f"{folder.name} {arm} {rate:g} seed {seed}: {after.accuracy - before.accuracy:+.1%} {spent}", flush=True)
+
+
+def chosen(ledger: Ledger) -> dict[str, Any]:
+    """The checkpoint and the learning rates with the largest mean gain on the validation problems (see the rule)."""
+    gains: dict[tuple, list[float]] = {}
+    for row in ledger.select(phase="search"):
+        gains.setdefault((row["arm"], row["checkpoint"], row["rate"]), []).append(row["gain"])
+    means = {key: sum(values) / len(values) for key, values in gains.items() if len(values) == len(SEARCH_SEEDS)}
+    best = max((key for key in means if key[0] == "grpo"), key=means.__getitem__)
+    own = [key for key in means if key[:2] == ("supervised", best[1])]
+    supervised = max(own, key=means.__getitem__)[2] if own else None
+    return {"checkpoint": best[1], "grpo": best[2], "shuffled": best[2], "supervised": supervised}
+
+
+def report(ledger: Ledger, late: Callable[[], bool]) -> None:
+    """The reported seeds: every arm, evaluated greedily and sampled on all held-out problems, and pass@k."""
+    heldout, rates = load_problems(LEVELS, "heldout"), chosen(ledger)
+    start = ledger.find(phase="before")
+    if start is None:
+        model, tokenizer = load_policy(MODEL)
+        ledger.add(phase="before", **outcome(model, tokenizer, heldout), **pass_curve(model, tokenizer))
+    for seed in SEEDS:
+        for arm in ARMS:
+            if late() or ledger.find(phase="report", arm=arm, seed=seed):
+                continue
+            spent = ledger.find(phase="report", arm="grpo", seed=seed)
+            model, tokenizer = load_policy(MODEL)
+            run = run_arm(model, tokenizer, arm, rates[arm], seed, spent["tokens"] if arm == "supervised" else None)
+            found = outcome(model, tokenizer, heldout)
+            curve = pass_curve(model, tokenizer) if arm == "grpo" else {}
+            ledger.add(phase="report", arm=arm, seed=seed, rate=rates[arm], **run, **found, **curve)
+            print(f"{arm} seed {seed}: greedy {share(found['greedy']):.1%} {run}", flush=True)
+
+
+def outcome(model, tokenizer, problems: Sequence) -> dict[str, Any]:
+    """Greedy and sampled answers on the same problems: a 1 or 0 for each, and what the greedy ones are made of."""
+    greedy, sampled = (measure(model, tokenizer, problems, temperature) for temperature in (0, 1.0))
+    bits = {
+        name: "".join(str(int(c)) for c in found.correct) for name, found in (("greedy", greedy), ("sampled", sampled))
+    }
+    return {**bits, **anatomy(greedy)}
+
+
+def share(bits: str) -> float:
+    """The share of ones."""
+    return bits.count("1") / len(bits)
+
+
+def summary(ledger: Ledger) -> dict[str, Any]:
+    """Greedy gains by arm: each seed with its paired test, and the mean over seeds with Student's interval."""
+    before = ledger.find(phase="before")
+    ones = [bit == "1" for bit in before["greedy"]]
+    found: dict[str, Any] = {"before": {name: share(before[name]) for name in ("greedy", "sampled")}}
+    for arm in ARMS:
+        runs = sorted(ledger.select(phase="report", arm=arm), key=lambda row: row["seed"])
+        after = [[bit == "1" for bit in row["greedy"]] for row in runs]
+        tests = [mcnemar(ones, bits) for bits in after]
+        intervals = [paired_bootstrap(ones, bits) for bits in after]
+        found[arm] = {
+            "rate": runs[0]["rate"],
+            "greedy": [share(row["greedy"]) for row in runs],
+            "sampled": [share(row["sampled"]) for row in runs],
+            "gain": mean_estimate([share(row["greedy"]) - share(before["greedy"]) for row in runs]).to_dict(),
+            "sampled_gain": mean_estimate([share(row["sampled"]) - share(before["sampled"]) for row in runs]).to_dict(),
+            "per_seed": [vars(interval) for interval in intervals],
+            "p_value": [test.p_value for test in tests],
+            "true_equations": [row["true_equations"] for row in runs],
+            "seconds": spread([row["seconds"] for row in runs]),
+            "steps": [row["steps"] for row in runs],
+            "tokens": [row["tokens"] for row in runs],
+        }
+    runs = ledger.select(phase="report", arm="grpo")
+    found["pass"] = {
+        str(k): {
+            "before": before["pass"][str(k)],
+            "after": [row["pass"][str(k)] for row in runs],
+            "change": mean_estimate([row["pass"][str(k)] - before["pass"][str(k)] for row in runs]).to_dict(),
+        }
+        for k in KS
+    }
+    for other in ("supervised", "shuffled"):
+        found[f"grpo minus {other}"] = mean_estimate(
+            [a - b for a, b in zip(found["grpo"]["greedy"], found[other]["greedy"], strict=True)]
+        ).to_dict()
+    return found
+
+
+def verdicts(found: dict[str, Any]) -> dict[str, bool]:
+    """The statements of the study."""
+    grpo = found["grpo"]
+    return {
+        "greedy accuracy rises by at least 15 points on every seed": min(row["difference"] for row in grpo["per_seed"])
+        >= 0.15,
+        "p < 0.001 on every seed (exact McNemar test)": max(grpo["p_value"]) < 0.001,
+        "with shuffled rewards it does not rise": found["shuffled"]["gain"]["low"] <= 0,
+    }
 
 
 def main() -> int:
     """Run what is missing; exit 1 where a statement does not hold."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--search", type=Path, nargs="+", metavar="FOLDER", help="search over these checkpoints")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
     options = parser.parse_args()
+    deadline = time.perf_counter() + 60 * options.minutes
     ledger = Ledger(LEDGER)
     if options.search:
         search(ledger, options.search)
+        print(chosen(ledger))
         return 0
-    return 0
+    report(ledger, lambda: time.perf_counter() > deadline)
+    if len(ledger.select(phase="report")) < len(ARMS) * len(SEEDS):
+        print("stopped in time; the same command continues")
+        return 0
+    found = summary(ledger)
+    judged = verdicts(found)
+    save(LEDGER.with_suffix(".json"), COMMAND, {"verdicts": judged, "chosen": chosen(ledger), **found})
+    return exit_code(judged)
 
 
 if __name__ == "__main__":
