@@ -6,7 +6,7 @@ accuracy on the new task. Then every protection gets the same number of strength
 problems and a selection seed. Five other seeds are reported on the held-out problems. The last part compares supervised
 training with GRPO at matched accuracy on the new task.
 
-Each run is one line of ``benchmarks/results/forgetting.jsonl``. ``--minutes 20`` starts no run after 20 minutes, and the
+Each run is one line of ``benchmarks/results/forgetting.jsonl``. ``--minutes 20`` starts no run after 20 minutes. The
 same command continues where it stopped. ``forgetting.json`` holds the summary of the runs so far.
 """
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,10 @@ LEDGER = RESULTS / "skill.jsonl"
 MODEL = "halfway"
 LEVELS = ("basic", "intermediate")
 NUM_TRAIN, NUM_VALIDATION = 800, 200  # of each level's 1,000 training problems
-STEPS = 100
+MARKS = (40, 60, 80, 100)  # steps at which a run of the search is evaluated
+ENOUGH = 0.20  # gain in greedy validation accuracy that ends the search for fewer steps
 RATES = (1e-4, 3e-4, 1e-3)
-SEARCH_SEEDS, SEEDS = (100, 101), (0, 1, 2, 3, 4)
+SEARCH_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
 LENGTH = 64  # tokens; the longest worked solution has about 45
 SAMPLES, KS = 64, (1, 2, 4, 8, 16, 32, 64)
 NUM_PASS = 150  # held-out problems of each level for pass@k
@@ -68,25 +69,25 @@ def shuffled(seed: int):
     return shuffled_accuracy_reward
 
 
-def run_arm(model, tokenizer, arm: str, rate: float, seed: int, tokens: int | None = None) -> dict[str, Any]:
-    """Train `model` in place; returns the steps, the tokens processed and the seconds.
-
-    tokens: for "supervised", where to stop: the number of tokens that GRPO processed.
-    """
+def run_arm(model, tokenizer, arm: str, rate: float, seed: int) -> Iterator[dict[str, Any]]:
+    """Train `model` in place, without end; yields the metrics of each step."""
     problems, _ = training_problems()
-    started, used, done = time.perf_counter(), 0, 0
     if arm == "supervised":
         config = SupervisedConfig(max_steps=10**6, prompts_per_step=32, learning_rate=rate, seed=seed)
-        metrics = finetune(model, tokenizer, problems, config)
-    else:
-        reward = shuffled(seed) if arm == "shuffled" else accuracy_reward
-        config = GRPOConfig(max_steps=STEPS, learning_rate=rate, seed=seed, max_completion_length=LENGTH)
-        metrics = train(model, tokenizer, problems, reward, config)
+        return finetune(model, tokenizer, problems, config)
+    reward = shuffled(seed) if arm == "shuffled" else accuracy_reward
+    config = GRPOConfig(max_steps=10**6, learning_rate=rate, seed=seed, max_completion_length=LENGTH)
+    return train(model, tokenizer, problems, reward, config)
+
+
+def train_until(metrics: Iterator[dict[str, Any]], *, steps: int | None = None, tokens: int | None = None) -> dict:
+    """Train for so many steps, or until so many tokens were processed; returns steps, tokens and seconds."""
+    started = time.perf_counter()
     for row in metrics:
-        used, done = row["num_tokens"], row["step"]
-        if tokens is not None and used >= tokens:
+        if row["step"] == steps or (tokens is not None and row["num_tokens"] >= tokens):
             break
-    return {"steps": done, "tokens": int(used), "seconds": round(time.perf_counter() - started, 1)}
+    seconds = round(time.perf_counter() - started, 1)
+    return {"steps": row["step"], "tokens": int(row["num_tokens"]), "seconds": seconds}
 
 
 def measure(model, tokenizer, problems: Sequence, temperature: float = 0) -> Evaluation:
@@ -121,51 +122,58 @@ def pass_curve(model, tokenizer, seed: int = 1) -> dict[str, Any]:
 
 
 def search(ledger: Ledger, folders: Sequence[Path]) -> None:
-    """The search of the selection rule: every checkpoint, learning rate and selection seed."""
+    """The search of the selection rule: GRPO from every checkpoint with every learning rate, evaluated at `MARKS`."""
     _, validation = training_problems()
     for folder in folders:
         model, tokenizer = load_policy(folder)
         before = measure(model, tokenizer, validation)
-        print(f"{folder.name}: greedy {before.accuracy:.1%}", flush=True)
         if not ledger.find(phase="checkpoint", checkpoint=folder.name):
             ledger.add(phase="checkpoint", checkpoint=folder.name, **before.to_dict(), **anatomy(before))
-        if not 0.3 <= before.accuracy <= 0.7:
-            continue
-        for seed in SEARCH_SEEDS:
-            for rate in RATES:
-                tune(ledger, folder, "grpo", rate, seed, before, validation)
-
-
-def tune(ledger: Ledger, folder: Path, arm: str, rate: float, seed: int, before: Evaluation, validation: list) -> None:
-    """One run on a selection seed, evaluated on the validation problems, unless the ledger has it."""
-    key = {"phase": "search", "checkpoint": folder.name, "arm": arm, "rate": rate, "seed": seed}
-    if ledger.find(**key):
-        return
-    tokens = None
-    if arm == "supervised":
-        tokens = max(row["tokens"] for row in ledger.rows if row["phase"] == "search" and row["arm"] == "grpo")
-    model, tokenizer = load_policy(folder)
-    spent = run_arm(model, tokenizer, arm, rate, seed, tokens)
-    after = measure(model, tokenizer, validation)
-    ledger.add(**key, **spent, before=before.accuracy, after=after.accuracy, gain=after.accuracy - before.accuracy)
-    print(f"{folder.name} {arm} {rate:g} seed {seed}: {after.accuracy - before.accuracy:+.1%} {spent}", flush=True)
+        for rate in RATES:
+            key = {"phase": "search", "checkpoint": folder.name, "arm": "grpo", "rate": rate, "seed": SEARCH_SEED}
+            if ledger.find(**key) or not 0.3 <= before.accuracy <= 0.7:
+                continue
+            model, tokenizer = load_policy(folder)
+            metrics, curve = run_arm(model, tokenizer, "grpo", rate, SEARCH_SEED), []
+            for mark in MARKS:
+                spent = train_until(metrics, steps=mark)
+                curve.append({**spent, "gain": measure(model, tokenizer, validation).accuracy - before.accuracy})
+                print(folder.name, rate, curve[-1], flush=True)
+            ledger.add(**key, before=before.accuracy, curve=curve)
 
 
 def chosen(ledger: Ledger) -> dict[str, Any]:
-    """The checkpoint and the learning rates with the largest mean gain on the validation problems (see the rule)."""
-    gains: dict[tuple, list[float]] = {}
-    for row in ledger.select(phase="search"):
-        gains.setdefault((row["arm"], row["checkpoint"], row["rate"]), []).append(row["gain"])
-    means = {key: sum(values) / len(values) for key, values in gains.items() if len(values) == len(SEARCH_SEEDS)}
-    best = max((key for key in means if key[0] == "grpo"), key=means.__getitem__)
-    own = [key for key in means if key[:2] == ("supervised", best[1])]
-    supervised = max(own, key=means.__getitem__)[2] if own else None
-    return {"checkpoint": best[1], "grpo": best[2], "shuffled": best[2], "supervised": supervised}
+    """Checkpoint, learning rate and steps: the fewest steps whose gain is `ENOUGH`; if none is, the largest gain."""
+    tried = [
+        {"checkpoint": row["checkpoint"], "rate": row["rate"], **point}
+        for row in ledger.select(phase="search", arm="grpo")
+        for point in row["curve"]
+    ]
+    enough = [point for point in tried if point["gain"] >= ENOUGH]
+    if enough:
+        return min(enough, key=lambda point: (point["steps"], -point["gain"]))
+    return max(tried, key=lambda point: point["gain"])
+
+
+def tune_supervised(ledger: Ledger) -> float:
+    """The learning rate of the supervised baseline: the largest gain after as many tokens as the chosen GRPO run."""
+    _, validation = training_problems()
+    best = chosen(ledger)
+    for rate in RATES:
+        key = {"phase": "search", "checkpoint": MODEL, "arm": "supervised", "rate": rate, "seed": SEARCH_SEED}
+        if not ledger.find(**key):
+            model, tokenizer = load_policy(MODEL)
+            spent = train_until(run_arm(model, tokenizer, "supervised", rate, SEARCH_SEED), tokens=best["tokens"])
+            ledger.add(**key, **spent, after=measure(model, tokenizer, validation).accuracy)
+            print(ledger.rows[-1], flush=True)
+    rows = ledger.select(phase="search", arm="supervised")
+    return max(rows, key=lambda row: row["after"])["rate"]
 
 
 def report(ledger: Ledger, late: Callable[[], bool]) -> None:
     """The reported seeds: every arm, evaluated greedily and sampled on all held-out problems, and pass@k."""
-    heldout, rates = load_problems(LEVELS, "heldout"), chosen(ledger)
+    heldout, best = load_problems(LEVELS, "heldout"), chosen(ledger)
+    rates = {"grpo": best["rate"], "shuffled": best["rate"], "supervised": tune_supervised(ledger)}
     start = ledger.find(phase="before")
     if start is None:
         model, tokenizer = load_policy(MODEL)
@@ -174,9 +182,12 @@ def report(ledger: Ledger, late: Callable[[], bool]) -> None:
         for arm in ARMS:
             if late() or ledger.find(phase="report", arm=arm, seed=seed):
                 continue
-            spent = ledger.find(phase="report", arm="grpo", seed=seed)
             model, tokenizer = load_policy(MODEL)
-            run = run_arm(model, tokenizer, arm, rates[arm], seed, spent["tokens"] if arm == "supervised" else None)
+            metrics = run_arm(model, tokenizer, arm, rates[arm], seed)
+            if arm == "supervised":
+                run = train_until(metrics, tokens=ledger.find(phase="report", arm="grpo", seed=seed)["tokens"])
+            else:
+                run = train_until(metrics, steps=best["steps"])
             found = outcome(model, tokenizer, heldout)
             curve = pass_curve(model, tokenizer) if arm == "grpo" else {}
             ledger.add(phase="report", arm=arm, seed=seed, rate=rates[arm], **run, **found, **curve)
