@@ -13,16 +13,21 @@ same command continues where it stopped. ``forgetting.json`` holds the summary o
 from __future__ import annotations
 
 import argparse
+import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import torch
+
 from benchmarks.harness import RESULTS, Ledger, save
-from grpo_edu import evaluate, load_policy, load_problems
+from grpo_edu import GRPOConfig, accuracy_reward, evaluate, generate, load_policy, load_problems, render_prompt, train
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.curriculum import make_anchor, train_stage
+from grpo_edu.continual.fisher import rollout_examples, target_forward
 from grpo_edu.continual.stages import Protection, Stage
+from grpo_edu.continual.supervised import finetune
 from grpo_edu.evaluation import mean_estimate
 
 COMMAND = "python -m benchmarks.forgetting"
@@ -31,10 +36,15 @@ MODEL = "stories"
 TASKS = {"stories": ("basic", "intermediate"), "coin_flip": ("coin_flip",), "sorting": ("sorting",)}
 ORDERS = {"coins first": ("coin_flip", "sorting"), "sorting first": ("sorting", "coin_flip")}
 SELECTION_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
-RATES, STEPS = (3e-4, 1e-3, 3e-3), (40, 80, 160)
+RATES, STEPS = (3e-4, 1e-3, 3e-3), (40, 80)
 NUM_HELDOUT, NUM_VALIDATION = 100, 100  # problems of each task
 FISHER_EXAMPLES = 32
 LENGTH = 96
+
+# supervised against GRPO: both start from a few supervised steps, and stop at the same accuracy on the new task
+WARM_RATE, WARM_STEPS = 1e-3, 20
+TARGET, LOOK_EVERY, MOST_STEPS = 0.9, 5, 150
+MATCH_RATES = {"supervised": (1e-4, 3e-4, 1e-3), "grpo": (1e-4, 3e-4, 1e-3)}
 
 # method → its five strengths, from weak to strong
 GRIDS: dict[str, tuple[float, ...]] = {
@@ -104,7 +114,7 @@ def first_anchor(model, tokenizer, protection: Protection, seed: int) -> list:
 def run_order(
     order: str, method: str, strength: float, seed: int, tuned: dict[str, tuple], part: str
 ) -> dict[str, Any]:
-    """Both stages of an order from the shipped weights; returns the outcomes of all tasks after each stage.
+    """Both stages of an order from the shipped weights; returns the outcomes of all tasks after the stages.
 
     tuned: task → (learning rate, steps).
     """
@@ -118,7 +128,8 @@ def run_order(
         stage = stage_of(task, rate * (strength if method == "lower rate" else 1), steps, seed)
         problems = problems_of(task, "train")
         list(train_stage(model, tokenizer, stage, problems, protection=protection, anchors=anchors, earlier=earlier))
-        rows.append({name: right(model, tokenizer, name, part) for name in TASKS})
+        if number or part == "heldout":  # the selection needs the end only
+            rows.append({name: right(model, tokenizer, name, part) for name in TASKS})
         earlier += problems
         if number == 0:
             anchor = make_anchor(model, tokenizer, stage, problems, protection)
@@ -219,6 +230,114 @@ def report(ledger: Ledger, late: Late) -> None:
                 print(order, seed, method, strength, scores(found), found["seconds"], flush=True)
 
 
+def warmed(seed: int) -> tuple:
+    """The shipped model after a few supervised steps on coin flips, so that GRPO finds correct answers to reward."""
+    model, tokenizer = load_policy(MODEL)
+    stage = stage_of("coin_flip", WARM_RATE, WARM_STEPS, seed)
+    list(train_stage(model, tokenizer, stage, problems_of("coin_flip", "train")))
+    return model, tokenizer
+
+
+def match(method: str, rate: float, seed: int, part: str) -> dict[str, Any]:
+    """Train the warmed model on coin flips until it solves `TARGET` of the validation problems; see what is forgotten.
+
+    kl: of the trained from the warmed model on the new task's prompts, nats per token of the warmed model's answers.
+    """
+    started = time.perf_counter()
+    model, tokenizer = warmed(seed)
+    before = copy.deepcopy(model)
+    problems = problems_of("coin_flip", "train")
+    metrics = training(model, tokenizer, method, rate, seed, problems)
+    reached = steps = 0
+    while steps < MOST_STEPS and reached < TARGET:
+        steps = [next(metrics)["step"] for _ in range(LOOK_EVERY)][-1]
+        reached = share(right(model, tokenizer, "coin_flip", "validation"))
+    outcomes = {
+        state: {task: right(net, tokenizer, task, part) for task in ("stories", "coin_flip")}
+        for state, net in (("warmed", before), ("after", model))
+    }
+    kl = kl_on_prompts(before, model, tokenizer, problems_of("coin_flip", part), seed)
+    seconds = round(time.perf_counter() - started, 1)
+    return {**outcomes, "reached": reached, "steps": steps, "kl": kl, "seconds": seconds}
+
+
+def training(model, tokenizer, method: str, rate: float, seed: int, problems: Sequence) -> Iterator[dict[str, float]]:
+    """An endless supervised or GRPO training run with a constant rate."""
+    if method == "supervised":
+        return finetune(model, tokenizer, problems, SupervisedConfig(max_steps=10**6, learning_rate=rate, seed=seed))
+    config = GRPOConfig(max_steps=10**6, learning_rate=rate, seed=seed, max_completion_length=LENGTH)
+    return train(model, tokenizer, problems, accuracy_reward, config)
+
+
+@torch.no_grad()
+def kl_on_prompts(before, after, tokenizer, problems: Sequence, seed: int) -> float:
+    """KL(before ‖ after) in nats per token, over completions that `before` samples on these problems."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [render_prompt(tokenizer, problem.prompt) for problem in problems]
+    rollout = generate(before, tokenizer, prompts, num_generations=1, max_completion_length=LENGTH, generator=generator)
+    total = tokens = 0.0
+    for example in rollout_examples(rollout):
+        old, new = (target_forward(net, *example)[0].log_softmax(dim=-1) for net in (before, after))
+        total += float((old.exp() * (old - new)).sum())
+        tokens += len(old)
+    return total / tokens
+
+
+def match_all(ledger: Ledger, late: Late) -> None:
+    """Each learning rate of both methods on the selection seed; then the best of each on the reported seeds."""
+    for seed in (SELECTION_SEED, *SEEDS):
+        for method, rates in MATCH_RATES.items():
+            if seed != SELECTION_SEED:
+                rows = ledger.select(phase="match", method=method, seed=SELECTION_SEED)
+                if len(rows) < len(rates):
+                    return
+                rates = (max(rows, key=kept)["rate"],)
+            for rate in rates:
+                key = {"phase": "match", "method": method, "rate": rate, "seed": seed}
+                if late() or ledger.find(**key):
+                    continue
+                found = match(method, rate, seed, "validation" if seed == SELECTION_SEED else "heldout")
+                ledger.add(**key, **found)
+                told = {task: share(bits) for task, bits in found["after"].items()}
+                print(method, rate, seed, told, found["steps"], f"kl {found['kl']:.3f}", found["seconds"], flush=True)
+
+
+def kept(row: dict[str, Any]) -> tuple[bool, float]:
+    """The rule for the learning rate: among those that reach the target, the best accuracy on the word problems."""
+    return row["reached"] >= TARGET, share(row["after"]["stories"])
+
+
+def matched_summary(ledger: Ledger) -> dict[str, Any]:
+    """At matched accuracy on the new task: what each method forgot, its KL, and their paired differences."""
+    runs = {
+        method: {row["seed"]: row for row in ledger.select(phase="match", method=method) if row["seed"] in SEEDS}
+        for method in MATCH_RATES
+    }
+    if any(len(rows) < len(SEEDS) for rows in runs.values()):
+        return {}
+    values = {
+        method: {
+            "forgotten": [share(row["warmed"]["stories"]) - share(row["after"]["stories"]) for row in rows.values()],
+            "coin_flip": [share(row["after"]["coin_flip"]) for row in rows.values()],
+            "kl": [row["kl"] for row in rows.values()],
+            "steps": [row["steps"] for row in rows.values()],
+        }
+        for method, rows in runs.items()
+    }
+    found: dict[str, Any] = {
+        method: {"rate": runs[method][0]["rate"]}
+        | {name: {**mean_estimate(seeds).to_dict(), "seeds": seeds} for name, seeds in columns.items()}
+        for method, columns in values.items()
+    }
+    found["supervised minus grpo"] = {
+        name: mean_estimate(
+            [a - b for a, b in zip(values["supervised"][name], values["grpo"][name], strict=True)]
+        ).to_dict()
+        for name in ("forgotten", "coin_flip", "kl")
+    }
+    return found
+
+
 def summary(ledger: Ledger) -> dict[str, Any]:
     """Means over seeds with Student's intervals: accuracies at the end, and paired differences to "none"."""
     before = {task: share(bits) for task, bits in ledger.find(phase="before")["after"].items()}
@@ -239,7 +358,8 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                         for name in pairs[0][0]
                     },
                 }
-    return found
+    matched = matched_summary(ledger)
+    return found | ({"matched": matched} if matched else {})
 
 
 def lost(run: dict[str, Any], order: str, before: dict[str, float]) -> float:
@@ -267,6 +387,7 @@ def main() -> int:
     tune(ledger, late)
     if len(ledger.select(phase="tune")) == 2 * len(RATES) * len(STEPS):
         select(ledger, late)
+        match_all(ledger, late)
         report(ledger, late)
     if ledger.find(phase="before"):
         save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger))

@@ -1,11 +1,9 @@
 """A run in which a skill grows: ``python -m benchmarks.skill``, see docs/studies/skill.md.
 
-GRPO trains a checkpoint from the middle of pretraining, whose skill is half learned, and the greedy accuracy on
-held-out problems is compared with two baselines: supervised training on as many tokens, and the same GRPO run with its
-rewards shuffled among the completions. ``--search FOLDER ...`` repeats the search on the selection seeds, over
-checkpoints that ``python -m grpo_edu.making.pretraining --recipe stories --snapshots FOLDER`` writes. Each run is one
-line of ``benchmarks/results/skill.jsonl``. The same command continues where it stopped, and at the end writes
-``skill.json``.
+GRPO trains the model `halfway`, which has half learned ten kinds of puzzles, and the greedy accuracy on held-out
+puzzles is compared with two baselines: supervised training on as many tokens, and the same GRPO run with its rewards
+shuffled among the completions. Then pass@k is estimated before and after GRPO. Each run is one line of
+``benchmarks/results/skill.jsonl``. The same command continues where it stopped, and ``skill.json`` holds the summary.
 """
 
 from __future__ import annotations
@@ -14,48 +12,39 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, exit_code, save, spread
+from benchmarks.harness import RESULTS, Ledger, exit_code, save
 from grpo_edu import (
     GRPOConfig,
     accuracy_reward,
     evaluate,
     generate,
     load_policy,
-    load_problems,
     pass_at_k,
     render_prompt,
+    save_policy,
     train,
 )
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
 from grpo_edu.evaluation import Evaluation, mcnemar, mean_estimate, paired_bootstrap
+from grpo_edu.problems.puzzles import puzzle_splits
 from grpo_edu.rewards import check_equations
 
 COMMAND = "python -m benchmarks.skill"
 LEDGER = RESULTS / "skill.jsonl"
+MODELS = RESULTS.parents[1] / "runs" / "skill"  # the trained models, for pass@k
 MODEL = "halfway"
-LEVELS = ("basic", "intermediate")
-NUM_TRAIN, NUM_VALIDATION = 800, 200  # of each level's 1,000 training problems
-MARKS = (40, 60, 80, 100)  # steps at which a run of the search is evaluated
-ENOUGH = 0.20  # gain in greedy validation accuracy that ends the search for fewer steps
-RATES = (1e-4, 3e-4, 1e-3)
-SEARCH_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
-LENGTH = 64  # tokens; the longest worked solution has about 45
+STEPS, RATE = 60, 1e-4  # 16 prompts × 8 completions, the package's default settings
+SUPERVISED_RATE = 1e-3  # that of the cold start
+SEEDS = (0, 1, 2, 3, 4)
+LENGTH = 64  # tokens; the longest worked solution has about 30
 SAMPLES, KS = 64, (1, 2, 4, 8, 16, 32, 64)
-NUM_PASS = 150  # held-out problems of each level for pass@k
+NUM_PASS = 300  # held-out puzzles for pass@k
 ARMS = ("grpo", "shuffled", "supervised")
-
-
-def training_problems() -> tuple[list, list]:
-    """The training and the validation problems: two parts of the training files."""
-    parts = [load_problems(level, "train") for level in LEVELS]
-    train_part = [problem for part in parts for problem in part[:NUM_TRAIN]]
-    return train_part, [problem for part in parts for problem in part[NUM_TRAIN : NUM_TRAIN + NUM_VALIDATION]]
 
 
 def shuffled(seed: int):
@@ -69,14 +58,14 @@ def shuffled(seed: int):
     return shuffled_accuracy_reward
 
 
-def run_arm(model, tokenizer, arm: str, rate: float, seed: int) -> Iterator[dict[str, Any]]:
+def run_arm(model, tokenizer, arm: str, seed: int) -> Iterator[dict[str, Any]]:
     """Train `model` in place, without end; yields the metrics of each step."""
-    problems, _ = training_problems()
+    problems = puzzle_splits()["train"]
     if arm == "supervised":
-        config = SupervisedConfig(max_steps=10**6, prompts_per_step=32, learning_rate=rate, seed=seed)
+        config = SupervisedConfig(max_steps=10**6, prompts_per_step=32, learning_rate=SUPERVISED_RATE, seed=seed)
         return finetune(model, tokenizer, problems, config)
     reward = shuffled(seed) if arm == "shuffled" else accuracy_reward
-    config = GRPOConfig(max_steps=10**6, learning_rate=rate, seed=seed, max_completion_length=LENGTH)
+    config = GRPOConfig(max_steps=10**6, learning_rate=RATE, seed=seed, max_completion_length=LENGTH)
     return train(model, tokenizer, problems, reward, config)
 
 
@@ -106,7 +95,7 @@ def anatomy(found: Evaluation) -> dict[str, float]:
 
 def pass_curve(model, tokenizer, seed: int = 1) -> dict[str, Any]:
     """pass@k from 64 samples at temperature 1 of each held-out problem, and how many of them are right."""
-    problems = load_problems(LEVELS, "heldout", n=NUM_PASS)
+    problems = puzzle_splits()["heldout"][:NUM_PASS]
     generator, counts = torch.Generator().manual_seed(seed), []
     for start in range(0, len(problems), 10):
         part = problems[start : start + 10]
@@ -121,77 +110,39 @@ def pass_curve(model, tokenizer, seed: int = 1) -> dict[str, Any]:
     return {"pass": curve, "counts": counts}
 
 
-def search(ledger: Ledger, folders: Sequence[Path]) -> None:
-    """The search of the selection rule: GRPO from every checkpoint with every learning rate, evaluated at `MARKS`."""
-    _, validation = training_problems()
-    for folder in folders:
-        model, tokenizer = load_policy(folder)
-        before = measure(model, tokenizer, validation)
-        if not ledger.find(phase="checkpoint", checkpoint=folder.name):
-            ledger.add(phase="checkpoint", checkpoint=folder.name, **before.to_dict(), **anatomy(before))
-        for rate in RATES:
-            key = {"phase": "search", "checkpoint": folder.name, "arm": "grpo", "rate": rate, "seed": SEARCH_SEED}
-            if ledger.find(**key) or not 0.3 <= before.accuracy <= 0.7:
-                continue
-            model, tokenizer = load_policy(folder)
-            metrics, curve = run_arm(model, tokenizer, "grpo", rate, SEARCH_SEED), []
-            for mark in MARKS:
-                spent = train_until(metrics, steps=mark)
-                curve.append({**spent, "gain": measure(model, tokenizer, validation).accuracy - before.accuracy})
-                print(folder.name, rate, curve[-1], flush=True)
-            ledger.add(**key, before=before.accuracy, curve=curve)
-
-
-def chosen(ledger: Ledger) -> dict[str, Any]:
-    """Checkpoint, learning rate and steps: the fewest steps whose gain is `ENOUGH`; if none is, the largest gain."""
-    tried = [
-        {"checkpoint": row["checkpoint"], "rate": row["rate"], **point}
-        for row in ledger.select(phase="search", arm="grpo")
-        for point in row["curve"]
-    ]
-    enough = [point for point in tried if point["gain"] >= ENOUGH]
-    if enough:
-        return min(enough, key=lambda point: (point["steps"], -point["gain"]))
-    return max(tried, key=lambda point: point["gain"])
-
-
-def tune_supervised(ledger: Ledger) -> float:
-    """The learning rate of the supervised baseline: the largest gain after as many tokens as the chosen GRPO run."""
-    _, validation = training_problems()
-    best = chosen(ledger)
-    for rate in RATES:
-        key = {"phase": "search", "checkpoint": MODEL, "arm": "supervised", "rate": rate, "seed": SEARCH_SEED}
-        if not ledger.find(**key):
-            model, tokenizer = load_policy(MODEL)
-            spent = train_until(run_arm(model, tokenizer, "supervised", rate, SEARCH_SEED), tokens=best["tokens"])
-            ledger.add(**key, **spent, after=measure(model, tokenizer, validation).accuracy)
-            print(ledger.rows[-1], flush=True)
-    rows = ledger.select(phase="search", arm="supervised")
-    return max(rows, key=lambda row: row["after"])["rate"]
-
-
-def report(ledger: Ledger, late: Callable[[], bool]) -> None:
-    """The reported seeds: every arm, evaluated greedily and sampled on all held-out problems, and pass@k."""
-    heldout, best = load_problems(LEVELS, "heldout"), chosen(ledger)
-    rates = {"grpo": best["rate"], "shuffled": best["rate"], "supervised": tune_supervised(ledger)}
-    start = ledger.find(phase="before")
-    if start is None:
-        model, tokenizer = load_policy(MODEL)
-        ledger.add(phase="before", **outcome(model, tokenizer, heldout), **pass_curve(model, tokenizer))
+def report(ledger: Ledger, arms: Sequence[str], late: Callable[[], bool]) -> None:
+    """The reported seeds: every arm, evaluated greedily and sampled on all held-out puzzles."""
+    heldout = puzzle_splits()["heldout"]
+    if not ledger.find(phase="before"):
+        ledger.add(phase="before", **outcome(*load_policy(MODEL), heldout))
     for seed in SEEDS:
-        for arm in ARMS:
-            if late() or ledger.find(phase="report", arm=arm, seed=seed):
+        for arm in arms:
+            grpo = ledger.find(phase="report", arm="grpo", seed=seed)
+            if late() or ledger.find(phase="report", arm=arm, seed=seed) or (arm == "supervised" and not grpo):
                 continue
             model, tokenizer = load_policy(MODEL)
-            metrics = run_arm(model, tokenizer, arm, rates[arm], seed)
-            if arm == "supervised":
-                run = train_until(metrics, tokens=ledger.find(phase="report", arm="grpo", seed=seed)["tokens"])
-            else:
-                run = train_until(metrics, steps=best["steps"])
+            metrics = run_arm(model, tokenizer, arm, seed)
+            spent = (
+                train_until(metrics, tokens=grpo["tokens"])
+                if arm == "supervised"
+                else train_until(metrics, steps=STEPS)
+            )
             found = outcome(model, tokenizer, heldout)
-            curve = pass_curve(model, tokenizer) if arm == "grpo" else {}
-            ledger.add(phase="report", arm=arm, seed=seed, rate=rates[arm], **run, **found, **curve)
-            print(f"{arm} seed {seed}: greedy {share(found['greedy']):.1%} {run}", flush=True)
+            ledger.add(phase="report", arm=arm, seed=seed, **spent, **found)
+            print(f"{arm} seed {seed}: greedy {share(found['greedy']):.1%} {spent}", flush=True)
+            if arm == "grpo":
+                save_policy(model, tokenizer, MODELS / f"{arm}-{seed}", overwrite=True)
+
+
+def report_pass(ledger: Ledger, late: Callable[[], bool]) -> None:
+    """pass@k before, and after each GRPO run."""
+    for seed in (None, *SEEDS):
+        if late() or ledger.find(phase="pass", seed=seed):
+            continue
+        folder = MODEL if seed is None else MODELS / f"grpo-{seed}"
+        if seed is None or folder.exists():
+            ledger.add(phase="pass", seed=seed, **pass_curve(*load_policy(folder)))
+            print("pass@k", seed, ledger.rows[-1]["pass"], flush=True)
 
 
 def outcome(model, tokenizer, problems: Sequence) -> dict[str, Any]:
@@ -212,71 +163,74 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     """Greedy gains by arm: each seed with its paired test, and the mean over seeds with Student's interval."""
     before = ledger.find(phase="before")
     ones = [bit == "1" for bit in before["greedy"]]
-    found: dict[str, Any] = {"before": {name: share(before[name]) for name in ("greedy", "sampled")}}
+    start = {way: share(before[way]) for way in ("greedy", "sampled")}
+    found: dict[str, Any] = {"before": {**start, "n": len(ones), "true_equations": before["true_equations"]}}
     for arm in ARMS:
         runs = sorted(ledger.select(phase="report", arm=arm), key=lambda row: row["seed"])
-        after = [[bit == "1" for bit in row["greedy"]] for row in runs]
-        tests = [mcnemar(ones, bits) for bits in after]
-        intervals = [paired_bootstrap(ones, bits) for bits in after]
+        if not runs:
+            continue
+        pairs = [(ones, [bit == "1" for bit in row["greedy"]]) for row in runs]
+        gains = {way: [share(row[way]) - start[way] for row in runs] for way in start}
         found[arm] = {
-            "rate": runs[0]["rate"],
-            "greedy": [share(row["greedy"]) for row in runs],
-            "sampled": [share(row["sampled"]) for row in runs],
-            "gain": mean_estimate([share(row["greedy"]) - share(before["greedy"]) for row in runs]).to_dict(),
-            "sampled_gain": mean_estimate([share(row["sampled"]) - share(before["sampled"]) for row in runs]).to_dict(),
-            "per_seed": [vars(interval) for interval in intervals],
-            "p_value": [test.p_value for test in tests],
-            "true_equations": [row["true_equations"] for row in runs],
-            "seconds": spread([row["seconds"] for row in runs]),
-            "steps": [row["steps"] for row in runs],
-            "tokens": [row["tokens"] for row in runs],
+            "seeds": [row["seed"] for row in runs],
+            **{way: [share(row[way]) for row in runs] for way in start},
+            **{f"{way}_gain": mean_estimate(values).to_dict() for way, values in gains.items() if len(values) > 1},
+            "per_seed": [vars(paired_bootstrap(*pair)) for pair in pairs],
+            "p_value": [mcnemar(*pair).p_value for pair in pairs],
+            **{name: [row[name] for row in runs] for name in ("true_equations", "steps", "tokens", "seconds")},
         }
-    runs = ledger.select(phase="report", arm="grpo")
-    found["pass"] = {
-        str(k): {
-            "before": before["pass"][str(k)],
-            "after": [row["pass"][str(k)] for row in runs],
-            "change": mean_estimate([row["pass"][str(k)] - before["pass"][str(k)] for row in runs]).to_dict(),
-        }
-        for k in KS
-    }
     for other in ("supervised", "shuffled"):
-        found[f"grpo minus {other}"] = mean_estimate(
-            [a - b for a, b in zip(found["grpo"]["greedy"], found[other]["greedy"], strict=True)]
-        ).to_dict()
+        if len(found.get(other, {}).get("seeds", ())) > 1:
+            by_seed = {
+                arm: dict(zip(found[arm]["seeds"], found[arm]["greedy"], strict=True)) for arm in ("grpo", other)
+            }
+            pairs = [by_seed["grpo"][seed] - value for seed, value in by_seed[other].items() if seed in by_seed["grpo"]]
+            found[f"grpo minus {other}"] = mean_estimate(pairs).to_dict()
+    base, after = (
+        ledger.find(phase="pass", seed=None),
+        [row for row in ledger.select(phase="pass") if row["seed"] is not None],
+    )
+    if base and len(after) > 1:
+        found["pass"] = {
+            str(k): {
+                "before": base["pass"][str(k)],
+                "after": [row["pass"][str(k)] for row in after],
+                "change": mean_estimate([row["pass"][str(k)] - base["pass"][str(k)] for row in after]).to_dict(),
+            }
+            for k in KS
+        }
     return found
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, bool]:
     """The statements of the study."""
-    grpo = found["grpo"]
+    grpo, least = found["grpo"], min(row["difference"] for row in found["grpo"]["per_seed"])
     return {
-        "greedy accuracy rises by at least 15 points on every seed": min(row["difference"] for row in grpo["per_seed"])
-        >= 0.15,
+        "greedy accuracy rises by at least 15 points on every seed": least >= 0.15,
         "p < 0.001 on every seed (exact McNemar test)": max(grpo["p_value"]) < 0.001,
-        "with shuffled rewards it does not rise": found["shuffled"]["gain"]["low"] <= 0,
+        "with shuffled rewards it rises on no seed": max(found["shuffled"]["greedy"]) <= found["before"]["greedy"],
     }
 
 
 def main() -> int:
     """Run what is missing; exit 1 where a statement does not hold."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--search", type=Path, nargs="+", metavar="FOLDER", help="search over these checkpoints")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="only these")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
     options = parser.parse_args()
     deadline = time.perf_counter() + 60 * options.minutes
-    ledger = Ledger(LEDGER)
-    if options.search:
-        search(ledger, options.search)
-        print(chosen(ledger))
+
+    def late() -> bool:
+        return time.perf_counter() > deadline
+
+    report(Ledger(LEDGER), options.arms, late)
+    if set(options.arms) == set(ARMS):
+        report_pass(Ledger(LEDGER), late)
+    found = summary(Ledger(LEDGER))
+    if not {"grpo", "shuffled"} <= found.keys():
         return 0
-    report(ledger, lambda: time.perf_counter() > deadline)
-    if len(ledger.select(phase="report")) < len(ARMS) * len(SEEDS):
-        print("stopped in time; the same command continues")
-        return 0
-    found = summary(ledger)
     judged = verdicts(found)
-    save(LEDGER.with_suffix(".json"), COMMAND, {"verdicts": judged, "chosen": chosen(ledger), **found})
+    save(LEDGER.with_suffix(".json"), COMMAND, {"verdicts": judged, **found})
     return exit_code(judged)
 
 

@@ -40,8 +40,6 @@ class PretrainingConfig:
     """Everything that decides the model, besides the code.
 
     steps: of at most `batch_tokens` tokens each; the learning rate warms up over `warmup_steps`, then falls to zero.
-    stop_after: stop at this step, in the middle of the schedule, for a model whose skills are half learned; None: at
-        the end.
     level_weights: relative frequency of each level or domain.
     drill_weight: relative frequency of drills before the last `late_share` of the steps; none after.
     early_style_weights, style_weights: relative frequency of worked, direct and unmarked targets before and
@@ -58,7 +56,6 @@ class PretrainingConfig:
     max_positions: int = 2048
     batch_tokens: int = 4096
     steps: int = 9000
-    stop_after: int | None = None
     warmup_steps: int = 100
     late_share: float = 0.25
     learning_rate: float = 3e-3

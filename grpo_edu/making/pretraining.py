@@ -1,14 +1,12 @@
 """The recipes that made the shipped models, rerunnable: ``python -m grpo_edu.making.pretraining --recipe tiny``.
 
 A tokenizer and a Qwen2-architecture model are trained from scratch on the corpus of `grpo_edu.making.corpus`, which
-shares no problem with the held-out files. There are three recipes:
+shares no problem with the held-out files. There are two recipes:
 
 - ``tiny``: all levels and domains with careless targets. The model has two habits, worked and direct answers, and
   reinforcement learning selects between them.
 - ``stories``: word problems of two levels with worked targets only. The model has seen neither sorting nor coin flips,
   so that stages of continual learning can teach it something new.
-- ``halfway``: the same training run, stopped in the middle. The skill is half learned, and reinforcement learning can
-  make it grow.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _STORIES: dict[str, Any] = {
     "style_weights": _WORKED,
 }
 # what each recipe changes in `PretrainingConfig`
-RECIPES: dict[str, dict[str, Any]] = {"tiny": {}, "stories": _STORIES, "halfway": _STORIES | {"stop_after": 1200}}
+RECIPES: dict[str, dict[str, Any]] = {"tiny": {}, "stories": _STORIES}
 
 
 def write_card(
@@ -99,8 +97,7 @@ def _card_text(record: dict[str, Any]) -> str:
     measured = {key: record[key] for key in ("parameters", "command", "tokens", "torch", "threads")}
     minutes = record["seconds"] / 60
     name = record.get("recipe", "tiny")
-    steps = config.get("stop_after") or config["steps"]
-    values = {**config, **measured, "steps": steps, "planned": config["steps"], "n": sampled["n"], "minutes": minutes}
+    values = {**config, **measured, "n": sampled["n"], "minutes": minutes}
     texts = {part: text.format(**values) for part, text in _TEXTS[name].items()}
     return _TEMPLATE.format(name=name, table="\n".join(rows), **texts, **values)
 
@@ -161,10 +158,6 @@ The folder holds no code and no pickle: safetensors and JSON only.
 Licence: Apache-2.0.
 """
 
-_UNSEEN = (
-    "The level advanced, sorting and coin flips were not in the data; the table shows what the model makes of them."
-)
-
 _TEXTS = {
     "tiny": {
         "purpose": "can learn in seconds",
@@ -190,18 +183,8 @@ something new, and what it forgets meanwhile can be measured.""",
         "data": "word problems of the levels basic and\n  intermediate, and lists of sums",
         "targets": "worked solutions only, always right.",
         "curve": "The loss falls to what cannot be predicted.",
-        "remark": _UNSEEN,
-    },
-    "halfway": {
-        "purpose": "is half trained",
-        "about": """\
-A language model for teaching reinforcement learning on a CPU. It is the checkpoint at step {steps:,} of
-the {planned:,} steps that made the model `stories`. It works every problem out, and its arithmetic is half learned, so
-GRPO can make the skill itself grow.""",
-        "data": "word problems of the levels basic and\n  intermediate, and lists of sums",
-        "targets": "worked solutions only, always right.",
-        "curve": "The training run was stopped while the loss was still falling.",
-        "remark": _UNSEEN,
+        "remark": """\
+The level advanced, sorting and coin flips were not in the data; the table shows what the model makes of them.""",
     },
 }
 
@@ -255,14 +238,14 @@ def pretrain(
     config: PretrainingConfig,
     excluded: frozenset[str] = frozenset(),
 ) -> Iterator[dict[str, Any]]:
-    """Train `model` in place, to `config.stop_after` at most; yields one dict a step: step, loss, tokens (so far)."""
+    """Train `model` in place; yields one dict a step: step, loss, tokens (seen so far)."""
     optimizers = build_optimizers(model, config)
     full_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     early = batches(replace(config, style_weights=config.early_style_weights), tokenizer, config.seed + 2, excluded)
     late = batches(replace(config, drill_weight=0.0), tokenizer, config.seed + 3, excluded)
     tokens = 0
     model.train()
-    for step in range(1, (config.stop_after or config.steps) + 1):
+    for step in range(1, config.steps + 1):
         ids, is_target = next(early if step <= (1 - config.late_share) * config.steps else late)
         factor = learning_rate_factor(step / config.steps, config.warmup_steps / config.steps)
         loss = target_loss(model, ids, is_target)
@@ -317,7 +300,7 @@ def main(arguments: list[str] | None = None) -> int:
     tokenizer = train_tokenizer(config)
     model = build_model(config, tokenizer)
     history, started = [], time.perf_counter()
-    with tqdm(total=config.stop_after or config.steps, unit="step", disable=None) as bar:
+    with tqdm(total=config.steps, unit="step", disable=None) as bar:
         for row in pretrain(model, tokenizer, config, heldout_keys()):
             history.append(row)
             bar.update()
