@@ -1,10 +1,10 @@
 """What is forgotten at a tuned rate, and what protects: ``python -m benchmarks.forgetting``.
 
-The design is in docs/studies/forgetting.md. The model `stories` knows word problems and has seen neither coin flips nor
-sorting. It learns both, one after the other, in two orders. Learning rate and steps of each stage are tuned for the
-accuracy on the new task. Then every protection gets the same number of strengths, and the best is chosen on validation
-problems and a selection seed. Five other seeds are reported on the held-out problems. The last part compares supervised
-training with GRPO at matched accuracy on the new task.
+The design is in docs/studies/forgetting.md. The model `tiny` knows three levels of word problems, sorting and coin
+flips, and has seen none of the ten kinds of puzzles. It learns five kinds and then the other five, in both orders.
+Learning rate and steps of each stage are tuned for the accuracy on the new task. Then every protection gets the same number of
+strengths, and the best is chosen on validation problems and a selection seed. Five other seeds are reported on held-out
+problems. A last part compares supervised training with GRPO at matched accuracy on the new task.
 
 Each run is one line of ``benchmarks/results/forgetting.jsonl``. ``--minutes 20`` starts no run after 20 minutes. The
 same command continues where it stopped. ``forgetting.json`` holds the summary of the runs so far.
@@ -29,22 +29,25 @@ from grpo_edu.continual.fisher import rollout_examples, target_forward
 from grpo_edu.continual.stages import Protection, Stage
 from grpo_edu.continual.supervised import finetune
 from grpo_edu.evaluation import mean_estimate
+from grpo_edu.problems.puzzles import puzzle_splits
 
 COMMAND = "python -m benchmarks.forgetting"
 LEDGER = RESULTS / "forgetting.jsonl"
-MODEL = "stories"
-TASKS = {"stories": ("basic", "intermediate"), "coin_flip": ("coin_flip",), "sorting": ("sorting",)}
-ORDERS = {"coins first": ("coin_flip", "sorting"), "sorting first": ("sorting", "coin_flip")}
+MODEL = "tiny"
+KNOWN = (*LEVELS, "sorting", "coin_flip")  # what the model was pretrained on
+KINDS = {"puzzles A": range(5), "puzzles B": range(5, 10)}  # the two halves of data/puzzles.json
+TASKS = ("known", *KINDS)
+ORDERS = {"A first": ("puzzles A", "puzzles B"), "B first": ("puzzles B", "puzzles A")}
 SELECTION_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
-RATES, STEPS = (3e-4, 1e-3, 3e-3), (40, 80)
-NUM_HELDOUT, NUM_VALIDATION = 100, 100  # problems of each task
+RATES, STEPS = (1e-4, 3e-4, 1e-3), (20, 40, 80)
+NUM_KNOWN = {"validation": 20, "heldout": 30}  # problems of each of the five sets in an evaluation
+NUM_PUZZLES = {"validation": 50, "heldout": 75}  # of each half
 FISHER_EXAMPLES = 32
 LENGTH = 96
 
-# supervised against GRPO: both start from a few supervised steps, and stop at the same accuracy on the new task
-WARM_RATE, WARM_STEPS = 1e-3, 20
-TARGET, LOOK_EVERY, MOST_STEPS = 0.9, 5, 150
-MATCH_RATES = {"supervised": (1e-4, 3e-4, 1e-3), "grpo": (1e-4, 3e-4, 1e-3)}
+# supervised against GRPO: both start from the model `halfway` and end at the same accuracy on validation puzzles
+TARGET, LOOK_EVERY, MOST_STEPS = 0.5, 2, 120
+MATCH_RATES = {"supervised": (1e-4, 3e-4, 1e-3), "grpo": (1e-4,)}
 
 # method → its five strengths, from weak to strong
 GRIDS: dict[str, tuple[float, ...]] = {
@@ -60,20 +63,21 @@ GRIDS: dict[str, tuple[float, ...]] = {
 }
 
 
-def split(level: str, part: str) -> list:
-    """The problems of one level: the training file's first 800 and the next 100, or the held-out file."""
-    if part == "heldout":
-        return load_problems(level, "heldout")
-    problems = load_problems(level, "train")
-    return problems[:800] if part == "train" else problems[800:]
-
-
 @cache
 def problems_of(task: str, part: str) -> tuple:
-    """The problems of a task: all for training; the first 100, evenly from its levels, for an evaluation."""
-    levels = TASKS[task]
-    number = {"train": None, "validation": NUM_VALIDATION // len(levels), "heldout": NUM_HELDOUT // len(levels)}[part]
-    return tuple(problem for level in levels for problem in split(level, part)[:number])
+    """The problems of a task: "train", "validation" or "heldout"; the three have no problem in common."""
+    if task == "known":
+        chosen = []
+        for level in KNOWN:
+            if part == "heldout":
+                chosen += load_problems(level, "heldout", n=NUM_KNOWN[part])
+            else:
+                problems = load_problems(level, "train")
+                chosen += problems[:800] if part == "train" else problems[800 : 800 + NUM_KNOWN[part]]
+        return tuple(chosen)
+    puzzles = puzzle_splits()[part]
+    half = [puzzle for number, puzzle in enumerate(puzzles) if number % 10 in KINDS[task]]
+    return tuple(half if part == "train" else half[: NUM_PUZZLES[part]])
 
 
 def right(model, tokenizer, task: str, part: str) -> str:
@@ -88,7 +92,7 @@ def stage_of(task: str, rate: float, steps: int, seed: int) -> Stage:
     config = SupervisedConfig(
         max_steps=steps, learning_rate=rate, lr_scheduler_type="linear", warmup_steps=5, seed=seed
     )
-    return Stage(task, TASKS[task], "supervised", config)
+    return Stage(task, LEVELS, "supervised", config)  # the data are handed over with the stage
 
 
 def protection_of(method: str, strength: float) -> Protection:
@@ -103,11 +107,11 @@ _first_anchors: dict[tuple, Any] = {}
 
 
 def first_anchor(model, tokenizer, protection: Protection, seed: int) -> list:
-    """The anchor of the word problems at the shipped weights, computed once for each seed and kind."""
+    """The anchor of the known skills at the shipped weights, computed once for each seed and kind."""
     key = protection.method, protection.fisher, seed
     if key not in _first_anchors:
-        stage = stage_of("stories", 1e-3, 1, seed)
-        _first_anchors[key] = make_anchor(model, tokenizer, stage, problems_of("stories", "train"), protection)
+        stage = stage_of("known", 1e-3, 1, seed)
+        _first_anchors[key] = make_anchor(model, tokenizer, stage, problems_of("known", "train"), protection)
     return [] if _first_anchors[key] is None else [_first_anchors[key]]
 
 
@@ -121,7 +125,7 @@ def run_order(
     started = time.perf_counter()
     model, tokenizer = load_policy(MODEL)
     protection = protection_of(method, strength)
-    anchors, earlier = first_anchor(model, tokenizer, protection, seed), list(problems_of("stories", "train"))
+    anchors, earlier = first_anchor(model, tokenizer, protection, seed), list(problems_of("known", "train"))
     rows = []
     for number, task in enumerate(ORDERS[order]):
         rate, steps = tuned[task]
@@ -142,7 +146,7 @@ def joint(seed: int, tuned: dict[str, tuple], part: str) -> dict[str, Any]:
     started = time.perf_counter()
     model, tokenizer = load_policy(MODEL)
     steps, rate = sum(steps for _, steps in tuned.values()), max(rate for rate, _ in tuned.values())
-    stage = stage_of("sorting", rate, steps, seed)
+    stage = stage_of("puzzles A", rate, steps, seed)
     problems = [problem for task in TASKS for problem in problems_of(task, "train")[:800]]
     list(train_stage(model, tokenizer, stage, problems))
     row = {name: right(model, tokenizer, name, part) for name in TASKS}
@@ -151,7 +155,7 @@ def joint(seed: int, tuned: dict[str, tuple], part: str) -> dict[str, Any]:
 
 def tune(ledger: Ledger, late: Late) -> None:
     """Every learning rate and number of steps of each new task, scored on its validation problems."""
-    for task in ORDERS["coins first"]:
+    for task in ORDERS["A first"]:
         for steps in STEPS:
             for rate in RATES:
                 key = {"phase": "tune", "task": task, "rate": rate, "steps": steps, "seed": SELECTION_SEED}
@@ -161,7 +165,7 @@ def tune(ledger: Ledger, late: Late) -> None:
                 model, tokenizer = load_policy(MODEL)
                 stage = stage_of(task, rate, steps, SELECTION_SEED)
                 list(train_stage(model, tokenizer, stage, problems_of(task, "train")))
-                found = {name: right(model, tokenizer, name, "validation") for name in (task, "stories")}
+                found = {name: right(model, tokenizer, name, "validation") for name in (task, "known")}
                 ledger.add(**key, after=found, seconds=round(time.perf_counter() - started, 1))
                 print(task, rate, steps, {name: share(bits) for name, bits in found.items()}, flush=True)
 
@@ -169,7 +173,7 @@ def tune(ledger: Ledger, late: Late) -> None:
 def tuned(ledger: Ledger) -> dict[str, tuple[float, int]]:
     """Task → (rate, steps): within two points of the best on the new task, the lowest rate, then the fewest steps."""
     found = {}
-    for task in ORDERS["coins first"]:
+    for task in ORDERS["A first"]:
         rows = ledger.select(phase="tune", task=task)
         best = max(share(row["after"][task]) for row in rows)
         good = [row for row in rows if share(row["after"][task]) >= best - 0.02 - 1e-9]
@@ -178,13 +182,13 @@ def tuned(ledger: Ledger) -> dict[str, tuple[float, int]]:
 
 
 def select(ledger: Ledger, late: Late) -> None:
-    """Every strength of every method on the selection seed, in the order "coins first", on validation problems."""
+    """Every strength of every method on the selection seed, in the order "A first", on validation problems."""
     for method in ("none", *GRIDS):
         for strength in GRIDS.get(method, (0,)):
             key = {"phase": "select", "method": method, "strength": strength, "seed": SELECTION_SEED}
             if late() or ledger.find(**key):
                 continue
-            found = run_order("coins first", method, strength, SELECTION_SEED, tuned(ledger), "validation")
+            found = run_order("A first", method, strength, SELECTION_SEED, tuned(ledger), "validation")
             ledger.add(**key, **found)
             print(method, strength, scores(found), found["seconds"], flush=True)
 
@@ -230,42 +234,37 @@ def report(ledger: Ledger, late: Late) -> None:
                 print(order, seed, method, strength, scores(found), found["seconds"], flush=True)
 
 
-def warmed(seed: int) -> tuple:
-    """The shipped model after a few supervised steps on coin flips, so that GRPO finds correct answers to reward."""
-    model, tokenizer = load_policy(MODEL)
-    stage = stage_of("coin_flip", WARM_RATE, WARM_STEPS, seed)
-    list(train_stage(model, tokenizer, stage, problems_of("coin_flip", "train")))
-    return model, tokenizer
-
-
 def match(method: str, rate: float, seed: int, part: str) -> dict[str, Any]:
-    """Train the warmed model on coin flips until it solves `TARGET` of the validation problems; see what is forgotten.
+    """Train `halfway` on puzzles until it solves `TARGET` of the validation puzzles; what it has forgotten then.
 
-    kl: of the trained from the warmed model on the new task's prompts, nats per token of the warmed model's answers.
+    kl: from the model before to the model after on the new task's prompts, in nats per token.
     """
     started = time.perf_counter()
-    model, tokenizer = warmed(seed)
+    model, tokenizer = load_policy("halfway")
     before = copy.deepcopy(model)
-    problems = problems_of("coin_flip", "train")
-    metrics = training(model, tokenizer, method, rate, seed, problems)
-    reached = steps = 0
+    metrics = training(model, tokenizer, method, rate, seed)
+    reached, steps = 0.0, 0
     while steps < MOST_STEPS and reached < TARGET:
-        steps = [next(metrics)["step"] for _ in range(LOOK_EVERY)][-1]
-        reached = share(right(model, tokenizer, "coin_flip", "validation"))
+        steps = [int(next(metrics)["step"]) for _ in range(LOOK_EVERY if method == "supervised" else 5 * LOOK_EVERY)][
+            -1
+        ]
+        reached = sum(share(right(model, tokenizer, half, "validation")) for half in KINDS) / 2
     outcomes = {
-        state: {task: right(net, tokenizer, task, part) for task in ("stories", "coin_flip")}
-        for state, net in (("warmed", before), ("after", model))
+        state: {task: right(net, tokenizer, task, part) for task in TASKS}
+        for state, net in (("before", before), ("after", model))
     }
-    kl = kl_on_prompts(before, model, tokenizer, problems_of("coin_flip", part), seed)
+    prompts = [problem for half in KINDS for problem in problems_of(half, part)]
+    kl = kl_on_prompts(before, model, tokenizer, prompts, seed)
     seconds = round(time.perf_counter() - started, 1)
     return {**outcomes, "reached": reached, "steps": steps, "kl": kl, "seconds": seconds}
 
 
-def training(model, tokenizer, method: str, rate: float, seed: int, problems: Sequence) -> Iterator[dict[str, float]]:
-    """An endless supervised or GRPO training run with a constant rate."""
+def training(model, tokenizer, method: str, rate: float, seed: int) -> Iterator[dict[str, float]]:
+    """An endless supervised or GRPO training run on the training puzzles, with a constant rate."""
+    problems = puzzle_splits()["train"]
     if method == "supervised":
         return finetune(model, tokenizer, problems, SupervisedConfig(max_steps=10**6, learning_rate=rate, seed=seed))
-    config = GRPOConfig(max_steps=10**6, learning_rate=rate, seed=seed, max_completion_length=LENGTH)
+    config = GRPOConfig(max_steps=10**6, learning_rate=rate, seed=seed, max_completion_length=64)
     return train(model, tokenizer, problems, accuracy_reward, config)
 
 
@@ -287,7 +286,9 @@ def match_all(ledger: Ledger, late: Late) -> None:
     """Each learning rate of both methods on the selection seed; then the best of each on the reported seeds."""
     for seed in (SELECTION_SEED, *SEEDS):
         for method, rates in MATCH_RATES.items():
-            if seed != SELECTION_SEED:
+            if len(rates) == 1 and seed == SELECTION_SEED:
+                continue  # nothing to choose
+            if seed != SELECTION_SEED and len(rates) > 1:
                 rows = ledger.select(phase="match", method=method, seed=SELECTION_SEED)
                 if len(rows) < len(rates):
                     return
@@ -298,13 +299,13 @@ def match_all(ledger: Ledger, late: Late) -> None:
                     continue
                 found = match(method, rate, seed, "validation" if seed == SELECTION_SEED else "heldout")
                 ledger.add(**key, **found)
-                told = {task: share(bits) for task, bits in found["after"].items()}
+                told = {task: round(share(bits), 3) for task, bits in found["after"].items()}
                 print(method, rate, seed, told, found["steps"], f"kl {found['kl']:.3f}", found["seconds"], flush=True)
 
 
 def kept(row: dict[str, Any]) -> tuple[bool, float]:
-    """The rule for the learning rate: among those that reach the target, the best accuracy on the word problems."""
-    return row["reached"] >= TARGET, share(row["after"]["stories"])
+    """The rule for the learning rate: among those that reach the target, the best accuracy on the known skills."""
+    return row["reached"] >= TARGET, share(row["after"]["known"])
 
 
 def matched_summary(ledger: Ledger) -> dict[str, Any]:
@@ -317,8 +318,8 @@ def matched_summary(ledger: Ledger) -> dict[str, Any]:
         return {}
     values = {
         method: {
-            "forgotten": [share(row["warmed"]["stories"]) - share(row["after"]["stories"]) for row in rows.values()],
-            "coin_flip": [share(row["after"]["coin_flip"]) for row in rows.values()],
+            "forgotten": [share(row["before"]["known"]) - share(row["after"]["known"]) for row in rows.values()],
+            "puzzles": [sum(share(row["after"][half]) for half in KINDS) / 2 for row in rows.values()],
             "kl": [row["kl"] for row in rows.values()],
             "steps": [row["steps"] for row in rows.values()],
         }
@@ -333,7 +334,7 @@ def matched_summary(ledger: Ledger) -> dict[str, Any]:
         name: mean_estimate(
             [a - b for a, b in zip(values["supervised"][name], values["grpo"][name], strict=True)]
         ).to_dict()
-        for name in ("forgotten", "coin_flip", "kl")
+        for name in ("forgotten", "puzzles", "kl")
     }
     return found
 
@@ -365,7 +366,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 def lost(run: dict[str, Any], order: str, before: dict[str, float]) -> float:
     """Forgetting: mean loss of the two earlier tasks since they were learned, at the end of the order."""
     first, after = ORDERS[order][0], run["after"]
-    return (before["stories"] - share(after[1]["stories"]) + share(after[0][first]) - share(after[1][first])) / 2
+    return (before["known"] - share(after[1]["known"]) + share(after[0][first]) - share(after[1][first])) / 2
 
 
 def share(bits: str) -> float:
@@ -384,10 +385,10 @@ def main() -> int:
     def late() -> bool:
         return time.perf_counter() > deadline
 
+    match_all(ledger, late)
     tune(ledger, late)
     if len(ledger.select(phase="tune")) == 2 * len(RATES) * len(STEPS):
         select(ledger, late)
-        match_all(ledger, late)
         report(ledger, late)
     if ledger.find(phase="before"):
         save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger))

@@ -1,10 +1,8 @@
 """The tiny models' card: the shipped one against its recipe, and a small model from its recipe to its card."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-
-import pytest
 
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.evaluation import Evaluation
@@ -15,22 +13,9 @@ from grpo_edu.models import load_policy, tiny_dir
 from grpo_edu.problems.templates import make_problems
 
 
-@pytest.mark.parametrize("name", ["tiny", "stories"])
-def test_the_shipped_card_says_what_the_shipped_recipe_says(name):
-    folder = tiny_dir().parent / name
-    record = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
-    assert model_card._card_text(record) == (folder / "README.md").read_text(encoding="utf-8")
-    assert asdict(PretrainingConfig(**pretraining.RECIPES[name])) == record["config"]
-    assert sum(file.stat().st_size for file in folder.iterdir()) <= 8e6
-
-
-def test_stories_has_seen_neither_coins_nor_sorting():
-    """What was not in the data cannot be solved."""
-    greedy = json.loads((tiny_dir().parent / "stories" / "recipe.json").read_text(encoding="utf-8"))["greedy"][
-        "per_level"
-    ]
-    assert greedy["sorting"]["k"] == greedy["coin_flip"]["k"] == 0
-    assert greedy["basic"]["accuracy"] > 0.5 and greedy["intermediate"]["accuracy"] > 0.2
+def test_the_shipped_card_says_what_the_shipped_recipe_says():
+    record = json.loads((tiny_dir() / "recipe.json").read_text(encoding="utf-8"))
+    assert model_card._card_text(record) == (tiny_dir() / "README.md").read_text(encoding="utf-8")
 
 
 def test_halfway_is_half_learned_and_its_card_says_so():

@@ -1,12 +1,8 @@
-"""The recipes that made the shipped models, rerunnable: ``python -m grpo_edu.making.pretraining --recipe tiny``.
+"""The recipe that made the tiny model, rerunnable: ``python -m grpo_edu.making.pretraining``.
 
 A tokenizer and a Qwen2-architecture model are trained from scratch on the corpus of `grpo_edu.making.corpus`, which
-shares no problem with the held-out files. There are two recipes:
-
-- ``tiny``: all levels and domains with careless targets. The model has two habits, worked and direct answers, and
-  reinforcement learning selects between them.
-- ``stories``: word problems of two levels with worked targets only. The model has seen neither sorting nor coin flips,
-  so that stages of continual learning can teach it something new.
+shares no problem with the held-out files. Among its own samples the model then finds worked and blurted answers,
+and reinforcement learning has something to choose from.
 """
 
 from __future__ import annotations
@@ -27,26 +23,13 @@ from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.figures.curves import loss_curve
 from grpo_edu.logprobs import target_logits
 from grpo_edu.making.corpus import END, PAD, PretrainingConfig, batches, heldout_keys, train_tokenizer
-from grpo_edu.models import save_policy
+from grpo_edu.models import save_policy, tiny_dir
 from grpo_edu.problems.files import load_problems
-from grpo_edu.problems.templates import DOMAINS, LEVELS, data_dir
+from grpo_edu.problems.templates import DOMAINS, LEVELS
 from grpo_edu.prompts import MARKER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-_WORKED = {"worked": 1.0}
-_STORIES: dict[str, Any] = {
-    "num_layers": 4,
-    "batch_tokens": 2048,
-    "steps": 2400,
-    "late_share": 0.0,
-    "level_weights": {"basic": 4, "intermediate": 5},
-    "early_style_weights": _WORKED,
-    "style_weights": _WORKED,
-}
-# what each recipe changes in `PretrainingConfig`
-RECIPES: dict[str, dict[str, Any]] = {"tiny": {}, "stories": _STORIES}
 
 
 def write_card(
@@ -96,10 +79,7 @@ def _card_text(record: dict[str, Any]) -> str:
         rows.append(f"| {level} | {_with_interval(sampled)} | {_with_interval(greedy)} | {of_these} |")
     measured = {key: record[key] for key in ("parameters", "command", "tokens", "torch", "threads")}
     minutes = record["seconds"] / 60
-    name = record.get("recipe", "tiny")
-    values = {**config, **measured, "n": sampled["n"], "minutes": minutes}
-    texts = {part: text.format(**values) for part, text in _TEXTS[name].items()}
-    return _TEMPLATE.format(name=name, table="\n".join(rows), **texts, **values)
+    return _TEMPLATE.format(table="\n".join(rows), n=sampled["n"], minutes=minutes, **{**config, **measured})
 
 
 def _with_interval(row: dict[str, float]) -> str:
@@ -112,13 +92,14 @@ license: apache-2.0
 language: en
 pipeline_tag: text-generation
 ---
-# {name}: a Qwen2 of {parameters:,} parameters that {purpose}
+# tiny: a Qwen2 of {parameters:,} parameters that can learn in seconds
 
-{about}
+A language model for teaching reinforcement learning on a CPU. It can work a word problem out step by step, and then
+it is mostly right; but often it blurts an answer, or forgets to mark it. GRPO has something to find.
 
 ## Use
 
-`load_policy("{name}")` of the package `grpo_edu`, or `AutoModelForCausalLM` and `AutoTokenizer` of transformers with
+`load_policy("tiny")` of the package `grpo_edu`, or `AutoModelForCausalLM` and `AutoTokenizer` of transformers with
 the path of this folder.
 
 ## How it was made
@@ -129,14 +110,17 @@ the path of this folder.
   {num_heads} heads, {num_kv_heads} key-value heads, feed-forward {intermediate_size}.
 - Tokenizer: byte-level BPE of at most {vocab_size} tokens, with Qwen2's splitting of text (each digit alone), special
   tokens and chat template.
-- Data: problems generated on the fly by `grpo_edu.problems.templates` ({data}),
+- Data: problems generated on the fly by `grpo_edu.problems.templates` (three levels of word problems, sorting, coin
+  flips),
   {tokens:,} tokens in {steps:,} batches. No problem has the same numbers as a held-out one, nor the same solution.
-- Targets: {targets}
+- Targets: worked solutions, always right; direct answers, of which only {direct_accuracy:.0%} are right; and worked
+  solutions without the `####` line. This carelessness is intended.
 - Optimizer: Muon for the layers' matrices ({muon_learning_rate}), AdamW for the rest ({learning_rate}).
 
 ![Training loss against the step, on a logarithmic axis](loss.png)
 
-{curve}
+The loss falls, and rises where the mix of targets changes for the last quarter: direct answers are mostly slips, and
+nobody can predict which.
 
 ## What it can do
 
@@ -151,42 +135,12 @@ the path of this folder.
 It knows the stories of `data/stories.json` with other names and numbers, and nothing else: no general
 English, no GSM8K. Numbers go up to 300. It is a teaching aid, not a calculator.
 
-{remark}
+A coin has two sides, so a guess is right half the time: judge coin flips by the column of what was worked out.
 
 The folder holds no code and no pickle: safetensors and JSON only.
 
 Licence: Apache-2.0.
 """
-
-_TEXTS = {
-    "tiny": {
-        "purpose": "can learn in seconds",
-        "about": """\
-A language model for teaching reinforcement learning on a CPU. It can work a word problem out step by step, and then
-it is mostly right; but often it blurts an answer, or forgets to mark it. GRPO has something to find.""",
-        "data": "three levels of word problems, sorting, coin\n  flips",
-        "targets": """\
-worked solutions, always right; direct answers, of which only {direct_accuracy:.0%} are right; and worked
-  solutions without the `####` line. This carelessness is intended.""",
-        "curve": """\
-The loss falls, and rises where the mix of targets changes for the last quarter: direct answers are mostly slips, and
-nobody can predict which.""",
-        "remark": """\
-A coin has two sides, so a guess is right half the time: judge coin flips by the column of what was worked out.""",
-    },
-    "stories": {
-        "purpose": "knows word problems and nothing else",
-        "about": """\
-A language model for teaching continual learning on a CPU. It solves word problems of the levels basic and
-intermediate. It has seen neither sorting nor coin flips, nor the level advanced, so a later stage can teach it
-something new, and what it forgets meanwhile can be measured.""",
-        "data": "word problems of the levels basic and\n  intermediate, and lists of sums",
-        "targets": "worked solutions only, always right.",
-        "curve": "The loss falls to what cannot be predicted.",
-        "remark": """\
-The level advanced, sorting and coin flips were not in the data; the table shows what the model makes of them.""",
-    },
-}
 
 
 def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
@@ -260,16 +214,13 @@ def pretrain(
     model.eval()
 
 
-def recipe_record(
-    config: PretrainingConfig, history: list[dict], seconds: float, recipe: str = "tiny"
-) -> dict[str, Any]:
+def recipe_record(config: PretrainingConfig, history: list[dict], seconds: float) -> dict[str, Any]:
     """What made a model: settings, versions, machine, time, and the loss as means over 50 steps."""
     import transformers
 
     means = [history[i : i + 50] for i in range(0, len(history), 50)]
     return {
-        "recipe": recipe,
-        "command": f"python -m grpo_edu.making.pretraining --recipe {recipe}",
+        "command": "python -m grpo_edu.making.pretraining",
         "config": asdict(config),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -287,16 +238,13 @@ def main(arguments: list[str] | None = None) -> int:
     from tqdm import tqdm
 
     parser = argparse.ArgumentParser(prog="python -m grpo_edu.making.pretraining", description=__doc__)
-    parser.add_argument("--recipe", choices=RECIPES, default="tiny")
-    parser.add_argument("--output", type=Path, help="model folder to write; by default the shipped one")
+    parser.add_argument("--output", type=Path, default=tiny_dir(), help="model folder to write")
     parser.add_argument("--seed", type=int, default=PretrainingConfig.seed)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that holds a model")
-    parser.add_argument("--snapshots", type=Path, help="folder for a copy of the model every 200 steps")
     options = parser.parse_args(arguments)
-    output = options.output or data_dir() / "models" / options.recipe
-    if output.exists() and any(output.iterdir()) and not options.overwrite:
-        parser.error(f"{output} holds a model already; choose another --output, or give --overwrite")
-    config = PretrainingConfig(**RECIPES[options.recipe], seed=options.seed)
+    if options.output.exists() and any(options.output.iterdir()) and not options.overwrite:
+        parser.error(f"{options.output} holds a model already; choose another --output, or give --overwrite")
+    config = PretrainingConfig(seed=options.seed)
     tokenizer = train_tokenizer(config)
     model = build_model(config, tokenizer)
     history, started = [], time.perf_counter()
@@ -305,12 +253,10 @@ def main(arguments: list[str] | None = None) -> int:
             history.append(row)
             bar.update()
             bar.set_postfix(loss=f"{row['loss']:.3f}")
-            if options.snapshots and row["step"] % 200 == 0:
-                save_policy(model, tokenizer, options.snapshots / f"step{row['step']}", overwrite=True)
-    record = recipe_record(config, history, time.perf_counter() - started, options.recipe)
-    save_policy(model, tokenizer, output, overwrite=options.overwrite)
-    write_card(model, tokenizer, output, record)
-    print(f"saved to {output}")
+    record = recipe_record(config, history, time.perf_counter() - started)
+    save_policy(model, tokenizer, options.output, overwrite=options.overwrite)
+    write_card(model, tokenizer, options.output, record)
+    print(f"saved to {options.output}")
     return 0
 
 
