@@ -2,9 +2,9 @@
 
 The design is in docs/studies/forgetting.md. The model `tiny` knows three levels of word problems, sorting and coin
 flips, and has seen none of the ten kinds of puzzles. It learns five kinds and then the other five, in both orders.
-Learning rate and steps of each stage are tuned for the accuracy on the new task. Then every protection gets the same number of
-strengths, and the best is chosen on validation problems and a selection seed. Five other seeds are reported on held-out
-problems. A last part compares supervised training with GRPO at matched accuracy on the new task.
+Learning rate and steps of each stage are tuned for the accuracy on the new task. Then every protection gets the same
+number of strengths, and the best is chosen on validation problems and a selection seed. Five other seeds are reported
+on held-out problems. Another part compares supervised training with GRPO at matched accuracy on the new task.
 
 Each run is one line of ``benchmarks/results/forgetting.jsonl``. ``--minutes 20`` starts no run after 20 minutes. The
 same command continues where it stopped. ``forgetting.json`` holds the summary of the runs so far.
@@ -15,14 +15,17 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
 from benchmarks.harness import RESULTS, Ledger, save
-from grpo_edu import GRPOConfig, accuracy_reward, evaluate, generate, load_policy, load_problems, render_prompt, train
+from benchmarks.skill import RATE as GRPO_RATE
+from benchmarks.skill import STEPS as GRPO_STEPS
+from benchmarks.skill import trained_policy
+from grpo_edu import LEVELS, evaluate, generate, load_policy, load_problems, render_prompt
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.curriculum import make_anchor, train_stage
 from grpo_edu.continual.fisher import rollout_examples, target_forward
@@ -45,9 +48,9 @@ NUM_PUZZLES = {"validation": 50, "heldout": 75}  # of each half
 FISHER_EXAMPLES = 32
 LENGTH = 96
 
-# supervised against GRPO: both start from the model `halfway` and end at the same accuracy on validation puzzles
-TARGET, LOOK_EVERY, MOST_STEPS = 0.5, 2, 120
-MATCH_RATES = {"supervised": (1e-4, 3e-4, 1e-3), "grpo": (1e-4,)}
+# supervised against GRPO: both start from the model `halfway`, and GRPO's accuracy on validation puzzles is the target
+MATCH_RATES = (1e-4, 3e-4, 1e-3)  # of supervised training
+SELECTION_TARGET, LOOK_EVERY, MOST_STEPS = 0.5, 2, 120
 
 # method → its five strengths, from weak to strong
 GRIDS: dict[str, tuple[float, ...]] = {
@@ -234,21 +237,24 @@ def report(ledger: Ledger, late: Late) -> None:
                 print(order, seed, method, strength, scores(found), found["seconds"], flush=True)
 
 
-def match(method: str, rate: float, seed: int, part: str) -> dict[str, Any]:
-    """Train `halfway` on puzzles until it solves `TARGET` of the validation puzzles; what it has forgotten then.
+def match(method: str, rate: float, seed: int, part: str, target: float) -> dict[str, Any]:
+    """Train `halfway` on puzzles; what it has forgotten when it solves `target` of the validation puzzles.
 
+    GRPO sets the target: its model is the one of `benchmarks.skill` with the same seed, after all of its steps.
     kl: from the model before to the model after on the new task's prompts, in nats per token.
     """
     started = time.perf_counter()
-    model, tokenizer = load_policy("halfway")
-    before = copy.deepcopy(model)
-    metrics = training(model, tokenizer, method, rate, seed)
-    reached, steps = 0.0, 0
-    while steps < MOST_STEPS and reached < TARGET:
-        steps = [int(next(metrics)["step"]) for _ in range(LOOK_EVERY if method == "supervised" else 5 * LOOK_EVERY)][
-            -1
-        ]
-        reached = sum(share(right(model, tokenizer, half, "validation")) for half in KINDS) / 2
+    before, tokenizer = load_policy("halfway")
+    model, steps = copy.deepcopy(before), 0
+    if method == "grpo":
+        model, _ = trained_policy(seed)
+        reached, steps = puzzles_solved(model, tokenizer), GRPO_STEPS
+    else:
+        config = SupervisedConfig(max_steps=10**6, learning_rate=rate, seed=seed)
+        metrics, reached = finetune(model, tokenizer, puzzle_splits()["train"], config), 0.0
+        while steps < MOST_STEPS and reached < target:
+            steps = [int(next(metrics)["step"]) for _ in range(LOOK_EVERY)][-1]
+            reached = puzzles_solved(model, tokenizer)
     outcomes = {
         state: {task: right(net, tokenizer, task, part) for task in TASKS}
         for state, net in (("before", before), ("after", model))
@@ -256,16 +262,12 @@ def match(method: str, rate: float, seed: int, part: str) -> dict[str, Any]:
     prompts = [problem for half in KINDS for problem in problems_of(half, part)]
     kl = kl_on_prompts(before, model, tokenizer, prompts, seed)
     seconds = round(time.perf_counter() - started, 1)
-    return {**outcomes, "reached": reached, "steps": steps, "kl": kl, "seconds": seconds}
+    return {**outcomes, "target": target, "reached": reached, "steps": steps, "kl": kl, "seconds": seconds}
 
 
-def training(model, tokenizer, method: str, rate: float, seed: int) -> Iterator[dict[str, float]]:
-    """An endless supervised or GRPO training run on the training puzzles, with a constant rate."""
-    problems = puzzle_splits()["train"]
-    if method == "supervised":
-        return finetune(model, tokenizer, problems, SupervisedConfig(max_steps=10**6, learning_rate=rate, seed=seed))
-    config = GRPOConfig(max_steps=10**6, learning_rate=rate, seed=seed, max_completion_length=64)
-    return train(model, tokenizer, problems, accuracy_reward, config)
+def puzzles_solved(model, tokenizer) -> float:
+    """The share of the validation puzzles that are solved greedily."""
+    return sum(share(right(model, tokenizer, half, "validation")) for half in KINDS) / len(KINDS)
 
 
 @torch.no_grad()
@@ -283,36 +285,42 @@ def kl_on_prompts(before, after, tokenizer, problems: Sequence, seed: int) -> fl
 
 
 def match_all(ledger: Ledger, late: Late) -> None:
-    """Each learning rate of both methods on the selection seed; then the best of each on the reported seeds."""
-    for seed in (SELECTION_SEED, *SEEDS):
-        for method, rates in MATCH_RATES.items():
-            if len(rates) == 1 and seed == SELECTION_SEED:
-                continue  # nothing to choose
-            if seed != SELECTION_SEED and len(rates) > 1:
-                rows = ledger.select(phase="match", method=method, seed=SELECTION_SEED)
-                if len(rows) < len(rates):
-                    return
-                rates = (max(rows, key=kept)["rate"],)
-            for rate in rates:
-                key = {"phase": "match", "method": method, "rate": rate, "seed": seed}
-                if late() or ledger.find(**key):
-                    continue
-                found = match(method, rate, seed, "validation" if seed == SELECTION_SEED else "heldout")
-                ledger.add(**key, **found)
-                told = {task: round(share(bits), 3) for task, bits in found["after"].items()}
-                print(method, rate, seed, told, found["steps"], f"kl {found['kl']:.3f}", found["seconds"], flush=True)
+    """The supervised learning rate on the selection seed; then both methods on the reported seeds."""
+    for rate in MATCH_RATES:
+        key = {"phase": "match", "method": "supervised", "rate": rate, "seed": SELECTION_SEED}
+        if not late() and not ledger.find(**key):
+            ledger.add(**key, **match("supervised", rate, SELECTION_SEED, "validation", SELECTION_TARGET))
+            print(key, matched_line(ledger.rows[-1]), flush=True)
+    rows = ledger.select(phase="match", seed=SELECTION_SEED)
+    if len(rows) < len(MATCH_RATES):
+        return
+    best = max(rows, key=kept)["rate"]
+    for seed in SEEDS:
+        for method, rate in (("grpo", GRPO_RATE), ("supervised", best)):
+            key = {"phase": "match", "method": method, "rate": rate, "seed": seed}
+            if late() or ledger.find(**key):
+                continue
+            grpo = ledger.find(phase="match", method="grpo", seed=seed)
+            ledger.add(**key, **match(method, rate, seed, "heldout", grpo["reached"] if grpo else 1.0))
+            print(key, matched_line(ledger.rows[-1]), flush=True)
+
+
+def matched_line(row: dict[str, Any]) -> dict[str, Any]:
+    """What a run says in the log."""
+    after = {task: round(share(bits), 3) for task, bits in row["after"].items()}
+    return {**after, "steps": row["steps"], "kl": round(row["kl"], 4)}
 
 
 def kept(row: dict[str, Any]) -> tuple[bool, float]:
     """The rule for the learning rate: among those that reach the target, the best accuracy on the known skills."""
-    return row["reached"] >= TARGET, share(row["after"]["known"])
+    return row["reached"] >= row["target"], share(row["after"]["known"])
 
 
 def matched_summary(ledger: Ledger) -> dict[str, Any]:
     """At matched accuracy on the new task: what each method forgot, its KL, and their paired differences."""
     runs = {
         method: {row["seed"]: row for row in ledger.select(phase="match", method=method) if row["seed"] in SEEDS}
-        for method in MATCH_RATES
+        for method in ("grpo", "supervised")
     }
     if any(len(rows) < len(SEEDS) for rows in runs.values()):
         return {}

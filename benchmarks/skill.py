@@ -110,6 +110,16 @@ def pass_curve(model, tokenizer, seed: int = 1) -> dict[str, Any]:
     return {"pass": curve, "counts": counts}
 
 
+def trained_policy(seed: int) -> tuple:
+    """The model after the GRPO run of a seed, and its tokenizer; trained now if its folder is not there."""
+    folder = MODELS / f"grpo-{seed}"
+    if not folder.exists():
+        model, tokenizer = load_policy(MODEL)
+        train_until(run_arm(model, tokenizer, "grpo", seed), steps=STEPS)
+        save_policy(model, tokenizer, folder)
+    return load_policy(folder)
+
+
 def report(ledger: Ledger, arms: Sequence[str], seeds: Sequence[int], late: Callable[[], bool]) -> None:
     """The reported seeds: every arm, evaluated greedily and sampled on all held-out puzzles."""
     heldout = puzzle_splits()["heldout"]
@@ -139,10 +149,10 @@ def report_pass(ledger: Ledger, late: Callable[[], bool]) -> None:
     for seed in (None, *SEEDS):
         if late() or ledger.find(phase="pass", seed=seed):
             continue
-        folder = MODEL if seed is None else MODELS / f"grpo-{seed}"
-        if seed is None or folder.exists():
-            ledger.add(phase="pass", seed=seed, **pass_curve(*load_policy(folder)))
-            print("pass@k", seed, ledger.rows[-1]["pass"], flush=True)
+        ledger.add(
+            phase="pass", seed=seed, **pass_curve(*(load_policy(MODEL) if seed is None else trained_policy(seed)))
+        )
+        print("pass@k", seed, ledger.rows[-1]["pass"], flush=True)
 
 
 def outcome(model, tokenizer, problems: Sequence) -> dict[str, Any]:
