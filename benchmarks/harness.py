@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from grpo_edu.runs.log import RunLog, read_log
+
 RESULTS = Path(__file__).resolve().parent / "results"
 EVALUATION_SEED = 1
 
@@ -156,6 +158,35 @@ def save(output: Path, command: str, record: Mapping[str, Any]) -> None:
     staging = output.with_suffix(".part")
     staging.write_text(text + "\n", encoding="utf-8")
     staging.replace(output)
+
+
+class Ledger:
+    """The results of a study, one JSON line for each, so that the same command continues where it stopped.
+
+    >>> import tempfile
+    >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "study.jsonl")
+    >>> ledger.add(arm="grpo", seed=0, k=3)
+    >>> ledger.find(arm="grpo", seed=0)["k"], ledger.find(arm="grpo", seed=1)
+    (3, None)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = read_log(path) if path.exists() else []
+
+    def find(self, **values: Any) -> dict[str, Any] | None:
+        """The first result with these values; None if there is none."""
+        return next(iter(self.select(**values)), None)
+
+    def select(self, **values: Any) -> list[dict[str, Any]]:
+        """All results with these values, in their order."""
+        return [row for row in self.rows if all(row.get(name) == value for name, value in values.items())]
+
+    def add(self, **row: Any) -> None:
+        """Append one result to the file and to `rows`."""
+        with RunLog(self.path) as log:
+            log.append(row)
+        self.rows.append(row)
 
 
 def exit_code(verdicts: Mapping[str, bool]) -> int:

@@ -4,8 +4,9 @@ import json
 from dataclasses import dataclass
 from functools import partial
 
+from grpo_edu.config import SupervisedConfig
 from grpo_edu.evaluation import Evaluation
-from grpo_edu.making import pretraining
+from grpo_edu.making import cold_start, pretraining
 from grpo_edu.making import pretraining as model_card
 from grpo_edu.making.corpus import PretrainingConfig, train_tokenizer
 from grpo_edu.models import load_policy, tiny_dir
@@ -15,6 +16,16 @@ from grpo_edu.problems.templates import make_problems
 def test_the_shipped_card_says_what_the_shipped_recipe_says():
     record = json.loads((tiny_dir() / "recipe.json").read_text(encoding="utf-8"))
     assert model_card._card_text(record) == (tiny_dir() / "README.md").read_text(encoding="utf-8")
+
+
+def test_halfway_is_half_learned_and_its_card_says_so():
+    folder = tiny_dir().parent / "halfway"
+    record = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    assert cold_start.card_text(record) == (folder / "README.md").read_text(encoding="utf-8")
+    assert SupervisedConfig(**record["config"]) == cold_start.CONFIG
+    assert 0.2 < record["greedy"]["accuracy"] < 0.6
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 8e6
+    load_policy("halfway")
 
 
 def test_what_counts_as_worked_out_and_marked():

@@ -30,9 +30,12 @@ from benchmarks import (
     quantization_study,
     quantized_rollouts,
     reward_hacking,
+    skill,
     step,
+    studies,
 )
-from benchmarks.harness import RESULTS, run_study
+from benchmarks import forgetting as forgetting_study
+from benchmarks.harness import RESULTS, Ledger, run_study
 from grpo_edu import GRPOConfig
 from grpo_edu.config import QUANTIZATION_SCHEMES
 from grpo_edu.continual.forgetting import average_accuracy, forgetting
@@ -88,6 +91,7 @@ VERDICTS = {
     "finetuning_comparison": lambda r: finetuning_comparison.verdicts(r["before"], r["tuning"], r["runs"]),
     "objectives": lambda record: objectives.verdicts(record["before"], record["runs"]),
     "reward_hacking": lambda record: reward_hacking.verdicts(record["runs"]),
+    "skill": skill.verdicts,
     "step_tiny": lambda record: step.verdicts(record, "tiny"),
     "step_494M": lambda record: step.verdicts(record, "494M"),
 }
@@ -113,6 +117,7 @@ SPOILED = {
     "finetuning_comparison": lambda record: lower(record["runs"], k=0, solved="0" * 300),
     "objectives": lambda record: lower(record["runs"], after={"k": record["before"]["k"]}),
     "reward_hacking": lambda record: lower(record["runs"], p_value=0.001),
+    "skill": lambda record: lower(record["grpo"]["per_seed"], difference=0.1),
 }
 
 
@@ -208,6 +213,58 @@ def test_the_curriculum_study_is_whole_and_its_measures_follow_from_its_counts()
     assert json.loads(curriculum.MATRICES.read_text(encoding="utf-8")) == curriculum.matrices(stored["runs"])
     for name, options in curriculum.ARMS.items():
         assert name == "none" or float(name.split()[1]) == Protection(**options).strength
+
+
+def test_every_method_gets_equally_many_strengths_and_the_penalties_span_four_decades():
+    assert {len(grid) for grid in forgetting_study.GRIDS.values()} == {5}
+    for method, grid in forgetting_study.GRIDS.items():
+        if method.startswith(("ewc", "l2", "kl")):
+            assert max(grid) / min(grid) == approx(1e4), method
+        if method != "lower rate":
+            assert list(grid) == sorted(grid)
+
+
+def test_the_tuned_setting_is_the_lowest_rate_within_two_points(tmp_path):
+    ledger = Ledger(tmp_path / "study.jsonl")
+    for task in ("coin_flip", "sorting"):
+        for rate, steps, solved in ((1e-3, 40, 90), (1e-3, 80, 97), (3e-3, 40, 98), (3e-4, 80, 95)):
+            bits = "1" * solved + "0" * (100 - solved)
+            ledger.add(phase="tune", task=task, rate=rate, steps=steps, after={task: bits, "stories": "1"})
+    assert forgetting_study.tuned(Ledger(ledger.path)) == {"coin_flip": (1e-3, 80), "sorting": (1e-3, 80)}
+
+
+def test_forgetting_counts_from_where_each_task_was_learned():
+    """Stories fall from 0.8 to 0.5, and the first new task from 1.0 to 0.9: (0.3 + 0.1) / 2."""
+    run = {
+        "after": [{"stories": "1" * 7 + "0" * 3, "coin_flip": "1" * 10}, {"stories": "10", "coin_flip": "1" * 9 + "0"}]
+    }
+    assert forgetting_study.lost(run, "coins first", {"stories": 0.8}) == approx(0.2)
+
+
+# ---- notebook 07: a run in which a skill grows ----
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [({40: 0.1, 80: 0.21, 100: 0.3}, 80), ({40: 0.1, 80: 0.05, 100: 0.02}, 40), ({60: 0.25, 80: 0.2}, 60)],
+)
+def test_the_skill_study_takes_the_fewest_steps_that_gain_enough(tmp_path, gains, expected):
+    ledger = Ledger(tmp_path / "study.jsonl")
+    curve = [{"steps": steps, "gain": gain} for steps, gain in gains.items()]
+    ledger.add(phase="search", arm="grpo", checkpoint="step", rate=3e-4, curve=curve)
+    assert skill.chosen(ledger)["steps"] == expected
+
+
+def test_shuffled_rewards_are_the_same_rewards_in_another_order():
+    completions, answers = [f"#### {n}" for n in range(40)], [str(n % 2) for n in range(40)]
+    paid, right = skill.shuffled(0)(completions, answers), skill.accuracy_reward(completions, answers)
+    assert sorted(paid) == sorted(right) and paid != right
+
+
+def test_one_command_names_every_study_of_the_notes():
+    notes = {path.stem for path in (REPOSITORY / "docs" / "studies").glob("*.md")}
+    assert notes <= set(studies.STUDIES)
+    assert all(importlib.import_module(f"benchmarks.{name}").COMMAND for name in studies.STUDIES)
 
 
 # ---- notebook 12 ----

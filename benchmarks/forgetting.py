@@ -1,0 +1,407 @@
+"""What is forgotten at a tuned rate, and what protects: ``python -m benchmarks.forgetting``.
+
+The design is in docs/studies/forgetting.md. The model `tiny` knows three levels of word problems, sorting and coin
+flips, and has seen none of the ten kinds of puzzles. It learns five kinds and then the other five, in both orders.
+Learning rate and steps of each stage are tuned for the accuracy on the new task. Then every protection gets the same
+number of strengths, and the best is chosen on validation problems and a selection seed. Five other seeds are reported
+on held-out problems. Another part compares supervised training with GRPO at matched accuracy on the new task.
+
+Each run is one line of ``benchmarks/results/forgetting.jsonl``. ``--minutes 20`` starts no run after 20 minutes. The
+same command continues where it stopped. ``forgetting.json`` holds the summary of the runs so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from benchmarks.harness import RESULTS, Ledger, save
+from benchmarks.skill import RATE as GRPO_RATE
+from benchmarks.skill import STEPS as GRPO_STEPS
+from benchmarks.skill import trained_policy
+from grpo_edu import LEVELS, evaluate, generate, load_policy, load_problems, render_prompt
+from grpo_edu.config import SupervisedConfig
+from grpo_edu.continual.curriculum import make_anchor, train_stage
+from grpo_edu.continual.fisher import rollout_examples, target_forward
+from grpo_edu.continual.stages import Protection, Stage
+from grpo_edu.continual.supervised import finetune
+from grpo_edu.evaluation import mean_estimate
+from grpo_edu.problems.puzzles import puzzle_splits
+
+COMMAND = "python -m benchmarks.forgetting"
+LEDGER = RESULTS / "forgetting.jsonl"
+MODEL = "tiny"
+KNOWN = (*LEVELS, "sorting", "coin_flip")  # what the model was pretrained on
+KINDS = {"puzzles A": range(5), "puzzles B": range(5, 10)}  # the two halves of data/puzzles.json
+TASKS = ("known", *KINDS)
+ORDERS = {"A first": ("puzzles A", "puzzles B"), "B first": ("puzzles B", "puzzles A")}
+SELECTION_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
+RATES, STEPS = (1e-4, 3e-4, 1e-3), (20, 40, 80)
+NUM_KNOWN = {"validation": 20, "heldout": 30}  # problems of each of the five sets in an evaluation
+NUM_PUZZLES = {"validation": 50, "heldout": 75}  # of each half
+FISHER_EXAMPLES = 32
+LENGTH = 96
+
+# supervised against GRPO: both start from the model `halfway`, and GRPO's accuracy on validation puzzles is the target
+MATCH_RATES = (1e-4, 3e-4, 1e-3)  # of supervised training
+SELECTION_TARGET, LOOK_EVERY, MOST_STEPS = 0.5, 2, 120
+
+# method → its five strengths, from weak to strong
+GRIDS: dict[str, tuple[float, ...]] = {
+    "ewc sampled": (10, 100, 1e3, 1e4, 1e5),
+    "ewc true": (10, 100, 1e3, 1e4, 1e5),
+    "ewc empirical": (10, 100, 1e3, 1e4, 1e5),
+    "ewc batched-empirical": (100, 1e3, 1e4, 1e5, 1e6),
+    "ewc lightning": (0.1, 1, 10, 100, 1e3),
+    "l2": (1e-3, 1e-2, 0.1, 1, 10),
+    "kl": (0.01, 0.1, 1, 10, 100),
+    "replay": (0.02, 0.05, 0.1, 0.25, 0.5),
+    "lower rate": (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32),
+}
+
+
+@cache
+def problems_of(task: str, part: str) -> tuple:
+    """The problems of a task: "train", "validation" or "heldout"; the three have no problem in common."""
+    if task == "known":
+        chosen = []
+        for level in KNOWN:
+            if part == "heldout":
+                chosen += load_problems(level, "heldout", n=NUM_KNOWN[part])
+            else:
+                problems = load_problems(level, "train")
+                chosen += problems[:800] if part == "train" else problems[800 : 800 + NUM_KNOWN[part]]
+        return tuple(chosen)
+    puzzles = puzzle_splits()[part]
+    half = [puzzle for number, puzzle in enumerate(puzzles) if number % 10 in KINDS[task]]
+    return tuple(half if part == "train" else half[: NUM_PUZZLES[part]])
+
+
+def right(model, tokenizer, task: str, part: str) -> str:
+    """A 1 or 0 for each problem: whether the greedy answer is correct."""
+    problems = problems_of(task, part)
+    found = evaluate(model, tokenizer, problems, temperature=0, max_completion_length=LENGTH, batch_size=100)
+    return "".join(str(int(correct)) for correct in found.correct)
+
+
+def stage_of(task: str, rate: float, steps: int, seed: int) -> Stage:
+    """A supervised stage on a task, with a linear schedule."""
+    config = SupervisedConfig(
+        max_steps=steps, learning_rate=rate, lr_scheduler_type="linear", warmup_steps=5, seed=seed
+    )
+    return Stage(task, LEVELS, "supervised", config)  # the data are handed over with the stage
+
+
+def protection_of(method: str, strength: float) -> Protection:
+    """The protection that a name of `GRIDS` stands for."""
+    if method.startswith("ewc"):
+        return Protection("ewc", strength, method.removeprefix("ewc "), num_examples=FISHER_EXAMPLES)
+    return Protection(method, strength) if method in ("l2", "kl", "replay") else Protection()
+
+
+Late = Callable[[], bool]
+_first_anchors: dict[tuple, Any] = {}
+
+
+def first_anchor(model, tokenizer, protection: Protection, seed: int) -> list:
+    """The anchor of the known skills at the shipped weights, computed once for each seed and kind."""
+    key = protection.method, protection.fisher, seed
+    if key not in _first_anchors:
+        stage = stage_of("known", 1e-3, 1, seed)
+        _first_anchors[key] = make_anchor(model, tokenizer, stage, problems_of("known", "train"), protection)
+    return [] if _first_anchors[key] is None else [_first_anchors[key]]
+
+
+def run_order(
+    order: str, method: str, strength: float, seed: int, tuned: dict[str, tuple], part: str
+) -> dict[str, Any]:
+    """Both stages of an order from the shipped weights; returns the outcomes of all tasks after the stages.
+
+    tuned: task → (learning rate, steps).
+    """
+    started = time.perf_counter()
+    model, tokenizer = load_policy(MODEL)
+    protection = protection_of(method, strength)
+    anchors, earlier = first_anchor(model, tokenizer, protection, seed), list(problems_of("known", "train"))
+    rows = []
+    for number, task in enumerate(ORDERS[order]):
+        rate, steps = tuned[task]
+        stage = stage_of(task, rate * (strength if method == "lower rate" else 1), steps, seed)
+        problems = problems_of(task, "train")
+        list(train_stage(model, tokenizer, stage, problems, protection=protection, anchors=anchors, earlier=earlier))
+        if number or part == "heldout":  # the selection needs the end only
+            rows.append({name: right(model, tokenizer, name, part) for name in TASKS})
+        earlier += problems
+        if number == 0:
+            anchor = make_anchor(model, tokenizer, stage, problems, protection)
+            anchors = anchors + ([] if anchor is None else [anchor])
+    return {"after": rows, "seconds": round(time.perf_counter() - started, 1)}
+
+
+def joint(seed: int, tuned: dict[str, tuple], part: str) -> dict[str, Any]:
+    """All tasks at once, for as many steps as both stages have: the ceiling."""
+    started = time.perf_counter()
+    model, tokenizer = load_policy(MODEL)
+    steps, rate = sum(steps for _, steps in tuned.values()), max(rate for rate, _ in tuned.values())
+    stage = stage_of("puzzles A", rate, steps, seed)
+    problems = [problem for task in TASKS for problem in problems_of(task, "train")[:800]]
+    list(train_stage(model, tokenizer, stage, problems))
+    row = {name: right(model, tokenizer, name, part) for name in TASKS}
+    return {"after": [row, row], "seconds": round(time.perf_counter() - started, 1)}
+
+
+def tune(ledger: Ledger, late: Late) -> None:
+    """Every learning rate and number of steps of each new task, scored on its validation problems."""
+    for task in ORDERS["A first"]:
+        for steps in STEPS:
+            for rate in RATES:
+                key = {"phase": "tune", "task": task, "rate": rate, "steps": steps, "seed": SELECTION_SEED}
+                if late() or ledger.find(**key):
+                    continue
+                started = time.perf_counter()
+                model, tokenizer = load_policy(MODEL)
+                stage = stage_of(task, rate, steps, SELECTION_SEED)
+                list(train_stage(model, tokenizer, stage, problems_of(task, "train")))
+                found = {name: right(model, tokenizer, name, "validation") for name in (task, "known")}
+                ledger.add(**key, after=found, seconds=round(time.perf_counter() - started, 1))
+                print(task, rate, steps, {name: share(bits) for name, bits in found.items()}, flush=True)
+
+
+def tuned(ledger: Ledger) -> dict[str, tuple[float, int]]:
+    """Task → (rate, steps): within two points of the best on the new task, the lowest rate, then the fewest steps."""
+    found = {}
+    for task in ORDERS["A first"]:
+        rows = ledger.select(phase="tune", task=task)
+        best = max(share(row["after"][task]) for row in rows)
+        good = [row for row in rows if share(row["after"][task]) >= best - 0.02 - 1e-9]
+        found[task] = min((row["rate"], row["steps"]) for row in good)
+    return found
+
+
+def select(ledger: Ledger, late: Late) -> None:
+    """Every strength of every method on the selection seed, in the order "A first", on validation problems."""
+    for method in ("none", *GRIDS):
+        for strength in GRIDS.get(method, (0,)):
+            key = {"phase": "select", "method": method, "strength": strength, "seed": SELECTION_SEED}
+            if late() or ledger.find(**key):
+                continue
+            found = run_order("A first", method, strength, SELECTION_SEED, tuned(ledger), "validation")
+            ledger.add(**key, **found)
+            print(method, strength, scores(found), found["seconds"], flush=True)
+
+
+def scores(run: dict[str, Any]) -> dict[str, float]:
+    """Accuracy on each task at the end, and their mean."""
+    last = {task: round(share(bits), 3) for task, bits in run["after"][-1].items()}
+    return {**last, "average": round(sum(last.values()) / len(last), 4)}
+
+
+def strengths(ledger: Ledger) -> dict[str, float]:
+    """Method → the strength with the best average on the validation problems; of equals the weakest."""
+    found = {}
+    for method, grid in GRIDS.items():
+        rows = ledger.select(phase="select", method=method)
+        if len(rows) == len(grid):
+            found[method] = max(rows, key=lambda row: (scores(row)["average"], -grid.index(row["strength"])))[
+                "strength"
+            ]
+    return found
+
+
+def report(ledger: Ledger, late: Late) -> None:
+    """The reported seeds: unprotected, joint, and every method at its chosen strength, in both orders."""
+    start = ledger.find(phase="before")
+    if start is None and not late():
+        model, tokenizer = load_policy(MODEL)
+        ledger.add(phase="before", after={task: right(model, tokenizer, task, "heldout") for task in TASKS})
+    chosen = {"none": 0.0, **strengths(ledger)}
+    for order in ORDERS:
+        for seed in SEEDS:
+            for method in ("joint", *chosen):
+                key = {"phase": "report", "order": order, "method": method, "seed": seed}
+                if late() or ledger.find(**key):
+                    continue
+                strength = chosen.get(method, 0.0)
+                if method == "joint":
+                    same = ledger.find(phase="report", method="joint", seed=seed)  # it has no order
+                    found = same or joint(seed, tuned(ledger), "heldout")
+                else:
+                    found = run_order(order, method, strength, seed, tuned(ledger), "heldout")
+                ledger.add(**key, strength=strength, after=found["after"], seconds=found["seconds"])
+                print(order, seed, method, strength, scores(found), found["seconds"], flush=True)
+
+
+def match(method: str, rate: float, seed: int, part: str, target: float) -> dict[str, Any]:
+    """Train `halfway` on puzzles; what it has forgotten when it solves `target` of the validation puzzles.
+
+    GRPO sets the target: its model is the one of `benchmarks.skill` with the same seed, after all of its steps.
+    kl: from the model before to the model after on the new task's prompts, in nats per token.
+    """
+    started = time.perf_counter()
+    before, tokenizer = load_policy("halfway")
+    model, steps = copy.deepcopy(before), 0
+    if method == "grpo":
+        model, _ = trained_policy(seed)
+        reached, steps = puzzles_solved(model, tokenizer), GRPO_STEPS
+    else:
+        config = SupervisedConfig(max_steps=10**6, learning_rate=rate, seed=seed)
+        metrics, reached = finetune(model, tokenizer, puzzle_splits()["train"], config), 0.0
+        while steps < MOST_STEPS and reached < target:
+            steps = [int(next(metrics)["step"]) for _ in range(LOOK_EVERY)][-1]
+            reached = puzzles_solved(model, tokenizer)
+    outcomes = {
+        state: {task: right(net, tokenizer, task, part) for task in TASKS}
+        for state, net in (("before", before), ("after", model))
+    }
+    prompts = [problem for half in KINDS for problem in problems_of(half, part)]
+    kl = kl_on_prompts(before, model, tokenizer, prompts, seed)
+    seconds = round(time.perf_counter() - started, 1)
+    return {**outcomes, "target": target, "reached": reached, "steps": steps, "kl": kl, "seconds": seconds}
+
+
+def puzzles_solved(model, tokenizer) -> float:
+    """The share of the validation puzzles that are solved greedily."""
+    return sum(share(right(model, tokenizer, half, "validation")) for half in KINDS) / len(KINDS)
+
+
+@torch.no_grad()
+def kl_on_prompts(before, after, tokenizer, problems: Sequence, seed: int) -> float:
+    """KL(before ‖ after) in nats per token, over completions that `before` samples on these problems."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [render_prompt(tokenizer, problem.prompt) for problem in problems]
+    rollout = generate(before, tokenizer, prompts, num_generations=1, max_completion_length=LENGTH, generator=generator)
+    total = tokens = 0.0
+    for example in rollout_examples(rollout):
+        old, new = (target_forward(net, *example)[0].log_softmax(dim=-1) for net in (before, after))
+        total += float((old.exp() * (old - new)).sum())
+        tokens += len(old)
+    return total / tokens
+
+
+def match_all(ledger: Ledger, late: Late) -> None:
+    """The supervised learning rate on the selection seed; then both methods on the reported seeds."""
+    for rate in MATCH_RATES:
+        key = {"phase": "match", "method": "supervised", "rate": rate, "seed": SELECTION_SEED}
+        if not late() and not ledger.find(**key):
+            ledger.add(**key, **match("supervised", rate, SELECTION_SEED, "validation", SELECTION_TARGET))
+            print(key, matched_line(ledger.rows[-1]), flush=True)
+    rows = ledger.select(phase="match", seed=SELECTION_SEED)
+    if len(rows) < len(MATCH_RATES):
+        return
+    best = max(rows, key=kept)["rate"]
+    for seed in SEEDS:
+        for method, rate in (("grpo", GRPO_RATE), ("supervised", best)):
+            key = {"phase": "match", "method": method, "rate": rate, "seed": seed}
+            if late() or ledger.find(**key):
+                continue
+            grpo = ledger.find(phase="match", method="grpo", seed=seed)
+            ledger.add(**key, **match(method, rate, seed, "heldout", grpo["reached"] if grpo else 1.0))
+            print(key, matched_line(ledger.rows[-1]), flush=True)
+
+
+def matched_line(row: dict[str, Any]) -> dict[str, Any]:
+    """What a run says in the log."""
+    after = {task: round(share(bits), 3) for task, bits in row["after"].items()}
+    return {**after, "steps": row["steps"], "kl": round(row["kl"], 4)}
+
+
+def kept(row: dict[str, Any]) -> tuple[bool, float]:
+    """The rule for the learning rate: among those that reach the target, the best accuracy on the known skills."""
+    return row["reached"] >= row["target"], share(row["after"]["known"])
+
+
+def matched_summary(ledger: Ledger) -> dict[str, Any]:
+    """At matched accuracy on the new task: what each method forgot, its KL, and their paired differences."""
+    runs = {
+        method: {row["seed"]: row for row in ledger.select(phase="match", method=method) if row["seed"] in SEEDS}
+        for method in ("grpo", "supervised")
+    }
+    if any(len(rows) < len(SEEDS) for rows in runs.values()):
+        return {}
+    values = {
+        method: {
+            "forgotten": [share(row["before"]["known"]) - share(row["after"]["known"]) for row in rows.values()],
+            "puzzles": [sum(share(row["after"][half]) for half in KINDS) / 2 for row in rows.values()],
+            "kl": [row["kl"] for row in rows.values()],
+            "steps": [row["steps"] for row in rows.values()],
+        }
+        for method, rows in runs.items()
+    }
+    found: dict[str, Any] = {
+        method: {"rate": runs[method][0]["rate"]}
+        | {name: {**mean_estimate(seeds).to_dict(), "seeds": seeds} for name, seeds in columns.items()}
+        for method, columns in values.items()
+    }
+    found["supervised minus grpo"] = {
+        name: mean_estimate(
+            [a - b for a, b in zip(values["supervised"][name], values["grpo"][name], strict=True)]
+        ).to_dict()
+        for name in ("forgotten", "puzzles", "kl")
+    }
+    return found
+
+
+def summary(ledger: Ledger) -> dict[str, Any]:
+    """Means over seeds with Student's intervals: accuracies at the end, and paired differences to "none"."""
+    before = {task: share(bits) for task, bits in ledger.find(phase="before")["after"].items()}
+    found: dict[str, Any] = {"before": before, "tuned": tuned(ledger), "strengths": strengths(ledger), "orders": {}}
+    for order in ORDERS:
+        plain = {row["seed"]: row for row in ledger.select(phase="report", order=order, method="none")}
+        found["orders"][order] = {}
+        for method in ("none", "joint", *GRIDS):
+            runs = ledger.select(phase="report", order=order, method=method)
+            if len(runs) == len(SEEDS) == len(plain):
+                pairs = [(scores(run), scores(plain[run["seed"]])) for run in runs]
+                found["orders"][order][method] = {
+                    "strength": runs[0]["strength"],
+                    "forgotten": mean_estimate([lost(run, order, before) for run in runs]).to_dict(),
+                    **{name: mean_estimate([own[name] for own, _ in pairs]).to_dict() for name in pairs[0][0]},
+                    "against none": {
+                        name: mean_estimate([own[name] - other[name] for own, other in pairs]).to_dict()
+                        for name in pairs[0][0]
+                    },
+                }
+    matched = matched_summary(ledger)
+    return found | ({"matched": matched} if matched else {})
+
+
+def lost(run: dict[str, Any], order: str, before: dict[str, float]) -> float:
+    """Forgetting: mean loss of the two earlier tasks since they were learned, at the end of the order."""
+    first, after = ORDERS[order][0], run["after"]
+    return (before["known"] - share(after[1]["known"]) + share(after[0][first]) - share(after[1][first])) / 2
+
+
+def share(bits: str) -> float:
+    """The share of ones."""
+    return bits.count("1") / len(bits)
+
+
+def main() -> int:
+    """Run what is missing, until the time is over; then store the summary of what is complete."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
+    options = parser.parse_args()
+    deadline = time.perf_counter() + 60 * options.minutes
+    ledger = Ledger(LEDGER)
+
+    def late() -> bool:
+        return time.perf_counter() > deadline
+
+    match_all(ledger, late)
+    tune(ledger, late)
+    if len(ledger.select(phase="tune")) == 2 * len(RATES) * len(STEPS):
+        select(ledger, late)
+        report(ledger, late)
+    if ledger.find(phase="before"):
+        save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
