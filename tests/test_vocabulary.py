@@ -31,7 +31,7 @@ SHOWN = {"broken_runs.stale_old_logps", "trainer.Stages"}  # notebook 12 prints 
 
 # where a word that is not ours is another's: (page or notebook, word), each with its reason
 QUOTED = {
-    ("comparison.md", "agents"),  # of TRL, which trains language models that call tools
+    ("comparison.md", "agents")  # of TRL, which trains language models that call tools
 }
 
 

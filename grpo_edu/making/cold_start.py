@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     save_policy(model, tokenizer, options.output, overwrite=options.overwrite)
     record = {
         "command": COMMAND,
-        "config": CONFIG.to_dict(),
+        "config": asdict(CONFIG),
         "parameters": model.num_parameters(),
         "num_train": len(splits["train"]),
         "loss": round(last["loss"], 4),
