@@ -11,6 +11,7 @@ import argparse
 import json
 import platform
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
