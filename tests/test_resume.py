@@ -160,7 +160,7 @@ def test_changed_problems_and_a_damaged_evaluation_are_noticed(run, tmp_path):
         with pytest.raises(ValueError, match=f"resume.*other {part} problems.*data_path.*restore"):
             resume_training(folder)
         file.write_text(whole)
-    for damaged in (before[:-20], "[]", "{}", before.replace('"correct"', '"corect"')):
+    for damaged in (before[:-20], "[]", "{}", before.replace('"correct"', '"right"')):
         (folder / "before.json").write_text(damaged)
         with pytest.raises(ValueError, match="before.json is damaged; delete it"):
             resume_training(folder)
