@@ -1,4 +1,4 @@
-"""The claims of notebook 05 on five seeds: ``python -m benchmarks.objectives``.
+"""The claims of notebook 06 on five seeds: ``python -m benchmarks.objectives``.
 
 Six losses train the tiny model, with two updates a rollout so that their clips can act, and are judged on the same
 300 held-out problems. A seventh run a seed has a KL term: does its loss rise while its reward rises? Writes
