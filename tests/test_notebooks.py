@@ -50,8 +50,6 @@ COURSE = {
     "12_diagnosis_lab": "Diagnosis lab",
     "13_scaling_out": "Scaling out",
 }
-# Notebooks of the course that are still to be written: a link to one of them counts as good.
-PLANNED: set[str] = set()
 LONGEST_CELL = 30  # lines
 MOST_WORDS, MOST_CODE_LINES = 1800, 220  # of a notebook's core
 FEWEST_TURNS = 3  # calls of your_turn
@@ -234,7 +232,7 @@ def check_links(notebook, folder):
                 continue
             path, _, anchor = target.partition("#")
             resolved = (folder / path).resolve() if path else None
-            if resolved and resolved.stem not in PLANNED:
+            if resolved:
                 assert resolved.is_relative_to(folder.parent) and resolved.exists(), target
             if anchor and (not resolved or resolved.suffix == ".ipynb"):
                 named = nbformat.read(resolved, as_version=4) if resolved else notebook
@@ -416,7 +414,7 @@ CHECKS = {
 
 
 def test_the_notebooks_are_there():
-    assert {*COURSE} - PLANNED == {name for name in NOTEBOOKS if not name.startswith("appendix_")}
+    assert {*COURSE} == {name for name in NOTEBOOKS if not name.startswith("appendix_")}
     assert {*NOT_COMPARED} <= {*NOTEBOOKS}
 
 
@@ -440,7 +438,7 @@ def test_notebook(name, check):
     CHECKS[check](read(name))
 
 
-@pytest.mark.parametrize("name", sorted({*COURSE} - PLANNED - CONVERTED))
+@pytest.mark.parametrize("name", sorted({*COURSE} - CONVERTED))
 def test_notebook_of_the_old_form(name):
     check_opening(read(name), name[:2])
     check_close(read(name))
