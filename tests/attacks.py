@@ -17,7 +17,7 @@ SEARCH = f"""
 import os
 found = []
 for top, folders, files in os.walk("/"):
-    if top.startswith(("/usr/", "/sys/", "/dev", "/proc/fs", "/proc/sys", "/proc/bus")) or "/lib/python" in top:
+    if top.startswith(("/usr/", "/sys/", "/dev", "/proc/fs", "/proc/sys", "/proc/bus")) or "/python3." in top:
         folders.clear()
         continue
     if top.startswith("/proc/"):
