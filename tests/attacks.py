@@ -17,9 +17,12 @@ SEARCH = f"""
 import os
 found = []
 for top, folders, files in os.walk("/"):
-    if top.startswith(("/usr/", "/sys/", "/dev", "/proc/fs", "/proc/sys", "/proc/bus")) or "/lib/python" in top:
+    if top.startswith(("/usr/", "/sys/", "/dev", "/proc/fs", "/proc/sys", "/proc/bus")) or "/python3." in top:
         folders.clear()
         continue
+    if top.startswith("/proc/"):
+        folders.clear()
+        files = ["cmdline", "environ", "maps"]
     for name in files:
         try:
             with open(os.path.join(top, name), "rb") as file:

@@ -3,6 +3,7 @@
 Each run grades a part of the submissions; GRPO_EDU_ALL_ATTACKS=1 has every user grade every submission in every place.
 """
 
+import contextlib
 import csv
 import io
 import itertools
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -46,7 +48,7 @@ def ordinary_user():
     subprocess.run(["useradd", "--no-create-home", USER], check=True, capture_output=True)
     number = subprocess.run(["id", "-u", USER], check=True, capture_output=True, text=True).stdout.strip()
     yield [*_open_python(), shutil.which("setpriv"), f"--reuid={number}", f"--regid={number}", "--clear-groups"]
-    subprocess.run(["userdel", USER], check=True, capture_output=True)
+    subprocess.run(["userdel", "--force", USER], check=False, capture_output=True)
 
 
 def _open_python():
@@ -60,6 +62,14 @@ def _open_python():
             command += ["--perms", "755", "--dir", str(parent)]
         command += ["--ro-bind", str(path), str(path)]
     return [*command, "--die-with-parent", "--"]
+
+
+@pytest.fixture
+def own_folder():
+    """A folder that is removed by `rm`, because Python's own `rmtree` gives up on 1,500 nested folders."""
+    folder = Path(tempfile.mkdtemp(prefix="grpo-edu-attacks-"))
+    yield folder
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
 def rows_of(path):
@@ -129,16 +139,15 @@ RUNS = (
 
 
 @pytest.mark.parametrize(("who", "place", "part"), RUNS)
-def test_everybody_gets_a_row_and_nothing_is_left_or_leaked(tmp_path, request, who, place, part):
+def test_everybody_gets_a_row_and_nothing_is_left_or_leaked(own_folder, request, who, place, part):
     before = request.getfixturevalue("ordinary_user") if who == "ordinary" else []
     if who == "ordinary" and not before:
         pytest.skip("this is an ordinary user already")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.01)
-        room = Classroom(tmp_path, server.getsockname()[1], *part)
+        room = Classroom(own_folder, server.getsockname()[1], *part)
         if before:
-            open_to_all(tmp_path)
-            subprocess.run(["chown", "-R", USER, str(tmp_path)], check=True)
+            subprocess.run(["chown", "-R", USER, str(own_folder)], check=True)
         memory = system_v()
         said = room.grade(place, before)
         with pytest.raises(TimeoutError):
@@ -170,13 +179,21 @@ def test_everybody_gets_a_row_and_nothing_is_left_or_leaked(tmp_path, request, w
     assert left_over() == []
 
 
+def students_processes():
+    """Processes that run students' code, or that it has started."""
+    sign = re.compile(rf"sleep (?:{MARK}|{LEFT_BEHIND})|grpo_edu.grading.student")
+    found = psutil.process_iter(["cmdline"])
+    return [one for one in found if sign.search(" ".join(one.info["cmdline"] or ()))]
+
+
 def left_over():
-    """Command lines of processes that a grading has left."""
+    """Those of them whose grader is gone."""
     found = []
-    for one in psutil.process_iter(["cmdline"]):
-        command = " ".join(one.info["cmdline"] or ())
-        if re.search(rf"sleep (?:{MARK}|{LEFT_BEHIND})|grpo_edu.grading.student", command):
-            found.append(command)
+    for one in students_processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            above = " ".join(" ".join(parent.cmdline()) for parent in one.parents())
+            if " grade " not in above and "pytest" not in above:
+                found.append(one)
     return found
 
 
@@ -207,14 +224,28 @@ def test_a_grader_that_is_killed_leaves_nothing(tmp_path, request, who):
     ]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
     with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, cwd=tmp_path) as process:
-        wait_until(lambda: any(MARK in one for one in left_over()) or process.poll() is not None)
+        wait_until(lambda: any(MARK in one for one in commands(family_of(process))) or process.poll() is not None)
         assert process.poll() is None
         time.sleep(0.5)
-        grader = psutil.Process(process.pid)
-        family = [grader, *grader.children(recursive=True)]
+        family = family_of(process)
         next(one for one in family if "grade" in one.cmdline() and "python" in one.name()).send_signal(signal.SIGKILL)
-        wait_until(lambda: left_over() == [])
-        assert left_over() == []
+        wait_until(lambda: not commands(family))
+        assert len(family) >= 4 and commands(family) == []
+
+
+def family_of(process):
+    first = psutil.Process(process.pid)
+    return [first, *first.children(recursive=True)]
+
+
+def commands(family):
+    """The command lines of those processes that still run, stopped ones among them."""
+    found = []
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one.cmdline())
+    return found
 
 
 def wait_until(holds):
