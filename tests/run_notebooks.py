@@ -7,6 +7,7 @@ copy with its claims in a last cell. Without names all notebooks run. What begin
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -48,4 +49,5 @@ def main(arguments):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the copies go when a run is cancelled
     sys.exit(main(sys.argv[1:]))
