@@ -176,6 +176,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     ones = [bit == "1" for bit in before["greedy"]]
     start = {way: share(before[way]) for way in ("greedy", "sampled")}
     found: dict[str, Any] = {"before": {**start, "n": len(ones), "true_equations": before["true_equations"]}}
+    found["before"]["per_kind"] = [share(before["greedy"][kind::10]) for kind in range(10)]  # the kinds take turns
     for arm in ARMS:
         runs = sorted(ledger.select(phase="report", arm=arm), key=lambda row: row["seed"])
         if not runs:
@@ -186,6 +187,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             "seeds": [row["seed"] for row in runs],
             **{way: [share(row[way]) for row in runs] for way in start},
             **{f"{way}_gain": mean_estimate(values).to_dict() for way, values in gains.items() if len(values) > 1},
+            "per_kind": [sum(share(row["greedy"][kind::10]) for row in runs) / len(runs) for kind in range(10)],
             "per_seed": [vars(paired_bootstrap(*pair)) for pair in pairs],
             "p_value": [mcnemar(*pair).p_value for pair in pairs],
             **{name: [row.get(name) for row in runs] for name in ("true_equations", "steps", "tokens", *TIMES)},

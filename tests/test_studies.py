@@ -226,33 +226,28 @@ def test_every_method_gets_equally_many_strengths_and_the_penalties_span_four_de
 
 def test_the_tuned_setting_is_the_lowest_rate_within_two_points(tmp_path):
     ledger = Ledger(tmp_path / "study.jsonl")
-    for task in ("coin_flip", "sorting"):
+    for task in forgetting_study.KINDS:
         for rate, steps, solved in ((1e-3, 40, 90), (1e-3, 80, 97), (3e-3, 40, 98), (3e-4, 80, 95)):
             bits = "1" * solved + "0" * (100 - solved)
-            ledger.add(phase="tune", task=task, rate=rate, steps=steps, after={task: bits, "stories": "1"})
-    assert forgetting_study.tuned(Ledger(ledger.path)) == {"coin_flip": (1e-3, 80), "sorting": (1e-3, 80)}
+            ledger.add(phase="tune", task=task, rate=rate, steps=steps, after={task: bits, "known": "1"})
+    assert forgetting_study.tuned(Ledger(ledger.path)) == {"puzzles A": (1e-3, 80), "puzzles B": (1e-3, 80)}
 
 
 def test_forgetting_counts_from_where_each_task_was_learned():
-    """Stories fall from 0.8 to 0.5, and the first new task from 1.0 to 0.9: (0.3 + 0.1) / 2."""
-    run = {
-        "after": [{"stories": "1" * 7 + "0" * 3, "coin_flip": "1" * 10}, {"stories": "10", "coin_flip": "1" * 9 + "0"}]
-    }
-    assert forgetting_study.lost(run, "coins first", {"stories": 0.8}) == approx(0.2)
+    """The known skills fall from 0.8 to 0.7, and the first new task from 1.0 to 0.9: (0.1 + 0.1) / 2."""
+    after = [{"known": "1" * 8, "puzzles A": "1" * 10}, {"known": "1" * 7 + "0" * 3, "puzzles A": "1" * 9 + "0"}]
+    assert forgetting_study.lost({"after": after}, "A first", {"known": 0.8}) == approx(0.1)
 
 
 # ---- notebook 07: a run in which a skill grows ----
 
 
-@pytest.mark.parametrize(
-    ("gains", "expected"),
-    [({40: 0.1, 80: 0.21, 100: 0.3}, 80), ({40: 0.1, 80: 0.05, 100: 0.02}, 40), ({60: 0.25, 80: 0.2}, 60)],
-)
-def test_the_skill_study_takes_the_fewest_steps_that_gain_enough(tmp_path, gains, expected):
-    ledger = Ledger(tmp_path / "study.jsonl")
-    curve = [{"steps": steps, "gain": gain} for steps, gain in gains.items()]
-    ledger.add(phase="search", arm="grpo", checkpoint="step", rate=3e-4, curve=curve)
-    assert skill.chosen(ledger)["steps"] == expected
+def test_grpo_grew_the_skill_on_five_seeds_of_400_puzzles():
+    stored = STORED["skill"]
+    assert stored["grpo"]["seeds"] == list(SEEDS) and stored["before"]["n"] == 400
+    assert skill.summary(Ledger(skill.LEDGER))["grpo"] == stored["grpo"]
+    mean = sum(stored["grpo"]["greedy"]) / 5
+    assert stored["grpo"]["greedy_gain"]["value"] == approx(mean - stored["before"]["greedy"])
 
 
 def test_shuffled_rewards_are_the_same_rewards_in_another_order():
