@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, save
+from benchmarks.harness import RESULTS, Ledger, estimate, save
 from benchmarks.skill import RATE as GRPO_RATE
 from benchmarks.skill import STEPS as GRPO_STEPS
 from benchmarks.skill import trained_policy
@@ -31,7 +31,6 @@ from grpo_edu.continual.curriculum import make_anchor, train_stage
 from grpo_edu.continual.fisher import rollout_examples, target_forward
 from grpo_edu.continual.stages import Protection, Stage
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.evaluation import mean_estimate
 from grpo_edu.problems.puzzles import puzzle_splits
 
 COMMAND = "python -m benchmarks.forgetting"
@@ -335,13 +334,11 @@ def matched_summary(ledger: Ledger) -> dict[str, Any]:
     }
     found: dict[str, Any] = {
         method: {"rate": runs[method][0]["rate"]}
-        | {name: {**mean_estimate(seeds).to_dict(), "seeds": seeds} for name, seeds in columns.items()}
+        | {name: {**estimate(seeds), "seeds": seeds} for name, seeds in columns.items()}
         for method, columns in values.items()
     }
     found["supervised minus grpo"] = {
-        name: mean_estimate(
-            [a - b for a, b in zip(values["supervised"][name], values["grpo"][name], strict=True)]
-        ).to_dict()
+        name: estimate([a - b for a, b in zip(values["supervised"][name], values["grpo"][name], strict=True)])
         for name in ("forgotten", "puzzles", "kl")
     }
     return found
@@ -360,11 +357,10 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                 pairs = [(scores(run), scores(plain[run["seed"]])) for run in runs]
                 found["orders"][order][method] = {
                     "strength": runs[0]["strength"],
-                    "forgotten": mean_estimate([lost(run, order, before) for run in runs]).to_dict(),
-                    **{name: mean_estimate([own[name] for own, _ in pairs]).to_dict() for name in pairs[0][0]},
+                    "forgotten": estimate([lost(run, order, before) for run in runs]),
+                    **{name: estimate([own[name] for own, _ in pairs]) for name in pairs[0][0]},
                     "against none": {
-                        name: mean_estimate([own[name] - other[name] for own, other in pairs]).to_dict()
-                        for name in pairs[0][0]
+                        name: estimate([own[name] - other[name] for own, other in pairs]) for name in pairs[0][0]
                     },
                 }
     matched = matched_summary(ledger)

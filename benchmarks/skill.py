@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, exit_code, save
+from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, save
 from grpo_edu import (
     GRPOConfig,
     accuracy_reward,
@@ -30,7 +30,7 @@ from grpo_edu import (
 )
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.evaluation import Evaluation, mcnemar, mean_estimate, paired_bootstrap
+from grpo_edu.evaluation import Evaluation, mcnemar, paired_bootstrap
 from grpo_edu.problems.puzzles import puzzle_splits
 from grpo_edu.rewards import check_equations
 
@@ -186,7 +186,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         found[arm] = {
             "seeds": [row["seed"] for row in runs],
             **{way: [share(row[way]) for row in runs] for way in start},
-            **{f"{way}_gain": mean_estimate(values).to_dict() for way, values in gains.items() if len(values) > 1},
+            **{f"{way}_gain": estimate(values) for way, values in gains.items() if len(values) > 1},
             "per_kind": [sum(share(row["greedy"][kind::10]) for row in runs) / len(runs) for kind in range(10)],
             "per_seed": [vars(paired_bootstrap(*pair)) for pair in pairs],
             "p_value": [mcnemar(*pair).p_value for pair in pairs],
@@ -198,7 +198,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                 arm: dict(zip(found[arm]["seeds"], found[arm]["greedy"], strict=True)) for arm in ("grpo", other)
             }
             pairs = [by_seed["grpo"][seed] - value for seed, value in by_seed[other].items() if seed in by_seed["grpo"]]
-            found[f"grpo minus {other}"] = mean_estimate(pairs).to_dict()
+            found[f"grpo minus {other}"] = estimate(pairs)
     base, after = (
         ledger.find(phase="pass", seed=None),
         [row for row in ledger.select(phase="pass") if row["seed"] is not None],
@@ -208,7 +208,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             str(k): {
                 "before": base["pass"][str(k)],
                 "after": [row["pass"][str(k)] for row in after],
-                "change": mean_estimate([row["pass"][str(k)] - base["pass"][str(k)] for row in after]).to_dict(),
+                "change": estimate([row["pass"][str(k)] - base["pass"][str(k)] for row in after]),
             }
             for k in KS
         }

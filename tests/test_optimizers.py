@@ -51,8 +51,8 @@ def test_the_stored_shares_show_what_the_warning_says():
     record = json.loads((RESULTS / "bfloat16_updates.json").read_text())
     share = {(row["weights"], row["learning rate"]): row["share changed"] for row in record["rows"]}
     assert share["bfloat16", 1e-6] < 0.01 < 0.9 < share["float32", 1e-6]
-    readme = (Path(__file__).resolve().parents[1] / "docs" / "measured.md").read_text(encoding="utf-8")
-    assert f"{share['bfloat16', 1e-6]:.2%}" in readme and f"{share['float32', 1e-6]:.0%}" in readme
+    page = (Path(__file__).resolve().parents[1] / "docs" / "measured.md").read_text(encoding="utf-8")
+    assert f"{share['bfloat16', 1e-6]:.2%}" in page and f"{share['float32', 1e-6]:.0%}" in page
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
