@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -38,6 +39,7 @@ def main() -> int:
     shell = _shell()
     _import_what_is_needed()
     _limit_resources(Limits(**setup["limits"]), setup["others"])
+    _allow_tracing(False)
     _say(channel, ready=True)
     for number, task in enumerate(tasks):
         process = os.fork()
@@ -121,6 +123,12 @@ def _limit_resources(limits: Limits, other_processes: int) -> None:
         resource.setrlimit(kind, (value, value))
 
 
+def _allow_tracing(allowed: bool) -> None:
+    """Whether a process of the same user may look into this one or stop it (prctl with PR_SET_DUMPABLE; Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(4, int(allowed), 0, 0, 0)
+
+
 def _wait(process: int) -> int:
     """The exit code of a notebook's process; ends this one, and so the sandbox, when the grader is gone."""
     while True:
@@ -144,6 +152,7 @@ def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path,
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
+        _allow_tracing(True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(channel, 3)
