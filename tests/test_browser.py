@@ -17,6 +17,13 @@ def open_cells(notebook):
     return [cell for cell in notebook.stored.cells if not cell.metadata.get("jupyter", {}).get("outputs_hidden")]
 
 
+def prompts_of(notebook):
+    """The numbers beside the code cells that a run leaves, without those whose source is collapsed."""
+    cells = [cell for cell in notebook.stored.cells if cell.cell_type == "code"]
+    shown = [not cell.metadata.get("jupyter", {}).get("source_hidden") for cell in cells]
+    return [f"[{number}]:" for number, visible in enumerate(shown, 1) if visible]
+
+
 def check_schematics(notebook):
     """The drawings in the text are loaded, each with the alternative text of its source."""
     sources = [cell.source for cell in notebook.stored.cells if cell.cell_type == "markdown"]
@@ -97,8 +104,7 @@ def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, 
     for cell in open_cells(notebook):
         printed = "".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream")
         assert not printed or printed.strip() in shown
-    prompts = page.locator(".jp-CodeCell .jp-InputArea-prompt").all_text_contents()
-    assert prompts == [f"[{number}]:" for number in range(1, len(prompts) + 1)]
+    assert page.locator(".jp-CodeCell .jp-InputArea-prompt").all_text_contents() == prompts_of(notebook)
     for selector in (".jp-RenderedMarkdown p", ".jp-RenderedMarkdown td", ".jp-OutputArea-output pre"):
         assert page.locator(selector).first.evaluate(CONTRAST) > 4.5, selector
     for cell in notebook.cells().all():
@@ -137,13 +143,19 @@ def test_start_here_runs_from_a_fresh_kernel(open_notebook):
     notebook = open_notebook("00_start_here", "light")
     page = notebook.page
     prompts = page.locator(".jp-CodeCell .jp-InputArea-prompt")
-    count = prompts.count()
+    cells = [
+        cell for cell in json.loads(START_HERE.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"
+    ]
+    shown = [not cell["metadata"].get("jupyter", {}).get("source_hidden") for cell in cells]
+    expected = [f"[{number}]:" for number, visible in enumerate(shown, 1) if visible]
+    assert prompts.count() == len(expected)
     notebook.menu("Kernel", "Restart Kernel and Clear Outputs of All Cells")
     page.get_by_role("button", name="Confirm Kernel Restart").click()
     wait_until(lambda: {*prompts.all_text_contents()} == {"[ ]:"}, 30, "the outputs are cleared")
     assert page.locator(".jp-CodeCell img").count() == 0
     page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=1000 * START_SECONDS)
     notebook.menu("Run", "Run All Cells")
+    idle = page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]")
     bars, seen = page.locator(".jp-OutputArea .jupyter-widgets.widget-hprogress .progress-bar"), {}
 
     def done():
@@ -155,10 +167,9 @@ def test_start_here_runs_from_a_fresh_kernel(open_notebook):
             seen[width] = bars.locator("xpath=ancestor::*[contains(@class, 'widget-hbox')]").text_content()
         failed = page.locator(FAILED)
         assert failed.count() == 0, failed.first.text_content()
-        return prompts.nth(count - 1).text_content() == f"[{count}]:"
+        return prompts.all_text_contents() == expected and idle.count() > 0
 
     wait_until(done, RUN_SECONDS, "the last cell has run", every=0.25)
-    assert prompts.all_text_contents() == [f"[{number}]:" for number in range(1, count + 1)]
     widths = list(seen)
     assert widths == sorted(widths) and len(widths) >= 4 and widths[-1] == 100, seen
     assert re.search(r"reward=[01]\.\d\d", seen[100]) and re.search(r"\d/\d", seen[100]), seen
