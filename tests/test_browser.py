@@ -143,11 +143,7 @@ def test_start_here_runs_from_a_fresh_kernel(open_notebook):
     notebook = open_notebook("00_start_here", "light")
     page = notebook.page
     prompts = page.locator(".jp-CodeCell .jp-InputArea-prompt")
-    cells = [
-        cell for cell in json.loads(START_HERE.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"
-    ]
-    shown = [not cell["metadata"].get("jupyter", {}).get("source_hidden") for cell in cells]
-    expected = [f"[{number}]:" for number, visible in enumerate(shown, 1) if visible]
+    expected = prompts_of(notebook)
     assert prompts.count() == len(expected)
     notebook.menu("Kernel", "Restart Kernel and Clear Outputs of All Cells")
     page.get_by_role("button", name="Confirm Kernel Restart").click()
