@@ -1,6 +1,6 @@
 """What the metrics of a run say about a training that failed, with the likely cause and what to do.
 
-The questions are those of the decision tree in the diagnosis lab (notebook 10): is the reward near 0, do the groups
+The questions are those of the decision tree in the diagnosis lab (notebook 12): is the reward near 0, do the groups
 tie, does the reward break down? Two more look at the entropy and at the held-out answers.
 """
 
