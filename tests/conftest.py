@@ -6,6 +6,9 @@ import signal
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# One thread for each test. A result to the last bit needs a fixed number of threads, because sums depend on it, and
+# `FreeCores` would change it whenever something else computes. Also, two workers of pytest then share two cores well.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from pathlib import Path
 

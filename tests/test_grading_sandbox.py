@@ -29,10 +29,10 @@ def said_by(sandbox, *cells):
 
 @pytest.fixture(scope="module")
 def sandbox(tmp_path_factory):
-    os.environ["MY_SECRET"] = "secret"
-    with Sandbox(LIMITS) as running:
+    with pytest.MonkeyPatch.context() as patch, Sandbox(LIMITS) as running:
+        patch.setenv("MY_SECRET", "secret")
+        patch.chdir(tmp_path_factory.mktemp("here"))
         yield running
-    del os.environ["MY_SECRET"]
 
 
 @needs_isolation

@@ -106,7 +106,9 @@ def start_curriculum(
 def resume_curriculum(
     output: str | Path, model: str | Path | None = None, *, curriculum: Curriculum | None = None, bars: bool = True
 ) -> CurriculumResult:
-    """Resume a curriculum after the last stage that was done; on the same computer the result is the same, bit for bit.
+    """Resume a curriculum after the last stage that was done, with the same result as without the stop.
+
+    On the same computer and with the same number of threads it is the same bit for bit (`resume_training`).
 
     Args:
         output: its folder.

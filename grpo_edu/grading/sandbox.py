@@ -223,7 +223,7 @@ class Sandbox:
         self._folder = tempfile.TemporaryDirectory(prefix="grpo-edu-grade-", ignore_cleanup_errors=True)
         self._first = -1  # a handle on the sandbox's first process, with which all others in it end
         self._channel = -1
-        self._rest, self._output, self._printed, self._sent = b"", b"", 0, 0
+        self._rest, self._output, self._printed, self._sent, self._is_garbled = b"", b"", 0, 0, False
 
     def __enter__(self) -> Sandbox:
         return self
@@ -312,7 +312,7 @@ class Sandbox:
         finally:
             os.close(channel_end)
             os.close(info_end)
-        self._rest, self._printed, self._output, self._sent = b"", 0, b"", 0
+        self._rest, self._printed, self._output, self._sent, self._is_garbled = b"", 0, b"", 0, False
         try:
             self._take_hold(info)
             own_user = self.isolated and os.geteuid() == 0
@@ -381,6 +381,8 @@ class Sandbox:
         Raises Garbled for what is not a message, or too much of it; SandboxFault where grading was stopped.
         """
         assert self._process and self._process.stdout
+        if self._is_garbled:
+            raise Garbled
         output, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
         while True:
             if self._stop_asked.is_set():
@@ -412,20 +414,26 @@ class Sandbox:
             self._output = (self._output + content)[-self.limits.output :]
 
     def _messages(self, content: bytes) -> list[dict]:
-        """The messages in what has come; the beginning of a further one is kept."""
+        """The messages in what has come; the beginning of a further one is kept.
+
+        Messages before one that cannot be read still count, however the bytes came: they tell which cell ran.
+        """
         self._sent += len(content)
         if self._sent > _MOST_ANSWERS:
             raise Garbled
         *lines, self._rest = (self._rest + content).split(b"\n")
-        found = []
+        found: list[dict] = []
         for line in lines:
             try:
                 message = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise Garbled from error
+            except (ValueError, RecursionError):
+                message = None
             if not isinstance(message, dict):
-                raise Garbled
+                self._is_garbled = True
+                break
             found.append(message)
+        if self._is_garbled and not found:
+            raise Garbled
         return found
 
     def _processor_time(self) -> float:
