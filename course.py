@@ -227,16 +227,18 @@ def test(arguments, fast=False):
     """Run every part, also after one has failed; 0 only if all are well."""
     os.chdir(str(ROOT))
     marks = ["-m", "not slow and not browser"] if fast else []
+    # Two workers, each with whole files; with pytest arguments one process, as somebody who looks for a fault wants it.
+    workers = [] if arguments or (os.cpu_count() or 1) < 2 else ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
     parts = {
         "ruff": ["-m", "ruff", "check", "."],
         "format": ["-m", "ruff", "format", "--check", "."],
         "types": ["-m", "mypy"],
-        "tests": ["-m", "pytest", *marks, *arguments],
+        "tests": ["-m", "pytest", *workers, *marks, *arguments],
     }
     if fast or arguments or not list(Path("notebooks").glob("*.ipynb")):
         say("the notebooks are left out: there are none, or --fast or pytest arguments were given")
     else:
-        parts["notebooks"] = ["tests/run_notebooks.py"]
+        parts["notebooks"] = ["tests/run_notebooks.py", *workers]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     outcomes = {}
     for name, command in parts.items():

@@ -2,10 +2,12 @@
 
 What a notebook prints is compared with what it has stored; what must hold for it on every computer stands in
 ``tests/claims/NOTEBOOK.py``, plain asserts on the notebook's own variables. Every notebook runs once, as a temporary
-copy with its claims in a last cell. Without names all notebooks run. What begins with a minus goes to pytest.
+copy with its claims in a last cell. Without names all notebooks run. What begins with a minus goes to pytest: with
+``-n2 --dist=loadfile`` two notebooks run side by side, in one thread each.
 """
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -36,16 +38,19 @@ def add_claims(notebook, claims):
 
 def main(arguments):
     """Copy the folder of notebooks next to itself, so that relative paths hold, and run the copies."""
+    environment = dict(os.environ)
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [Path(argument).stem for argument in arguments if not argument.startswith("-")]
     names = names or sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+    if any(option.startswith("-n") for option in options):
+        environment["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="notebooks-", dir=ROOT) as folder:
         copies = Path(folder)
         shutil.copytree(NOTEBOOKS, copies, dirs_exist_ok=True, ignore=shutil.ignore_patterns("runs"))
         for claims in CLAIMS.glob("*.py"):
             add_claims(copies / f"{claims.stem}.ipynb", claims)
         paths = [str(copies / f"{name}.ipynb") for name in names]
-        return subprocess.call([sys.executable, "-m", "pytest", *NBVAL, *options, *paths], cwd=ROOT)
+        return subprocess.call([sys.executable, "-m", "pytest", *NBVAL, *options, *paths], cwd=ROOT, env=environment)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Grading under attack: by root and by an ordinary user, from working directories that hold students' or secret files.
 
-Each run grades a part of the submissions; GRPO_EDU_ALL_ATTACKS=1 has every user grade every submission in every place.
+Each run grades an eighth of the submissions; GRPO_EDU_ALL_ATTACKS=1 has every user grade all of them in every place.
 """
 
 import contextlib
@@ -133,7 +133,8 @@ RUNS = (
     list(itertools.product(("this user", "ordinary"), PLACES, [(0, 1)]))
     if ALL
     else [
-        (who, place, (number, len(PLACES))) for who in ("this user", "ordinary") for number, place in enumerate(PLACES)
+        (who, place, (number, 8))
+        for number, (who, place) in enumerate(itertools.product(("this user", "ordinary"), PLACES))
     ]
 )
 

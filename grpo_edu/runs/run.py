@@ -145,8 +145,8 @@ def start_run(
 def resume_training(output: str | Path, *, rewards: Rewards | None = None, progress: bool = True) -> RunResult:
     """Resume a run from its last checkpoint, with the same result as without the stop.
 
-    On the same computer and with the same number of threads it is the same bit for bit. torch sums in another order with
-    fewer threads, which a busy computer brings about; ``OMP_DYNAMIC=false`` in the environment fixes the number.
+    On the same computer and with the same number of threads it is the same bit for bit. With fewer threads, as on a
+    busy computer, torch sums in another order; ``OMP_DYNAMIC=false`` in the environment fixes their number.
 
     Args:
         output: the run's folder.
