@@ -712,7 +712,7 @@ def test_course_py_runs_the_notebooks_with_their_claims(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(course, "run", lambda command, *rest, **options: commands.append(command) or 0)
     course.test([])
-    assert [str(part) for part in commands[-1][1:]] == ["tests/run_notebooks.py"]
+    assert [str(part) for part in commands[-1][1:2]] == ["tests/run_notebooks.py"]
     assert Path(run_notebooks.__file__) == REPOSITORY / "tests" / "run_notebooks.py"
 
 
