@@ -4,14 +4,21 @@ A reward function has TRL's signature and works in `trl.GRPOTrainer` unchanged. 
 `prompts`, `completions`, `completion_ids` and every column of the dataset, each a list of B entries, and returns a list
 of B numbers. An entry may be None if the function does not apply to that row. A completion is a string or a list of
 chat messages. To set an option, use `functools.partial(length_reward, target=24)`; the metrics keep the name.
+
+A function that waits for something, such as a judge behind a network, may be an `async def`. All asynchronous functions
+wait at the same time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
+import inspect
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 Completion = str | list[dict]
-RewardFunction = Callable[..., Sequence[float | None]]
+RewardFunction = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
 
 
 def _column(name: str, values: Any, length: int) -> None:
@@ -143,9 +150,20 @@ def reward_name(reward_func: RewardFunction) -> str:
     >>> reward_name(functools.partial(length_reward, target=24))
     'length_reward'
     """
+    reward_func = _unwrapped(reward_func)
+    return getattr(reward_func, "__name__", type(reward_func).__name__)
+
+
+def _unwrapped(reward_func: RewardFunction) -> RewardFunction:
     while isinstance(reward_func, functools.partial):
         reward_func = reward_func.func
-    return getattr(reward_func, "__name__", type(reward_func).__name__)
+    return reward_func
+
+
+def _is_async(reward_func: RewardFunction) -> bool:
+    """Whether a reward function, or the `__call__` of an object, is an `async def`."""
+    function = _unwrapped(reward_func)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 class _Naming:
@@ -187,6 +205,19 @@ def _checked_value(returns: str, value: Any, row: int) -> float:
     return float(value)
 
 
+def _wait_for_all(wait_for: Callable[[int], Awaitable[None]], indices: Sequence[int]) -> None:
+    """Await `wait_for(index)` for all indices at the same time."""
+
+    async def gather() -> None:
+        await asyncio.gather(*map(wait_for, indices))
+
+    thread = ThreadPoolExecutor(1)  # because the event loop of a notebook is already running in this one
+    try:
+        thread.submit(asyncio.run, gather()).result()
+    finally:
+        thread.shutdown(wait=False)  # so that an interrupt does not wait
+
+
 def compute_rewards(
     reward_funcs: RewardFunction | Sequence[RewardFunction],
     *,
@@ -199,16 +230,16 @@ def compute_rewards(
     Each function gets its own copy of every list, so that one that edits its input does not change the next one's.
 
     Args:
-        reward_funcs: K functions with TRL's signature, or one.
+        reward_funcs: K functions with TRL's signature, or one. The asynchronous ones run after the others, together.
         prompts, completions: B prompts and completions.
         columns: further keyword arguments for the functions, such as `answer` and `completion_ids`; a list must have B
             entries.
 
-    Returns: `rewards_per_func`, (B, K) float32, NaN where a function returned None.
+    Returns: `rewards_per_func`, (B, K) float32, NaN where a function returned None. A row that no function scores is
+    all NaN and gives a RuntimeWarning, because a policy cannot learn from a completion without a reward.
 
     Raises RuntimeError if a function raises an exception, with the function's name and the exception as its cause;
-    ValueError if a function returns a wrong number of rewards or a reward that is not a finite number, or if no
-    function applies to a row, because a policy cannot learn from a completion without a reward.
+    ValueError if a function returns a wrong number of rewards or a reward that is not a finite number.
 
     >>> compute_rewards(
     ...     [accuracy_reward, steps_reward],
@@ -229,18 +260,33 @@ def compute_rewards(
             _column(name, values, len(completions))
     names = [reward_name(function) for function in functions]
     inputs = {"prompts": prompts, "completions": completions, **columns}
-    table = []
-    for name, function in zip(names, functions, strict=True):
-        own = {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in inputs.items()}
-        with _Naming(name):
-            returned = function(**own)
-        table.append(_checked(name, returned, len(completions)))
+    table: list[Any] = [None] * len(functions)
+
+    def own_inputs() -> dict[str, Any]:
+        return {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in inputs.items()}
+
+    async def wait_for(index: int) -> None:
+        with _Naming(names[index]):
+            table[index] = await functions[index](**own_inputs())  # type: ignore[misc]
+
+    for index, function in enumerate(functions):
+        if not _is_async(function):
+            with _Naming(names[index]):
+                table[index] = function(**own_inputs())
+    waiting = [index for index, function in enumerate(functions) if _is_async(function)]
+    if waiting:
+        _wait_for_all(wait_for, waiting)
+    table = [_checked(name, returned, len(completions)) for name, returned in zip(names, table, strict=True)]
     for row, rewards in enumerate(zip(*table, strict=True)):
         if all(math.isnan(reward) for reward in rewards):
-            raise ValueError(
+            warnings.warn(
                 f"every reward function ({', '.join(names)}) returned None for completion {row}, of prompt "
-                f"{str(prompts[row])[:200]!r}; add a function that applies to it, or leave the prompt out"
+                f"{str(prompts[row])[:200]!r}, so nothing is learned from it; add a function that applies to it, or "
+                "leave the prompt out",
+                RuntimeWarning,
+                stacklevel=2,
             )
+            break
     return torch.tensor(table, dtype=torch.float32).T.contiguous()
 
 

@@ -1,8 +1,13 @@
 """Rewards: literals, what must not be paid, arithmetic by properties, faults by name, and TRL's own call."""
 
+import asyncio
 import functools
 import inspect
 import math
+import os
+import signal
+import threading
+import time
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -215,6 +220,75 @@ def test_none_becomes_nan():
     assert (rewards[1, 0], rewards[0, 1]) == (0.25, 1.0)
 
 
+def test_a_row_that_no_function_scores_is_nan_and_said():
+    with pytest.warns(RuntimeWarning, match=r"\(my_reward, my_reward\) returned None for completion 1, of prompt 'q2'"):
+        rewards = compute_rewards([returning([0.5, None]), returning([None, None])], **B)
+    assert rewards.isnan().tolist() == [[False, True], [True, True]]
+    assert combine_rewards(rewards).isnan().tolist() == [False, True]
+
+
+def waiting_for(together, name, rewards):
+    """An asynchronous reward that returns only when as many functions wait as `together` holds."""
+
+    async def judge(completions, **kwargs):
+        completions.clear()  # of its own copy
+        await asyncio.wait_for(together.wait(), timeout=60)
+        return rewards
+
+    judge.__name__ = name
+    return judge
+
+
+class AsyncReward:
+    async def __call__(self, completions, **kwargs):
+        await asyncio.sleep(0)
+        return [float(len(text)) for text in completions]
+
+
+def test_asynchronous_functions_wait_together_and_keep_their_columns():
+    together = asyncio.Barrier(2)
+    slow = functools.partial(waiting_for(together, "slow", [0.25, None]), target=3)
+    functions = [slow, accuracy_reward, waiting_for(together, "other", torch.tensor([1, 2])), AsyncReward()]
+    expected = torch.tensor([[0.25, 1.0, 1.0, 17.0], [math.nan, 0.0, 2.0, 6.0]])
+    torch.testing.assert_close(compute_rewards(functions, **B), expected, equal_nan=True)
+    assert [reward_name(function) for function in functions[::3]] == ["slow", "AsyncReward"]
+
+
+def test_asynchronous_functions_work_inside_a_running_loop_as_in_a_notebook():
+    async def cell():
+        return compute_rewards([AsyncReward(), accuracy_reward], **B)
+
+    assert asyncio.run(cell()).tolist() == [[17.0, 1.0], [6.0, 0.0]]
+
+
+def test_an_asynchronous_function_that_fails_is_named():
+    async def unreachable(completions, **kwargs):
+        await asyncio.sleep(0)
+        raise ConnectionError("no route to host")
+
+    with pytest.raises(RuntimeError, match="'unreachable' raised ConnectionError: no route") as caught:
+        compute_rewards([accuracy_reward, unreachable, AsyncReward()], **B)
+    assert isinstance(caught.value.__cause__, ConnectionError)
+
+    async def short(completions, **kwargs):
+        return [1.0]
+
+    with pytest.raises(ValueError, match="'short' returned 1 rewards for 2 completions"):
+        compute_rewards([short], **B)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_ctrl_c_ends_the_waiting():
+    async def slow(completions, **kwargs):
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+        await asyncio.sleep(10)
+
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        compute_rewards(slow, **B)
+    assert time.perf_counter() - started < 9
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -249,8 +323,6 @@ def test_numbers_of_every_kind_are_taken(value):
         ([1e39, 1.0], "returned 1e\\+39 for completion 0.*at most 1e\\+15"),
         ([1.0, -3e38], "returned -3e\\+38 for completion 1.*at most 1e\\+15"),
         (torch.tensor([1.0, math.nan]), "returned nan for completion 1"),
-        ([None, None], r"every reward function \(my_reward\) returned None for completion 0, of prompt 'q1'"),
-        ([1.0, None], r"every reward function .* for completion 1, of prompt 'q2'; add a function .* leave"),
     ],
 )
 def test_a_bad_return_is_named(value, message):
@@ -342,6 +414,7 @@ class CallableReward:
 
 
 ALL = [accuracy_reward, format_reward, steps_reward, functools.partial(length_reward, target=4), CallableReward()]
+ASYNC = [AsyncReward(), functools.partial(AsyncReward.__call__, AsyncReward())]
 
 
 @pytest.mark.parametrize("reward_func", ALL[:4], ids=reward_name)
@@ -357,28 +430,33 @@ def test_trls_own_call_gives_the_same_rewards(form):
     pytest.importorskip("trl", reason="TRL is not installed")
     from accelerate import Accelerator
     from trl import GRPOTrainer
-    from trl.trainer.utils import get_callable_name
+    from trl.trainer.utils import get_callable_name, shutdown_event_loop_in_daemon, start_event_loop_in_daemon
 
     texts = ["2 + 3 = 5. #### 5", "#### 6", "no", "#### heads"]
     completions = [form(text) for text in texts]
     answers, ids = ["5", "5", None, "heads"], [[1] * 4, [1] * 5, [1] * 6, [1] * 9]
     inputs = [{"prompt": "q", "answer": answer, "level": "basic"} for answer in answers]
-    names = [get_callable_name(function) for function in ALL]
-    assert [reward_name(function) for function in ALL] == names
+    functions = [ASYNC[0], *ALL, ASYNC[1]]
+    names = [get_callable_name(function) for function in functions]
+    assert [reward_name(function) for function in functions] == names
+    thread, loop, ready = start_event_loop_in_daemon()
+    ready.wait()
     trainer = SimpleNamespace(
+        async_loop=loop,
         accelerator=Accelerator(cpu=True),
         args=SimpleNamespace(report_to=[]),
         state=SimpleNamespace(global_step=0),
         environments=None,
-        reward_funcs=ALL,
+        reward_funcs=functions,
         reward_func_names=names,
-        reward_processing_classes=[None] * len(ALL),
+        reward_processing_classes=[None] * len(functions),
         _log_completion_extra=None,
         _log_metric=None,
     )
     theirs = GRPOTrainer._calculate_rewards(trainer, inputs, ["q"] * 4, completions, ids)
+    shutdown_event_loop_in_daemon(thread, loop)
     ours = compute_rewards(
-        ALL, prompts=["q"] * 4, completions=completions, completion_ids=ids, answer=answers, level=["basic"] * 4
+        functions, prompts=["q"] * 4, completions=completions, completion_ids=ids, answer=answers, level=["basic"] * 4
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-    assert ours[:, 0].isnan().tolist() == [False, False, True, False]
+    assert ours[:, 1].isnan().tolist() == [False, False, True, False]
