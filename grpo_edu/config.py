@@ -35,7 +35,7 @@ class GRPOConfig:
     abort_grad_norm: a gradient with a larger norm, or one that is not finite, stops the run before the weights change.
     num_iterations: μ, updates per batch; from the second on, the importance ratio differs from 1 and is clipped.
     gradient_accumulation_steps: micro-batches per batch; the result does not depend on it.
-    temperature, top_p, top_k, min_p: settings of the sampling.
+    temperature, top_p, top_k, min_p, repetition_penalty: settings of the sampling, see `grpo_edu.rollout.generate`.
     loss_type, importance_sampling_level, epsilon, epsilon_high, beta: see `grpo_edu.losses.grpo_loss`.
     scale_rewards: "group", "batch" or "none", see `grpo_edu.advantages.group_advantages`.
     advantage_estimator: "group", or "rloo" for the leave-one-out baseline (which scales nothing).
@@ -85,6 +85,7 @@ class GRPOConfig:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
     loss_type: str = "grpo"
     importance_sampling_level: str = "token"
     epsilon: float = 0.2
@@ -111,7 +112,7 @@ class GRPOConfig:
         self._require("num_generations", self.num_generations >= 2, at_least_2)
         for name in ("prompts_per_step", "max_completion_length", "max_steps", "num_iterations"):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("learning_rate", "temperature"):
+        for name in ("learning_rate", "temperature", "repetition_penalty"):
             self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
         for name in ("weight_decay", "epsilon", "beta", "max_grad_norm"):
             self._require(name, 0 <= getattr(self, name) < math.inf, "must be 0 or a positive number")

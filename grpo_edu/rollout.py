@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +33,8 @@ def sample_tokens(
     top_p: float = 1.0,
     top_k: int = 0,
     min_p: float = 0.0,
+    seen: Tensor | None = None,
+    repetition_penalty: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per sample by inverting the cumulative distribution.
 
@@ -44,23 +47,27 @@ def sample_tokens(
         rows: (m,) long, the row of `logits` for each sample; None: one sample per row, so m = n.
         temperature: 0 selects the most likely token.
         top_p, top_k, min_p: see `filter_logits`.
+        seen, repetition_penalty: see `penalize_repetitions`, which comes before the filters; None: no penalty.
 
     Returns:
-        Tokens (m,) long, and their log-probabilities (m,) float32 in nats, at this temperature (1 if it is 0) and
-        before filtering.
+        Tokens (m,) long, and their log-probabilities (m,) float32 in nats, at this temperature (1 if it is 0), before
+        the penalty and before filtering.
 
     >>> logits = torch.log(torch.tensor([[0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]))
     >>> tokens, logps = sample_tokens(logits, torch.tensor([0.1, 0.6], dtype=torch.float64))
     >>> tokens.tolist(), [round(p, 3) for p in logps.exp().tolist()]
     ([0, 2], [0.2, 0.5])
     """
-    logps = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    scaled = logits.float() / (temperature or 1.0)
+    scores = logps = torch.log_softmax(scaled, dim=-1)
+    if seen is not None:
+        scores = torch.log_softmax(penalize_repetitions(scaled, seen, repetition_penalty), dim=-1)
     if rows is None:
         rows = torch.arange(len(logits), device=logits.device)
     if temperature == 0:
-        tokens = logps.argmax(dim=-1)[rows]
+        tokens = scores.argmax(dim=-1)[rows]
     else:
-        probabilities = filter_logits(logps, top_k=top_k, top_p=top_p, min_p=min_p).exp()
+        probabilities = filter_logits(scores, top_k=top_k, top_p=top_p, min_p=min_p).exp()
         cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)[rows]
         threshold = uniform[:, None] * cumulative[:, -1:]  # after filtering, the probabilities do not sum to 1
         tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
@@ -92,6 +99,21 @@ def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: 
         likeliest = probabilities.amax(dim=-1, keepdim=True)
         logits = logits.masked_fill(probabilities < min_p * likeliest, float("-inf"))
     return logits
+
+
+def penalize_repetitions(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Make tokens that were seen before less likely: positive logits are divided by the penalty, others multiplied.
+
+    The definition is that of transformers (CTRL, arXiv 1909.05858). A penalty below 1 makes them more likely.
+
+    Args:
+        logits: (n, V). seen: (n, V) bool, the tokens of the prompt and of the completion so far.
+        penalty: positive; 1 changes nothing.
+
+    >>> penalize_repetitions(torch.tensor([[2.0, -1.0, 2.0]]), torch.tensor([[True, True, False]]), 2.0)
+    tensor([[ 1., -2.,  2.]])
+    """
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 @dataclass(frozen=True)
@@ -133,6 +155,7 @@ def generate(
     top_p: float = 1.0,
     top_k: int = 0,
     min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     stop_tokens: Sequence[int | str] = (),
     generator: torch.Generator | None = None,
 ) -> Rollout:
@@ -148,13 +171,14 @@ def generate(
         num_generations: G, completions per prompt. It may be 1, because an evaluation needs no groups.
         max_completion_length: the largest number of tokens in a completion.
         temperature, top_p, top_k, min_p: see `sample_tokens`; without filters by default.
+        repetition_penalty: of the tokens of the prompt and of the completion so far, see `penalize_repetitions`.
         stop_tokens: ids or texts of further tokens that end a completion.
         generator: random number generator; the same random seed gives the same rollout.
 
     Returns:
         A `Rollout` of B = N·G rows. Its `sampling_per_token_logps` are the log-probabilities at this temperature (1 if
-        it is 0) *before* filtering, as `grpo_edu.logprobs.per_token_logps` computes them. The importance ratio of the
-        first update is therefore 1, apart from rounding.
+        it is 0) *before* penalty and filtering, as `grpo_edu.logprobs.per_token_logps` computes them. The importance
+        ratio of the first update is therefore 1, apart from rounding. As in TRL, it does not correct for the penalty.
 
     Raises:
         ValueError: an argument is out of range, a prompt is too long for the model's context, an entry of `stop_tokens`
@@ -162,7 +186,7 @@ def generate(
     """
     from grpo_edu.fast.decoding import TreeDecoder  # imports transformers
 
-    _check_arguments(num_generations, max_completion_length, temperature, top_p, top_k, min_p)
+    _check_arguments(num_generations, max_completion_length, temperature, top_p, top_k, min_p, repetition_penalty)
     stop_ids = stop_token_ids(model, tokenizer, stop_tokens)
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)
@@ -172,13 +196,17 @@ def generate(
     source = generator.device if generator is not None else "cpu"
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(model.device)
     sample = partial(sample_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+    sample = partial(sample, repetition_penalty=repetition_penalty)
     with _inference(model), FreeCores() as cores:
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, shape[0], max_completion_length)
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete
         rows = samples // num_generations  # the row of the decoder for each of them
+        seen = None
+        if repetition_penalty != 1:
+            seen = seen_tokens(prompt_ids, prompt_mask, decoder.logits.shape[1])
         for step in range(max_completion_length):
             cores.look()
-            tokens, logps[samples, step] = sample(decoder.logits, uniform[samples, step], rows=rows)
+            tokens, logps[samples, step] = sample(decoder.logits, uniform[samples, step], rows=rows, seen=seen)
             ids[samples, step] = tokens
             stopped = torch.isin(tokens, stop_ids)
             if stopped.any():
@@ -186,7 +214,10 @@ def generate(
                 samples, rows, tokens = (part[~stopped] for part in (samples, rows, tokens))
             if not len(samples) or step + 1 == max_completion_length:
                 break
-            rows = decoder.step(rows, tokens)
+            parents, rows = rows, decoder.step(rows, tokens)
+            if seen is not None:  # the samples of a row have the same tokens
+                seen = seen.new_empty(decoder.logits.shape).index_copy(0, rows, seen[parents])
+                seen[rows, tokens] = True
     if not torch.isfinite(logps).all():
         raise ValueError("model: the logits are not finite, so training has diverged; try a smaller learning_rate")
     return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations)
@@ -219,6 +250,7 @@ class Sampler:
             top_p=self.config.top_p,
             top_k=self.config.top_k,
             min_p=self.config.min_p,
+            repetition_penalty=self.config.repetition_penalty,
             generator=generator,
         )
 
@@ -253,6 +285,12 @@ def stop_token_ids(
     return torch.tensor(sorted(ids), device=model.device)
 
 
+def seen_tokens(ids: Tensor, mask: Tensor, vocabulary: int) -> Tensor:
+    """Which of `vocabulary` tokens occur in each row of ids (n, P) where the mask is 1; (n, V) bool."""
+    counts = torch.zeros(len(ids), vocabulary, dtype=mask.dtype, device=ids.device)
+    return counts.scatter_add(1, ids, mask) > 0
+
+
 def encode_prompts(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *, max_completion_length: int
 ) -> tuple[Tensor, Tensor]:
@@ -285,15 +323,22 @@ def encode_prompts(
 
 
 def _check_arguments(
-    num_generations: int, max_completion_length: int, temperature: float, top_p: float, top_k: int, min_p: float
+    num_generations: int,
+    max_completion_length: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+    repetition_penalty: float,
 ) -> None:
     checks = {
         f"num_generations must be at least 1, got {num_generations}": num_generations >= 1,
         f"max_completion_length must be at least 1, got {max_completion_length}": max_completion_length >= 1,
-        f"temperature must be 0 (greedy) or positive, got {temperature}": 0 <= temperature < float("inf"),
+        f"temperature must be 0 (greedy) or positive, got {temperature}": 0 <= temperature < inf,
         f"top_p must be greater than 0 and at most 1 (off), got {top_p}": 0 < top_p <= 1,
         f"top_k must be 0 (off) or greater, got {top_k}": top_k >= 0,
         f"min_p must be between 0 (off) and 1, got {min_p}": 0 <= min_p <= 1,
+        f"repetition_penalty must be positive (1 is off), got {repetition_penalty}": 0 < repetition_penalty < inf,
     }
     for message, holds in checks.items():
         if not holds:

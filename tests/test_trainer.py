@@ -703,6 +703,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(tokenizer):
         ("top_k", -1),
         ("min_p", 1.5),
         ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
         ("loss_type", "ppo"),
         ("importance_sampling_level", "word"),
         ("epsilon", -0.2),

@@ -49,7 +49,7 @@ def walk(backend, config=CONFIG, problems=PROBLEMS, reward=vowels, **options):
     [
         {},
         {"beta": 0.1, "epsilon_high": 0.28, "scale_rewards": "batch"},
-        {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "dapo"},
+        {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "dapo", "repetition_penalty": 1.2},
         {
             "loss_type": "dr_grpo",
             "scale_rewards": "none",

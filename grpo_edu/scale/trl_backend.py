@@ -57,6 +57,7 @@ _SHARED = (
     "top_p",
     "top_k",
     "min_p",
+    "repetition_penalty",
     "loss_type",
     "importance_sampling_level",
     "epsilon",
@@ -267,6 +268,7 @@ def group_rollout(
             top_p=config.top_p,
             top_k=config.top_k,
             min_p=config.min_p,
+            repetition_penalty=config.repetition_penalty,
             generator=generator,
         )
         return {
