@@ -37,6 +37,9 @@ class GRPOConfig:
     gradient_accumulation_steps: micro-batches per batch; the result does not depend on it.
     temperature, top_p, top_k, min_p, repetition_penalty: settings of the sampling, see `grpo_edu.rollout.generate`.
     loss_type, importance_sampling_level, epsilon, epsilon_high, beta: see `grpo_edu.losses.grpo_loss`.
+    sync_ref_model: let the reference policy of the KL term follow the policy (TR-DPO, arXiv 2404.09656).
+    ref_model_mixup_alpha: the weights of the new reference are alpha · policy + (1 − alpha) · reference.
+    ref_model_sync_steps: number of steps between two such updates of the reference.
     scale_rewards: "group", "batch" or "none", see `grpo_edu.advantages.group_advantages`.
     advantage_estimator: "group", or "rloo" for the leave-one-out baseline (which scales nothing).
     reward_weights: one weight per reward function; None gives each of them the weight 1.
@@ -91,6 +94,9 @@ class GRPOConfig:
     epsilon: float = 0.2
     epsilon_high: float | None = None
     beta: float = 0.0
+    sync_ref_model: bool = False
+    ref_model_mixup_alpha: float = 0.6
+    ref_model_sync_steps: int = 512
     scale_rewards: str = "group"
     advantage_estimator: str = "group"
     reward_weights: tuple[float, ...] | None = None
@@ -110,7 +116,13 @@ class GRPOConfig:
         self._check_types()
         at_least_2 = "must be at least 2 (each completion is compared with its group)"
         self._require("num_generations", self.num_generations >= 2, at_least_2)
-        for name in ("prompts_per_step", "max_completion_length", "max_steps", "num_iterations"):
+        for name in (
+            "prompts_per_step",
+            "max_completion_length",
+            "max_steps",
+            "num_iterations",
+            "ref_model_sync_steps",
+        ):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("learning_rate", "temperature", "repetition_penalty"):
             self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
@@ -125,6 +137,8 @@ class GRPOConfig:
         self._require("top_p", 0 < self.top_p <= 1, "must be greater than 0 and at most 1 (off)")
         self._require("top_k", self.top_k >= 0, "must be 0 (off) or greater")
         self._require("min_p", 0 <= self.min_p <= 1, "must be between 0 (off) and 1")
+        alpha = self.ref_model_mixup_alpha
+        self._require("ref_model_mixup_alpha", 0 < alpha <= 1, "must be greater than 0 and at most 1 (a copy)")
         self._require("seed", -(2**63) <= self.seed < 2**64, "must fit into 64 bits, from -2**63 to 2**64 - 1")
         parts = self.gradient_accumulation_steps
         divides = parts >= 1 and self.prompts_per_step % parts == 0
@@ -172,6 +186,16 @@ class GRPOConfig:
                 "epsilon_high must be set with loss_type = 'cispo', where it is the largest ratio itself; got None, "
                 "which falls back to epsilon and scales every loss down to about a fifth. Set epsilon_high=5.0, as "
                 "ScaleRL and TRL do."
+            )
+        if self.sync_ref_model and not self.beta:
+            raise ValueError(
+                f"beta must be positive with sync_ref_model = True, got {self.beta}, because without a KL term there "
+                "is no reference policy. Set beta=0.04, for example, or sync_ref_model=False."
+            )
+        if self.sync_ref_model and self.ref_model_sync_steps >= self.max_steps:
+            raise ValueError(
+                f"ref_model_sync_steps must be smaller than max_steps = {self.max_steps} with sync_ref_model = True, "
+                f"got {self.ref_model_sync_steps}, so the reference would never change. Lower ref_model_sync_steps."
             )
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             raise ValueError(

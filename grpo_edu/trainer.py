@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages
 from grpo_edu.config import GRPOConfig
-from grpo_edu.fast.lora import adapters_off, reference_policy
+from grpo_edu.fast.lora import adapters_off, has_adapters, reference_policy
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
 from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
@@ -60,7 +60,7 @@ class TrainingState:
     stepper: accumulates gradients and takes optimizer steps.
     micro_batches: divides a batch into micro-batches that fit into memory, and remembers when memory ran out.
     sampler: samples the rollouts. generator: random number generator of the sampling.
-    reference: the frozen reference policy of the KL term, or None.
+    reference: the reference policy of the KL term, or None.
     step: number of completed steps. num_tokens: number of tokens processed.
     batch, batch_step: the batch of the last step, which may have failed, and the number of that step.
     """
@@ -198,6 +198,8 @@ def train(
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
         update = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
+        if config.sync_ref_model and step % config.ref_model_sync_steps == 0:
+            synchronize_reference(model, state, config)
         state.scheduler.step()
         state.step = step
         state.num_tokens += int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
@@ -328,6 +330,15 @@ def score_reference(rollout: Rollout, rows: Tensor, state: TrainingState, config
 
 
 @torch.no_grad()
+def synchronize_reference(model: PreTrainedModel, state: TrainingState, config: GRPOConfig) -> None:
+    """Move the reference policy towards the policy: reference ← alpha · policy + (1 − alpha) · reference."""
+    assert state.reference is not None
+    alpha = config.ref_model_mixup_alpha
+    for weight, policy_weight in zip(state.reference.parameters(), model.parameters(), strict=True):
+        weight.mul_(1 - alpha).add_(policy_weight, alpha=alpha)
+
+
+@torch.no_grad()
 def policy_metrics(
     per_token_logps: Tensor,
     old_per_token_logps: Tensor | None,
@@ -354,7 +365,7 @@ def start_training(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], config: GRPOConfig
 ) -> TrainingState:
     """The state before the first step; raises the same ValueError as `train`."""
-    check_problems(problems, config)
+    check_inputs(model, problems, config)
     optimizer, scheduler = build_optimizer(model, config)
     reference = reference_policy(model) if config.beta else None
     longest = 0 if config.memory_budget_gib is None else longest_prompt(tokenizer, problems)
@@ -370,12 +381,17 @@ def start_training(
     )
 
 
-def check_problems(problems: Sequence[Problem], config: GRPOConfig) -> None:
-    """Raise ValueError if there are too few problems for one step."""
+def check_inputs(model: nn.Module, problems: Sequence[Problem], config: GRPOConfig) -> None:
+    """Raise ValueError if there are too few problems for one step, or if the config asks for more than the model has."""
     if len(problems) < config.prompts_per_step:
         raise ValueError(
             f"problems must have at least prompts_per_step = {config.prompts_per_step} entries, got {len(problems)}; "
             "pass more problems or lower prompts_per_step"
+        )
+    if config.sync_ref_model and has_adapters(model):
+        raise ValueError(
+            "sync_ref_model must be False for a model with adapters, whose reference is the model without them; train "
+            "all weights, or leave it out"
         )
 
 

@@ -29,6 +29,7 @@ from toy_policy import (
 
 from grpo_edu import trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
+from grpo_edu.fast.lora import add_lora
 from grpo_edu.fast.optimizers import build_optimizer
 from grpo_edu.problems.templates import Problem
 from grpo_edu.rollout import generate
@@ -465,6 +466,28 @@ def test_the_kl_starts_at_0_grows_and_is_measured_from_an_unchanged_reference(to
         assert_close(reference, weights(start), atol=0.0, rtol=0.0)
 
 
+def test_a_synchronized_reference_is_a_running_mean_of_policies(tokenizer):
+    """By hand: after every second step it becomes 0.3 · policy + 0.7 · reference, and not in between."""
+    sync = {"sync_ref_model": True, "ref_model_mixup_alpha": 0.3, "ref_model_sync_steps": 2}
+    config = GRPOConfig(**{**SMALL, "max_steps": 5}, beta=0.2, learning_rate=1e-2, **sync)
+    model = make_model()
+    state = trainer.start_training(model, tokenizer, PROBLEMS, config)
+    expected = weights(model)
+    for metrics in train(model, tokenizer, PROBLEMS, late_letters, config, state=state):
+        if metrics["step"] in (2, 4):
+            now = weights(model)
+            expected = {name: 0.3 * now[name] + 0.7 * old for name, old in expected.items()}
+        assert_close(weights(state.reference), expected, atol=1e-12, rtol=0.0)
+        assert not any(weight.requires_grad for weight in state.reference.parameters())
+    assert (weights(model)["lm_head.weight"] - expected["lm_head.weight"]).abs().max() > 1e-3
+
+
+def test_the_reference_of_adapters_cannot_be_synchronized(tokenizer):
+    config = GRPOConfig(**{**SMALL, "max_steps": 5}, beta=0.2, sync_ref_model=True, ref_model_sync_steps=2)
+    with pytest.raises(ValueError, match="^sync_ref_model .*adapters"):
+        run(tokenizer, config, model=add_lora(make_model(dtype=torch.float32), rank=2))
+
+
 def test_a_large_beta_holds_the_policy_back(tokenizer):
     free, held = (
         run(tokenizer, GRPOConfig(**{**SMALL, "max_steps": 12}, learning_rate=0.005, beta=beta))[1]
@@ -711,6 +734,10 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(tokenizer):
         ("epsilon_high", math.nan),
         ("beta", -0.04),
         ("beta", math.nan),
+        ("sync_ref_model", 1),
+        ("ref_model_mixup_alpha", 0.0),
+        ("ref_model_mixup_alpha", 1.1),
+        ("ref_model_sync_steps", 0),
         ("scale_rewards", "std"),
         ("advantage_estimator", "gae"),
         ("reward_weights", [1.0, math.nan]),
@@ -744,6 +771,8 @@ def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
     ("settings", "message"),
     [
         ({"loss_type": "cispo"}, r"^epsilon_high .*'cispo'.*epsilon_high=5\.0"),
+        ({"sync_ref_model": True, "ref_model_sync_steps": 2}, r"^beta .*positive.*sync_ref_model.*got 0\.0"),
+        ({"sync_ref_model": True, "beta": 0.1}, r"^ref_model_sync_steps .*max_steps = 40.*got 512"),
         ({"warmup_steps": 3}, r"^warmup_steps .*got 3.*'constant_with_warmup'"),
     ],
 )

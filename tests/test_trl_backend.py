@@ -24,6 +24,7 @@ PROBLEMS = make_problems("basic", 6, 0)
 CONFIG = GRPOConfig(
     num_generations=4, prompts_per_step=2, max_completion_length=12, max_steps=3, learning_rate=1e-3, seed=5
 )
+SYNC = {"sync_ref_model": True, "ref_model_mixup_alpha": 0.7, "ref_model_sync_steps": 1}
 
 
 def vowels(completions, **kwargs):
@@ -57,8 +58,9 @@ def walk(backend, config=CONFIG, problems=PROBLEMS, reward=vowels, **options):
             "mask_truncated_completions": True,
             "top_k": 50,
         },
+        {"beta": 0.3, "num_iterations": 2, **SYNC},
     ],
-    ids=["default", "beta", "iterations", "dr_grpo"],
+    ids=["default", "beta", "iterations", "dr_grpo", "synchronized reference"],
 )
 def test_both_trainers_walk_the_same_path(settings):
     """Two problems alike, so that their order is no difference: same rollouts, rewards, gradients and weights."""

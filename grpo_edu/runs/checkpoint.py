@@ -1,13 +1,13 @@
 """Checkpoints of a training: all that it holds between two steps, so that a run which was killed ends the same.
 
 checkpoints/step-20/weights.safetensors     the parameters that learn
-checkpoints/step-20/state.safetensors       optimizer states and random states
+checkpoints/step-20/state.safetensors       optimizer states, random states, a synchronized reference policy
 checkpoints/step-20/checkpoint.json         numbers, metrics so far, settings, versions, size and hash of the two files
 
 A checkpoint is written beside its place, forced to the disk and moved there in one step: it is whole or absent. The
 older one goes when the newer is there. Nothing is pickled, so opening a checkpoint runs no code. What does not change
-in a training (frozen weights, the reference of a KL term) is not stored: it comes from the model that the run started
-from, which a fingerprint recognizes.
+in a training (frozen weights, the reference of a KL term unless it is synchronized) is not stored: it comes from the
+model that the run started from, which a fingerprint recognizes.
 """
 
 from __future__ import annotations
@@ -216,6 +216,8 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
                 tensors[f"optimizer.{index}.{key}"] = value.detach().contiguous()
             else:
                 numbers[f"{index}.{key}"] = value
+    if state.reference is not None and state.sampler.config.sync_ref_model:
+        tensors |= {f"reference.{name}": weight for name, weight in state.reference.named_parameters()}
     return tensors, {
         "step": state.step,
         "num_tokens": state.num_tokens,
@@ -242,6 +244,8 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
             index, _, key = rest.partition(".")
             own = state.optimizer.state[parameters[int(index)]]
             own[key] = value.clone() if isinstance(value, Tensor) else value
+        elif kind == "reference" and state.reference is not None:
+            state.reference.get_parameter(rest).data.copy_(value)
     for group, rate in zip(state.optimizer.param_groups, numbers["learning_rates"], strict=True):
         group["lr"] = rate
     state.scheduler.load_state_dict(numbers["scheduler"])

@@ -351,7 +351,8 @@ def _training(
 def _room_needed(policy: PreTrainedModel, config: GRPOConfig, checkpoint_every: int) -> int:
     """Return the bytes needed on the disk for the model, and for two checkpoints while one replaces the other."""
     shape = ModelShape.of(policy)
-    checkpoint = shape.trained + held_bytes(shape, config)["optimizer"]
+    held = held_bytes(shape, config)
+    checkpoint = shape.trained + held["optimizer"] + (held["reference"] if config.sync_ref_model else 0)
     return shape.weights + (2 * checkpoint if checkpoint_every else 0)
 
 

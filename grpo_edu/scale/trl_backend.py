@@ -34,7 +34,7 @@ from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import chat_messages
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.rollout import generate
-from grpo_edu.trainer import check_problems
+from grpo_edu.trainer import check_inputs
 
 if TYPE_CHECKING:
     import trl
@@ -62,6 +62,7 @@ _SHARED = (
     "importance_sampling_level",
     "epsilon",
     "epsilon_high",
+    "ref_model_mixup_alpha",
     "scale_rewards",
     "mask_truncated_completions",
     "seed",
@@ -139,7 +140,7 @@ def build_trainer(
 
     if rollout not in ROLLOUTS:
         raise ValueError(f"rollout: {rollout!r} is unknown; choose one of {', '.join(ROLLOUTS)}")
-    check_problems(problems, config)
+    check_inputs(model, problems, config)
     ignore_known_warnings()
     temporary = None
     if arguments is None:
@@ -164,7 +165,7 @@ def build_trainer(
     )
     trainer.remove_callback(PrinterCallback)  # it prints every step's metrics
     if config.beta:
-        _set_reference(trainer, config.beta)
+        _set_reference(trainer, config)
     if temporary is not None:
         weakref.finalize(trainer, shutil.rmtree, temporary, ignore_errors=True)
     return trainer
@@ -227,6 +228,7 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
         "max_steps": config.max_steps * updates,
         "warmup_steps": config.warmup_steps * updates,
         "logging_steps": updates,
+        "ref_model_sync_steps": config.ref_model_sync_steps * updates,
         "per_device_train_batch_size": micro_batch_size,
         "gradient_accumulation_steps": rows // micro_batch_size,
         "beta": 0.0,  # see _set_reference
@@ -290,13 +292,13 @@ def _unpadded(rows: torch.Tensor, mask: torch.Tensor) -> list[list]:
     return [row[real].tolist() for row, real in zip(rows, mask.bool(), strict=True)]
 
 
-def _set_reference(trainer: trl.GRPOTrainer, beta: float) -> None:
+def _set_reference(trainer: trl.GRPOTrainer, config: GRPOConfig) -> None:
     """Compare with the policy as it is now.
 
     TRL would load a reference by the model's name, which need not be what is trained, nor exist. A model with adapters
     is its own reference, with the adapters switched off.
     """
-    trainer.beta = trainer.args.beta = beta
+    trainer.beta = trainer.args.beta = config.beta
     if hasattr(trainer.model, "peft_config"):
         return
     reference = copy.deepcopy(trainer.model).requires_grad_(False)
@@ -306,6 +308,10 @@ def _set_reference(trainer: trl.GRPOTrainer, beta: float) -> None:
         trainer.ref_model = prepare_deepspeed(reference, trainer.accelerator)
     else:
         trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+    if config.sync_ref_model:
+        from trl.trainer.callbacks import SyncRefModelCallback
+
+        trainer.add_callback(SyncRefModelCallback(ref_model=trainer.ref_model, accelerator=trainer.accelerator))
 
 
 class _Stopped(RuntimeError):
