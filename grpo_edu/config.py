@@ -28,6 +28,7 @@ class GRPOConfig:
 
     num_generations: G, completions per prompt; at least 2, because a completion is compared with its group.
     prompts_per_step: N, different problems per step; a step samples B = N·G completions.
+    max_resamples: how often per step further problems replace those whose groups tie (dynamic sampling); 0: never.
     max_completion_length: the largest number of tokens in a completion.
     max_steps: number of steps; each samples one batch and learns from it.
     learning_rate, weight_decay, lr_scheduler_type, warmup_steps: settings of the optimizer.
@@ -75,6 +76,7 @@ class GRPOConfig:
 
     num_generations: int = 8
     prompts_per_step: int = 16
+    max_resamples: int = 0
     max_completion_length: int = 96
     max_steps: int = 40
     learning_rate: float = 1e-4
@@ -128,7 +130,8 @@ class GRPOConfig:
             self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
         for name in ("weight_decay", "epsilon", "beta", "max_grad_norm"):
             self._require(name, 0 <= getattr(self, name) < math.inf, "must be 0 or a positive number")
-        self._require("warmup_steps", self.warmup_steps >= 0, "must not be negative")
+        for name in ("warmup_steps", "max_resamples"):
+            self._require(name, getattr(self, name) >= 0, "must not be negative")
         self._require("epsilon_high", self.epsilon_high is None or self.epsilon_high >= 0, "must not be negative")
         budget, abort = self.memory_budget_gib, self.abort_grad_norm
         self._require("memory_budget_gib", budget is None or 0 < budget < math.inf, "must be a positive number of GiB")

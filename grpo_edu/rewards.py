@@ -150,20 +150,9 @@ def reward_name(reward_func: RewardFunction) -> str:
     >>> reward_name(functools.partial(length_reward, target=24))
     'length_reward'
     """
-    reward_func = _unwrapped(reward_func)
-    return getattr(reward_func, "__name__", type(reward_func).__name__)
-
-
-def _unwrapped(reward_func: RewardFunction) -> RewardFunction:
     while isinstance(reward_func, functools.partial):
         reward_func = reward_func.func
-    return reward_func
-
-
-def _is_async(reward_func: RewardFunction) -> bool:
-    """Whether a reward function, or the `__call__` of an object, is an `async def`."""
-    function = _unwrapped(reward_func)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return getattr(reward_func, "__name__", type(reward_func).__name__)
 
 
 class _Naming:
@@ -205,15 +194,19 @@ def _checked_value(returns: str, value: Any, row: int) -> float:
     return float(value)
 
 
-def _wait_for_all(wait_for: Callable[[int], Awaitable[None]], indices: Sequence[int]) -> None:
-    """Await `wait_for(index)` for all indices at the same time."""
+def _wait_for_all(names: Sequence[str], returned: Sequence[Any]) -> list[Any]:
+    """Await what asynchronous functions returned, all at the same time; what others returned is left as it is."""
 
-    async def gather() -> None:
-        await asyncio.gather(*map(wait_for, indices))
+    async def wait_for(name: str, value: Any) -> Any:
+        with _Naming(name):
+            return await value if inspect.isawaitable(value) else value
 
-    thread = ThreadPoolExecutor(1)  # because the event loop of a notebook is already running in this one
+    async def gather() -> list[Any]:
+        return await asyncio.gather(*map(wait_for, names, returned))
+
+    thread = ThreadPoolExecutor(1)  # in a notebook, the event loop of this thread is already running
     try:
-        thread.submit(asyncio.run, gather()).result()
+        return thread.submit(asyncio.run, gather()).result()
     finally:
         thread.shutdown(wait=False)  # so that an interrupt does not wait
 
@@ -260,32 +253,21 @@ def compute_rewards(
             _column(name, values, len(completions))
     names = [reward_name(function) for function in functions]
     inputs = {"prompts": prompts, "completions": completions, **columns}
-    table: list[Any] = [None] * len(functions)
-
-    def own_inputs() -> dict[str, Any]:
-        return {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in inputs.items()}
-
-    async def wait_for(index: int) -> None:
-        with _Naming(names[index]):
-            table[index] = await functions[index](**own_inputs())  # type: ignore[misc]
-
-    for index, function in enumerate(functions):
-        if not _is_async(function):
-            with _Naming(names[index]):
-                table[index] = function(**own_inputs())
-    waiting = [index for index, function in enumerate(functions) if _is_async(function)]
-    if waiting:
-        _wait_for_all(wait_for, waiting)
-    table = [_checked(name, returned, len(completions)) for name, returned in zip(names, table, strict=True)]
+    returned = []
+    for name, function in zip(names, functions, strict=True):
+        own = {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in inputs.items()}
+        with _Naming(name):
+            returned.append(function(**own))
+    if any(map(inspect.isawaitable, returned)):
+        returned = _wait_for_all(names, returned)
+    table = [_checked(name, values, len(completions)) for name, values in zip(names, returned, strict=True)]
     for row, rewards in enumerate(zip(*table, strict=True)):
         if all(math.isnan(reward) for reward in rewards):
-            warnings.warn(
+            warning = (
                 f"every reward function ({', '.join(names)}) returned None for completion {row}, of prompt "
-                f"{str(prompts[row])[:200]!r}, so nothing is learned from it; add a function that applies to it, or "
-                "leave the prompt out",
-                RuntimeWarning,
-                stacklevel=2,
+                f"{str(prompts[row])[:200]!r}; add a function that applies to it, or leave the prompt out"
             )
+            warnings.warn(warning, RuntimeWarning, stacklevel=2)
             break
     return torch.tensor(table, dtype=torch.float32).T.contiguous()
 

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.cores import FreeCores
@@ -124,7 +125,7 @@ class Rollout:
     completions: list[str]  # B decoded completions, without special tokens
     prompt_ids: Tensor  # (B, P) long, left-padded
     prompt_mask: Tensor  # (B, P) long, 1 for a token, 0 for padding
-    completion_ids: Tensor  # (B, C) long, right-padded; C is the length of the longest completion
+    completion_ids: Tensor  # (B, C) long, right-padded; no completion is longer than C
     completion_mask: Tensor  # (B, C) long, 1 up to and including the first stop token
     sampling_per_token_logps: Tensor  # (B, C) float32, nats; 0 at padding
     is_truncated: Tensor  # (B,) bool: the limit was reached before a stop token
@@ -142,6 +143,28 @@ class Rollout:
         for name, shape in (shapes | {"is_truncated": (rows,)}).items():
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(getattr(self, name).shape)}")
+
+
+def join_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], pad_token_id: int) -> Rollout:
+    """The rollout of some rows of several rollouts, counted through all of them; whole groups."""
+
+    def column(name: str) -> list:
+        values = [value for rollout in rollouts for value in getattr(rollout, name)]
+        return [values[row] for row in rows]
+
+    left = partial(pad_sequence, batch_first=True, padding_side="left")
+    right = partial(pad_sequence, batch_first=True)
+    return Rollout(
+        prompts=column("prompts"),
+        completions=column("completions"),
+        prompt_ids=left(column("prompt_ids"), padding_value=pad_token_id),
+        prompt_mask=left(column("prompt_mask")),
+        completion_ids=right(column("completion_ids"), padding_value=pad_token_id),
+        completion_mask=right(column("completion_mask")),
+        sampling_per_token_logps=right(column("sampling_per_token_logps")),
+        is_truncated=torch.stack(column("is_truncated")),
+        num_generations=rollouts[0].num_generations,
+    )
 
 
 def generate(
@@ -186,7 +209,8 @@ def generate(
     """
     from grpo_edu.fast.decoding import TreeDecoder  # imports transformers
 
-    _check_arguments(num_generations, max_completion_length, temperature, top_p, top_k, min_p, repetition_penalty)
+    filters: dict[str, Any] = dict(top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty)
+    _check_arguments(num_generations, max_completion_length, temperature, **filters)
     stop_ids = stop_token_ids(model, tokenizer, stop_tokens)
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)
@@ -195,8 +219,6 @@ def generate(
     # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(model.device)
-    sample = partial(sample_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
-    sample = partial(sample, repetition_penalty=repetition_penalty)
     with _inference(model), FreeCores() as cores:
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, shape[0], max_completion_length)
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete
@@ -206,7 +228,9 @@ def generate(
             seen = seen_tokens(prompt_ids, prompt_mask, decoder.logits.shape[1])
         for step in range(max_completion_length):
             cores.look()
-            tokens, logps[samples, step] = sample(decoder.logits, uniform[samples, step], rows=rows, seen=seen)
+            tokens, logps[samples, step] = sample_tokens(
+                decoder.logits, uniform[samples, step], rows=rows, temperature=temperature, seen=seen, **filters
+            )
             ids[samples, step] = tokens
             stopped = torch.isin(tokens, stop_ids)
             if stopped.any():

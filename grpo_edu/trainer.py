@@ -7,16 +7,15 @@ for one rollout, and `micro_batch_loss` computes the loss of one micro-batch.
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages
 from grpo_edu.config import GRPOConfig
@@ -27,11 +26,11 @@ from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
 from grpo_edu.logprobs import group_logps
 from grpo_edu.losses import clip_fractions, per_token_kl, per_token_loss, token_weights, weighted_sum
 from grpo_edu.metrics import masked_mean, rollout_metrics
-from grpo_edu.problems.templates import Problem
+from grpo_edu.problems.templates import Problem, ProblemOrder
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards, reward_name
-from grpo_edu.rollout import Rollout, Sampler
+from grpo_edu.rollout import Rollout, Sampler, join_rollouts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,6 +61,7 @@ class TrainingState:
     sampler: samples the rollouts. generator: random number generator of the sampling.
     reference: the reference policy of the KL term, or None.
     step: number of completed steps. num_tokens: number of tokens processed.
+    num_problems: number of problems that each completed step sampled completions for.
     batch, batch_step: the batch of the last step, which may have failed, and the number of that step.
     """
 
@@ -74,6 +74,7 @@ class TrainingState:
     reference: PreTrainedModel | None = None
     step: int = 0
     num_tokens: int = 0
+    num_problems: list[int] = field(default_factory=list)
     batch: Batch | None = None
     batch_step: int = 0
 
@@ -186,15 +187,14 @@ def train(
     state = state or start_training(model, tokenizer, problems, config)
     if penalty is not None:
         state.stepper.abort_grad_norm = None
-    order = problem_order(len(problems), config.seed, config.prompts_per_step, shuffle=config.shuffle_dataset)
-    order = islice(order, state.step, None)
+    order = ProblemOrder(len(problems), config.seed, shuffle=config.shuffle_dataset)
+    for count in state.num_problems:
+        order.draw(count)
     model.eval()
     for step in range(state.step + 1, config.max_steps + 1):
         started = time.perf_counter()
-        chosen = [problems[index] for index in next(order)]
-        prompts = [stages.render(tokenizer, problem.prompt) for problem in chosen]
-        rollout = state.sampler.generate(prompts, state.generator)
-        batch = stages.score(rollout, chosen, reward_funcs, config, stages.advantages)
+        batch, sampled = sample_batch(tokenizer, problems, order, reward_funcs, state, config, stages)
+        rollout = sampled.rollout
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
         update = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
@@ -202,16 +202,80 @@ def train(
             synchronize_reference(model, state, config)
         state.scheduler.step()
         state.step = step
+        state.num_problems.append(len(sampled.rewards) // config.num_generations)
         state.num_tokens += int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
         yield {
             "step": step,
-            **rollout_metrics(rollout, batch.rewards_per_func, batch.rewards, names),
+            **rollout_metrics(rollout, sampled.rewards_per_func, sampled.rewards, names),
+            **resampling_metrics(batch, sampled, config),
             "entropy": masked_mean(-rollout.sampling_per_token_logps, rollout.completion_mask),
             **update,
             "learning_rate": learning_rate,
             "num_tokens": state.num_tokens,
             "step_time": time.perf_counter() - started,
         }
+
+
+def sample_batch(
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    order: ProblemOrder,
+    reward_funcs: Sequence[RewardFunction],
+    state: TrainingState,
+    config: GRPOConfig,
+    stages: Stages = GRPO_STAGES,
+) -> tuple[Batch, Batch]:
+    """Sample and score completions of the next problems; returns the batch to learn from, and all that was sampled.
+
+    The two differ with `max_resamples`: further problems then replace those whose groups tie, until no group ties, the
+    limit is reached, or no problem is left (dynamic sampling; DAPO, arXiv 2503.14476).
+    """
+    rounds: list[Batch] = []
+    used: list[int] = []
+    missing = config.prompts_per_step
+    while missing and len(rounds) <= config.max_resamples and len(used) < len(problems):
+        indices = order.draw(missing, used)
+        used += indices
+        chosen = [problems[index] for index in indices]
+        prompts = [stages.render(tokenizer, problem.prompt) for problem in chosen]
+        rollout = state.sampler.generate(prompts, state.generator)
+        rounds.append(stages.score(rollout, chosen, reward_funcs, config, stages.advantages))
+        missing = int(degenerate_groups(rounds[-1].rewards, config.num_generations).sum())
+    if len(rounds) == 1:
+        return rounds[0], rounds[0]
+    sampled = join_batches(rounds, torch.arange(len(used)), tokenizer, config, stages)
+    tied = degenerate_groups(sampled.rewards, config.num_generations)
+    groups = tied.long().argsort(stable=True)[: config.prompts_per_step]  # those that do not tie come first
+    return join_batches([sampled], groups, tokenizer, config, stages), sampled
+
+
+def join_batches(
+    batches: Sequence[Batch],
+    groups: Tensor,
+    tokenizer: PreTrainedTokenizerBase,
+    config: GRPOConfig,
+    stages: Stages = GRPO_STAGES,
+) -> Batch:
+    """The batch of some groups of several batches, counted through all of them, with the advantages of this batch."""
+    size = config.num_generations
+    rows = (groups[:, None] * size + torch.arange(size)).flatten()
+    rollout = join_rollouts([batch.rollout for batch in batches], rows.tolist(), tokenizer.pad_token_id)
+    rewards = torch.cat([batch.rewards for batch in batches])[rows]
+    rewards_per_func = torch.cat([batch.rewards_per_func for batch in batches])[rows]
+    masks = [mask for batch in batches for mask in batch.loss_mask]
+    loss_mask = pad_sequence([masks[row] for row in rows], batch_first=True)
+    return Batch(rollout, rewards_per_func, rewards, stages.advantages(rewards, config), loss_mask)
+
+
+def resampling_metrics(batch: Batch, sampled: Batch, config: GRPOConfig) -> dict[str, float]:
+    """With `max_resamples`: the number of groups that were sampled, and the fraction of the batch that still ties."""
+    if not config.max_resamples:
+        return {}
+    tied = degenerate_groups(batch.rewards, config.num_generations)
+    return {
+        "resampling/num_groups": len(sampled.rewards) // config.num_generations,
+        "resampling/frac_reward_zero_std": tied.float().mean().item(),
+    }
 
 
 def update_policy(
@@ -382,7 +446,7 @@ def start_training(
 
 
 def check_inputs(model: nn.Module, problems: Sequence[Problem], config: GRPOConfig) -> None:
-    """Raise ValueError if there are too few problems for one step, or if the config asks for more than the model has."""
+    """Raise ValueError if there are too few problems for one step, or the reference cannot be synchronized."""
     if len(problems) < config.prompts_per_step:
         raise ValueError(
             f"problems must have at least prompts_per_step = {config.prompts_per_step} entries, got {len(problems)}; "
@@ -400,25 +464,3 @@ def longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Proble
     prompts = sorted((problem.prompt for problem in problems), key=len)[-100:]
     rendered = [render_prompt(tokenizer, prompt) for prompt in prompts]
     return max(map(len, tokenizer(rendered, add_special_tokens=False)["input_ids"]))
-
-
-def problem_order(count: int, seed: int, size: int, *, shuffle: bool = True) -> Iterator[list[int]]:
-    """An infinite sequence of steps, each with the indices of `size` different problems out of `count` >= `size`.
-
-    Each epoch is a new permutation (without `shuffle`: the given order), so every problem is used once before any is
-    repeated. A step that starts with the last problems of an epoch continues with the next epoch, without repeating a
-    problem within the step.
-
-    >>> order = problem_order(3, seed=0, size=2)
-    >>> [next(order) for _ in range(3)]
-    [[1, 2], [0, 1], [2, 0]]
-    """
-    rng = random.Random(seed)
-    waiting: list[int] = []
-    while True:
-        if len(waiting) < size:
-            fresh = rng.sample(range(count), count) if shuffle else list(range(count))
-            first = [index for index in fresh if index not in waiting][: size - len(waiting)]
-            waiting += first + [index for index in fresh if index not in first]
-        yield waiting[:size]
-        waiting = waiting[size:]

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from toy_policy import PROBLEMS, SMALL, late_letters, make_batch, make_model, weights, word_tokenizer
+from toy_policy import PROBLEMS, SMALL, late_letters_or_tie, make_batch, make_model, weights, word_tokenizer
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.lora import add_lora
@@ -31,10 +31,10 @@ def tokenizer():
     return word_tokenizer()
 
 
-def noisy_letters(completions, **kwargs):
-    """A reward that also draws from the three global random states."""
+def noisy_letters(completions, prompts, **kwargs):
+    """A reward that also draws from the three global random states; prompts that start with q1 tie."""
     noise = (random.random() + np.random.rand() + torch.rand(()).item()) / 1000
-    return [reward + noise for reward in late_letters(completions)]
+    return [reward + noise for reward in late_letters_or_tie(completions, prompts)]
 
 
 def timeless(history):
@@ -71,6 +71,7 @@ def fresh(config, dtype, lora):
         ({}, torch.float32, False),
         ({"beta": 0.1, "lr_scheduler_type": "linear", "warmup_steps": 2, "num_iterations": 2}, torch.float32, False),
         ({"beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 1}, torch.float32, False),
+        ({"max_resamples": 2}, torch.float32, False),
         ({"optim": "adafactor", "shuffle_dataset": False}, torch.bfloat16, False),
         ({"optimizer_in_backward": True, "lr_scheduler_type": "cosine"}, torch.float32, False),
         ({"beta": 0.1}, torch.float32, True),
@@ -88,6 +89,8 @@ def test_a_training_that_goes_on_ends_the_same_bit_for_bit(tokenizer, tmp_path, 
     np.random.seed(99)
     again = train_on(resumed, tokenizer, config, tmp_path, 5)
     assert len(again) == 5 and timeless(again) == timeless(history)
+    groups = [step.get("resampling/num_groups", 4) for step in history]
+    assert len(set(groups)) > 1 or not config.max_resamples
     assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), resumed.parameters(), strict=True))
     if lora:
         assert sum("lora" in name for name, _ in resumed.named_parameters()) > 0

@@ -117,6 +117,33 @@ def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, tmp_path, cap
     assert re.search("is finished.*--model", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("stopped_in_call", [4, 6])
+def test_dynamic_sampling_and_a_synchronized_reference_go_on_and_end_the_same(run, tmp_path, stopped_in_call):
+    """Interrupted in the first and in a later round of a step's sampling."""
+
+    def seldom(interrupt_in=0):
+        calls = []
+
+        def reward(completions, prompts, **columns):
+            calls.append(len(prompts))
+            if len(calls) == interrupt_in:
+                signal.raise_signal(signal.SIGINT)
+            worth = [float(len(prompt) % 3 == 0) for prompt in prompts]  # the groups of most prompts tie
+            return [factor * len(set(text)) for factor, text in zip(worth, completions, strict=True)]
+
+        return reward
+
+    sync = {"sync_ref_model": True, "ref_model_sync_steps": 2}
+    config = replace(CONFIG, max_resamples=3, beta=0.5, **sync)
+    whole = run(output=tmp_path / "whole", rewards=seldom(), config=config)
+    sampled = [step["resampling/num_groups"] for step in whole.history]
+    assert len(set(sampled)) > 1 and max(step["kl"] for step in whole.history) > 0
+    stopped = run(rewards=seldom(stopped_in_call), config=config, checkpoint_every=0)
+    assert stopped.interrupted and 0 < len(stopped.history) < 5
+    resume_training(tmp_path / "run", rewards=seldom(), progress=False)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_after_sigterm_in_the_last_evaluation_only_that_is_repeated(run, tmp_path, monkeypatch, rank):
     whole = run(output=tmp_path / "whole", lora_rank=rank)

@@ -31,9 +31,9 @@ from grpo_edu import trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.fast.lora import add_lora
 from grpo_edu.fast.optimizers import build_optimizer
-from grpo_edu.problems.templates import Problem
-from grpo_edu.rollout import generate
-from grpo_edu.trainer import problem_order, train
+from grpo_edu.problems.templates import Problem, ProblemOrder
+from grpo_edu.rollout import Sampler, generate
+from grpo_edu.trainer import train
 
 every_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
 
@@ -345,7 +345,8 @@ def test_a_seed_gives_the_same_weights_to_the_last_bit_and_another_does_not(toke
 
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
 def test_every_pass_visits_all_problems_once_and_no_step_holds_one_twice(size):
-    steps = list(itertools.islice(problem_order(7, seed=1, size=size), 140))
+    order = ProblemOrder(7, seed=1)
+    steps = [order.draw(size) for _ in range(140)]
     assert all(len(set(step)) == size for step in steps)
     visits = list(itertools.chain(*steps))[:140]
     passes = [visits[first : first + 7] for first in range(0, 140, 7)]
@@ -356,8 +357,110 @@ def test_every_pass_visits_all_problems_once_and_no_step_holds_one_twice(size):
 def test_a_first_pass_is_a_plain_shuffle_of_the_seed():
     """So that a run of less than a pass does not depend on how passes are joined."""
     for seed in (1, 2):
-        steps = itertools.islice(problem_order(9, seed=seed, size=4), 2)
-        assert list(itertools.chain(*steps)) == random.Random(seed).sample(range(9), 9)[:8]
+        order = ProblemOrder(9, seed=seed)
+        assert order.draw(4) + order.draw(4) == random.Random(seed).sample(range(9), 9)[:8]
+
+
+def test_a_step_may_draw_its_problems_in_parts():
+    """Its parts are what one draw would have given, so that a resumed run needs only their sum."""
+    rng = random.Random(0)
+    in_parts, at_once = ProblemOrder(7, seed=1), ProblemOrder(7, seed=1)
+    for _ in range(200):
+        used: list[int] = []
+        for _ in range(rng.randint(1, 4)):
+            used += in_parts.draw(rng.randint(1, 4), used)
+        assert len(set(used)) == len(used) and at_once.draw(len(used)) == used
+
+
+# Dynamic sampling
+
+FIRST_FOUR = ("q0",)  # how the prompts of the first four of ten problems start
+RESAMPLING = GRPOConfig(**{**SMALL, "max_steps": 1}, max_resamples=6, shuffle_dataset=False, learning_rate=1e-2)
+
+
+def sampled_steps(tokenizer, monkeypatch, config, tied):
+    """Train where prompts that start with `tied` tie; returns the metrics of the steps, their batches and rollouts."""
+
+    def reward(completions, prompts, **kwargs):
+        scored = zip(prompts, late_letters(completions), strict=True)
+        return [1.0 if prompt.startswith(tied) else value for prompt, value in scored]
+
+    rollouts, batches = [], []
+    monkeypatch.setattr(Sampler, "generate", lambda *args: rollouts.append(generate_once(*args)) or rollouts[-1])
+    model = make_model()
+    state = trainer.start_training(model, tokenizer, PROBLEMS, config)
+    history = []
+    for metrics in train(model, tokenizer, PROBLEMS, reward, config, state=state):
+        history.append(metrics)
+        batches.append(state.batch)
+    return history, batches, rollouts
+
+
+generate_once = Sampler.generate
+
+
+def test_tied_groups_are_replaced_by_those_of_further_problems(tokenizer, monkeypatch):
+    (metrics,), (batch,), rollouts = sampled_steps(tokenizer, monkeypatch, RESAMPLING, FIRST_FOUR)
+    assert batch.rollout.prompts[::4] == [problem.prompt for problem in PROBLEMS[4:8]]
+    second, width = rollouts[1], rollouts[1].completion_ids.shape[1]
+    assert len(rollouts) == 2 and batch.rollout.completions == second.completions
+    for name in ("completion_ids", "completion_mask", "sampling_per_token_logps"):
+        assert torch.equal(getattr(batch.rollout, name)[:, :width], getattr(second, name)), name
+    assert not batch.rollout.completion_mask[:, width:].any() and torch.equal(
+        batch.rollout.is_truncated, second.is_truncated
+    )
+    assert_close(batch.rewards, torch.tensor(late_letters(second.completions)))
+    assert metrics["grad_norm"] > 0
+    # what is counted is what was sampled, the tied groups too
+    assert metrics["resampling/num_groups"] == 8 and metrics["resampling/frac_reward_zero_std"] == 0
+    assert metrics["frac_reward_zero_std"] == 0.5
+    texts = [text for rollout in rollouts for text in rollout.completions]
+    assert metrics["reward"] == pytest.approx((16 + sum(late_letters(texts[16:]))) / 32)
+    lengths = [rollout.completion_mask.sum().item() for rollout in rollouts]
+    assert metrics["completions/mean_length"] == pytest.approx(sum(lengths) / 32)
+    assert metrics["num_tokens"] == sum(lengths) + sum(rollout.prompt_mask.sum().item() for rollout in rollouts)
+    entropy = -sum(rollout.sampling_per_token_logps.sum().item() for rollout in rollouts) / sum(lengths)
+    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_batch_that_was_resampled_is_learned_from_like_any_other(tokenizer, monkeypatch, beta):
+    """The same weights as from a batch that was sampled for these problems at once."""
+    config = dataclasses.replace(RESAMPLING, beta=beta, scale_rewards="batch", loss_type="dapo")
+    _, (batch,), (_, second) = sampled_steps(tokenizer, monkeypatch, config, FIRST_FOUR)
+    same = trainer.score_rollout(second, PROBLEMS[4:8], [late_letters], config)
+    assert_close(batch.advantages, same.advantages)
+    one, other = make_model(), make_model()
+    for model, given in ((one, batch), (other, same)):
+        reference = copy.deepcopy(model) if beta else None
+        update_policy(model, given, sgd(model), config, reference=reference)
+    assert_same_weights(one, other)
+
+
+def test_groups_that_still_tie_at_the_limit_fill_the_batch(tokenizer, monkeypatch):
+    config = dataclasses.replace(RESAMPLING, max_resamples=1, num_generations=4)
+    (metrics,), (batch,), _ = sampled_steps(tokenizer, monkeypatch, config, ("q0", "q1"))
+    # sampled: four tied groups, then three tied ones and one with a signal, which comes first
+    assert batch.rollout.prompts[::4] == [PROBLEMS[index].prompt for index in (7, 0, 1, 2)]
+    assert metrics["resampling/num_groups"] == 8 and metrics["resampling/frac_reward_zero_std"] == 0.75
+    assert metrics["frac_reward_zero_std"] == 7 / 8 and metrics["grad_norm"] > 0
+
+
+def test_resampling_ends_when_every_problem_was_tried(tokenizer, monkeypatch):
+    config = dataclasses.replace(RESAMPLING, max_resamples=100, max_steps=2)
+    history, batches, rollouts = sampled_steps(tokenizer, monkeypatch, config, "q")
+    assert [len(rollout.prompts) // 4 for rollout in rollouts] == [4, 4, 2] * 2
+    for metrics, batch in zip(history, batches, strict=True):
+        assert metrics["resampling/num_groups"] == 10 and metrics["resampling/frac_reward_zero_std"] == 1
+        assert metrics["grad_norm"] == 0 and len(batch.rewards) == 16
+
+
+def test_without_ties_resampling_changes_nothing(tokenizer):
+    off = GRPOConfig(**SMALL, learning_rate=1e-2)
+    (one, plain), (other, history) = run(tokenizer, off), run(tokenizer, dataclasses.replace(off, max_resamples=3))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    added = {"resampling/num_groups": 4, "resampling/frac_reward_zero_std": 0.0}
+    assert [metrics | added for metrics in without_time(plain)] == without_time(history)
 
 
 # The stages
@@ -704,6 +807,7 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(tokenizer):
         ("num_generations", 2.5),
         ("prompts_per_step", 0),
         ("prompts_per_step", "16"),
+        ("max_resamples", -1),
         ("max_completion_length", 0),
         ("max_completion_length", 1.5),
         ("max_steps", 0),
@@ -804,7 +908,7 @@ def test_settings_go_through_json_and_cannot_be_changed():
 def test_the_names_are_trls_where_trl_has_one():
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
-    own = {"prompts_per_step", "advantage_estimator", "optimizer_in_backward", "memory_budget_gib"}
+    own = {"prompts_per_step", "max_resamples", "advantage_estimator", "optimizer_in_backward", "memory_budget_gib"}
     theirs |= {name.removeprefix("vllm_") for name in theirs}  # what corrects for a policy of another kind that samples
     own |= {"rollout_quantization", "abort_grad_norm"}
     assert {field.name for field in dataclasses.fields(GRPOConfig)} - theirs == own

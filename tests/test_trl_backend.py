@@ -183,6 +183,7 @@ def test_nothing_is_printed_warned_or_kept(capsys, tmp_path, monkeypatch):
     [
         ({"prompts_per_step": 7}, {}, "problems .*prompts_per_step = 7 .*6"),
         ({"advantage_estimator": "rloo"}, {}, "advantage_estimator: .*'rloo'"),
+        ({"max_resamples": 2}, {}, "max_resamples: 2 .*TRL's GRPOTrainer does not have"),
         ({}, {"rollout": "llama"}, "rollout: 'llama' is unknown; choose one of grpo_edu, transformers, vllm"),
     ],
 )

@@ -18,8 +18,7 @@ from grpo_edu.continual.examples import encode_examples, pad_examples, target_lo
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.optimizers import build_optimizer, make_stepper
-from grpo_edu.problems.templates import Problem
-from grpo_edu.trainer import problem_order
+from grpo_edu.problems.templates import Problem, ProblemOrder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,12 +57,12 @@ def finetune(
     stepper = make_stepper(optimizer, config)
     reference = copy.deepcopy(model).requires_grad_(False).eval() if config.beta else None
     rows = encode_examples(tokenizer, [(problem.prompt, problem.solution) for problem in problems])
-    order = problem_order(len(rows), config.seed, config.prompts_per_step)
+    order = ProblemOrder(len(rows), config.seed)
     num_tokens = 0
     model.eval()
     for step in range(1, config.max_steps + 1):
         started = time.perf_counter()
-        batch = pad_examples([rows[index] for index in next(order)], tokenizer.pad_token_id)
+        batch = pad_examples([rows[index] for index in order.draw(config.prompts_per_step)], tokenizer.pad_token_id)
         learning_rate = optimizer.param_groups[0]["lr"]
         with FreeCores():
             stepper.begin()

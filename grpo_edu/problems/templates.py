@@ -19,7 +19,7 @@ import json
 import operator
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -222,3 +222,32 @@ def _draw_coin_flip(rng: random.Random) -> Problem:
         lines.append(f"{person} {verb}: {side}.")
     prompt = " ".join(told) + " Which side is up now?"
     return Problem(prompt, side, "coin_flip", f"{' '.join(lines)} #### {side}")
+
+
+class ProblemOrder:
+    """The order in which `count` problems are used: each once before any is repeated, and none twice within a step.
+
+    Each epoch is a new permutation (without `shuffle`: the given order). A step that starts with the last problems of
+    an epoch continues with the next epoch.
+
+    >>> order = ProblemOrder(3, seed=0)
+    >>> [order.draw(2) for _ in range(3)]
+    [[1, 2], [0, 1], [2, 0]]
+    """
+
+    def __init__(self, count: int, seed: int, *, shuffle: bool = True) -> None:
+        self.count, self.shuffle, self.rng = count, shuffle, random.Random(seed)
+        self.waiting: list[int] = []  # what is left of the epoch
+
+    def draw(self, size: int, used: Sequence[int] = ()) -> list[int]:
+        """The indices of the next `size` problems that the step has not `used` yet, or of all if there are fewer."""
+        size = min(size, self.count - len(used))
+        drawn = [index for index in self.waiting if index not in used][:size]
+        left = [index for index in self.waiting if index not in drawn]
+        if len(drawn) < size:
+            fresh = self.rng.sample(range(self.count), self.count) if self.shuffle else list(range(self.count))
+            first = [index for index in fresh if index not in drawn and index not in used][: size - len(drawn)]
+            drawn += first
+            left += [index for index in fresh if index not in first]
+        self.waiting = left
+        return drawn

@@ -221,6 +221,7 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
     return tensors, {
         "step": state.step,
         "num_tokens": state.num_tokens,
+        "num_problems": state.num_problems,
         "room": state.micro_batches.budget if math.isfinite(state.micro_batches.budget) else None,
         "optimizer": numbers,
         "learning_rates": [group["lr"] for group in state.optimizer.param_groups],
@@ -250,6 +251,8 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
         group["lr"] = rate
     state.scheduler.load_state_dict(numbers["scheduler"])
     state.step, state.num_tokens = numbers["step"], numbers["num_tokens"]
+    usual = [state.sampler.config.prompts_per_step] * state.step  # in checkpoints of earlier versions
+    state.num_problems = numbers.get("num_problems", usual)
     state.micro_batches.budget = math.inf if numbers["room"] is None else numbers["room"]
     set_random_states(state.generator, tensors, numbers)
 
@@ -332,11 +335,12 @@ def _read_index(place: Path) -> dict[str, Any]:
 def _check_index(place: Path, index: dict[str, Any], config: GRPOConfig, fingerprint: str) -> None:
     check_fingerprint(index["fingerprint"], fingerprint, place)
     asked = json.loads(json.dumps(config.to_dict()))
-    if index["config"] != asked:
-        names = sorted(asked.keys() | index["config"].keys())
-        changed = next(name for name in names if index["config"].get(name) != asked.get(name))
+    stored = {**asdict(GRPOConfig()), **index["config"]}  # settings that came later had their defaults
+    if stored != asked:
+        names = sorted(asked.keys() | stored.keys())
+        changed = next(name for name in names if stored.get(name) != asked.get(name))
         raise ValueError(
-            f"checkpoint: {place} was written with {changed} = {index['config'].get(changed)!r}, now it is "
+            f"checkpoint: {place} was written with {changed} = {stored.get(changed)!r}, now it is "
             f"{asked.get(changed)!r}; go on with the same settings"
         )
     ours = _versions()

@@ -198,6 +198,7 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
             "train without TRL"
         )
     only_here = {
+        "max_resamples": config.max_resamples > 0,
         "optimizer_in_backward": config.optimizer_in_backward,
         "memory_budget_gib": config.memory_budget_gib is not None,
         "rollout_quantization": config.rollout_quantization is not None,
