@@ -228,11 +228,13 @@ def compute_rewards(
         columns: further keyword arguments for the functions, such as `answer` and `completion_ids`; a list must have B
             entries.
 
-    Returns: `rewards_per_func`, (B, K) float32, NaN where a function returned None. A row that no function scores is
-    all NaN and gives a RuntimeWarning, because a policy cannot learn from a completion without a reward.
+    Returns: `rewards_per_func`, (B, K) float32, NaN where a function returned None.
+
+    Warns if no function applies to some rows: their advantage is 0, as in TRL, so nothing is learned from them.
 
     Raises RuntimeError if a function raises an exception, with the function's name and the exception as its cause;
-    ValueError if a function returns a wrong number of rewards or a reward that is not a finite number.
+    ValueError if a function returns a wrong number of rewards or a reward that is not a finite number, or if no
+    function applies to any row.
 
     >>> compute_rewards(
     ...     [accuracy_reward, steps_reward],
@@ -261,14 +263,16 @@ def compute_rewards(
     if any(map(inspect.isawaitable, returned)):
         returned = _wait_for_all(names, returned)
     table = [_checked(name, values, len(completions)) for name, values in zip(names, returned, strict=True)]
-    for row, rewards in enumerate(zip(*table, strict=True)):
-        if all(math.isnan(reward) for reward in rewards):
-            warning = (
-                f"every reward function ({', '.join(names)}) returned None for completion {row}, of prompt "
-                f"{str(prompts[row])[:200]!r}; add a function that applies to it, or leave the prompt out"
-            )
-            warnings.warn(warning, RuntimeWarning, stacklevel=2)
-            break
+    unscored = [row for row, rewards in enumerate(zip(*table, strict=True)) if all(map(math.isnan, rewards))]
+    if unscored:
+        text = (
+            f"every reward function ({', '.join(names)}) returned None for {len(unscored)} of {len(completions)} "
+            f"completions, the first of them of prompt {str(prompts[unscored[0]])[:200]!r}; add a function that "
+            "applies to it, or leave the prompt out"
+        )
+        if len(unscored) == len(completions):
+            raise ValueError(text)
+        warnings.warn(f"{text}. Their advantage is 0.", RuntimeWarning, stacklevel=2)
     return torch.tensor(table, dtype=torch.float32).T.contiguous()
 
 

@@ -221,7 +221,7 @@ def test_none_becomes_nan():
 
 
 def test_a_row_that_no_function_scores_is_nan_and_said():
-    with pytest.warns(RuntimeWarning, match=r"\(my_reward, my_reward\) returned None for completion 1, of prompt 'q2'"):
+    with pytest.warns(RuntimeWarning, match=r"\(my_reward, my_reward\) returned None for 1 of 2 .*'q2'; add"):
         rewards = compute_rewards([returning([0.5, None]), returning([None, None])], **B)
     assert rewards.isnan().tolist() == [[False, True], [True, True]]
     assert combine_rewards(rewards).isnan().tolist() == [False, True]
@@ -323,6 +323,7 @@ def test_numbers_of_every_kind_are_taken(value):
         ([1e39, 1.0], "returned 1e\\+39 for completion 0.*at most 1e\\+15"),
         ([1.0, -3e38], "returned -3e\\+38 for completion 1.*at most 1e\\+15"),
         (torch.tensor([1.0, math.nan]), "returned nan for completion 1"),
+        ([None, None], r"every reward function \(my_reward\) returned None for 2 of 2 .* of prompt 'q1'; .* leave"),
     ],
 )
 def test_a_bad_return_is_named(value, message):

@@ -120,7 +120,10 @@ def test_no_page_and_no_notebook_says_it_otherwise():
 
 def test_the_metrics_of_a_step_are_those_of_the_glossary():
     seen: set[str] = set()
-    cases = ({"beta": 0.1, "rollout_quantization": "int8-weight"}, {"loss_type": "cispo", "epsilon_high": 5.0})
+    cases = (
+        {"beta": 0.1, "rollout_quantization": "int8-weight", "max_resamples": 1},
+        {"loss_type": "cispo", "epsilon_high": 5.0},
+    )
     for case in cases:
         model = make_model(dtype=torch.float32)
         penalty = anchor_penalty([Anchor(uniform_fisher(model), copy_params(model))], ewc_lambda=1.0)
