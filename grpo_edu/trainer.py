@@ -110,6 +110,18 @@ def score_rollout(
     loss_mask = rollout.completion_mask
     if config.mask_truncated_completions:
         loss_mask = loss_mask * ~rollout.is_truncated[:, None]
+    return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, advantages)
+
+
+def batch_of(
+    rollout: Rollout,
+    rewards_per_func: Tensor,
+    rewards: Tensor,
+    loss_mask: Tensor,
+    config: GRPOConfig,
+    advantages: Callable[[Tensor, GRPOConfig], Tensor],
+) -> Batch:
+    """The batch of scored completions, with their advantages."""
     return Batch(rollout, rewards_per_func, rewards, advantages(rewards, config), loss_mask)
 
 
@@ -243,28 +255,24 @@ def sample_batch(
         missing = int(degenerate_groups(rounds[-1].rewards, config.num_generations).sum())
     if len(rounds) == 1:
         return rounds[0], rounds[0]
-    sampled = join_batches(rounds, torch.arange(len(used)), tokenizer, config, stages)
+    sampled = join_batches(rounds, torch.arange(len(used)), tokenizer.pad_token_id, config, stages)
     tied = degenerate_groups(sampled.rewards, config.num_generations)
     groups = tied.long().argsort(stable=True)[: config.prompts_per_step]  # those that do not tie come first
-    return join_batches([sampled], groups, tokenizer, config, stages), sampled
+    return join_batches([sampled], groups, tokenizer.pad_token_id, config, stages), sampled
 
 
 def join_batches(
-    batches: Sequence[Batch],
-    groups: Tensor,
-    tokenizer: PreTrainedTokenizerBase,
-    config: GRPOConfig,
-    stages: Stages = GRPO_STAGES,
+    batches: Sequence[Batch], groups: Tensor, pad_token_id: int, config: GRPOConfig, stages: Stages
 ) -> Batch:
     """The batch of some groups of several batches, counted through all of them, with the advantages of this batch."""
     size = config.num_generations
     rows = (groups[:, None] * size + torch.arange(size)).flatten()
-    rollout = join_rollouts([batch.rollout for batch in batches], rows.tolist(), tokenizer.pad_token_id)
+    rollout = join_rollouts([batch.rollout for batch in batches], rows.tolist(), pad_token_id)
     rewards = torch.cat([batch.rewards for batch in batches])[rows]
     rewards_per_func = torch.cat([batch.rewards_per_func for batch in batches])[rows]
     masks = [mask for batch in batches for mask in batch.loss_mask]
     loss_mask = pad_sequence([masks[row] for row in rows], batch_first=True)
-    return Batch(rollout, rewards_per_func, rewards, stages.advantages(rewards, config), loss_mask)
+    return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, stages.advantages)
 
 
 def resampling_metrics(batch: Batch, sampled: Batch, config: GRPOConfig) -> dict[str, float]:
