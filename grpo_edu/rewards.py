@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -206,9 +207,11 @@ def compute_rewards(
 
     Returns: `rewards_per_func`, (B, K) float32, NaN where a function returned None.
 
+    Warns if no function applies to some rows: their advantage is 0, as in TRL, so nothing is learned from them.
+
     Raises RuntimeError if a function raises an exception, with the function's name and the exception as its cause;
     ValueError if a function returns a wrong number of rewards or a reward that is not a finite number, or if no
-    function applies to a row, because a policy cannot learn from a completion without a reward.
+    function applies to any row.
 
     >>> compute_rewards(
     ...     [accuracy_reward, steps_reward],
@@ -235,12 +238,16 @@ def compute_rewards(
         with _Naming(name):
             returned = function(**own)
         table.append(_checked(name, returned, len(completions)))
-    for row, rewards in enumerate(zip(*table, strict=True)):
-        if all(math.isnan(reward) for reward in rewards):
-            raise ValueError(
-                f"every reward function ({', '.join(names)}) returned None for completion {row}, of prompt "
-                f"{str(prompts[row])[:200]!r}; add a function that applies to it, or leave the prompt out"
-            )
+    unscored = [row for row, rewards in enumerate(zip(*table, strict=True)) if all(map(math.isnan, rewards))]
+    if unscored:
+        text = (
+            f"every reward function ({', '.join(names)}) returned None for {len(unscored)} of {len(completions)} "
+            f"completions, the first of them of prompt {str(prompts[unscored[0]])[:200]!r}; add a function that "
+            "applies to it, or leave the prompt out"
+        )
+        if len(unscored) == len(completions):
+            raise ValueError(text)
+        warnings.warn(f"{text}. Their advantage is 0.", RuntimeWarning, stacklevel=2)
     return torch.tensor(table, dtype=torch.float32).T.contiguous()
 
 

@@ -249,14 +249,19 @@ def test_numbers_of_every_kind_are_taken(value):
         ([1e39, 1.0], "returned 1e\\+39 for completion 0.*at most 1e\\+15"),
         ([1.0, -3e38], "returned -3e\\+38 for completion 1.*at most 1e\\+15"),
         (torch.tensor([1.0, math.nan]), "returned nan for completion 1"),
-        ([None, None], r"every reward function \(my_reward\) returned None for completion 0, of prompt 'q1'"),
-        ([1.0, None], r"every reward function .* for completion 1, of prompt 'q2'; add a function .* leave"),
+        ([None, None], r"every reward function \(my_reward\) returned None for 2 of 2 .* of prompt 'q1'; .* leave"),
     ],
 )
 def test_a_bad_return_is_named(value, message):
     with pytest.raises(ValueError, match=message) as caught:
         compute_rewards([returning(value)], **B)
     assert "my_reward" in str(caught.value)
+
+
+def test_a_row_that_no_function_scores_is_said():
+    with pytest.warns(RuntimeWarning, match=r"\(my_reward\) returned None for 1 of 2 .*'q2'; add .*advantage is 0"):
+        rewards = compute_rewards(returning([1.0, None]), **B)
+    assert rewards[0, 0] == 1 and rewards[1, 0].isnan()
 
 
 def test_a_function_that_edits_its_input_changes_nothing_for_the_next_one():
