@@ -247,7 +247,7 @@ def test_a_worker_thread_may_train(run, tmp_path):
         (lambda: [1.0], ValueError, "'failing' returned 1 rewards for 8 completions"),
         (lambda: ["high"] * 8, ValueError, "'failing' returned 'high'"),
         (lambda: [math.nan] * 8, ValueError, "'failing' returned nan"),
-        (lambda: [None] * 8, ValueError, "returned None for completion 0"),
+        (lambda: [None] * 8, ValueError, "returned None for 8 of 8"),
     ],
 )
 def test_a_reward_that_fails_in_the_middle_loses_nothing(run, tmp_path, returned, kind, message):

@@ -29,8 +29,8 @@ from toy_policy import (
 
 from grpo_edu import trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
-from grpo_edu.losses import UNCLIPPED
 from grpo_edu.fast.optimizers import build_optimizer
+from grpo_edu.losses import UNCLIPPED
 from grpo_edu.problems.templates import Problem
 from grpo_edu.rollout import generate
 from grpo_edu.trainer import problem_order, train

@@ -263,7 +263,7 @@ def test_micro_batches(trainer, batch, ours, monkeypatch, loss_type):
 @pytest.mark.parametrize("per_token", [False, True])
 @every_loss
 def test_entropies_masks_and_advantages_per_token(trainer, batch, ours, monkeypatch, loss_type, per_token):
-    """The tokens with the highest entropy, completions that became unlikely, and the entropy bonus with its gradient."""
+    """The tokens with the highest entropy, completions that became unlikely, and the entropy bonus."""
     model, old, ref = ours
     advantages = batch["advantages"]
     if per_token:
