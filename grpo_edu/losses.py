@@ -270,15 +270,11 @@ def grpo_loss(
     .. math:: L = \sum_{i,t} w_{it}\, \ell_{it}
 
     The loss of each token comes from `per_token_loss`, which also takes the other options, and its weight from
-    `token_weights`; both describe the arguments.
-    The content of the padding has no influence on the value or on the gradient.
+    `token_weights`; both describe the arguments. The content of the padding has no influence on value or gradient.
 
-    To leave out truncated completions, set their rows of ``completion_mask`` to zero, as TRL does. With the loss types
-    that divide by the number of rows B, such a row still counts; with the others its tokens no longer count in the
-    denominator.
-
-    TRL's own defaults differ in two settings: its ``loss_type`` is "dapo", and its ``use_bias_correction_kl`` is True,
-    so the same ``beta`` has another gradient there.
+    To leave out truncated completions, set their rows of ``completion_mask`` to zero, as TRL does. Where B is a part of
+    the denominator, such a row still counts; elsewhere its tokens no longer count. Two defaults of TRL differ: its
+    ``loss_type`` is "dapo", and its ``use_bias_correction_kl`` is True, so the same ``beta`` has another gradient.
 
     >>> logps = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]])
     >>> mask = torch.tensor([[1, 1], [1, 0]])
@@ -414,7 +410,7 @@ def off_policy_mask(
     *,
     threshold: float,
 ) -> Tensor:
-    r"""Find the bad completions that the policy would no longer sample, and which therefore teach it little.
+    r"""Find the bad completions that the policy would hardly sample any more.
 
     .. math:: m_i = 0 \iff A_i < 0 \ \text{and}\ \frac{1}{|o_i|} \sum_t \log \frac{\pi_{old}(o_{it})}{\pi(o_{it})} > d
 
@@ -481,12 +477,11 @@ def token_weights(
     luspo   1 / B                                         https://arxiv.org/abs/2602.05261
     ======= ============================================= ================================
 
-    "sapo" has the weights of "grpo", "cispo" and "vespo" those of "dapo", and "reinforce" those of "luspo", so that it
-    sums up the log-probabilities of a completion. LUSPO is meant for the ratio of "sequence".
-
-    "grpo" gives a token of a long completion less weight than a token of a short one; "dr_grpo" divides by a constant
-    instead. A row without tokens has no weight, and denominators are at least 1. Because each token has its own weight,
-    a batch can be divided into micro-batches in any way: their losses add up to the loss of the batch.
+    "sapo" has the weights of "grpo", "cispo" and "vespo" those of "dapo", and "reinforce" those of "luspo", which is
+    meant for the ratio of "sequence". "grpo" gives a token of a long completion less weight than a token of a short
+    one; "dr_grpo" divides by a constant instead. A row without tokens has no weight, and denominators are at least 1.
+    Because each token has its own weight, a batch can be divided into micro-batches in any way: their losses add up to
+    the loss of the batch.
 
     Args:
         completion_mask: of the whole batch.
