@@ -2,13 +2,17 @@
 
 GRPO needs no value network, because it samples a group of G completions per prompt and compares each reward with the
 mean of the group. The functions take the B = N·G rewards of N prompts, with the rows of a group adjacent, and raise
-ValueError if B is not a multiple of G, if G < 2, or if a reward is NaN, infinite or too large to be squared.
+ValueError if B is not a multiple of G, if G < 2, or if a reward is infinite or too large to be squared. A reward of NaN
+means that no reward function applied to this completion: its advantage is 0, and the others are compared without it.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from grpo_edu.config import LARGEST_REWARD, SCALE_REWARDS
+from grpo_edu.rewards import combine_rewards
 
 
 def group_advantages(
@@ -21,7 +25,9 @@ def group_advantages(
     DeepSeekMath (https://arxiv.org/abs/2402.03300), section 4.1.2. ``scale_rewards`` selects the sample standard
     deviation (with n - 1): "group" uses the rewards of the group, as in the paper. "batch" uses all B rewards, so that
     a group with almost equal rewards does not get large advantages (https://arxiv.org/abs/2508.08221). "none" does not
-    scale, as in Dr. GRPO (https://arxiv.org/abs/2503.20783).
+    scale, as in Dr. GRPO (https://arxiv.org/abs/2503.20783). "mean" divides by the mean of the group instead, so that
+    with rewards 0 and 1 the gradient is that of log p(correct), and a rare success counts more (MaxRL,
+    https://arxiv.org/abs/2602.02710).
 
     A group whose rewards are exactly equal gets exactly 0. This is checked explicitly, because rounding can make the
     standard deviation positive: in float32 the mean of sixteen rewards of 1.69 is not 1.69.
@@ -29,14 +35,14 @@ def group_advantages(
     Args:
         rewards: (B,), the total reward of each completion; integers and booleans become float32.
         num_generations: G >= 2, completions per prompt.
-        scale_rewards: "group", "batch" or "none".
+        scale_rewards: "group", "batch", "none" or "mean".
         eps: added to the standard deviation, in units of the reward.
 
     Returns:
         (B,), without unit, or with "none" in units of the reward.
 
     Raises:
-        ValueError: see the module; also an unknown ``scale_rewards``.
+        ValueError: see the module; also an unknown ``scale_rewards``, or "mean" with a negative reward.
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0]), 3, scale_rewards="none")
     tensor([ 0.6667, -0.3333, -0.3333,  0.0000,  0.0000,  0.0000])
@@ -46,12 +52,17 @@ def group_advantages(
     grouped = _grouped(rewards, num_generations)
     if scale_rewards not in SCALE_REWARDS:
         raise ValueError(f"scale_rewards must be one of {', '.join(SCALE_REWARDS)}; got {scale_rewards!r}")
-    advantages = grouped - grouped.mean(dim=1, keepdim=True)
+    mean = grouped.nanmean(dim=1, keepdim=True)
+    advantages = grouped - mean
     if scale_rewards == "group":
-        advantages = advantages / (grouped.std(dim=1, keepdim=True) + eps)
+        advantages = advantages / (nanstd(grouped) + eps)
     elif scale_rewards == "batch":
-        advantages = advantages / (grouped.std() + eps)
-    return advantages.masked_fill(_all_equal(grouped)[:, None], 0.0).flatten()
+        advantages = advantages / (nanstd(grouped.view(1, -1)) + eps)
+    elif scale_rewards == "mean":
+        if (grouped < 0).any():
+            raise ValueError(f"rewards must not be negative with scale_rewards='mean', got {grouped.min():g}")
+        advantages = advantages / (mean + eps)
+    return _zero_where_nothing_differs(advantages, grouped)
 
 
 def rloo_advantages(rewards: Tensor, num_generations: int) -> Tensor:
@@ -72,13 +83,46 @@ def rloo_advantages(rewards: Tensor, num_generations: int) -> Tensor:
     tensor([ 1.0000, -0.5000, -0.5000,  0.0000,  0.0000,  0.0000])
     """
     grouped = _grouped(rewards, num_generations)
-    centered = grouped - grouped.mean(dim=1, keepdim=True)
-    advantages = centered * (num_generations / (num_generations - 1))
-    return advantages.masked_fill(_all_equal(grouped)[:, None], 0.0).flatten()
+    count = (~grouped.isnan()).sum(dim=1, keepdim=True)
+    centered = grouped - grouped.nanmean(dim=1, keepdim=True)
+    return _zero_where_nothing_differs(centered * (count / (count - 1)), grouped)
+
+
+def gdpo_advantages(
+    rewards_per_func: Tensor,
+    num_generations: int,
+    weights: Sequence[float] | Tensor | None = None,
+    *,
+    eps: float = 1e-4,
+) -> Tensor:
+    r"""Scale each reward function within the group, then add them up, then scale the sum over the batch.
+
+    .. math:: S_i = \sum_k w_k \frac{r_{ik} - \mathrm{mean}_k}{\mathrm{std}_k + \epsilon}
+              \qquad A_i = \frac{S_i}{\mathrm{std}(S) + \epsilon}
+
+    GDPO (https://arxiv.org/abs/2601.05242); TRL's "normalize_then_sum". If rewards are added first, a function with a
+    larger spread outweighs the others. The mean of S over the batch, which the paper subtracts, is always 0.
+
+    Args:
+        rewards_per_func: (B, K), NaN where a function does not apply.
+        num_generations, eps: as for `group_advantages`.
+        weights: K finite numbers; None: each is 1.
+
+    Returns:
+        (B,), without unit.
+
+    >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 9.0], [1.0, 0.0], [0.0, 0.0]])
+    >>> gdpo_advantages(rewards, 2, weights=[1.0, 0.5])
+    tensor([ 0.5476, -0.5476,  1.0953, -1.0953])
+    """
+    scaled = [group_advantages(column, num_generations, eps=eps) for column in rewards_per_func.T]
+    total = combine_rewards(torch.stack(scaled, dim=1), weights)
+    total = total.masked_fill(rewards_per_func.isnan().all(dim=1), torch.nan)
+    return (total / (nanstd(total[None])[0] + eps)).nan_to_num(0.0)
 
 
 def degenerate_groups(rewards: Tensor, num_generations: int) -> Tensor:
-    """Find the groups whose rewards are exactly equal, and which therefore have no gradient.
+    """Find the groups whose rewards, apart from NaN, are exactly equal, and which therefore have no gradient.
 
     Args:
         rewards, num_generations: as for `group_advantages`.
@@ -131,9 +175,9 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
             "keep every group whole"
         )
     rewards = rewards if rewards.is_floating_point() else rewards.float()
-    usable = torch.abs(rewards.double()) <= LARGEST_REWARD  # False for NaN
-    if not usable.all():
-        row = int((~usable).nonzero()[0])
+    unusable = torch.abs(rewards.double()) > LARGEST_REWARD
+    if unusable.any():
+        row = int(unusable.nonzero()[0])
         raise ValueError(
             f"rewards[{row}] must be a number of at most {LARGEST_REWARD:g} in size, got {float(rewards[row]):g}; "
             "check the reward function that scored this completion, and `reward_weights`"
@@ -141,6 +185,21 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
     return rewards.view(-1, num_generations)
 
 
+def nanstd(rows: Tensor) -> Tensor:
+    """The sample standard deviation (ddof 1) of each row without NaN, (N, 1); NaN for fewer than two numbers."""
+    if not rows.isnan().any():
+        return rows.std(dim=1, keepdim=True)
+    squares = (rows - rows.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
+    freedom = (~rows.isnan()).sum(dim=1, keepdim=True) - 1
+    return (squares / freedom.clamp(min=0)).sqrt()
+
+
 def _all_equal(grouped: Tensor) -> Tensor:
-    """Whether the rewards of each group (N, G) are exactly equal; (N,) bool."""
-    return (grouped == grouped[:, :1]).all(dim=1)
+    """Whether the rewards of each group (N, G), apart from NaN, are exactly equal; (N,) bool."""
+    lowest, highest = (grouped.nan_to_num(nan=fill).aminmax(dim=1) for fill in (torch.inf, -torch.inf))
+    return lowest.min >= highest.max
+
+
+def _zero_where_nothing_differs(advantages: Tensor, grouped: Tensor) -> Tensor:
+    """Advantages (N, G) as (B,), exactly 0 in groups with equal rewards and for completions without a reward."""
+    return advantages.masked_fill(_all_equal(grouped)[:, None], 0.0).nan_to_num(0.0).flatten()

@@ -10,10 +10,11 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, ClassVar, get_args, get_type_hints
 
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "reinforce")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
-SCALE_REWARDS = ("group", "batch", "none")
-ADVANTAGE_ESTIMATORS = ("group", "rloo")
+SCALE_REWARDS = ("group", "batch", "none", "mean")
+ADVANTAGE_ESTIMATORS = ("group", "rloo", "none")
+AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 OPTIMIZERS = ("adamw_torch", "adafactor")
 ROLLOUTS = ("grpo_edu", "transformers", "vllm")  # what may sample for TRL's trainer
@@ -37,13 +38,18 @@ class GRPOConfig:
     num_iterations: μ, updates per batch; from the second on, the importance ratio differs from 1 and is clipped.
     gradient_accumulation_steps: micro-batches per batch; the result does not depend on it.
     temperature, top_p, top_k, min_p, repetition_penalty: settings of the sampling, see `grpo_edu.rollout.generate`.
-    loss_type, importance_sampling_level, epsilon, epsilon_high, beta: see `grpo_edu.losses.grpo_loss`.
+    loss_type, importance_sampling_level, epsilon, epsilon_high, delta, beta: see `grpo_edu.losses.grpo_loss`.
+    use_bias_correction_kl: multiply the KL penalty by the ratio (DeepSeek-V3.2), which is TRL's default.
+    off_policy_mask_threshold: leave out bad completions that became less likely by more nats per token (DeepSeek-V3.2).
+    top_entropy_quantile: share of the tokens, those with the highest entropy, that the policy loss keeps.
+    entropy_coef: weight of the mean entropy of the tokens, which is added as a bonus.
     sync_ref_model: let the reference policy of the KL term follow the policy (TR-DPO, arXiv 2404.09656).
     ref_model_mixup_alpha: the weights of the new reference are alpha · policy + (1 − alpha) · reference.
     ref_model_sync_steps: number of steps between two such updates of the reference.
-    scale_rewards: "group", "batch" or "none", see `grpo_edu.advantages.group_advantages`.
-    advantage_estimator: "group", or "rloo" for the leave-one-out baseline (which scales nothing).
+    scale_rewards: "group", "batch", "none" or "mean", see `grpo_edu.advantages.group_advantages`.
+    advantage_estimator: "group", "rloo" for the leave-one-out baseline, or "none" for the reward itself (no scaling).
     reward_weights: one weight per reward function; None gives each of them the weight 1.
+    multi_objective_aggregation: add rewards first, or scale each first (see `grpo_edu.advantages.gdpo_advantages`).
     mask_truncated_completions: leave completions that did not end out of the loss (DAPO).
     shuffle_dataset: shuffle the problems; if False, they are used in the given order.
     seed: random seed of the order of the problems and of every sampled token.
@@ -69,6 +75,7 @@ class GRPOConfig:
         "importance_sampling_level": IMPORTANCE_SAMPLING_LEVELS,
         "scale_rewards": SCALE_REWARDS,
         "advantage_estimator": ADVANTAGE_ESTIMATORS,
+        "multi_objective_aggregation": AGGREGATIONS,
         "lr_scheduler_type": SCHEDULES,
         "optim": OPTIMIZERS,
         "rollout_quantization": QUANTIZATION_SCHEMES,
@@ -95,13 +102,19 @@ class GRPOConfig:
     importance_sampling_level: str = "token"
     epsilon: float = 0.2
     epsilon_high: float | None = None
+    delta: float | None = None
     beta: float = 0.0
+    use_bias_correction_kl: bool = False
+    off_policy_mask_threshold: float | None = None
+    top_entropy_quantile: float = 1.0
+    entropy_coef: float = 0.0
     sync_ref_model: bool = False
     ref_model_mixup_alpha: float = 0.6
     ref_model_sync_steps: int = 512
     scale_rewards: str = "group"
     advantage_estimator: str = "group"
     reward_weights: tuple[float, ...] | None = None
+    multi_objective_aggregation: str = "sum_then_normalize"
     mask_truncated_completions: bool = False
     shuffle_dataset: bool = True
     seed: int = 0
@@ -128,11 +141,15 @@ class GRPOConfig:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("learning_rate", "temperature", "repetition_penalty"):
             self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
-        for name in ("weight_decay", "epsilon", "beta", "max_grad_norm"):
+        for name in ("weight_decay", "epsilon", "beta", "max_grad_norm", "entropy_coef"):
             self._require(name, 0 <= getattr(self, name) < math.inf, "must be 0 or a positive number")
         for name in ("warmup_steps", "max_resamples"):
             self._require(name, getattr(self, name) >= 0, "must not be negative")
         self._require("epsilon_high", self.epsilon_high is None or self.epsilon_high >= 0, "must not be negative")
+        delta, threshold = self.delta, self.off_policy_mask_threshold
+        self._require("delta", delta is None or delta >= 1, "must be at least 1, as a bound of the ratio itself")
+        self._require("off_policy_mask_threshold", threshold is None or threshold >= 0, "must not be negative")
+        self._require("top_entropy_quantile", 0 <= self.top_entropy_quantile <= 1, "must be between 0 and 1 (off)")
         budget, abort = self.memory_budget_gib, self.abort_grad_norm
         self._require("memory_budget_gib", budget is None or 0 < budget < math.inf, "must be a positive number of GiB")
         self._require("abort_grad_norm", abort is None or abort > 0, "must be positive, or None for no bound")
@@ -199,6 +216,11 @@ class GRPOConfig:
             raise ValueError(
                 f"ref_model_sync_steps must be smaller than max_steps = {self.max_steps} with sync_ref_model = True, "
                 f"got {self.ref_model_sync_steps}, so the reference would never change. Lower ref_model_sync_steps."
+            )
+        if self.multi_objective_aggregation == "normalize_then_sum" and self.advantage_estimator != "group":
+            raise ValueError(
+                "multi_objective_aggregation = 'normalize_then_sum' has no effect with advantage_estimator = "
+                f"{self.advantage_estimator!r}. Set advantage_estimator='group'."
             )
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             raise ValueError(

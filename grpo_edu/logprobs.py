@@ -7,7 +7,7 @@ for shapes that do not match.
 """
 
 import warnings
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -89,11 +89,11 @@ def per_token_logps(
         temperature: of the sampling; logits are divided by it.
         chunk_size: number of tokens whose logits are in memory at the same time; None: 128 MiB of logits. With several
             chunks, the backward pass computes the logits of each chunk again instead of keeping them.
-        with_entropy: also return the entropies, which have no gradient.
+        with_entropy: also return the entropies.
 
     Returns:
         (B, C), nats, 0 in the padding, with gradient. With ``with_entropy`` a pair of this and the entropies (B, C),
-        nats, 0 in the padding.
+        nats, 0 in the padding, with gradient.
 
     Raises:
         ValueError: the shapes do not match, a completion mask has gaps, a prompt is empty, the temperature is not
@@ -123,7 +123,8 @@ def group_logps(
     *,
     num_generations: int,
     temperature: float = 1.0,
-) -> Tensor:
+    with_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """The log-probabilities of `per_token_logps`, computed with one pass over each prompt per group if possible.
 
     If the model does not support the mask that `shared_prefix_logps` needs, the function warns and calls
@@ -133,8 +134,9 @@ def group_logps(
     width = int(packed_lengths(prompt_mask, completion_mask, num_generations).max())
     obstacle = block_mask_obstacle(model, width)
     if not obstacle:
-        logps = shared_prefix_logps(model, *batch, num_generations=num_generations, temperature=temperature)
-        return cast(Tensor, logps)  # without entropies
+        return shared_prefix_logps(
+            model, *batch, num_generations=num_generations, temperature=temperature, with_entropy=with_entropy
+        )
     warning = f"{obstacle}; each prompt is processed once per completion, which is slower"
     warnings.warn(warning, RuntimeWarning, stacklevel=2)
-    return cast(Tensor, per_token_logps(model, *batch, temperature=temperature))
+    return per_token_logps(model, *batch, temperature=temperature, with_entropy=with_entropy)

@@ -10,21 +10,27 @@ All functions take the same arguments under the same names:
 - per_token_logps: (B, C), nats, of the policy that is trained, with gradient.
 - old_per_token_logps: (B, C), nats, at the start of the update; no gradient flows into them.
 - ref_per_token_logps: (B, C), nats, of the frozen reference policy; no gradient flows into them.
-- advantages: (B,); no gradient flows into them.
+- advantages: (B,), or (B, C) if they differ between the tokens; no gradient flows into them.
 - completion_mask: (B, C), 1 for each token up to and including the first EOS, 0 for padding.
 - epsilon: lower clip bound, as a distance from 1.
 - epsilon_high: upper clip bound, ``epsilon`` if None; with "cispo" the largest ratio itself.
-- loss_type: "grpo", "bnpo", "dr_grpo", "dapo" or "cispo".
+- loss_type: one of `grpo_edu.config.LOSS_TYPES`; `per_token_policy_loss` has the formulas, `token_weights` the weights.
 - importance_sampling_level: "token", or "sequence" (GSPO).
 
 They raise ValueError for shapes that do not match, an unknown name, a negative clip bound, a ``delta`` below 1, and a
 mask that contains anything but 0 and 1.
 """
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from grpo_edu.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
+
+UNCLIPPED = ("sapo", "vespo", "reinforce")  # the losses without clip bounds
+_LOG_WEIGHT = (math.log(1e-8), 20.0)  # the bounds of the logarithm of VESPO's weight, as in TRL
 
 
 def importance_ratio(
@@ -70,33 +76,47 @@ def per_token_policy_loss(
     epsilon_high: float | None = None,
     delta: float | None = None,
     loss_type: str = "grpo",
+    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
+    vespo_shape: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
 ) -> Tensor:
-    r"""The clipped policy-gradient loss of each token, before padding is masked.
+    r"""The policy-gradient loss of each token, before padding is masked.
 
-    .. math:: -\min(\rho A,\ \mathrm{clip}(\rho, 1-\epsilon, 1+\epsilon_{high}) A)
-              \qquad\text{cispo: } -\mathrm{sg}[\min(\rho, \epsilon_{high})]\, A \log \pi
+    ========= ==============================================================================
+    grpo      −min(ρ A, clip(ρ, 1 − ε, 1 + ε_high) A); also "bnpo", "dr_grpo", "dapo", "luspo"
+    cispo     −sg[min(ρ, ε_high)] A log π, where no gradient flows into sg[…]
+    sapo      −(4/τ) σ(τ (ρ − 1)) A
+    vespo     −sg[w^k e^(λ (1 − w))] A log π
+    reinforce −A log π
+    ========= ==============================================================================
 
     PPO's clipping removes the gradient of a token whose ratio has already moved far enough in the direction of its
     advantage. A larger ``epsilon_high`` (0.28 in DAPO, https://arxiv.org/abs/2503.14476) lets unlikely tokens grow
     further. ``delta`` bounds the ratio if the advantage is negative, which clipping does not do (INTELLECT-2,
     https://arxiv.org/abs/2505.07291). CISPO (https://arxiv.org/abs/2506.13585) clips the weight of a token instead of
     its update, so every token keeps a gradient. There, 5.0 is a usual ``epsilon_high``; if it is None, ``epsilon`` is
-    the largest ratio, as in TRL, and 0.2 scales the loss down to about a fifth.
+    the largest ratio, as in TRL, and 0.2 scales the loss down to about a fifth. SAPO (https://arxiv.org/abs/2511.20347)
+    replaces the clip bounds by a sigmoid, whose slope is 1 at ratio 1 and becomes smaller on both sides. VESPO
+    (https://arxiv.org/abs/2602.10693) weights all tokens of a completion alike, by a function of w, the product of its
+    ratios. REINFORCE (Williams 1992) has no ratio, so it is right in the first update after a rollout only.
 
     Args:
-        per_token_logps: used by "cispo" only.
-        ratio: (B, C) or (B, 1), from `importance_ratio`.
+        per_token_logps: used by "cispo", "vespo" and "reinforce" only.
+        ratio: (B, C) or (B, 1), from `importance_ratio`; for "vespo" w, (B, 1).
         delta: upper bound of the ratio itself, larger than 1 + ``epsilon_high``; None: no bound.
-        loss_type: "cispo"; all others are clipped in the same way.
+        loss_type: those in one row of the table differ in `token_weights` only.
+        sapo_temperatures: τ where the advantage is positive, and elsewhere.
+        vespo_shape: k and λ where the advantage is positive, then k and λ elsewhere.
 
     Returns:
-        (B, C); (B, 1) if the ratio is (B, 1) and the loss is not "cispo".
+        (B, C); (B, 1) if neither the ratio nor the advantages nor the loss type distinguish the tokens of a completion.
 
     >>> ratio = torch.tensor([[0.5, 1.0, 1.5]])
     >>> per_token_policy_loss(ratio.log(), ratio, torch.tensor([1.0]))
     tensor([[-0.5000, -1.0000, -1.2000]])
     >>> per_token_policy_loss(ratio.log(), ratio, torch.tensor([-1.0]))
     tensor([[0.8000, 1.0000, 1.5000]])
+    >>> per_token_policy_loss(ratio.log(), ratio, torch.tensor([1.0]), loss_type="sapo")
+    tensor([[-1.5102, -2.0000, -2.4898]])
     """
     check_shapes(per_token_logps, advantages)
     check_row_or_token("ratio", ratio, per_token_logps)
@@ -104,9 +124,22 @@ def per_token_policy_loss(
     low, high = _clip_bounds(epsilon, epsilon_high)
     if delta is not None and not delta >= 1:
         raise ValueError(f"delta must be larger than 1, because it is an upper bound of the ratio itself, got {delta}")
-    advantages = advantages.detach()[:, None]
+    advantages = _per_token(advantages.detach())
+
+    def by_sign(upper: float, lower: float) -> Tensor:
+        return torch.where(advantages > 0, ratio.new_tensor(upper), ratio.new_tensor(lower))
+
+    if loss_type == "reinforce":
+        return -advantages * per_token_logps
     if loss_type == "cispo":
         return -ratio.clamp(max=high).detach() * advantages * per_token_logps
+    if loss_type == "sapo":
+        temperature = by_sign(*sapo_temperatures)
+        return -torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * advantages
+    if loss_type == "vespo":
+        power, decay = by_sign(*vespo_shape[::2]), by_sign(*vespo_shape[1::2])
+        weight = (power * ratio.log() + decay * (1 - ratio)).exp()
+        return -weight.detach() * advantages * per_token_logps
     clipped = ratio.clamp(1 - low, 1 + high)
     if delta is not None:
         ratio = ratio.clamp(max=delta)
@@ -132,7 +165,7 @@ def clip_fractions(
 
     Returns:
         "clip_ratio/low_mean", "clip_ratio/high_mean" and "clip_ratio/region_mean"; for "cispo" only
-        "cispo_clip_ratio". Scalars between 0 and 1.
+        "cispo_clip_ratio"; nothing for losses without clip bounds. Scalars between 0 and 1.
 
     >>> ratio, old = torch.tensor([[0.5, 1.5], [0.5, 1.0]]), torch.zeros(2, 2)
     >>> shares = clip_fractions(ratio.log(), old, torch.tensor([1.0, -1.0]), torch.ones(2, 2))
@@ -145,12 +178,15 @@ def clip_fractions(
     ratio = importance_ratio(
         per_token_logps, old_per_token_logps, completion_mask, importance_sampling_level=importance_sampling_level
     )
-    mask = completion_mask if importance_sampling_level == "token" else torch.ones_like(ratio)
-    advantages = advantages[:, None]
+    advantages = _per_token(advantages)
+    by_row = importance_sampling_level == "sequence" and advantages.shape[1] == 1
+    mask = torch.ones_like(ratio) if by_row else completion_mask
 
     def share(condition: Tensor) -> Tensor:
         return masked(condition.float(), mask).sum() / mask.sum().clamp(min=1)
 
+    if loss_type in UNCLIPPED:
+        return {}
     if loss_type == "cispo":
         return {"cispo_clip_ratio": share((ratio > high) & (advantages > 0))}
     low_clipped = (ratio < 1 - low) & (advantages < 0)
@@ -169,6 +205,19 @@ def _clip_bounds(epsilon: float, epsilon_high: float | None) -> tuple[float, flo
     return epsilon, high
 
 
+def _sequence_weight(log_ratio: Tensor, importance_weights: Tensor | None) -> Tensor:
+    """VESPO's w (B, 1): the product of a completion's ratios and importance weights, bounded as in TRL."""
+    total = log_ratio.detach().clamp(-20, 20).sum(dim=1, keepdim=True)
+    if importance_weights is not None:
+        total = total + importance_weights.log().clamp(*_LOG_WEIGHT).sum(dim=1, keepdim=True)
+    return total.clamp(*_LOG_WEIGHT).exp()
+
+
+def _per_token(advantages: Tensor) -> Tensor:
+    """Advantages (B,) as (B, 1); advantages (B, C) unchanged."""
+    return advantages if advantages.ndim == 2 else advantages[:, None]
+
+
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """Replace the values by 0 where the mask is 0, even if they are NaN."""
     return torch.where(mask != 0, values, 0.0)
@@ -181,15 +230,16 @@ def check_name(argument: str, name: str, known: tuple[str, ...]) -> None:
 
 
 def check_shapes(per_token_logps: Tensor, advantages: Tensor | None = None, **others: Tensor | None) -> None:
-    """Raise ValueError unless the log-probabilities and all others are (B, C), and the advantages (B,)."""
+    """Raise ValueError unless the log-probabilities and all others are (B, C), and the advantages that or (B,)."""
     shape = tuple(per_token_logps.shape)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"per_token_logps must have shape (B, C) and not be empty, got {shape}")
     for argument, tensor in others.items():
         if tensor is not None and tensor.shape != shape:
             raise ValueError(f"{argument} must have shape {shape}, as per_token_logps, got {tuple(tensor.shape)}")
-    if advantages is not None and advantages.shape != shape[:1]:
-        raise ValueError(f"advantages must have shape ({shape[0]},), one per completion, got {tuple(advantages.shape)}")
+    if advantages is not None and advantages.shape not in (shape[:1], shape):
+        got = tuple(advantages.shape)
+        raise ValueError(f"advantages must have shape ({shape[0]},), one per completion, or {shape}, got {got}")
 
 
 def check_row_or_token(argument: str, values: Tensor, like: Tensor) -> None:
@@ -213,20 +263,18 @@ def grpo_loss(
     importance_sampling_level: str = "token",
     max_completion_length: int | None = None,
     num_items: int | Tensor | None = None,
-    delta: float | None = None,
-    use_bias_correction_kl: bool = False,
-    importance_weights: Tensor | None = None,
+    **options: Any,
 ) -> Tensor:
     r"""The loss of a batch, a scalar: the sum over all tokens of the token's weight times its loss.
 
     .. math:: L = \sum_{i,t} w_{it}\, \ell_{it}
 
-    The loss of each token comes from `per_token_loss`, its weight from `token_weights`; both describe the arguments.
-    The content of the padding has no influence on the value or on the gradient.
+    The loss of each token comes from `per_token_loss`, which also takes the other options, and its weight from
+    `token_weights`; both describe the arguments. The content of the padding has no influence on value or gradient.
 
-    To leave out truncated completions, set their rows of ``completion_mask`` to zero, as TRL does. With "grpo" and
-    "dr_grpo", which divide by the number of rows B, such a row still counts; with the other loss types its tokens no
-    longer count in the denominator.
+    To leave out truncated completions, set their rows of ``completion_mask`` to zero, as TRL does. Where B is a part of
+    the denominator, such a row still counts; elsewhere its tokens no longer count. Two defaults of TRL differ: its
+    ``loss_type`` is "dapo", and its ``use_bias_correction_kl`` is True, so the same ``beta`` has another gradient.
 
     >>> logps = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]])
     >>> mask = torch.tensor([[1, 1], [1, 0]])
@@ -244,9 +292,7 @@ def grpo_loss(
         beta=beta,
         loss_type=loss_type,
         importance_sampling_level=importance_sampling_level,
-        delta=delta,
-        use_bias_correction_kl=use_bias_correction_kl,
-        importance_weights=importance_weights,
+        **options,
     )
     return reduce_loss(
         loss, completion_mask, loss_type=loss_type, max_completion_length=max_completion_length, num_items=num_items
@@ -268,23 +314,26 @@ def per_token_loss(
     delta: float | None = None,
     use_bias_correction_kl: bool = False,
     importance_weights: Tensor | None = None,
+    policy_mask: Tensor | None = None,
+    **shape: Any,
 ) -> Tensor:
-    r"""The loss of each token: the clipped policy-gradient loss and, with ``beta``, a KL penalty.
+    r"""The loss of each token: the policy-gradient loss of `per_token_policy_loss` and, with ``beta``, a KL penalty.
 
-    .. math:: \ell_{it} = -\min(\rho_{it} A_i,\ \mathrm{clip}(\rho_{it}, 1-\epsilon, 1+\epsilon_{high}) A_i)
-              + \beta\, k_{3,it}
+    .. math:: \ell_{it} = m_{it}\, u_{it}\, \ell^{policy}_{it} + \beta\, k_{3,it}
 
-    DeepSeekMath (https://arxiv.org/abs/2402.03300), equation 3.
+    DeepSeekMath (https://arxiv.org/abs/2402.03300), equation 3, where m = u = 1.
 
     Args:
         old_per_token_logps: None: this is the first update after the rollout, so every ratio is 1.
         ref_per_token_logps: required if ``beta`` is not 0.
         beta: weight of the KL penalty.
-        delta: as for `per_token_policy_loss`.
+        delta, shape (``sapo_temperatures`` and ``vespo_shape``): as for `per_token_policy_loss`.
         use_bias_correction_kl: multiply k3 by the ratio, so that its gradient is that of the reverse KL (DeepSeek-V3.2,
             https://arxiv.org/abs/2512.02556). The GRPO paper does not do this; TRL does by default.
-        importance_weights: (B, C), factors of the policy loss if another policy than the trained one sampled the
-            completions (quantized rollouts); no gradient flows into them.
+        importance_weights: u, (B, C), if another policy than the trained one sampled the completions (quantized
+            rollouts); no gradient flows into them. For "vespo" they are factors of w instead.
+        policy_mask: m, (B, C) or (B, 1), 0 for tokens that only the KL penalty acts on, from `off_policy_mask` or
+            `high_entropy_mask`; None: 1.
 
     Returns:
         (B, C), or (B, 1) if there is one ratio per completion and nothing else differs between its tokens.
@@ -313,11 +362,23 @@ def per_token_loss(
     logps = masked(per_token_logps, completion_mask)
     old = logps if old_per_token_logps is None else masked(old_per_token_logps, completion_mask)
     ratio = importance_ratio(logps, old, completion_mask, importance_sampling_level=importance_sampling_level)
+    if importance_weights is not None:  # 1 in the padding
+        importance_weights = torch.where(completion_mask != 0, importance_weights.detach(), 1.0)
     loss = per_token_policy_loss(
-        logps, ratio, advantages, epsilon=epsilon, epsilon_high=epsilon_high, delta=delta, loss_type=loss_type
+        logps,
+        _sequence_weight(logps - old, importance_weights) if loss_type == "vespo" else ratio,
+        advantages,
+        epsilon=epsilon,
+        epsilon_high=epsilon_high,
+        delta=delta,
+        loss_type=loss_type,
+        **shape,
     )
-    if importance_weights is not None:
-        loss = loss * masked(importance_weights.detach(), completion_mask)
+    if importance_weights is not None and loss_type != "vespo":
+        loss = loss * importance_weights
+    if policy_mask is not None:
+        check_row_or_token("policy_mask", policy_mask, logps)
+        loss = loss * policy_mask
     if beta and ref_per_token_logps is not None:
         kl = per_token_kl(logps, masked(ref_per_token_logps, completion_mask))
         loss = loss + beta * (kl * ratio if use_bias_correction_kl else kl)
@@ -340,6 +401,65 @@ def per_token_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor
     return difference.exp() - difference - 1
 
 
+@torch.no_grad()
+def off_policy_mask(
+    per_token_logps: Tensor,
+    sampling_per_token_logps: Tensor,
+    advantages: Tensor,
+    completion_mask: Tensor,
+    *,
+    threshold: float,
+) -> Tensor:
+    r"""Find the bad completions that the policy would hardly sample any more.
+
+    .. math:: m_i = 0 \iff A_i < 0 \ \text{and}\ \frac{1}{|o_i|} \sum_t \log \frac{\pi_{old}(o_{it})}{\pi(o_{it})} > d
+
+    DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556), equation 9; TRL's ``off_policy_mask_threshold``.
+
+    Args:
+        sampling_per_token_logps: (B, C), nats, of the policy that sampled.
+        threshold: d, nats per token, the largest mean difference of a completion with a negative advantage.
+
+    Returns:
+        (B, 1), 0 to leave a completion out and 1 to keep it, for `per_token_loss`; (B, C) if the advantages are.
+
+    >>> logps, old = torch.tensor([[0.25, 0.25], [0.5, 0.5]]).log(), torch.full((2, 2), 0.5).log()
+    >>> off_policy_mask(logps, old, torch.tensor([-1.0, -1.0]), torch.ones(2, 2), threshold=0.5)
+    tensor([[0.],
+            [1.]])
+    """
+    check_shapes(per_token_logps, advantages, sampling_per_token_logps=sampling_per_token_logps)
+    ratio = importance_ratio(
+        per_token_logps, sampling_per_token_logps, completion_mask, importance_sampling_level="sequence"
+    )
+    return ((_per_token(advantages) >= 0) | (-ratio.log() <= threshold)).to(per_token_logps.dtype)
+
+
+def high_entropy_mask(entropies: Tensor, completion_mask: Tensor, *, quantile: float) -> Tensor:
+    """Find the tokens that were sampled from the most undecided distributions of the batch.
+
+    A policy that is trained on these tokens alone learns as much or more: they decide how a solution goes on ("Beyond
+    the 80/20 Rule", https://arxiv.org/abs/2506.01939, with 0.2; TRL's ``top_entropy_quantile``).
+
+    Args:
+        entropies: (B, C), nats, from `grpo_edu.logprobs.per_token_logps`.
+        quantile: the share of the tokens to keep, from 0 (those with the highest entropy) to 1 (all of them).
+
+    Returns:
+        (B, C), 1 for the tokens to keep and 0 for all others, for `per_token_loss`.
+
+    >>> high_entropy_mask(torch.tensor([[0.1, 0.9], [0.5, 9.9]]), torch.tensor([[1, 1], [1, 0]]), quantile=0.5)
+    tensor([[0., 1.],
+            [1., 0.]])
+    """
+    check_shapes(entropies, completion_mask=completion_mask)
+    if not 0 <= quantile <= 1:
+        raise ValueError(f"quantile must be between 0 and 1 (all tokens), got {quantile}")
+    entropies, real = entropies.float(), completion_mask != 0
+    least = torch.quantile(entropies[real], 1 - quantile) if real.any() else math.inf
+    return ((entropies >= least) & real).float()
+
+
 def token_weights(
     completion_mask: Tensor,
     *,
@@ -354,18 +474,21 @@ def token_weights(
     bnpo    1 / tokens of the batch                       TRL
     dr_grpo 1 / (B · ``max_completion_length``)           https://arxiv.org/abs/2503.20783
     dapo    1 / tokens of the whole update                https://arxiv.org/abs/2503.14476
-    cispo   as dapo                                       https://arxiv.org/abs/2506.13585
+    luspo   1 / B                                         https://arxiv.org/abs/2602.05261
     ======= ============================================= ================================
 
-    "grpo" gives a token of a long completion less weight than a token of a short one; "dr_grpo" divides by a constant
-    instead. A row without tokens has no weight, and denominators are at least 1. Because each token has its own weight,
-    a batch can be divided into micro-batches in any way: their losses add up to the loss of the batch.
+    "sapo" has the weights of "grpo", "cispo" and "vespo" those of "dapo", and "reinforce" those of "luspo", which is
+    meant for the ratio of "sequence". "grpo" gives a token of a long completion less weight than a token of a short
+    one; "dr_grpo" divides by a constant instead. A row without tokens has no weight, and denominators are at least 1.
+    Because each token has its own weight, a batch can be divided into micro-batches in any way: their losses add up to
+    the loss of the batch.
 
     Args:
         completion_mask: of the whole batch.
         max_completion_length: the largest number of tokens that generation allows, not the width of this batch; used by
             "dr_grpo" only.
-        num_items: number of tokens in the whole update, if it is larger than this batch; used by "dapo" and "cispo".
+        num_items: number of tokens in the whole update, if it is larger than this batch; used by "dapo", "cispo" and
+            "vespo".
 
     Returns:
         (B, C), float64, 0 in the padding.
@@ -388,8 +511,10 @@ def token_weights(
     wrong = (mask != 0) & (mask != 1)
     if wrong.any():
         raise ValueError(f"completion_mask must contain only 0 and 1, got {mask[wrong][0].item():g}")
-    if loss_type == "grpo":
+    if loss_type in ("grpo", "sapo"):
         return mask / (len(mask) * mask.sum(dim=1, keepdim=True).clamp(min=1))
+    if loss_type in ("luspo", "reinforce"):
+        return mask / len(mask)
     if loss_type == "dr_grpo":
         if max_completion_length is None or max_completion_length < 1:
             raise ValueError(

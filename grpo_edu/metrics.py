@@ -5,14 +5,13 @@ of groups whose rewards are exactly equal, whereas TRL checks whether a standard
 raise ValueError for shapes that do not match.
 """
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from grpo_edu.advantages import degenerate_groups
+from grpo_edu.advantages import degenerate_groups, nanstd
 
 if TYPE_CHECKING:
     from grpo_edu.rollout import Rollout
@@ -47,9 +46,9 @@ def reward_metrics(
     metrics = {}
     for name, column in zip(names, rewards_per_func.T, strict=True):
         metrics[f"rewards/{name}/mean"] = column.nanmean().item()
-        metrics[f"rewards/{name}/std"] = _nanstd(column).item()
+        metrics[f"rewards/{name}/std"] = nanstd(column[None]).item()
     metrics["reward"] = rewards.nanmean().item()
-    metrics["reward_std"] = _nanstd(rewards).item()
+    metrics["reward_std"] = nanstd(rewards[None]).item()
     metrics["frac_reward_zero_std"] = degenerate_groups(rewards, num_generations).float().mean().item()
     return metrics
 
@@ -112,9 +111,3 @@ def masked_mean(values: Tensor, mask: Tensor) -> float:
     # torch.where instead of a product, because padding may contain inf or NaN
     kept = torch.where(mask.bool(), values.float(), 0.0)
     return (kept.sum() / mask.sum().clamp(min=1)).item()
-
-
-def _nanstd(values: Tensor) -> Tensor:
-    """The sample standard deviation of a vector without its NaN entries; NaN for fewer than two values."""
-    kept = values[~values.isnan()]
-    return kept.std() if kept.numel() > 1 else values.new_tensor(math.nan)

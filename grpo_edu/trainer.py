@@ -17,14 +17,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages
+from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.lora import adapters_off, has_adapters, reference_policy
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
 from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
 from grpo_edu.logprobs import group_logps
-from grpo_edu.losses import clip_fractions, per_token_kl, per_token_loss, token_weights, weighted_sum
+from grpo_edu.losses import (
+    clip_fractions,
+    high_entropy_mask,
+    off_policy_mask,
+    per_token_kl,
+    per_token_loss,
+    token_weights,
+    weighted_sum,
+)
 from grpo_edu.metrics import masked_mean, rollout_metrics
 from grpo_edu.problems.templates import Problem, ProblemOrder
 from grpo_edu.prompts import render_prompt
@@ -40,7 +48,7 @@ if TYPE_CHECKING:
 class Batch:
     """A scored rollout: B = N·G completions of at most C tokens.
 
-    rollout: the completions. rewards_per_func: (B, K). rewards, advantages: (B,).
+    rollout: the completions. rewards_per_func: (B, K). rewards: (B,). advantages: (B,), or (B, C) from a stage.
     loss_mask: (B, C), the completion mask; rows of truncated completions are 0 if `mask_truncated_completions` is set.
     """
 
@@ -83,6 +91,8 @@ def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
     """The advantages (B,), computed with the estimator of the config."""
     if config.advantage_estimator == "rloo":
         return rloo_advantages(rewards, config.num_generations)
+    if config.advantage_estimator == "none":
+        return rewards.nan_to_num(0.0)
     return group_advantages(rewards, config.num_generations, scale_rewards=config.scale_rewards)
 
 
@@ -122,16 +132,23 @@ def batch_of(
     advantages: Callable[[Tensor, GRPOConfig], Tensor],
 ) -> Batch:
     """The batch of scored completions, with their advantages."""
-    return Batch(rollout, rewards_per_func, rewards, advantages(rewards, config), loss_mask)
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        scores = gdpo_advantages(rewards_per_func, config.num_generations, config.reward_weights)
+    else:
+        scores = advantages(rewards, config)
+    return Batch(rollout, rewards_per_func, rewards, scores, loss_mask)
 
 
 def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
     """The indices of the rows that have a gradient, in whole groups.
 
-    A group whose rewards are all equal has zero advantages. It has no gradient without a KL term, and is then left out.
+    A group whose rewards are all equal has zero advantages. It has no gradient and is left out, unless the loss has a
+    KL term, needs the entropies of all tokens, or has advantages that are not 0 for equal rewards.
     """
     groups = torch.arange(len(batch.rewards)).view(-1, config.num_generations)
-    if not config.beta:
+    needs_all = config.beta or config.entropy_coef or config.top_entropy_quantile < 1
+    untied = config.advantage_estimator == "none" or config.multi_objective_aggregation == "normalize_then_sum"
+    if not (needs_all or untied):
         groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
     return groups.flatten()
 
@@ -310,10 +327,14 @@ def update_policy(
     def take_step(old: Tensor | None, parts: Sequence[Tensor]) -> tuple[dict[str, float], Tensor]:
         """Take one optimizer step with micro-batches, given as row indices; returns metrics and logps (B, C)."""
         logps, metrics = torch.zeros_like(rollout.sampling_per_token_logps), {"loss": 0.0}
+        in_policy_loss = torch.ones_like(batch.loss_mask)
+        if config.top_entropy_quantile < 1:  # of the whole batch, which is therefore scored first
+            entropies = score_parts(model, rollout, parts, config, entropy=True)
+            in_policy_loss = high_entropy_mask(entropies, batch.loss_mask, quantile=config.top_entropy_quantile)
         state.stepper.begin()
         for part in parts:
             loss, part_logps = micro_batch_loss(
-                model, batch, part, old, ref_per_token_logps, weights, state.sampler, config, stages
+                model, batch, part, old, ref_per_token_logps, weights, in_policy_loss, state.sampler, config, stages
             )
             state.stepper.add(loss)
             metrics["loss"] += loss.item()
@@ -344,19 +365,26 @@ def micro_batch_loss(
     old_per_token_logps: Tensor | None,
     ref_per_token_logps: Tensor | None,
     weights: Tensor,
+    in_policy_loss: Tensor,
     sampler: Sampler,
     config: GRPOConfig,
     stages: Stages = GRPO_STAGES,
 ) -> tuple[Tensor, Tensor]:
     """The part of some rows in the loss of the batch: the sum of their token weights times per-token losses.
 
-    Because `weights` (B, C) are computed from the whole batch, the losses of its micro-batches add up to its loss.
+    Because `weights` (B, C) are computed from the whole batch, the losses of its micro-batches add up to its loss. So
+    does the entropy bonus, the mean entropy of the tokens that the policy loss acts on, `in_policy_loss` (B, C).
 
     Returns the loss with its gradient, and per_token_logps (rows, C).
     """
+    sampled, policy_mask = batch.rollout.sampling_per_token_logps[rows], in_policy_loss[rows]
     with recomputed_layers(model, config.gradient_checkpointing):
-        logps = score_rows(model, batch.rollout, rows, config)
+        logps, entropies = score_rows(model, batch.rollout, rows, config, with_entropy=config.entropy_coef > 0)
         old = logps.detach() if old_per_token_logps is None else old_per_token_logps[rows]
+        if config.off_policy_mask_threshold is not None:
+            before = old if config.rollout_quantization is None else sampled
+            signs, mask, threshold = batch.advantages[rows], batch.loss_mask[rows], config.off_policy_mask_threshold
+            policy_mask = policy_mask * off_policy_mask(logps, before, signs, mask, threshold=threshold)
         losses = stages.loss(
             logps,
             old,
@@ -364,15 +392,24 @@ def micro_batch_loss(
             batch.loss_mask[rows],
             ref_per_token_logps=None if ref_per_token_logps is None else ref_per_token_logps[rows],
             beta=config.beta,
-            importance_weights=sampler.importance_weights(old, batch.rollout.sampling_per_token_logps[rows]),
+            importance_weights=sampler.importance_weights(old, sampled),
+            policy_mask=policy_mask,
+            delta=config.delta,
+            use_bias_correction_kl=config.use_bias_correction_kl,
             **clip_settings(config),
         )
-        return weighted_sum(losses, weights[rows]), logps
+        loss = weighted_sum(losses, weights[rows])
+        if config.entropy_coef:
+            shares = token_weights(batch.loss_mask * in_policy_loss, loss_type="bnpo")[rows]
+            loss = loss - config.entropy_coef * weighted_sum(entropies, shares)
+        return loss, logps
 
 
-def score_rows(model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig) -> Tensor:
-    """The per_token_logps (rows, C) of some rows of a rollout under `model`: whole groups, or a part of one group."""
-    return group_logps(
+def score_rows(
+    model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig, *, with_entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The per_token_logps (rows, C) of whole groups, or a part of one; and the entropies, or the same once more."""
+    scored = group_logps(
         model,
         rollout.prompt_ids[rows],
         rollout.prompt_mask[rows],
@@ -380,7 +417,21 @@ def score_rows(model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: G
         rollout.completion_mask[rows],
         num_generations=min(len(rows), config.num_generations),
         temperature=config.temperature,
+        with_entropy=with_entropy,
     )
+    return scored if isinstance(scored, tuple) else (scored, scored)
+
+
+@torch.no_grad()
+def score_parts(
+    model: PreTrainedModel, rollout: Rollout, parts: Sequence[Tensor], config: GRPOConfig, *, entropy: bool = False
+) -> Tensor:
+    """The per_token_logps or, with `entropy`, the entropies (B, C) of all micro-batches; 0 in all other rows."""
+    scored = torch.zeros_like(rollout.sampling_per_token_logps)
+    for part in parts:
+        found = score_rows(model, rollout, part, config, with_entropy=entropy)[-1]
+        scored = scored.to(found.dtype).index_copy(0, part, found)
+    return scored
 
 
 @torch.no_grad()
@@ -389,16 +440,8 @@ def score_reference(rollout: Rollout, rows: Tensor, state: TrainingState, config
     reference = state.reference
     if reference is None:
         return None
-
-    def score(parts: Sequence[Tensor]) -> Tensor:
-        scored = torch.zeros_like(rollout.sampling_per_token_logps)
-        for part in parts:
-            logps = score_rows(reference, rollout, part, config)
-            scored = scored.to(logps.dtype).index_copy(0, part, logps)
-        return scored
-
     with adapters_off(reference):
-        return state.micro_batches.run(rollout, rows, score)
+        return state.micro_batches.run(rollout, rows, lambda parts: score_parts(reference, rollout, parts, config))
 
 
 @torch.no_grad()

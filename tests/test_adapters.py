@@ -77,12 +77,12 @@ def test_the_gradient_is_that_of_the_merged_weights(tokenizer):
 def test_the_reference_is_the_base_and_no_copy(tokenizer, monkeypatch):
     seen = []
 
-    def watch(model, rollout, rows, config):
-        logps = score_rows(model, rollout, rows, config)
+    def watch(model, rollout, rows, config, **options):
+        logps, _ = score_rows(model, rollout, rows, config, **options)
         if not torch.is_grad_enabled():
             arguments = rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask
             seen.append((model, logps, per_token_logps(make_model(), *(part[rows] for part in arguments))))
-        return logps
+        return logps, logps
 
     monkeypatch.setattr(trainer, "score_rows", watch)
     model = lora()

@@ -2,6 +2,8 @@
 
 import doctest
 import itertools
+import math
+import statistics
 
 import pytest
 import torch
@@ -10,9 +12,17 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from grpo_edu import advantages
-from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages, tie_probability
+from grpo_edu.advantages import (
+    degenerate_groups,
+    gdpo_advantages,
+    group_advantages,
+    nanstd,
+    rloo_advantages,
+    tie_probability,
+)
 
 SCALES = ("group", "batch", "none")
+NAN = float("nan")
 
 
 QUARTERS = st.integers(-20, 20).map(lambda number: number / 4)
@@ -153,7 +163,6 @@ def test_whole_numbers_and_booleans_are_rewards_too():
     [
         ([1.0, 0.0], 1, "num_generations must be at least 2"),
         ([1.0, 0.0, 1.0], 2, "3 rows.*num_generations = 2"),
-        ([1.0, float("nan")], 2, r"rewards\[1\] .*got nan"),
         ([float("inf"), 0.0], 2, r"rewards\[0\] .*got inf"),
         ([0.0, -3e38], 2, r"rewards\[1\] .*at most 1e\+15.*got -3e\+38.*reward_weights"),
         ([[1.0, 0.0]], 2, r"shape \(B,\)"),
@@ -167,8 +176,82 @@ def test_bad_rewards_are_refused_with_a_word(function, rewards, generations, mes
 
 
 def test_unknown_scale_is_refused():
-    with pytest.raises(ValueError, match="scale_rewards must be one of group, batch, none; got 'std'"):
+    with pytest.raises(ValueError, match="scale_rewards must be one of group, batch, none, mean; got 'std'"):
         group_advantages(torch.tensor([1.0, 0.0]), 2, scale_rewards="std")
+
+
+def test_hand_worked_division_by_the_mean():
+    """Rewards 1 0 0 0: mean 1/4, so 3 and -1 three times; a group of zeros stays at 0 (MaxRL)."""
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, *[0.0] * 4])
+    expected = torch.tensor([3.0, -1.0, -1.0, -1.0, *[0.0] * 4])
+    assert_close(group_advantages(rewards, 4, scale_rewards="mean", eps=0.0), expected)
+    halved = group_advantages(rewards, 4, scale_rewards="mean", eps=0.25)  # fills the mean up to 1/2
+    assert_close(halved, expected / 2)
+    with pytest.raises(ValueError, match="rewards must not be negative .*'mean'.*got -0.5"):
+        group_advantages(torch.tensor([1.0, -0.5]), 2, scale_rewards="mean")
+
+
+def test_dividing_by_the_mean_gives_the_gradient_of_the_log_probability():
+    """At p = 0.3, in expectation over all groups of 0 and 1: d log p / dp = 1/p, less what groups without success lose.
+
+    A group with k > 0 successes contributes (1 − k/G) / (p (1 − p)); their expectation is (1 − (1 − p)^(G − 1)) / p.
+    """
+    p, size, slope = 0.3, 5, 0.0
+    for successes in range(1, size + 1):
+        chance = math.comb(size, successes) * p**successes * (1 - p) ** (size - successes)
+        group = torch.tensor([1.0] * successes + [0.0] * (size - successes), dtype=torch.float64)
+        advantages = group_advantages(group, size, scale_rewards="mean", eps=0.0)
+        scores = torch.where(group == 1, 1 / p, -1 / (1 - p))  # d log π / dp of a success and of a failure
+        slope += chance * float((advantages * scores).mean())
+    assert slope == pytest.approx((1 - (1 - p) ** (size - 1)) / p)
+
+
+def test_a_completion_without_a_reward_has_advantage_zero_and_the_others_are_compared_without_it():
+    rewards = torch.tensor([1.0, NAN, 3.0, 5.0, 7.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN])
+    assert_close(group_advantages(rewards, 4, scale_rewards="none"), torch.tensor([-2.0, 0.0, 0.0, 2.0, *[0.0] * 8]))
+    # three of them: 1 - 4, 3 - 3, 5 - 2; row 5 is alone in its group
+    assert_close(rloo_advantages(rewards, 4), torch.tensor([-3.0, 0.0, 0.0, 3.0, *[0.0] * 8]))
+    assert_close(group_advantages(rewards, 4, eps=0.0), torch.tensor([-1.0, 0.0, 0.0, 1.0, *[0.0] * 8]))
+    # of the batch: 1 3 5 7 around 4, squares 9 1 1 9, variance 20 / 3
+    expected = 2 / (20 / 3) ** 0.5
+    batch = group_advantages(rewards, 4, scale_rewards="batch", eps=0.0)
+    assert_close(batch, torch.tensor([-expected, 0.0, 0.0, expected, *[0.0] * 8]))
+    assert degenerate_groups(rewards, 4).tolist() == [False, True, True]
+    assert degenerate_groups(torch.tensor([2.0, NAN, 2.0]), 3).tolist() == [True]
+
+
+def test_hand_worked_gdpo():
+    """Each column has ±1/√2 in a group of two unlike rewards. Sums: 1 − 1, −1 + 1 | 1 + 0, −1 − 0, each over √2.
+
+    The deviation of 0 0 0.707 −0.707 is √(1/3), and 0.707 / √(1/3) is √1.5.
+    """
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 100.0], [5.0, 3.0], [4.0, 3.0]])
+    expected = torch.tensor([0.0, 0.0, 1.5**0.5, -(1.5**0.5)])
+    assert_close(gdpo_advantages(rewards, 2, eps=0.0), expected, atol=1e-6, rtol=0)
+    assert rewards.sum(dim=1).view(2, 2).diff().abs().min() > 0  # neither total ties
+    weighted = gdpo_advantages(rewards, 2, weights=[1.0, 0.0], eps=0.0)  # ±1 alike, of deviation √(4/3 · 1/2)
+    assert_close(weighted, torch.tensor([1.0, -1.0, 1.0, -1.0]) * 0.75**0.5)
+
+
+def test_gdpo_of_rows_that_some_or_all_functions_do_not_score():
+    """Row 1 has one reward alone, row 3 none; the scores are 1/√2 · (1, −1, 1), 0: a mean of 1/3 is not subtracted."""
+    rewards = torch.tensor([[1.0, NAN], [0.0, 2.0], [NAN, NAN], [1.0, 2.0]])
+    result = gdpo_advantages(rewards, 2)
+    assert result[2] == 0 and result[0] > 0 > result[1] and result[3] == 0  # row 4 is alone in its group
+    assert gdpo_advantages(torch.full((4, 2), 1.69), 2).eq(0).all()
+    assert gdpo_advantages(torch.full((4, 1), NAN), 2).eq(0).all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.just(NAN), QUARTERS), min_size=1, max_size=12))
+def test_the_deviation_without_nan_is_that_of_the_numbers(values):
+    found = nanstd(torch.tensor([values], dtype=torch.float64))
+    numbers = [value for value in values if value == value]
+    assert found.shape == (1, 1)
+    if len(numbers) < 2:
+        assert found.isnan()
+    else:
+        assert float(found) == pytest.approx(statistics.stdev(numbers))
 
 
 @pytest.mark.parametrize("generations", [2, 3, 4])

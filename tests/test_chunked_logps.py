@@ -29,11 +29,15 @@ def at_once(states, weight, temperature=1.0):
 def test_values_and_gradients_are_those_of_the_definition(inputs, chunk_size, temperature):
     grad = torch.linspace(-1, 2, 7, dtype=torch.float64)
     expected, entropies = at_once(*inputs, temperature)
-    expected_gradients = torch.autograd.grad(expected, inputs, grad)
+    slope = torch.linspace(2, -1, 5, dtype=torch.float64)
+    both = torch.autograd.grad((expected, entropies), inputs, (grad, slope), retain_graph=True)
+    expected_gradients = torch.autograd.grad(expected, inputs, grad, retain_graph=True)
+    of_entropies = torch.autograd.grad(entropies, inputs, slope)
     logps, found = chunked_logps(*inputs, PLACE, IDS, temperature=temperature, chunk_size=chunk_size, with_entropy=True)
     assert_close(logps, expected)
     assert_close(found, entropies)
-    assert not found.requires_grad
+    assert_close(torch.autograd.grad((logps, found), inputs, (grad, slope), retain_graph=True), both)
+    assert_close(torch.autograd.grad(found, inputs, slope, retain_graph=True), of_entropies)
     assert_close(torch.autograd.grad(logps, inputs, grad), expected_gradients)
 
 
@@ -42,9 +46,11 @@ def test_either_gradient_alone(inputs, learns):
     for tensor, wanted in zip(inputs, learns, strict=True):
         tensor.requires_grad_(wanted)
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    logps, _ = chunked_logps(*inputs, PLACE, IDS, temperature=0.5, chunk_size=2)
-    expected = torch.autograd.grad(at_once(*inputs, 0.5)[0].sum(), wanted)
-    assert_close(torch.autograd.grad(logps.sum(), wanted), expected)
+    for with_entropy in (False, True):
+        found = chunked_logps(*inputs, PLACE, IDS, temperature=0.5, chunk_size=2, with_entropy=with_entropy)
+        expected = at_once(*inputs, 0.5)
+        found, expected = (sum(part.sum() for part in parts[: 1 + with_entropy]) for parts in (found, expected))
+        assert_close(torch.autograd.grad(found, wanted), torch.autograd.grad(expected, wanted))
 
 
 def test_one_chunk_of_logits_at_a_time_and_no_second_look_where_the_weights_are_frozen(inputs, monkeypatch):

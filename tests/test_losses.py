@@ -15,7 +15,9 @@ from grpo_edu.config import LOSS_TYPES
 from grpo_edu.losses import (
     clip_fractions,
     grpo_loss,
+    high_entropy_mask,
     importance_ratio,
+    off_policy_mask,
     per_token_kl,
     per_token_policy_loss,
     reduce_loss,
@@ -25,6 +27,9 @@ from grpo_edu.losses import (
 
 LEVELS = ("token", "sequence")
 every_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
+BY_ROW = ("grpo", "sapo")  # the mean of each row, then the mean of the rows
+SUMMED = ("luspo", "reinforce")  # the sum of each row, then the mean of the rows
+BY_UPDATE = ("dapo", "cispo", "vespo")  # divided by the tokens of the whole update
 every_level = pytest.mark.parametrize("level", LEVELS)
 
 
@@ -74,6 +79,19 @@ MASK = torch.tensor([[1, 1], [1, 0]])
         ({"loss_type": "bnpo", "delta": 1.3}, (-1.2 - 0.5 + 1.3) / 3),
         # cispo: -min(ratio, 1.6) * advantage * logp, logps being -0.30685, -2.69315 and -2.59453
         ({"loss_type": "cispo", "epsilon_high": 1.6}, (1.6 * 0.306853 + 0.5 * 2.693147 - 1.5 * 2.594535) / 3),
+        # sapo: 4 sigmoid(ratio - 1) where the advantage is positive, 4 / 1.05 sigmoid(1.05 * 0.5) in row 2
+        ({"loss_type": "sapo"}, (-(2.924234 + 1.510163) / 2 + 2.393585) / 2),
+        ({"loss_type": "sapo", "sapo_temperatures": (2.0, 4.0)}, (-(1.761594 + 0.537883) / 2 + 0.880797) / 2),
+        ({"loss_type": "luspo"}, (-1.2 - 0.5 + 1.5) / 2),
+        ({"loss_type": "luspo", "importance_sampling_level": "sequence"}, (-1.0 - 1.0 + 1.5) / 2),
+        # vespo: the products of the ratios are 1 and 1.5, their weights 1 and 1.5 ** 3 * exp(2 * (1 - 1.5)) = 1.241593
+        ({"loss_type": "vespo"}, (0.306853 + 2.693147 - 1.241593 * 2.594535) / 3),
+        ({"loss_type": "vespo", "vespo_shape": (9.0, 9.0, 1.0, 0.0)}, (0.306853 + 2.693147 - 1.5 * 2.594535) / 3),
+        ({"loss_type": "reinforce"}, (0.306853 + 2.693147 - 2.594535) / 2),
+        # advantages per token: 1, -1 and -1; the second token's loss is 0.8
+        ({"loss_type": "bnpo", "advantages": torch.tensor([[1.0, -1.0], [-1.0, 9.0]])}, (-1.2 + 0.8 + 1.5) / 3),
+        ({"loss_type": "bnpo", "policy_mask": torch.tensor([[1, 0], [1, 1]])}, (-1.2 + 1.5) / 3),
+        ({"loss_type": "bnpo", "policy_mask": torch.tensor([[0], [1]])}, 1.5 / 3),
         # sequence: sqrt(2 * 0.5) = 1 and 1.5; losses -1 and 1.5
         ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, 0.25),
         ({"loss_type": "bnpo", "importance_sampling_level": "sequence"}, (-1.0 - 1.0 + 1.5) / 3),
@@ -81,7 +99,82 @@ MASK = torch.tensor([[1, 1], [1, 0]])
     ],
 )
 def test_hand_worked_losses(options, expected):
-    assert float(grpo_loss(LOGPS, OLD, ADVANTAGES, MASK, **options)) == pytest.approx(expected, abs=1e-6)
+    options = {"advantages": ADVANTAGES, **options}
+    loss = grpo_loss(LOGPS, OLD, completion_mask=MASK, **options)
+    assert float(loss) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_importance_weights_are_a_part_of_vespos_own():
+    """Row 1: ratios 2 and 0.5, weights 0.5 and 1, product 0.5. Row 2: ratio 1.5 times weight 2 is 3."""
+    weights = torch.tensor([[0.5, 1.0], [2.0, 9.0]])
+    first, second = 0.5**2 * math.exp(3 * 0.5), 3**3 * math.exp(-4)
+    loss = grpo_loss(LOGPS, OLD, ADVANTAGES, MASK, loss_type="vespo", importance_weights=weights)
+    assert float(loss) == pytest.approx((first * 3.0 - second * 2.594535) / 3, abs=1e-6)
+
+
+@every_level
+@every_loss
+def test_a_policy_mask_leaves_the_kl_penalty_as_it_is(loss_type, level):
+    tensors, options = random_batch(), {"loss_type": loss_type, "importance_sampling_level": level}
+    nothing = full_loss(*tensors, policy_mask=torch.zeros_like(tensors[0]), **options)
+    only_kl = full_loss(*tensors[:3], torch.zeros(4), tensors[4], **options)
+    assert nothing > 0
+    assert_close(nothing, only_kl)
+
+
+@every_level
+@every_loss
+def test_advantages_per_token_may_be_those_of_the_row(loss_type, level):
+    logps, old, ref, advantages, mask = random_batch()
+    options = {"loss_type": loss_type, "importance_sampling_level": level}
+    per_token = advantages[:, None].expand_as(logps).masked_fill(mask == 0, math.nan)
+    expected = full_loss(logps, old, ref, advantages, mask, **options)
+    assert_close(full_loss(logps, old, ref, per_token, mask, **options), expected)
+    shares = clip_fractions(logps, old, advantages, mask, loss_type=loss_type)
+    assert clip_fractions(logps, old, per_token, mask, loss_type=loss_type) == shares
+
+
+def test_hand_worked_off_policy_mask():
+    """log(old / new) is 0 on average in row 1, and log 1.5 = 0.405 in row 2: dropped if bad, and only below 0.405."""
+    arguments = {"completion_mask": MASK, "per_token_logps": OLD, "sampling_per_token_logps": LOGPS}
+    for threshold, kept in ((0.4, [[1], [0]]), (0.41, [[1], [1]])):
+        assert off_policy_mask(advantages=ADVANTAGES, threshold=threshold, **arguments).tolist() == kept
+    assert off_policy_mask(advantages=torch.zeros(2), threshold=0.0, **arguments).tolist() == [[1], [1]]
+    by_token = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]])
+    assert off_policy_mask(advantages=by_token, threshold=0.1, **arguments).tolist() == [[1, 1], [0, 1]]
+
+
+def test_hand_worked_high_entropy_mask():
+    """Entropies 1 2 3 4 5 and padding: the upper 40% start at the quantile 0.6, which is 3.4."""
+    entropies, mask = torch.tensor([[5.0, 1.0, 2.0], [3.0, 4.0, 99.0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    assert high_entropy_mask(entropies, mask, quantile=0.4).tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert high_entropy_mask(entropies, mask, quantile=0.0).tolist() == [[1, 0, 0], [0, 0, 0]]
+    assert high_entropy_mask(entropies, mask, quantile=1.0).tolist() == mask.tolist()
+    assert high_entropy_mask(entropies, mask * 0, quantile=0.4).sum() == 0
+    with pytest.raises(ValueError, match="quantile .*got 20"):
+        high_entropy_mask(entropies, mask, quantile=20)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.floats(0, 1))
+def test_at_least_the_share_that_was_asked_for_is_kept_and_no_token_above_a_lower_one_is_left_out(values, quantile):
+    entropies = torch.tensor([values], dtype=torch.float32)
+    kept = high_entropy_mask(entropies, torch.ones_like(entropies), quantile=quantile) == 1
+    assert kept.sum() >= max(1, quantile * (len(values) - 1))
+    assert kept.all() or entropies[~kept].max() < entropies[kept].min()
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 20), st.floats(-3, 3), st.floats(0.2, 5))
+def test_sapo_pushes_most_at_ratio_one_and_never_the_other_way(ratio, advantage, temperature):
+    """The push is |A| ρ sech²(τ (ρ − 1) / 2), as in the paper, which writes the derivative by ρ."""
+    logps = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+    held = torch.tensor([advantage], dtype=torch.float64)
+    loss = per_token_policy_loss(
+        logps, logps.exp(), held, loss_type="sapo", sapo_temperatures=(temperature, temperature)
+    )
+    expected = -advantage * ratio / math.cosh(min(temperature * (ratio - 1) / 2, 300)) ** 2
+    assert float(gradient(loss.sum(), logps)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_hand_worked_kl_penalty():
@@ -156,9 +249,11 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss_type):
     """−A ∇log π, weighted by what the loss type divides by; on-policy, cispo's cap is out of reach at 5."""
     logps, _, _, advantages, mask = random_batch()
     logps.requires_grad_()
-    weight = {"grpo": mask / mask.sum(1, keepdim=True).clamp(min=1) / len(mask), "dr_grpo": mask / (len(mask) * 8)}.get(
-        loss_type, mask / mask.sum()
-    )
+    weight = mask / mask.sum()
+    if loss_type in BY_ROW:
+        weight = mask / mask.sum(1, keepdim=True).clamp(min=1) / len(mask)
+    elif loss_type in (*SUMMED, "dr_grpo"):
+        weight = mask / len(mask) / (8 if loss_type == "dr_grpo" else 1)
     for old in (None, logps.detach()):
         loss = grpo_loss(logps, old, advantages, mask, loss_type=loss_type, max_completion_length=8, epsilon_high=5.0)
         assert_close(gradient(loss, logps), -advantages[:, None] * weight)
@@ -176,20 +271,23 @@ def test_at_ratio_one_the_sequence_gradient_is_shared_by_a_completions_tokens():
 @every_loss
 def test_gradients_by_finite_differences(loss_type, level):
     logps, old, ref, advantages, mask = random_batch(seed=3)
+    held = logps.clone()  # gradcheck moves logps in place
     logps.requires_grad_()
     options = {"loss_type": loss_type, "importance_sampling_level": level, "beta": 0.3}
     for corrected in (False, True):
         options["use_bias_correction_kl"] = corrected
 
         def function(values):
-            if loss_type != "cispo":
+            if loss_type not in ("cispo", "vespo"):
                 return full_loss(values, old, ref, advantages, mask, **options)
-            # cispo detaches its weight, so hold the weight still while logps move
-            ratio = importance_ratio(logps.detach(), old, mask, importance_sampling_level=level)
-            policy = per_token_policy_loss(values, ratio, advantages, epsilon_high=0.3, loss_type="cispo")
+            # these detach their weight, so hold the weight still while logps move
+            ratio = importance_ratio(held, old, mask, importance_sampling_level=level)
+            if loss_type == "vespo":
+                ratio = ((held - old) * mask).sum(dim=1, keepdim=True).exp()
+            policy = per_token_policy_loss(values, ratio, advantages, epsilon_high=0.3, loss_type=loss_type)
             moving = importance_ratio(values, old, mask, importance_sampling_level=level)
             kl = per_token_kl(values, ref) * (moving if options["use_bias_correction_kl"] else 1)
-            return reduce_loss(policy + 0.3 * kl, mask, loss_type="cispo")
+            return reduce_loss(policy + 0.3 * kl, mask, loss_type=loss_type)
 
         assert torch.autograd.gradcheck(function, logps)
         expected = gradient(function(logps), logps)
@@ -244,7 +342,7 @@ def test_micro_batches_add_up_to_the_whole_batch(loss_type):
     tensors = random_batch(rows=6)
     options = {"loss_type": loss_type}
     halves = [[tensor[part] for tensor in tensors] for part in (slice(0, 3), slice(3, 6))]
-    if loss_type in ("dapo", "cispo"):
+    if loss_type in BY_UPDATE:
         parts = [full_loss(*half, num_items=tensors[4].sum(), **options) for half in halves]
     else:
         parts = [full_loss(*half, **options) / 2 for half in halves]
@@ -254,13 +352,13 @@ def test_micro_batches_add_up_to_the_whole_batch(loss_type):
 @every_level
 @every_loss
 def test_a_truncated_completion_is_left_out_by_zeroing_its_mask(loss_type, level):
-    """It stops contributing, yet stays among the B rows of "grpo" and "dr_grpo", as in TRL."""
+    """It stops contributing, yet stays among the B rows of those that divide by them, as in TRL."""
     logps, old, ref, advantages, mask = random_batch()
     keep = mask.sum(1) > 0
     options = {"loss_type": loss_type, "importance_sampling_level": level}
     with_row = full_loss(logps, old, ref, advantages, mask, **options)
     without = full_loss(logps[keep], old[keep], ref[keep], advantages[keep], mask[keep], **options)
-    share = float(keep.double().mean()) if loss_type in ("grpo", "dr_grpo") else 1.0
+    share = float(keep.double().mean()) if loss_type in (*BY_ROW, *SUMMED, "dr_grpo") else 1.0
     assert_close(with_row, without * share)
 
 
@@ -347,11 +445,12 @@ def test_kl_is_never_negative_and_zero_where_the_policies_agree(first, second):
         ({"old_per_token_logps": torch.zeros(2, 3)}, r"old_per_token_logps .*\(2, 2\).*got \(2, 3\)"),
         ({"completion_mask": torch.ones(2, 1)}, r"completion_mask .*\(2, 2\)"),
         ({"advantages": torch.zeros(3)}, r"advantages .*\(2,\).*got \(3,\)"),
-        ({"advantages": torch.zeros(2, 1)}, r"advantages .*\(2,\)"),
+        ({"advantages": torch.zeros(2, 1)}, r"advantages .*\(2,\).* \(2, 2\), got \(2, 1\)"),
+        ({"policy_mask": torch.zeros(1, 2)}, r"policy_mask .*\(2, 2\) or \(2, 1\), got \(1, 2\)"),
         ({"ref_per_token_logps": torch.zeros(1, 2), "beta": 0.1}, "ref_per_token_logps must"),
         ({"importance_weights": torch.zeros(2)}, "importance_weights must"),
         ({"beta": 0.1}, "ref_per_token_logps .*None.*beta is 0.1"),
-        ({"loss_type": "ppo"}, "loss_type must be one of grpo, bnpo, dr_grpo, dapo, cispo; got 'ppo'"),
+        ({"loss_type": "ppo"}, "loss_type must be one of grpo, bnpo, dr_grpo, .*; got 'ppo'"),
         ({"importance_sampling_level": "word"}, "importance_sampling_level must be one of token, sequence"),
         ({"loss_type": "dr_grpo"}, "max_completion_length must be at least 1 .*got None"),
         ({"loss_type": "dr_grpo", "max_completion_length": 0}, "max_completion_length must be at least 1 .*got 0"),
@@ -404,8 +503,10 @@ def test_bad_input_of_the_steps_is_refused_too():
 def reduced_by_definition(loss, mask, loss_type, limit):
     """The reductions as the papers write them, without token weights."""
     sums, lengths = (loss * mask).sum(dim=1), mask.sum(dim=1)
-    if loss_type == "grpo":
+    if loss_type in BY_ROW:
         return (sums / lengths.clamp(min=1)).mean()
+    if loss_type in SUMMED:
+        return sums.mean()
     if loss_type == "dr_grpo":
         return sums.sum() / (len(loss) * limit)
     return sums.sum() / lengths.sum()
@@ -423,5 +524,5 @@ def test_token_weights_give_every_reduction_whole_and_in_parts(loss_type):
         expected = reduced_by_definition(loss, mask, loss_type, 9).item()
         whole = weighted_sum(loss, weights).item()
         parts = weighted_sum(loss[:2], weights[:2]) + weighted_sum(loss[2:], weights[2:])
-        assert whole == pytest.approx(expected, abs=1e-15) and parts.item() == pytest.approx(expected, abs=1e-15)
+        assert whole == pytest.approx(expected, abs=1e-14) and parts.item() == pytest.approx(expected, abs=1e-14)
         assert whole == reduce_loss(loss, mask, loss_type=loss_type, max_completion_length=9).item()

@@ -332,6 +332,12 @@ def test_a_bad_return_is_named(value, message):
     assert "my_reward" in str(caught.value)
 
 
+def test_a_row_that_no_function_scores_is_said():
+    with pytest.warns(RuntimeWarning, match=r"\(my_reward\) returned None for 1 of 2 .*'q2'; add .*advantage is 0"):
+        rewards = compute_rewards(returning([1.0, None]), **B)
+    assert rewards[0, 0] == 1 and rewards[1, 0].isnan()
+
+
 def test_a_function_that_edits_its_input_changes_nothing_for_the_next_one():
     def stripping_reward(prompts, completions, answer, **kwargs):
         for row, completion in enumerate(completions):

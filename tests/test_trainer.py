@@ -31,6 +31,7 @@ from grpo_edu import trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.fast.lora import add_lora
 from grpo_edu.fast.optimizers import build_optimizer
+from grpo_edu.losses import UNCLIPPED
 from grpo_edu.problems.templates import Problem, ProblemOrder
 from grpo_edu.rollout import Sampler, generate
 from grpo_edu.trainer import train
@@ -252,13 +253,75 @@ def test_the_number_of_forward_passes_changes_nothing(tokenizer, loss_type, leve
     options |= {"epsilon": 0.01, "epsilon_high": 1.01 if loss_type == "cispo" else 0.01, "learning_rate": 0.01}
     options |= {"mask_truncated_completions": True}
     whole, history = run(tokenizer, GRPOConfig(**SMALL, **options), late_letters_or_tie)
-    assert any(value > 0 for key, value in history[0].items() if "clip_ratio" in key and "completions" not in key)
+    assert loss_type in UNCLIPPED or any(
+        value > 0 for key, value in history[0].items() if "clip_ratio" in key and "completions" not in key
+    )
     for parts in (2, 4):
         config = GRPOConfig(**SMALL, **options, gradient_accumulation_steps=parts)
         cut, metrics = run(tokenizer, config, late_letters_or_tie)
         assert_same_weights(whole, cut)
         for row, other in zip(without_time(history), without_time(metrics), strict=True):
             assert row == pytest.approx(other, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_entropy_quantile": 0.4, "entropy_coef": 0.1, "beta": 0.05, "loss_type": "dr_grpo"},
+        {"off_policy_mask_threshold": 0.001, "num_iterations": 2, "multi_objective_aggregation": "normalize_then_sum"},
+        {"advantage_estimator": "none", "delta": 1.5, "use_bias_correction_kl": True, "beta": 0.05},
+        {"scale_rewards": "mean", "loss_type": "reinforce"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_is_chosen_from_the_whole_batch_does_not_depend_on_its_parts(tokenizer, options):
+    """The gradient is large enough to see, and another one than without the first option."""
+    settings = {**SMALL, "learning_rate": 0.01, **options}
+    whole, history = run(tokenizer, GRPOConfig(**settings), late_letters_or_tie)
+    assert all(row["grad_norm"] > 1e-3 for row in history)
+    cut, metrics = run(tokenizer, GRPOConfig(**settings, gradient_accumulation_steps=4), late_letters_or_tie)
+    assert_same_weights(whole, cut)
+    for row, other in zip(without_time(history), without_time(metrics), strict=True):
+        assert row == pytest.approx(other, abs=1e-6)
+    del settings[next(iter(options))]
+    plain, _ = run(tokenizer, GRPOConfig(**settings), late_letters_or_tie)
+    with pytest.raises(AssertionError):
+        assert_same_weights(whole, plain)
+
+
+def test_the_entropy_bonus_raises_the_entropy(tokenizer):
+    """All groups tie, so that nothing but the bonus moves the policy."""
+    options = {**SMALL, "max_steps": 8, "learning_rate": 0.02}
+    _, history = run(tokenizer, GRPOConfig(**options, entropy_coef=1.0), all_tie)
+    assert history[-1]["entropy"] > history[0]["entropy"] + 0.05
+    assert history[0]["loss"] == pytest.approx(-history[0]["entropy"], rel=0.2)  # one is exact, the other sampled
+
+
+def test_without_a_baseline_the_reward_itself_is_the_advantage_and_tied_groups_count(tokenizer):
+    config = GRPOConfig(**SMALL, advantage_estimator="none")
+    batch = make_batch(make_model(), tokenizer, config, all_tie)
+    assert batch.advantages.tolist() == pytest.approx([1.69] * 16)
+    assert rows_of_all_parts(batch, config) == list(range(16))
+    scored = torch.tensor([1.0, math.nan, 0.0, 2.0])
+    assert trainer.compute_advantages(scored, config).tolist() == [1.0, 0.0, 0.0, 2.0]
+
+
+def test_a_completion_that_no_function_scores_changes_nothing(tokenizer):
+    """Its advantage is 0, and so is its loss; the metrics are those of the others."""
+
+    def skip_q1(completions, prompts, **kwargs):
+        scored = zip(prompts, late_letters(completions), strict=True)
+        return [None if prompt.startswith("q1") else reward for prompt, reward in scored]
+
+    config = GRPOConfig(**SMALL)
+    with pytest.warns(RuntimeWarning, match="skip_q1.*advantage is 0"):
+        batch = make_batch(make_model(), tokenizer, config, skip_q1, PROBLEMS[2:6])
+    full = make_batch(make_model(), tokenizer, config, late_letters, PROBLEMS[2:6])
+    assert torch.equal(batch.advantages[:8], full.advantages[:8]) and batch.advantages[8:].eq(0).all()
+    assert rows_of_all_parts(batch, config) == list(range(8))
+    with pytest.warns(RuntimeWarning, match="skip_q1"):
+        _, (row, _) = run(tokenizer, GRPOConfig(**SMALL), skip_q1, problems=PROBLEMS[2:6])
+    assert math.isfinite(row["reward"]) and math.isfinite(row["loss"]) and row["grad_norm"] > 0
 
 
 @pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
@@ -527,13 +590,17 @@ def test_the_first_update_is_on_policy(tokenizer, loss_type):
     model = make_model()
     batch = make_batch(model, tokenizer, config)
     metrics = update_policy(model, batch, sgd(model), config)
-    assert {value for key, value in metrics.items() if "clip_ratio" in key} == {0.0}
+    assert all(value == 0.0 for key, value in metrics.items() if "clip_ratio" in key)
+    assert any("clip_ratio" in key for key in metrics) == (loss_type not in UNCLIPPED)
     lengths = batch.rollout.completion_mask.sum(dim=1)
     per_row = {  # ratio 1: a token's loss is -A, so what is left is how the rows are weighed
         "grpo": torch.full((16,), 1 / 16),
+        "sapo": torch.where(batch.advantages > 0, 2 / 16, 2 / 1.05 / 16),  # the sigmoid is 1/2, times 4 / temperature
         "dr_grpo": lengths / (16 * config.max_completion_length),
+        "luspo": lengths / 16,
+        "reinforce": lengths / 16,
     }.get(loss_type, lengths / lengths.sum())
-    if loss_type == "cispo":
+    if loss_type in ("cispo", "vespo", "reinforce"):
         per_row = -(per_row / lengths) * batch.rollout.sampling_per_token_logps.sum(dim=1)
         expected = (per_row * batch.advantages).sum().item()
     else:
@@ -836,6 +903,14 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(tokenizer):
         ("epsilon", -0.2),
         ("epsilon_high", -0.2),
         ("epsilon_high", math.nan),
+        ("delta", 0.9),
+        ("delta", math.nan),
+        ("use_bias_correction_kl", "yes"),
+        ("off_policy_mask_threshold", -0.1),
+        ("top_entropy_quantile", 1.1),
+        ("top_entropy_quantile", 20),
+        ("entropy_coef", -0.1),
+        ("multi_objective_aggregation", "mean"),
         ("beta", -0.04),
         ("beta", math.nan),
         ("sync_ref_model", 1),
@@ -877,6 +952,10 @@ def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
         ({"loss_type": "cispo"}, r"^epsilon_high .*'cispo'.*epsilon_high=5\.0"),
         ({"sync_ref_model": True, "ref_model_sync_steps": 2}, r"^beta .*positive.*sync_ref_model.*got 0\.0"),
         ({"sync_ref_model": True, "beta": 0.1}, r"^ref_model_sync_steps .*max_steps = 40.*got 512"),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "advantage_estimator": "rloo"},
+            r"^multi_objective_aggregation .*'rloo'.*advantage_estimator='group'",
+        ),
         ({"warmup_steps": 3}, r"^warmup_steps .*got 3.*'constant_with_warmup'"),
     ],
 )

@@ -59,8 +59,16 @@ def walk(backend, config=CONFIG, problems=PROBLEMS, reward=vowels, **options):
             "top_k": 50,
         },
         {"beta": 0.3, "num_iterations": 2, **SYNC},
+        {"loss_type": "vespo", "beta": 0.1, "use_bias_correction_kl": True, "entropy_coef": 0.05, "delta": 2.0},
+        {
+            "loss_type": "luspo",
+            "importance_sampling_level": "sequence",
+            "multi_objective_aggregation": "normalize_then_sum",
+            "top_entropy_quantile": 0.5,
+            "off_policy_mask_threshold": 0.1,
+        },
     ],
-    ids=["default", "beta", "iterations", "dr_grpo", "synchronized reference"],
+    ids=["default", "beta", "iterations", "dr_grpo", "synchronized reference", "vespo", "luspo"],
 )
 def test_both_trainers_walk_the_same_path(settings):
     """Two problems alike, so that their order is no difference: same rollouts, rewards, gradients and weights."""
@@ -184,6 +192,8 @@ def test_nothing_is_printed_warned_or_kept(capsys, tmp_path, monkeypatch):
         ({"prompts_per_step": 7}, {}, "problems .*prompts_per_step = 7 .*6"),
         ({"advantage_estimator": "rloo"}, {}, "advantage_estimator: .*'rloo'"),
         ({"max_resamples": 2}, {}, "max_resamples: 2 .*TRL's GRPOTrainer does not have"),
+        ({"scale_rewards": "mean"}, {}, "scale_rewards: .*'mean'"),
+        ({"loss_type": "reinforce"}, {}, "loss_type: .*'reinforce'"),
         ({}, {"rollout": "llama"}, "rollout: 'llama' is unknown; choose one of grpo_edu, transformers, vllm"),
     ],
 )

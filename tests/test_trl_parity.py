@@ -12,17 +12,19 @@ import torch
 from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_edu.advantages import group_advantages
+from grpo_edu.advantages import gdpo_advantages, group_advantages
 from grpo_edu.config import LOSS_TYPES
 from grpo_edu.fast.shared_prefix import shared_prefix_logps
 from grpo_edu.logprobs import per_token_logps
-from grpo_edu.losses import clip_fractions, grpo_loss, per_token_kl
+from grpo_edu.losses import clip_fractions, grpo_loss, high_entropy_mask, off_policy_mask, per_token_kl
+from grpo_edu.rewards import combine_rewards
 
 trl = pytest.importorskip("trl")
 
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
 GENERATIONS, MAX_COMPLETION_LENGTH, EOS, PAD = 4, 12, 1, 0
 TEMPERATURE = 0.9
+every_loss = pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "reinforce"])
 
 
 def make_model():
@@ -149,7 +151,7 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("epsilon_high", [None, 0.28, 5.0])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@every_loss
 def test_loss_and_gradients(trainer, batch, ours, monkeypatch, loss_type, level, beta, epsilon_high):
     model, old, ref = ours
     high = 0.2 if epsilon_high is None else epsilon_high
@@ -183,7 +185,7 @@ def test_loss_and_gradients(trainer, batch, ours, monkeypatch, loss_type, level,
         assert_same(loss_and_gradients(model, loss), expected)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@every_loss
 def test_first_update_after_the_rollout(trainer, batch, ours, monkeypatch, loss_type):
     """No old log-probabilities: TRL and this package then take the current ones. Forward with a shared prefix."""
     model, _, ref = ours
@@ -203,10 +205,11 @@ def test_first_update_after_the_rollout(trainer, batch, ours, monkeypatch, loss_
     assert_same(loss_and_gradients(model, loss), expected)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@every_loss
 def test_two_sided_clipping_and_importance_weights(trainer, batch, ours, monkeypatch, loss_type):
     model, old, ref = ours
     weights = torch.rand(old.shape, generator=torch.Generator().manual_seed(7)) * 2
+    weights = torch.where(batch["completion_mask"] == 1, weights, 1.0)  # as TRL makes them
     expected = theirs(
         trainer,
         {**batch, "importance_sampling_ratio": weights},
@@ -232,7 +235,7 @@ def test_two_sided_clipping_and_importance_weights(trainer, batch, ours, monkeyp
     assert_same(loss_and_gradients(model, loss), expected)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@every_loss
 def test_micro_batches(trainer, batch, ours, monkeypatch, loss_type):
     """One of two micro-batches: the denominators of a whole update."""
     model, old, ref = ours
@@ -252,8 +255,59 @@ def test_micro_batches(trainer, batch, ours, monkeypatch, loss_type):
         num_items=batch["num_items_in_batch"],
         max_completion_length=MAX_COMPLETION_LENGTH,
     )
-    if loss_type not in ("dapo", "cispo"):
+    if loss_type not in ("dapo", "cispo", "vespo"):
         loss = loss / 2
+    assert_same(loss_and_gradients(model, loss), expected)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@every_loss
+def test_entropies_masks_and_advantages_per_token(trainer, batch, ours, monkeypatch, loss_type, per_token):
+    """The tokens with the highest entropy, completions that became unlikely, and the entropy bonus."""
+    model, old, ref = ours
+    advantages = batch["advantages"]
+    if per_token:
+        advantages = advantages[:, None] * torch.randn(old.shape, generator=torch.Generator().manual_seed(8))
+    expected = theirs(
+        trainer,
+        {**batch, "advantages": advantages},
+        old,
+        ref,
+        monkeypatch,
+        loss_type=loss_type,
+        beta=0.1,
+        use_bias_correction_kl=False,
+        top_entropy_quantile=0.4,
+        off_policy_mask_threshold=0.01,
+        entropy_coef=0.3,
+        _entropy_bonus_enabled=True,
+    )
+    mask = batch["completion_mask"]
+    logps, entropies = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)
+    chosen = high_entropy_mask(entropies.detach(), mask, quantile=0.4)
+    kept = off_policy_mask(logps, old, advantages, mask, threshold=0.01)
+    assert 0 < chosen.sum() < mask.sum() and 0 < kept.mean() < 1
+    loss = grpo_loss(
+        logps,
+        old,
+        advantages,
+        mask,
+        ref_per_token_logps=ref,
+        beta=0.1,
+        loss_type=loss_type,
+        policy_mask=chosen * kept,
+        max_completion_length=MAX_COMPLETION_LENGTH,
+    )
+    loss = loss - 0.3 * (entropies * chosen).sum() / chosen.sum()
+    assert_same(loss_and_gradients(model, loss), expected)
+
+
+def test_reinforce_is_trls_cispo_without_cap_at_ratio_one(trainer, batch, ours, monkeypatch):
+    model, _, ref = ours
+    by_rows = {**batch, "num_items_in_batch": torch.tensor(len(batch["advantages"]))}
+    expected = theirs(trainer, by_rows, None, ref, monkeypatch, loss_type="cispo", epsilon_high=1e9)
+    logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
+    loss = grpo_loss(logps, None, batch["advantages"], batch["completion_mask"], loss_type="reinforce")
     assert_same(loss_and_gradients(model, loss), expected)
 
 
@@ -291,21 +345,47 @@ def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level):
 @pytest.mark.parametrize("mask_truncated", [False, True])
 def test_advantages_and_masks(trainer, monkeypatch, scale_rewards, mask_truncated):
     """TRL's rollout method with the generation alone replaced: its rewards, its advantages, its masks."""
-    rewards = torch.tensor([1.0, 0.0, 2.5, -1.0, 0.5, 0.5, 0.5, 0.5])
-    completions = [[7, 8, EOS], [9] * 5, [10, EOS], [EOS], [11, 12], [13, EOS], [14, 15, 16, EOS], [17, EOS]]
-    texts = [" ".join(f"w{i}" for i in tokens) for tokens in completions]
-    generated = ([[5, 6]] * 4 + [[7]] * 4, completions, None, texts, None, {}, None, None)
-    monkeypatch.setattr(trainer, "_generate", lambda prompts: generated)
-    monkeypatch.setattr(trainer, "reward_funcs", [lambda **kwargs: rewards.tolist()])
     monkeypatch.setattr(trainer, "scale_rewards", scale_rewards)
     monkeypatch.setattr(trainer, "mask_truncated_completions", mask_truncated)
-    result = trainer._generate_and_score_completions([{"prompt": "w1 w2"}] * 4 + [{"prompt": "w3"}] * 4)
+    rewards = torch.tensor([1.0, 0.0, 2.5, -1.0, 0.5, 0.5, 0.5, 0.5])
+    result = score(trainer, monkeypatch, rewards[:, None])
     expected = group_advantages(rewards, GENERATIONS, scale_rewards=scale_rewards)
     assert_close(expected, result["advantages"], **CLOSE)
     assert expected[:4].abs().max() > 0.5 and expected[4:].eq(0).all()
     # the conventions on which the losses' masks rest: the end token counts, a truncated row is all zeros
     assert result["completion_mask"][0].tolist() == [1, 1, 1, 0, 0]
     assert result["completion_mask"].sum(1)[[1, 4]].tolist() == ([0, 0] if mask_truncated else [5, 2])
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_advantages_of_several_functions_that_do_not_apply_to_every_row(trainer, monkeypatch, aggregation):
+    """A row with one reward of two, a row without any, and a group of which one row alone is scored."""
+    nan = float("nan")
+    columns = [1.0, 0.0, 2.5, nan, 0.5, nan, nan, nan], [3.0, nan, 1.0, nan, 0.0, nan, nan, nan]
+    rewards, weights = torch.tensor(columns).T, torch.tensor([1.0, -0.5])
+    monkeypatch.setattr(trainer, "reward_weights", weights)
+    monkeypatch.setattr(trainer, "multi_objective_aggregation", aggregation)
+    result = score(trainer, monkeypatch, rewards)["advantages"]
+    if aggregation == "normalize_then_sum":
+        expected = gdpo_advantages(rewards, GENERATIONS, weights)
+    else:
+        expected = group_advantages(combine_rewards(rewards, weights), GENERATIONS)
+    assert_close(expected, result, **CLOSE)
+    assert expected[:3].abs().min() > 0.1 and expected[3:].eq(0).all()
+
+
+def score(trainer, monkeypatch, rewards):
+    """What TRL's rollout method returns for given rewards (8, K) of eight given completions."""
+    completions = [[7, 8, EOS], [9] * 5, [10, EOS], [EOS], [11, 12], [13, EOS], [14, 15, 16, EOS], [17, EOS]]
+    texts = [" ".join(f"w{i}" for i in tokens) for tokens in completions]
+    generated = ([[5, 6]] * 4 + [[7]] * 4, completions, None, texts, None, {}, None, None)
+    monkeypatch.setattr(trainer, "_generate", lambda prompts: generated)
+    columns = [[None if value != value else value for value in column] for column in rewards.T.tolist()]
+    monkeypatch.setattr(trainer, "reward_funcs", [lambda column=column, **kwargs: column for column in columns])
+    names = [f"reward_{number}" for number in range(len(columns))]
+    monkeypatch.setattr(trainer, "reward_func_names", names)
+    monkeypatch.setattr(trainer, "reward_processing_classes", [None] * len(columns))
+    return trainer._generate_and_score_completions([{"prompt": "w1 w2"}] * 4 + [{"prompt": "w3"}] * 4)
 
 
 def test_settings_reach_the_trainer_under_the_same_names(tmp_path):

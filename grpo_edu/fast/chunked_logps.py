@@ -42,8 +42,9 @@ def chunked_logps(
     .. math:: \log \pi_t = z_{p_t, o_t} - \log \sum_v e^{z_{p_t, v}}, \quad z = h W^\top / \tau
 
     If g is the gradient of the loss with respect to a log-probability, the gradient with respect to z is
-    g · (1[v = o] − softmax(z)). If the weights are frozen, the backward pass only needs the mean of W's rows under each
-    softmax, which the forward pass keeps. Otherwise the backward pass computes the logits of each chunk again.
+    g · (1[v = o] − softmax(z)); that of an entropy H is −g · p (log p + H). If the weights are frozen and no entropy is
+    asked for, the backward pass only needs the mean of W's rows under each softmax, which the forward pass keeps.
+    Otherwise it computes the logits of each chunk again.
 
     Args:
         states: (S, H), the hidden state of each distribution.
@@ -55,7 +56,7 @@ def chunked_logps(
         with_entropy: if False, the entropies are 0.
 
     Returns:
-        (T,) nats, at least float32, with gradient for `states` and `weight`; (S,) nats, without gradient.
+        (T,) nats, at least float32; (S,) nats. Both have a gradient for `states` and `weight`.
 
     >>> states, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [0.0, 2.0]])
     >>> drawn = torch.tensor([0, 0]), torch.tensor([0, 1])
@@ -80,7 +81,7 @@ class _ChunkedLogps(torch.autograd.Function):
         wide = torch.promote_types(states.dtype, torch.float32)
         logps = states.new_zeros(len(ids), dtype=wide)
         entropies, totals = states.new_zeros(2, len(states), dtype=wide)
-        frozen = ctx.needs_input_grad[:2] == (True, False)
+        frozen = ctx.needs_input_grad[:2] == (True, False) and not with_entropy
         means = torch.empty_like(states) if frozen else None  # (S, H), W's rows averaged under each softmax
         for rows, tokens in _chunks(place, len(states), chunk_size):
             scores = _logits(states[rows], weight, temperature)
@@ -96,16 +97,18 @@ class _ChunkedLogps(torch.autograd.Function):
                 means[rows] = (scores.to(weight.dtype) @ weight) / sums[:, None].to(weight.dtype)
             del scores  # otherwise it would stay in memory while the next chunk is computed
         logps -= totals[place]
-        ctx.save_for_backward(states, weight, place, ids, totals, means)
+        ctx.save_for_backward(states, weight, place, ids, totals, means, entropies)
         ctx.temperature, ctx.chunk_size = temperature, chunk_size
-        ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)  # None for what the loss does not contain
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropies)
         return logps, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, place, ids, totals, means = ctx.saved_tensors
-        grad = grad / ctx.temperature
+    def backward(ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        states, weight, place, ids, totals, means, entropies = ctx.saved_tensors
+        grad = totals.new_zeros(len(ids)) if grad is None else grad / ctx.temperature
         shares = grad.new_zeros(len(states)).index_add_(0, place, grad)  # (S,), of all tokens of a distribution
         if means is not None:
             ours = (-shares[:, None] * means).to(states.dtype)
@@ -114,14 +117,18 @@ class _ChunkedLogps(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         for rows, tokens in _chunks(place, len(states), ctx.chunk_size):
             slope = _logits(states[rows], weight, ctx.temperature)
-            slope.sub_(totals[rows, None]).exp_().mul_(-shares[rows, None])
+            slope.sub_(totals[rows, None])  # log p
+            factor = -shares[rows, None]
+            if entropy_grad is not None:
+                factor = factor - entropy_grad[rows, None] / ctx.temperature * (slope + entropies[rows, None])
+            slope.exp_().mul_(factor)
             slope.index_put_((place[tokens] - rows.start, ids[tokens]), grad[tokens], accumulate=True)
             slope = slope.to(weight.dtype)
             if states_grad is not None:
                 states_grad[rows] = slope @ weight
             if weight_grad is not None:
                 weight_grad.addmm_(slope.T, states[rows])
-            del slope
+            del slope, factor
         return states_grad, weight_grad, *[None] * 5
 
 
@@ -176,10 +183,9 @@ def _through_head(
         logits = at_least_float32(head(states))
         if temperature != 1:
             logits = logits / temperature
-        logps = logits.log_softmax(dim=-1)[place, ids]
-        if not with_entropy:
-            return logps, logits.new_zeros(len(logits))
-        return logps, torch.special.entr(logits.detach().softmax(dim=-1)).sum(dim=-1)
+        all_logps = logits.log_softmax(dim=-1)
+        entropy = -(all_logps.exp() * all_logps).sum(dim=-1) if with_entropy else logits.new_zeros(len(logits))
+        return all_logps[place, ids], entropy
 
     order = place.argsort(stable=True)
     chunks = states.split(size)

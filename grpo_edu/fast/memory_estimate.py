@@ -73,6 +73,7 @@ def shape_config(shape: str | Mapping[str, Any]) -> Qwen2Config:
 FLOAT32 = 4  # bytes
 # Autograd keeps logits, their softmax and the gradients of both; in chunks they are overwritten.
 _LOGIT_COPIES, _CHUNK_COPIES = 4, 1.5
+_ENTROPY_COPIES = 2  # an entropy with a gradient needs the softmax and its product with the logits once more
 # In addition to the activations, the backward pass of a layer holds gradients about as large as its three MLP tensors.
 _GRADIENT_SHARE = 3
 _SAMPLING_COPIES = 5  # of a step's logits (B, V) while a token is drawn
@@ -291,7 +292,8 @@ def logits_bytes(shape: ModelShape, config: GRPOConfig, predictions: int) -> int
     the optimizer step is in the backward pass, it is the only gradient in memory and counted as such.
     """
     chunk = max(1, LOGITS_PER_CHUNK // shape.vocab)
-    logits = predictions * _LOGIT_COPIES if predictions <= chunk else round(chunk * _CHUNK_COPIES)
+    more = _ENTROPY_COPIES if config.entropy_coef else 0
+    logits = predictions * (_LOGIT_COPIES + more) if predictions <= chunk else round(chunk * (_CHUNK_COPIES + more))
     learns_here = not shape.adapters and not config.optimizer_in_backward
     layer = shape.vocab * shape.hidden * shape.element if learns_here else 0
     return predictions * shape.hidden * (shape.element + FLOAT32) + logits * shape.vocab * FLOAT32 + layer

@@ -237,7 +237,11 @@ def similarity_map(names: Sequence[str], similarity: "Tensor", *, title: str) ->
 
 
 def _bounds(epsilon: float, epsilon_high: float | None, delta: float | None, loss_type: str) -> list[float]:
+    from grpo_edu.losses import UNCLIPPED
+
     high = epsilon if epsilon_high is None else epsilon_high
+    if loss_type in UNCLIPPED:
+        return []
     if loss_type == "cispo":
         return [high]
     return [1 - epsilon, 1 + high, *([] if delta is None else [delta])]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 # Metrics of TRL that this package's trainer does not have.
-_TRL_ALONE = ("epoch", "clip_ratio/low_min", "clip_ratio/high_max")
+_TRL_ALONE = ("epoch", "clip_ratio/low_min", "clip_ratio/high_max", "policy_loss", "entropy_coef", "vespo/phi_seq_mean")
 # Warnings of TRL 1.16 in every run: its hook is experimental, and transformers has renamed a setting that it uses.
 _KNOWN = ("You are using 'rollout_func'", r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
 # Settings that mean the same in both configs, under the same name.
@@ -63,7 +63,13 @@ _SHARED = (
     "epsilon",
     "epsilon_high",
     "ref_model_mixup_alpha",
+    "delta",
+    "use_bias_correction_kl",
+    "off_policy_mask_threshold",
+    "top_entropy_quantile",
+    "entropy_coef",
     "scale_rewards",
+    "multi_objective_aggregation",
     "mask_truncated_completions",
     "seed",
     "optim",
@@ -199,6 +205,8 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
         )
     only_here = {
         "max_resamples": config.max_resamples > 0,
+        "loss_type": config.loss_type == "reinforce",
+        "scale_rewards": config.scale_rewards == "mean",
         "optimizer_in_backward": config.optimizer_in_backward,
         "memory_budget_gib": config.memory_budget_gib is not None,
         "rollout_quantization": config.rollout_quantization is not None,
@@ -233,7 +241,6 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
         "per_device_train_batch_size": micro_batch_size,
         "gradient_accumulation_steps": rows // micro_batch_size,
         "beta": 0.0,  # see _set_reference
-        "use_bias_correction_kl": False,
         "disable_dropout": True,
         "bf16": False,
         "use_cpu": True,
