@@ -26,7 +26,6 @@ NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 # The cells whose output nbval does not compare, by the first line of their source: what differs between machines.
 NOT_COMPARED = {
     "00_start_here": ["for completion in eight_answers():"],
-    "07_grpo_run": ['runs = {"before": before, "after": after}', "for row in (0, 100, 101, 200, 201):"],
     "08_honest_evaluation": ["import tempfile"],
     "09_quantization": ["for scheme, value in moved.items():"],
     "10_ewc_progressive_training": ["measures = plain.measures()"],

@@ -179,7 +179,7 @@ def _lines(axes: Axes, runs: list[Sequence[float]]) -> None:
     for values in runs:
         axes.plot(range(1, len(values) + 1), values, color=COLORS[SICK], linewidth=0.7, alpha=0.5)
     if runs:
-        _mean(axes, runs, SICK, "patient: each seed, and their mean")
+        _mean(axes, runs, SICK, "faulty run: each seed, and their mean")
 
 
 def _mean(axes: Axes, runs: list[Sequence[float]], number: int, label: str) -> None:
