@@ -30,7 +30,6 @@ NOT_COMPARED = {
     "08_honest_evaluation": ["import tempfile"],
     "10_ewc_progressive_training": ["measures = plain.measures()"],
     "11_memory_and_lora": ["if free < need + 1.5e9:"],
-    "13_scaling_out": ["try:", "import time", "from grpo_edu.machine.step_process import measure_steps"],
 }
 # The course in its order: each notebook's file and its name on the course map.
 COURSE = {
