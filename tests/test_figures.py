@@ -93,8 +93,6 @@ MASK = torch.tensor([[1, 1, 0], [1, 1, 1]])
 PUSHES = {"grpo": torch.tensor([[0.2, 0.2, 0.0], [-0.1, 0.0, -0.4]]), "dapo": torch.zeros(2, 3)}
 STOPPED = {"grpo": torch.tensor([[False, False, False], [False, True, False]])}
 PANELS = {"Bias": {"k1": [0.0, 0.0, 0.0], "k3": [0.0, 0.1, 0.3]}, "Spread": {"k3": [1.0, 1.0, 2.0]}}
-GRIDS = {"coarse": [-1.0, 0.0, 1.0], "fine": [-1.0, -0.5, 0.0, 0.5, 1.0]}
-LOGPS = {"bf16": [-1.0, -2.1], "int8": [-1.1, -2.0], "int4": [-1.5, -2.5]}
 CHANGES = [
     {"model": model, "scheme": scheme, "difference": 0.01 * n, "low": 0.01 * n - 0.02, "high": 0.01 * n + 0.02}
     for n, (model, scheme) in enumerate([("a", "bf16"), ("a", "int8"), ("b", "bf16"), ("b", "int8")])
@@ -166,17 +164,7 @@ FIGURES = {
     "strip": lambda: objective.token_strip(["position", "␣", "(end)"] * 7, [0.0, 0.5, 1.0] * 7, title="Probability"),
     "pushes": lambda: objective.token_push_maps(PUSHES, MASK, row_labels=["right, short", "wrong"], stopped=STOPPED),
     "similarity": lambda: objective.similarity_map(["GRPO", "BNPO", "Dr. GRPO"], torch.eye(3) - 0.5, title="Cosines"),
-    "number lines": lambda: quantization.number_lines([0.2, -0.7], GRIDS),
-    "errors": lambda: quantization.error_curves([2, 8], {"one": [0.5, 0.01], "rows": [0.4, 0.005]}, title="Errors"),
-    "row ranges": lambda: quantization.row_ranges([0.1 * n for n in range(1, 40)], title="Rows"),
-    "bytes": lambda: quantization.byte_bars(
-        {"f": {"x": 4.0, "y": 8.0}, "q": {"x": 1.0, "y": 2.0}}, unit="MB", title="Bytes"
-    ),
-    "logps": lambda: quantization.logp_scatter([-1.0, -2.0], LOGPS),
     "interval table": lambda: quantization.interval_table(CHANGES, margin=0.03, title="Accuracy"),
-    "speeds": lambda: quantization.speed_bars(
-        {"1 row": {"a": 1.0, "b": 4.0}, "8 rows": {"a": 2.0, "b": 3.0}}, title="x"
-    ),
     "hacked": lambda: reward_against_accuracy(HACKED),
     "both": lambda: reward_against_accuracy(HACKED + SOUND),
 }
@@ -368,11 +356,6 @@ REFUSED = [
     (lambda: objective.token_push_maps({}, MASK, row_labels=["a", "b"]), "pushes"),
     (lambda: objective.token_push_maps(PUSHES, MASK[:1], row_labels=["a"]), "completion_mask"),
     (lambda: objective.similarity_map(["a", "b", "c"], torch.eye(2), title="x"), r"similarity.*\(2, 2\)"),
-    (lambda: quantization.number_lines([], {"a": [0.0]}), "numbers"),
-    (lambda: quantization.number_lines([1.0], {"a": []}), "grids"),
-    (lambda: quantization.error_curves([2, 4], {"a": [0.1]}, title=""), "errors.* 2"),
-    (lambda: quantization.byte_bars({"a": {"x": 1.0}, "b": {"y": 1.0}}, unit="", title=""), "parts"),
-    (lambda: quantization.logp_scatter([0.0], {"a": [0.0, 1.0]}), "others.* 1"),
     (lambda: quantization.interval_table([], margin=0.1, title=""), "rows"),
     (lambda: reward_against_accuracy([]), "runs"),
 ]

@@ -27,10 +27,8 @@ NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 NOT_COMPARED = {
     "00_start_here": ["for completion in eight_answers():"],
     "08_honest_evaluation": ["import tempfile"],
-    "09_quantization": ["for scheme, value in moved.items():"],
     "10_ewc_progressive_training": ["measures = plain.measures()"],
     "11_memory_and_lora": ["if free < need + 1.5e9:"],
-    "13_scaling_out": ["try:", "import time", "from grpo_edu.machine.step_process import measure_steps"],
 }
 # The course in its order: each notebook's file and its name on the course map.
 COURSE = {
