@@ -29,7 +29,6 @@ NOT_COMPARED = {
     "07_grpo_run": ['runs = {"before": before, "after": after}', "for row in (0, 100, 101, 200, 201):"],
     "08_honest_evaluation": ["import tempfile"],
     "09_quantization": ["for scheme, value in moved.items():"],
-    "10_ewc_progressive_training": ["measures = plain.measures()"],
     "11_memory_and_lora": ["if free < need + 1.5e9:"],
     "13_scaling_out": ["try:", "import time", "from grpo_edu.machine.step_process import measure_steps"],
 }
