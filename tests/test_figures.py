@@ -75,7 +75,6 @@ MEASURED = [(0.5, 0.4, 0.7), (0.2, 0.1, 0.3)]
 TASKS = ("stories", "coin_flip", "sorting")
 MATRIX = [[0.4, 0.5, 0.3], [0.9, 0.5, 0.0], [0.3, 1.0, 0.0], [0.05, 0.55, 0.66]]
 ESTIMATES = {"none": Estimate(0.4, 0.3, 0.5), "EWC": Estimate(0.05, -0.02, 0.12)}
-BOWLS = ((0.0, 0.0), (1.0, 9.0)), ((2.0, 1.0), (1.0, 1.0))
 FAULTY = [{"reward": [0.0, 0.1, 0.2], "kl": [0.0, 1.0, 5.0]}, {"reward": [0.2, 0.3, 0.4], "kl": [0.0, 2.0, 7.0]}]
 HEALTHY = [{"reward": [0.4, 0.6, 0.8]}, {"reward": [0.5, 0.7, 0.9]}]
 SECONDS = {"large": [4.0, 2.0, 2.5], "small": [1.0, 1.0, 2.0], "step": [3.0, 2.0, 2.0]}
@@ -130,11 +129,6 @@ FIGURES = {
     "three matrices": lambda: continual.matrix_figure({"none": MATRIX, "EWC": MATRIX, "replay": MATRIX}, TASKS),
     "estimates": lambda: continual.estimates_figure({"forgetting": ESTIMATES}, title="Forgetting"),
     "two groups": lambda: continual.estimates_figure({"kept": ESTIMATES, "learned": ESTIMATES}, title="Both"),
-    "stability": lambda: continual.stability_figure(
-        {"EWC": {"10": (0.4, 0.9), "1000": (0.8, 0.7)}, "L2": {"1": (0.5, 0.6)}}
-    ),
-    "Fisher shares": lambda: continual.fisher_shares_figure({"true": {"a": 0.2, "b": 0.8}, "of a": {"a": 1, "b": 0}}),
-    "valley": lambda: continual.valley_figure(*BOWLS, {"plain": [(0, 0), (1, 0.4), (2, 1)], "EWC": [(0, 0), (1.5, 0)]}),
     "vital signs": lambda: diagnosis.vital_signs({"A": (FAULTY, HEALTHY), "B": (FAULTY, [])}, ["reward", "kl"]),
     "treatments": lambda: diagnosis.treatments({"A": ([0.0, 0.1], [0.5]), "B": ([1.0], [0.4, 0.6])}),
     "outcomes": lambda: diagnosis.outcomes(
@@ -320,7 +314,6 @@ REFUSED = [
     (lambda: continual.matrix_figure(MATRIX[:2], TASKS), "accuracies.* 4 rows of 3"),
     (lambda: continual.matrix_figure({}, TASKS), "accuracies"),
     (lambda: continual.estimates_figure({}, title="x"), "estimates"),
-    (lambda: continual.stability_figure({"EWC": {}}), "curves"),
     (lambda: diagnosis.vital_signs({}), "patients"),
     (lambda: diagnosis.vital_signs({"A": (FAULTY, HEALTHY)}, ["pulse"]), "signs.*pulse.*reward"),
     (lambda: diagnosis.treatments({}), "patients"),

@@ -27,7 +27,6 @@ NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 NOT_COMPARED = {
     "00_start_here": ["for completion in eight_answers():"],
     "08_honest_evaluation": ["import tempfile"],
-    "10_ewc_progressive_training": ["measures = plain.measures()"],
     "11_memory_and_lora": ["if free < need + 1.5e9:"],
 }
 # The course in its order: each notebook's file and its name on the course map.

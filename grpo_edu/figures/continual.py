@@ -1,4 +1,4 @@
-"""Pictures of continual learning: the accuracy matrix, forgetting with intervals, stability against plasticity."""
+"""Pictures of continual learning: the accuracy matrix, and numbers per method with their intervals."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from grpo_edu.figures.style import (
-    GRID,
     INK,
     LEGEND,
     PAPER,
     SMALL,
     intervals,
-    legend_above,
     look,
     name_rows,
-    note,
     panel_grid,
     percent,
     style_axes,
@@ -114,98 +111,5 @@ def estimates_figure(
         intervals(axes, number, values, heights, label=label)
     name_rows(axes, rows)
     if len(estimates) > 1:
-        legend_above(axes)
-    return figure
-
-
-def stability_figure(
-    curves: Mapping[str, Mapping[str, tuple[float, float]]], *, title: str = "Stability against plasticity"
-) -> Figure:
-    """Accuracy on the earlier tasks (x) against accuracy on the last task (y); up and to the right is better.
-
-    Args:
-        curves: method → strength as a text → (accuracy on the earlier tasks, accuracy on the last), as shares; the
-            points of a method are joined in their order, and labeled where it has several.
-
-    Raises ValueError where there is nothing to draw.
-
-    >>> figure = stability_figure({"EWC": {"10": (0.5, 0.9), "1000": (0.8, 0.8)}})
-    >>> figure.axes[0].get_legend_handles_labels()[1]
-    ['EWC']
-    """
-    from matplotlib.patheffects import withStroke
-
-    if not any(curves.values()):
-        raise ValueError("curves is empty: give at least one point")
-    figure, (axes,) = panel_grid(1, height=4.2)
-    style_axes(axes, title, "accuracy on the last task (%)", "accuracy on the earlier tasks at the end (%)")
-    for number, (method, points) in enumerate(curves.items()):
-        xs, ys = zip(*((100 * x, 100 * y) for x, y in points.values()), strict=True)
-        axes.plot(xs, ys, linewidth=1.2, label=method, **look(number))
-        for text, x, y in zip(points, xs, ys, strict=True):
-            if len(points) > 1:
-                strength = note(axes, text, (x, y), (5, 5), va="baseline")
-                strength.set_path_effects([withStroke(linewidth=3, foreground=PAPER)])
-    axes.margins(0.12)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), **LEGEND)  # beside: any corner may hold a point
-    return figure
-
-
-def fisher_shares_figure(shares: Mapping[str, Mapping[str, float]], *, title: str = "Where the Fisher lies") -> Figure:
-    """The share of the Fisher information in each part of the model, which shows the parts that EWC protects most.
-
-    Args:
-        shares: kind → part of the model → share of the whole, 0 to 1; the same parts for each kind.
-
-    >>> figure = fisher_shares_figure({"true": {"embedding": 0.25, "layers": 0.75}})
-    >>> figure.axes[0].get_ylabel()
-    'share of the whole (%)'
-    """
-    parts = list(next(iter(shares.values())))
-    figure, (axes,) = panel_grid(1, height=3.4)
-    style_axes(axes, title, "share of the whole (%)", "")
-    for number, (kind, by_part) in enumerate(shares.items()):
-        axes.plot(range(len(parts)), [100 * by_part[part] for part in parts], linewidth=1.2, label=kind, **look(number))
-    axes.set_xticks(range(len(parts)), parts)
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="best", **LEGEND)
-    return figure
-
-
-def valley_figure(
-    old: tuple[Sequence[float], Sequence[float]],
-    new: tuple[Sequence[float], Sequence[float]],
-    paths: Mapping[str, Sequence[Sequence[float]]],
-) -> Figure:
-    """Two tasks with a quadratic loss in two weights each, and the paths that training runs take between them.
-
-    Args:
-        old, new: (center, curvature) of each bowl, two numbers each: loss = ½ Σ curvature · (θ − center)².
-        paths: name → points (two weights each) from first to last.
-
-    >>> bowl = (0.0, 0.0), (1.0, 9.0)
-    >>> len(valley_figure(bowl, ((1.0, 1.0), (1.0, 1.0)), {"plain": [(0, 0), (1, 1)]}).axes)
-    1
-    """
-    import numpy as np
-
-    points = np.array([point for path in paths.values() for point in path] + [old[0], new[0]], dtype=float)
-    low, high = points.min(axis=0) - 0.5, points.max(axis=0) + 0.5
-    x, y = np.meshgrid(np.linspace(low[0], high[0], 200), np.linspace(low[1], high[1], 200))
-    figure, (axes,) = panel_grid(1, height=4.0)
-    style_axes(axes, "Old task (solid) and new task (dashed)", "weight 2", "weight 1")
-    axes.grid(visible=False)
-    for (center, curvature), style in ((old, "solid"), (new, "dashed")):
-        loss = 0.5 * (curvature[0] * (x - center[0]) ** 2 + curvature[1] * (y - center[1]) ** 2)
-        axes.contour(x, y, loss, levels=[0.1, 0.4, 0.9], colors=[INK], linewidths=0.8, linestyles=style, alpha=0.6)
-    for number, (name, path) in enumerate(paths.items()):
-        xs, ys = zip(*path, strict=True)
-        mark = look(number)
-        axes.plot(xs, ys, color=mark["color"], linewidth=1.5)
-        axes.plot(xs[-1:], ys[-1:], linestyle="none", label=f"{name}: end", **(mark | {"markersize": 8}))
-    axes.plot(*old[0], marker="*", markersize=12, color=INK, linestyle="none", label="start: best for the old task")
-    axes.legend(loc="best", **LEGEND)
-    axes.set_facecolor(PAPER)
-    for spine in axes.spines.values():
-        spine.set_color(GRID)
+        axes.legend(loc="best", **LEGEND)
     return figure
