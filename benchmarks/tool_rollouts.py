@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import re
 import time
 from typing import Any
@@ -161,7 +162,7 @@ def main() -> int:
     for arm in ("tool", "no tool"):
         if not ledger.find(phase="before", arm=arm):
             ledger.add(phase="before", arm=arm, **outcome(*started_policy(), arm))
-    for arm, seed in [(arm, seed) for arm in options.arms for seed in options.seeds]:
+    for seed, arm in itertools.product(options.seeds, options.arms):
         if time.perf_counter() > deadline or ledger.find(phase="report", arm=arm, seed=seed):
             continue
         model, tokenizer = started_policy()
