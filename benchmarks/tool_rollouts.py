@@ -170,7 +170,8 @@ def main() -> int:
         ledger.add(phase="report", arm=arm, seed=seed, **spent, **outcome(model, tokenizer, arm))
         print(f"{arm}, seed {seed}: sampled {share(ledger.rows[-1]['sampled']):.1%}", flush=True)
     found = summary(ledger)
-    judged = verdicts(found) if all(found[arm]["seeds"] for arm in ARMS[:2]) else {}
+    complete = all(found[arm]["seeds"] == list(SEEDS) for arm in ARMS[:2])
+    judged = verdicts(found) if complete else {}  # a statement about five seeds is not judged on fewer
     save(LEDGER.with_suffix(".json"), COMMAND, {"verdicts": judged, **found})
     return exit_code(judged)
 

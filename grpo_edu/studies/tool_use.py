@@ -49,7 +49,8 @@ def tool_splits(num_train: int = 400, num_cold: int = 200, num_heldout: int = 30
     >>> tool_splits(2, 2, 2)["heldout"][1].solution
     '[228+298]=526. [526-284]=242. #### 242'
     """
-    rng, found = random.Random("tool"), {}
+    rng = random.Random("tool")
+    found: dict[str, Problem] = {}
     stories = [
         dataclasses.replace(story, ranges={slot: (10 * low, 10 * high) for slot, (low, high) in story.ranges.items()})
         for story in STORIES["basic"]
@@ -64,15 +65,15 @@ def tool_splits(num_train: int = 400, num_cold: int = 200, num_heldout: int = 30
     return {"heldout": problems[:num_heldout], "train": problems[num_heldout:][:num_train], "cold": cold}
 
 
-def encode_turns(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[list[int], list[bool]]:
-    """The token ids of a worked solution after its prompt, and for each whether the policy is to write it."""
+def encode_turns(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[list[int], list[int]]:
+    """The token ids of a worked solution after its prompt, and for each 1 where the policy is to write it."""
     ids = tokenizer.encode(render_prompt(tokenizer, problem.prompt), add_special_tokens=False)
-    is_target = [False] * len(ids)
+    is_target = [0] * len(ids)
     for part in _REPLY.split(problem.solution):
         part_ids = tokenizer.encode(part, add_special_tokens=False)
         ids += part_ids
-        is_target += [not part.startswith("=")] * len(part_ids)
-    return [*ids, tokenizer.eos_token_id], [*is_target, True]
+        is_target += [int(not part.startswith("="))] * len(part_ids)
+    return [*ids, tokenizer.eos_token_id], [*is_target, 1]
 
 
 def cold_start(
@@ -86,7 +87,7 @@ def cold_start(
     for _ in range(config.max_steps):
         batch = [rows[index] for index in next(order)]
         ids, _ = pad_examples([(row, 0) for row, _ in batch], tokenizer.pad_token_id)
-        is_target, _ = pad_examples([(row, 0) for _, row in batch], False)
+        is_target, _ = pad_examples([(row, 0) for _, row in batch], 0)
         logits, labels = target_logits(model, ids, is_target.bool())
         loss = torch.nn.functional.cross_entropy(logits, labels)
         stepper.begin()
