@@ -20,6 +20,8 @@ from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, re
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from grpo_edu.rollout import Tool
+
 
 @dataclass(frozen=True)
 class McNemar:
@@ -316,6 +318,7 @@ def evaluate(
     batch_size: int = 64,
     seed: int = 0,
     progress: bool = False,
+    tool: "Tool | None" = None,
 ) -> Evaluation:
     """Sample one completion for each problem and score it.
 
@@ -330,6 +333,7 @@ def evaluate(
         batch_size: number of problems per batch, at least 1.
         seed: random seed of the sampling.
         progress: show a progress bar in a notebook or a terminal.
+        tool: a tool that the policy may call (`grpo_edu.rollout.Tool`).
     """
     import torch
     from tqdm.auto import tqdm
@@ -353,6 +357,7 @@ def evaluate(
                 num_generations=1,
                 max_completion_length=max_completion_length,
                 temperature=temperature,
+                tool=tool,
                 generator=generator,
             )
             counts = rollout.completion_mask.sum(dim=1).tolist()

@@ -7,7 +7,7 @@ computed only once (`grpo_edu.fast.decoding`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -130,6 +130,12 @@ class Rollout:
     sampling_per_token_logps: Tensor  # (B, C) float32, nats; 0 at padding
     is_truncated: Tensor  # (B,) bool: the limit was reached before a stop token
     num_generations: int  # G
+    tool_mask: Tensor | None = None  # (B, C) long, as in TRL: 0 for a token that a tool wrote, else 1; None: no tool
+
+    @property
+    def policy_mask(self) -> Tensor:
+        """(B, C) long, 1 for the tokens that the policy wrote: no padding, and no token of a tool."""
+        return self.completion_mask if self.tool_mask is None else self.completion_mask * self.tool_mask
 
     def __post_init__(self) -> None:
         rows = len(self.prompts)
@@ -140,6 +146,7 @@ class Rollout:
         prompt_shape, completion_shape = (rows, self.prompt_ids.shape[-1]), (rows, self.completion_ids.shape[-1])
         shapes = dict.fromkeys(("prompt_ids", "prompt_mask"), prompt_shape)
         shapes |= dict.fromkeys(("completion_ids", "completion_mask", "sampling_per_token_logps"), completion_shape)
+        shapes |= {} if self.tool_mask is None else {"tool_mask": completion_shape}
         for name, shape in (shapes | {"is_truncated": (rows,)}).items():
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(getattr(self, name).shape)}")
@@ -164,7 +171,20 @@ def join_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], pad_token_id
         sampling_per_token_logps=right(column("sampling_per_token_logps")),
         is_truncated=torch.stack(column("is_truncated")),
         num_generations=rollouts[0].num_generations,
+        tool_mask=None if rollouts[0].tool_mask is None else right(column("tool_mask"), padding_value=1),
     )
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that the policy calls in the middle of a completion.
+
+    marker: the text of the one token with which the policy ends a call. reply: the completion so far, which ends with
+    the marker → the text that the tool appends to it. The policy reads these tokens, but it did not choose them.
+    """
+
+    marker: str
+    reply: Callable[[str], str]
 
 
 def generate(
@@ -180,6 +200,7 @@ def generate(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     stop_tokens: Sequence[int | str] = (),
+    tool: Tool | None = None,
     generator: torch.Generator | None = None,
 ) -> Rollout:
     """Sample `num_generations` completions of every prompt.
@@ -196,6 +217,7 @@ def generate(
         temperature, top_p, top_k, min_p: see `sample_tokens`; without filters by default.
         repetition_penalty: of the tokens of the prompt and of the completion so far, see `penalize_repetitions`.
         stop_tokens: ids or texts of further tokens that end a completion.
+        tool: a tool that the policy may call. Its replies count towards max_completion_length.
         generator: random number generator; the same random seed gives the same rollout.
 
     Returns:
@@ -215,6 +237,8 @@ def generate(
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)
     ids, logps = prompt_ids.new_full(shape, tokenizer.pad_token_id), torch.zeros(shape, device=model.device)
+    marker_id = None if tool is None else _token_id(tokenizer, tool.marker, "tool.marker")
+    tool_mask = torch.ones_like(ids)
     lengths = prompt_ids.new_zeros(shape[0])  # 0: not yet complete
     # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
@@ -231,7 +255,13 @@ def generate(
             tokens, logps[samples, step] = sample_tokens(
                 decoder.logits, uniform[samples, step], rows=rows, temperature=temperature, seen=seen, **filters
             )
+            if tool is not None:  # what the tool wrote in advance replaces what was drawn
+                own = tool_mask[samples, step] == 1
+                tokens = torch.where(own, tokens, ids[samples, step])
             ids[samples, step] = tokens
+            if tool is not None:
+                calls = samples[own & (tokens == marker_id)]
+                _write_replies(tool, tokenizer, ids, tool_mask, calls.tolist(), step + 1)
             stopped = torch.isin(tokens, stop_ids)
             if stopped.any():
                 lengths[samples[stopped]] = step + 1
@@ -244,7 +274,9 @@ def generate(
                 seen[rows, tokens] = True
     if not torch.isfinite(logps).all():
         raise ValueError("model: the logits are not finite, so training has diverged; try a smaller learning_rate")
-    return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations)
+    logps = logps * tool_mask  # the policy did not choose what the tool wrote
+    mask = None if tool is None else tool_mask
+    return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations, mask)
 
 
 @dataclass
@@ -257,6 +289,7 @@ class Sampler:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     config: GRPOConfig
+    tool: Tool | None = None
 
     def policy(self) -> PreTrainedModel:
         """The model that samples."""
@@ -275,6 +308,7 @@ class Sampler:
             top_k=self.config.top_k,
             min_p=self.config.min_p,
             repetition_penalty=self.config.repetition_penalty,
+            tool=self.tool,
             generator=generator,
         )
 
@@ -299,11 +333,7 @@ def stop_token_ids(
         raise ValueError(f"stop_tokens must be a list of tokens, got the string {stop_tokens!r}")
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, Sequence) else [eos])} - {None}
-    for stop in stop_tokens:
-        encoded = tokenizer.encode(stop, add_special_tokens=False) if isinstance(stop, str) else [stop]
-        if len(encoded) != 1 or not 0 <= encoded[0] < len(tokenizer):
-            raise ValueError(f"stop_tokens: {stop!r} is not a single token of this tokenizer; use one token, or its id")
-        ids.update(encoded)
+    ids |= {_token_id(tokenizer, stop, "stop_tokens") for stop in stop_tokens}
     if not ids:
         raise ValueError("tokenizer has no EOS token, so no completion could end; set tokenizer.eos_token")
     return torch.tensor(sorted(ids), device=model.device)
@@ -313,6 +343,25 @@ def seen_tokens(ids: Tensor, mask: Tensor, vocabulary: int) -> Tensor:
     """Which of `vocabulary` tokens occur in each row of ids (n, P) where the mask is 1; (n, V) bool."""
     counts = torch.zeros(len(ids), vocabulary, dtype=mask.dtype, device=ids.device)
     return counts.scatter_add(1, ids, mask) > 0
+
+
+def _token_id(tokenizer: PreTrainedTokenizerBase, token: int | str, name: str) -> int:
+    """The id of one token, given as a text or an id; the ValueError names the argument."""
+    encoded = tokenizer.encode(token, add_special_tokens=False) if isinstance(token, str) else [token]
+    if len(encoded) != 1 or not 0 <= encoded[0] < len(tokenizer):
+        raise ValueError(f"{name}: {token!r} is not a single token of this tokenizer; use one token, or its id")
+    return encoded[0]
+
+
+def _write_replies(
+    tool: Tool, tokenizer: PreTrainedTokenizerBase, ids: Tensor, tool_mask: Tensor, calls: list[int], start: int
+) -> None:
+    """Write the tool's replies to completions that end before `start` into `ids`, and mark them in `tool_mask`."""
+    for row in calls:
+        reply = tokenizer.encode(tool.reply(tokenizer.decode(ids[row, :start])), add_special_tokens=False)
+        place = slice(start, min(start + len(reply), ids.shape[1]))
+        ids[row, place] = ids.new_tensor(reply)[: place.stop - start]
+        tool_mask[row, place] = 0
 
 
 def encode_prompts(
@@ -391,6 +440,7 @@ def _rollout(
     logps: Tensor,
     lengths: Tensor,
     num_generations: int,
+    tool_mask: Tensor | None,
 ) -> Rollout:
     """Trim (B, max_completion_length) to the longest completion and decode it; a length of 0 means truncated."""
     is_truncated = lengths == 0
@@ -408,4 +458,5 @@ def _rollout(
         sampling_per_token_logps=logps[:, :longest].contiguous(),
         is_truncated=is_truncated,
         num_generations=num_generations,
+        tool_mask=None if tool_mask is None else tool_mask[:, :longest].contiguous(),
     )

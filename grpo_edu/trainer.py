@@ -49,7 +49,7 @@ class Batch:
     """A scored rollout: B = N·G completions of at most C tokens.
 
     rollout: the completions. rewards_per_func: (B, K). rewards: (B,). advantages: (B,), or (B, C) from a stage.
-    loss_mask: (B, C), the completion mask; rows of truncated completions are 0 if `mask_truncated_completions` is set.
+    loss_mask: (B, C), the rollout's `policy_mask`; rows of truncated completions are 0 if `mask_truncated_completions`.
     """
 
     rollout: Rollout
@@ -117,7 +117,7 @@ def score_rollout(
         solution=[problem.solution for problem in rows],
     )
     rewards = combine_rewards(rewards_per_func, config.reward_weights)
-    loss_mask = rollout.completion_mask
+    loss_mask = rollout.policy_mask
     if config.mask_truncated_completions:
         loss_mask = loss_mask * ~rollout.is_truncated[:, None]
     return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, advantages)
@@ -237,7 +237,7 @@ def train(
             "step": step,
             **rollout_metrics(rollout, sampled.rewards_per_func, sampled.rewards, names),
             **resampling_metrics(batch, sampled, config),
-            "entropy": masked_mean(-rollout.sampling_per_token_logps, rollout.completion_mask),
+            "entropy": masked_mean(-rollout.sampling_per_token_logps, rollout.policy_mask),
             **update,
             "learning_rate": learning_rate,
             "num_tokens": state.num_tokens,

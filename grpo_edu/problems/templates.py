@@ -163,11 +163,11 @@ def draw_problem(level: str, rng: random.Random) -> Problem:
     return fill_story(rng.choice(STORIES[level]), level, rng)
 
 
-def fill_story(story: Story, level: str, rng: random.Random) -> Problem:
-    """Fill the slots of a story with names, things and numbers so that every step gives a whole positive number."""
+def fill_story(story: Story, level: str, rng: random.Random, largest: int = _LARGEST) -> Problem:
+    """Fill a story with names, things and numbers so that the result of every step is a whole number in 1 … largest."""
     while True:
         values = {slot: rng.randint(low, high) for slot, (low, high) in story.ranges.items()}
-        lines, last = _work_out(story.steps, values)
+        lines, last = _work_out(story.steps, values, largest)
         if lines:
             break
     name, other = rng.sample(NAMES, 2)
@@ -176,8 +176,8 @@ def fill_story(story: Story, level: str, rng: random.Random) -> Problem:
     return Problem(prompt, str(last), level, f"{' '.join(lines)} #### {last}")
 
 
-def _work_out(steps: str, values: dict[str, int]) -> tuple[list[str], int]:
-    """Compute ``"d = a + b; e = d - c"``; an empty list of lines when a step leaves 1 … 300."""
+def _work_out(steps: str, values: dict[str, int], largest: int) -> tuple[list[str], int]:
+    """Compute ``"d = a + b; e = d - c"``; an empty list of lines when a step leaves 1 … largest."""
     values = dict(values)
     lines: list[str] = []
     result = 0
@@ -185,7 +185,7 @@ def _work_out(steps: str, values: dict[str, int]) -> tuple[list[str], int]:
         target, _, left, sign, right = step.split()
         a, b = (values[term] if term in values else int(term) for term in (left, right))
         result = _OPERATIONS[sign](a, b)
-        if not 1 <= result <= _LARGEST:
+        if not 1 <= result <= largest:
             return [], 0
         values[target] = result
         lines.append(f"{a}{sign}{b}={result}.")

@@ -1,0 +1,95 @@
+"""A policy that calls a calculator in the middle of its completion, and problems whose numbers are too large for it.
+
+The policy writes `[190+55]`, the calculator appends `=245.`, and the policy goes on. Call and reply look like the
+annotations of GSM8K (Cobbe et al. 2021, arXiv 2110.14168). `grpo_edu.rollout.Tool` says how a reply enters a rollout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from grpo_edu.config import SupervisedConfig
+from grpo_edu.continual.examples import pad_examples, target_logits
+from grpo_edu.fast.optimizers import build_optimizer, make_stepper
+from grpo_edu.problems.equations import calculate
+from grpo_edu.problems.templates import STORIES, Problem, ProblemOrder, fill_story, problem_key
+from grpo_edu.prompts import render_prompt
+from grpo_edu.rollout import Tool
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_REPLY = re.compile(r"(?<=\])(=\S*)")  # what the calculator writes after a call
+
+
+def calculator_reply(text: str) -> str:
+    """The calculator's reply to a completion that ends with a call: the result, or a question mark.
+
+    >>> calculator_reply("[190+55]"), calculator_reply("[190+55]=245. [245+]")
+    ('=245.', '=?.')
+    """
+    return f"={calculate(text.removesuffix(']').rpartition('[')[2]) or '?'}."
+
+
+CALCULATOR = Tool("]", calculator_reply)
+
+
+def tool_splits(num_train: int = 400, num_cold: int = 200, num_heldout: int = 300) -> dict[str, list[Problem]]:
+    """Stories of the level basic with numbers ten times as large, in splits without a common `problem_key`.
+
+    Every second solution of the split "cold" has no calls, so that a policy that learns from it does both.
+
+    >>> tool_splits(2, 2, 2)["heldout"][1].solution
+    '[228+298]=526. [526-284]=242. #### 242'
+    """
+    rng = random.Random("tool")
+    found: dict[str, Problem] = {}
+    stories = [
+        dataclasses.replace(story, ranges={slot: (10 * low, 10 * high) for slot, (low, high) in story.ranges.items()})
+        for story in STORIES["basic"]
+    ]
+    while len(found) < num_heldout + num_train + num_cold:
+        problem = fill_story(rng.choice(stories), "large", rng, largest=5000)
+        solution = re.sub(r"(\S+)=", r"[\1]=", problem.solution)
+        found.setdefault(problem_key(problem), dataclasses.replace(problem, solution=solution))
+    problems = list(found.values())
+    cold = problems[num_heldout + num_train :]
+    cold[::2] = [dataclasses.replace(p, solution=re.sub(r"[\[\]]", "", p.solution)) for p in cold[::2]]
+    return {"heldout": problems[:num_heldout], "train": problems[num_heldout:][:num_train], "cold": cold}
+
+
+def encode_turns(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[list[int], list[int]]:
+    """The token ids of a worked solution after its prompt, and for each 1 where the policy is to write it."""
+    ids = tokenizer.encode(render_prompt(tokenizer, problem.prompt), add_special_tokens=False)
+    is_target = [0] * len(ids)
+    for part in _REPLY.split(problem.solution):
+        part_ids = tokenizer.encode(part, add_special_tokens=False)
+        ids += part_ids
+        is_target += [int(not part.startswith("="))] * len(part_ids)
+    return [*ids, tokenizer.eos_token_id], [*is_target, 1]
+
+
+def cold_start(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], config: SupervisedConfig
+) -> Iterator[float]:
+    """Supervised steps on worked solutions, without the calculator's replies; trains in place, yields each loss."""
+    optimizer, _ = build_optimizer(model, config)
+    stepper = make_stepper(optimizer, config)
+    rows = [encode_turns(tokenizer, problem) for problem in problems]
+    order = ProblemOrder(len(rows), config.seed)
+    for _ in range(config.max_steps):
+        batch = [rows[index] for index in order.draw(config.prompts_per_step)]
+        ids, _ = pad_examples([(row, 0) for row, _ in batch], tokenizer.pad_token_id)
+        is_target, _ = pad_examples([(row, 0) for _, row in batch], 0)
+        logits, labels = target_logits(model, ids, is_target.bool())
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        stepper.begin()
+        stepper.add(loss)
+        stepper.finish()
+        yield loss.item()
