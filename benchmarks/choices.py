@@ -2,8 +2,8 @@
 
 The design is in docs/studies/choices.md. Every choice has a setting of its own and two or more arms, which differ in
 that choice only. The learning rate of each arm is the one of a common grid with the highest reward on selection
-problems and a selection seed. Then each arm runs on five other seeds and is judged on held-out problems; reported are the
-differences between arms that share a seed.
+problems and a selection seed. Then each arm runs on five other seeds and is judged on held-out problems. Reported are
+the differences between arms that share a seed.
 
 Each run is one line of ``benchmarks/results/choices.jsonl``. ``--minutes 20`` starts no run after 20 minutes. The same
 command continues where it stopped, and ``choices.json`` holds the summary of the runs so far.
@@ -12,6 +12,7 @@ command continues where it stopped, and ``choices.json`` holds the summary of th
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +47,13 @@ LEDGER = RESULTS / "choices.jsonl"
 MODELS = RESULTS.parents[1] / "runs" / "choices"
 LENGTH = 96
 OUTCOMES = ("accuracy", "mean_reward", "wrong_length", "right_length")
-CURVES = ("rewards/accuracy_reward/mean", "reward", "completions/mean_length", "clip_ratio/region_mean", "frac_reward_zero_std")
+CURVES = (
+    "rewards/accuracy_reward/mean",
+    "reward",
+    "completions/mean_length",
+    "clip_ratio/region_mean",
+    "frac_reward_zero_std",
+)
 SEEDS = (0, 1, 2, 3, 4)
 SELECTION_SEED = 100
 HACKABLE = (accuracy_reward, format_reward, partial(length_reward, target=8))  # as in benchmarks.reward_hacking
@@ -59,7 +66,6 @@ class Choice:
 
     arms: name → the settings that differ, the two that are compared first; the difference is first minus second.
     base: the settings that all arms share. rates: the grid of learning rates. outcome: a key of `judge`.
-    common_rate: a rate at which the arms are compared as well, whatever is best for each.
     """
 
     arms: Mapping[str, dict[str, Any]]
@@ -68,22 +74,20 @@ class Choice:
     outcome: str = "accuracy"
     model: str = "halfway"
     rewards: Sequence[Callable] = (accuracy_reward,)
-    common_rate: float | None = None
 
 
 CHOICES = {
     "kl": Choice(
         arms={"with KL": {"beta": 1.0}, "without KL": {"beta": 0.0}},
-        base={"max_steps": 24, "prompts_per_step": 4},
+        base={"max_steps": 12, "prompts_per_step": 4},
         rates=(2e-4, 4e-4),
         model="tiny",
         rewards=HACKABLE,
     ),
     "clipping": Choice(
         arms={"clipped": {"epsilon": 0.2}, "not clipped": {"epsilon": OFF}},
-        base={"max_steps": 10, "prompts_per_step": 4, "num_iterations": 16},
-        rates=(1e-4, 5e-4),
-        common_rate=5e-4,
+        base={"max_steps": 2, "prompts_per_step": 4, "num_iterations": 32},
+        rates=(5e-4,),
         model="tiny",
     ),
     "length": Choice(
@@ -94,7 +98,7 @@ CHOICES = {
         model="rambling",
     ),
     "group size": Choice(
-        arms={f"G = {size}": {"num_generations": size, "prompts_per_step": 64 // size} for size in (2, 16, 4, 8)},
+        arms={f"G = {size}": {"num_generations": size, "prompts_per_step": 64 // size} for size in (2, 16)},
         base={"max_steps": 16},
         rates=(2e-4, 4e-4),
     ),
@@ -138,7 +142,7 @@ def policy(name: str) -> tuple:
         rng = random.Random(0)
         problems = problems_of("tiny")["train"][::4]
         mixed = problems + [rambling(problem, min(12, int(rng.expovariate(1 / 3)))) for problem in problems]
-        for _ in finetune(model, tokenizer, mixed, SupervisedConfig(max_steps=30)):
+        for _ in finetune(model, tokenizer, mixed, SupervisedConfig(max_steps=30, learning_rate=3e-4)):
             pass
         save_policy(model, tokenizer, folder)
     return load_policy(folder)
@@ -161,7 +165,9 @@ def run(choice: Choice, arm: str, rate: float, seed: int, split: str) -> dict[st
 def judge(model, tokenizer, problems: Sequence[Problem], rewards: Sequence[Callable], length: int) -> dict[str, Any]:
     """Accuracy, mean reward, and the mean number of tokens of wrong and of right answers."""
     found = evaluate(model, tokenizer, problems, max_completion_length=length, seed=1)
-    ids = [[*row, tokenizer.eos_token_id] for row in tokenizer(found.completions, add_special_tokens=False)["input_ids"]]
+    ids = [
+        [*row, tokenizer.eos_token_id] for row in tokenizer(found.completions, add_special_tokens=False)["input_ids"]
+    ]
     scores = compute_rewards(
         rewards,
         prompts=found.prompts,
@@ -183,6 +189,8 @@ def judge(model, tokenizer, problems: Sequence[Problem], rewards: Sequence[Calla
 
 def best_rate(ledger: Ledger, name: str, arm: str) -> float:
     """The rate of the grid with the highest mean reward on selection problems; of equals, the lowest."""
+    if len(CHOICES[name].rates) == 1:
+        return CHOICES[name].rates[0]
     rows = {rate: ledger.find(phase="select", choice=name, arm=arm, rate=rate) for rate in CHOICES[name].rates}
     return max(rows, key=lambda rate: (rows[rate]["mean_reward"], -rate))
 
@@ -190,7 +198,7 @@ def best_rate(ledger: Ledger, name: str, arm: str) -> float:
 def study(ledger: Ledger, name: str, late: Callable[[], bool]) -> None:
     """Run what is missing of a choice: first the selection, then the reported runs, seed by seed."""
     choice = CHOICES[name]
-    for rate in choice.rates:
+    for rate in choice.rates if len(choice.rates) > 1 else ():  # of one rate there is nothing to select
         for arm in choice.arms:
             values = {"phase": "select", "choice": name, "arm": arm, "rate": rate}
             if late():
@@ -200,17 +208,17 @@ def study(ledger: Ledger, name: str, late: Callable[[], bool]) -> None:
                 print(values, f"reward {ledger.rows[-1]['mean_reward']:.3f}", flush=True)
     for seed in SEEDS:
         for arm in choice.arms:
-            for rate in {best_rate(ledger, name, arm), choice.common_rate} - {None}:
-                values = {"phase": "report", "choice": name, "arm": arm, "rate": rate, "seed": seed}
-                if late():
-                    return
-                if not ledger.find(**values):
-                    ledger.add(**values, **run(choice, arm, rate, seed, "heldout"))
-                    print(values, f"{choice.outcome} {ledger.rows[-1][choice.outcome]:.3f}", flush=True)
+            rate = best_rate(ledger, name, arm)
+            values = {"phase": "report", "choice": name, "arm": arm, "rate": rate, "seed": seed}
+            if late():
+                return
+            if not ledger.find(**values):
+                ledger.add(**values, **run(choice, arm, rate, seed, "heldout"))
+                print(values, f"{choice.outcome} {ledger.rows[-1][choice.outcome]:.3f}", flush=True)
 
 
-def comparison(ledger: Ledger, name: str, rates: Mapping[str, float]) -> dict[str, Any] | None:
-    """The outcome of each arm at its rate, and the first arm minus each other, paired by seed; None before two seeds."""
+def comparison(ledger: Ledger, name: str, rates: Mapping[str, float]) -> dict[str, Any]:
+    """Each arm's outcome at its rate, and the first arm minus each other, paired by seed; empty for fewer than two."""
     choice = CHOICES[name]
     rows = {
         arm: {row["seed"]: row for row in ledger.select(phase="report", choice=name, arm=arm, rate=rates[arm])}
@@ -218,7 +226,7 @@ def comparison(ledger: Ledger, name: str, rates: Mapping[str, float]) -> dict[st
     }
     seeds = [seed for seed in SEEDS if all(seed in found for found in rows.values())]
     if len(seeds) < 2:
-        return None
+        return {}
     found: dict[str, Any] = {"seeds": seeds, "rates": dict(rates), "arms": {}, "differences": {}}
     for arm in choice.arms:
         values = {key: [rows[arm][seed][key] for seed in seeds] for key in OUTCOMES}
@@ -238,21 +246,50 @@ def ones(row: dict[str, Any]) -> list[bool]:
     return [bit == "1" for bit in row["bits"]]
 
 
+# choice → stored study on five seeds, the two arms, and where their accuracies are: no run of this study
+STORED = {
+    "token ratio minus sequence ratio": ("objectives", "GRPO", "GSPO"),
+    "Dr. GRPO minus GRPO": ("objectives", "Dr. GRPO", "GRPO"),
+    "DAPO minus GRPO": ("objectives", "DAPO", "GRPO"),
+    "CISPO minus GRPO": ("objectives", "CISPO", "GRPO"),
+    "G = 8 minus G = 2, 128 completions": ("advantages", "group", "group, G = 2"),
+    "G = 8 minus G = 2, 64 completions": ("broken_runs", "healthy", "32 × 2"),
+    "group minus batch scaling": ("advantages", "group", "batch"),
+}
+
+
+def stored_differences() -> dict[str, Any]:
+    """The same comparison for arms that earlier studies ran at one rate for all, on the 300 held-out word problems."""
+    found = {}
+    for name, (study_name, first, second) in STORED.items():
+        runs = json.loads((RESULTS / f"{study_name}.json").read_text(encoding="utf-8"))["runs"]
+        shares: dict[str, dict[int, float]] = {first: {}, second: {}}
+        for row in runs:
+            arm = row.get("name", row.get("arm"))
+            if arm in shares:
+                shares[arm][row["seed"]] = row.get("after", row.get("accuracy"))["accuracy"]
+        pairs = [(shares[first][seed], shares[second][seed]) for seed in SEEDS]
+        found[name] = {
+            "study": study_name,
+            "arms": {first: mean(one for one, _ in pairs), second: mean(two for _, two in pairs)},
+            **estimate([one - two for one, two in pairs]),
+        }
+    return found
+
+
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """Every choice: what was selected, the comparison at the selected rates and, where there is one, at a common rate."""
+    """Every choice that has reported runs: what was selected, and the comparison."""
     found: dict[str, Any] = {}
     for name, choice in CHOICES.items():
-        if len(ledger.select(phase="select", choice=name)) < len(choice.arms) * len(choice.rates):
+        if not ledger.find(phase="report", choice=name):
             continue
         rates = {arm: best_rate(ledger, name, arm) for arm in choice.arms}
         selection = {
             arm: {str(row["rate"]): row["mean_reward"] for row in ledger.select(phase="select", choice=name, arm=arm)}
             for arm in choice.arms
         }
-        found[name] = {"outcome": choice.outcome, "base": choice.base, "arms": dict(choice.arms), "selection": selection}
-        found[name]["tuned"] = comparison(ledger, name, rates)
-        if choice.common_rate:
-            found[name]["common_rate"] = comparison(ledger, name, dict.fromkeys(choice.arms, choice.common_rate))
+        setting = {"outcome": choice.outcome, "base": choice.base, "settings": choice.arms, "selection": selection}
+        found[name] = {**setting, **comparison(ledger, name, rates)}
     return found
 
 
@@ -265,7 +302,7 @@ def main() -> int:
     deadline = time.perf_counter() + 60 * options.minutes
     for name in options.choices:
         study(Ledger(LEDGER), name, lambda: time.perf_counter() > deadline)
-    save(LEDGER.with_suffix(".json"), COMMAND, {"choices": summary(Ledger(LEDGER))})
+    save(LEDGER.with_suffix(".json"), COMMAND, {"choices": summary(Ledger(LEDGER)), "stored": stored_differences()})
     return 0
 
 
