@@ -218,22 +218,19 @@ def study(ledger: Ledger, name: str, late: Callable[[], bool]) -> None:
 
 
 def comparison(ledger: Ledger, name: str, rates: Mapping[str, float]) -> dict[str, Any]:
-    """Each arm's outcome at its rate, and the first arm minus each other, paired by seed; empty for fewer than two."""
+    """Each arm's outcome at its rate, and the first arm minus each other, paired by seed."""
     choice = CHOICES[name]
     rows = {
         arm: {row["seed"]: row for row in ledger.select(phase="report", choice=name, arm=arm, rate=rates[arm])}
         for arm in choice.arms
     }
-    seeds = [seed for seed in SEEDS if all(seed in found for found in rows.values())]
-    if len(seeds) < 2:
-        return {}
-    found: dict[str, Any] = {"seeds": seeds, "rates": dict(rates), "arms": {}, "differences": {}}
+    found: dict[str, Any] = {"seeds": list(SEEDS), "rates": dict(rates), "arms": {}, "differences": {}}
     for arm in choice.arms:
-        values = {key: [rows[arm][seed][key] for seed in seeds] for key in OUTCOMES}
+        values = {key: [rows[arm][seed][key] for seed in SEEDS] for key in OUTCOMES}
         found["arms"][arm] = {key: {"each": each, **estimate(each)} for key, each in values.items()}
     first, *others = choice.arms
     for other in others:
-        pairs = [(rows[first][seed], rows[other][seed]) for seed in seeds]
+        pairs = [(rows[first][seed], rows[other][seed]) for seed in SEEDS]
         found["differences"][f"{first} minus {other}"] = {
             **{key: estimate([one[key] - two[key] for one, two in pairs]) for key in OUTCOMES},
             "p_value": [mcnemar(ones(one), ones(two)).p_value for one, two in pairs],
@@ -246,7 +243,7 @@ def ones(row: dict[str, Any]) -> list[bool]:
     return [bit == "1" for bit in row["bits"]]
 
 
-# choice → stored study on five seeds, the two arms, and where their accuracies are: no run of this study
+# difference → a study that was stored before, and two of its arms, which ran on five seeds at one rate
 STORED = {
     "token ratio minus sequence ratio": ("objectives", "GRPO", "GSPO"),
     "Dr. GRPO minus GRPO": ("objectives", "Dr. GRPO", "GRPO"),
@@ -278,10 +275,10 @@ def stored_differences() -> dict[str, Any]:
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """Every choice that has reported runs: what was selected, and the comparison."""
+    """Every choice whose runs are complete: what was selected, and the comparison."""
     found: dict[str, Any] = {}
     for name, choice in CHOICES.items():
-        if not ledger.find(phase="report", choice=name):
+        if len(ledger.select(phase="report", choice=name)) < len(choice.arms) * len(SEEDS):
             continue
         rates = {arm: best_rate(ledger, name, arm) for arm in choice.arms}
         selection = {

@@ -14,7 +14,7 @@ import sys
 from benchmarks.harness import RESULTS
 
 COMMAND = "python -m benchmarks.studies"
-RESUMABLE = ("skill", "forgetting")  # these take --minutes
+RESUMABLE = ("skill", "forgetting", "choices")  # these take --minutes
 STUDIES = (*RESUMABLE, "quantization_bits")
 
 
