@@ -20,6 +20,7 @@ from scipy.stats import binom
 from benchmarks import (
     advantages,
     broken_runs,
+    choices,
     contamination,
     curriculum,
     default_run,
@@ -42,7 +43,7 @@ from grpo_edu.continual.forgetting import average_accuracy, forgetting
 from grpo_edu.continual.stages import Protection
 from grpo_edu.evaluation import Evaluation, wilson_interval
 from grpo_edu.figures.diagnosis import SIGNS
-from grpo_edu.problems.templates import Problem
+from grpo_edu.problems.templates import Problem, problem_key
 from grpo_edu.quantization.model import quantize_model
 from grpo_edu.studies.broken_runs import CASES, HEALTHY
 
@@ -254,6 +255,29 @@ def test_shuffled_rewards_are_the_same_rewards_in_another_order():
     completions, answers = [f"#### {n}" for n in range(40)], [str(n % 2) for n in range(40)]
     paid, right = skill.shuffled(0)(completions, answers), skill.accuracy_reward(completions, answers)
     assert sorted(paid) == sorted(right) and paid != right
+
+
+def test_choices_follow_from_the_runs_on_five_seeds():
+    stored = STORED["choices"]
+    assert choices.summary(Ledger(choices.LEDGER)) == stored["choices"] and "kl" in stored["choices"]
+    for name, found in stored["choices"].items():
+        assert found["seeds"] == list(SEEDS), name
+        for arm in found["arms"].values():
+            assert arm["accuracy"]["value"] == approx(sum(arm["accuracy"]["each"]) / 5)
+    assert choices.stored_differences() == stored["stored"]
+
+
+def test_a_rate_is_selected_by_the_reward_and_not_by_the_truth(tmp_path):
+    ledger = Ledger(tmp_path / "study.jsonl")
+    for rate, reward, accuracy in ((2e-4, 1.9, 0.4), (4e-4, 2.0, 0.1)):
+        ledger.add(phase="select", choice="kl", arm="with KL", rate=rate, mean_reward=reward, accuracy=accuracy)
+    assert choices.best_rate(ledger, "kl", "with KL") == 4e-4
+
+
+def test_no_problem_is_in_two_splits_of_the_choices():
+    for model in ("tiny", "halfway"):
+        keys = [{problem_key(problem) for problem in part} for part in choices.problems_of(model).values()]
+        assert len(set.union(*keys)) == sum(map(len, keys)) and len(keys[1]) == 300
 
 
 def test_one_command_names_every_study_of_the_notes():
