@@ -20,9 +20,9 @@ def rise(history, key):
     return sum(values[-5:]) / 5 - sum(values[:5]) / 5
 
 
-assert rise(hacked_history, "reward") > 0.05
-assert rise(hacked_history, "rewards/accuracy_reward/mean") < -0.10
-assert rise(hacked_history, "completions/mean_length") < -4
+assert rise(equal_history, "reward") > 0.05
+assert rise(equal_history, "rewards/accuracy_reward/mean") < -0.10
+assert rise(equal_history, "completions/mean_length") < -4
 assert change.difference < -0.08 and change.p_value < 0.001
 assert gain.difference > 0.10 and gain.p_value < 0.001
 for values, direct_pays_more in (([1.0, 1.0, 1.0], True), ([1.0, 0.9, 0.9], True), ([1.0, 0.1, 0.1], False)):
