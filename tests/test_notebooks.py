@@ -760,3 +760,14 @@ def test_nbval_compares_texts_and_alt_texts_but_no_pixels_and_no_progress(tmp_pa
         "another alt": "failed",
         "a bar": "passed",
     }
+
+
+def test_the_syllabus_names_headings_that_exist():
+    rows = [line.split("|") for line in (REPOSITORY / "docs" / "syllabus.md").read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if len(row) >= 5 and row[1].strip()[:2].isdigit()]
+    assert len(rows) > 40
+    for row in rows:
+        (path,) = FOLDER.glob(f"{row[1].strip()[:2]}_*.ipynb")
+        text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+        for place in re.sub(r"\[appendix.*?\)", "", row[3]).split("; "):
+            assert f"# {place.strip()}" in text or not place.strip(), (row[1], place)
