@@ -233,7 +233,6 @@ NUMBERS = {
         ([f"{100 * share:.0f}" for row in MATRIX for share in row], [approx((n, n + 1)) for n in range(3)]),
     ),
     "estimates": (lambda axes: spans(axes, 0), [[[30, 50], [-2, 12]]]),
-    "stability": (lambda axes: (lines(axes)["EWC"], texts(axes)), ([(40, 90), (80, 70)], ["10", "1000"])),
     "treatments": (
         lambda first, second: (lines(first)["faulty"], lines(first)["fixed"]),
         ([(1, 0), (2, 0.1)], [(3, 0.5)]),
@@ -266,18 +265,7 @@ NUMBERS = {
     "strip": (lambda axes: texts(axes)[:3], ["position", "0.00", "␣"]),
     "pushes": (lambda grpo, dapo: (texts(grpo), texts(dapo)), ([".20", ".20", "−.10", "×", "−.40"], [".00"] * 5)),
     "similarity": (lambda axes: texts(axes)[:4], ["0.50", "−0.50", "−0.50", "−0.50"]),
-    "number lines": (
-        lambda coarse, fine: [axes.lines[4 + 3 * n].get_xdata() for axes in (coarse, fine) for n in (0, 1)],
-        [[0.0], [-1.0], [0.0], [-0.5]],
-    ),
-    "errors": (lambda axes: [line.get_ydata().tolist() for line in axes.lines], [approx([50, 1]), approx([40, 0.5])]),
-    "bytes": (
-        lambda axes: (bars(axes), texts(axes)),
-        ([(0, 4), (0, 1), (4, 8), (1, 2)], ["12 MB", "3 MB, 4.0× smaller"]),
-    ),
-    "logps": (lambda *panels: panels[2].lines[1].get_ydata().tolist(), [-1.5, -2.5]),
     "interval table": (lambda axes: spans(axes, 0), [[[-2, 2], [0, 4]], [[-1, 3], [1, 5]]]),
-    "speeds": (lambda axes: texts(axes), ["1.0", "2.0", "4.0", "3.0"]),
     "hacked": (
         lambda axes: (
             axes.containers[0].lines[0].get_xydata()[0].tolist(),
