@@ -102,6 +102,12 @@ def test_a_symptom_is_named_with_cause_and_remedy(history, config, before, after
     assert re.search(words, text)
 
 
+def test_ties_are_no_symptom_where_the_advantage_is_the_reward():
+    rewarded = steps(TIED | {"reward": 1.0, "grad_norm": 0.4})
+    assert find_symptoms(rewarded, CONFIG, GOOD, GOOD)
+    assert not find_symptoms(rewarded, replace(CONFIG, advantage_estimator="none"), GOOD, GOOD)
+
+
 def test_all_completions_truncated_and_left_out():
     history = steps(HEALTHY | {"grad_norm": 0.0, "completions/clipped_ratio": 1.0})
     (text,) = find_symptoms(history, replace(CONFIG, mask_truncated_completions=True), GOOD, GOOD)

@@ -53,7 +53,8 @@ def _rewards(history: Sequence[Mapping[str, float]], config: GRPOConfig, before:
     longer = f"raise `max_completion_length`, which is {config.max_completion_length}."
     if no_gradient and config.mask_truncated_completions and cut_off == 1:
         return f"{effect}All completions were truncated, and `mask_truncated_completions` leaves them out: {longer}"
-    if tied >= 0.5 and (no_gradient or last < first + 0.1):
+    ties_matter = config.advantage_estimator != "none"  # there, equal rewards have a gradient, unless all are 0
+    if tied >= 0.5 and (no_gradient or ties_matter and last < first + 0.1):
         return effect + _why_tied(first, cut_off, longer, config, before)
     if len(history) >= 2 * _FEW and first > 0 and last < first / 2:
         return f"The mean reward fell from {first:.2f} to {last:.2f}. {_lower(config)}"
