@@ -268,6 +268,15 @@ def test_resuming_with_another_model_or_other_stages_is_refused(policy_dir, tmp_
     with pytest.raises(ValueError, match="holds no curriculum"):
         resume_curriculum(policy_dir)
     assert resume_curriculum(tmp_path / "run", policy_dir, bars=False).matrix.tasks == ("first", "second", "third")
+    config = tmp_path / "run" / "config.json"
+    content = json.loads(config.read_text())
+    content["data_fingerprints"]["train"] = content["data_fingerprints"]["heldout"]
+    config.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="other train problems.*restore"):
+        resume_curriculum(tmp_path / "run", policy_dir)
+    del content["data_fingerprints"]  # as in folders of earlier versions
+    config.write_text(json.dumps(content))
+    assert resume_curriculum(tmp_path / "run", policy_dir, bars=False).matrix.tasks == ("first", "second", "third")
 
 
 def test_anchors_that_do_not_fit_are_refused_by_name(policy_dir, tmp_path):

@@ -282,6 +282,16 @@ def test_resuming_a_finished_sweep_runs_nothing_again(swept, monkeypatch):
     assert sweep_runs.resume_sweep(swept.output).to_dict() == swept.to_dict()
 
 
+def test_a_sweep_whose_problems_have_changed_is_not_resumed(swept, tmp_path):
+    shutil.copytree(swept.output, tmp_path / "changed")
+    config = tmp_path / "changed" / "config.json"
+    content = json.loads(config.read_text())
+    content["data_fingerprints"]["judge"] = content["data_fingerprints"]["train"]
+    config.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="other judge problems.*restore"):
+        sweep_runs.resume_sweep(tmp_path / "changed")
+
+
 def test_a_sweep_of_an_earlier_version_is_resumed_from_its_own_log(swept, tmp_path, monkeypatch):
     shutil.copytree(swept.output, tmp_path / "old")
     (tmp_path / "old" / "optuna.log").unlink()

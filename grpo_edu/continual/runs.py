@@ -27,7 +27,7 @@ from grpo_edu.continual.stages import Curriculum, curriculum_from_dict
 from grpo_edu.evaluation import Evaluation
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import Problem
-from grpo_edu.runs.checkpoint import check_fingerprint, fingerprint
+from grpo_edu.runs.checkpoint import check_fingerprint, check_same_data, data_fingerprint, fingerprint
 from grpo_edu.runs.folder import RunFolder, model_source
 from grpo_edu.runs.request import load_split
 
@@ -95,6 +95,7 @@ def start_curriculum(
         "command": command,
         "model": str(model),
         "fingerprint": fingerprint(policy),
+        "data_fingerprints": _data_fingerprints(problems),
         "n": n,
         "data_path": None if data_path is None else str(data_path),
         "curriculum": curriculum.to_dict(),
@@ -115,8 +116,8 @@ def resume_curriculum(
         model, curriculum: what it was started with, or None; anything else is refused.
 
     Raises:
-        ValueError: the folder holds no curriculum, or one with another model or other stages. BlockingIOError: another
-        process is writing it.
+        ValueError: the folder holds no curriculum, or one with another model, other problems or other stages.
+        BlockingIOError: another process is writing it.
     """
     started = time.perf_counter()
     folder = RunFolder(output)
@@ -127,6 +128,7 @@ def resume_curriculum(
     policy, tokenizer = load_policy(model_source(model or config["model"]))
     check_fingerprint(config["fingerprint"], fingerprint(policy), folder.path)
     problems = [_stage_problems(stored, split, config["data_path"], config["n"]) for split in ("train", "heldout")]
+    check_same_data(config.get("data_fingerprints"), _data_fingerprints(problems), folder.path)
     with folder.resume():
         progress = read_progress(folder.path)
         if progress.stages_done:
@@ -162,6 +164,12 @@ def _stage_problems(curriculum: Curriculum, split: str, data_path: str | Path | 
         count = n if split == "heldout" else stage.num_problems
         sets.append(load_split(stage.data, split, data_path=path, n=count))
     return sets
+
+
+def _data_fingerprints(problems: Sequence[list[list[Problem]]]) -> dict[str, str]:
+    """A hash of the training problems of all stages, and one of the held-out problems."""
+    train, heldout = ([problem for stage in split for problem in stage] for split in problems)
+    return {"train": data_fingerprint(train), "heldout": data_fingerprint(heldout)}
 
 
 def _go_on(

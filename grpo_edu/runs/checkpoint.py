@@ -22,7 +22,7 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -294,6 +294,19 @@ def fingerprint(model: nn.Module) -> str:
 def data_fingerprint(problems: Sequence[Problem]) -> str:
     """A hash of problems in their order: equal for equal problems only."""
     return hashlib.sha256(json.dumps([asdict(problem) for problem in problems]).encode()).hexdigest()
+
+
+def check_same_data(stored: Mapping[str, str] | None, found: Mapping[str, str], start: Path) -> None:
+    """Raise ValueError where the problems of a run that is resumed are not those that `start` began with.
+
+    stored: "train", "heldout", … → `data_fingerprint`; None in folders of earlier versions, which are not checked.
+    """
+    changed = [part for part in found if (stored or found)[part] != found[part]]
+    if changed:
+        raise ValueError(
+            f"`resume`: the run in {start} was started with other {changed[0]} problems than `data` and `data_path` "
+            "contain now; restore them, or start a new run."
+        )
 
 
 @contextmanager

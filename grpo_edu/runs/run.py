@@ -23,7 +23,14 @@ from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora, save_adapters
 from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import LEVELS, Problem
-from grpo_edu.runs.checkpoint import data_fingerprint, fingerprint, latest_checkpoint, load_checkpoint, same_threads
+from grpo_edu.runs.checkpoint import (
+    check_same_data,
+    data_fingerprint,
+    fingerprint,
+    latest_checkpoint,
+    load_checkpoint,
+    same_threads,
+)
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.recording import STOPS, Keeper, noting, record_steps, sigterm_interrupts
 from grpo_edu.runs.request import (
@@ -307,17 +314,12 @@ def _read_before(folder: RunFolder, data: dict[str, str]) -> tuple[Evaluation, E
     try:
         found = json.loads(file.read_bytes())
         evaluations = Evaluation(**found["sampled"]), found["greedy"] and Evaluation(**found["greedy"])
-        stored = found.get("data", data)  # runs of earlier versions have none
-        changed = [part for part in data if stored[part] != data[part]]
+        stored = {part: found["data"][part] for part in data} if "data" in found else None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ValueError(
             f"`resume`: {file} is damaged; delete it, and the evaluation before training is repeated."
         ) from None
-    if changed:
-        raise ValueError(
-            f"`resume`: the run in {folder.path} was started with other {changed[0]} problems than `data` and "
-            "`data_path` contain now; restore them, or start a new run."
-        )
+    check_same_data(stored, data, folder.path)
     return evaluations
 
 

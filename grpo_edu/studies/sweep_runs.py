@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.problems.templates import Problem
-from grpo_edu.runs.checkpoint import check_fingerprint, fingerprint
+from grpo_edu.runs.checkpoint import check_fingerprint, check_same_data, data_fingerprint, fingerprint
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog, read_log
 from grpo_edu.runs.profiles import Profile
@@ -78,6 +78,7 @@ def start_sweep(
     folder.check_apart(config["source"])
     problems = _problems(config)
     config["fingerprint"] = fingerprint(open_policy(RunRecord.from_dict(config))[0])
+    config["data_fingerprints"] = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
     folder.check_room(0)
     with folder.begin(config, overwrite=overwrite):
         return _execute(folder, config, problems, progress)
@@ -86,13 +87,15 @@ def start_sweep(
 def resume_sweep(output: str | Path, *, progress: bool = True) -> SweepResult:
     """Resume a sweep that was stopped; stored runs are not repeated, and the result is the same.
 
-    Raises ValueError if the folder holds no sweep or its model has changed; otherwise as `start_sweep`.
+    Raises ValueError if the folder holds no sweep, or its model or problems have changed; otherwise as `start_sweep`.
     """
     load_optuna()
     folder = RunFolder(output)
     config = folder.read_config("sweep", "sweep")
     problems = _problems(config)
     check_fingerprint(config["fingerprint"], fingerprint(open_policy(RunRecord.from_dict(config))[0]), folder.path)
+    found = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
+    check_same_data(config.get("data_fingerprints"), found, folder.path)
     with folder.resume():
         return _execute(folder, config, problems, progress)
 
