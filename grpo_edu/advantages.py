@@ -83,7 +83,7 @@ def rloo_advantages(rewards: Tensor, num_generations: int) -> Tensor:
     tensor([ 1.0000, -0.5000, -0.5000,  0.0000,  0.0000,  0.0000])
     """
     grouped = _grouped(rewards, num_generations)
-    count = (~grouped.isnan()).sum(dim=1, keepdim=True)
+    count = (~grouped.isnan()).sum(dim=1, keepdim=True).to(grouped.dtype)
     centered = grouped - grouped.nanmean(dim=1, keepdim=True)
     return _zero_where_nothing_differs(centered * (count / (count - 1)), grouped)
 

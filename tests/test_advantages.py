@@ -275,3 +275,8 @@ def test_a_sure_question_always_ties():
 def test_tie_probability_refuses(p, generations, message):
     with pytest.raises(ValueError, match=message):
         tie_probability(p, generations)
+
+
+def test_leave_one_out_keeps_double_precision():
+    rewards = torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    assert (rloo_advantages(rewards, 8) - torch.tensor([1.0] + [-1 / 7] * 7, dtype=torch.float64)).abs().max() < 1e-15
