@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "making": {"spine", "problems", "continual", "figures"},
     "figures": {"spine", "continual"},
     "checks": {"spine", "problems", "fast", "quantization", "continual", "studies", "figures"},
-    "grading": {"checks", "runs", "figures", "problems"},
+    "grading": {"spine", "checks", "runs", "figures", "problems"},
     "dashboards": {"spine", "problems", "fast", "quantization", "runs", "continual", "machine", "studies", "figures"},
     "__main__": {"cli"},
 }

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from grpo_edu import __version__
 from grpo_edu.cli.app import add_app_options, run_app_command
+from grpo_edu.cli.challenge import add_challenge_options, run_challenge_command
 from grpo_edu.cli.grade import add_grade_options, run_grade_command
 from grpo_edu.cli.machine import (
     add_bench_options,
@@ -62,6 +63,7 @@ COMMANDS = {
     ),
     "app": Command("open the dashboards in a browser", add_app_options, run_app_command),
     "grade": Command("grade a folder of students' exercises in a sandbox", add_grade_options, run_grade_command),
+    "challenge": Command("try, submit or judge entries to the challenge", add_challenge_options, run_challenge_command),
     "cluster": Command("write a training run as a job for a Slurm cluster", add_cluster_options, run_cluster_command),
     "sweep": Command(
         "search for better settings, and evaluate the best on new seeds", add_sweep_options, run_sweep_command

@@ -82,11 +82,12 @@ table { border-collapse: collapse; } td, th { padding: .2rem .7rem .2rem 0; text
 td.number, th.number { text-align: right; }
 code { font: .9em/1.4 ui-monospace, monospace; }
 a { color: light-dark(#0b5394, #8ab4f8); }
+pre { white-space: pre-wrap; }
 img { max-width: 100%; height: auto; }
 """
 
 
-def _page(title: str, body: str) -> str:
+def page(title: str, body: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -112,7 +113,7 @@ def feedback_page(grade: StudentGrade, masters: Sequence[Master]) -> str:
         for question in master.questions:
             if question.exercise in grade.feedback:
                 body.append(f'<div class="card">{grade.feedback[question.exercise]._repr_html_()}</div>')
-    return _page(f"Feedback for {grade.label}", "\n".join(body))
+    return page(f"Feedback for {grade.label}", "\n".join(body))
 
 
 def summary_page(
@@ -129,7 +130,7 @@ def summary_page(
     shares = [sum(grade.points(master) for master in masters) / most for grade in grades]
     mean = sum(shares) / len(shares)
     body = [f"<h1>{_count(grades)}, mean {mean:.0%} of {most} points</h1>"]
-    body.append(_image(plot_scores(shares), f"Histogram of the shares of all points; {_count(grades)}."))
+    body.append(image(plot_scores(shares), f"Histogram of the shares of all points; {_count(grades)}."))
     body += ["<h2>Questions</h2>", _questions(grades, masters)]
     body += ["<h2>Most frequent mistakes</h2>", _mistakes(grades, masters)]
     body += ["<h2>Troubles</h2>", _troubles(grades, files)]
@@ -137,14 +138,14 @@ def summary_page(
     if looks:
         body.append(f"<h2>Worth a look</h2><p>Nothing was taken off for these.</p>{_list(looks, 'trouble')}")
     body += ["<h2>Students</h2>", _students(grades, masters, files), "<h2>How it was graded</h2>", _list(settings)]
-    return _page("Summary of the grading", "\n".join(body))
+    return page("Summary of the grading", "\n".join(body))
 
 
 def _count(grades: Sequence[StudentGrade]) -> str:
     return f"{len(grades)} student{'s' * (len(grades) != 1)}"
 
 
-def _image(figure: Figure, words: str) -> str:
+def image(figure: Figure, words: str) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     content = base64.b64encode(buffer.getvalue()).decode()
@@ -164,7 +165,7 @@ def _questions(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str
     hardest = sorted(zip(shares, names, strict=True))[:_SHOWN]
     share, name = hardest[0]
     words = f"Mean share of the points of {len(hardest)} questions; the hardest is {name} with {share:.0%}."
-    return _image(plot_questions([name for _, name in hardest], [share for share, _ in hardest]), words)
+    return image(plot_questions([name for _, name in hardest], [share for share, _ in hardest]), words)
 
 
 def _mistakes(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:

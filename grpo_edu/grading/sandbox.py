@@ -94,8 +94,8 @@ def _bwrap() -> str | None:
     return shutil.which("bwrap", path=os.pathsep.join([*places, "/usr/bin", "/bin"]))
 
 
-def _confined(bwrap: str, limits: Limits, hidden: Sequence[Path]) -> list[str]:
-    """The command line of bubblewrap, up to the program that it is to start."""
+def _confined(bwrap: str, limits: Limits, hidden: Sequence[Path], closed: Sequence[str] = ()) -> list[str]:
+    """The command line of bubblewrap, up to the program that it is to start; `closed` folders of the data are empty."""
     # Signals from within never reach the first process of a PID namespace, so no student's code can end or stop it.
     command = [bwrap, "--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
     command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -129,6 +129,10 @@ def _confined(bwrap: str, limits: Limits, hidden: Sequence[Path]) -> list[str]:
         command += ["--ro-bind", str(path), str(place)]
         if path.name == "grpo_edu":
             command += ["--perms", "755", "--tmpfs", f"{_COURSE}/grpo_edu/checks"]
+    for name in closed:
+        in_package = Path(grpo_edu.__file__).resolve().parent in data_dir().resolve().parents
+        place = Path(_COURSE, "grpo_edu" if in_package else "", data_dir().name, name)
+        command += ["--perms", "755", "--tmpfs", str(place)]
     return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
@@ -214,6 +218,9 @@ class Sandbox:
     tasks end with a SandboxFault.
     """
 
+    program = "grpo_edu.grading.student"
+    closed: tuple[str, ...] = ()  # folders of the package's data that are empty in the sandbox
+
     def __init__(
         self, limits: Limits, *, isolated: bool = True, hidden: Sequence[Path] = (), stop: threading.Event | None = None
     ) -> None:
@@ -288,7 +295,7 @@ class Sandbox:
         os.close(self._channel)
 
     def _start(self) -> None:
-        python = [sys.executable, "-P", "-m", "grpo_edu.grading.student"]
+        python = [sys.executable, "-P", "-m", self.program]
         env = _environment("/tmp" if self.isolated else self._folder.name)
         if not self.isolated:
             env["PYTHONPATH"] = str(Path(grpo_edu.__file__).resolve().parents[1])
@@ -296,7 +303,7 @@ class Sandbox:
         info, info_end = os.pipe()
         command = [*python, str(channel_end)]
         if self.isolated:
-            confined = _confined(str(_bwrap()), self.limits, self.hidden)
+            confined = _confined(str(_bwrap()), self.limits, self.hidden, self.closed)
             command = [*confined[:-1], "--info-fd", str(info_end), *confined[-1:], *command]
         try:
             self._process = subprocess.Popen(

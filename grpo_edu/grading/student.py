@@ -33,14 +33,14 @@ _LONGEST = 300  # characters of an error
 
 def main() -> int:
     """Answer tasks from stdin until it closes; messages go to the file that the first argument numbers."""
-    channel, tasks = int(sys.argv[1]), _lines(0)
+    channel, tasks = int(sys.argv[1]), lines(0)
     setup = next(tasks)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the grader's, which ends this process
     shell = _shell()
     _import_what_is_needed()
-    _limit_resources(Limits(**setup["limits"]), setup["others"])
+    limit_resources(Limits(**setup["limits"]), setup["others"])
     _allow_tracing(False)
-    _say(channel, ready=True)
+    say(channel, ready=True)
     for number, task in enumerate(tasks):
         process = os.fork()
         if process == 0:
@@ -52,19 +52,19 @@ def main() -> int:
             with contextlib.suppress(ChildProcessError):
                 while True:
                     os.waitpid(-1, 0)
-        _say(channel, end=code)
+        say(channel, end=code)
     return 0
 
 
-def _lines(source: int) -> Iterator[dict[str, Any]]:
+def lines(source: int) -> Iterator[dict[str, Any]]:
     """Each line of JSON that comes, without reading ahead more than is there."""
     rest = b""
     while content := os.read(source, 65536):
-        *lines, rest = (rest + content).split(b"\n")
-        yield from map(json.loads, lines)
+        *whole, rest = (rest + content).split(b"\n")
+        yield from map(json.loads, whole)
 
 
-def _say(channel: int, **message: Any) -> None:
+def say(channel: int, **message: Any) -> None:
     content = json.dumps(message).encode() + b"\n"
     while content:
         content = content[os.write(channel, content) :]
@@ -102,7 +102,7 @@ def _check(name: str) -> Any:
     raise AttributeError(f"module 'grpo_edu.checks' has no attribute {name!r}")
 
 
-def _limit_resources(limits: Limits, other_processes: int) -> None:
+def limit_resources(limits: Limits, other_processes: int) -> None:
     """Limit this process and those that come from it; other_processes: what the user runs already."""
     import resource
 
@@ -160,7 +160,7 @@ def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path,
         folder.mkdir()
         os.chdir(folder)
         run_steps(task, 3, shell)
-        _say(3, done=True)
+        say(3, done=True)
         code = 0
     except BaseException:  # goes to the output and no further, because this is a copy of the process that forks
         traceback.print_exc()
@@ -206,18 +206,18 @@ def run_steps(task: dict[str, Any], channel: int, shell: Any) -> None:
         if kind == "ask":
             function, why = _function(shell.user_ns, name)
             if function is None:
-                _say(channel, missing=place, why=why)
+                say(channel, missing=place, why=why)
                 continue
             for part, inputs in enumerate(calls[name]):
                 if (place, part) not in answered:
-                    _say(channel, at=[place, part])
+                    say(channel, at=[place, part])
                     found = outcomes(function, inputs, limits)
-                    _say(channel, answer=[place, part], outcomes=[_as_json(one) for one in found])
+                    say(channel, answer=[place, part], outcomes=[_as_json(one) for one in found])
         elif place not in task["skip"]:
-            _say(channel, at=[place, -1])
+            say(channel, at=[place, -1])
             error = _run_cell(shell, source, limits)
             if error:
-                _say(channel, cell=place, error=error)
+                say(channel, cell=place, error=error)
 
 
 def _shell() -> Any:

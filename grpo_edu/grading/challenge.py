@@ -1,0 +1,421 @@
+"""The challenge: the highest held-out accuracy within a fixed number of sampled tokens (docs/challenge.md).
+
+The judge trains the model in its own process with the course's trainer. What a submission defines (rewards, advantages,
+loss) runs in a sandbox (`grpo_edu.grading.challenger`) and gets numbers and texts only, so a submission never holds the
+model, the count of tokens or a held-out problem.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import select
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from grpo_edu import __version__
+from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import evaluate
+from grpo_edu.grading.challenger import FILE
+from grpo_edu.grading.leaderboard import Entry, leaderboard_page
+from grpo_edu.grading.sandbox import REMEDY, Garbled, Limits, Sandbox, SandboxFault, isolation_problem
+from grpo_edu.grading.values import decode, encode, plain
+from grpo_edu.models import Session
+from grpo_edu.problems.puzzles import make_puzzles
+from grpo_edu.problems.templates import LEVELS, Problem, make_split, problem_key
+from grpo_edu.rollout import Rollout, Sampler
+from grpo_edu.trainer import Stages, compute_advantages, rows_with_gradient, start_training, train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+STARTS = ("tiny", "halfway")
+NOTE = "note.md"
+_LONGEST_FILE = 20_000  # characters: too few for the weights of a model
+_SHORTEST_NOTE = 20  # words
+_LONGEST_COMPLETION = 96  # tokens, in training and in the evaluation
+_MOST_TOKENS_OF_A_BATCH = 2**17
+_MOST_ITERATIONS = 16
+_PATIENCE = 60.0  # seconds by the clock for one answer of the submission
+_JUDGES_OWN = ("seed", "memory_budget_gib", "rollout_quantization", "optimizer_in_backward", "abort_grad_norm")
+
+
+class Rejected(Exception):
+    """A submission breaks a rule or fails; the message is for its author."""
+
+
+class BudgetUsed(Exception):
+    """A rollout went over the budget; nothing is learned from it."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds for every submission.
+
+    budget: sampled tokens per run. seeds: runs per submission and starting model. num_train, num_heldout: problems of a
+    run. seconds: CPU time of one run, a guard against runs that never end, not part of the competition.
+    """
+
+    budget: int = 50_000
+    seeds: int = 5
+    num_train: int = 600
+    num_heldout: int = 300
+    seconds: float = 900.0
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "seeds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+def read_submission(folder: Path) -> tuple[str, str]:
+    """The code and the note of a submission; raises Rejected for a folder with anything else."""
+    texts = []
+    others = sorted(path.name for path in folder.iterdir() if path.name not in (FILE, NOTE, "__pycache__"))
+    if others:
+        raise Rejected(f"the folder holds {plain(others[0])!r}; a submission is {FILE} and {NOTE} only, without data")
+    for name in (FILE, NOTE):
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            raise Rejected(f"{name} is missing, or not a plain file; a submission is {FILE} and {NOTE}")
+        with path.open("rb") as file:
+            content = file.read(_LONGEST_FILE + 1)
+        if len(content) > _LONGEST_FILE:
+            raise Rejected(f"{name} has more than {_LONGEST_FILE:,} bytes; a submission holds no data and no weights")
+        texts.append(content.decode("utf-8", "replace"))
+    if len(texts[1].split()) < _SHORTEST_NOTE:
+        raise Rejected(f"{NOTE} has fewer than {_SHORTEST_NOTE} words; say what you tried, and why")
+    return texts[0], texts[1]
+
+
+def draw_problems(start: str, seed: int, rules: Rules) -> tuple[list[Problem], list[Problem]]:
+    """New training and held-out problems that have no `problem_key` in common.
+
+    >>> train, heldout = draw_problems("halfway", 3, Rules(num_train=20, num_heldout=10))
+    >>> len(train), len(heldout), {problem_key(one) for one in train} & {problem_key(one) for one in heldout}
+    (20, 10, set())
+    """
+    if start == "halfway":
+        heldout = make_puzzles(rules.num_heldout, seed)
+        return make_puzzles(rules.num_train, seed + 1, frozenset(map(problem_key, heldout))), heldout
+    splits = [make_split(level, rules.num_train // 3, rules.num_heldout // 3, seed) for level in LEVELS]
+    return [one for train, _ in splits for one in train], [one for _, heldout in splits for one in heldout]
+
+
+class SubmittedCode(Sandbox):
+    """A submission's functions, in a process of their own."""
+
+    program = "grpo_edu.grading.challenger"
+    closed = ("models", "problems")
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """What a function of the submission returns; raises Rejected where it fails."""
+        if self._process is None:
+            self._start()
+        self._sent, deadline = 0, time.monotonic() + _PATIENCE
+        try:
+            self._send({"do": do, "arguments": encode(arguments)})
+            while time.monotonic() < deadline:
+                came = self._receive(1.0)
+                if came is None:
+                    raise Rejected(f"its process ended; memory and CPU time are limited{self._last_words()}")
+                for message in came:
+                    if "closed" in message:
+                        raise Rejected(_why_closed(message))
+                    if "error" in message:
+                        raise Rejected(f"its code fails: {plain(str(message['error']))}")
+                    if "value" in message:
+                        return decode(message["value"])
+        except (Garbled, ValueError) as error:
+            raise Rejected("its process sent something that is not an answer") from error
+        except OSError as error:
+            raise Rejected(f"its process ended or does not listen ({type(error).__name__})") from error
+        raise Rejected(f"{do} did not answer within {_PATIENCE:g} s")
+
+    def _last_words(self) -> str:
+        self._drain()
+        said = self._output.decode("utf-8", "replace").strip()[-300:]
+        return f". It printed: {plain(said)}" if said else ""
+
+    def _send(self, content: dict[str, Any]) -> None:
+        """As `Sandbox._send`, but a process that does not read cannot stop the judge."""
+        assert self._process and self._process.stdin
+        stream, left = self._process.stdin.fileno(), memoryview(json.dumps(content).encode() + b"\n")
+        os.set_blocking(stream, False)
+        while left:
+            if not select.select([], [stream], [], _PATIENCE)[1]:
+                raise TimeoutError
+            left = left[os.write(stream, left) :]
+
+
+def _why_closed(message: dict[str, Any]) -> str:
+    path = plain(str(message.get("path")), 100)
+    if message["closed"] == "models":
+        return f"it touches the model outside training ({path}); only the judge samples from it and changes its weights"
+    return f"it reads held-out problems, or looks for them ({path}); it may learn only from what reaches its rewards"
+
+
+@dataclass
+class CountingSampler(Sampler):
+    """A sampler that counts the tokens it draws, and refuses to go over what is `left`."""
+
+    left: int = 0
+    tokens: int = 0
+
+    def generate(self, prompts: Sequence[str], generator: torch.Generator) -> Rollout:
+        """As `Sampler.generate`; raises BudgetUsed when the budget is exceeded."""
+        rollout = super().generate(prompts, generator)
+        count = int(rollout.completion_mask.sum())
+        if self.tokens + count > self.left:
+            raise BudgetUsed
+        self.tokens += count
+        return rollout
+
+
+class _Loss(torch.autograd.Function):
+    """The submission's loss of each token: values and gradient come from its process."""
+
+    @staticmethod
+    def forward(ctx: Any, logps: Tensor, code: SubmittedCode, others: tuple, settings: dict[str, Any]) -> Tensor:
+        ctx.code, ctx.like = code, logps
+        losses = code.ask("loss", per_token_logps=logps.detach(), others=others, settings=settings)
+        return _checked("loss", losses, logps)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        gradient = _checked("the gradient of loss", ctx.code.ask("gradient", upstream=upstream[0]), ctx.like)
+        return gradient, None, None, None
+
+
+def _checked(name: str, value: Any, like: Tensor) -> Tensor:
+    if not isinstance(value, Tensor) or value.shape != like.shape or not value.is_floating_point():
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else plain(type(value).__name__)
+        raise Rejected(f"{name} must be a floating-point tensor of shape {tuple(like.shape)}, got {got}")
+    return value.to(like.dtype)
+
+
+def stages_of(code: SubmittedCode, functions: Sequence[str]) -> Stages:
+    """The stages of a training step in which the submission's own functions take part."""
+
+    def advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
+        found = code.ask("advantages", rewards=rewards, num_generations=config.num_generations)
+        return _checked("advantages", found, rewards)
+
+    def loss(logps: Tensor, old: Tensor, scores: Tensor, mask: Tensor, **settings: Any) -> Tensor:
+        return _Loss.apply(logps, code, (old, scores, mask), settings)
+
+    own: dict[str, Any] = {"advantages": advantages, "loss": loss}
+    chosen = {name: own[name] for name in functions}
+    rows = (lambda batch, config: torch.arange(len(batch.rewards))) if chosen else rows_with_gradient
+    return Stages(**{"advantages": compute_advantages, "rows": rows, **chosen})
+
+
+def rewards_of(code: SubmittedCode, names: Sequence[str]) -> list[Callable]:
+    """One reward function for each of the submission's, which asks its process."""
+
+    def ask(index: int) -> Callable:
+        def reward(**columns: Any) -> Any:
+            return code.ask("reward", index=index, columns=columns)
+
+        reward.__name__ = plain(str(names[index]), 60)
+        return reward
+
+    return [ask(index) for index in range(len(names))]
+
+
+def phases_of(settings: Any, seed: int, budget: int) -> list[tuple[GRPOConfig, bool]]:
+    """The checked settings of each phase, and whether the phase goes on until the budget is used.
+
+    Raises Rejected for settings that are unknown, the judge's own, or too large.
+    """
+    phases = [settings] if isinstance(settings, dict) else settings
+    if not isinstance(phases, list) or not phases or not all(isinstance(one, dict) for one in phases):
+        raise Rejected("settings must return a dict of settings of GRPOConfig, or a list of such dicts, one per phase")
+    found = []
+    for number, phase in enumerate(phases):
+        is_open = "max_steps" not in phase
+        unknown = [name for name in phase if name not in GRPOConfig.__dataclass_fields__ or name in _JUDGES_OWN]
+        if unknown:
+            raise Rejected(f"settings: {plain(str(unknown[0]))!r} is unknown, or set by the judge; leave it out")
+        if is_open and (number + 1 < len(phases) or phase.get("lr_scheduler_type", "constant") in ("linear", "cosine")):
+            raise Rejected("settings: max_steps is needed in all phases but the last, and for a linear or cosine rate")
+        try:
+            config = GRPOConfig(**{"max_steps": budget, **phase, "seed": seed + number})
+        except (ValueError, TypeError) as error:
+            raise Rejected(f"settings: {plain(str(error))}") from error
+        sizes = {
+            "max_completion_length": (config.max_completion_length, _LONGEST_COMPLETION),
+            "prompts_per_step · num_generations · max_completion_length": (
+                config.batch_size * config.max_completion_length,
+                _MOST_TOKENS_OF_A_BATCH,
+            ),
+            "num_iterations": (config.num_iterations, _MOST_ITERATIONS),
+        }
+        for name, (size, most) in sizes.items():
+            if size > most:
+                raise Rejected(f"settings: {name} is {size:,}, above the limit of {most:,}")
+        found.append((config, is_open))
+    return found
+
+
+def train_submission(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    code: SubmittedCode,
+    loaded: dict[str, Any],
+    seed: int,
+    rules: Rules,
+) -> int:
+    """Train the model in place as the submission says; returns the number of sampled tokens that it learned from."""
+    used, begun, steps = 0, time.process_time(), 0
+    stages, rewards = stages_of(code, loaded["functions"]), rewards_of(code, loaded["rewards"])
+    for config, is_open in phases_of(loaded["settings"], seed, rules.budget):
+        state = start_training(model, tokenizer, problems, config)
+        sampler = CountingSampler(model, tokenizer, config, left=rules.budget - used)
+        state.sampler = sampler
+        try:
+            for _ in train(model, tokenizer, problems, rewards, config, state=state, stages=stages):
+                steps += 1
+                if time.process_time() - begun > rules.seconds:
+                    raise Rejected(f"one run took more than {rules.seconds:g} s of CPU time; take fewer, larger steps")
+        except BudgetUsed as error:
+            if not is_open or not steps:
+                remedy = "lower max_steps, or leave it out to train until the budget is used"
+                raise Rejected(
+                    f"it exceeds the budget of {rules.budget:,} sampled tokens in step {steps + 1}; "
+                    f"{remedy if steps else 'sample fewer completions per step'}"
+                ) from error
+        used += sampler.tokens
+    return used
+
+
+class Judge:
+    """Trains and evaluates submissions from one starting model, on problems that are drawn once for each seed."""
+
+    def __init__(self, start: str, rules: Rules, seed: int, *, isolated: bool, hidden: Sequence[Path] = ()) -> None:
+        self.start, self.rules, self.isolated, self.hidden = start, rules, isolated, hidden
+        self.session = Session(start)
+        rng = random.Random(f"{start}-{seed}")
+        self.seeds = [rng.getrandbits(40) for _ in range(rules.seeds)]
+        self.problems = [draw_problems(start, one, rules) for one in self.seeds]
+
+    def untrained(self) -> Entry:
+        """The accuracy of the starting model itself."""
+        model, _ = self.session.reset()
+        return Entry("(without training)", self.start, [self._accuracy(model, row) for row in range(len(self.seeds))])
+
+    def judge(self, name: str, folder: Path, tell: Callable[[str], None] = lambda line: None) -> Entry:
+        """Train with every seed and evaluate; the entry of a rejected submission says why."""
+        entry = Entry(name, self.start)
+        try:
+            source, entry.note = read_submission(folder)
+            for row in range(len(self.seeds)):
+                tokens, accuracy = self._one_run(source, row)
+                entry.tokens.append(tokens)
+                entry.accuracies.append(accuracy)
+                tell(f"{name} from {self.start}, seed {row + 1}: accuracy {accuracy:.1%}, {tokens:,} tokens")
+        except SandboxFault:
+            raise
+        except (Rejected, ValueError, RuntimeError, ArithmeticError, MemoryError) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, Rejected) else error
+            entry.rejected = plain(str(cause), 400) or type(cause).__name__
+            tell(f"{name} from {self.start}: rejected: {entry.rejected}")
+        return entry
+
+    def _one_run(self, source: str, row: int) -> tuple[int, float]:
+        """Train with one seed, end the submission's process, and evaluate: tokens and accuracy."""
+        model, tokenizer = self.session.reset()
+        with SubmittedCode(Limits(), isolated=self.isolated, hidden=self.hidden) as code:
+            loaded = _checked_load(code.ask("load", source=source, start=self.start))
+            tokens = train_submission(
+                model, tokenizer, self.problems[row][0], code, loaded, self.seeds[row], self.rules
+            )
+        return tokens, self._accuracy(model, row)
+
+    def _accuracy(self, model: PreTrainedModel, row: int) -> float:
+        """The sampled accuracy at temperature 1 on the held-out problems of a seed."""
+        return evaluate(
+            model,
+            self.session.tokenizer,
+            self.problems[row][1],
+            max_completion_length=_LONGEST_COMPLETION,
+            seed=self.seeds[row],
+        ).accuracy
+
+
+def _checked_load(loaded: Any) -> dict[str, Any]:
+    """What the submission says about itself, if it has the form that its process should send."""
+    kinds = {"rewards": list, "functions": list, "settings": dict | list}
+    if not isinstance(loaded, dict) or not all(isinstance(loaded.get(name), kind) for name, kind in kinds.items()):
+        raise Rejected(f"{FILE} must define settings(start), which returns a dict or a list of dicts")
+    if not 1 <= len(loaded["rewards"]) <= 10 or set(map(str, loaded["functions"])) - {"advantages", "loss"}:
+        raise Rejected(f"{FILE}: rewards must be a list of one to ten functions")
+    return loaded
+
+
+def check_isolation(isolated: bool) -> None:
+    """Raise ValueError where submissions are to be isolated and cannot be."""
+    problem = isolation_problem() if isolated else ""
+    if problem:
+        raise ValueError(f"challenge: submissions cannot be isolated, so nothing was judged. {problem} {REMEDY}")
+
+
+def judge_submissions(
+    submissions: Path,
+    output: Path,
+    *,
+    starts: Sequence[str] = STARTS,
+    rules: Rules | None = None,
+    seed: int | None = None,
+    isolated: bool = True,
+    command: str = "",
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[Entry]:
+    """Judge every submission of a folder and write ``leaderboard.json`` and ``leaderboard.html``.
+
+    Args:
+        submissions: folder with one folder per submission.
+        output: a new or empty folder outside of it.
+        starts: the starting models. rules: budget, seeds and numbers of problems.
+        seed: of all problems and runs; None draws one that nobody knows. isolated: run submissions under bubblewrap.
+        command: what was typed, for the record. tell: called with a line on each run.
+
+    Raises:
+        ValueError: a bad argument, or no isolation here. FileNotFoundError: there are no submissions.
+        FileExistsError: `output` holds something. SandboxFault: no process can be started.
+    """
+    rules, seed = rules or Rules(), secrets.randbits(40) if seed is None else seed
+    folders = sorted(path for path in submissions.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
+        raise FileNotFoundError(f"submissions: {submissions} has no folders; each submission is a folder in it")
+    if submissions.resolve() in (output.resolve(), *output.resolve().parents):
+        raise ValueError(f"output: {output} lies within the submissions; choose a folder outside")
+    check_isolation(isolated)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise FileExistsError(f"output: {output} is not empty; choose a new folder")
+    output.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for start in starts:
+        judge = Judge(start, rules, seed, isolated=isolated, hidden=[submissions.absolute(), output.absolute()])
+        entries.append(judge.untrained())
+        entries += [judge.judge(plain(folder.name, 60), folder, tell) for folder in folders]
+    record = {
+        "command": command,
+        "grpo_edu": __version__,
+        "seed": seed,
+        "isolation": "bubblewrap" if isolated else "none",
+        "rules": asdict(rules),
+        "entries": [asdict(entry) | {"estimate": entry.estimate and asdict(entry.estimate)} for entry in entries],
+    }
+    (output / "leaderboard.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    (output / "leaderboard.html").write_text(leaderboard_page(entries, record), encoding="utf-8")
+    return entries
