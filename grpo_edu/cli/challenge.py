@@ -7,8 +7,12 @@ import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo_edu.cli.grade import forget_working_directory
+
+if TYPE_CHECKING:
+    from grpo_edu.grading.challenge import Rules
 
 _ACTIONS = ("run", "submit", "judge")
 
@@ -20,7 +24,7 @@ def add_challenge_options(command: ArgumentParser) -> None:
     add("folder", metavar="DIR", help="your submission, or for judge the folder of all submissions")
     add("--start", default="tiny,halfway", metavar="NAMES", help="starting models (default: tiny,halfway)")
     add("--seeds", type=int, metavar="N", help="runs per starting model (default: 5 for judge, else 1)")
-    add("--budget", type=int, default=50_000, metavar="N", help="sampled tokens per run (default: 50000)")
+    add("--budget", type=int, default=25_000, metavar="N", help="sampled tokens per run (default: 25000)")
     add("--seed", type=int, metavar="N", help="draws the problems and the runs' seeds (default: a new one)")
     add("--output", metavar="DIR", help="judge: new folder for leaderboard.html and leaderboard.json")
     add("--to", metavar="DIR", default="submissions", help="submit: where the copy goes (default: submissions)")
@@ -65,7 +69,7 @@ def run_challenge_command(arguments: Namespace) -> int:
     return 0
 
 
-def _try(arguments: Namespace, folder: Path, starts: list[str], rules: object) -> int:
+def _try(arguments: Namespace, folder: Path, starts: list[str], rules: Rules) -> int:
     """Train and evaluate one submission on new problems; for `submit`, copy it where nothing was rejected."""
     import secrets
 

@@ -45,6 +45,7 @@ _LONGEST_COMPLETION = 96  # tokens, in training and in the evaluation
 _MOST_TOKENS_OF_A_BATCH = 2**17
 _MOST_ITERATIONS = 16
 _PATIENCE = 60.0  # seconds by the clock for one answer of the submission
+_MOST_WAITING = 300.0  # the same for all answers of a run
 _JUDGES_OWN = ("seed", "memory_budget_gib", "rollout_quantization", "optimizer_in_backward", "abort_grad_norm")
 
 
@@ -64,11 +65,11 @@ class Rules:
     run. seconds: CPU time of one run, a guard against runs that never end, not part of the competition.
     """
 
-    budget: int = 50_000
+    budget: int = 25_000
     seeds: int = 5
     num_train: int = 600
     num_heldout: int = 300
-    seconds: float = 900.0
+    seconds: float = 600.0
 
     def __post_init__(self) -> None:
         for name in ("budget", "seeds"):
@@ -115,30 +116,38 @@ class SubmittedCode(Sandbox):
 
     program = "grpo_edu.grading.challenger"
     closed = ("models", "problems")
+    waited = 0.0  # seconds that its answers took so far
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """What a function of the submission returns; raises Rejected where it fails."""
         if self._process is None:
             self._start()
-        self._sent, deadline = 0, time.monotonic() + _PATIENCE
+        self._sent, begun = 0, time.monotonic()
         try:
             self._send({"do": do, "arguments": encode(arguments)})
-            while time.monotonic() < deadline:
-                came = self._receive(1.0)
-                if came is None:
-                    raise Rejected(f"its process ended; memory and CPU time are limited{self._last_words()}")
-                for message in came:
-                    if "closed" in message:
-                        raise Rejected(_why_closed(message))
-                    if "error" in message:
-                        raise Rejected(f"its code fails: {plain(str(message['error']))}")
-                    if "value" in message:
-                        return decode(message["value"])
+            return self._answer(do, begun + min(_PATIENCE, _MOST_WAITING - self.waited))
         except (Garbled, ValueError) as error:
             raise Rejected("its process sent something that is not an answer") from error
         except OSError as error:
             raise Rejected(f"its process ended or does not listen ({type(error).__name__})") from error
-        raise Rejected(f"{do} did not answer within {_PATIENCE:g} s")
+        finally:
+            self.waited += time.monotonic() - begun
+
+    def _answer(self, do: str, deadline: float) -> Any:
+        while time.monotonic() < deadline:
+            came = self._receive(1.0)
+            if came is None:
+                raise Rejected(f"its process ended; memory and CPU time are limited{self._last_words()}")
+            for message in came:
+                if "closed" in message:
+                    raise Rejected(_why_closed(message))
+                if "error" in message:
+                    raise Rejected(f"its code fails: {plain(str(message['error']))}")
+                if "value" in message:
+                    return decode(message["value"])
+        raise Rejected(
+            f"{do} did not answer in time ({_PATIENCE:g} s, or {_MOST_WAITING:g} s for all answers of a run)"
+        )
 
     def _last_words(self) -> str:
         self._drain()
@@ -395,11 +404,15 @@ def judge_submissions(
     """
     rules, seed = rules or Rules(), secrets.randbits(40) if seed is None else seed
     folders = sorted(path for path in submissions.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if rules.seeds < 2:
+        raise ValueError(f"seeds must be at least 2 for an interval over seeds, got {rules.seeds}")
     if not folders:
         raise FileNotFoundError(f"submissions: {submissions} has no folders; each submission is a folder in it")
     if submissions.resolve() in (output.resolve(), *output.resolve().parents):
         raise ValueError(f"output: {output} lies within the submissions; choose a folder outside")
     check_isolation(isolated)
+    if not isolated:
+        tell("WARNING: submissions run without isolation. They can read, change and send whatever you can.")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"output: {output} is not empty; choose a new folder")
     output.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,7 @@ def report_closed_files(channel: int) -> None:
 
 
 def main() -> int:
-    """Answer the judge's requests from stdin until it closes; answers go to the file descriptor in the first argument."""
+    """Answer the judge's requests from stdin until it closes; answers go to the descriptor in the first argument."""
     channel, requests = int(sys.argv[1]), lines(0)
     setup = next(requests)
     torch.set_num_threads(1)

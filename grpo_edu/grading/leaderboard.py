@@ -65,9 +65,9 @@ def leaderboard_page(entries: Sequence[Entry], record: Mapping[str, Any]) -> str
     body = [
         "<h1>Challenge: leaderboard</h1>",
         f"<p>Each run may sample {rules['budget']:,} tokens. Every submission was trained with the same "
-        f"{rules['seeds']} new seeds, and evaluated on {rules['num_heldout']} new held-out problems per seed, one sampled answer each. "
-        "Submissions whose intervals overlap are tied: a rank is one more than the number of submissions that are "
-        "better by their whole interval.</p>",
+        f"{rules['seeds']} new seeds, and evaluated on {rules['num_heldout']} new held-out problems per seed, with one "
+        "sampled answer each. Submissions whose intervals overlap are tied: a rank is one more than the number of "
+        "submissions that are better by their whole interval.</p>",
     ]
     for start in dict.fromkeys(one.start for one in entries):
         body += _section(start, [one for one in entries if one.start == start])

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpo_edu
 from grpo_edu.problems.templates import data_dir
@@ -232,7 +232,7 @@ class Sandbox:
         self._channel = -1
         self._rest, self._output, self._printed, self._sent, self._is_garbled = b"", b"", 0, 0, False
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
