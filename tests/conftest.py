@@ -37,6 +37,7 @@ SLOW_FILES = {
     "test_grading",
     "test_grading_attacks",
     "test_grading_sandbox",
+    "test_challenge",
     "test_memory",
     "test_pretraining",
     "test_trl_job",

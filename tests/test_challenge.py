@@ -2,7 +2,9 @@
 
 import json
 import os
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from grpo_edu.grading.leaderboard import Entry, leaderboard_page, rank
 from grpo_edu.grading.sandbox import isolation_problem
 
 needs_isolation = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
+REPOSITORY = Path(__file__).resolve().parents[1]
 RULES = Rules(budget=1500, seeds=1, num_train=30, num_heldout=9)
 SETTINGS = """
 from grpo_edu import accuracy_reward
@@ -155,6 +158,14 @@ def test_what_a_submission_cannot_find(judge, submit):
     assert not entry.rejected and len(entry.accuracies) == 1
 
 
+@pytest.mark.parametrize("attack", ["load the model", "change the count"])
+def test_a_try_at_home_without_isolation_gets_the_same_messages(judge, submit, monkeypatch, attack):
+    monkeypatch.setattr(judge, "isolated", False)
+    code, words = ATTACKS[attack]
+    rejected = judge.judge("eve", submit(code)).rejected
+    assert all(word in rejected for word in words), rejected
+
+
 @needs_isolation
 def test_training_ends_with_the_budget_and_phases_share_it(judge, submit):
     phases = "def settings(start):\n    one = {'prompts_per_step': 2, 'num_generations': 4}\n"
@@ -190,6 +201,16 @@ def test_overlapping_intervals_are_ties():
     entries = [Entry(name, "tiny", values) for name, values in scores.items()]
     entries.append(Entry("other start", "halfway", [0.95, 0.96, 0.97]))
     assert [rank(one, entries) for one in entries] == [1, 1, 3, 4, 1]
+
+
+def test_the_page_about_the_challenge_shows_the_stored_results():
+    record = json.loads((REPOSITORY / "benchmarks" / "results" / "challenge.json").read_text())
+    page = (REPOSITORY / "docs" / "challenge.md").read_text(encoding="utf-8")
+    entries = [Entry(**{name: one[name] for name in one if name != "estimate"}) for one in record["entries"]]
+    assert len(entries) == 8 and str(Rules().budget) in page.replace(",", "") and asdict(Rules()) == record["rules"]
+    for one in entries:
+        assert f"| {one.start} | {rank(one, entries)} | {one.name} | {one.estimate} |" in page
+    assert record["command"] in page
 
 
 def test_the_page_escapes_what_students_write():
@@ -228,6 +249,8 @@ def test_only_what_is_not_rejected_is_submitted(submit, tmp_path, monkeypatch, c
     assert "ValueError: bad" in capsys.readouterr().err and not (tmp_path / "class").exists()
     assert main(["challenge", "submit", str(good), *options, "--name", "team"]) == 0
     assert sorted(path.name for path in (tmp_path / "class" / "team").iterdir()) == ["note.md", "submission.py"]
+    assert main(["challenge", "submit", str(good), *options, "--name", "team"]) == 2
+    assert "--name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,10 @@ def _try(arguments: Namespace, folder: Path, starts: list[str], rules: Rules) ->
     from grpo_edu.grading.challenge import Judge
     from grpo_edu.grading.sandbox import isolation_problem
 
+    name = arguments.name or folder.resolve().name
+    target = Path(arguments.to) / name
+    if arguments.action == "submit" and target.exists():
+        raise FileExistsError(f"--name: {target} exists; remove it to replace your submission, or give another name")
     problem = isolation_problem()
     if problem:
         _tell(f"Your code runs without the judge's isolation here: {problem}")
@@ -85,12 +89,14 @@ def _try(arguments: Namespace, folder: Path, starts: list[str], rules: Rules) ->
         judge = Judge(start, rules, seed, isolated=not problem)
         untrained = judge.untrained()
         _tell(f"{start} without training: accuracy {sum(untrained.accuracies) / len(untrained.accuracies):.1%}")
-        entries.append(judge.judge(folder.resolve().name, folder, _tell))
+        entry = judge.judge(name, folder, _tell)
+        entries.append(entry)
+        if entry.estimate:
+            _tell(f"{name} from {start}, mean of {rules.seeds} seeds: {entry.estimate}")
     is_valid = not any(one.rejected for one in entries)
     if arguments.json:
         print(json.dumps([vars(one) for one in entries]))
     if is_valid and arguments.action == "submit":
-        target = Path(arguments.to) / (arguments.name or folder.resolve().name)
         shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__"))
         _tell(f"Submitted: {target}")
     return 0 if is_valid else 1

@@ -312,6 +312,8 @@ class Judge:
 
     def __init__(self, start: str, rules: Rules, seed: int, *, isolated: bool, hidden: Sequence[Path] = ()) -> None:
         self.start, self.rules, self.isolated, self.hidden = start, rules, isolated, hidden
+        if not hasattr(os, "fork"):
+            raise ValueError("challenge: this system cannot run submissions; use Linux, macOS or WSL")
         self.session = Session(start)
         rng = random.Random(f"{start}-{seed}")
         self.seeds = [rng.getrandbits(40) for _ in range(rules.seeds)]
@@ -416,19 +418,30 @@ def judge_submissions(
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"output: {output} is not empty; choose a new folder")
     output.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for start in starts:
-        judge = Judge(start, rules, seed, isolated=isolated, hidden=[submissions.absolute(), output.absolute()])
-        entries.append(judge.untrained())
-        entries += [judge.judge(plain(folder.name, 60), folder, tell) for folder in folders]
     record = {
         "command": command,
         "grpo_edu": __version__,
         "seed": seed,
         "isolation": "bubblewrap" if isolated else "none",
         "rules": asdict(rules),
-        "entries": [asdict(entry) | {"estimate": entry.estimate and asdict(entry.estimate)} for entry in entries],
     }
-    (output / "leaderboard.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    (output / "leaderboard.html").write_text(leaderboard_page(entries, record), encoding="utf-8")
+    entries: list[Entry] = []
+    try:
+        for start in starts:
+            judge = Judge(start, rules, seed, isolated=isolated, hidden=[submissions.absolute(), output.absolute()])
+            entries.append(judge.untrained())
+            for folder in folders:
+                entries.append(judge.judge(plain(folder.name, 60), folder, tell))
+                _write(output, entries, record)
+    except (KeyboardInterrupt, RuntimeError, OSError) as error:
+        error.add_note(
+            f"{output} has the results of {max(0, len(entries) - 1)} of {len(folders) * len(starts)} entries"
+        )
+        raise
     return entries
+
+
+def _write(output: Path, entries: Sequence[Entry], record: dict[str, Any]) -> None:
+    rows = [asdict(entry) | {"estimate": entry.estimate and asdict(entry.estimate)} for entry in entries]
+    (output / "leaderboard.json").write_text(json.dumps({**record, "entries": rows}, indent=1), encoding="utf-8")
+    (output / "leaderboard.html").write_text(leaderboard_page(entries, record), encoding="utf-8")
