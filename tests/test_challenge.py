@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from grpo_edu.cli.main import main
 from grpo_edu.grading import challenge
-from grpo_edu.grading.challenge import Judge, Rules, phases_of, read_submission
+from grpo_edu.grading.challenge import BUDGETS, Judge, Rules, phases_of, read_submission
 from grpo_edu.grading.leaderboard import Entry, leaderboard_page, rank
 from grpo_edu.grading.sandbox import isolation_problem
 
@@ -143,6 +144,11 @@ NOT_THERE = {
     "a model": "import gc\nassert not [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]",
     "the judge's memory": "assert len([one for one in os.listdir('/proc') if one.isdigit()]) == 1",
     "the judge's files": "assert not os.path.exists(HERE) and not os.path.exists(REPOSITORY)",
+    "weights and problems, even without the judge's message": (
+        "import subprocess\nfrom grpo_edu.problems.templates import data_dir\n"
+        "found = subprocess.run(['ls', '-A', data_dir() / 'models', data_dir() / 'problems'], capture_output=True)\n"
+        "assert found.returncode == 0 and b'tiny' not in found.stdout and b'heldout' not in found.stdout"
+    ),
     "the network": "import socket\nassert socket.if_nameindex() == [(1, 'lo')]",
     "rights": "assert os.getuid() != 0\ntry:\n    os.setuid(0)\nexcept OSError:\n    pass\nassert os.getuid() != 0",
 }
@@ -171,6 +177,15 @@ def test_training_ends_with_the_budget_and_phases_share_it(judge, submit):
     phases = "def settings(start):\n    one = {'prompts_per_step': 2, 'num_generations': 4}\n"
     entry = judge.judge("ana", submit(f"{phases}    return [one | {{'max_steps': 2}}, one | {{'temperature': 0.8}}]"))
     assert not entry.rejected and 0.6 * RULES.budget < entry.tokens[0] <= RULES.budget
+
+
+@needs_isolation
+def test_the_example_of_the_page_is_valid(judge, submit):
+    page = (REPOSITORY / "docs" / "challenge.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    smaller = "\nbigger = settings\ndef settings(start):\n    return bigger(start) | {'num_generations': 2}\n"
+    entry = judge.judge("page", submit(example + smaller))
+    assert not entry.rejected and entry.tokens[0] > 0
 
 
 def test_later_phases_have_seeds_of_their_own():
@@ -207,16 +222,16 @@ def test_the_page_about_the_challenge_shows_the_stored_results():
     record = json.loads((REPOSITORY / "benchmarks" / "results" / "challenge.json").read_text())
     page = (REPOSITORY / "docs" / "challenge.md").read_text(encoding="utf-8")
     entries = [Entry(**{name: one[name] for name in one if name != "estimate"}) for one in record["entries"]]
-    assert len(entries) == 8 and str(Rules().budget) in page.replace(",", "") and asdict(Rules()) == record["rules"]
+    assert len(entries) == 8 and record["rules"] == asdict(Rules()) | {"budget": BUDGETS}
     for one in entries:
         assert f"| {one.start} | {rank(one, entries)} | {one.name} | {one.estimate} |" in page
-    assert record["command"] in page
+    assert record["command"] in page and all(f"{budget:,} sampled tokens" in page for budget in BUDGETS.values())
 
 
 def test_the_page_escapes_what_students_write():
     script = "<script>alert(1)</script>"
-    entries = [Entry("ana", "tiny", [0.5, 0.6], [90, 80], note=script), Entry("eve", "tiny", rejected=script)]
-    record = {"rules": {"budget": 100, "seeds": 2, "num_heldout": 9}, "seed": 5, "isolation": "none"}
+    entries = [Entry("ana $x_{", "tiny", [0.5, 0.6], [90, 80], note=script), Entry("eve", "tiny", rejected=script)]
+    record = {"rules": {"budget": {"tiny": 100}, "seeds": 2, "num_heldout": 9}, "seed": 5, "isolation": "none"}
     page = leaderboard_page(entries, record | {"grpo_edu": "1", "command": script})
     assert script not in page and page.count("&lt;script&gt;") == 3
     assert "WITHOUT ISOLATION" in page and "55% [" in page and "90</td>" in page

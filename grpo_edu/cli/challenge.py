@@ -24,7 +24,7 @@ def add_challenge_options(command: ArgumentParser) -> None:
     add("folder", metavar="DIR", help="your submission, or for judge the folder of all submissions")
     add("--start", default="tiny,halfway", metavar="NAMES", help="starting models (default: tiny,halfway)")
     add("--seeds", type=int, metavar="N", help="runs per starting model (default: 5 for judge, else 1)")
-    add("--budget", type=int, default=25_000, metavar="N", help="sampled tokens per run (default: 25000)")
+    add("--budget", type=int, metavar="N", help="sampled tokens per run (default: 10000 from tiny, 25000 from halfway)")
     add("--seed", type=int, metavar="N", help="draws the problems and the runs' seeds (default: a new one)")
     add("--output", metavar="DIR", help="judge: new folder for leaderboard.html and leaderboard.json")
     add("--to", metavar="DIR", default="submissions", help="submit: where the copy goes (default: submissions)")
@@ -35,14 +35,14 @@ def add_challenge_options(command: ArgumentParser) -> None:
 def run_challenge_command(arguments: Namespace) -> int:
     """Run, submit or judge; returns the exit code."""
     forget_working_directory()  # it may hold a student's torch.py
-    from grpo_edu.grading.challenge import STARTS, Rules, judge_submissions
+    from grpo_edu.grading.challenge import BUDGETS, Rules, judge_submissions
 
     folder = Path(arguments.folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"folder {folder} does not exist")
     starts = [name.strip() for name in arguments.start.split(",") if name.strip()]
-    if not starts or set(starts) - set(STARTS):
-        raise ValueError(f"--start: {arguments.start!r} is not valid; use {' or '.join(STARTS)}, or both with a comma")
+    if not starts or set(starts) - set(BUDGETS):
+        raise ValueError(f"--start: {arguments.start!r} is not valid; use {' or '.join(BUDGETS)}, or both with a comma")
     is_judged = arguments.action == "judge"
     rules = Rules(budget=arguments.budget, seeds=arguments.seeds or (5 if is_judged else 1))
     if not is_judged:

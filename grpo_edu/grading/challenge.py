@@ -37,7 +37,7 @@ from grpo_edu.trainer import Stages, compute_advantages, rows_with_gradient, sta
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-STARTS = ("tiny", "halfway")
+BUDGETS = {"tiny": 10_000, "halfway": 25_000}  # sampled tokens per run; `tiny` learns faster
 NOTE = "note.md"
 _LONGEST_FILE = 20_000  # characters: too few for the weights of a model
 _SHORTEST_NOTE = 20  # words
@@ -61,11 +61,12 @@ class BudgetUsed(Exception):
 class Rules:
     """What holds for every submission.
 
-    budget: sampled tokens per run. seeds: runs per submission and starting model. num_train, num_heldout: problems of a
-    run. seconds: CPU time of one run, a guard against runs that never end, not part of the competition.
+    budget: sampled tokens per run; None: those of `BUDGETS`. seeds: runs per submission and starting model. num_train,
+    num_heldout: problems of a run. seconds: CPU time of one run, a guard against runs that never end, not part of the
+    competition.
     """
 
-    budget: int = 25_000
+    budget: int | None = None
     seeds: int = 5
     num_train: int = 600
     num_heldout: int = 300
@@ -73,8 +74,13 @@ class Rules:
 
     def __post_init__(self) -> None:
         for name in ("budget", "seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def budget_of(self, start: str) -> int:
+        """The number of tokens that a run from this starting model may sample."""
+        return BUDGETS[start] if self.budget is None else self.budget
 
 
 def read_submission(folder: Path) -> tuple[str, str]:
@@ -281,26 +287,28 @@ def train_submission(
     problems: Sequence[Problem],
     code: SubmittedCode,
     loaded: dict[str, Any],
+    *,
     seed: int,
-    rules: Rules,
+    budget: int,
+    seconds: float,
 ) -> int:
     """Train the model in place as the submission says; returns the number of sampled tokens that it learned from."""
     used, begun, steps = 0, time.process_time(), 0
     stages, rewards = stages_of(code, loaded["functions"]), rewards_of(code, loaded["rewards"])
-    for config, is_open in phases_of(loaded["settings"], seed, rules.budget):
+    for config, is_open in phases_of(loaded["settings"], seed, budget):
         state = start_training(model, tokenizer, problems, config)
-        sampler = CountingSampler(model, tokenizer, config, left=rules.budget - used)
+        sampler = CountingSampler(model, tokenizer, config, left=budget - used)
         state.sampler = sampler
         try:
             for _ in train(model, tokenizer, problems, rewards, config, state=state, stages=stages):
                 steps += 1
-                if time.process_time() - begun > rules.seconds:
-                    raise Rejected(f"one run took more than {rules.seconds:g} s of CPU time; take fewer, larger steps")
+                if time.process_time() - begun > seconds:
+                    raise Rejected(f"one run took more than {seconds:g} s of CPU time; take fewer, larger steps")
         except BudgetUsed as error:
             if not is_open or not steps:
                 remedy = "lower max_steps, or leave it out to train until the budget is used"
                 raise Rejected(
-                    f"it exceeds the budget of {rules.budget:,} sampled tokens in step {steps + 1}; "
+                    f"it exceeds the budget of {budget:,} sampled tokens in step {steps + 1}; "
                     f"{remedy if steps else 'sample fewer completions per step'}"
                 ) from error
         used += sampler.tokens
@@ -328,7 +336,8 @@ class Judge:
         """Train with every seed and evaluate; the entry of a rejected submission says why."""
         entry = Entry(name, self.start)
         try:
-            source, entry.note = read_submission(folder)
+            source, note = read_submission(folder)
+            entry.note = plain(note, len(note), lines=True)
             for row in range(len(self.seeds)):
                 tokens, accuracy = self._one_run(source, row)
                 entry.tokens.append(tokens)
@@ -336,7 +345,7 @@ class Judge:
                 tell(f"{name} from {self.start}, seed {row + 1}: accuracy {accuracy:.1%}, {tokens:,} tokens")
         except SandboxFault:
             raise
-        except (Rejected, ValueError, RuntimeError, ArithmeticError, MemoryError) as error:
+        except Exception as error:  # whatever a submission causes, the others are judged all the same
             cause = error.__cause__ if isinstance(error.__cause__, Rejected) else error
             entry.rejected = plain(str(cause), 400) or type(cause).__name__
             tell(f"{name} from {self.start}: rejected: {entry.rejected}")
@@ -348,7 +357,14 @@ class Judge:
         with SubmittedCode(Limits(), isolated=self.isolated, hidden=self.hidden) as code:
             loaded = _checked_load(code.ask("load", source=source, start=self.start))
             tokens = train_submission(
-                model, tokenizer, self.problems[row][0], code, loaded, self.seeds[row], self.rules
+                model,
+                tokenizer,
+                self.problems[row][0],
+                code,
+                loaded,
+                seed=self.seeds[row],
+                budget=self.rules.budget_of(self.start),
+                seconds=self.rules.seconds,
             )
         return tokens, self._accuracy(model, row)
 
@@ -384,7 +400,7 @@ def judge_submissions(
     submissions: Path,
     output: Path,
     *,
-    starts: Sequence[str] = STARTS,
+    starts: Sequence[str] = tuple(BUDGETS),
     rules: Rules | None = None,
     seed: int | None = None,
     isolated: bool = True,
@@ -423,7 +439,7 @@ def judge_submissions(
         "grpo_edu": __version__,
         "seed": seed,
         "isolation": "bubblewrap" if isolated else "none",
-        "rules": asdict(rules),
+        "rules": asdict(rules) | {"budget": {start: rules.budget_of(start) for start in starts}},
     }
     entries: list[Entry] = []
     try:

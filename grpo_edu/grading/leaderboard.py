@@ -47,11 +47,13 @@ def rank(entry: Entry, entries: Sequence[Entry]) -> int:
 def plot_entries(entries: Sequence[Entry], start: str) -> Figure:
     """The mean accuracy of each entry in its interval, the best on top."""
     figure, (axes,) = panel_grid(1, height=1.2 + 0.32 * len(entries))
-    style_axes(axes, f"From {start}", "", "held-out accuracy (%), with 95% intervals over the seeds")
+    style_axes(
+        axes, f"Accuracy after training from {start}", "", "held-out accuracy (%), with 95% intervals over the seeds"
+    )
     estimates = [one.estimate for one in entries if one.estimate]
     shares = [percent(one.value, max(0.0, one.low), min(1.0, one.high)) for one in estimates]
     intervals(axes, 0, shares, range(len(shares)))
-    name_rows(axes, [one.name for one in entries])
+    name_rows(axes, [one.name.replace("$", r"\$") for one in entries])  # matplotlib would read formulas
     axes.set_xlim(0, 100)
     return figure
 
@@ -64,12 +66,15 @@ def leaderboard_page(entries: Sequence[Entry], record: Mapping[str, Any]) -> str
     rules = record["rules"]
     body = [
         "<h1>Challenge: leaderboard</h1>",
-        f"<p>Each run may sample {rules['budget']:,} tokens. Every submission was trained with the same "
-        f"{rules['seeds']} new seeds, and evaluated on {rules['num_heldout']} new held-out problems per seed, with one "
-        "sampled answer each. Submissions whose intervals overlap are tied: a rank is one more than the number of "
-        "submissions that are better by their whole interval.</p>",
+        f"<p>Every submission was trained with the same {rules['seeds']} new seeds, and evaluated on "
+        f"{rules['num_heldout']} new held-out problems per seed, with one sampled answer each. Submissions whose "
+        "intervals overlap are tied: a rank is one more than the number of submissions that are better by their whole "
+        "interval.</p>",
     ]
     for start in dict.fromkeys(one.start for one in entries):
+        body.append(
+            f"<h2>From <code>{html.escape(start)}</code>: {rules['budget'][start]:,} sampled tokens per run</h2>"
+        )
         body += _section(start, [one for one in entries if one.start == start])
     isolation = "isolated by bubblewrap" if record["isolation"] == "bubblewrap" else "run WITHOUT ISOLATION"
     body.append(
@@ -82,7 +87,7 @@ def leaderboard_page(entries: Sequence[Entry], record: Mapping[str, Any]) -> str
 def _section(start: str, entries: Sequence[Entry]) -> list[str]:
     """The part of the page about one starting model."""
     ranked = sorted((one for one in entries if one.estimate), key=lambda one: -sum(one.accuracies))
-    body = [f"<h2>From <code>{html.escape(start)}</code></h2>"]
+    body = []
     if ranked:
         best = ranked[0]
         words = f"Mean accuracies with intervals of {len(ranked)} entries; the highest is {best.name}, {best.estimate}."

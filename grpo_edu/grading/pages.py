@@ -78,7 +78,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2rem; }
 .card { border: 1px solid light-dark(#d5d8dd, #3a3f4a); border-radius: 6px; padding: .6rem 1rem; margin: .8rem 0; }
 .trouble { border-left: 4px solid #E69F00; padding-left: .8rem; list-style: none; }
-table { border-collapse: collapse; } td, th { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; }
+table { border-collapse: collapse; margin-bottom: 1rem; }
+td, th { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; }
 td.number, th.number { text-align: right; }
 code { font: .9em/1.4 ui-monospace, monospace; }
 a { color: light-dark(#0b5394, #8ab4f8); }
