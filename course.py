@@ -4,6 +4,7 @@
     python3 course.py lab      set up if need be, then open JupyterLab at the first notebook
     python3 course.py setup    set up only: .venv, the tested packages, this package
     python3 course.py test     set up if need be, then run everything that CI runs
+    python3 course.py book     build the course as a website in build/book (its tools go into .venv-book)
     python3 course.py wheelhouse FOLDER
                                fetch all packages into a folder, for machines like this one without a network
 
@@ -59,12 +60,14 @@ def check_python(version=sys.version_info, which=shutil.which):
     raise Stop(f"this is Python {version[0]}.{version[1]}, and the course needs 3.11, 3.12 or 3.13: {hint}")
 
 
-def venv_program(name, os_name=os.name):
-    """The path of a program inside the virtual environment, on this system."""
-    return VENV / "Scripts" / f"{name}.exe" if os_name == "nt" else VENV / "bin" / name
+def venv_program(name, os_name=os.name, venv=VENV):
+    """The path of a program inside a virtual environment, on this system."""
+    return venv / "Scripts" / f"{name}.exe" if os_name == "nt" else venv / "bin" / name
 
 
 PYTHON = venv_program("python")
+BOOK_VENV = ROOT / ".venv-book"  # Jupyter Book wants older packages than JupyterLab does
+BOOK_PYTHON = venv_program("python", venv=BOOK_VENV)
 
 
 def torch_index():
@@ -251,10 +254,21 @@ def test(arguments, fast=False):
     return int(any(outcome != "ok" for outcome in outcomes.values()))
 
 
+def book(arguments):
+    """Build the web book; at first, install what builds it."""
+    pins, stamp = ROOT / "book" / "requirements.txt", BOOK_VENV / "course-stamp"
+    if not (stamp.exists() and stamp.read_text() == pins.read_text()):
+        say("installing Jupyter Book into .venv-book (about 300 MB, this once)")
+        attempt(sys.executable, "-m", "venv", "--clear", BOOK_VENV)
+        attempt(BOOK_PYTHON, "-m", "pip", "install", "--quiet", "-r", pins)
+        stamp.write_text(pins.read_text())
+    return run([BOOK_PYTHON, ROOT / "book" / "build.py", *arguments])
+
+
 def parse(arguments):
     """The command with its options, and what is left over for pytest."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", metavar="{lab,setup,test,wheelhouse}", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="{lab,setup,test,book,wheelhouse}", required=True)
     command = commands.add_parser("lab", help="open JupyterLab at the first notebook")
     command.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
     command.add_argument("--port", type=int, help="serve on this port (otherwise 8888 or the next free one)")
@@ -263,8 +277,9 @@ def parse(arguments):
     command.add_argument("folder", metavar="FOLDER")
     command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast] [...]")
     command.add_argument("--fast", action="store_true", help="no slow tests, no browser tests, no notebooks")
+    commands.add_parser("book", help="build the website", usage="course.py book [--output DIR] [--repository URL]")
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command != "test":
+    if rest and options.command not in ("test", "book"):
         parser.error(f"unknown arguments: {' '.join(rest)}")
     return options, rest
 
@@ -275,6 +290,8 @@ def main(arguments):
         options, rest = parse(arguments)
         if options.command == "wheelhouse":
             return wheelhouse(options.folder)
+        if options.command == "book":
+            return book(rest)
         setup()
         if options.command == "lab":
             return lab(not options.no_browser, options.port)
