@@ -39,8 +39,20 @@ WAITING, SPIN_COUNT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KM
 
 FULL_DISK = "No space left on device|not enough space on the disk|Disk quota exceeded"
 NO_NETWORK = "from versions: none|connection|timed out|SSLError|ProxyError|IncompleteRead"
-# Otherwise JupyterLab greets a new reader by asking whether it may fetch news.
-NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+# What the set-up adds to .venv, as file → content.
+LAB_SETTINGS = {  # no question about news, and documents open as a page and not as their source
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
+}
+LAB_FILES = {
+    "share/jupyter/lab/settings/overrides.json": json.dumps(LAB_SETTINGS),
+    # nbgrader is installed for the tests; its menus are for instructors (docs/grading.md).
+    "etc/jupyter/labconfig/page_config.json": json.dumps({"disabledExtensions": {"@jupyter/nbgrader": True}}),
+    # JupyterLab puts the version of Python that a kernel names into each notebook, and then asks whether to save it.
+    "etc/ipython/ipython_kernel_config.py": (
+        "c.IPKernelApp.exec_lines = [\"get_ipython().kernel.language_info.pop('version', None)\"]\n"
+    ),
+}
 
 
 class Stop(Exception):
@@ -104,10 +116,10 @@ def run(command, errors=None, **extra):
 
 
 def fingerprint():
-    """What a complete .venv was made from: the pins, its Python, and where the folder is."""
+    """What a complete .venv was made from: the pins, its Python, where the folder is, and what was added."""
     files = (REQUIREMENTS, ROOT / "pyproject.toml", VENV / "pyvenv.cfg")
-    places = (str(ROOT), os.path.realpath(str(PYTHON)))
-    parts = [file.read_bytes() for file in files] + [os.fsencode(place) for place in places]
+    texts = (str(ROOT), os.path.realpath(str(PYTHON)), json.dumps(LAB_FILES))
+    parts = [file.read_bytes() for file in files] + [os.fsencode(text) for text in texts]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -204,9 +216,9 @@ def setup():
     attempt(*pip, "-r", REQUIREMENTS)
     say("installing grpo_edu itself, editable")
     attempt(*pip, "--no-deps", "--no-build-isolation", "-e", ROOT)
-    settings = VENV / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text(json.dumps(NO_NEWS))
+    for place, text in LAB_FILES.items():
+        (VENV / place).parent.mkdir(parents=True, exist_ok=True)
+        (VENV / place).write_text(text)
     STAMP.write_text(fingerprint())
     say(f"set up in {time.monotonic() - start:.0f} s")
 
