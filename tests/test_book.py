@@ -8,6 +8,7 @@ import functools
 import html
 import http.server
 import json
+import math
 import os
 import re
 import subprocess
@@ -22,7 +23,7 @@ import torch
 import course
 from grpo_edu.advantages import group_advantages, tie_probability
 from grpo_edu.config import LOSS_TYPES
-from grpo_edu.dashboards import ObjectiveExplorer
+from grpo_edu.losses import per_token_kl, per_token_policy_loss
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted(path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb"))
@@ -239,19 +240,25 @@ def test_the_mathematics_of_the_live_figures_agrees_with_the_package(open_page):
                 assert found == pytest.approx(expected.tolist(), abs=1e-9), (scaling, group)
     for p in (0.0, 0.25, 0.9, 1.0):
         assert page.evaluate("p => courseExplorers.tieProbability(p, 8)", p) == pytest.approx(tie_probability(p, 8))
-    explorer = ObjectiveExplorer()
     for loss in LOSS_TYPES:
         for _ in range(25):
-            ratio, advantage, low, high, beta, reference = torch.rand(6, generator=draws).tolist()
-            values = {"ratio": 0.05 + 1.9 * ratio, "advantage": 4 * advantage - 2, "epsilon": 0.9 * low}
-            values |= {"epsilon_high": 1.5 * high, "beta": beta, "reference": 0.05 + 2.9 * reference}
-            explorer.loss_type.value = loss
-            for name, value in values.items():
-                getattr(explorer, name).value = value
-            asked = {name: getattr(explorer, name).value for name in values} | {"loss": loss}
-            asked |= {"low": asked.pop("epsilon"), "high": asked.pop("epsilon_high")}
+            ratio, advantage, low, high, beta, reference = torch.rand(6, generator=draws, dtype=torch.float64).tolist()
+            asked = {"ratio": 0.05 + 1.9 * ratio, "advantage": 4 * advantage - 2, "low": 0.9 * low, "high": 1.5 * high}
+            asked |= {"beta": beta, "reference": 0.05 + 2.9 * reference, "loss": loss}
             found = page.evaluate("asked => courseExplorers.tokenObjective(asked)", asked)
-            assert found == pytest.approx(explorer.token(), abs=1e-9), (loss, asked)
+            assert found == pytest.approx(token_objective(**asked), abs=1e-9), asked
+
+
+def token_objective(*, ratio, advantage, low, high, beta, reference, loss):
+    """What the package computes for one token."""
+    logps = torch.tensor([[ratio]], dtype=torch.float64).log().requires_grad_()
+    k1 = math.log(reference)
+    k3 = per_token_kl(logps, (logps - k1).detach())
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    options = {"epsilon": low, "epsilon_high": high, "loss_type": loss}
+    total = (per_token_policy_loss(logps, logps.exp(), advantages, **options) + beta * k3).sum()
+    (gradient,) = torch.autograd.grad(total, logps)
+    return {"objective": -total.item(), "push": -gradient.item(), "k1": k1, "k2": k1**2 / 2, "k3": k3.item()}
 
 
 @pytest.mark.browser
