@@ -39,7 +39,7 @@ WAITING, SPIN_COUNT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KM
 
 FULL_DISK = "No space left on device|not enough space on the disk|Disk quota exceeded"
 NO_NETWORK = "from versions: none|connection|timed out|SSLError|ProxyError|IncompleteRead"
-# What the set-up adds to .venv, as file → content.
+# What the set-up adds to .venv, as a file and its content.
 LAB_SETTINGS = {  # no question about news, and documents open as a page and not as their source
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
