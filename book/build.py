@@ -276,7 +276,7 @@ def build(output, config):
             "--warningiserror",
             "--keep-going",
         ]
-        code = subprocess.call([*command, f"--path-output={made}", str(pages_folder)])
+        code = subprocess.call([*command, f"--path-output={made}", str(pages_folder)], stdout=subprocess.DEVNULL)
         if code == 0:
             for notebook in (made / "_build" / "html" / "_sources").rglob("*.ipynb"):  # what the download button gives
                 shutil.copy(ROOT / notebook.relative_to(made / "_build" / "html" / "_sources"), notebook)
