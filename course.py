@@ -4,6 +4,7 @@
     python3 course.py lab      set up if need be, then open JupyterLab at the first notebook
     python3 course.py setup    set up only: .venv, the tested packages, this package
     python3 course.py test     set up if need be, then run everything that CI runs
+    python3 course.py book     build the course as a website in build/book (its tools go into .venv-book)
     python3 course.py wheelhouse FOLDER
                                fetch all packages into a folder, for machines like this one without a network
 
@@ -38,8 +39,20 @@ WAITING, SPIN_COUNT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KM
 
 FULL_DISK = "No space left on device|not enough space on the disk|Disk quota exceeded"
 NO_NETWORK = "from versions: none|connection|timed out|SSLError|ProxyError|IncompleteRead"
-# Otherwise JupyterLab greets a new reader by asking whether it may fetch news.
-NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+# What the set-up adds to .venv, as a file and its content.
+LAB_SETTINGS = {  # no question about news, and documents open as a page and not as their source
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
+}
+LAB_FILES = {
+    "share/jupyter/lab/settings/overrides.json": json.dumps(LAB_SETTINGS),
+    # nbgrader is installed for the tests; its menus are for instructors (docs/grading.md).
+    "etc/jupyter/labconfig/page_config.json": json.dumps({"disabledExtensions": {"@jupyter/nbgrader": True}}),
+    # JupyterLab puts the version of Python that a kernel names into each notebook, and then asks whether to save it.
+    "etc/ipython/ipython_kernel_config.py": (
+        "c.IPKernelApp.exec_lines = [\"get_ipython().kernel.language_info.pop('version', None)\"]\n"
+    ),
+}
 
 
 class Stop(Exception):
@@ -59,12 +72,14 @@ def check_python(version=sys.version_info, which=shutil.which):
     raise Stop(f"this is Python {version[0]}.{version[1]}, and the course needs 3.11, 3.12 or 3.13: {hint}")
 
 
-def venv_program(name, os_name=os.name):
-    """The path of a program inside the virtual environment, on this system."""
-    return VENV / "Scripts" / f"{name}.exe" if os_name == "nt" else VENV / "bin" / name
+def venv_program(name, os_name=os.name, venv=VENV):
+    """The path of a program inside a virtual environment, on this system."""
+    return venv / "Scripts" / f"{name}.exe" if os_name == "nt" else venv / "bin" / name
 
 
 PYTHON = venv_program("python")
+BOOK_VENV = ROOT / ".venv-book"  # Jupyter Book wants older packages than JupyterLab does
+BOOK_PYTHON = venv_program("python", venv=BOOK_VENV)
 
 
 def torch_index():
@@ -101,10 +116,10 @@ def run(command, errors=None, **extra):
 
 
 def fingerprint():
-    """What a complete .venv was made from: the pins, its Python, and where the folder is."""
+    """What a complete .venv was made from: the pins, its Python, where the folder is, and what was added."""
     files = (REQUIREMENTS, ROOT / "pyproject.toml", VENV / "pyvenv.cfg")
-    places = (str(ROOT), os.path.realpath(str(PYTHON)))
-    parts = [file.read_bytes() for file in files] + [os.fsencode(place) for place in places]
+    texts = (str(ROOT), os.path.realpath(str(PYTHON)), json.dumps(LAB_FILES))
+    parts = [file.read_bytes() for file in files] + [os.fsencode(text) for text in texts]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -201,9 +216,9 @@ def setup():
     attempt(*pip, "-r", REQUIREMENTS)
     say("installing grpo_edu itself, editable")
     attempt(*pip, "--no-deps", "--no-build-isolation", "-e", ROOT)
-    settings = VENV / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text(json.dumps(NO_NEWS))
+    for place, text in LAB_FILES.items():
+        (VENV / place).parent.mkdir(parents=True, exist_ok=True)
+        (VENV / place).write_text(text)
     STAMP.write_text(fingerprint())
     say(f"set up in {time.monotonic() - start:.0f} s")
 
@@ -251,10 +266,21 @@ def test(arguments, fast=False):
     return int(any(outcome != "ok" for outcome in outcomes.values()))
 
 
+def book(arguments):
+    """Build the web book; at first, install what builds it."""
+    pins, stamp = ROOT / "book" / "requirements.txt", BOOK_VENV / "course-stamp"
+    if not (stamp.exists() and stamp.read_text() == pins.read_text()):
+        say("installing Jupyter Book into .venv-book (about 300 MB, this once)")
+        attempt(sys.executable, "-m", "venv", "--clear", BOOK_VENV)
+        attempt(BOOK_PYTHON, "-m", "pip", "install", "--quiet", "-r", pins)
+        stamp.write_text(pins.read_text())
+    return run([BOOK_PYTHON, ROOT / "book" / "build.py", *arguments])
+
+
 def parse(arguments):
     """The command with its options, and what is left over for pytest."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", metavar="{lab,setup,test,wheelhouse}", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="{lab,setup,test,book,wheelhouse}", required=True)
     command = commands.add_parser("lab", help="open JupyterLab at the first notebook")
     command.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
     command.add_argument("--port", type=int, help="serve on this port (otherwise 8888 or the next free one)")
@@ -263,8 +289,9 @@ def parse(arguments):
     command.add_argument("folder", metavar="FOLDER")
     command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast] [...]")
     command.add_argument("--fast", action="store_true", help="no slow tests, no browser tests, no notebooks")
+    commands.add_parser("book", help="build the website", usage="course.py book [--output DIR] [--repository URL]")
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command != "test":
+    if rest and options.command not in ("test", "book"):
         parser.error(f"unknown arguments: {' '.join(rest)}")
     return options, rest
 
@@ -275,6 +302,8 @@ def main(arguments):
         options, rest = parse(arguments)
         if options.command == "wheelhouse":
             return wheelhouse(options.folder)
+        if options.command == "book":
+            return book(rest)
         setup()
         if options.command == "lab":
             return lab(not options.no_browser, options.port)

@@ -317,7 +317,7 @@ def evaluate(
     max_completion_length: int = 96,
     batch_size: int = 64,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool | str = False,
     tool: "Tool | None" = None,
 ) -> Evaluation:
     """Sample one completion for each problem and score it.
@@ -332,7 +332,7 @@ def evaluate(
         max_completion_length: the largest number of tokens in a completion.
         batch_size: number of problems per batch, at least 1.
         seed: random seed of the sampling.
-        progress: show a progress bar in a notebook or a terminal.
+        progress: show a progress bar in a notebook or a terminal, with this text if it is one.
         tool: a tool that the policy may call (`grpo_edu.rollout.Tool`).
     """
     import torch
@@ -347,7 +347,8 @@ def evaluate(
     generator = torch.Generator().manual_seed(seed)
     completions, num_tokens = [""] * len(problems), [0] * len(problems)
     # disable=None: tqdm shows nothing if the output is neither a terminal nor a notebook
-    with tqdm(total=len(problems), desc="Evaluating", disable=None if progress else True) as bar:
+    label = progress if isinstance(progress, str) else "Evaluating"
+    with tqdm(total=len(problems), desc=label, disable=None if progress else True) as bar:
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             rollout = generate(

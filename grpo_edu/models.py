@@ -23,7 +23,7 @@ import torch
 
 from grpo_edu import collector_paused
 from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
-from grpo_edu.problems.hub import hub_or_cache
+from grpo_edu.problems.hub import hub_or_cache, meant_as_folder
 from grpo_edu.problems.templates import data_dir
 
 if TYPE_CHECKING:
@@ -149,10 +149,7 @@ def _locate(name: str | Path) -> Path | str:
     known = f"Use {', '.join(list_models()) or 'a model of the package'}, a folder, or a Hub id (owner/name)."
     if str(name) == "tiny":
         raise FileNotFoundError(f"name: {shipped} is missing. Create it with python -m grpo_edu.making.pretraining.")
-    # `runs/typo` has the form of a Hub id, but where there is a folder `runs`, that is what was meant.
-    in_folder = "/" in str(name) and Path(str(name).partition("/")[0]).is_dir()
-    like_path = str(name).startswith((".", "~", "/")) or "\\" in str(name) or str(name).count("/") > 1
-    if isinstance(name, Path) or in_folder or like_path:
+    if isinstance(name, Path) or meant_as_folder(name):
         raise FileNotFoundError(f"name: folder {name} does not exist. {known}")
     if not _HUB_ID.fullmatch(name):
         raise ValueError(f"name: {name!r} is unknown. {known}")

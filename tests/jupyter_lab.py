@@ -66,9 +66,16 @@ def lab(tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     lab = Lab(f"http://127.0.0.1:{port}", "a-token-of-the-tests", folder, home / "settings")
-    for plugin, values in course.NO_NEWS.items():
+    for plugin, values in course.LAB_SETTINGS.items():
         lab.set(plugin, values)
     places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_WORKSPACES_DIR")
+    # what the set-up puts into .venv, in the places of a user
+    for theirs, ours in {
+        "etc/jupyter/labconfig/page_config.json": "jupyter_config_dir/labconfig/page_config.json",
+        "etc/ipython/ipython_kernel_config.py": "ipythondir/profile_default/ipython_kernel_config.py",
+    }.items():
+        (home / ours).parent.mkdir(parents=True, exist_ok=True)
+        (home / ours).write_text(course.LAB_FILES[theirs])
     env = {**os.environ, **{name: str(home / name.lower()) for name in (*places, "IPYTHONDIR")}}
     env |= {"JUPYTERLAB_SETTINGS_DIR": str(lab.settings), "JUPYTER_PREFER_ENV_PATH": "1", "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]

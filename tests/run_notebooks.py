@@ -4,10 +4,15 @@ What a notebook prints is compared with what it has stored; what must hold for i
 ``tests/claims/NOTEBOOK.py``, plain asserts on the notebook's own variables. Every notebook runs once, as a temporary
 copy with its claims in a last cell. Without names all notebooks run. What begins with a minus goes to pytest: with
 ``-n2 --dist=loadfile`` two notebooks run side by side, in one thread each.
+
+``python tests/run_notebooks.py --store [NOTEBOOK ...]`` runs notebooks and stores their outputs in the form that
+`normalize` gives them; ``--normalize`` gives what is stored this form without running anything.
 """
 
+import html
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +24,18 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 CLAIMS = ROOT / "tests" / "claims"
 NBVAL = ["--nbval", "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg"]
+# What the kernel of `course.py lab` says about its language: everything but the version.
+LANGUAGE = {
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+}
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+PICTURE = re.compile(r'<img alt="(?P<alt>[^"]*)"[^>]*src="data:image/png;base64,(?P<png>[\w+/=]+)"')
 
 
 def add_claims(notebook, claims):
@@ -36,12 +53,75 @@ def add_claims(notebook, claims):
     notebook.write_text(json.dumps(content), encoding="utf-8")
 
 
+def store(name, run):
+    """Run a notebook if asked to, and write its file in the stored form."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    path = NOTEBOOKS / f"{name}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    if run:
+        place = {"metadata": {"path": str(NOTEBOOKS)}}
+        NotebookClient(notebook, timeout=None, resources=place, coalesce_streams=True, record_timing=False).execute()
+    normalize(notebook)
+    nbformat.write(notebook, path)
+    print(f"stored {name}: {path.stat().st_size:,} bytes", flush=True)
+
+
+def normalize(notebook):
+    """Make a notebook such that opening changes nothing, and every viewer shows its pictures and bars.
+
+    - JupyterLab writes what its kernel says about the language, and asks to save where that is something new. The
+      version of Python, which differs between computers, is left out by the kernels that `course.py` sets up.
+    - Whole numbers are written as JupyterLab writes them, without ".0".
+    - Next to the HTML of a picture stands the picture itself, for viewers and exports that show no HTML.
+    - The text of a progress bar is that of its end, for viewers without widgets.
+    """
+    notebook.metadata.language_info = LANGUAGE
+    widgets = notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {})
+    if widgets:
+        widgets["state"] = whole_numbers(widgets["state"])
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            picture = PICTURE.search(data.get("text/html", ""))
+            if picture:
+                data["image/png"] = picture["png"]
+                output.metadata["image/png"] = {"alt": html.unescape(picture["alt"])}
+            text = bar_text(widgets.get("state", {}), data.get(WIDGET_VIEW, {}).get("model_id"))
+            if text and "text/html" not in data:
+                data["text/plain"] = text
+
+
+def whole_numbers(value):
+    """A value of JSON with 3 in place of 3.0."""
+    if isinstance(value, dict):
+        return {key: whole_numbers(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def bar_text(state, model):
+    """The text of a progress bar at its end, such as "100% 20/20 [00:12<00:00, reward=0.83]"; "" for other widgets."""
+    children = state.get(model, {}).get("state", {}).get("children", [])
+    parts = [state[child.removeprefix("IPY_MODEL_")]["state"] for child in children]
+    if not any("bar_style" in part for part in parts):
+        return ""
+    texts = [html.unescape(part["value"]) for part in parts if isinstance(part.get("value"), str)]
+    return " ".join(" ".join(texts).split())
+
+
 def main(arguments):
     """Copy the folder of notebooks next to itself, so that relative paths hold, and run the copies."""
     environment = dict(os.environ)
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [Path(argument).stem for argument in arguments if not argument.startswith("-")]
     names = names or sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+    if {"--store", "--normalize"} & {*options}:
+        for name in names:
+            store(name, run="--store" in options)
+        return 0
     if any(option.startswith("-n") for option in options):
         environment["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="notebooks-", dir=ROOT) as folder:

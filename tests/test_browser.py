@@ -6,7 +6,9 @@ Set GRPO_EDU_SCREENSHOTS to a folder to look at what the browser saw.
 import html
 import re
 
+import nbformat
 import pytest
+import run_notebooks
 from jupyter_lab import FAILED, RUN_SECONDS, START_SECONDS, wait_until
 
 pytestmark = pytest.mark.browser
@@ -173,3 +175,28 @@ def test_start_here_runs_from_a_fresh_kernel(open_notebook):
     check_pictures(notebook)
     notebook.shoot_all("live")
     check_no_errors(notebook)
+
+
+@pytest.mark.parametrize("name", ["00_start_here", "03_policy_gradients"])
+def test_an_untouched_notebook_closes_without_a_question(open_notebook, lab, name):
+    path = lab.folder / "notebooks" / f"{name}.ipynb"
+    stored = nbformat.read(path, as_version=4)
+    run_notebooks.normalize(stored)
+    nbformat.write(stored, path)
+    notebook = open_notebook(name, "light")
+    page = notebook.page
+    if name == "00_start_here":  # nobody has trusted this copy, so its bar is shown as text
+        wait_until(lambda: page.get_by_text("20/20").count() == 1, 10, "the bar is at its end")
+    page.wait_for_timeout(3000)  # what the kernel says about its language has arrived
+    assert page.locator(".jp-mod-dirty").count() == 0
+    notebook.menu("File", "Close Tab")
+    wait_until(lambda: page.locator(".jp-NotebookPanel").count() == 0, 10, "the notebook is closed")
+    assert page.locator(".jp-Dialog").count() == 0
+
+
+def test_documents_open_as_pages_and_no_menu_is_for_instructors(open_notebook, lab):
+    page = open_notebook("00_start_here", "light").page
+    page.goto(f"{lab.address}/lab/workspaces/light/tree/docs/glossary.md?token={lab.token}")
+    page.wait_for_selector(".jp-MarkdownViewer h1")
+    menus = page.locator(".lm-MenuBar-itemLabel").all_text_contents()
+    assert "Kernel" in menus and not any("nbgrader" in menu.lower() for menu in menus)

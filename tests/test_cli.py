@@ -11,13 +11,15 @@ import time
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from grpo_edu import __version__
 from grpo_edu.cli.machine import grading_checks
-from grpo_edu.cli.main import build_parser, main
+from grpo_edu.cli.main import COMMANDS, build_parser, main
 from grpo_edu.cli.options import field_help
+from grpo_edu.cli.topics import TOPICS
 from grpo_edu.config import GRPOConfig
 from grpo_edu.machine.hardware import Check
 from grpo_edu.machine.startup import AFTERWARDS, PHASES
@@ -227,7 +229,6 @@ def test_bad_input_is_one_line_and_exit_code_2(policy_dir, tmp_path, capsys, mon
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "the following arguments are required: COMMAND; see grpo-edu --help"),
         ("trian", "invalid choice: 'trian'"),
         ("train --loss-type ppo", "argument --loss-type: invalid choice: 'ppo'"),
         ("train --reward-weights 1,x", "argument --reward-weights: invalid comma-separated number value: '1,x'"),
@@ -384,6 +385,43 @@ def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])
     assert stop.value.code == 0 and "usage: grpo-edu" in capsys.readouterr().out
+
+
+def test_without_a_command_the_commands_are_listed(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n    {name}" in shown for name in COMMANDS)
+
+
+def test_the_settings_of_a_run_are_listed_by_topic(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    topics = re.findall(r"^([^\n]+):\n((?:  .*\n)+)", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in topics if name in TOPICS] == list(TOPICS)
+    for name, lines in topics:
+        assert lines.count("\n") <= 10, name
+    settings = {field.name for kind in (RunRequest, GRPOConfig) for field in fields(kind)} - {"config"}
+    assert settings == {field for texts in TOPICS.values() for field in texts}
+
+
+@pytest.mark.parametrize("name", ["runs/typo", "models/typo", "./typo", "/no/such/model"])
+def test_a_missing_folder_is_refused_before_anything_is_loaded(tmp_path, name):
+    code = (
+        "import sys; from grpo_edu.cli.main import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", f"{code}; sys.exit(code)", "evaluate", "--model", name]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT)
+    assert found.returncode == 2 and f"--model: folder {name} does not exist" in found.stderr
+
+
+def test_an_interrupted_run_is_reported_once(capsys, monkeypatch, tmp_path):
+    config = GRPOConfig(max_steps=9)
+    stopped = SimpleNamespace(interrupted=True, history=[{}], config=config, output=tmp_path)
+    monkeypatch.setattr("grpo_edu.runs.run.start_run", lambda *arguments, **options: stopped)
+    assert main(["train", "--steps", "9"]) == 130
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("1 of 9 steps") == 1
 
 
 def test_version(capsys):

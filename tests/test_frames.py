@@ -81,6 +81,11 @@ def test_what_cannot_be_drawn_is_refused(arguments, named):
         probability_svg(**arguments, title="x")
 
 
-def test_an_animation_without_words_is_refused():
-    with pytest.raises(ValueError, match="alt"):
-        html_animation(SVG, " ")
+def test_an_animation_describes_itself():
+    svg = probability_svg([[0.5, 0.5], [0.75, 0.25]], ["left & up", "right"], title="Left wins")
+    said = html_animation(svg).alt
+    assert (
+        said.startswith("Left wins")
+        and "left & up from 0.50 to 0.75, right from 0.50 to 0.25" in said.partition("≈")[2]
+    )
+    assert html_animation(svg, "My words").alt == "My words"

@@ -54,7 +54,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "doctor": Command("check whether this computer can run the course", add_doctor_options, run_doctor_command),
     "train": Command(
-        "train a policy with GRPO, evaluate it before and after, and save the run", add_train_options, run_train_command
+        "train a policy with GRPO, and evaluate it before and after", add_train_options, run_train_command
     ),
     "profiles": Command("list the profiles of train, or print one", add_profiles_options, run_profiles_command),
     "evaluate": Command("measure a policy's accuracy on held-out problems", add_evaluate_options, run_evaluate_command),
@@ -74,12 +74,19 @@ COMMANDS = {
 
 def build_parser() -> ArgumentParser:
     """Return the parser of `grpo-edu`; parsed arguments name the command as `command`."""
-    parser = Parser(prog="grpo-edu", description="GRPO on an ordinary CPU.", allow_abbrev=False)
+    parser = Parser(
+        prog="grpo-edu",
+        description="GRPO on an ordinary CPU. Begin with: grpo-edu doctor, then grpo-edu train --steps 20",
+        epilog="grpo-edu COMMAND --help explains a command.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"grpo-edu {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (about, add_options, _) in COMMANDS.items():
         text = f"{about[0].upper()}{about[1:]}."
         command = commands.add_parser(name, help=about, description=text, allow_abbrev=False)
+        if name == "train":
+            command.usage = "grpo-edu train [OPTIONS]"
         add_options(command)
         add_common_options(command)
     return parser
@@ -96,6 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that cannot print µ or ü must not end a run
     parser = build_parser()
     arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
     arguments.typed = shlex.join(["grpo-edu", *argv])
     try:
         with warnings.catch_warnings():

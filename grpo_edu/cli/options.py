@@ -6,11 +6,17 @@ import difflib
 import inspect
 import re
 import sys
-from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace, _ArgumentGroup
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace, _ArgumentGroup
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
+from functools import partial
+from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
+
+from grpo_edu.cli.topics import TOPICS, find_topic
+from grpo_edu.problems.hub import meant_as_folder
+from grpo_edu.runs.request import DATA, REWARDS, TRACKERS
 
 _FLAGS = {"max_steps": ("--steps", "--max-steps")}
 # The argument of a function, which its messages name → the option that sets it.
@@ -18,8 +24,15 @@ _ARGUMENTS = {"name": "model", "path": "data_path", "target_modules": "lora_targ
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
+# The names that the texts of `TOPICS` leave out.
+_NAMES = {"data": ", ".join([*DATA, "reasoning-gym:TASK"]), "rewards": ", ".join(REWARDS), "track": ", ".join(TRACKERS)}
+
+
 class Parser(ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
+    """An ArgumentParser whose errors are one line, and whose help has room for long options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=partial(HelpFormatter, max_help_position=36), **options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"grpo-edu: error: {message}{self._nearest(message)}; see {self.prog} --help\n")
@@ -45,43 +58,53 @@ def add_common_options(command: ArgumentParser) -> None:
     command.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
 
 
-def add_options(
-    command: ArgumentParser | _ArgumentGroup,
-    options: type,
-    names: Collection[str] = (),
-    *,
-    help: Mapping[str, str] | None = None,
-) -> None:
+def add_options(command: ArgumentParser, options: type, names: Collection[str] = ()) -> None:
     """Add one option per field of a dataclass; an option that is not typed is missing in the parsed arguments.
 
-    Kinds and defaults come from the fields, the help from the class's docstring (`field_help`), and the allowed values
-    from its `choices`. A field that holds names takes them with commas.
+    Kinds and defaults come from the fields, and the allowed values from the class's `choices`. A field of `TOPICS` is
+    listed under its topic with the text there; the help of any other comes from the class's docstring (`field_help`). A
+    field that holds names takes them with commas.
 
     Args:
         options: the dataclass. names: its fields to add; none means all but nested dataclasses.
-        help: texts in place of those of the docstring.
     """
-    hints, texts = get_type_hints(options), {**field_help(options), **(help or {})}
+    hints, texts = get_type_hints(options), field_help(options)
     choices: Mapping[str, tuple[str, ...]] = getattr(options, "choices", {})
     for field in fields(options):
         if (names and field.name not in names) or field.default is MISSING:
             continue
+        topic = find_topic(field.name)
+        text = (
+            TOPICS[topic][field.name].replace("{" + field.name + "}", _NAMES.get(field.name, ""))
+            if topic
+            else (texts[field.name])
+        )
         kind = next((kind for kind in get_args(hints[field.name]) if kind is not NoneType), hints[field.name])
         if hints[field.name] not in (kind, kind | None):  # a tuple of names, say, and not a union with None
             kind = hints[field.name]
         typed: dict[str, Any] = {"dest": field.name, "default": SUPPRESS}
-        typed["help"] = (texts[field.name] + _default_text(field.default)).replace("%", "%%")
         if kind is bool:
             typed["action"] = BooleanOptionalAction
         elif field.name in choices:
-            typed["choices"] = choices[field.name]
+            typed["choices"], typed["metavar"] = choices[field.name], "NAME"
+            text += f": {', '.join(choices[field.name])}"
         elif kind in _METAVARS:
             typed["type"], typed["metavar"] = kind, _METAVARS[kind]
         elif float in get_args(kind):
             typed["type"], typed["metavar"] = _comma_floats, "X,X"
         else:
             typed["metavar"] = "NAMES"
-        command.add_argument(*_FLAGS.get(field.name, ("--" + field.name.replace("_", "-"),)), **typed)
+        typed["help"] = (text + _default_text(field.default)).replace("%", "%%")
+        flags = _FLAGS.get(field.name, ("--" + field.name.replace("_", "-"),))
+        (_group(command, topic) if topic else command).add_argument(*flags, **typed)
+
+
+def _group(command: ArgumentParser, topic: str) -> _ArgumentGroup:
+    """Return the group of a command's options about a topic; the groups stand in the order of `TOPICS`."""
+    groups = {group.title: group for group in command._action_groups}
+    if topic not in groups:
+        groups |= {title: command.add_argument_group(title) for title in TOPICS}
+    return groups[topic]
 
 
 def _default_text(default: Any) -> str:
@@ -137,7 +160,14 @@ def option_names(message: str, command: ArgumentParser) -> str:
 
 
 def say_loading(model: str) -> None:
-    """Tell a person at a terminal that libraries and weights are loading."""
+    """Tell a person at a terminal that libraries and weights are loading.
+
+    Raises FileNotFoundError at once for a folder that does not exist; to import the libraries first takes seconds.
+    """
+    if meant_as_folder(model) and not Path(model).expanduser().is_dir():
+        raise FileNotFoundError(
+            f"`model`: folder {model} does not exist. Check the path, or give a Hub id (owner/name)."
+        )
     if sys.stderr.isatty():
         print(f"grpo-edu: loading {model}", file=sys.stderr)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Collection
 from dataclasses import replace
@@ -16,27 +15,22 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text
-from grpo_edu.runs.request import CONFIG_FIELDS, DATA, REWARDS, RUN_FIELDS, SPLITS, TRACKERS, RunRequest
+from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS, SPLITS, RunRequest
 
 if TYPE_CHECKING:
     from grpo_edu.runs.summary import RunResult
 
-_KNOWN = {
-    "data": f"problem sets, several with commas: {', '.join(DATA)}, reasoning-gym:TASK",
-    "rewards": f"reward functions, several with commas: {', '.join(REWARDS)}",
-    "track": f"trackers that also receive the metrics, on this computer only: {', '.join(TRACKERS)}",
-}
 _PLACES = ("output", "overwrite")
 
 
 def add_run_options(command: ArgumentParser, names: Collection[str] = RUN_FIELDS) -> None:
     """Add options of a run, which are fields of `RunRequest`; only what is typed is set."""
-    add_options(command, RunRequest, names, help=_KNOWN)
+    add_options(command, RunRequest, names)
 
 
 def add_folder_options(command: ArgumentParser, what: str) -> None:
     """Add the options that say where a run is kept. what: "run", "sweep" or the like."""
-    add = command.add_argument
+    add = command.add_argument_group("folder").add_argument
     add("--output", metavar="DIR", default=SUPPRESS, help=f"folder of the {what} (default: a new one in runs/)")
     add("--overwrite", action="store_true", default=SUPPRESS, help=f"replace the {what} that the folder holds")
     add("--resume", metavar="DIR", default=SUPPRESS, help=f"resume the {what} in this folder, with its own settings")
@@ -50,9 +44,9 @@ def add_train_options(command: ArgumentParser) -> None:
         default=SUPPRESS,
         help=f"settings to start from: {', '.join(PROFILES)}, or a JSON file; what is typed overrides them",
     )
-    add_run_options(command)
     add_folder_options(command, "run")
-    add_options(command.add_argument_group("settings of GRPO"), GRPOConfig)
+    add_run_options(command)
+    add_options(command, GRPOConfig)
 
 
 def run_train_command(arguments: Namespace) -> int:
@@ -77,9 +71,9 @@ def run_train_command(arguments: Namespace) -> int:
         dtype = chosen_dtype(request.dtype, request.model, trains_weights=not request.lora_rank)
         places = given_options(arguments, _PLACES)
         result = start_run(replace(request, dtype=dtype), command=arguments.typed, **places)
-    print(json.dumps(result.to_dict()) if arguments.json else training_text(result))
+    if arguments.json or not result.interrupted:
+        print(json.dumps(result.to_dict()) if arguments.json else training_text(result), flush=True)
     if result.interrupted:
-        sys.stdout.flush()
         done = f"{len(result.history)} of {result.config.max_steps} steps"
         further = f"; resume it with --resume {result.output}" if RunFolder(result.output).resumable else ""
         complain(f"interrupted after {done}; model, metrics and summary are saved in {result.output}{further}")

@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from grpo_edu.figures.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     from grpo_edu.evaluation import Evaluation
 
@@ -184,36 +186,72 @@ class HTMLImage:
         return f"<image: {self.alt}>"
 
 
-def html_image(figure: "Figure", alt: str, *, dpi: int = 120) -> HTMLImage:
+def html_image(figure: "Figure", alt: str = "", *, dpi: int = 120) -> HTMLImage:
     """The figure as `<img alt=… src="data:image/png;base64,…">`, which JupyterLab and a screen reader both show.
 
     JupyterLab ignores the alt of an `IPython.display.Image`. nbval compares HTML, so the notebooks are tested with
-    `--nbval-sanitize-with tests/nbval_sanitize.cfg`, which ignores the picture's bytes and compares its alt text. Do
-    not put anything into `alt` that changes from run to run.
+    `--nbval-sanitize-with tests/nbval_sanitize.cfg`, which ignores the picture's bytes and what follows the sign ≈ in
+    its alt text.
 
     Args:
         figure: any Figure.
-        alt: what the picture shows, in words; not blank.
+        alt: what the picture shows, in words; by default what `describe` says.
         dpi: dots per inch of the PNG.
-
-    Raises:
-        ValueError: a blank alt.
 
     >>> from matplotlib.figure import Figure
     >>> html_image(Figure(figsize=(1, 1)), "An empty square")
     <image: An empty square>
     """
-    if not alt.strip():
-        raise ValueError(f"alt must say in words what the picture shows, got {alt!r}")
-    buffer = io.BytesIO()
-    # Without matplotlib's version in the metadata the same figure always gives the same bytes.
-    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None}, pil_kwargs={"optimize": True})
+    from PIL import Image
+
+    alt = alt.strip() or describe(figure)
+    drawn, buffer = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=dpi)
+    # A palette of 256 colors: a third of the bytes, and no difference to the eye.
+    Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(buffer, "png", optimize=True)
     payload = base64.b64encode(buffer.getvalue()).decode()
     # CSS has 96 px per inch: the picture keeps its size at any dpi and shrinks with a narrow cell.
     width = round(96 * figure.get_figwidth())
     style = f"width:{width}px;max-width:100%;height:auto"
     markup = f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/png;base64,{payload}">'
     return HTMLImage(markup, alt)
+
+
+def describe(figure: "Figure") -> str:
+    """A figure in words: its title, and of each panel the title, the axes and the series; at the end values, after ≈.
+
+    >>> describe(training_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}], title="It rises"))
+    'It rises. Reward: mean per completion against step (total). Values: ≈ total from 0.5 to 0.6'
+    """
+    parts, values = [figure.get_suptitle()], []
+    for axes in figure.axes:
+        series = dict.fromkeys(map(str, axes.get_legend_handles_labels()[1]))
+        ticks = [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+        rows = dict.fromkeys(tick for tick in ticks if re.search(r"[^\W\d_]", tick) and "$" not in tick)
+        texts = [" ".join(text.get_text().split()) for text in axes.texts if text.get_visible()]
+        axis = " against ".join(filter(None, (axes.get_ylabel(), axes.get_xlabel())))
+        said = ": ".join(filter(None, (axes.get_title(loc="left"), axis))) or ", ".join(texts)
+        listed = "; ".join(", ".join(names) for names in (series, rows) if names)
+        parts.append(f"{said} ({listed})" if listed else said)
+        found = [f"{name} {_course(line)}" for line in axes.lines if (name := str(line.get_label())) in series]
+        found += [text for text in texts if re.search(r"\d", text) and len(texts) <= 16]
+        if found:
+            title = f"{axes.get_title(loc='left')}: " if len(figure.axes) > 1 else ""
+            values.append(title + ", ".join(found))
+    said = " ".join(". ".join(dict.fromkeys(part for part in parts if part)).split()) or "A drawing"
+    return f"{said}. Values: ≈ {' '.join('; '.join(values).split())}" if values else f"{said}."
+
+
+def _course(line: "Line2D") -> str:
+    """Where a curve begins and ends, and its lowest and highest value where that is in between."""
+    values = [float(value) for value in line.get_ydata() if math.isfinite(value)]
+    if not values:
+        return "no values"
+    first, last, low, high = values[0], values[-1], min(values), max(values)
+    margin = (high - low) / 10
+    said = f"from {first:.3g} to {last:.3g}"
+    said += f", lowest {low:.3g}" if low < min(first, last) - margin else ""
+    return said + (f", highest {high:.3g}" if high > max(first, last) + margin else "")
 
 
 def _dot(axes: "Axes", row: Mapping[str, float], height: float, number: int, label: str | None) -> None:

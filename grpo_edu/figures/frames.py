@@ -6,6 +6,7 @@ whole curves, so a reader who sees no motion (on paper, or with motion switched 
 
 import base64
 import html
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,7 @@ def probability_svg(
         drawn.append(_frame(update, last, values, note))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
+        f"<title>{html.escape(title)}</title><desc>{html.escape(_words(frames, names, title))}</desc>",
         f"<style>text{{{_FONT};font-size:13px;fill:{INK}}}{''.join(rules)}</style>",
         f'<rect width="{_WIDTH}" height="{height}" rx="10" fill="{PAPER}"/>',
         f'<text x="{_NAME}" y="26" style="font-size:15px;font-weight:bold">{html.escape(title)}</text>',
@@ -72,25 +74,29 @@ def probability_svg(
     return "\n".join(parts)
 
 
-def html_animation(svg: str, alt: str) -> "HTMLImage":
+def _words(frames: Sequence[Sequence[float]], names: Sequence[str], title: str) -> str:
+    """The alternative text: the title, the rows, and after ≈ where each probability begins and ends."""
+    first, last = frames[0], frames[-1]
+    ends = (f"{name} from {first[row]:.2f} to {last[row]:.2f}" for row, name in enumerate(names))
+    shown = f"probability of {', '.join(names)} over {len(frames) - 1} updates"
+    return f"{title}: {shown}. Values: ≈ {', '.join(ends)}"
+
+
+def html_animation(svg: str, alt: str = "") -> "HTMLImage":
     """The SVG as an image with alternative text, inside a block that the reader can close to stop the motion.
 
     With `tests/nbval_sanitize.cfg`, nbval compares the alternative text and ignores the bytes of the picture.
 
     Args:
         svg: from `probability_svg`.
-        alt: what the animation shows, in words; not blank.
-
-    Raises:
-        ValueError: a blank alt.
+        alt: what the animation shows, in words; by default its title and where each probability begins and ends.
 
     >>> html_animation(probability_svg([[0.5], [0.6]], ["left"], title="Left"), "Left grows from 0.50 to 0.60")
     <image: Left grows from 0.50 to 0.60>
     """
     from grpo_edu.figures.curves import HTMLImage
 
-    if not alt.strip():
-        raise ValueError(f"alt must say in words what the picture shows, got {alt!r}")
+    alt = alt.strip() or html.unescape("".join(re.findall("<desc>(.*?)</desc>", svg, re.DOTALL)))
     payload = base64.b64encode(svg.encode()).decode()
     style = f"width:{_WIDTH}px;max-width:100%;height:auto"
     image = f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/svg+xml;base64,{payload}">'

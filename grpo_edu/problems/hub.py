@@ -6,8 +6,22 @@ The libraries that load from the Hub ask many times before they give up, which t
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 HUB_SECONDS = 4.0
+# First parts of a path that no owner of models on the Hub is likely to have: where people keep their own.
+_FOLDERS = ("runs", "models", "checkpoints", "outputs", "data")
+
+
+def meant_as_folder(name: str) -> bool:
+    """Whether a model's name can only be a folder, and no name of a shipped model or a Hub id (owner/name).
+
+    >>> meant_as_folder("runs/my-run"), meant_as_folder("../tiny"), meant_as_folder("Qwen/Qwen2-0.5B")
+    (True, True, False)
+    """
+    first, slash, _ = name.partition("/")
+    like_path = name.startswith((".", "~", "/")) or "\\" in name or name.count("/") > 1
+    return like_path or bool(slash and (first in _FOLDERS or Path(first).is_dir()))
 
 
 def hub_obstacle() -> str:

@@ -250,11 +250,11 @@ def _execute(
         problems=work.heldout,
         max_completion_length=config.max_completion_length,
         seed=config.seed,
-        progress=progress,
     )
+    bars = {when: progress and f"Evaluating {when} training" for when in ("before", "after")}
     data = {"train": data_fingerprint(work.problems), "heldout": data_fingerprint(work.heldout)}
     stored = _read_before(folder, data) if resumes else None
-    before, greedy_before = stored or _evaluate_before(partial(test, policy), request.greedy)
+    before, greedy_before = stored or _evaluate_before(partial(test, policy, progress=bars["before"]), request.greedy)
     kept = {"sampled": asdict(before), "greedy": greedy_before and asdict(greedy_before), "data": data}
     training, keeper, earlier = _training(folder, request, work, resumes, kept)
     history, stopped = record_steps(
@@ -275,8 +275,8 @@ def _execute(
         after = greedy_after = None
         try:
             if stopped is None:
-                after = test(policy)
-                greedy_after = test(policy, temperature=0.0) if greedy_before else None
+                after = test(policy, progress=bars["after"])
+                greedy_after = test(policy, temperature=0.0, progress=bars["after"]) if greedy_before else None
         except STOPS as error:
             stopped = error
             if keeper is not None and isinstance(stopped, KeyboardInterrupt):

@@ -164,9 +164,18 @@ def throughput_text(result: RunResult) -> str:
         return ""
     lines = []
     for span, words in (("in steps", "Within the steps"), ("with start-up", "With start-up and evaluations")):
-        parts = (f"{found[f'{what}/s {span}']:,.3g} {what}" for what in ("prompts", "completions", "tokens"))
-        lines.append(f"{words}: {', '.join(parts)} a second.")
+        parts = (f"{rate(found[f'{what}/s {span}'])} {what}" for what in ("prompts", "completions", "tokens"))
+        lines.append(f"{words}: {', '.join(parts)} per second.")
     return "\n".join(lines)
+
+
+def rate(value: float) -> str:
+    """A number per second: whole with separators, and below 10 with one decimal.
+
+    >>> rate(1020.4), rate(12345.6), rate(0.31)
+    ('1,020', '12,346', '0.3')
+    """
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def count_steps(steps: int) -> str:
@@ -232,17 +241,49 @@ def _curves_alt(result: RunResult) -> str:
 
 
 def _samples(result: RunResult) -> str:
-    """The first held-out problem of each level (three levels at most): not chosen for how they turned out."""
-    levels = result.before.levels
-    rows = [levels.index(level) for level in dict.fromkeys(levels)][:3]
-    parts = [f"The first held-out problem of {'each level' if len(rows) > 1 else 'the set'}."]
-    for row in rows:
-        parts.append(f"**{levels[row]}:** {_one_line(result.before.prompts[row])}")
-        for name, evaluation in (("before", result.before), ("after", result.after)):
+    """A held-out problem of each level (three levels at most) with its answers, one that training changed if any is."""
+    levels, before, after = result.before.levels, result.before, result.after
+    parts = []
+    if after is not None:
+        better = sum(now and not then for then, now in zip(before.correct, after.correct, strict=True))
+        worse = sum(then and not now for then, now in zip(before.correct, after.correct, strict=True))
+        parts.append(
+            f"Of {before.n} problems, {better} were wrong before and are right after, and {worse} the other way round. "
+            "Of each level, the first of the problems that changed is shown; the first of all where none changed."
+        )
+    for level in list(dict.fromkeys(levels))[:3]:
+        rows = [row for row, name in enumerate(levels) if name == level]
+        changed = [row for row in rows if after is not None and before.correct[row] != after.correct[row]]
+        row = (changed or rows)[0]
+        parts.append(f"**{level}:** {_one_line(before.prompts[row])}")
+        for name, evaluation in (("before", before), ("after", after)):
             if evaluation is not None:
-                verdict = "right" if evaluation.correct[row] else "wrong"
-                parts.append(f"{name} ({verdict}):\n{_fenced(evaluation.completions[row])}")
+                parts.append(f"{name} ({verdict(evaluation, row)}):\n{_fenced(evaluation.completions[row])}")
     return "\n\n".join(parts)
+
+
+def verdict(evaluation: Evaluation, row: int) -> str:
+    """Whether a completion is right, and why it is not.
+
+    >>> from grpo_edu.evaluation import Evaluation
+    >>> found = Evaluation(["1 + 1?"] * 2, ["basic"] * 2, ["1 + 1 = 2.", "#### 3"], [None, "3"], [False, False])
+    >>> verdict(found, 0), verdict(found, 1)
+    ('wrong: correct work, but no #### line', 'wrong: answered 3 without working')
+    """
+    if evaluation.correct[row]:
+        return "right"
+    completion, answer = evaluation.completions[row], evaluation.answers[row]
+    calculations = check_equations(completion)
+    false = calculations.count(False)
+    if answer is None and MARKER not in completion:
+        work = "correct work, but " if calculations and not false else ""
+        return f"wrong: {work}no {MARKER} line"
+    if answer is None:
+        return f"wrong: no answer can be read after {MARKER}"
+    if false:
+        return f"wrong: {false} of {len(calculations)} calculations do not hold"
+    how = "although each calculation holds" if calculations else "without working"
+    return f"wrong: answered {_one_line(answer)} {how}"
 
 
 def _one_line(text: str) -> str:
@@ -321,8 +362,8 @@ class EvaluationReport:
             f"readable answer: {found['readable_answers']} of {self.evaluation.n}",
             f"step by step (two calculations or more): {work['share']:.1%} [{work['low']:.1%}, {work['high']:.1%}]",
             f"calculations a completion: {found['calculation_steps']:.2f}{verdict}",
-            f"{found['seconds']:.0f} s, {found['problems_per_second']:.3g} problems/s, "
-            f"{found['tokens_per_second']:,.0f} tokens/s, peak memory {found['peak_gib']:.2f} GiB",
+            f"{found['seconds']:.0f} s, {rate(found['problems_per_second'])} problems per second, "
+            f"{rate(found['tokens_per_second'])} tokens per second, peak memory {found['peak_gib']:.2f} GiB",
         ]
         return "\n".join(lines)
 

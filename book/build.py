@@ -1,0 +1,307 @@
+"""Build the course as a website: ``python3 course.py book`` calls this in .venv-book, see docs/publishing.md.
+
+Notebooks, exercises and documents are copied into a temporary folder and prepared there for reading in a browser: what
+needs a kernel is replaced by what it showed. Then Jupyter Book makes the pages. Nothing is run or fetched.
+"""
+
+import argparse
+import base64
+import html
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import unquote
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parent
+MODEL_CARD = "data/models/tiny/README.md"
+# The documents in the order of the book, by reader; a document that is not named here comes last.
+DOCUMENTS = {
+    "For students": ["syllabus", "glossary", "dashboards", "troubleshooting", "comparison"],
+    "For instructors": ["teaching", "grading", "security", "publishing"],
+    "How we know": ["measured", "checked", "hardware", "quantization_study"],
+    "Going further": ["cluster", "contributing"],
+}
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+RUN = ROOT / "docs" / "images" / "dashboard_training.png"
+RUN_ALT = "A finished run in the dashboard: settings, curves, accuracy before and after, and sampled completions"
+EXPLORERS = {"AdvantageExplorer": "advantages", "ObjectiveExplorer": "objective"}
+FACTS = re.compile(r"^Study time ≈ .*$", re.MULTILINE)
+# Code, in which nothing is a link, or else a link. Its label may hold a picture or code.
+CODE = r"(?P<code>^```.*?^```|`[^`\n]*`)"
+LINK = re.compile(
+    r"(?P<image>!?)\[(?P<label>(?:[^\[\]]|\[[^\[\]]*\](?:\([^()]*\))?)*)\]"
+    r"\(<?(?P<target>[^)\s>]+)>?(?P<title> \"[^\"]*\")?\)|" + CODE,
+    re.DOTALL | re.MULTILINE,
+)
+
+
+# ---- the order of the pages ----
+
+
+def contents():
+    """The table of contents: each notebook with its exercises, then the documents."""
+    names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+    course = []
+    for name in names:
+        entry = {"file": f"notebooks/{name}"}
+        if (ROOT / "exercises" / f"{name}.ipynb").exists():
+            entry["sections"] = [{"file": f"exercises/{name}"}]
+        course.append(entry)
+    numbered = [entry for entry in course if "/appendix" not in entry["file"]]
+    appendices = [entry for entry in course if entry not in numbered]
+    parts = [part("The course", numbered), part("Appendices", appendices)]
+    left = {path.stem for path in (ROOT / "docs").glob("*.md")} - {
+        name for names in DOCUMENTS.values() for name in names
+    }
+    for caption, names in DOCUMENTS.items():
+        names = [name for name in names if (ROOT / "docs" / f"{name}.md").exists()]
+        names += sorted(left) if caption == "Going further" else []
+        entries = [{"file": f"docs/{name}"} for name in names]
+        if caption == "How we know":
+            entries.append({"file": MODEL_CARD.removesuffix(".md")})
+            studies = sorted((ROOT / "docs" / "studies").glob("*.md"))
+            entries += [{"file": f"docs/studies/{path.stem}"} for path in studies]
+        parts.append(part(caption, entries))
+    return {"format": "jb-book", "root": "README", "parts": [one for one in parts if one["chapters"]]}
+
+
+def part(caption, chapters):
+    return {"caption": caption, "chapters": chapters}
+
+
+def pages(toc):
+    """The pages of a table of contents in their order, without endings."""
+    found = [toc["root"]]
+    for chapter in (chapter for one in toc["parts"] for chapter in one["chapters"]):
+        found += [chapter["file"], *(section["file"] for section in chapter.get("sections", []))]
+    return found
+
+
+# ---- the text of a page ----
+
+
+def prepare_text(text, page, files, repository, linked):
+    """Markdown for the book: links that lead to a page or a file, and the facts of the first cell under its title.
+
+    Args:
+        page: the file of the page, relative to the root. files: those of all pages.
+        repository: where links to other files lead; with "" such a file comes into the book.
+        linked: a set that collects such files.
+    """
+    text = "\n\n".join(block for block in text.split("\n\n") if not block.startswith("Course map: "))
+    facts = FACTS.search(text)
+    if facts:
+        text = FACTS.sub("", text).replace("\n", f"\n\n{facts_html(facts.group())}\n", 1)
+
+    def new_link(found):
+        if found["code"]:
+            return found[0]
+        label = LINK.sub(new_link, found["label"])
+        there = target(found["target"], page, files, "" if found["image"] else repository, linked)
+        return f"{found['image']}[{label}]({there}{found['title'] or ''})" if there else label
+
+    return LINK.sub(new_link, text)
+
+
+def facts_html(line):
+    """The line "Study time ≈ 40 min · … · difficulty ●●○" as a row of labels."""
+    labels = "".join(f"<span>{html.escape(fact.strip())}</span>" for fact in line.split("·"))
+    return f'<p class="course-facts">{labels}</p>'
+
+
+def exercise_facts(notebook):
+    """The study time of an exercise page, summed over its questions ("*3 points · … · 10 minutes*")."""
+    text = "\n".join(source(cell) for cell in notebook["cells"])
+    found = re.findall(r"^\*(\d+) points? · difficulty ([●○]+) .*?(\d+) min(?:utes)?\*", text, re.MULTILINE)
+    if not found:
+        return ""
+    hardest = max((difficulty for _, difficulty, _ in found), key=lambda dots: dots.count("●"))
+    minutes, points = sum(int(row[2]) for row in found), sum(int(row[0]) for row in found)
+    return f"Study time ≈ {minutes} min · {len(found)} exercises · {points} points · difficulty up to {hardest}"
+
+
+def target(link, page, files, repository, linked):
+    """Where a link of a page leads in the book; None where it leads nowhere."""
+    if re.match(r"[a-z]+:", link):
+        return link
+    path, _, anchor = link.partition("#")
+    anchor = f"#{slug(anchor)}" if anchor else ""
+    if not path:
+        return anchor
+    resolved = ((ROOT / page).parent / unquote(path)).resolve()
+    name = resolved.relative_to(ROOT).as_posix()
+    inside = [file for file in files if file.startswith(f"{name}/")]
+    if name in files or "images/" in name:
+        return path + anchor
+    if inside:  # a folder: its first page
+        return "../" * page.count("/") + inside[0]
+    if repository:
+        return f"{repository}/{name}"
+    if resolved.is_dir():
+        return None
+    if resolved.is_file():
+        linked.add(name)
+    return path  # where there is no such file, Jupyter Book says so
+
+
+def slug(anchor):
+    """The anchor of a heading in the book, from the one that JupyterLab or a code-hosting site gives it.
+
+    >>> slug("7-·-The-whole-step"), slug("what-they-cost")
+    ('7--the-whole-step', 'what-they-cost')
+    """
+    return re.sub(r"[^\w-]", "", unquote(anchor).lower())
+
+
+# ---- the outputs of a notebook ----
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def prepare_notebook(notebook, page, files, repository, linked):
+    """Replace what needs a kernel by what it showed: bars at their end, dashboards as pictures or as JavaScript."""
+    state = notebook["metadata"].pop("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = prepare_text(source(cell), page, files, repository, linked)
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            view = data.pop(WIDGET_VIEW, None)
+            if "text/html" in data:
+                data["text/html"] = prepare_html("".join(data["text/html"]), source(cell))
+                data.pop("image/png", None)
+                data.pop("image/svg+xml", None)
+            elif view:
+                data["text/plain"] = bar_text(state, view["model_id"]) or data["text/plain"]
+    first = notebook["cells"][0]
+    facts = exercise_facts(notebook) if page.startswith("exercises/") else ""
+    if facts and first["cell_type"] == "markdown":
+        first["source"] = first["source"].replace("\n", f"\n\n{facts_html(facts)}\n", 1)
+
+
+def prepare_html(page, code):
+    """What the output of a cell showed; an explorer's picture makes room for the live one where JavaScript runs."""
+    for name, kind in EXPLORERS.items():
+        if f"\n{name}(" in code:
+            return f'<div class="course-explorer" data-explorer="{kind}">{page}</div>'
+        if f"{name}(" in code:
+            return f'{page}<div class="course-explorer" data-explorer="{kind}"></div>'
+    if "TrainingDashboard(" in code and "<img" not in page:
+        return f'<img alt="{RUN_ALT}" src="data:image/png;base64,{base64.b64encode(RUN.read_bytes()).decode()}">{page}'
+    return page
+
+
+def with_explorers(text):
+    """The document on the dashboards, with the two that run in the book."""
+    call = "AdvantageExplorer(num_generations=8)\n```\n"
+    live = "".join(f'\n<div class="course-explorer" data-explorer="{kind}"></div>\n' for kind in EXPLORERS.values())
+    return text.replace(call, call + live)
+
+
+def bar_text(state, model):
+    """The text of a stored progress bar when it had ended, such as "100% 20/20 [00:12<00:00, reward=0.83]"."""
+    children = state.get(model, {}).get("state", {}).get("children", [])
+    values = [state[child.removeprefix("IPY_MODEL_")]["state"].get("value") for child in children]
+    return " ".join(html.unescape(value).strip() for value in values if isinstance(value, str))
+
+
+# ---- the book ----
+
+
+def prepare(folder, config):
+    """Fill a folder with the pages and Jupyter Book's settings."""
+    toc = contents()
+    names = [f"{page}{ending}" for page in pages(toc) for ending in (".md", ".ipynb")]
+    files = [name for name in names if (ROOT / name).exists()]
+    url, branch = config["repository"]["url"], config["repository"]["branch"]
+    repository = f"{url}/blob/{branch}" if url else ""
+    for name in files:
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        text = (ROOT / name).read_text(encoding="utf-8")
+        linked = set()
+        if name.endswith(".md"):
+            text = with_explorers(prepare_text(text, name, files, repository, linked))
+        else:
+            notebook = json.loads(text)
+            prepare_notebook(notebook, name, files, repository, linked)
+            text = json.dumps(notebook)
+        place.write_text(text, encoding="utf-8")
+        for path in linked:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, folder / path)
+    if not url:
+        del config["launch_buttons"]
+        config["html"]["use_repository_button"] = False
+    for images in ("notebooks/images", "docs/images"):
+        shutil.copytree(ROOT / images, folder / images)
+    (folder / "_config.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (folder / "_toc.yml").write_text(yaml.safe_dump(toc, sort_keys=False), encoding="utf-8")
+    shutil.copytree(HERE / "static", folder / "assets")  # what is in _static, Jupyter Book loads on every page
+    copy_mathjax(folder / "assets" / "mathjax")
+
+
+def copy_mathjax(folder):
+    """MathJax for TeX with its fonts: 2 of the 24 MB that the package brings."""
+    package = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent / "static" / "mathjax"
+    folder.mkdir()
+    shutil.copy(package / "tex-chtml.js", folder)
+    shutil.copytree(package / "output" / "chtml" / "fonts", folder / "output" / "chtml" / "fonts")
+
+
+def build(output, config):
+    """Make the pages in `output`; returns Jupyter Book's exit code."""
+    with tempfile.TemporaryDirectory(prefix="grpo-edu-book-") as folder:
+        pages_folder, made = Path(folder) / "pages", Path(folder) / "made"
+        pages_folder.mkdir()
+        prepare(pages_folder, config)
+        command = [
+            sys.executable,
+            "-c",
+            "from jupyter_book.cli.main import main; main()",
+            "build",
+            "--quiet",
+            "--warningiserror",
+            "--keep-going",
+        ]
+        code = subprocess.call([*command, f"--path-output={made}", str(pages_folder)], stdout=subprocess.DEVNULL)
+        if code == 0:
+            for notebook in (made / "_build" / "html" / "_sources").rglob("*.ipynb"):  # what the download button gives
+                shutil.copy(ROOT / notebook.relative_to(made / "_build" / "html" / "_sources"), notebook)
+            shutil.rmtree(output, ignore_errors=True)
+            shutil.move(made / "_build" / "html", output)
+    return code
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Build the course as a website, without a network.")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "book", metavar="DIR", help="where it goes")
+    parser.add_argument("--repository", metavar="URL", help="instead of the address in book/_config.yml")
+    arguments = parser.parse_args()
+    config = yaml.safe_load((HERE / "_config.yml").read_text(encoding="utf-8"))
+    if arguments.repository is not None:
+        config["repository"]["url"] = arguments.repository.rstrip("/")
+    start = time.monotonic()
+    code = build(arguments.output, config)
+    if code == 0:
+        found = [path.stat().st_size for path in arguments.output.rglob("*.html")]
+        total = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
+        size = f"{sum(found) / len(found) / 1000:.0f} kB each on average, {total / 1e6:.0f} MB in all"
+        print(f"{len(found)} pages, {size}, in {time.monotonic() - start:.0f} s: {arguments.output / 'index.html'}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

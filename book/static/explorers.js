@@ -1,0 +1,222 @@
+/* Two dashboards of the course in plain JavaScript, for pages without Python: AdvantageExplorer and ObjectiveExplorer.
+   The functions in `courseExplorers` agree with the package; tests/test_book.py compares them. */
+"use strict";
+
+// ---- the mathematics ----
+
+/* Rewards minus the mean of their group, divided as scale_rewards says; as grpo_edu.advantages.group_advantages. */
+function groupAdvantages(rewards, scaling) {
+  const size = rewards.length;
+  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / size;
+  if (rewards.every(reward => reward === rewards[0])) return rewards.map(() => 0);
+  const squares = rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
+  const deviation = Math.sqrt(squares / (size - 1));
+  const divisors = { group: deviation + 1e-4, batch: deviation + 1e-4, mean: mean + 1e-4, none: 1 };
+  return rewards.map(reward => (reward - mean) / divisors[scaling]);
+}
+
+/* The share of groups whose completions are all right or all wrong; as grpo_edu.advantages.tie_probability. */
+function tieProbability(p, size) {
+  return p ** size + (1 - p) ** size;
+}
+
+/* Objective of one token and its push on log π, as the gradients of grpo_edu.losses.per_token_policy_loss.
+   ratio is π / π_old with π_old = 1; reference is π / π_ref; high is ε_high (for cispo the largest ratio itself). */
+function tokenObjective({ ratio, advantage, low, high, beta = 0, reference = 1, loss = "grpo" }) {
+  const logp = Math.log(ratio);
+  let objective, push;
+  if (loss === "reinforce" || loss === "cispo" || loss === "vespo") {
+    const [power, decay] = advantage > 0 ? [2, 3] : [3, 2];
+    const weights = { reinforce: 1, cispo: Math.min(ratio, high), vespo: ratio ** power * Math.exp(decay * (1 - ratio)) };
+    objective = weights[loss] * advantage * logp;
+    push = weights[loss] * advantage;
+  } else if (loss === "sapo") {
+    const temperature = advantage > 0 ? 1 : 1.05;
+    const sigmoid = 1 / (1 + Math.exp(-temperature * (ratio - 1)));
+    objective = (sigmoid * 4 / temperature) * advantage;
+    push = 4 * sigmoid * (1 - sigmoid) * ratio * advantage;
+  } else {
+    const clipped = Math.min(Math.max(ratio, 1 - low), 1 + high);
+    objective = Math.min(ratio * advantage, clipped * advantage);
+    push = clipped === ratio || ratio * advantage < clipped * advantage ? ratio * advantage : 0;
+  }
+  const k1 = Math.log(reference);
+  const k3 = Math.exp(-k1) + k1 - 1;
+  return { objective: objective - beta * k3, push: push - beta * (1 - Math.exp(-k1)), k1, k2: k1 ** 2 / 2, k3 };
+}
+
+// ---- drawing ----
+
+function element(name, attributes = {}, ...children) {
+  const svg = ["svg", "g", "rect", "line", "path", "circle", "text"].includes(name);
+  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+const BLUE = "#0072B2", RED = "#D55E00", GREEN = "#009E73";
+const WIDTH = 320, HEIGHT = 210, LEFT = 44, RIGHT = 308, TOP = 28, BOTTOM = 172;
+
+/* One panel with axes; returns it with functions that place x and y. */
+function panel(title, xlabel, xs, ys) {
+  const x = value => LEFT + ((value - xs[0]) / (xs[1] - xs[0])) * (RIGHT - LEFT);
+  const y = value => BOTTOM - ((Math.min(Math.max(value, ys[0]), ys[1]) - ys[0]) / (ys[1] - ys[0])) * (BOTTOM - TOP);
+  const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
+  svg.append(element("text", { x: 8, y: 16, class: "title" }, title));
+  for (let tick = 0; tick <= 4; tick++) {
+    const value = ys[0] + (tick / 4) * (ys[1] - ys[0]);
+    svg.append(element("line", { x1: LEFT, x2: RIGHT, y1: y(value), y2: y(value), class: "grid" }));
+    svg.append(element("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)));
+  }
+  if (ys[0] < 0) svg.append(element("line", { x1: LEFT, x2: RIGHT, y1: y(0), y2: y(0), class: "axis" }));
+  svg.append(element("text", { x: (LEFT + RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, xlabel));
+  return { svg, x, y };
+}
+
+function short(value) {
+  return String(Math.round(value * 100) / 100).replace("-", "−");
+}
+
+function bars(title, values, range) {
+  const { svg, x, y } = panel(title, "completion", [-0.5, values.length - 0.5], range);
+  const width = (0.6 * (RIGHT - LEFT)) / values.length;
+  values.forEach((value, row) => {
+    const [top, bottom] = [y(Math.max(value, 0)), y(Math.min(value, 0))];
+    const color = value < 0 ? RED : BLUE;
+    svg.append(element("rect", { x: x(row) - width / 2, y: top, width, height: bottom - top, fill: color, opacity: 0.5 }));
+    svg.append(element("circle", { cx: x(row), cy: y(value), r: 4, fill: color }));
+    svg.append(element("text", { x: x(row), y: BOTTOM + 16, "text-anchor": "middle" }, String(row + 1)));
+  });
+  return svg;
+}
+
+function curve(place, f, [start, end], color) {
+  const points = Array.from({ length: 201 }, (_, k) => start + (k / 200) * (end - start));
+  const path = points.map((point, k) => `${k ? "L" : "M"}${place.x(point).toFixed(1)},${place.y(f(point)).toFixed(1)}`);
+  place.svg.append(element("path", { d: path.join(""), stroke: color, "stroke-width": 2, fill: "none" }));
+}
+
+function xTicks(place, values) {
+  for (const value of values) {
+    place.svg.append(element("text", { x: place.x(value), y: BOTTOM + 16, "text-anchor": "middle" }, short(value)));
+  }
+}
+
+function dot(place, x, y) {
+  place.svg.append(element("circle", { cx: place.x(x), cy: place.y(y), r: 6, fill: GREEN, stroke: "white" }));
+}
+
+// ---- controls ----
+
+let controls = 0;
+
+function labelled(label, input, output) {
+  input.id = `course-control-${++controls}`;
+  return element("div", { class: "control" }, element("label", { for: input.id }, label), input, ...(output ? [output] : []));
+}
+
+function slider(label, value, min, max, step) {
+  const input = element("input", { type: "range", min, max, step, value });
+  const output = element("output");
+  const control = { node: labelled(label, input, output), input };
+  Object.defineProperty(control, "value", { get: () => Number(input.value) });
+  control.refresh = () => { output.textContent = short(control.value); };
+  return control;
+}
+
+function choice(label, names) {
+  const input = element("select", {}, ...names.map(name => element("option", {}, name)));
+  return { node: labelled(label, input), input, get value() { return input.value; }, refresh() {} };
+}
+
+/* Controls on top, then pictures and a text that screen readers announce; `draw` returns [pictures, text]. */
+function explorer(place, title, parts, extra, draw) {
+  const pictures = element("div", { class: "pictures" });
+  const words = element("p", { role: "status" });
+  const update = () => {
+    parts.forEach(part => part.refresh());
+    const [drawn, text] = draw();
+    pictures.replaceChildren(...drawn);
+    words.textContent = text;
+  };
+  parts.forEach(part => part.input.addEventListener("input", update));
+  const box = element("div", { class: "controls" }, ...parts.map(part => part.node));
+  place.replaceChildren(element("p", { class: "name" }, title), box, ...extra, words, pictures);
+  update();
+  return update;
+}
+
+function advantages(place) {
+  const size = slider("G, completions per group", 8, 2, 16, 1);
+  const chance = slider("success rate p", 0.25, 0, 1, 0.01);
+  const scaling = choice("scale_rewards", ["group", "none", "mean"]);
+  const buttons = element("div", { class: "rewards", role: "group", "aria-label": "Reward of each completion" });
+  let rewards = [];
+  const fill = () => {
+    const right = Math.round(chance.value * size.value);
+    rewards = Array.from({ length: size.value }, (_, row) => Number(row < right));
+    buttons.replaceChildren(...rewards.map((_, row) => {
+      const button = element("button", { type: "button" });
+      button.addEventListener("click", () => { rewards[row] = 1 - rewards[row]; update(); });
+      return button;
+    }));
+  };
+  size.input.addEventListener("input", fill);
+  chance.input.addEventListener("input", fill);
+  fill();
+  const hint = element("p", {}, "Click on a completion to change its reward:");
+  const update = explorer(place, "Advantages of one group", [size, chance, scaling], [hint, buttons], () => {
+    rewards.forEach((reward, row) => {
+      const button = buttons.children[row];
+      button.textContent = `${row + 1}: ${reward ? "right" : "wrong"}`;
+      button.setAttribute("aria-pressed", String(Boolean(reward)));
+    });
+    const found = groupAdvantages(rewards, scaling.value);
+    const largest = Math.ceil(Math.max(1, ...found.map(Math.abs)));
+    const ties = panel("How often a group ties", "success rate p", [0, 1], [0, 1]);
+    curve(ties, p => tieProbability(p, rewards.length), [0, 1], BLUE);
+    xTicks(ties, [0, 0.5, 1]);
+    dot(ties, chance.value, tieProbability(chance.value, rewards.length));
+    const tied = new Set(rewards).size === 1;
+    const first = tied ? "All rewards are equal: this group has no gradient." : "This group has a gradient.";
+    const share = tieProbability(chance.value, size.value).toFixed(3);
+    const text = `${first} Advantages: ${found.map(value => value.toFixed(2)).join(", ").replaceAll("-", "−")}. ` +
+      `Of groups with p = ${chance.value.toFixed(2)}, p^G + (1 − p)^G = ${share} tie.`;
+    return [[bars("Rewards", rewards, [0, 1]), bars("Advantages", found, [-largest, largest]), ties.svg], text];
+  });
+}
+
+function objective(place) {
+  const ratio = slider("ratio ρ = π / π_old", 1, 0.05, 2, 0.05);
+  const advantage = slider("advantage A", 1, -2, 2, 0.1);
+  const low = slider("ε", 0.2, 0, 0.9, 0.01);
+  const high = slider("ε high", 0.2, 0, 5, 0.01);
+  const beta = slider("β, weight of the KL term", 0, 0, 1, 0.01);
+  const reference = slider("π / π_ref", 1, 0.05, 3, 0.05);
+  const loss = choice("loss_type", ["grpo", "cispo", "sapo", "vespo", "reinforce"]);
+  const parts = [ratio, advantage, low, high, beta, reference, loss];
+  explorer(place, "The objective of one token", parts, [], () => {
+    const clip = { low: low.value, high: high.value, loss: loss.value };
+    const found = tokenObjective({
+      ...clip, ratio: ratio.value, advantage: advantage.value, beta: beta.value, reference: reference.value,
+    });
+    const drawn = [["objective", "Objective of the token"], ["push", "Push on its log-probability"]].map(([key, title]) => {
+      const place = panel(title, "ratio ρ (blue: A = +1, orange: A = −1)", [0, 2], [-2, 2]);
+      curve(place, x => tokenObjective({ ...clip, ratio: x, advantage: 1 })[key], [0.01, 2], BLUE);
+      curve(place, x => tokenObjective({ ...clip, ratio: x, advantage: -1 })[key], [0.01, 2], RED);
+      xTicks(place, [0, 0.5, 1, 1.5, 2]);
+      dot(place, ratio.value, found[key]);
+      return place.svg;
+    });
+    const numbers = Object.fromEntries(
+      Object.entries(found).map(([key, value]) => [key, (value + 0).toFixed(3).replace("-", "−")]));
+    const halted = Math.abs(found.push) < 1e-12 ? " This token is not pushed at all." : "";
+    return [drawn, `Objective ${numbers.objective}, push ${numbers.push} (the green dot). KL of this token: ` +
+      `k1 = ${numbers.k1}, k2 = ${numbers.k2}, k3 = ${numbers.k3} nats.${halted}`];
+  });
+}
+
+window.courseExplorers = { groupAdvantages, tieProbability, tokenObjective };
+const KINDS = { advantages, objective };
+for (const place of document.querySelectorAll("[data-explorer]")) KINDS[place.dataset.explorer](place);

@@ -1,0 +1,286 @@
+"""The web book: built without a network, and read in a real browser without one.
+
+`python3 course.py book` makes `.venv-book`; without it these tests are skipped. Set GRPO_EDU_SCREENSHOTS to a folder to
+look at what the browser saw.
+"""
+
+import functools
+import html
+import http.server
+import json
+import math
+import os
+import re
+import subprocess
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import torch
+
+import course
+from grpo_edu.advantages import group_advantages, tie_probability
+from grpo_edu.config import LOSS_TYPES
+from grpo_edu.losses import per_token_kl, per_token_policy_loss
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted(path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb"))
+PHONE, LAPTOP = {"width": 390, "height": 844}, {"width": 1366, "height": 768}
+FACTS = re.compile(r"^Study time ≈ .*$", re.MULTILINE)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the book, built with links to a repository that does not exist."""
+    if not course.BOOK_PYTHON.exists():
+        pytest.skip("no Jupyter Book in .venv-book: run `python3 course.py book` once to install it")
+    folder = tmp_path_factory.mktemp("book") / "site"
+    command = [
+        course.BOOK_PYTHON,
+        "book/build.py",
+        f"--output={folder}",
+        "--repository=https://github.com/an-owner/a-course",
+    ]
+    built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert built.returncode == 0 and "WARNING" not in built.stderr, built.stdout + built.stderr
+    return folder
+
+
+class Page(HTMLParser):
+    """The links, pictures, ids and page-to-page links of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.images, self.ids, self.steps = [], [], set(), {}
+        self.text = path.read_text(encoding="utf-8")
+        self.feed(self.text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids |= {found[name] for name in ("id", "name") if found.get(name)}
+        if tag == "link" and found.get("rel") in ("prev", "next"):
+            self.steps[found["rel"]] = found["href"]
+        if tag in ("a", "link") and found.get("href"):
+            self.links.append(found["href"])
+        if tag in ("img", "script") and found.get("src"):
+            self.links.append(found["src"])
+        if tag == "img":
+            self.images.append(found)
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    """The pages of the book by their place in it."""
+    found = {path.relative_to(site).as_posix(): Page(path) for path in site.rglob("*.html")}
+    return {name: page for name, page in found.items() if not name.startswith(("_", "index", "genindex"))}
+
+
+def stored(name):
+    return json.loads((REPOSITORY / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+
+
+def test_no_link_is_dead(site, pages):
+    dead = []
+    for name, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme in ("https", "data", "mailto"):
+                continue
+            there = (site / name).parent / unquote(parts.path) if parts.path else site / name
+            named = pages.get(os.path.relpath(there, site))
+            anchor = unquote(parts.fragment)
+            if parts.scheme or not there.exists() or (anchor and named and anchor not in named.ids):
+                dead.append(f"{name}: {link}")
+    assert not dead, dead
+
+
+def test_nothing_is_fetched_from_elsewhere(site, pages):
+    """Scripts, styles, fonts and pictures are in the book."""
+    for name, page in pages.items():
+        assert not re.findall(r"<(?:script|img|iframe)[^>]* src=[\"']?https?:", page.text), name
+        assert not re.findall(r"<link[^>]*rel=\"?stylesheet[^>]*https?:[^>]*>", page.text), name
+    for path in (site / "_static").rglob("*.css"):
+        assert not re.findall(r"url\([\"']?https?:", path.read_text(encoding="utf-8")), path
+
+
+def test_previous_and_next_follow_the_order_of_the_course(pages):
+    order, name = [], "README.html"
+    while name:
+        order.append(name)
+        following = pages[name].steps.get("next")
+        name = following and os.path.normpath(os.path.join(os.path.dirname(name), following))
+    notebooks = [Path(name).stem for name in order if name.startswith("notebooks/")]
+    assert notebooks == NOTEBOOKS
+    for name in NOTEBOOKS:
+        if (REPOSITORY / "exercises" / f"{name}.ipynb").exists():
+            place = order.index(f"notebooks/{name}.html")
+            assert order[place + 1] == f"exercises/{name}.html"
+    documents = {path.stem for path in (REPOSITORY / "docs").glob("*.md")}
+    assert documents == {Path(name).stem for name in order if re.fullmatch(r"docs/[^/]+", name)}
+    assert sorted(order) == sorted(set(pages) - {"search.html"})
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_page_shows_study_time_and_difficulty_and_offers_the_notebook(site, pages, name):
+    text = pages[f"notebooks/{name}.html"].text
+    facts = FACTS.search("".join(stored(name)["cells"][0]["source"]))
+    shown = re.search(r'<p class="course-facts">(.*?)</p>', text)
+    assert bool(facts) == bool(shown)
+    if facts:
+        labels = [html.unescape(label) for label in re.findall(r"<span>(.*?)</span>", shown.group(1))]
+        assert labels == [fact.strip() for fact in facts.group().split("·")]
+    for place in ("mybinder.org", "colab.research.google.com"):
+        assert re.search(rf'href="https://{place}[^"]*a-course[^"]*{name}', text), place
+    assert (site / "_sources" / "notebooks" / f"{name}.ipynb").read_bytes() == (
+        REPOSITORY / "notebooks" / f"{name}.ipynb"
+    ).read_bytes(), "the download is the notebook itself"
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_no_output_is_empty_where_a_widget_stood(pages, name):
+    """Each dashboard shows a picture or runs in JavaScript, each bar is at its end, and each picture has its words."""
+    page = pages[f"notebooks/{name}.html"]
+    assert "widget-view" not in page.text and "0%|" not in page.text
+    assert all(len((image.get("alt") or "").split()) >= 3 for image in page.images if image["src"].startswith("data:"))
+    outputs = [output for cell in stored(name)["cells"] for output in cell.get("outputs", [])]
+    pictures = [output for output in outputs if "text/html" in output.get("data", {})]
+    assert len([image for image in page.images if image["src"].startswith("data:")]) >= len(pictures)
+
+
+# ---- in a browser ----
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(browser, site):  # in this order: without a browser nothing is served
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+@pytest.fixture
+def open_page(browser, address):
+    """Opens a page of the book at a width; no request may leave this computer, and no script may fail."""
+    contexts, outside, errors = [], [], []
+
+    def open_(name, viewport=LAPTOP, scheme="light"):
+        contexts.append(browser.new_context(viewport=viewport, color_scheme=scheme))
+        page = contexts[-1].new_page()
+        page.on("request", lambda request: request.url.startswith((address, "data:")) or outside.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"{address}/{name}", wait_until="load")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert outside == [] and errors == []
+
+
+def shoot(page, name):
+    folder = os.environ.get("GRPO_EDU_SCREENSHOTS")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=Path(folder) / f"book_{name}.png")
+
+
+@pytest.mark.browser
+def test_no_page_is_wider_than_a_phone(open_page, address, pages):
+    page, wide = open_page("README.html", PHONE), []
+    for name in sorted(pages):
+        page.goto(f"{address}/{name}", wait_until="load")
+        page.wait_for_function("!window.MathJax?.startup?.promise || MathJax.startup.promise.then(() => true)")
+        if page.evaluate("document.documentElement.scrollWidth") > PHONE["width"]:
+            wide.append(name)
+        shoot(page, "phone_" + name.replace("/", "_"))
+    assert not wide, wide
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_mathematics_is_typeset_in_light_and_dark(open_page, scheme):
+    page = open_page("notebooks/05_grpo_objective.html", scheme=scheme)
+    page.wait_for_function("MathJax.startup.promise.then(() => true)")
+    formulas = page.locator("mjx-container")
+    assert formulas.count() > 20 and page.locator("mjx-merror, [data-mjx-error]").count() == 0
+    assert page.evaluate("document.fonts.ready.then(fonts => [...fonts].some(font => /MJXTEX/.test(font.family)))")
+    assert page.locator("html").get_attribute("data-theme") == scheme
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+    assert (ground > 200) == (scheme == "light")
+    shoot(page, f"math_{scheme}")
+
+
+@pytest.mark.browser
+def test_the_search_finds_a_page(open_page):
+    page = open_page("search.html?q=clipping")
+    page.wait_for_selector("#search-results li a")
+    found = page.locator("#search-results li a").evaluate_all("links => links.map(link => link.href)")
+    assert any("05_grpo_objective" in link for link in found), found
+
+
+@pytest.mark.browser
+def test_the_mathematics_of_the_live_figures_agrees_with_the_package(open_page):
+    page = open_page("docs/dashboards.html")
+    draws = torch.Generator().manual_seed(0)
+    for scaling in ("group", "none", "mean", "batch"):
+        for size in (2, 3, 8, 16):
+            rewards = (2 * torch.rand(size, generator=draws, dtype=torch.float64)).tolist()
+            for group in (rewards, [1.69] * size, [1.0] + [0.0] * (size - 1)):
+                found = page.evaluate("([r, s]) => courseExplorers.groupAdvantages(r, s)", [group, scaling])
+                expected = group_advantages(torch.tensor(group, dtype=torch.float64), size, scale_rewards=scaling)
+                assert found == pytest.approx(expected.tolist(), abs=1e-9), (scaling, group)
+    for p in (0.0, 0.25, 0.9, 1.0):
+        assert page.evaluate("p => courseExplorers.tieProbability(p, 8)", p) == pytest.approx(tie_probability(p, 8))
+    for loss in LOSS_TYPES:
+        for _ in range(25):
+            ratio, advantage, low, high, beta, reference = torch.rand(6, generator=draws, dtype=torch.float64).tolist()
+            asked = {"ratio": 0.05 + 1.9 * ratio, "advantage": 4 * advantage - 2, "low": 0.9 * low, "high": 1.5 * high}
+            asked |= {"beta": beta, "reference": 0.05 + 2.9 * reference, "loss": loss}
+            found = page.evaluate("asked => courseExplorers.tokenObjective(asked)", asked)
+            assert found == pytest.approx(token_objective(**asked), abs=1e-9), asked
+
+
+def token_objective(*, ratio, advantage, low, high, beta, reference, loss):
+    """What the package computes for one token."""
+    logps = torch.tensor([[ratio]], dtype=torch.float64).log().requires_grad_()
+    k1 = math.log(reference)
+    k3 = per_token_kl(logps, (logps - k1).detach())
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    options = {"epsilon": low, "epsilon_high": high, "loss_type": loss}
+    total = (per_token_policy_loss(logps, logps.exp(), advantages, **options) + beta * k3).sum()
+    (gradient,) = torch.autograd.grad(total, logps)
+    return {"objective": -total.item(), "push": -gradient.item(), "k1": k1, "k2": k1**2 / 2, "k3": k3.item()}
+
+
+@pytest.mark.browser
+def test_the_live_figures_answer_to_their_controls(open_page):
+    page = open_page("notebooks/04_group_advantages.html")
+    box = page.locator("[data-explorer=advantages]")
+    box.scroll_into_view_if_needed()
+    said = box.locator("[role=status]")
+    assert "0.100" in said.inner_text() and box.locator("svg").count() == 3
+    chance = box.get_by_label("success rate p")
+    chance.focus()
+    before = said.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert said.inner_text() != before
+    for button in box.get_by_role("button").all():
+        if button.get_attribute("aria-pressed") == "true":
+            button.click()
+    assert "no gradient" in said.inner_text()
+    shoot(page, "advantages")
+    page = open_page("notebooks/05_grpo_objective.html", PHONE, "dark")
+    box = page.locator("[data-explorer=objective]")
+    box.scroll_into_view_if_needed()
+    box.get_by_label("ratio").fill("1.5")
+    assert "not pushed" in box.locator("[role=status]").inner_text()
+    shoot(page, "objective_phone_dark")
