@@ -255,7 +255,7 @@ def ones(row: dict[str, Any]) -> list[bool]:
 
 # difference → a study that was stored before, and two of its arms, which ran on five seeds at one rate
 STORED = {
-    "token ratio minus sequence ratio": ("objectives", "GRPO", "GSPO"),
+    "GRPO minus GSPO (sequence ratio)": ("objectives", "GRPO", "GSPO"),
     "Dr. GRPO minus GRPO": ("objectives", "Dr. GRPO", "GRPO"),
     "DAPO minus GRPO": ("objectives", "DAPO", "GRPO"),
     "CISPO minus GRPO": ("objectives", "CISPO", "GRPO"),
