@@ -84,10 +84,10 @@ CHOICES = {
         model="tiny",
         rewards=HACKABLE,
     ),
-    "clipping": Choice(
+    "clipping, 8 updates": Choice(
         arms={"clipped": {"epsilon": 0.2}, "not clipped": {"epsilon": OFF}},
-        base={"max_steps": 2, "prompts_per_step": 4, "num_iterations": 32},
-        rates=(5e-4,),
+        base={"max_steps": 8, "prompts_per_step": 8, "num_iterations": 8},
+        rates=(1e-3,),
         model="tiny",
     ),
     "length": Choice(
@@ -100,6 +100,15 @@ CHOICES = {
     "group size": Choice(
         arms={f"G = {size}": {"num_generations": size, "prompts_per_step": 64 // size} for size in (2, 16)},
         base={"max_steps": 16},
+        rates=(2e-4, 4e-4),
+    ),
+    "dynamic sampling": Choice(
+        arms={
+            "ties replaced": {"prompts_per_step": 16, "max_resamples": 4},
+            "ties kept": {"prompts_per_step": 16},
+            "ties kept, twice the prompts": {"prompts_per_step": 32},
+        },
+        base={"max_steps": 16, "num_generations": 4},
         rates=(2e-4, 4e-4),
     ),
 }
@@ -157,6 +166,7 @@ def run(choice: Choice, arm: str, rate: float, seed: int, split: str) -> dict[st
     problems = problems_of(choice.model)
     history = list(train(model, tokenizer, problems["train"], choice.rewards, config))
     curves = {key: [round(metrics[key], 3) for metrics in history] for key in CURVES}
+    curves["groups"] = [metrics.get("resampling/num_groups", config.prompts_per_step) for metrics in history]
     found = judge(model, tokenizer, problems[split], choice.rewards, config.max_completion_length)
     spent = {"seconds": round(time.perf_counter() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
     return {**found, **curves, **spent}
@@ -245,7 +255,7 @@ def ones(row: dict[str, Any]) -> list[bool]:
 
 # difference → a study that was stored before, and two of its arms, which ran on five seeds at one rate
 STORED = {
-    "token ratio minus sequence ratio": ("objectives", "GRPO", "GSPO"),
+    "GRPO minus GSPO (sequence ratio)": ("objectives", "GRPO", "GSPO"),
     "Dr. GRPO minus GRPO": ("objectives", "Dr. GRPO", "GRPO"),
     "DAPO minus GRPO": ("objectives", "DAPO", "GRPO"),
     "CISPO minus GRPO": ("objectives", "CISPO", "GRPO"),

@@ -32,6 +32,6 @@ assert all(right_ones > 0.95 * count for count, right_ones in marked.values())
 
 # halfway: wrong greedily, right among the samples; and the stored study says what the text says
 assert 0.2 < greedy.accuracy < 0.4 and 0.15 < solvable < 0.5 and better
-assert gain["low"] > 0.15 and shuffled["high"] < 0.05
+assert skill["grpo"]["greedy_gain"]["low"] > 0.15 and skill["shuffled"]["greedy_gain"]["high"] < 0.05
 assert all(point["change"]["low"] > 0.1 for point in skill["pass"].values())
 assert skill["before"]["per_kind"][7] == 0.025 and skill["grpo"]["per_kind"][7] < 0.01, "the puzzles about coins"
