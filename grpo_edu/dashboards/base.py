@@ -26,8 +26,9 @@ _CSS = """
 .grpo-edu-controls{flex:1 1 16em;min-width:0;max-width:30em}
 .grpo-edu-stage{flex:2 1 32em;min-width:0;max-width:100%}
 .grpo-edu-controls .widget-inline-hbox{flex-flow:row wrap;height:auto;width:auto;max-width:100%}
-.grpo-edu-controls .widget-inline-hbox>.widget-label{width:100%;text-align:left}
-.grpo-edu-controls .widget-slider>.widget-label{width:auto;flex:1 1 auto}
+.grpo-edu-controls .widget-inline-hbox>.widget-label{width:100%;text-align:left;white-space:normal;\
+height:auto;line-height:1.6}
+.grpo-edu-controls .widget-slider>.widget-label{width:auto;flex:1 1 0}
 .grpo-edu-controls .widget-slider>.widget-readout{order:1;flex:0 0 auto}
 .grpo-edu-controls .slider-container{order:2;flex:1 1 calc(100% - 24px);min-width:0;margin:0 12px}
 .grpo-edu-controls .widget-inline-hbox>select,.grpo-edu-controls .widget-inline-hbox>textarea{flex:1 1 100%;min-width:0}
@@ -219,7 +220,7 @@ def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, t
     )
 
 
-def choice(label: str, options: Iterable[str | tuple[str, str]], tip: str, value: Any = None) -> widgets.Dropdown:
+def choice(label: str, options: Iterable[str | tuple[str, Any]], tip: str, value: Any = None) -> widgets.Dropdown:
     """A labeled list to choose one item from; `value` None chooses the first."""
     chosen = {} if value is None else {"value": value}
     return widgets.Dropdown(options=list(options), description=label, tooltip=tip, **chosen)

@@ -23,8 +23,8 @@ _MOST = 3  # runs in a folder; older ones are removed
 _LARGEST = 300e6  # bytes of the weights; a larger model is kept with Save only
 
 
-def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable], parent: Path) -> bool:
-    """Write a run that is paused or has ended to `parent/.kept`; whether it was written.
+def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable], parent: Path) -> None:
+    """Write a run that is paused or has ended to `parent/.kept`, if its model is not too large for that.
 
     Args:
         run: with at least one step. model: with the run's weights. names: name → reward function.
@@ -33,9 +33,9 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
     Raises OSError where the disk cannot be written to.
     """
     if run.state is None or sum(weight.nbytes for weight in model.parameters()) > _LARGEST:
-        return False
+        return
     place = parent / _FOLDER / run.name
-    save_checkpoint(place, model, run.state, run.config, run.history)
+    run.checkpoint = save_checkpoint(place, model, run.state, run.config, run.history)
     content = {
         "model": run.model_name,
         "data": run.data,
@@ -56,7 +56,6 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
     temporary.replace(place / _FILE)
     for older in _places(parent)[_MOST:]:
         shutil.rmtree(older, ignore_errors=True)
-    return True
 
 
 def kept_runs(parent: Path) -> dict[str, Path]:

@@ -79,22 +79,23 @@ class TrainingDashboard(Dashboard):
                 "Save": (self._save, "save the model, its metrics and accuracies in a folder"),
             }
         )
-        self.kept = choice("Kept run", [], "runs that were paused or have ended before this page was loaded")
+        found = kept_runs(self.parent)
+        self.kept = choice("Kept run", found.items(), "runs that were paused or have ended before this page was loaded")
         (self.opener,), opening = button_row(
             {"Open": (self._open, "show this run; one that is not finished can go on")}
         )
         self._offer = widgets.VBox([self.kept, opening])
+        self._offer.layout.display = None if found else "none"
         self.progress, self.samples, self.judged = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.worker: Worker | None = None
         self._run: TrainingRun | None = None
         self._sessions: dict[str, Session] = {}
+        self._going = False  # a run is under way, paused or not
         self._drawn = self._told = 0.0
         about = "Press Start to train a model with these settings. Settings that cannot be combined are explained."
         super().__init__("A GRPO run", [buttons, self._offer, *often, *folded(seldom)], about)
         self.stage.children = (self.message, self.progress, self.picture, self.judged, self.samples)
-        self._switch(going=False)
         self._show_recorded()
-        self._offer_kept()
 
     @property
     def run(self) -> TrainingRun:
@@ -124,12 +125,8 @@ class TrainingDashboard(Dashboard):
             self.worker.stop()
         super().close()
 
-    @property
-    def _running(self) -> bool:
-        return self.worker is not None and self.worker.running
-
     def _start(self, button: object = None) -> None:
-        if self._running:
+        if self._going:
             self.say("This run is still under way. Press Stop first; then Start begins a new run.", wrong=True)
             return
         try:
@@ -152,6 +149,7 @@ class TrainingDashboard(Dashboard):
         """Train a new run, or go on with one that was kept."""
         self._run = run
         self.worker = Worker(self._work, self._ended)
+        self._going = True
         self._switch(going=True)
         self.judged.value = ""
         if not run.history:
@@ -186,38 +184,43 @@ class TrainingDashboard(Dashboard):
     def _hold(self) -> None:
         """Before the run waits: show where it is, and keep it."""
         self._draw()
-        self.say(f"Paused after step {len(self.run.history)} of {self.run.config.max_steps}. Press Resume to go on.")
-        self._keep()
+        kept = self._keep()
+        place = f"Paused after step {len(self.run.history)} of {self.run.config.max_steps}."
+        self.say(f"{place} Press Resume to go on.{kept}")
 
     def _draw(self) -> None:
         """The curves and the samples."""
         self.picture.value, self.alt = self.run.curves()
         self.samples.value = self.run.samples_html()
 
-    def _keep(self) -> None:
+    def _keep(self) -> str:
+        """Keep the run for a page that is loaded later; what went wrong, or nothing."""
         try:
             keep(self.run, self._sessions[self.run.model_name].model, self.functions, self.parent)
         except (OSError, FloatingPointError) as error:
-            self.say(f"{self.run.words()} This run cannot be kept for later: {error}", wrong=True)
+            return f" This run cannot be kept for later: {error}"
+        return ""
 
     def _ended(self, error: BaseException | None) -> None:
-        run = self.run
-        self.progress.value = ""
-        if run.before is not None and run.after is not None:
-            self._show_verdict()
-            self.say(f"{run.words()} {run.verdict()} {run.warnings()} {run.pace()}")
-        elif error is None or isinstance(error, Stopped):
-            self.say(f"Stopped. {run.words()}")
-        elif isinstance(error, NoSlot):
-            self.say(str(error), wrong=True)
-        else:
-            run.failure = words_of(error)
-            self.say(f"The run failed after {len(run.history)} steps. {run.failure}", wrong=True)
-        self._switch(going=False)
+        run, kept = self.run, ""
+        finished, stopped = run.after is not None, error is None or isinstance(error, Stopped)
+        if not finished and not stopped and not isinstance(error, NoSlot):
+            run.failure = words_of(error)  # type: ignore[arg-type]
         if run.history:  # the picture of the whole run
             self._draw()
-            if not run.failure:
-                self._keep()
+            kept = "" if run.failure else self._keep()
+        self.progress.value, self._going = "", False
+        self._switch(going=False)
+        if finished:
+            self._show_verdict()
+            self.say(f"{run.words()} {run.verdict()} {run.warnings()} {run.pace()}{kept}")
+        elif stopped:
+            self.pause.description = "Resume" if run.checkpoint else "Pause"
+            self.say(f"Stopped. {run.words()}{kept}")
+        elif run.failure:
+            self.say(f"The run failed after {len(run.history)} steps. {run.failure}", wrong=True)
+        else:
+            self.say(str(error), wrong=True)
 
     def _show_verdict(self) -> None:
         assert self.run.before and self.run.after, "the run has not ended"
@@ -225,29 +228,29 @@ class TrainingDashboard(Dashboard):
 
     def _pause(self, button: object = None) -> None:
         run = self._run
-        if not self._running:
+        if not self._going:
             if run is not None and run.checkpoint is not None and run.after is None:
                 self._begin(run)
             else:
                 self.say("No run is under way, so there is nothing to pause. Press Start.", wrong=True)
         elif not self.worker.paused:  # type: ignore[union-attr]
-            self.worker.pause()  # type: ignore[union-attr]
             self.pause.description = "Resume"
-            self.say("The run pauses after this step …")
+            self.say("The run pauses after this step …")  # before the work stops there and reports it
+            self.worker.pause()  # type: ignore[union-attr]
         else:
             self.pause.description = "Pause"
             self.say("The run goes on.")
             self.worker.resume()  # type: ignore[union-attr]
 
     def _stop(self, button: object = None) -> None:
-        if self._running:
+        if self._going:
             self.say("Stopping after this step …")  # before the work ends and reports it
             self.worker.stop()  # type: ignore[union-attr]
         else:
             self.say("No run is under way, so there is nothing to stop.", wrong=True)
 
     def _save(self, button: object = None) -> None:
-        if self._running or self._run is None or not self._run.history:
+        if self._going or self._run is None or not self._run.history:
             self.say("There is no finished or stopped run to save yet.", wrong=True)
             return
         try:
@@ -266,7 +269,8 @@ class TrainingDashboard(Dashboard):
         """Settings cannot be changed during a run. The buttons stay on, because one that is off loses the focus."""
         for control in self.settings:
             control.disabled = going
-        self._offer.layout.display = "none"
+        if going:
+            self._offer.layout.display = "none"
         self.pause.description = "Pause"
 
     def _show_recorded(self) -> None:
@@ -278,16 +282,9 @@ class TrainingDashboard(Dashboard):
         said = f"The picture is a recorded run with the default settings. {stored['verdict']}"
         self.say(f"{said} Press Start for a run of your own.")
 
-    def _offer_kept(self) -> None:
-        """Offer the runs that an earlier page has left."""
-        found = kept_runs(self.parent)
-        if found:
-            self.kept.options = list(found.items())
-            self._offer.layout.display = None
-
     def _open(self, button: object = None) -> None:
         """Show a kept run; Resume goes on with one that is not finished."""
-        if self._running:
+        if self._going:
             self.say("A run is under way. Press Stop first; then Open shows the kept run.", wrong=True)
             return
         try:
