@@ -86,7 +86,11 @@ _TABS = {
             "3 bits, a scale per group": {"bits": 3, "scales": "per group of 32"},
         },
     ),
-    "Forgetting": _Tab(ForgettingDashboard, "10_ewc_progressive_training"),
+    "Forgetting": _Tab(
+        ForgettingDashboard,
+        "10_ewc_progressive_training",
+        {"Replay earlier problems": {"method": "replay"}, "A very strong EWC": {"method": "ewc", "strength": "1e+07"}},
+    ),
     "Hardware": _Tab(HardwareMonitor, "01_cpu_setup"),
 }
 

@@ -28,6 +28,7 @@ _CSS = """
 .grpo-edu-controls .widget-inline-hbox{flex-flow:row wrap;height:auto;width:auto;max-width:100%}
 .grpo-edu-controls .widget-inline-hbox>.widget-label{width:100%;text-align:left;white-space:normal;\
 height:auto;line-height:1.6}
+.grpo-edu-controls .widget-slider{padding-bottom:8px}
 .grpo-edu-controls .widget-slider>.widget-label{width:auto;flex:1 1 0}
 .grpo-edu-controls .widget-slider>.widget-readout{order:1;flex:0 0 auto}
 .grpo-edu-controls .slider-container{order:2;flex:1 1 calc(100% - 24px);min-width:0;margin:0 12px}
