@@ -1,7 +1,7 @@
 """What the dashboards cost: ``python -m benchmarks.dashboards``.
 
-Pictures per second of each explorer while a control is moved; pictures per second of the live curves and the share of
-a training run's time that they take, by the dashboard's own watch and compared with the same run without pictures, in
+Pictures per second of processor time of each explorer while a control is moved; pictures per second of the live curves
+and the share of a training run's time that they take, by the dashboard's own watch and next to the same run without, in
 turn; memory and threads over 200 times Start and Stop. 6 minutes. Writes ``benchmarks/results/dashboards.json``; exits
 with 1 where a promise is not kept. ``--parts recordings`` writes what two dashboards show until they are used,
 ``data/curves/dashboard_run.json`` and ``ask_the_model.json``.
@@ -52,16 +52,16 @@ def _moved() -> dict[str, tuple[Dashboard, Widget]]:
 
 
 def measure_updates() -> dict[str, dict[str, float]]:
-    """Pictures a second: a control is set, and the picture is there when the assignment returns."""
+    """Pictures per second of processor time: a control is set, and the picture is there when the assignment returns."""
     rates = {}
     for name, (board, control) in _moved().items():
         values = _values(control)
         seconds = []
         for number in range(UPDATES + 4):
             before = board.picture.value
-            started = time.perf_counter()
+            started = time.process_time()
             control.value = values[(number + 1) % len(values)]
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.process_time() - started)
             if board.picture.value == before:
                 raise RuntimeError(f"{name}: the picture did not follow its control")
         rates[name] = spread([1 / value for value in seconds[4:]])

@@ -42,7 +42,7 @@ class AskTheModel(Dashboard):
 
     >>> board = AskTheModel(num_generations=4)
     >>> board.problem().answer
-    '12'
+    '81'
     """
 
     def __init__(self, num_generations: int = 8, steps: int = 20) -> None:
