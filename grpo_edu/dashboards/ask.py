@@ -6,6 +6,7 @@ import html
 import json
 import time
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
@@ -48,7 +49,7 @@ class AskTheModel(Dashboard):
     def __init__(self, num_generations: int = 8, steps: int = 20) -> None:
         problems = load_split(LEVELS, "heldout", n=12)
         self._known = {problem.prompt: problem for problem in problems}
-        short = [(f"{problem.level}: {problem.prompt[:48]} …", problem.prompt) for problem in problems]
+        short = [(f"{problem.level}: {shorten(problem.prompt, 48)}", problem.prompt) for problem in problems]
         self.choose = widgets.Dropdown(options=[*short, (_OWN, "")], description="Question", value=problems[4].prompt)
         self.question = widgets.Textarea(value=problems[4].prompt, description="You can change it here", rows=4)
         self.answer = widgets.Text(value=problems[4].answer, description="Right answer (for the reward)")
