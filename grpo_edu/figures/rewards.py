@@ -95,7 +95,7 @@ def sum_and_exploits(
         raise ValueError("paid is empty: pass at least one completion")
     if any(len(row) != len(columns) for row in passed.values()):
         raise ValueError(f"passed must have one value per column, so {len(columns)} in each row")
-    heights = [1.1 + 0.35 * len(paid), 0.9 + 0.17 * len(passed)]
+    heights = [1.1 + 0.35 * len(paid), 0.9 + 0.19 * len(passed)]
     figure = sheet(7.0, sum(heights) + 0.4)
     top, below = figure.subplots(2, 1, height_ratios=heights)
     _draw_parts(top, paid)
@@ -110,11 +110,11 @@ def sum_and_exploits(
         xs, ys = zip(*found, strict=True) if found else ((), ())
         below.plot(xs, ys, linestyle="none", label=label, **{**look(number), "marker": "o" if good else "X"})
     name_rows(below, list(passed))
-    below.tick_params(axis="y", labelsize=SMALL - 1.5)
     below.set_xticks(range(len(columns)), list(columns))
     below.set_xlim(-0.5, len(columns) - 0.5)
     below.xaxis.tick_top()
-    below.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=2, **OPEN_LEGEND)
+    handles, labels = below.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, **OPEN_LEGEND)
     return figure
 
 
