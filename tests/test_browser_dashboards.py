@@ -55,38 +55,66 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     page = dashboards.page
     explorer = dashboards.cells("Code").nth(1)
     board = dashboards.cells("Code").nth(2)
-    success = explorer.locator(".widget-slider:visible .noUi-handle").nth(1)
+    success = explorer.get_by_role("slider", name="success rate p")
     success.scroll_into_view_if_needed()
     seen = drag(page, success, 120)
     assert len(set(seen)) >= 3, "the bars follow while the handle is on its way"
     page.wait_for_timeout(2000)  # the last position of the handle may still be on its way to the kernel
     bars = page.get_by_alt_text("rewards and their advantages").get_attribute("alt")
     dashboards.shoot("dragged")
-    steps = board.locator(".widget-slider:visible .noUi-handle").nth(2)
-    steps.scroll_into_view_if_needed()
-    steps.focus()
-    steps.press("End")  # 200 steps, so that there is time to pause and stop
-    board.get_by_role("button", name="Start").click()
-    words = board.locator("[role=status]")
-    words.filter(has_text="Step ").wait_for(timeout=1000 * RUN_SECONDS)
+    board.get_by_role("slider", name="steps", exact=True).press("End")  # 200, so that there is time to pause and stop
+    start = board.get_by_role("button", name="Start", exact=True)
+    start.focus()
+    page.keyboard.press("Space")
+    board.get_by_role("progressbar", name="Training").wait_for(timeout=1000 * RUN_SECONDS)
+    assert start.evaluate("e => e === document.activeElement"), "the focus stays where the reader is"
     curves = board.get_by_alt_text("Curves over")
     curves.wait_for(timeout=1000 * RUN_SECONDS)
-    first = curves.get_attribute("alt")
-    wait_until(lambda: curves.get_attribute("alt") != first, RUN_SECONDS, "the curves grow")
-    board.get_by_role("button", name="Pause").click()
+    seen = set()
+    wait_until(lambda: seen.add(curves.get_attribute("alt")) or len(seen) >= 3, RUN_SECONDS, "the curves grow")
+    for key in ("Tab", "Space"):
+        page.keyboard.press(key)
+    words = board.locator("[role=status]")
     words.filter(has_text="Paused").wait_for(timeout=1000 * RUN_SECONDS)
     curves.scroll_into_view_if_needed()
     dashboards.shoot("paused")
     explorer_says = page.get_by_alt_text("rewards and their advantages").get_attribute("alt")
     assert explorer_says == bars, "a training changes nothing in the other dashboard"
-    board.get_by_role("button", name="Resume").click()
-    words.filter(has_text="Step ").wait_for(timeout=1000 * RUN_SECONDS)
-    board.get_by_role("button", name="Stop").click()
+    paused = curves.get_attribute("alt")
+    page.keyboard.press("Space")
+    wait_until(lambda: curves.get_attribute("alt") != paused, RUN_SECONDS, "the run goes on")
+    for key in ("Tab", "Space"):
+        page.keyboard.press(key)
     words.filter(has_text="Stopped").wait_for(timeout=1000 * RUN_SECONDS)
-    board.get_by_role("button", name="Save").click()
+    board.get_by_role("button", name="Save", exact=True).click()
     words.filter(has_text="Saved in").wait_for(timeout=1000 * RUN_SECONDS)
-    (saved,) = (lab.folder / "notebooks" / "runs").iterdir()
+    (saved,) = (lab.folder / "notebooks" / "runs").glob("tiny-*")
     result = json.loads((saved / "result.json").read_text())
     assert result["interrupted"] is True and (saved / "model" / "model.safetensors").is_file()
     dashboards.shoot("stopped")
     assert page.locator(FAILED).count() == 0 and dashboards.errors == [] and dashboards.outside == []
+    dashboards.menu("File", "Save Notebook")
+    page.wait_for_timeout(2000)
+    page.reload()
+    words.filter(has_text="Saved in").wait_for(timeout=1000 * RUN_SECONDS)
+    assert board.get_by_alt_text("Curves over").count() == 1, "the run is still there after the page was loaded again"
+
+
+def test_outputs_fit_narrow_pages_and_axe_finds_nothing_serious(dashboards):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
+    page = dashboards.page
+    page.keyboard.press("Control+b")  # the list of files, which would fill a narrow page
+    for cell in (dashboards.cells("Code").nth(1), dashboards.cells("Code").nth(2)):
+        output = cell.locator(".grpo-edu-dashboard")
+        for width in (390, 768, 1366):
+            page.set_viewport_size({"width": width, "height": 900})
+            output.scroll_into_view_if_needed()
+            dashboards.shoot(f"width_{width}")
+            clipped = output.evaluate(
+                "box => [...box.querySelectorAll('*')].filter(e => e.offsetParent"
+                " && e.getBoundingClientRect().right > box.getBoundingClientRect().right + 12).map(e => e.className)"
+            )
+            assert clipped == [], width
+        found = axe.run(page, context=".grpo-edu-dashboard").response["violations"]
+        grave = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
+        assert grave == []

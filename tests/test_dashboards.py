@@ -8,8 +8,10 @@ import torch
 from small_policy import save_small_policy
 from torch import nn
 
+from grpo_edu.advantages import group_advantages
 from grpo_edu.dashboards import (
     AdvantageExplorer,
+    AskTheModel,
     ForgettingDashboard,
     HardwareMonitor,
     ObjectiveExplorer,
@@ -18,6 +20,7 @@ from grpo_edu.dashboards import (
     RunComparer,
     TrainingDashboard,
 )
+from grpo_edu.dashboards.worker import SLOTS, RunSlot
 
 STUDY = {
     "runs": [
@@ -170,6 +173,17 @@ def test_reward_lab_pays_and_explains():
     assert lab.text.value != honest
 
 
+def test_a_weight_changes_the_bars_and_the_grid_of_exploits():
+    lab = RewardLab()
+    lab.text.value = "#### 72"
+    before = lab.picture.value
+    lab.weights["format"].value = 1.0
+    assert lab.total == 1.0 and lab.picture.value != before and lab.holes == []  # honest work earns 2
+    lab.weights["accuracy"].value = 0.0
+    assert "guess without working" in lab.holes
+    assert lab.passed["guess without working"] == [True, False, True, False, False]  # the four rewards, and their sum
+
+
 def test_a_custom_reward_that_raises_or_never_ends_is_shown(monkeypatch):
     monkeypatch.setattr("grpo_edu.dashboards.rewards._SECONDS", 0.3)
 
@@ -263,11 +277,11 @@ def test_a_run_is_drawn_judged_and_saved(board, tmp_path):
     assert "points [" in board.message.value and "McNemar" in board.message.value
     assert board.samples.value.count("<div") == 2  # one a completion of the first group
     board.save.click()
-    assert "Saved in" in board.message.value and board.save.disabled
+    assert "Saved in" in board.message.value
     (folder,) = tmp_path.glob("*-dashboard-seed0")
     assert {file.name for file in folder.iterdir()} >= {"config.json", "metrics.jsonl", "model", "result.json"}
     comparer = RunComparer(tmp_path)
-    assert list(comparer.pick.options) == [folder.name] and comparer.test.disabled
+    assert comparer.pick.value == (folder.name,) and comparer.test.disabled
     comparer.pick.value = ()
     assert "no run is chosen" in comparer.message.value
 
@@ -284,6 +298,13 @@ def test_two_saved_runs_are_compared_in_pairs(board, tmp_path):
     found = comparer.comparison
     assert found.low <= found.difference <= found.high
     assert f"p = {found.p_value:.2g}" in comparer.tested.value and not comparer.test.disabled
+    assert [label for label, _ in comparer.pick.options] == [
+        f"{name}: seed {seed}" for seed, name in enumerate(comparer.pick.value)
+    ]
+    assert (
+        "seed 0" in comparer.alt and "seed 1" in comparer.alt and "Mean reward over the steps" in comparer.curves.value
+    )
+    assert comparer.table.value.count("<tr>") == 2, "the seed is the only setting that differs"
     first, _ = comparer.pick.value
     (tmp_path / first / "model" / "model.safetensors").unlink()
     comparer.test.click()
@@ -302,14 +323,75 @@ def test_pause_holds_resume_goes_on_and_stop_ends_within_a_second(board):
     assert len(board.run.history) == done and board.pause.description == "Resume"
     board.pause.click()
     wait_for(lambda: len(board.run.history) > done)
-    assert board.start.disabled and board.rate.disabled
+    assert board.rate.disabled
     board.stop.click()
     pressed = time.monotonic()
     assert "Stopping" in board.message.value or "Stopped" in board.message.value
     wait_for(lambda: "Stopped" in board.message.value)
     assert time.monotonic() - pressed < 5  # a second on an idle machine; the step under way is done first
     board.worker.join(30)
-    assert not board.start.disabled and not board.save.disabled and len(board.run.history) < 200
+    assert not board.rate.disabled and len(board.run.history) < 200
+
+
+def test_a_paused_run_is_offered_by_the_next_page_and_ends_as_if_it_had_not_been_paused(board, policy_folder, tmp_path):
+    board.steps.value, board.every.value = 4, 0
+    whole = press_and_wait(board)
+    board.start.click()
+    wait_for(lambda: len(board.run.history) == 1)
+    board.pause.click()
+    wait_for(lambda: "Paused after step" in board.message.value)
+    done = len(board.run.history)
+    time.sleep(0.3)
+    assert "Paused after step" in board.message.value and board.pause.description == "Resume"
+    later = TrainingDashboard((policy_folder,), parent=tmp_path)
+    assert later.opener and "step 4" not in later.kept.label and f"step {done} of 4" in later.kept.label
+    later.opener.click()
+    assert f"Curves over {done} steps" in later.alt and later.pause.description == "Resume"
+    later.pause.click()
+    later.worker.join(60)
+    assert [row["reward"] for row in later.run.history] == [row["reward"] for row in whole.history]
+    assert later.run.after.correct == whole.after.correct
+
+
+def test_a_second_run_where_one_may_run_is_explained(board, tmp_path, monkeypatch):
+    monkeypatch.setenv(SLOTS, f"{tmp_path}:1")
+    with RunSlot():
+        board.start.click()
+        board.worker.join(30)
+    assert "at most 1 at a time" in board.message.value and "Error" not in board.message.value
+    assert len(press_and_wait(board).history) == 2
+
+
+def test_every_step_is_drawn_and_the_progress_is_shown_in_each_stage(board):
+    board.steps.value, board.every.value = 3, 0
+    stages = []
+    board.progress.observe(lambda change: stages.append(change["new"]), "value")
+    run = press_and_wait(board)
+    for stage in ("Loading the model", "Evaluation before", "Training", "Evaluation after"):
+        assert any(f'aria-label="{stage}' in shown for shown in stages), stage
+    assert run.drawing.count >= 1 and run.drawing.seconds < 0.1 * run.training_seconds
+    assert "times per second" in board.message.value and board.progress.value == ""
+
+
+def test_the_model_is_asked_before_and_after_it_is_trained():
+    board = AskTheModel(num_generations=4, steps=5)
+    assert "recorded" in board.message.value and board.picture.value.count("<table") == 2
+    board.answer.value = "either this or that"
+    board.ask.click()
+    assert board.worker is None and "either this or that" in board.message.value
+    board.answer.value = board._known[board.question.value].answer
+    board.ask.click()
+    board.worker.join(60)
+    assert board.picture.value.count("<table") == 1 and len(board.before) == 4
+    rewards = torch.tensor([row["reward"] for row in board.before])
+    assert [row["advantage"] for row in board.before] == pytest.approx(group_advantages(rewards, 4).tolist())
+    board.train.click()
+    board.worker.join(120)
+    assert board.trained == 5 and len(board.after) == 4 and [steps for steps, _ in board.series] == [0, 5]
+    assert board.picture.value.count("<table") == 2 and "after 5 steps" in board.message.value
+    assert any(abs(row["then"] - row["chance"]) > 1e-4 for row in board.before)
+    board.reset.click()
+    assert board.trained == 0 and board.picture.value == ""
 
 
 def test_an_error_of_the_work_is_shown_and_the_next_run_starts(policy_folder, board):
@@ -349,7 +431,7 @@ def test_hardware_is_looked_at_until_it_is_stopped():
     wait_for(lambda: monitor.looks > 2)
     monitor.stop.click()
     monitor.worker.join(10)
-    assert not monitor.worker.running and not monitor.start.disabled
+    assert not monitor.worker.running
     assert "usable cores" in monitor.message.value and sum(monitor.look().values()) > 0
 
 

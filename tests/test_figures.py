@@ -24,11 +24,13 @@ from pytest import approx
 
 from grpo_edu.evaluation import Estimate, Evaluation
 from grpo_edu.figures import advantages, continual, diagnosis, machine, objective, quantization
-from grpo_edu.figures.curves import accuracy_comparison, html_image, loss_curve, training_curves
+from grpo_edu.figures.curves import accuracy_comparison, html_image, loss_curve, overlaid_curves, training_curves
 from grpo_edu.figures.evaluation import interval_rows, problems_needed_chart, threshold_bars
-from grpo_edu.figures.rewards import reward_against_accuracy
+from grpo_edu.figures.live import ACCURACY, live_curves
+from grpo_edu.figures.rewards import reward_against_accuracy, sum_and_exploits
 from grpo_edu.figures.style import COLORS, MARKERS, moving_mean
 from grpo_edu.studies.broken_runs import CASES
+from grpo_edu.studies.exploits import EXPLOITS
 
 SANITIZE = Path(__file__).with_name("nbval_sanitize.cfg")
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -114,6 +116,13 @@ FIGURES = {
     "long labels": lambda: accuracy_comparison(BEFORE, AFTER, labels=("Qwen2-0.5B-Instruct", "after 30 GRPO steps")),
     "loss": lambda: loss_curve([6 / step for step in range(1, 200)], held_out={50: 0.5, 150: 0.1}),
     "group dots": lambda: advantages.group_dots(REWARDS, 4),
+    "sum and exploits": lambda: sum_and_exploits(
+        {"this completion": {"accuracy": 0.0, "format": 0.7, "steps": -0.5}, "the honest one": {"accuracy": 1.0}},
+        {exploit.name: [True, False, True] for exploit in EXPLOITS},
+        ["accuracy", "format", "sum"],
+    ),
+    "two runs": lambda: overlaid_curves({"seed 0": history(), "seed 1": history()}),
+    "group and ties": lambda: advantages.group_and_ties(REWARDS[:4], 4, 0.5),
     "tie curves": advantages.tie_curves,
     "tie shares": lambda: advantages.tie_shares(
         [0.0, 0.4, 0.45, 1.0], [2, 8], MEASURED, {"one p": [0.5, 0.1], "each p": [0.5, 0.2]}
@@ -337,6 +346,10 @@ REFUSED = [
     (lambda: objective.similarity_map(["a", "b", "c"], torch.eye(2), title="x"), r"similarity.*\(2, 2\)"),
     (lambda: quantization.interval_table([], margin=0.1, title=""), "rows"),
     (lambda: reward_against_accuracy([]), "runs"),
+    (lambda: sum_and_exploits({}, {}, []), "paid"),
+    (lambda: sum_and_exploits({"a": {"b": 1.0}}, {"c": [True]}, ["b", "sum"]), "2"),
+    (lambda: overlaid_curves({"a": []}), "histories"),
+    (lambda: live_curves([], 3), "history"),
 ]
 
 
@@ -344,6 +357,15 @@ REFUSED = [
 def test_what_cannot_be_drawn_is_refused(draw, message):
     with pytest.raises(ValueError, match=message):
         draw()
+
+
+def test_live_curves_are_as_long_as_the_run_and_end_at_the_last_mean():
+    history = [{"step": 0, ACCURACY: 0.4}, {"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7, ACCURACY: 0.6}]
+    svg = live_curves(history, 4)
+    assert "Reward" in svg and "Held-out accuracy" in svg and "step 4" in svg and ">0.6<" in svg  # (0.5 + 0.7) / 2
+    ends = [float(points.split()[-1].split(",")[0]) for points in re.findall(r'points="([^"]+)"', svg)]
+    left, right = (float(re.search(rf'{name}="([0-9.]+)"', svg)[1]) for name in ("x1", "x2"))
+    assert ends[0] == pytest.approx((left + right) / 2), "step 2 of 4 is in the middle"
 
 
 def test_the_style_of_figures_is_in_one_place():

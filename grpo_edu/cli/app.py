@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+_TEMPLATES = Path(__file__).resolve().parents[1] / "dashboards" / "share"  # the page that Voilà fills
+_NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"  # in a checkout of the course
 _SOURCE = "from grpo_edu.dashboards.app import App\n\nApp()"
 
 
@@ -39,6 +42,8 @@ def run_app_command(arguments: Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="grpo-edu-app-") as folder:
         place = Path(folder)
         (place / "slots").mkdir()
+        if _NOTEBOOKS.is_dir():  # to be read beside the dashboards
+            shutil.copytree(_NOTEBOOKS, place / "notebooks", ignore=lambda folder, names: _not_notebooks(names))
         (place / "app.ipynb").write_text(json.dumps(app_notebook()), encoding="utf-8")
         # in a file that only its owner can read, and not on the command line, which every user of the machine can
         (place / "voila.json").write_text(json.dumps(server_settings(arguments, token)), encoding="utf-8")
@@ -46,8 +51,10 @@ def run_app_command(arguments: Namespace) -> int:
         env = {
             **os.environ,
             "GRPO_EDU_APP_SLOTS": f"{place / 'slots'}:{arguments.max_runs}",
+            "GRPO_EDU_APP_NOTEBOOKS": str(place / "notebooks"),
             "GRPO_EDU_APP_RUNS": str(Path(arguments.runs).absolute()),
         }
+        env["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(_TEMPLATES), os.environ.get("JUPYTER_PATH")]))
         print(f"grpo_edu: http://127.0.0.1:{arguments.port}{arguments.base_url}?token={token}", flush=True)
         server = subprocess.Popen(server_command(place, browser=not arguments.no_browser), env=env)
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())  # told to end, it does not leave Voilà behind
@@ -79,6 +86,9 @@ def server_settings(arguments: Namespace, token: str) -> dict[str, dict]:
         },
         "VoilaConfiguration": {
             "theme": arguments.theme,
+            "template": "grpo_edu",
+            "extension_allowlist": ["@jupyter-widgets/jupyterlab-manager", "@voila-dashboards/widgets-manager8"],
+            "file_allowlist": [r"notebooks/[\w]+\.ipynb"],
             "strip_sources": True,
             "show_tracebacks": False,
             "multi_kernel_manager_class": "grpo_edu.dashboards.viewers.LimitedKernels",
@@ -103,7 +113,12 @@ def app_notebook() -> dict:
     cell: dict[str, Any] = {"cell_type": "code", "id": "app", "metadata": {}, "source": _SOURCE}
     cell |= {"outputs": [], "execution_count": None}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    metadata = {"kernelspec": kernel, "title": "Watch GRPO train a language model"}
+    return {"cells": [cell], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+def _not_notebooks(names: list[str]) -> list[str]:
+    return [name for name in names if not name.endswith(".ipynb")]
 
 
 def _check(arguments: Namespace) -> None:

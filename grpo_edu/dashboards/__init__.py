@@ -9,6 +9,7 @@ from typing import Any
 
 _HOMES = {
     "AdvantageExplorer": "advantages",
+    "AskTheModel": "ask",
     "ForgettingDashboard": "forgetting",
     "HardwareMonitor": "hardware",
     "ObjectiveExplorer": "objective",

@@ -9,9 +9,8 @@ import torch
 
 from grpo_edu.advantages import group_advantages, tie_probability
 from grpo_edu.config import SCALE_REWARDS
-from grpo_edu.dashboards.base import STYLE, Explorer, choice, slider
-from grpo_edu.figures.advantages import group_dots
-from grpo_edu.figures.style import COLORS
+from grpo_edu.dashboards.base import Explorer, choice, slider
+from grpo_edu.figures.advantages import group_and_ties
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,11 +38,13 @@ class AdvantageExplorer(Explorer):
         )
         self.scaling = choice("scale_rewards", SCALE_REWARDS, "what the centered rewards are divided by")
         self.sliders = [
-            widgets.FloatSlider(value=float(row == 0), min=0, max=2, step=0.1, description=f"reward {row}", style=STYLE)
+            slider(widgets.FloatSlider, f"reward {row}", float(row == 0), 0.0, 2.0, 0.1, "of this completion")
             for row in range(_LARGEST)
         ]
         self._show_sliders()
-        about = "Move a control: rewards on the left become advantages on the right."
+        about = (
+            "Move a control: the rewards of one group become its advantages, and the point moves on the curve of ties."
+        )
         controls = [self.source, self.size, self.success, self.scaling, *self.sliders]
         super().__init__("Advantages of one group", controls, about)
 
@@ -56,13 +57,11 @@ class AdvantageExplorer(Explorer):
         return [1.0] * right + [0.0] * (size - right)
 
     def draw(self) -> tuple[Figure, str]:
-        """Rewards and advantages of the group."""
+        """Rewards and advantages of the group, and the probability of a tie."""
         rewards, scaling = torch.tensor(self.rewards()), self.scaling.value
         self.advantages = group_advantages(rewards, self.size.value, scale_rewards=scaling).tolist()
-        figure = group_dots(rewards, self.size.value, scale_rewards=scaling)
-        for axes, values in zip(figure.axes, (rewards.tolist(), self.advantages), strict=True):
-            axes.get_legend().remove()  # there is one group
-            axes.bar(range(len(values)), values, width=0.6, color=COLORS[0], alpha=0.35)
+        chance = None if self.source.value == "sliders" else self.success.value
+        figure = group_and_ties(rewards, self.size.value, chance, scale_rewards=scaling)
         numbers = ", ".join(f"{value:.2f}" for value in self.advantages)
         return figure, f"{self.size.value} rewards and their advantages: {numbers}"
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import ipywidgets as widgets
 
 from grpo_edu.dashboards import (
     AdvantageExplorer,
+    AskTheModel,
     ForgettingDashboard,
     HardwareMonitor,
     ObjectiveExplorer,
@@ -17,17 +22,76 @@ from grpo_edu.dashboards import (
     RunComparer,
     TrainingDashboard,
 )
+from grpo_edu.dashboards.base import button_row
 
 RUNS = "GRPO_EDU_APP_RUNS"  # the folder of the runs
+NOTEBOOKS = "GRPO_EDU_APP_NOTEBOOKS"  # the folder of the notebooks that the server offers
+
+
+@dataclass(frozen=True)
+class _Tab:
+    """A dashboard, the notebook that explains it, and presets: what the button says → control → value."""
+
+    make: Callable[[], widgets.Widget]
+    notebook: str
+    presets: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
 _TABS = {
-    "Train": lambda: TrainingDashboard(parent=_runs()),
-    "Rewards": RewardLab,
-    "Advantages": AdvantageExplorer,
-    "Objective": ObjectiveExplorer,
-    "Runs": lambda: RunComparer(_runs()),
-    "Quantization": QuantizationExplorer,
-    "Forgetting": ForgettingDashboard,
-    "Hardware": HardwareMonitor,
+    "Ask": _Tab(
+        AskTheModel,
+        "00_start_here",
+        {"Two answers to a question": {"size": 2}, "Many answers, more training": {"size": 16, "steps": 40}},
+    ),
+    "Train": _Tab(
+        lambda: TrainingDashboard(parent=_runs()),
+        "07_grpo_run",
+        {
+            "A short run": {"steps": 10, "heldout": 40},
+            "Learning rate too high": {"rate": 1e-2, "steps": 30},
+            "Reward for the format only": {"rewards": ("format",), "steps": 30},
+        },
+    ),
+    "Rewards": _Tab(
+        RewardLab,
+        "02_reward_functions",
+        {
+            "A guess in the right format": {"text": "#### 72"},
+            "Pay for the format as well": {"weights.format": 1.0, "text": "#### 72"},
+        },
+    ),
+    "Advantages": _Tab(
+        AdvantageExplorer,
+        "04_group_advantages",
+        {
+            "One right answer of eight": {"source": "success rate", "size": 8, "success": 0.125},
+            "A question that is too easy": {"source": "success rate", "size": 8, "success": 1.0},
+            "Without scaling": {"scaling": "none"},
+        },
+    ),
+    "Objective": _Tab(
+        ObjectiveExplorer,
+        "05_grpo_objective",
+        {
+            "Clipped above": {"advantage": 1.0, "ratio": 1.5},
+            "A bad answer that became likelier": {"advantage": -1.0, "ratio": 1.5},
+        },
+    ),
+    "Runs": _Tab(lambda: RunComparer(_runs()), "08_honest_evaluation"),
+    "Quantization": _Tab(
+        QuantizationExplorer,
+        "09_quantization",
+        {
+            "3 bits, one scale": {"bits": 3, "scales": "per tensor"},
+            "3 bits, a scale per group": {"bits": 3, "scales": "per group of 32"},
+        },
+    ),
+    "Forgetting": _Tab(
+        ForgettingDashboard,
+        "10_ewc_progressive_training",
+        {"Replay earlier problems": {"method": "replay"}, "A very strong EWC": {"method": "ewc", "strength": "1e+07"}},
+    ),
+    "Hardware": _Tab(HardwareMonitor, "01_cpu_setup"),
 }
 
 
@@ -44,10 +108,34 @@ class App(widgets.Tab):
         """Create the dashboard of a tab if it does not exist yet; the stored runs are read again each time."""
         name, place = list(_TABS)[number], self.children[number]
         if not place.children or name == "Runs":
-            place.children = (_TABS[name](),)
+            dashboard = _TABS[name].make()
+            place.children = (dashboard, _beside(dashboard, _TABS[name]))
 
     def __repr__(self) -> str:
         return "<App>"
+
+
+def _beside(dashboard: widgets.Widget, tab: _Tab) -> widgets.Widget:
+    """The presets to try and the notebook to read."""
+    actions = {}
+    for label, values in tab.presets.items():
+        actions[label] = (lambda button, values=values: _set(dashboard, values), "set the controls to this example")
+    _, row = button_row(actions)
+    file = Path(os.environ.get(NOTEBOOKS, "notebooks"), f"{tab.notebook}.ipynb")
+    name = html.escape(f"notebook {tab.notebook[:2]}")
+    if file.is_file():
+        base = html.escape(os.environ.get("VOILA_BASE_URL", "/"))
+        name = f'<a href="{base}voila/files/notebooks/{file.name}" download>{name}</a>'
+    said = widgets.HTML(f"{'Try this: ' if actions else ''}")
+    read = widgets.HTML(f"What this shows is explained in {name} of the course.")
+    return widgets.VBox([widgets.HBox([said, row]), read])
+
+
+def _set(dashboard: Any, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        first, _, key = name.partition(".")
+        control = getattr(dashboard, first)
+        (control[key] if key else control).value = value
 
 
 def _runs() -> Path:

@@ -1,4 +1,4 @@
-"""The common part of all dashboards: controls above a picture with alternative text, and a view without widgets."""
+"""The common part of all dashboards: controls beside a picture with alternative text, and a view without widgets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import functools
 import html
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
@@ -16,15 +16,55 @@ from grpo_edu.figures.style import COLORS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DPI = 96  # as in CSS: one dot of the picture is one pixel of the page
-STYLE = {"description_width": "12em"}
-WIDE = {"width": "38em", "max_width": "100%"}
+_DPI, _CSS_DPI = 192, 96  # two dots of the picture for each pixel of the page, so it is sharp on a dense screen
+
+# Controls and picture stand side by side and wrap in a narrow page; each label stands above its control.
+_CSS = """
+.grpo-edu-dashboard,.grpo-edu-dashboard .widget-box{overflow:visible}
+.grpo-edu-dashboard h2{margin:4px 0;font-size:1.15em}
+.grpo-edu-columns{display:flex;flex-flow:row wrap;gap:8px 28px;align-items:flex-start}
+.grpo-edu-controls{flex:1 1 16em;min-width:0;max-width:30em}
+.grpo-edu-stage{flex:2 1 32em;min-width:0;max-width:100%}
+.grpo-edu-controls .widget-inline-hbox{flex-flow:row wrap;height:auto;width:auto;max-width:100%}
+.grpo-edu-controls .widget-inline-hbox>.widget-label{width:100%;text-align:left;white-space:normal;\
+height:auto;line-height:1.6}
+.grpo-edu-controls .widget-slider{padding-bottom:8px}
+.grpo-edu-controls .widget-slider>.widget-label{width:auto;flex:1 1 0}
+.grpo-edu-controls .widget-slider>.widget-readout{order:1;flex:0 0 auto}
+.grpo-edu-controls .slider-container{order:2;flex:1 1 calc(100% - 24px);min-width:0;margin:0 12px}
+.grpo-edu-controls .widget-inline-hbox>select,.grpo-edu-controls .widget-inline-hbox>textarea{flex:1 1 100%;min-width:0}
+.grpo-edu-controls .widget-dropdown>select{height:28px}
+.grpo-edu-buttons{display:flex;flex-flow:row wrap}
+.grpo-edu-buttons .widget-button{width:auto;min-width:5.5em}
+.grpo-edu-dashboard .widget-html{height:auto;width:auto;max-width:100%}
+.grpo-edu-dashboard .widget-html-content{line-height:1.5;white-space:normal;max-width:100%}
+.grpo-edu-dashboard table{border-collapse:collapse}
+.grpo-edu-dashboard caption{caption-side:top;text-align:left;font-weight:bold;padding:4px 0}
+.grpo-edu-dashboard :is(th,td){text-align:left;vertical-align:top;padding:3px 8px}
+.grpo-edu-dashboard progress{width:100%;height:1.1em;accent-color:BLUE}
+.grpo-edu-dashboard :focus-visible{outline:2px solid RED;outline-offset:2px}
+""".replace("BLUE", COLORS[0]).replace("RED", COLORS[1])
+# A slider's handle has no name of its own, and a region that screen readers follow must be there before its text.
+_NAMES = """
+const box=this.closest('.grpo-edu-dashboard');
+if(box&&!box.dataset.named){box.dataset.named=1;
+const name=()=>{
+for(const slider of box.querySelectorAll('.widget-slider')){
+const text=slider.querySelector('.widget-label')?.textContent||'value';
+slider.querySelector('.noUi-handle')?.setAttribute('aria-label',text);
+const number=slider.querySelector('.widget-readout');
+number?.setAttribute('role','textbox');number?.setAttribute('aria-label',text+', as a number');}
+const said='.grpo-edu-message .widget-html-content';
+for(const status of box.querySelectorAll(said))status.setAttribute('aria-live','polite');};
+name();new MutationObserver(name).observe(box,{childList:true,subtree:true});}
+"""
 
 
 class Dashboard(widgets.VBox):
-    """A title, controls, a message and a picture. Subclasses call `show` and `say`.
+    """A title, and side by side the controls and what they show: a message and a picture.
 
-    Its text is the same on every computer, so the notebooks that show it can be compared with their stored outputs.
+    Subclasses call `show` and `say`. The text is the same on every computer, so the notebooks that show a dashboard can
+    be compared with their stored outputs.
 
     Args:
         title: the heading.
@@ -35,13 +75,21 @@ class Dashboard(widgets.VBox):
     def __init__(self, title: str, controls: Sequence[widgets.Widget], about: str) -> None:
         self.alt = ""
         self._places: dict[tuple, list] = {}
-        self.message = widgets.HTML()
-        self.picture = widgets.HTML()
-        self.controls = widgets.VBox(list(controls))
-        head = widgets.HTML(f"<b>{html.escape(title)}</b><br>{html.escape(about)}")
+        self.message, self.picture = widgets.HTML(), widgets.HTML()
+        self.message.add_class("grpo-edu-message")
+        self.controls, self.stage = widgets.VBox(list(controls)), widgets.VBox([self.message, self.picture])
+        look = f'<style onload="{html.escape(_NAMES)}">{_CSS}</style>'
+        head = widgets.HTML(f"{look}<h2>{html.escape(title)}</h2>{html.escape(about)}")
         self._title = title
-        super().__init__([head, self.controls, self.message, self.picture])
-        self.add_class("grpo-edu-dashboard")
+        columns = widgets.Box([self.controls, self.stage])
+        super().__init__([head, columns])
+        for part, name in (
+            (self, "dashboard"),
+            (columns, "columns"),
+            (self.controls, "controls"),
+            (self.stage, "stage"),
+        ):
+            part.add_class(f"grpo-edu-{name}")
 
     def show(self, figure: Figure, alt: str) -> None:
         """Show a figure; `alt` says in words what it shows now."""
@@ -64,7 +112,7 @@ class Dashboard(widgets.VBox):
                 axes.set_position(place)
         payload = base64.b64encode(_png(figure)).decode()
         self._places.setdefault(key, [axes.get_position() for axes in figure.axes])
-        width = round(_DPI * figure.get_figwidth())
+        width = round(_CSS_DPI * figure.get_figwidth())
         style = f"width:{width}px;max-width:100%;height:auto"
         return f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/png;base64,{payload}">'
 
@@ -136,9 +184,8 @@ def _png(figure: Figure) -> bytes:
     canvas.draw()
     width, height = canvas.get_width_height()
     buffer = io.BytesIO()
-    Image.frombuffer("RGBA", (width, height), canvas.buffer_rgba(), "raw", "RGBA", 0, 1).save(
-        buffer, "png", compress_level=1
-    )
+    drawn = Image.frombuffer("RGBA", (width, height), canvas.buffer_rgba(), "raw", "RGBA", 0, 1)
+    drawn.convert("RGB").save(buffer, "png", compress_level=1)
     return buffer.getvalue()
 
 
@@ -149,6 +196,12 @@ def say_html(text: str, *, wrong: bool = False) -> str:
     look = f"border-left:4px solid {COLORS[1]};padding-left:8px;" if wrong else ""
     before = "Attention: " if wrong else ""
     return f'<div role="status" style="{look}line-height:1.5">{before}{html.escape(text)}</div>'
+
+
+def progress_bar(stage: str, part: float, line: str) -> str:
+    """A bar for the stage under way, from 0 to 1, and a line that says more."""
+    bar = f'<progress aria-label="{html.escape(stage)}" max="100" value="{100 * part:.0f}"></progress>'
+    return f"{bar}<div>{html.escape(line)}</div>"
 
 
 @functools.cache
@@ -164,21 +217,47 @@ def _with_fixed_limits(kind: type) -> type:
 def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, tip: str, **options: Any) -> Any:
     """A labeled slider, reached by the Tab key and moved by the arrow keys."""
     return _with_fixed_limits(kind)(
-        value=value,
-        min=low,
-        max=high,
-        step=step,
-        description=label,
-        tooltip=tip,
-        style=STYLE,
-        layout=widgets.Layout(**WIDE),
-        **options,
+        value=value, min=low, max=high, step=step, description=label, tooltip=tip, **options
     )
 
 
-def choice(label: str, options: Iterable[str | tuple[str, str]], tip: str, value: Any = None) -> widgets.Dropdown:
+def choice(label: str, options: Iterable[str | tuple[str, Any]], tip: str, value: Any = None) -> widgets.Dropdown:
     """A labeled list to choose one item from; `value` None chooses the first."""
     chosen = {} if value is None else {"value": value}
-    return widgets.Dropdown(
-        options=list(options), description=label, tooltip=tip, style=STYLE, layout=widgets.Layout(**WIDE), **chosen
+    return widgets.Dropdown(options=list(options), description=label, tooltip=tip, **chosen)
+
+
+def several(label: str, options: Sequence[str], value: Sequence[str], rows: int = 0) -> widgets.SelectMultiple:
+    """A labeled list to choose several items from."""
+    return widgets.SelectMultiple(
+        options=options,
+        value=value,
+        description=label,
+        rows=rows or min(6, len(options)),
+        tooltip="several with Shift or Ctrl",
     )
+
+
+def button_row(actions: dict[str, tuple[Callable, str]]) -> tuple[list[widgets.Button], widgets.Box]:
+    """Buttons in a row that wraps: label → (what a click does, tooltip)."""
+    buttons = []
+    for label, (act, tip) in actions.items():
+        button = widgets.Button(description=label, tooltip=tip)
+        button.on_click(act)
+        buttons.append(button)
+    row = widgets.Box(buttons)
+    row.add_class("grpo-edu-buttons")
+    return buttons, row
+
+
+def folded(controls: Sequence[widgets.Widget], label: str = "More settings") -> list[widgets.Widget]:
+    """A button and the controls that it shows and hides, hidden at first."""
+    button = widgets.ToggleButton(description=f"{label} ▸", tooltip="show or hide the settings that are seldom changed")
+    box = widgets.VBox(list(controls), layout=widgets.Layout(display="none"))
+
+    def turn(change: dict) -> None:
+        box.layout.display = None if change["new"] else "none"
+        button.description = "Fewer settings ▾" if change["new"] else f"{label} ▸"
+
+    button.observe(turn, "value")
+    return [button, box]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import Dashboard, slider
+from grpo_edu.dashboards.base import Dashboard, button_row, slider
 from grpo_edu.dashboards.worker import Stopped, Worker, words_of
 from grpo_edu.fast.memory import GIB, resident_bytes
 from grpo_edu.figures.machine import stacked_bars
@@ -29,14 +29,13 @@ class HardwareMonitor(Dashboard):
 
     def __init__(self, interval: float = 2.0) -> None:
         self.interval = slider(widgets.FloatSlider, "seconds between updates", interval, 0.5, 10.0, 0.5, "")
-        self.start = widgets.Button(description="Start", tooltip="measure again and again")
-        self.stop = widgets.Button(description="Stop", tooltip="stop measuring", disabled=True)
-        self.start.on_click(self._start)
-        self.stop.on_click(self._stop)
+        (self.start, self.stop), buttons = button_row(
+            {"Start": (self._start, "measure again and again"), "Stop": (self._stop, "stop measuring")}
+        )
         self.worker: Worker | None = None
         self.looks = 0
         about = "What uses the memory and the cores."
-        super().__init__("Hardware monitor", [self.interval, self.start, self.stop], about)
+        super().__init__("Hardware monitor", [self.interval, buttons], about)
         self.show(*self.draw())
         self.say(
             "The memory in use now. Press Start to measure it again and again, together with the load of the cores."
@@ -78,7 +77,6 @@ class HardwareMonitor(Dashboard):
 
     def _start(self, button: object = None) -> None:
         if self.worker is None or not self.worker.running:
-            self.start.disabled, self.stop.disabled = True, False
             self.worker = Worker(self._watch, self._ended)
             self.worker.start()
 
@@ -93,6 +91,5 @@ class HardwareMonitor(Dashboard):
             worker.wait(self.interval.value)
 
     def _ended(self, error: BaseException | None) -> None:
-        self.start.disabled, self.stop.disabled = False, True
         if error is not None and not isinstance(error, Stopped):
             self.say(words_of(error), wrong=True)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import isnan
 from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import STYLE, WIDE, Explorer, choice, slider
+from grpo_edu.dashboards.base import Explorer, choice, slider
 from grpo_edu.dashboards.worker import cut_off
-from grpo_edu.figures.machine import stacked_bars
+from grpo_edu.figures.rewards import sum_and_exploits
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.prompts import extract_answer
-from grpo_edu.rewards import combine_rewards, compute_rewards
+from grpo_edu.rewards import compute_rewards
 from grpo_edu.runs.request import REWARDS
-from grpo_edu.studies.exploits import EXPLOITS, judge_reward
+from grpo_edu.studies.exploits import EXPLOITS, Verdict, judge_reward
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,9 +47,7 @@ class RewardLab(Explorer):
         known = {"the honest solution": self.problem.solution}
         known |= {e.name: e.completion for e in EXPLOITS if e.problem == self.problem}
         self.pick = choice("Completion", list(known.items()), "fills the text field below, where you can change it")
-        self.text = widgets.Textarea(
-            value=self.problem.solution, description="or type one", rows=4, style=STYLE, layout=widgets.Layout(**WIDE)
-        )
+        self.text = widgets.Textarea(value=self.problem.solution, description="or type one", rows=4)
         self.weights = {
             name: slider(
                 widgets.FloatSlider,
@@ -63,15 +62,21 @@ class RewardLab(Explorer):
         }
         question = widgets.HTML(f"<i>{html.escape(self.problem.prompt)}</i>")
         self.failures: dict[str, str] = {}
-        about = "Below: what each reward gives this completion, and which exploits the sum rewards."
+        self._alone: dict[str, list[Verdict]] = {}  # what each reward alone pays for the exploits
+        about = (
+            "Change the completion or a weight: the bars show what each reward adds, the grid which exploits are paid."
+        )
         self.pick.observe(self._picked, "value")
         super().__init__("Reward lab", [question, self.pick, self.text, *self.weights.values()], about)
 
-    def verdicts(self) -> dict[str, float]:
-        """Name → what it pays for the completion; a function that fails is left out and named in `failures`."""
+    def verdicts(self, completion: str | None = None) -> dict[str, float]:
+        """Name → what it pays for a completion, by default the one in the text field.
+
+        A function that fails is left out and named in `failures`.
+        """
         found, self.failures = {}, {}
         for name, function in self.functions.items():
-            look = partial(compute_rewards, function, **self._columns())
+            look = partial(compute_rewards, function, **self._columns(completion))
             try:
                 found[name] = cut_off(look, _SECONDS, f"the reward {name}")[0, 0].item()
             except (RuntimeError, ValueError, TimeoutError) as error:
@@ -79,16 +84,21 @@ class RewardLab(Explorer):
         return found
 
     def draw(self) -> tuple[Figure, str]:
-        """A bar with what each reward adds to the sum."""
-        import torch
-
+        """The weighted parts of this completion and of the honest one, and the exploits that pass and fail."""
+        honest = {} if self.text.value == self.problem.solution else self.verdicts(self.problem.solution)
         self.paid = self.verdicts()
-        weights = [self.weights[name].value for name in self.paid]
-        self.total = float(combine_rewards(torch.tensor([list(self.paid.values())]), weights)[0]) if self.paid else 0.0
-        parts = {name: {"paid": max(0.0, value)} for name, value in self.paid.items()}
-        figure = stacked_bars(parts or {"no reward": {"paid": 0.0}}, title="What each reward pays", unit="reward")
+        self.total = sum(self._weighted(self.paid).values())
+        parts = {"this completion": self._weighted(self.paid)}
+        if honest:
+            parts["the honest one"] = self._weighted(honest)
+        self._judge_exploits()
+        figure = sum_and_exploits(parts, self.passed, [*self._alone, "sum"])
         numbers = ", ".join(f"{name} {value:.2f}" for name, value in self.paid.items())
         return figure, f"Rewards of the completion: {numbers}; weighted sum {self.total:.2f}"
+
+    def _weighted(self, paid: Mapping[str, float]) -> dict[str, float]:
+        """What each reward adds to the sum; one that does not apply adds nothing."""
+        return {name: 0.0 if isnan(value) else self.weights[name].value * value for name, value in paid.items()}
 
     def words(self) -> str:
         """The sum, why, and which exploits are paid no less than honest work."""
@@ -101,24 +111,36 @@ class RewardLab(Explorer):
 
     def exploit_words(self) -> str:
         """Which exploits the weighted sum pays at least as much as honest work."""
+        if not self.passed:
+            return "The exploits will be tried when every reward works."
+        if not self.holes:
+            return f"None of the {len(self.passed)} exploits pays as much as honest work."
+        return f"{len(self.holes)} of {len(self.passed)} exploits pay as much as honest work: {'; '.join(self.holes)}."
+
+    def _judge_exploits(self) -> None:
+        """Which exploits each reward alone resists, tried once, and which the weighted sum resists."""
+        self.passed: dict[str, list[bool]] = {}
         self.holes: list[str] = []
         if self.failures:
-            return "The exploits will be tried when every reward works."
+            return
         functions, weights = list(self.functions.values()), [self.weights[name].value for name in self.functions]
         try:
-            judged = cut_off(lambda: judge_reward(functions, weights=weights), _SECONDS, "a reward")
+            if not self._alone:
+                for name, function in self.functions.items():
+                    self._alone[name] = cut_off(partial(judge_reward, function), _SECONDS, f"the reward {name}")
+            together = cut_off(lambda: judge_reward(functions, weights=weights), _SECONDS, "a reward")
         except (RuntimeError, ValueError, TimeoutError) as error:
-            return str(error)
-        self.holes = [verdict.exploit.name for verdict in judged if not verdict.holds]
-        if not self.holes:
-            return f"None of the {len(judged)} exploits pays as much as honest work."
-        return f"{len(self.holes)} of {len(judged)} exploits pay as much as honest work: {'; '.join(self.holes)}."
+            self._alone, self.failures = {}, {"a reward": str(error)}
+            return
+        for verdicts in zip(*self._alone.values(), together, strict=True):
+            self.passed[verdicts[0].exploit.name] = [verdict.holds for verdict in verdicts]
+        self.holes = [name for name, row in self.passed.items() if not row[-1]]
 
-    def _columns(self) -> dict:
+    def _columns(self, completion: str | None) -> dict:
         problem = self.problem
         return {
             "prompts": [problem.prompt],
-            "completions": [self.text.value],
+            "completions": [self.text.value if completion is None else completion],
             "answer": [problem.answer],
             "level": [problem.level],
             "solution": [problem.solution],

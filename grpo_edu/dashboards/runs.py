@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import html
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import STYLE, WIDE, Explorer
+from grpo_edu.dashboards.base import Explorer, button_row, several
 from grpo_edu.dashboards.worker import RunSlot, Stopped, Worker, words_of
+from grpo_edu.figures.curves import overlaid_curves
 from grpo_edu.figures.evaluation import interval_rows
 from grpo_edu.runs.folder import model_source, read_run_config
+from grpo_edu.runs.log import read_log
 from grpo_edu.runs.request import default_config, heldout_problems
 
 if TYPE_CHECKING:
@@ -33,8 +37,44 @@ def stored_runs(parent: str | Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+# entries of config.json that describe the computer or the command, not the training
+_NOT_SETTINGS = {"grpo_edu", "python", "torch", "transformers", "threads", "command", "source"}
+
+
+def settings_that_differ(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Name → the settings in which these runs are not all alike.
+
+    >>> settings_that_differ({"a": {"seed": 0, "beta": 0.0}, "b": {"seed": 1, "beta": 0.0}})
+    {'a': {'seed': 0}, 'b': {'seed': 1}}
+    """
+    flat = {name: _flat(config) for name, config in runs.items()}
+    keys = dict.fromkeys(key for config in flat.values() for key in config)
+    differing = [key for key in keys if len({repr(config.get(key)) for config in flat.values()}) > 1]
+    return {name: {key: config.get(key) for key in differing} for name, config in flat.items()}
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {key: value for key, value in config.items() if key not in _NOT_SETTINGS and key != "config"}
+    return {**settings, **config.get("config", {})}
+
+
+def _named(settings: Mapping[str, Any], most: int = 3) -> str:
+    """The first settings in words.
+
+    >>> _named({"seed": 1, "rewards": ["accuracy", "format"]})
+    'seed 1, rewards accuracy + format'
+    """
+    said = []
+    for key, value in list(settings.items())[:most]:
+        text = " + ".join(map(str, value)) if isinstance(value, list) else str(value)
+        said.append(f"{key} {text}")
+    return ", ".join(said)
+
+
 class RunComparer(Explorer):
-    """Choose stored runs: accuracy before and after with 95% intervals; for two of them the paired test.
+    """Choose stored runs: what differs between them, their rewards over the steps, their accuracy before and after.
+
+    For two runs the paired test lets both models answer the same problems.
 
     Args:
         parent: the folder in which the runs' folders are.
@@ -43,30 +83,27 @@ class RunComparer(Explorer):
     def __init__(self, parent: str | Path = "runs") -> None:
         self.parent = Path(parent)
         self.runs = stored_runs(parent)
-        self.pick = widgets.SelectMultiple(
-            options=list(self.runs),
-            value=list(self.runs)[:2],
-            description="Runs",
-            rows=6,
-            style=STYLE,
-            layout=widgets.Layout(**WIDE),
-            tooltip="several with Shift or Ctrl",
+        self.pick = several("Runs", [], (), rows=6)
+        differing = settings_that_differ({name: run["config"] for name, run in self.runs.items()})
+        labels = {f"{name}: {_named(rows)}" if rows else name: name for name, rows in differing.items()}
+        self.pick.options = list(labels.items())
+        self.pick.value = list(self.runs)[:2]
+        (self.test,), row = button_row(
+            {"Paired test": (self._test, "evaluates both models on the same held-out problems")}
         )
-        self.test = widgets.Button(
-            description="Paired test", tooltip="evaluates both models on the same held-out problems"
-        )
-        self.test.on_click(self._test)
-        self.tested = widgets.HTML()
+        self.tested, self.curves, self.table = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.comparison: Comparison | None = None
         self.worker: Worker | None = None
-        about = "Dots: held-out accuracy, sampled; lines: 95% Wilson intervals."
-        super().__init__("Stored runs", [self.pick, self.test, self.tested], about)
+        about = "Choose stored runs. Dots: held-out accuracy, sampled; lines: 95% Wilson intervals."
+        super().__init__("Stored runs", [self.pick, row, self.tested], about)
+        self.stage.children = (self.message, self.table, self.picture, self.curves)
 
     def draw(self) -> tuple[Figure, str]:
-        """One row per run."""
+        """The accuracies, one row per run; beside them the table of settings and the curves."""
         names = list(self.pick.value)
         self.test.disabled = len(names) != 2
         if not names:
+            self.picture.value = self.curves.value = self.table.value = ""
             raise ValueError(f"no run is chosen; choose an evaluated run in {self.parent}, or train a model first")
         results = {name: self.runs[name]["result"] for name in names}
         trials = {result["accuracy_after"]["n"] for result in results.values()}
@@ -74,12 +111,24 @@ class RunComparer(Explorer):
             raise ValueError(
                 f"these runs were evaluated on different numbers of problems, {sorted(trials)}; choose others"
             )
+        differing = settings_that_differ({name: self.runs[name]["config"] for name in names})
+        labels = {name: _named(rows) or name for name, rows in differing.items()}
+        if len(set(labels.values())) < len(names):  # they differ in more than the name says
+            labels = {name: name for name in names}
+        self.table.value = _settings_table(differing, labels)
+        self._draw_curves(labels)
         counts = {
             label: [result[f"accuracy_{label}"]["k"] for result in results.values()] for label in ("before", "after")
         }
-        figure = interval_rows(counts, names, trials=trials.pop(), title="Stored runs")
-        shares = [f"{name} {result['accuracy_after']['accuracy']:.0%}" for name, result in results.items()]
+        figure = interval_rows(counts, list(labels.values()), trials=trials.pop(), title="Stored runs")
+        shares = [f"{labels[name]} {result['accuracy_after']['accuracy']:.0%}" for name, result in results.items()]
         return figure, f"Accuracy after training: {', '.join(shares)}"
+
+    def _draw_curves(self, labels: Mapping[str, str]) -> None:
+        """The rewards of the chosen runs over each other."""
+        logs = {label: read_log(self.runs[name]["folder"] / "metrics.jsonl") for name, label in labels.items()}
+        ends = ", ".join(f"{label} ends at {log[-1]['reward']:.2f}" for label, log in logs.items())
+        self.curves.value = self.image(overlaid_curves(logs, "reward"), f"Mean reward over the steps: {ends}")
 
     def words(self) -> str:
         """Each run's own paired test, before against after."""
@@ -125,3 +174,20 @@ class RunComparer(Explorer):
         self.test.disabled = len(self.pick.value) != 2
         if error is not None and not isinstance(error, Stopped):
             self.tested.value = words_of(error)
+
+
+def _settings_table(differing: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]) -> str:
+    """A row for each setting that is not the same in all runs, a column for each run."""
+    keys = list(next(iter(differing.values())))
+    if len(differing) < 2:
+        return ""
+    if not keys:
+        return "<p>These runs have the same settings.</p>"
+
+    def row(kind: str, cells: list[str]) -> str:
+        inside = "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells)
+        return f"<tr>{inside}</tr>"
+
+    head = row("th", ["setting", *labels])
+    lines = [row("td", [key, *(str(rows[key]) for rows in differing.values())]) for key in keys]
+    return f"<table><caption>Settings that differ</caption>{head}{''.join(lines)}</table>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,24 +11,27 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
-from grpo_edu.dashboards.base import STYLE, WIDE, Dashboard, choice, say_html, slider
+from grpo_edu.dashboards.base import Dashboard, button_row, choice, folded, progress_bar, several, slider
+from grpo_edu.dashboards.kept import keep, kept_runs, open_kept
 from grpo_edu.dashboards.training_run import TrainingRun
-from grpo_edu.dashboards.worker import RunSlot, Stopped, Worker, words_of
-from grpo_edu.figures.curves import accuracy_comparison, training_curves
-from grpo_edu.figures.evaluation import interval_rows
+from grpo_edu.dashboards.worker import NoSlot, RunSlot, Stopped, Worker, words_of
+from grpo_edu.figures.curves import accuracy_comparison
+from grpo_edu.figures.live import live_curves, svg_image
+from grpo_edu.problems.templates import data_dir
 from grpo_edu.runs.request import DATA, REWARDS
 
 if TYPE_CHECKING:
     from grpo_edu.models import Session
 
-_DRAWING = 0.04  # share of the training time that drawing may take
+_EVERY = 0.4  # seconds between two pictures
+RECORDED = "dashboard_run.json"  # the run that is shown until one was trained: `python -m benchmarks.dashboards`
 
 
 class TrainingDashboard(Dashboard):
     """Settings, buttons, live curves and samples of a run of `grpo_edu.train`, evaluated before and after.
 
-    The run is in a thread of its own. The line of numbers is updated after every step. The curves are drawn only as
-    often as drawing takes less than 4% of the training time.
+    The run is in a thread of its own. A bar and a line of numbers follow every step, and the curves are drawn two times
+    a second. A run that is paused or has ended is kept in `parent`, so that a page that is loaded again offers it.
 
     Args:
         models: the choices: shipped names, folders, folders of earlier runs.
@@ -48,8 +53,8 @@ class TrainingDashboard(Dashboard):
     ) -> None:
         self.functions, self.parent = dict(rewards or REWARDS), Path(parent)
         self.model = choice("Model", models, "the model to train; its file is not changed")
-        self.data = _several("Problems", [name for name in DATA if name != "gsm8k"], ("basic",))
-        self.rewards = _several("Rewards", list(self.functions), (next(iter(self.functions)),))
+        self.data = several("Problems", [name for name in DATA if name != "gsm8k"], ("basic",))
+        self.rewards = several("Rewards", list(self.functions), (next(iter(self.functions)),))
         whole, log = widgets.IntSlider, widgets.FloatLogSlider
         self.generations = slider(whole, "G (num_generations)", 8, 2, 16, 1, "completions per prompt")
         self.prompts = slider(whole, "prompts per step", 8, 1, 32, 1, "different problems per step")
@@ -63,47 +68,34 @@ class TrainingDashboard(Dashboard):
         self.seed = slider(whole, "seed", 0, 0, 99, 1, "of the order of problems and of sampling")
         self.heldout = slider(whole, "held-out problems", 60, 20, 300, 20, "for the accuracy before and after training")
         self.every = slider(whole, "evaluate every … steps", 10, 0, 50, 1, "on 20 held-out problems; 0: never")
-        self.settings = [
-            self.model,
-            self.data,
-            self.rewards,
-            self.generations,
-            self.prompts,
-            self.steps,
-            self.length,
-            self.rate,
-            self.beta,
-            self.loss_type,
-            self.seed,
-            self.heldout,
-            self.every,
-        ]
-        self.start, self.pause, self.stop, self.save = (
-            widgets.Button(description=name, tooltip=tip, disabled=number > 0)
-            for number, (name, tip) in enumerate(
-                {
-                    "Start": "train, starting from the model as it was loaded",
-                    "Pause": "pause after this step; press again to resume",
-                    "Stop": "stop after this step",
-                    "Save": "save the model, its metrics and accuracies in a folder",
-                }.items()
-            )
+        often = [self.model, self.data, self.rewards, self.steps, self.generations, self.rate]
+        seldom = [self.prompts, self.length, self.beta, self.loss_type, self.seed, self.heldout, self.every]
+        self.settings = [*often, *seldom]
+        (self.start, self.pause, self.stop, self.save), buttons = button_row(
+            {
+                "Start": (self._start, "train, starting from the model as it was loaded"),
+                "Pause": (self._pause, "pause after this step; press again to resume"),
+                "Stop": (self._stop, "stop after this step"),
+                "Save": (self._save, "save the model, its metrics and accuracies in a folder"),
+            }
         )
-        for button, act in zip(
-            (self.start, self.pause, self.stop, self.save),
-            (self._start, self._pause, self._stop, self._save),
-            strict=True,
-        ):
-            button.on_click(act)
-        self.samples, self.judged = widgets.HTML(), widgets.HTML()
+        found = kept_runs(self.parent)
+        self.kept = choice("Kept run", found.items(), "runs that were paused or have ended before this page was loaded")
+        (self.opener,), opening = button_row(
+            {"Open": (self._open, "show this run; one that is not finished can go on")}
+        )
+        self._offer = widgets.VBox([self.kept, opening])
+        self._offer.layout.display = None if found else "none"
+        self.progress, self.samples, self.judged = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.worker: Worker | None = None
         self._run: TrainingRun | None = None
         self._sessions: dict[str, Session] = {}
-        buttons = widgets.HBox([self.start, self.pause, self.stop, self.save])
-        about = "Choose the settings, then press Start. Settings that cannot be combined are explained below."
-        super().__init__("A GRPO run", [*self.settings, buttons], about)
-        self.children: tuple[widgets.Widget, ...] = (*self.children, self.judged, self.samples)
-        self.say("Ready.")
+        self._going = False  # a run is under way, paused or not
+        self._drawn = self._told = 0.0
+        about = "Press Start to train a model with these settings. Settings that cannot be combined are explained."
+        super().__init__("A GRPO run", [buttons, self._offer, *often, *folded(seldom)], about)
+        self.stage.children = (self.message, self.progress, self.picture, self.judged, self.samples)
+        self._show_recorded()
 
     @property
     def run(self) -> TrainingRun:
@@ -134,7 +126,8 @@ class TrainingDashboard(Dashboard):
         super().close()
 
     def _start(self, button: object = None) -> None:
-        if self.worker is not None and self.worker.running:
+        if self._going:
+            self.say("This run is still under way. Press Stop first; then Start begins a new run.", wrong=True)
             return
         try:
             if not self.data.value or not self.rewards.value:
@@ -150,11 +143,18 @@ class TrainingDashboard(Dashboard):
         except ValueError as error:
             self.say(str(error), wrong=True)
             return
+        self._begin(run)
+
+    def _begin(self, run: TrainingRun) -> None:
+        """Train a new run, or go on with one that was kept."""
         self._run = run
         self.worker = Worker(self._work, self._ended)
+        self._going = True
         self._switch(going=True)
-        self.samples.value = self.judged.value = self.picture.value = ""
-        self.say("Loading the model and evaluating it before training …")
+        self.judged.value = ""
+        if not run.history:
+            self.samples.value = self.picture.value = self.alt = ""
+        self.say("The run has started: the model is evaluated, trained, and evaluated again.")
         self.worker.start()
 
     def _work(self, worker: Worker) -> None:
@@ -162,91 +162,141 @@ class TrainingDashboard(Dashboard):
 
         with RunSlot():
             name = self.run.model_name
+            self._tell()
             if name not in self._sessions:
                 self._sessions = {name: Session(name)}  # one model at a time in memory
-            for _ in self.run.go(self._sessions[name], worker):
-                self._tick()
+            for _ in self.run.go(self._sessions[name], worker, self._tell):
+                if worker.paused:
+                    self._hold()
 
-    def _tick(self) -> None:
-        """After a step: update the line of numbers, and draw if there is time."""
-        run = self.run
-        self.message.value = say_html(run.words())
-        if run.drawing.seconds + run.drawing.last <= _DRAWING * run.training_seconds:
+    def _tell(self) -> None:
+        """Show the progress, and the curves if the last picture is old enough."""
+        now, run = time.perf_counter(), self.run
+        if now - self._told >= _EVERY / 4 or run.part in (0, 1):
+            self._told = now
+            line = run.words() if run.stage == "Training" and run.history else f"{run.stage} …"
+            self.progress.value = progress_bar(run.stage, run.part, line)
+        if run.history and now - self._drawn >= _EVERY:
             with run.drawing:
                 self._draw()
+            self._drawn = time.perf_counter()
+
+    def _hold(self) -> None:
+        """Before the run waits: show where it is, and keep it."""
+        self._draw()
+        kept = self._keep()
+        place = f"Paused after step {len(self.run.history)} of {self.run.config.max_steps}."
+        self.say(f"{place} Press Resume to go on.{kept}")
 
     def _draw(self) -> None:
-        """Curves, samples and the accuracy during training."""
-        run = self.run
-        self.show(training_curves(run.history), run.alt())
-        self.samples.value = run.samples_html()
-        if len(run.checks) > 1 and run.after is None:
-            self._show_checks()
+        """The curves and the samples."""
+        self.picture.value, self.alt = self.run.curves()
+        self.samples.value = self.run.samples_html()
 
-    def _show_checks(self) -> None:
-        counts = [check.k for check in self.run.checks.values()]
-        names = [f"step {step}" for step in self.run.checks]
-        trials = next(iter(self.run.checks.values())).n
-        figure = interval_rows({"held out": counts}, names, trials=trials, title="Accuracy during training")
-        shares = ", ".join(f"{100 * count / trials:.0f}%" for count in counts)
-        self.judged.value = self.image(figure, f"Held-out accuracy during training: {shares}")
+    def _keep(self) -> str:
+        """Keep the run for a page that is loaded later; what went wrong, or nothing."""
+        try:
+            keep(self.run, self._sessions[self.run.model_name].model, self.functions, self.parent)
+        except (OSError, FloatingPointError) as error:
+            return f" This run cannot be kept for later: {error}"
+        return ""
 
     def _ended(self, error: BaseException | None) -> None:
-        run = self.run
-        if run.before is not None and run.after is not None:
-            self.judged.value = self.image(accuracy_comparison(run.before, run.after), run.verdict())
-            self.say(f"{run.words()} {run.verdict()} {run.warnings()}".strip())
-        elif error is None or isinstance(error, Stopped):
-            self.say(f"Stopped. {run.words()}")
-        else:
-            run.failure = words_of(error)
-            self.say(f"The run failed after {len(run.history)} steps. {run.failure}", wrong=True)
-        self._switch(going=False)
+        run, kept = self.run, ""
+        finished, stopped = run.after is not None, error is None or isinstance(error, Stopped)
+        if not finished and not stopped and not isinstance(error, NoSlot):
+            run.failure = words_of(error)  # type: ignore[arg-type]
         if run.history:  # the picture of the whole run
             self._draw()
+            kept = "" if run.failure else self._keep()
+        self.progress.value, self._going = "", False
+        self._switch(going=False)
+        if finished:
+            self._show_verdict()
+            self.say(f"{run.words()} {run.verdict()} {run.warnings()} {run.pace()}{kept}")
+        elif stopped:
+            self.pause.description = "Resume" if run.checkpoint else "Pause"
+            self.say(f"Stopped. {run.words()}{kept}")
+        elif run.failure:
+            self.say(f"The run failed after {len(run.history)} steps. {run.failure}", wrong=True)
+        else:
+            self.say(str(error), wrong=True)
+
+    def _show_verdict(self) -> None:
+        assert self.run.before and self.run.after, "the run has not ended"
+        self.judged.value = self.image(accuracy_comparison(self.run.before, self.run.after), self.run.verdict())
 
     def _pause(self, button: object = None) -> None:
-        if self.worker is None:
-            return
-        if self.pause.description == "Pause":
-            self.worker.pause()
+        run = self._run
+        if not self._going:
+            if run is not None and run.checkpoint is not None and run.after is None:
+                self._begin(run)
+            else:
+                self.say("No run is under way, so there is nothing to pause. Press Start.", wrong=True)
+        elif not self.worker.paused:  # type: ignore[union-attr]
             self.pause.description = "Resume"
-            self.say(f"Paused. {self.run.words()}")
+            self.say("The run pauses after this step …")  # before the work stops there and reports it
+            self.worker.pause()  # type: ignore[union-attr]
         else:
             self.pause.description = "Pause"
-            self.worker.resume()
+            self.say("The run goes on.")
+            self.worker.resume()  # type: ignore[union-attr]
 
     def _stop(self, button: object = None) -> None:
-        if self.worker is not None and self.worker.running:
-            self.stop.disabled = self.pause.disabled = True
+        if self._going:
             self.say("Stopping after this step …")  # before the work ends and reports it
-            self.worker.stop()
+            self.worker.stop()  # type: ignore[union-attr]
+        else:
+            self.say("No run is under way, so there is nothing to stop.", wrong=True)
 
     def _save(self, button: object = None) -> None:
+        if self._going or self._run is None or not self._run.history:
+            self.say("There is no finished or stopped run to save yet.", wrong=True)
+            return
         try:
-            folder = self.run.save(self._sessions[self.run.model_name], self.parent)
+            name = self.run.model_name
+            if name not in self._sessions:
+                from grpo_edu.models import Session
+
+                self._sessions = {name: Session(name)}
+            folder = self.run.save(self._sessions[name], self.parent)
         except (OSError, ValueError) as error:
             self.say(str(error), wrong=True)
             return
-        self.save.disabled = True
         self.say(f"Saved in {folder}.")
 
     def _switch(self, *, going: bool) -> None:
-        """What is enabled: settings and Start without a run, Pause and Stop during one, Save once there is a result."""
-        for control in (*self.settings, self.start):
+        """Settings cannot be changed during a run. The buttons stay on, because one that is off loses the focus."""
+        for control in self.settings:
             control.disabled = going
-        self.pause.disabled = self.stop.disabled = not going
+        if going:
+            self._offer.layout.display = "none"
         self.pause.description = "Pause"
-        self.save.disabled = going or not self.run.history
 
+    def _show_recorded(self) -> None:
+        """A finished run with the default settings, until there is one of this page."""
+        stored = json.loads((data_dir() / "curves" / RECORDED).read_text(encoding="utf-8"))
+        history = stored["history"]
+        self.alt = f"A recorded run with the default settings: {stored['alt']}"
+        self.picture.value = svg_image(live_curves(history, int(history[-1]["step"])), self.alt)
+        said = f"The picture is a recorded run with the default settings. {stored['verdict']}"
+        self.say(f"{said} Press Start for a run of your own.")
 
-def _several(label: str, options: Sequence[str], value: Sequence[str]) -> widgets.SelectMultiple:
-    return widgets.SelectMultiple(
-        options=options,
-        value=value,
-        description=label,
-        rows=min(6, len(options)),
-        style=STYLE,
-        layout=widgets.Layout(**WIDE),
-        tooltip="several with Shift or Ctrl",
-    )
+    def _open(self, button: object = None) -> None:
+        """Show a kept run; Resume goes on with one that is not finished."""
+        if self._going:
+            self.say("A run is under way. Press Stop first; then Open shows the kept run.", wrong=True)
+            return
+        try:
+            self._run = run = open_kept(self.kept.value, self.functions)
+        except (OSError, ValueError, KeyError) as error:
+            self.say(f"This run cannot be opened: {words_of(error)}", wrong=True)
+            return
+        self._draw()
+        self.judged.value = ""
+        if run.after is None:
+            self.pause.description = "Resume"
+            self.say(f"This run stands at {run.position()}. Press Resume to go on, or Save to save it as it is.")
+        else:
+            self._show_verdict()
+            self.say(f"{run.verdict()} {run.warnings()}")

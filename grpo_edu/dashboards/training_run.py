@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards.worker import Worker, cut_off
+from grpo_edu.figures.live import ACCURACY, live_curves, svg_image
 from grpo_edu.figures.style import COLORS
 from grpo_edu.rewards import reward_name
 from grpo_edu.runs.request import REWARDS, load_split
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from grpo_edu.evaluation import Evaluation
     from grpo_edu.models import Session
+    from grpo_edu.trainer import TrainingState
 
 _AT_ONCE = 20  # held-out problems that are evaluated before the run can be paused or stopped
 _REWARD_SECONDS = 20.0  # time limit of the user's own reward functions for one batch
@@ -66,31 +69,64 @@ class TrainingRun:
         self.functions = list(functions)
         self.problems = load_split(self.data, "train")
         self.heldout = load_split(self.data, "heldout", n=heldout)
+        self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         self.history: list[dict[str, float]] = []
         self.checks: dict[int, Evaluation] = {}
         self.before: Evaluation | None = None
         self.after: Evaluation | None = None
+        self.state: TrainingState | None = None
+        self.checkpoint: Path | None = None  # of a run that is continued
         self.samples: tuple[str, list[tuple[str, float]]] = ("", [])
         self.training_seconds, self.failure = 0.0, ""
         self.drawing = Stopwatch()
+        self.stage, self.part = "Loading the model", 0.0  # what is being done, and how much of it is complete
 
-    def go(self, session: Session, worker: Worker) -> Iterator[dict[str, float]]:
-        """Evaluate, train, evaluate; yields the metrics of each step. Raises Stopped if the worker is told to stop."""
-        from grpo_edu.trainer import train
+    def prepare(self, session: Session) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The model as the run needs it now: as it was loaded, or with the weights of the run that is continued."""
+        from grpo_edu.runs.checkpoint import load_checkpoint
+        from grpo_edu.trainer import start_training
 
         model, tokenizer = session.reset()
-        self.before = self._judge(model, tokenizer, worker)
-        self.checks[0] = self.before.take(range(_AT_ONCE))
-        with closing(train(model, tokenizer, self.problems, self._watched(worker), self.config)) as training:
+        self.state = start_training(model, tokenizer, self.problems, self.config)
+        if self.checkpoint is not None:
+            load_checkpoint(self.checkpoint, model, self.state, self.config)
+        return model, tokenizer
+
+    def go(self, session: Session, worker: Worker, tell: Callable[[], None]) -> Iterator[dict[str, float]]:
+        """Evaluate, train, evaluate; yields the metrics of each step, before which the run can be paused.
+
+        `tell` is called whenever `stage`, `part` or `history` have changed. Raises Stopped if the worker is told to
+        stop.
+        """
+        from grpo_edu.trainer import train
+
+        tell()
+        model, tokenizer = self.prepare(session)
+        if self.before is None:
+            self.before = self._judge(model, tokenizer, worker, tell, "Evaluation before training")
+            self.checks[0] = self.before.take(range(_AT_ONCE))
+        self.stage, self.part = "Training", len(self.history) / self.config.max_steps
+        tell()
+        rewards = self._watched(worker)
+        with closing(train(model, tokenizer, self.problems, rewards, self.config, state=self.state)) as training:
             for metrics in training:
                 self.history.append(metrics)
                 self.training_seconds += metrics["step_time"]
                 step = int(metrics["step"])
                 if self.every and step % self.every == 0:
-                    self.checks[step] = self._judge(model, tokenizer, worker, _AT_ONCE)
+                    self.checks[step] = self._judge(model, tokenizer, worker, tell, "", _AT_ONCE)
+                self.part = step / self.config.max_steps
+                tell()
                 yield metrics
                 worker.goes_on()
-        self.after = self._judge(model, tokenizer, worker)
+        self.after = self._judge(model, tokenizer, worker, tell, "Evaluation after training")
+
+    def position(self) -> str:
+        """How far the run is, in a few words."""
+        done, steps = len(self.history), self.config.max_steps
+        if self.after is not None:
+            return f"finished, {steps} steps"
+        return f"step {done} of {steps}"
 
     def words(self) -> str:
         """The progress of the run: steps, reward, speed, memory, time left."""
@@ -101,15 +137,35 @@ class TrainingRun:
         done, last = len(self.history), self.history[-1]
         speed = last["num_tokens"] / max(self.training_seconds, 1e-9)
         left = (self.config.max_steps - done) * self.training_seconds / done
+        ahead = f", {left:.0f} s left" if left else ""
         return (
             f"Step {done} of {self.config.max_steps}: reward {last['reward']:.2f}, {speed:,.0f} tokens/s, "
-            f"{resident_bytes() / GIB:.2f} GiB, {left:.0f} s left."
+            f"{resident_bytes() / GIB:.2f} GiB{ahead}."
         )
 
-    def alt(self) -> str:
-        """The curves in words."""
+    def rows(self) -> list[dict[str, float]]:
+        """Step 0 and the history, with the accuracy on held-out problems where it was measured."""
+        rows: list[dict[str, float]] = [{"step": 0}, *({**row} for row in self.history)]
+        for row in rows:
+            if row["step"] in self.checks:
+                row[ACCURACY] = self.checks[int(row["step"])].accuracy
+        return rows
+
+    def curves(self) -> tuple[str, str]:
+        """The curves so far as an image, and its alternative text."""
         first, last = self.history[0]["reward"], self.history[-1]["reward"]
-        return f"Curves over {len(self.history)} steps; the mean reward goes from {first:.2f} to {last:.2f}"
+        alt = f"Curves over {len(self.history)} steps; the mean reward goes from {first:.2f} to {last:.2f}"
+        if len(self.checks) > 1:
+            alt += f"; held-out accuracy {', '.join(f'{check.accuracy:.0%}' for check in self.checks.values())}"
+        return svg_image(live_curves(self.rows(), self.config.max_steps), alt), alt
+
+    def pace(self) -> str:
+        """How often the curves were drawn, and what that cost."""
+        seconds = max(self.training_seconds, 1e-9)
+        return (
+            f"The curves were drawn {self.drawing.count / seconds:.1f} times per second of training, which took "
+            f"{self.drawing.seconds / seconds:.1%} of its time."
+        )
 
     def verdict(self) -> str:
         """Accuracy before and after, with the interval of the difference and the paired test."""
@@ -152,6 +208,8 @@ class TrainingRun:
         from grpo_edu.runs.request import RunRecord, RunRequest
         from grpo_edu.runs.summary import RunResult, write_result
 
+        if self.state is None:  # shown again, and not continued
+            self.prepare(session)
         folder = RunFolder.unused(f"{Path(self.model_name).name}-dashboard-seed{self.config.seed}", parent=parent)
         folder.check_room(sum(weight.nbytes for weight in session.model.parameters()))
         record = RunRecord.start(
@@ -189,13 +247,22 @@ class TrainingRun:
         return folder.path
 
     def _judge(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, worker: Worker, count: int | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        worker: Worker,
+        tell: Callable[[], None],
+        stage: str,
+        count: int | None = None,
     ) -> Evaluation:
-        """An evaluation in parts, between which the run can be paused or stopped."""
+        """An evaluation in parts, between which the run can be paused or stopped; `stage` "" is not told of."""
         from grpo_edu.evaluation import Evaluation, evaluate
 
-        parts = []
-        for start in range(0, count or len(self.heldout), _AT_ONCE):
+        parts, all_of_them = [], count or len(self.heldout)
+        for start in range(0, all_of_them, _AT_ONCE):
+            if stage:
+                self.stage, self.part = stage, start / all_of_them
+                tell()
             worker.goes_on()
             chosen = self.heldout[start : start + _AT_ONCE]
             length = self.config.max_completion_length

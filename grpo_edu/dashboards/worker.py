@@ -72,6 +72,11 @@ class Worker:
         self._ended.wait(timeout)
 
     @property
+    def paused(self) -> bool:
+        """Whether the work will wait, or waits, at `goes_on`."""
+        return not self._go.is_set()
+
+    @property
     def running(self) -> bool:
         """Whether the work has begun and not ended, paused or not."""
         return self._began.is_set() and not self._ended.is_set()
@@ -137,12 +142,16 @@ def cut_off(call: Callable[[], Any], seconds: float, name: str) -> Any:
     return outcomes[0].result()
 
 
+class NoSlot(RuntimeError):
+    """No further training run may start now; the message says what to do."""
+
+
 class RunSlot:
     """A context that holds one of the slots for training runs; without a limit in the environment there is always one.
 
     A slot is a lock of the operating system on a file, which is free again when its process ends, however it ends.
 
-    Raises RuntimeError where all slots are taken.
+    Raises NoSlot where all slots are taken.
     """
 
     def __enter__(self) -> RunSlot:
@@ -160,7 +169,10 @@ class RunSlot:
                 continue
             self._lock = lock
             return self
-        raise RuntimeError(f"{number} training runs are under way, the most that this server allows; try again later")
+        raise NoSlot(
+            f"Another run is being trained, and this server trains at most {number} at a time, over all its viewers. "
+            "Your settings are kept. Press the button again when the other run has ended."
+        )
 
     def __exit__(self, *exception: object) -> None:
         if self._lock is not None:

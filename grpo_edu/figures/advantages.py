@@ -45,6 +45,42 @@ def group_dots(rewards: Tensor, num_generations: int, *, scale_rewards: str = "g
     return figure
 
 
+def group_and_ties(
+    rewards: Tensor, num_generations: int, chance: float | None = None, *, scale_rewards: str = "group"
+) -> "Figure":
+    """The rewards and advantages of one group as bars, and below them how often groups of this size tie.
+
+    Args:
+        rewards: (G,), one reward per completion of the group.
+        num_generations: G >= 2.
+        chance: p, the probability that one completion is right: a point on the curve of ties; None draws no point.
+        scale_rewards: as for `group_advantages`.
+
+    Raises:
+        ValueError: as `group_advantages`.
+
+    >>> figure = group_and_ties(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4, 0.25)
+    >>> [axes.get_title(loc="left") for axes in figure.axes]
+    ['All rewards of a group tie', 'Rewards', 'Advantages']
+    """
+    advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
+    figure, (ties, left, right) = panel_grid(3, height=4.6)
+    style_axes(ties, "All rewards of a group tie", "probability", "p, the probability that one completion is right")
+    shares = [number / 100 for number in range(101)]
+    curve = [tie_probability(share, num_generations) for share in shares]
+    ties.plot(shares, curve, color=look(0)["color"], linewidth=1.8)
+    ties.set_ylim(-0.04, 1.04)
+    if chance is not None:
+        ties.plot([chance], [tie_probability(chance, num_generations)], **{**look(1), "markersize": 10})
+    for axes, name, values in ((left, "Rewards", rewards), (right, "Advantages", advantages)):
+        style_axes(axes, name, "", "completion")
+        axes.bar(range(num_generations), values.tolist(), width=0.6, color=look(0)["color"])
+        axes.axhline(float(values.mean()), color=look(1)["color"], linewidth=1.2, linestyle="--")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    left.set_ylim(bottom=0, top=max(1.05, 1.05 * float(rewards.max())))
+    return figure
+
+
 def tie_curves(sizes: Sequence[int] = (2, 4, 8, 16)) -> "Figure":
     """The probability that all rewards of a group are equal, against p, with one curve per group size.
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from grpo_edu.evaluation import Evaluation
 
 # (key, title, label of the y axis, range of y or None)
-_PANELS = (
+PANELS = (
     ("reward", "Reward", "mean per completion", None),
     ("completions/mean_length", "Completion length", "tokens", None),
     ("frac_reward_zero_std", "Groups without a signal", "share of all-equal groups", (0, 1)),
@@ -66,17 +66,17 @@ def training_curves(
     if not history:
         raise ValueError("history is empty: train for at least one step before you draw it")
     steps = [record.get("step", number) for number, record in enumerate(history, start=1)]
-    chosen = [panel for panel in _PANELS if metrics is None or panel[0] in metrics]
+    chosen = [panel for panel in PANELS if metrics is None or panel[0] in metrics]
     panels = [panel for panel in chosen if any(panel[0] in record for record in history)]
     if not panels:
-        known = ", ".join(panel[0] for panel in chosen or _PANELS)
+        known = ", ".join(panel[0] for panel in chosen or PANELS)
         raise ValueError(f"history has none of the metrics that can be drawn; it needs at least one of {known}")
     figure, grid = panel_grid(len(panels))
     for axes, (key, name, unit, limits) in zip(grid, panels, strict=True):
         style_axes(axes, name, unit, "step")
-        series = {key: _column(history, key)} | (_reward_parts(history) if key == "reward" else {})
+        series = {key: column(history, key)} | (reward_parts(history) if key == "reward" else {})
         for number, (name, values) in enumerate(series.items()):
-            label = _part_name(name).removesuffix("_reward") if number else "total"
+            label = part_name(name).removesuffix("_reward") if number else "total"
             draw_curve(axes, steps, values, window, number, label)
         if limits:
             axes.set_ylim(limits[0] - 0.04, limits[1] + 0.04)
@@ -86,6 +86,35 @@ def training_curves(
             axes.set_xlim(steps[0] - 1, steps[0] + 1)
     if title:
         headline(figure, title)
+    return figure
+
+
+def overlaid_curves(
+    histories: Mapping[str, Sequence[Mapping[str, Any]]], metric: str = "reward", *, window: int = 5
+) -> "Figure":
+    """One metric of several runs over their steps, thin as it was measured and thick as the mean of the last steps.
+
+    Args:
+        histories: name of a run → one dict of metrics per step.
+        metric: the key to draw.
+        window: steps in the moving mean, at least 1.
+
+    Raises:
+        ValueError: no runs, or one without steps.
+
+    >>> figure = overlaid_curves({"a": [{"reward": 0.5}, {"reward": 0.7}], "b": [{"reward": 0.1}]})
+    >>> figure.axes[0].get_legend_handles_labels()[1]
+    ['a', 'b']
+    """
+    if not histories or not all(histories.values()):
+        raise ValueError("histories must have at least one run, and each run at least one step")
+    figure, (axes,) = panel_grid(1)
+    title, unit = next(((name, unit) for key, name, unit, _ in PANELS if key == metric), (metric, ""))
+    style_axes(axes, title, unit, "step")
+    for number, (name, history) in enumerate(histories.items()):
+        steps = [record.get("step", row) for row, record in enumerate(history, start=1)]
+        draw_curve(axes, steps, column(history, metric), window, number, name)
+    legend_above_data(axes, columns=2)
     return figure
 
 
@@ -267,25 +296,38 @@ def _table(evaluation: "Evaluation") -> dict[str, dict[str, float]]:
     return levels if len(levels) == 1 else {**levels, "all": summary}
 
 
-def _column(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+def column(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """One metric over the steps; NaN where a step does not have it.
+
+    >>> column([{"kl": 0.5}, {"kl": None}, {}], "kl")
+    [0.5, nan, nan]
+    """
     values = [record.get(key) for record in history]
     return [math.nan if value is None else float(value) for value in values]
 
 
-def _reward_parts(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The mean of each reward function, left out where it is the total itself."""
-    names = dict.fromkeys(key for record in history for key in record if _part_name(key) != key)
-    total = _column(history, "reward")
-    parts = {name: _column(history, name) for name in names}
+def reward_parts(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The mean of each reward function over the steps, left out where it equals the total reward.
+
+    >>> reward_parts([{"reward": 1.5, "rewards/format_reward/mean": 0.5}])
+    {'rewards/format_reward/mean': [0.5]}
+    """
+    names = dict.fromkeys(key for record in history for key in record if part_name(key) != key)
+    total = column(history, "reward")
+    parts = {name: column(history, name) for name in names}
     return {
         name: part
         for name, part in parts.items()
-        if not all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(part, total, strict=True))
+        if not all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(part, total, strict=True) if math.isfinite(a))
     }
 
 
-def _part_name(key: str) -> str:
-    """`rewards/accuracy_reward/mean` → `accuracy_reward`; any other key as it is."""
+def part_name(key: str) -> str:
+    """The name of the reward function whose mean a key stands for; any other key as it is.
+
+    >>> part_name("rewards/accuracy_reward/mean"), part_name("kl")
+    ('accuracy_reward', 'kl')
+    """
     if key.startswith("rewards/") and key.endswith("/mean"):
         return key.removeprefix("rewards/").removesuffix("/mean")
     return key

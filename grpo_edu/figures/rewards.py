@@ -1,13 +1,26 @@
-"""Picture of reward hacking: how a run changed its reward, and how it changed its accuracy."""
+"""Pictures of rewards: what each part of a sum pays and which exploits it pays, and what training made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.figures.style import INK, SMALL, intervals, legend_above, panel_grid, style_axes
+from grpo_edu.figures.style import (
+    INK,
+    OPEN_LEGEND,
+    SMALL,
+    intervals,
+    legend_above,
+    look,
+    name_rows,
+    note,
+    panel_grid,
+    sheet,
+    style_axes,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -59,6 +72,68 @@ def reward_against_accuracy(runs: Sequence[Mapping[str, Any]], *, title: str = "
         )
     legend_above(axes)
     return figure
+
+
+def sum_and_exploits(
+    paid: Mapping[str, Mapping[str, float]], passed: Mapping[str, Sequence[bool]], columns: Sequence[str]
+) -> Figure:
+    """The weighted parts of each completion's reward, stacked, and a grid of the exploits that each reward resists.
+
+    Args:
+        paid: completion → reward → what it adds to the sum; negative parts are stacked to the left of 0.
+        passed: exploit → for each column, whether an honest completion earns strictly more than the exploit.
+        columns: names of the rewards, the last one of their sum.
+
+    Raises:
+        ValueError: no completion, or a row of `passed` of another length than `columns`.
+
+    >>> figure = sum_and_exploits({"yours": {"a": 1.0, "b": -0.5}}, {"guess": [True, False]}, ["a", "sum"])
+    >>> [axes.get_title(loc="left") for axes in figure.axes]
+    ['Weighted parts of the reward', 'Exploits']
+    """
+    if not paid:
+        raise ValueError("paid is empty: pass at least one completion")
+    if any(len(row) != len(columns) for row in passed.values()):
+        raise ValueError(f"passed must have one value per column, so {len(columns)} in each row")
+    heights = [1.1 + 0.35 * len(paid), 0.9 + 0.19 * len(passed)]
+    figure = sheet(7.0, sum(heights) + 0.4)
+    top, below = figure.subplots(2, 1, height_ratios=heights)
+    _draw_parts(top, paid)
+    style_axes(below, "Exploits", "", "")
+    for good, number, label in ((True, 0, "honest work earns more"), (False, 1, "the exploit pays as much")):
+        found = [
+            (column, row)
+            for row, values in enumerate(passed.values())
+            for column, value in enumerate(values)
+            if bool(value) is good
+        ]
+        xs, ys = zip(*found, strict=True) if found else ((), ())
+        below.plot(xs, ys, linestyle="none", label=label, **{**look(number), "marker": "o" if good else "X"})
+    name_rows(below, list(passed))
+    below.set_xticks(range(len(columns)), list(columns))
+    below.set_xlim(-0.5, len(columns) - 0.5)
+    below.xaxis.tick_top()
+    handles, labels = below.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, **OPEN_LEGEND)
+    return figure
+
+
+def _draw_parts(axes: Axes, paid: Mapping[str, Mapping[str, float]]) -> None:
+    """One bar per completion, made of its parts, with the sum at its end."""
+    style_axes(axes, "Weighted parts of the reward", "", "")
+    names = list(dict.fromkeys(name for parts in paid.values() for name in parts))
+    for row, parts in enumerate(paid.values()):
+        ends = {True: 0.0, False: 0.0}
+        for number, name in enumerate(names):
+            value = parts.get(name, 0.0)
+            axes.barh(row, value, 0.6, left=ends[value >= 0], color=look(number)["color"], label=None if row else name)
+            ends[value >= 0] += value
+        note(axes, f"sum {sum(parts.values()):.2f}", (ends[True], row), (4, 0))
+    name_rows(axes, list(paid))
+    axes.axvline(0, color=INK, linewidth=0.8)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 0), max(high, 1) * 1.15)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.25), ncols=max(1, min(4, len(names))), **OPEN_LEGEND)
 
 
 def _rows(changes: list[Mapping[str, float]], scale: float = 1) -> list[list[float]]:

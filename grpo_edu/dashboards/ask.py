@@ -1,0 +1,310 @@
+"""Ask the model a question, see what GRPO sees of its answers, train it in place, and ask again."""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from collections.abc import Sequence
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as widgets
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.dashboards.base import Dashboard, button_row, progress_bar, slider
+from grpo_edu.dashboards.worker import NoSlot, RunSlot, Stopped, Worker, words_of
+from grpo_edu.figures.style import COLORS
+from grpo_edu.problems.templates import LEVELS, Problem, data_dir
+from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
+from grpo_edu.rewards import accuracy_reward
+from grpo_edu.runs.request import load_split
+
+if TYPE_CHECKING:
+    from grpo_edu.models import Session
+    from grpo_edu.rollout import Rollout
+
+RECORDED = "ask_the_model.json"  # shown until the model was asked: `python -m benchmarks.dashboards`
+_LENGTH = 96  # tokens of an answer
+_EVERY = 5  # steps of training between two looks at the same question
+_OWN = "type your own question"
+_COLUMNS = ("answer", "extracted", "reward", "advantage", "probability")
+
+
+class AskTheModel(Dashboard):
+    """A question, G sampled answers with extracted answer, reward and advantage; the same before and after training.
+
+    The answers that were sampled first are kept, and the page shows how probable each of them has become. Training uses
+    the course's training problems, not the question itself.
+
+    Args:
+        num_generations: G, answers to a question, from 2 to 16.
+        steps: of one training run.
+
+    >>> board = AskTheModel(num_generations=4)
+    >>> board.problem().answer
+    '81'
+    """
+
+    def __init__(self, num_generations: int = 8, steps: int = 20) -> None:
+        problems = load_split(LEVELS, "heldout", n=12)
+        self._known = {problem.prompt: problem for problem in problems}
+        short = [(f"{problem.level}: {shorten(problem.prompt, 48)}", problem.prompt) for problem in problems]
+        self.choose = widgets.Dropdown(options=[*short, (_OWN, "")], description="Question", value=problems[4].prompt)
+        self.question = widgets.Textarea(value=problems[4].prompt, description="You can change it here", rows=4)
+        self.answer = widgets.Text(value=problems[4].answer, description="Right answer (for the reward)")
+        whole = widgets.IntSlider
+        self.size = slider(whole, "G, answers to the question", num_generations, 2, 16, 1, "num_generations")
+        self.steps = slider(whole, "training steps", steps, 5, 60, 5, "each with 8 problems and 8 answers to each")
+        (self.ask, self.train, self.stop, self.reset), buttons = button_row(
+            {
+                "Ask": (lambda button: self._begin(self._ask), "sample G answers"),
+                "Train": (lambda button: self._begin(self._train), "train, and ask the same question again"),
+                "Stop": (self._stop, "stop after this step"),
+                "Start over": (self._reset, "forget what was learned"),
+            }
+        )
+        self.progress = widgets.HTML()
+        self.worker: Worker | None = None
+        self._session: Session | None = None
+        self._forget()
+        self.choose.observe(self._chosen, "value")
+        about = "Ask a question, then train the model and see how its answers to the same question change."
+        controls = [buttons, self.choose, self.question, self.answer, self.size, self.steps]
+        super().__init__("Ask the model", controls, about)
+        self.stage.children = (self.message, self.progress, self.picture)
+        self._show_recorded()
+
+    def problem(self) -> Problem:
+        """The question with its right answer. Raises ValueError where either is missing or the answer is none."""
+        prompt, answer = self.question.value.strip(), self.answer.value.strip()
+        if not prompt:
+            raise ValueError("The question is empty. Choose one from the list, or type one.")
+        if normalize_answer(answer) is None:
+            raise ValueError(f"The right answer {answer!r} is not a number, a list of numbers or a word. Correct it.")
+        return Problem(prompt, answer, "own", f"#### {answer}")
+
+    def close(self) -> None:
+        """End the work with the widget."""
+        self._stop()
+        super().close()
+
+    def _forget(self) -> None:
+        self.trained = 0  # steps
+        self.before: list[dict[str, Any]] = []  # the first answers
+        self.after: list[dict[str, Any]] = []  # the answers of the trained model
+        self.series: list[tuple[int, int]] = []  # (steps, right answers)
+        self._rollout: Rollout | None = None
+        self._asked: tuple[Problem, int] | None = None
+
+    def _begin(self, work: Any) -> None:
+        if self.worker is not None and self.worker.running:
+            self.say("The model is busy. Press Stop, or wait until it has finished.", wrong=True)
+            return
+        try:
+            self.problem()
+        except ValueError as error:
+            self.say(str(error), wrong=True)
+            return
+        self.worker = Worker(work, self._ended)
+        self.worker.start()
+
+    def _load(self) -> Session:
+        from grpo_edu.models import Session
+
+        if self._session is None:
+            self._tell("Loading the model", 0)
+            self._session = Session("tiny")
+        return self._session
+
+    def _ask(self, worker: Worker) -> None:
+        """Answer the question, with the model as it is now."""
+        session, asked = self._load(), (self.problem(), self.size.value)
+        if self._asked != asked or not self.trained:
+            self.before, self.after, self.series = [], [], []
+            self._asked, self._rollout = asked, None
+            if self.trained:  # the answers of the base model come first, for comparison
+                weights = {name: value.clone() for name, value in session.model.state_dict().items()}
+                session.reset()
+                self._sample(session, 0)
+                session.model.load_state_dict(weights)
+        self._tell("Sampling answers", 0.5)
+        self._sample(session, self.trained)
+        self._show()
+
+    def _sample(self, session: Session, steps: int) -> None:
+        """G answers of the model after so many steps of training, and how probable the first answers are now."""
+        import torch
+
+        from grpo_edu.rollout import generate
+
+        assert self._asked is not None
+        problem, size = self._asked
+        prompt = render_prompt(session.tokenizer, problem.prompt)
+        generator = torch.Generator().manual_seed(len(self.series))
+        rollout = generate(
+            session.model,
+            session.tokenizer,
+            [prompt],
+            num_generations=size,
+            max_completion_length=_LENGTH,
+            generator=generator,
+        )
+        rows = _rows(rollout, problem)
+        self.series.append((steps, sum(row["reward"] == 1 for row in rows)))
+        if self._rollout is None:
+            self._rollout, self.before = rollout, rows
+        else:
+            self.after = rows
+            for row, chance in zip(self.before, _probabilities(session, self._rollout), strict=True):
+                row["then"] = chance
+
+    def _train(self, worker: Worker) -> None:
+        """Train on the course's problems, and look at the question every few steps."""
+        from grpo_edu.trainer import train
+
+        if not self.before or self._asked != (self.problem(), self.size.value):
+            self._ask(worker)
+        session, steps = self._load(), self.steps.value
+        config = GRPOConfig(max_steps=steps, prompts_per_step=8, num_generations=8, loss_type="grpo", seed=self.trained)
+        self.say("The model is being trained. Its answers to your question are sampled again every few steps.")
+        with RunSlot():
+            began = time.perf_counter()
+            for metrics in train(
+                session.model, session.tokenizer, load_split(LEVELS, "train"), accuracy_reward, config
+            ):
+                self.trained += 1
+                done = int(metrics["step"])
+                left = (steps - done) * (time.perf_counter() - began) / done
+                self._tell(f"Step {done} of {steps}: reward {metrics['reward']:.2f}, {left:.0f} s left", done / steps)
+                if done % _EVERY == 0:
+                    self._sample(session, self.trained)
+                    self._show()
+                worker.goes_on()
+
+    def _tell(self, line: str, part: float) -> None:
+        self.progress.value = progress_bar("Progress of the model", part, line)
+
+    def _ended(self, error: BaseException | None) -> None:
+        self.progress.value = ""
+        if error is None or isinstance(error, Stopped):
+            self.say(self.words())
+        else:
+            self.say(str(error) if isinstance(error, NoSlot) else words_of(error), wrong=True)
+
+    def words(self) -> str:
+        """What the answers show."""
+        size, right = len(self.before), self.series[0][1] if self.series else 0
+        if not self.after:
+            tied = right in (0, size)
+            equal = "All rewards are equal, so every advantage is 0 and this group teaches nothing."
+            unequal = "Answers with a positive advantage would be made more likely, the others less likely."
+            return f"{right} of {size} answers are right. {equal if tied else unequal} Press Train to see it happen."
+        steps, now = self.series[-1]
+        best = max(self.before, key=lambda row: row["reward"])
+        change = f"{_percent(best['chance'])} before and is {_percent(best['then'])} now"
+        example = f" The probability of the first right answer was {change}." if best["reward"] == 1 else ""
+        return (
+            f"Before training {right} of {size} answers were right, after {steps} steps {now} of {size}. The left "
+            f"table shows how probable each of the first answers was, and how probable it is now.{example}"
+        )
+
+    def _show(self) -> None:
+        """The tables of the answers, before and, if the model was trained, after."""
+        self.picture.value = answers_html(self.before, self.after, self.series)
+        self.alt = self.words()
+
+    def _show_recorded(self) -> None:
+        """What the page showed on the computer on which it was recorded, until the model was asked."""
+        stored = json.loads((data_dir() / "curves" / RECORDED).read_text(encoding="utf-8"))
+        self.picture.value = answers_html(stored["before"], stored["after"], stored["series"])
+        self.alt = f"Recorded answers to the question “{stored['question']}”"
+        self.say(f"These answers were recorded. {stored['words']} Press Ask for answers of your own, then Train.")
+
+    def _stop(self, button: object = None) -> None:
+        if self.worker is not None and self.worker.running:
+            self.worker.stop()
+
+    def _reset(self, button: object = None) -> None:
+        if self.worker is not None and self.worker.running:
+            self.say("The model is busy. Press Stop first.", wrong=True)
+            return
+        if self._session is not None:
+            self._session.reset()
+        self._forget()
+        self.picture.value = self.alt = ""
+        self.say("The model is as it was before training. Press Ask.")
+
+    def _chosen(self, change: dict) -> None:
+        problem = self._known.get(change["new"])
+        self.question.value = problem.prompt if problem else ""
+        self.answer.value = problem.answer if problem else ""
+
+
+def _rows(rollout: Rollout, problem: Problem) -> list[dict[str, Any]]:
+    """For each answer: its text, what is extracted, reward, advantage, and the probability with which it was drawn."""
+    import torch
+
+    from grpo_edu.advantages import group_advantages
+
+    texts = rollout.completions
+    rewards = torch.tensor(accuracy_reward(texts, [problem.answer] * len(texts)))
+    advantages = group_advantages(rewards, len(texts)).tolist()
+    chances = rollout.sampling_per_token_logps.sum(dim=1).exp().tolist()
+    return [
+        {"text": text, "answer": extract_answer(text), "reward": reward, "advantage": advantage, "chance": chance}
+        for text, reward, advantage, chance in zip(texts, rewards.tolist(), advantages, chances, strict=True)
+    ]
+
+
+def _probabilities(session: Session, rollout: Rollout) -> list[float]:
+    """How probable each answer of a rollout is under the model as it is now."""
+    import torch
+
+    from grpo_edu.logprobs import per_token_logps
+
+    parts = rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask
+    with torch.no_grad():
+        logps = per_token_logps(session.model, *parts)
+    assert isinstance(logps, torch.Tensor)
+    return logps.sum(dim=1).exp().tolist()
+
+
+def answers_html(before: Sequence[dict], after: Sequence[dict], series: Sequence[Sequence[int]]) -> str:
+    """One table of answers, or two next to each other, and the count of right answers during training."""
+    if not after:
+        return _table(before, "Answers of the model")
+    counts = ", ".join(f"{right} after {steps} steps" for steps, right in series[1:])
+    found = f"<p>Right answers of {len(before)}: {series[0][1]} before training, {counts}.</p>"
+    tables = _table(before, "Before training"), _table(after, f"After {series[-1][0]} steps of training")
+    columns = "".join(f'<div style="flex:1 1 27em;min-width:0">{table}</div>' for table in tables)
+    return f'{found}<div style="display:flex;flex-flow:row wrap;gap:8px 20px">{columns}</div>'
+
+
+def _table(rows: Sequence[dict[str, Any]], title: str) -> str:
+    """The answers of a group; those that were scored again have their probability before and now."""
+    cell = 'style="text-align:left;vertical-align:top;padding:3px 4px'
+    lines = []
+    for row in sorted(rows, key=lambda row: -row["reward"]):
+        color = COLORS[0] if row["reward"] == 1 else COLORS[1]
+        chance = _percent(row["chance"]) + (f" → <b>{_percent(row['then'])}</b>" if "then" in row else "")
+        extracted = "none" if row["answer"] is None else html.escape(str(row["answer"]))
+        text = f'<td {cell};border-left:5px solid {color};overflow-wrap:anywhere">{html.escape(row["text"])}</td>'
+        cells = [extracted, f"{row['reward']:.0f}", f"{row['advantage']:+.2f}", chance]
+        values = "".join(f'<td {cell}">{value}</td>' for value in cells)
+        lines.append(f"<tr>{text}{values}</tr>")
+    head = "".join(f'<th scope="col" {cell}">{name}</th>' for name in _COLUMNS)
+    caption = f'<caption style="text-align:left;font-weight:bold">{html.escape(title)}</caption>'
+    look = "border-collapse:collapse;width:100%;font-size:0.92em"
+    table = f'<table style="{look}">{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    return f'<div role="region" tabindex="0" aria-label="{html.escape(title)}" style="overflow-x:auto">{table}</div>'
+
+
+def _percent(share: float) -> str:
+    """A probability in percent with two digits; the smallest ones as "under 0.01%".
+
+    >>> _percent(0.1234), _percent(0.00002)
+    ('12%', 'under 0.01%')
+    """
+    percent = 100 * share
+    return "under 0.01%" if percent < 0.01 else f"{percent:.0f}%" if percent >= 10 else f"{percent:.2g}%"

@@ -1,0 +1,98 @@
+"""Runs that a dashboard keeps on disk, so that a page that is loaded again can show them or go on with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.dashboards.training_run import TrainingRun
+from grpo_edu.evaluation import Evaluation
+from grpo_edu.runs.checkpoint import latest_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_FOLDER, _FILE = ".kept", "run.json"
+_MOST = 3  # runs in a folder; older ones are removed
+_LARGEST = 300e6  # bytes of the weights; a larger model is kept with Save only
+
+
+def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable], parent: Path) -> None:
+    """Write a run that is paused or has ended to `parent/.kept`, if its model is not too large for that.
+
+    Args:
+        run: with at least one step. model: with the run's weights. names: name → reward function.
+        parent: the folder of the runs.
+
+    Raises OSError where the disk cannot be written to.
+    """
+    if run.state is None or sum(weight.nbytes for weight in model.parameters()) > _LARGEST:
+        return
+    place = parent / _FOLDER / run.name
+    run.checkpoint = save_checkpoint(place, model, run.state, run.config, run.history)
+    content = {
+        "model": run.model_name,
+        "data": run.data,
+        "rewards": [name for name, function in names.items() if function in run.functions],
+        "config": run.config.to_dict(),
+        "heldout": len(run.heldout),
+        "every": run.every,
+        "evaluations": {str(step): vars(check) for step, check in run.checks.items()},
+        "before": run.before and vars(run.before),
+        "after": run.after and vars(run.after),
+        "history": run.history,
+        "samples": run.samples,
+        "seconds": run.training_seconds,
+        "label": f"{run.position()} · {run.model_name} · {', '.join(run.data)} · {time.strftime('%H:%M')}",
+    }
+    temporary = place / f".{_FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    temporary.replace(place / _FILE)
+    for older in _places(parent)[_MOST:]:
+        shutil.rmtree(older, ignore_errors=True)
+
+
+def kept_runs(parent: Path) -> dict[str, Path]:
+    """Label → folder of the runs in `parent/.kept`, the newest first."""
+    return {_read(place)["label"]: place for place in _places(parent)}
+
+
+def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:
+    """The run of a folder from `kept_runs`, with everything but its weights, which `TrainingRun.prepare` loads.
+
+    Raises:
+        KeyError: a reward that `names` does not have.
+        ValueError, OSError: a folder that is incomplete.
+    """
+    stored = _read(place)
+    functions = [names[name] for name in stored["rewards"]]
+    config = GRPOConfig(**stored["config"])
+    run = TrainingRun(
+        stored["model"], stored["data"], functions, config, heldout=stored["heldout"], every=stored["every"]
+    )
+    run.name, run.checkpoint = place.name, latest_checkpoint(place)
+    if run.checkpoint is None:
+        raise ValueError(f"{place} holds no weights; start a new run")
+    run.history = stored["history"]
+    run.checks = {int(step): Evaluation(**check) for step, check in stored["evaluations"].items()}
+    run.before = stored["before"] and Evaluation(**stored["before"])
+    run.after = stored["after"] and Evaluation(**stored["after"])
+    prompt, rows = stored["samples"]
+    run.samples = prompt, [(text, value) for text, value in rows]
+    run.training_seconds = stored["seconds"]
+    return run
+
+
+def _read(place: Path) -> dict[str, Any]:
+    return json.loads((place / _FILE).read_text(encoding="utf-8"))
+
+
+def _places(parent: Path) -> list[Path]:
+    files = sorted((parent / _FOLDER).glob(f"*/{_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return [file.parent for file in files]
