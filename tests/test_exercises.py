@@ -34,14 +34,12 @@ def test_the_student_version_is_what_the_master_gives(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_line_of_a_solution_is_left(name):
-    solutions = [cell.source for cell in read("solutions", name).cells if cell.metadata.nbgrader.solution]
-    lines = {
-        line.strip()
-        for source in solutions
-        for block in re.findall(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", source, re.S)
-        for line in block.splitlines()
-        if len(line.strip()) > 12
-    }
+    solutions = [cell for cell in read("solutions", name).cells if cell.metadata.nbgrader.solution]
+    blocks = [cell.source for cell in solutions if cell.cell_type == "markdown"]  # an open answer is all solution
+    blocks += re.findall(
+        r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", "\n".join(cell.source for cell in solutions), re.S
+    )
+    lines = {line.strip() for block in blocks for line in block.splitlines() if len(line.strip()) > 12}
     student = "\n".join(cell.source for cell in read("exercises", name).cells)
     assert lines and not [line for line in lines if line in student]
     assert "BEGIN SOLUTION" not in student and "nbgrader" not in student
@@ -53,12 +51,25 @@ def test_points_in_the_text_are_those_of_the_checks(name):
 
     master = read("solutions", name)
     for cell in master.cells:
-        if cell.metadata.nbgrader.grade:
+        if cell.metadata.nbgrader.grade and not cell.metadata.nbgrader.solution:
             checked = re.fullmatch(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)", cell.source)
             assert checked and checked[1] == checked[2]
             assert cell.metadata.nbgrader.points == exercises()[checked[1]].max_points
-    total = sum(cell.metadata.nbgrader.points for cell in master.cells if cell.metadata.nbgrader.grade)
-    assert f"Together: {total} points." in master.cells[0].source
+    graded = [cell.metadata.nbgrader for cell in master.cells if cell.metadata.nbgrader.grade]
+    total = sum(cell.points for cell in graded if not cell.solution)
+    assert f"Together: {total} points." in master.cells[0].source or not total
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_open_questions_have_a_model_answer_and_a_rubric_that_adds_up(name):
+    open_answers = [cell for cell in read("solutions", name).cells if cell.get("id", "").startswith("open-")]
+    assert len(open_answers) == 2
+    for cell in open_answers:
+        marks = cell.metadata.nbgrader
+        assert marks.grade and marks.solution and not marks.locked
+        model, _, rubric = cell.source.partition("**Rubric**")
+        points = [int(number) for number in re.findall(r"\| (\d+) \|$", rubric, re.M)]
+        assert len(points) >= 3 and sum(points) == marks.points and len(model.split()) > 80
 
 
 @pytest.mark.slow
@@ -68,7 +79,7 @@ def test_masters_get_all_points_and_stubs_none(name, folder, share):
     notebook = read(folder, name)
     NotebookClient(notebook, timeout=120, allow_errors=True, kernel_name="python3").execute()
     for cell in notebook.cells:
-        if cell.metadata.nbgrader.grade:
+        if cell.metadata.nbgrader.grade and not cell.metadata.nbgrader.solution:
             last = cell.outputs[-1]
             if share:
                 assert (
@@ -81,7 +92,7 @@ def test_masters_get_all_points_and_stubs_none(name, folder, share):
 
 def test_a_solution_without_its_end_is_refused(tmp_path):
     nbgrader_or_skip()
-    broken = read("solutions", NAMES[0])
+    broken = read("solutions", "04_group_advantages")
     cell = next(cell for cell in broken.cells if cell.metadata.nbgrader.solution)
     cell.source = cell.source.replace("### END SOLUTION", "")
     with pytest.raises(ValueError, match="cannot be converted"):

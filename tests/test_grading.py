@@ -140,7 +140,7 @@ def test_the_mended_notebooks_are_what_nbgrader_takes(graded):
         marks = [cell.metadata.get("nbgrader") for cell in notebook.cells]
         after, _ = DeduplicateIds().preprocess(notebook, {})
         assert [cell.metadata.get("nbgrader") for cell in after.cells] == marks
-        assert sum(bool(mark and mark["grade"]) for mark in marks) == 5
+        assert sum(bool(mark and mark["grade"]) for mark in marks) == 7  # five checks and two open answers
 
 
 def test_graded_twice_the_table_is_the_same_and_going_on_grades_nobody_twice(graded, tmp_path, capsys):

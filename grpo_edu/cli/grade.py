@@ -45,6 +45,7 @@ def add_grade_options(command: ArgumentParser) -> None:
         action="store_true",
         help="run students' code as yourself, for containers that hold nothing else (docs/grading.md)",
     )
+    add("--by-hand", metavar="FILE", help="copy of grades.csv with points for open answers (docs/grading.md)")
     add("--resume", action="store_true", help="go on where a grading into DIR was interrupted")
 
 
@@ -76,6 +77,7 @@ def run_grade_command(arguments: Namespace) -> int:
         formats=_names(arguments.format),
         resume=arguments.resume,
         isolated=not arguments.without_isolation,
+        by_hand=arguments.by_hand,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
         **more,
     )

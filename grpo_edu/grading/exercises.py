@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+TEXT_STUB = "*Write your answer here: a few sentences, with the numbers that support it.*"
 
 
 def student_version(master: NotebookNode) -> NotebookNode:
@@ -35,6 +36,7 @@ def student_version(master: NotebookNode) -> NotebookNode:
 
     config = Config()
     config.ClearSolutions.code_stub = {"python": "raise NotImplementedError"}
+    config.ClearSolutions.text_stub = TEXT_STUB
     student, resources = copy.deepcopy(master), dict[str, Any]()
     for step in (CheckCellMetadata, ClearSolutions, LockCells, ClearOutput):
         try:

@@ -3,6 +3,7 @@
 DIR/grades.csv        a row a student, a column a question
 DIR/grades_canvas.csv, grades_moodle.csv  where asked for
 DIR/summary.html      for the instructor
+DIR/open_answers.html the answers that a person grades, question by question, with model answer and rubric
 DIR/feedback/         a page a student
 DIR/notebooks/        what was graded: each notebook, repaired, with the master's locked cells and checks
 DIR/grading.json, students/  the settings and each result, to go on after an interruption
@@ -21,17 +22,26 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_edu import __version__
 from grpo_edu.grading.answers import Answers, answers_of
+from grpo_edu.grading.by_hand import GRADEBOOK, enter_points, points_in_gradebook, points_in_table
 from grpo_edu.grading.exercises import REPOSITORY
 from grpo_edu.grading.files import Submission, find_submissions
 from grpo_edu.grading.masters import Master, load_masters
-from grpo_edu.grading.pages import feedback_page, summary_page
-from grpo_edu.grading.results import FORMATS, StudentGrade, canvas_table, file_names, grades_table, moodle_table
+from grpo_edu.grading.pages import feedback_page, open_answers_page, summary_page
+from grpo_edu.grading.results import (
+    FORMATS,
+    StudentGrade,
+    canvas_table,
+    file_names,
+    grades_table,
+    moodle_table,
+    open_column,
+)
 from grpo_edu.grading.run import judged
 from grpo_edu.grading.sandbox import REMEDY, Limits, Sandbox, SandboxFault, isolation_problem
 from grpo_edu.grading.values import plain
@@ -52,6 +62,7 @@ def grade_submissions(
     formats: Sequence[str] = (),
     resume: bool = False,
     isolated: bool = True,
+    by_hand: str | Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[StudentGrade]:
     """Grade all students of a folder, and write tables and pages.
@@ -67,6 +78,8 @@ def grade_submissions(
         workers: students at a time.
         formats: of "canvas", "moodle": further tables.
         isolated: run students' code under bubblewrap. Without it that code can do whatever you can do.
+        by_hand: a copy of ``grades.csv`` with points for open answers. In an nbgrader course the gradebook's count,
+            and these before them.
         tell: called with a line on each student.
 
     Raises:
@@ -78,6 +91,8 @@ def grade_submissions(
     limits = limits or Limits()
     _check(source, folder, workers, formats)
     course = _chosen(load_masters(Path(masters)), notebooks)
+    given = points_in_gradebook(source / GRADEBOOK, course) if (source / GRADEBOOK).is_file() else {}
+    given |= points_in_table(Path(by_hand), course) if by_hand else {}
     found = find_submissions(source, [master.name for master in course])
     seed = _seed(seed, folder, resume=resume)
     settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
@@ -106,8 +121,14 @@ def grade_submissions(
         error.add_note(f"the results of {len(grades)} of {len(found)} students are kept; go on with --resume")
         raise
     course = [one for one in course if notebooks or any(one.name in grade.handed_in for grade in grades)] or course
+    enter_points(given, grades, course)
+    course = [replace(one, hand_graded=_hand_graded(one, grades)) for one in course]
     _write(grades, course, folder, files, formats, _words(settings, source))
     return grades
+
+
+def _hand_graded(master: Master, grades: Sequence[StudentGrade]) -> bool:
+    return any(open_column(master, one) in grade.by_hand for one in master.open_questions for grade in grades)
 
 
 def _line(grade: StudentGrade) -> str:
@@ -258,6 +279,8 @@ def _write(
         page = feedback_page(grade, masters)
         RunFolder(folder.path / "feedback").write_text(f"{files[grade.key]}.html", page)
     folder.write_text("summary.html", summary_page(grades, masters, files, settings))
+    if any(master.open_questions for master in masters):
+        folder.write_text("open_answers.html", open_answers_page(grades, masters))
     folder.write_text("grades.csv", grades_table(grades, masters))
 
 
