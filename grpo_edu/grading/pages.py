@@ -125,6 +125,8 @@ def feedback_page(grade: StudentGrade, masters: Sequence[Master]) -> str:
 
 def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
     """What a person grades: each open question with its model answer and rubric, and what every student wrote."""
+    from nbconvert.filters import markdown2html
+
     body = [
         "<h1>Open answers, to be graded by hand</h1>",
         f"<p>Enter the points in a copy of grades.csv, in place of <i>{TO_GRADE}</i>, and run the command again with "
@@ -132,10 +134,9 @@ def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[Master])
     ]
     for master in masters:
         for asked in master.open_questions:
-            body.append(f"<h2>{html.escape(open_column(master, asked))} ({asked.points} points)</h2>")
-            body.append(f"<pre>{html.escape(asked.text)}</pre>")
-            body.append(f"<details><summary>Model answer and rubric</summary><pre>{html.escape(asked.model)}</pre>")
-            body.append("</details>")
+            body.append(markdown2html(asked.text))
+            body.append(f"<details><summary>Model answer and rubric</summary>{markdown2html(asked.model)}</details>")
+            body.append(f"<p>Column of the table: <code>{html.escape(open_column(master, asked))}</code></p>")
             for grade in grades:
                 answer = grade.open_answers.get(master.name, {}).get(asked.cell)
                 if answer:
