@@ -27,16 +27,22 @@ def source_of(notebook, cell_id):
     return cell.source
 
 
+def handed_out(master):
+    (path,) = (REPOSITORY / "exercises").rglob(f"{master.name}.ipynb")
+    return nbformat.read(path, as_version=4)
+
+
 @pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.name)
 def test_every_question_has_its_answers_cell(master):
     assert set(master.answers) == {question.exercise for question in master.questions}
     assert master.points == sum(question.points for question in master.questions)
-    assert len(master.open_questions) == 2 and master.questions or master.name in ("00_start_here", "13_scaling_out")
+    assert len(master.open_questions) >= 2
+    assert master.questions or master.name in ("00_start_here", "13_scaling_out", "capstone", "study")
 
 
 @pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.name)
 def test_a_students_version_that_nobody_touched_is_whole(master):
-    notebook = nbformat.read(REPOSITORY / "exercises" / f"{master.name}.ipynb", as_version=4)
+    notebook = handed_out(master)
     mended, troubles = repaired(notebook, master)
     assert troubles == [] and looks(mended, master) == []
     assert [cell.source for cell in mended.cells] == [cell.source for cell in master.notebook.cells]
@@ -44,7 +50,7 @@ def test_a_students_version_that_nobody_touched_is_whole(master):
 
 @pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.name)
 def test_a_notebook_is_known_by_its_cells_whatever_its_name(master):
-    notebook = nbformat.read(REPOSITORY / "exercises" / f"{master.name}.ipynb", as_version=4)
+    notebook = handed_out(master)
     assert best_master(notebook, "homework", MASTERS) is master
     assert best_master(unmarked(notebook), "homework", MASTERS) is master
 

@@ -76,7 +76,7 @@ def test_nbgrader_releases_and_grades_the_masters_and_so_do_we(tmp_path):
 def test_a_course_is_laid_out_once(tmp_path):
     written = write_course(REPOSITORY / "solutions", tmp_path)
     assert tmp_path / "nbgrader_config.py" in written
-    names = {path.stem for path in (REPOSITORY / "solutions").glob("*.ipynb")}
+    names = {path.stem for path in (REPOSITORY / "solutions").rglob("*.ipynb")}
     assert {path.parent.name for path in written if path.suffix == ".ipynb"} == names
     with pytest.raises(FileExistsError, match="holds a course"):
         write_course(REPOSITORY / "solutions", tmp_path)

@@ -101,7 +101,7 @@ def definitions(source: str) -> tuple[str, ...]:
 
 
 def load_masters(folder: Path) -> list[Master]:
-    """All masters of a folder, sorted by name.
+    """All masters of a folder and the folders in it, sorted by name.
 
     Raises:
         FileNotFoundError: there is none. ValueError: one cannot be converted, or a check is none of the course.
@@ -109,7 +109,7 @@ def load_masters(folder: Path) -> list[Master]:
     """
     import nbformat
 
-    paths = sorted(folder.glob("*.ipynb"))
+    paths = sorted(folder.rglob("*.ipynb"), key=lambda path: path.stem)
     if not paths:
         raise FileNotFoundError(f"masters: no notebook in {folder}; give the folder `solutions` of the course")
     return [_master(path.stem, nbformat.read(path, as_version=4)) for path in paths]
