@@ -13,8 +13,9 @@ import torch
 from grpo_edu import checks
 from grpo_edu.checks.__main__ import RIGHT_ANSWERS, answers_in, main, misjudged, table
 from grpo_edu.checks.compare import difference
-from grpo_edu.checks.core import Call, Exercise, Mistake, Part, attempt, call
+from grpo_edu.checks.core import Call, Exercise, Mistake, Outcome, Part, attempt, call
 from grpo_edu.checks.feedback import NothingEarned
+from grpo_edu.checks.trained import TRAINED
 
 KNOWN = checks.exercises()
 RIGHT = answers_in(RIGHT_ANSWERS)
@@ -310,3 +311,30 @@ def test_inputs_travel_to_another_process_without_a_module_of_answers(name):
     names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str)}
     modules = {name for name in names if name.startswith("grpo_edu.checks")}
     assert modules <= {"grpo_edu.checks.core", "grpo_edu.checks.inputs"}
+
+
+@pytest.mark.slow
+def test_a_reward_that_pays_anything_trains_a_worse_policy_and_the_counts_are_shown():
+    exercise = KNOWN["accuracy_reward"]
+    (part,) = [part for part in exercise.parts if part.name == TRAINED]
+    calls = exercise.calls(part, 3)
+    pays_anything = lambda completions, answer: [float("####" in text) for text in completions]  # noqa: E731
+    result = exercise.judge(part, calls, [attempt(pays_anything, one) for one in calls])
+    assert result.points == 0 and "of 60 before" in result.got and "lost" in result.got
+
+
+@pytest.mark.parametrize(
+    ("value", "points"),
+    [
+        ({"before": 30, "won": 20, "lost": 1}, 2),
+        ({"before": 30, "won": 5, "lost": 4}, 0),
+        ({"before": 30, "won": 1, "lost": 20}, 0),
+        ({"before": 30, "won": 1000, "lost": 0}, 0),
+        ({"won": True}, 0),
+        (True, 0),
+    ],
+)
+def test_only_a_significant_gain_counts_and_what_is_no_count_earns_nothing(value, points):
+    exercise = KNOWN["accuracy_reward"]
+    result = exercise.judge(exercise.parts[-1], exercise.calls(exercise.parts[-1], 3), [Outcome(value)])
+    assert result.points == points

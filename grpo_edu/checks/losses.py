@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 from grpo_edu.checks.inputs import Polynomial, mask_of, numbers
+from grpo_edu.checks.trained import TrainedExercise, trained_part
 from grpo_edu.losses import importance_ratio, reduce_loss
 
 # ---- aggregate ----
@@ -28,12 +29,13 @@ def _losses_for(loss_type: str) -> Callable[[random.Random], Call]:
     return draw
 
 
-check_aggregate = Exercise(
+check_aggregate = TrainedExercise(
     aggregate,
     parts=(
         Part("grpo", 2, _losses_for("grpo")),
         Part("dapo", 1, _losses_for("dapo")),
         Part("dr_grpo", 2, _losses_for("dr_grpo")),
+        trained_part("aggregate"),
     ),
     mistakes={
         "padding counts": Mistake(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 from grpo_edu.checks.inputs import numbers
+from grpo_edu.checks.trained import TrainedExercise, trained_part
 from grpo_edu.logprobs import logps_from_logits
 from grpo_edu.losses import per_token_kl
 
@@ -186,11 +187,12 @@ def _with_ratio(make: Callable[[Tensor, Tensor, float], Tensor]) -> Callable:
     return wrong
 
 
-check_clipped_loss = Exercise(
+check_clipped_loss = TrainedExercise(
     clipped_loss,
     parts=(
         Part("both signs, inside and outside the bounds", 4, _some_policies, draws=12),
         Part("the first update, where the ratio is 1", 1, _first_update),
+        trained_part("token loss"),
     ),
     mistakes={
         "the clip has no min": Mistake(

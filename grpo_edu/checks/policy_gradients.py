@@ -11,6 +11,7 @@ from torch import Tensor
 from grpo_edu import rollout
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 from grpo_edu.checks.inputs import loss_slope, numbers
+from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 # ---- inputs ----
 
@@ -194,9 +195,9 @@ def _its_gradient(rng: random.Random) -> Call:
     return Call(one.args, ask=loss_slope)
 
 
-check_reinforce_loss = Exercise(
+check_reinforce_loss = TrainedExercise(
     reinforce_loss,
-    parts=(Part("the loss", 2, _some_samples), Part("its gradient", 2, _its_gradient)),
+    parts=(Part("the loss", 2, _some_samples), Part("its gradient", 2, _its_gradient), trained_part("reinforce")),
     mistakes={
         "the sign is turned": Mistake(
             "An optimizer minimizes the loss, but the expected reward should rise.",
