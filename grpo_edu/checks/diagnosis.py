@@ -175,7 +175,7 @@ def find_fault(question: int, reading: Mapping[str, float]) -> str:
             return "too little room"
         return "reward cannot read" if reading["right"] >= 0.1 else "no chat template"
     if question == 2:
-        return "G too small" if reading["siblings"] <= 3 else "pays for anything"
+        return "G too small" if reading["group size"] <= 3 else "pays for anything"
     if question == 3:
         return "learning rate too high" if reading["step"] <= 10 else "KL with the wrong sign"
     if question == 4:
@@ -237,7 +237,7 @@ def _swapping(one: str, other: str) -> Callable:
 def _limits_left_out(question, reading):
     limits = {
         1: ("right", 0.1, "no chat template"),
-        2: ("siblings", 3, "pays for anything"),
+        2: ("group size", 3, "pays for anything"),
         3: ("step", 10, "KL with the wrong sign"),
     }
     found = find_fault(question, reading)
@@ -267,7 +267,7 @@ check_find_fault = Exercise(
         Part(
             "question 2: the rewards of a group",
             1,
-            lambda rng: call(2, {"siblings": rng.choice([2, 3, 8, 16])}),
+            lambda rng: call(2, {"group size": rng.choice([2, 3, 8, 16])}),
             draws=20,
         ),
         Part("questions 3 and 4: the first steps, the ratio", 1, _steps, draws=60),
@@ -287,7 +287,7 @@ check_find_fault = Exercise(
             _swapping("reward cannot read", "no chat template"),
         ),
         "small groups and generous rewards have changed places": Mistake(
-            "Two siblings often tie. Eight of them tie from the first step on only where everybody is paid.",
+            "Groups of two often tie. Groups of eight tie from the first step on only where everybody is paid.",
             _swapping("G too small", "pays for anything"),
         ),
         "a late break-down is blamed on the learning rate": Mistake(
@@ -403,7 +403,7 @@ check_signs_are_right = Exercise(
     ),
     mistakes={
         "the mean is not that of the own group": Mistake(
-            "A completion competes with its siblings, not with the batch: one row of `view(-1, num_generations)`.",
+            "A completion competes within its group, not with the batch: one row of `view(-1, num_generations)`.",
             _seen_in_groups(
                 lambda groups, given: torch.equal(
                     (groups - groups.mean()).sign().masked_fill(_tied(groups), 0.0), given.sign()
