@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from grpo_edu.checks.feedback import Feedback, PartResult
+from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
 from grpo_edu.grading.masters import Master
 
 FORMATS = ("canvas", "moodle")
@@ -42,11 +42,11 @@ class StudentGrade:
         """The name, with the number where there is one."""
         return f"{self.student} ({self.lms_id})" if self.lms_id else self.student
 
-    def points(self, master: Master) -> int:
-        """Earned in one notebook."""
-        return sum(self.question(one.exercise) for one in master.questions)
+    def points(self, *masters: Master) -> float:
+        """Earned in one notebook, or in several."""
+        return plain_number(sum(self.question(one.exercise) for master in masters for one in master.questions))
 
-    def question(self, exercise: str) -> int:
+    def question(self, exercise: str) -> float:
         """Earned in one question; 0 where it was not handed in."""
         return self.feedback[exercise].points if exercise in self.feedback else 0
 
@@ -96,7 +96,7 @@ def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
     most = sum(master.points for master in masters)
     rows: list[list[Any]] = [["student", "id", *(name for name, _ in questions), "total", "out of", "notes"]]
     for grade in grades:
-        total = sum(grade.points(master) for master in masters)
+        total = grade.points(*masters)
         points = [grade.question(exercise) for _, exercise in questions]
         rows.append([grade.student, grade.lms_id, *points, total, most, "; ".join([*grade.troubles, *grade.looks])])
     return _csv(rows)
@@ -122,7 +122,7 @@ def moodle_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
     for grade in grades:
         points = [grade.points(master) for master in masters]
         who = [f"Participant {grade.lms_id}", grade.student, ""] if grade.lms_id else ["", "", grade.student]
-        rows.append([*who, *points, sum(points)])
+        rows.append([*who, *points, grade.points(*masters)])
     return _csv(rows)
 
 
