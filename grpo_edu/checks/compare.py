@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Complex, Number, Real
+from numbers import Complex, Integral, Number, Real
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def _difference(got: Any, expected: Any, tolerance: float) -> str | None:
         if isinstance(got, Complex) and not isinstance(got, Real):
             return "it is a complex number, not a real one"
         one, other = float(got), float(expected)  # type: ignore[arg-type]  # typeshed: not every Number has a float
-        return None if close(one, other, tolerance) else how_far(one, other)
+        return None if close(one, other, tolerance) else how_far(one, other, counted=isinstance(got, Integral))
     if isinstance(expected, Mapping):
         return _mapping_difference(got, expected, tolerance)
     if isinstance(expected, Sequence):
@@ -68,8 +68,8 @@ def close(one: float, other: float, tolerance: float) -> bool:
     return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def how_far(one: float, other: float) -> str:
-    """In which way one number differs from the other, which is the right one.
+def how_far(one: float, other: float, *, counted: bool = False) -> str:
+    """In which way one number differs from the other, which is the right one. counted: they are whole numbers.
 
     >>> how_far(math.nan, 2.0), how_far(-3.0, 3.0), how_far(0.5, 2.0), how_far(2.5, 2.0)
     ('it is NaN', 'it has the opposite sign', 'it is 4 times too small', 'it is 0.5 too high')
@@ -80,8 +80,7 @@ def how_far(one: float, other: float) -> str:
         return f"it is a finite number, not {other}"
     if math.isclose(one, -other, rel_tol=1e-4):
         return "it has the opposite sign"
-    counts = one == int(one) and other == int(other) and abs(other) < 10  # 2 in place of 1 is 1 too high
-    if one * other > 0 and not counts:
+    if one * other > 0 and not (counted and abs(other) < 10):  # a count of 2 in place of 1 is 1 too high
         for times, word in ((one / other, "large"), (other / one, "small")):
             if round(times) > 1 and math.isclose(times, round(times), rel_tol=1e-4):
                 return f"it is {round(times)} times too {word}"
@@ -172,7 +171,7 @@ def _tensor_difference(got: Any, expected: Tensor, tolerance: float) -> str | No
     if not bool(wrong.any()):
         return None
     pairs = zip(one[wrong][:MOST_COMPARED].tolist(), other[wrong][:MOST_COMPARED].tolist(), strict=True)
-    ways = {how_far(*pair) for pair in pairs}
+    ways = {how_far(*pair, counted=not got.is_floating_point()) for pair in pairs}
     text = f"{int(wrong.sum())} of {wrong.numel()} values differ"
     return f"{text}: {ways.pop().replace('it', 'each', 1)}" if len(ways) == 1 else text
 

@@ -143,11 +143,12 @@ FORMS: tuple[tuple[Slip, Callable[[Any, Any], Any]], ...] = (
 
 def wrong_form(expected: Sequence[Outcome], found: Sequence[Outcome], tolerance: float) -> Slip | None:
     """The one change of form that makes all results right, if there is one and it is needed."""
-    if any(one.problem or one.changed or other.problem for one, other in zip(found, expected, strict=True)):
+    pairs = list(zip(found, expected, strict=True))
+    if any(one.problem or other.problem or one.changed != other.changed for one, other in pairs):
         return None
     for slip, mend in FORMS:
         needed = False
-        for one, other in zip(found, expected, strict=True):
+        for one, other in pairs:
             if not one.same_as(other, tolerance):
                 try:
                     mended = mend(one.value, other.value)
