@@ -258,7 +258,8 @@ def test_an_interrupted_answer_names_the_input_and_the_seconds(monkeypatch, caps
         signal.signal(signal.SIGALRM, previous)
     third = trial(DOUBLE, 0).calls[0][2].text()
     assert len(asked) == 3 and feedback.points == 0
-    assert feedback.parts[0].given == third and feedback.mistakes == ["it was interrupted"]
+    assert feedback.parts[0].given == third and feedback.mistakes == ["a loop that does not end"]
+    assert feedback.parts[1].got == "not tried"
     assert re.search(r"interrupted after \d s, at `(x = x \+ 0|while True:)`", feedback.parts[0].why)
     warning = capsys.readouterr().out
     assert "still at work after 0.2 s" in warning and third in warning

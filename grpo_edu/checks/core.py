@@ -100,6 +100,9 @@ class Outcome:
         return self.changed == other.changed and not difference(self.value, other.value, tolerance)
 
 
+NOT_TRIED = Outcome(problem="not tried", detail="the answer was interrupted on an earlier input")
+
+
 @dataclass(frozen=True, eq=False)
 class Exercise:
     """A function for the student to write, and what is needed to check it.
@@ -146,14 +149,14 @@ class Exercise:
     def _ask(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
         """The outcomes in each part; an answer that the student interrupts is not asked again."""
         found: list[list[Outcome]] = []
-        stopped = None
+        stopped = False
         with _patience(self.name) as now_at:
             for calls in parts:
                 found.append([])
                 for one in calls:
                     now_at.append(one)
-                    found[-1].append(stopped or attempt(answer, one))
-                    stopped = found[-1][-1] if found[-1][-1].problem == "KeyboardInterrupt" else None
+                    found[-1].append(NOT_TRIED if stopped else attempt(answer, one))
+                    stopped = stopped or found[-1][-1].problem == "KeyboardInterrupt"
         return found
 
     def calls(self, part: Part, seed: int) -> list[Call]:
@@ -332,5 +335,5 @@ def _line_of(error: BaseException) -> str:
 
 def _said(outcome: Outcome) -> str:
     if outcome.problem:
-        return f"raises {outcome.problem}"
+        return outcome.problem if outcome is NOT_TRIED else f"raises {outcome.problem}"
     return shown(outcome.value) if outcome.value is not None else kind(None)

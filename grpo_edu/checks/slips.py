@@ -36,7 +36,7 @@ class Slip:
 NOT_WRITTEN = Slip("not written yet", "Write the body of the function and take `raise NotImplementedError` out.", True)
 NOTHING = Slip("nothing is returned", "Is there a `return` with the result, in every branch?")
 STOPPED = Slip(
-    "it was interrupted",
+    "a loop that does not end",
     "Does each loop come nearer to its end in every round? Look at what changes in it, and at the condition.",
     True,
 )
@@ -121,7 +121,7 @@ FORMS: tuple[tuple[Slip, Callable[[Any, Any], Any]], ...] = (
     ),
     (
         Slip("the result is transposed", "Rows and columns have changed places: which of them comes first?"),
-        _both_tensors(lambda got, want: got.T if got.ndim == 2 and got.shape == want.T.shape else None),
+        _both_tensors(lambda got, want: got.T if got.ndim == 2 and got.shape == want.shape[::-1] else None),
     ),
     (
         Slip("the values are right, but the shape is not", "`print(result.shape)`, and compare it with the task."),
