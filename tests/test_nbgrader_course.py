@@ -53,11 +53,11 @@ def test_nbgrader_releases_and_grades_the_masters_and_so_do_we(tmp_path):
     nbgrader(course, "autograde", NAME)
     nbgrader(course, "export")
     (theirs,) = csv.DictReader((course / "grades.csv").read_text().splitlines())
-    assert float(theirs["score"]) == 7 and float(theirs["max_score"]) == 19  # 3 of 3, and 4 of 5 without the tie
+    assert float(theirs["score"]) == 7.5 and float(theirs["max_score"]) == 19  # 3 of 3; half a point for the tie
 
     assert main(["grade", str(course), "--output", str(tmp_path / "ours"), "--seed", "5", "--workers", "1"]) == 0
     (ours,) = csv.DictReader((tmp_path / "ours" / "grades.csv").read_text().splitlines())
-    assert (ours["student"], ours["total"], ours["out of"], ours["notes"]) == ("ana", "7", "19", "")
+    assert (ours["student"], ours["total"], ours["out of"], ours["notes"]) == ("ana", "7.5", "19", "")
 
 
 def test_a_course_is_laid_out_once(tmp_path):

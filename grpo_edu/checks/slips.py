@@ -37,20 +37,20 @@ NOT_WRITTEN = Slip("not written yet", "Write the body of the function and take `
 NOTHING = Slip("nothing is returned", "Is there a `return` with the result, in every branch?")
 STOPPED = Slip(
     "a loop that does not end",
-    "Does each loop come nearer to its end in every round? Look at what changes in it, and at the condition.",
+    "Look at the condition of the loop: what in its body makes it false at some point?",
     True,
 )
 CUT_OFF = Slip(
     "the gradient is cut off",
-    "Whatever is trained learns from the gradient of this result. `.item()`, `.tolist()`, `float()`, `.detach()`, "
-    "`no_grad()`, numpy and `torch.tensor()` cut the way back: compute with the tensors themselves.",
+    "Training needs the gradient of this result. `.item()`, `.tolist()`, `float()`, `.detach()`, `no_grad()`, numpy "
+    "and `torch.tensor()` disconnect the result from the inputs. Compute with the tensors themselves.",
 )
 BROADCAST = Slip(
     "two tensors of different shapes meet",
-    "Print both shapes. One number for each row needs a second dimension to meet a table: `x[:, None]`.",
+    "Print both shapes. A tensor (rows,) needs a second dimension, `x[:, None]`, to be combined with (rows, columns).",
 )
 CHANGED = Slip("the input is changed in place", "Compute a new value; leave what was handed in as it is.")
-CONSTANT = Slip("every input gives the same result", "Does the result depend on the arguments?")
+CONSTANT = Slip("every input gives the same result", "The result has to depend on the arguments of the function.")
 
 
 def fact(found: Sequence[Outcome], expected: Sequence[Outcome]) -> Slip | None:
