@@ -23,7 +23,20 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classro
 pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Short, for tests; a slow moment of a busy machine must still not look like a loop.
-OPTIONS = ["--time-limit", "1.5", "--total-time", "60", "--memory", "0.5", "--workers", "2", "--seed", "5"]
+OPTIONS = [
+    "--time-limit",
+    "1.5",
+    "--total-time",
+    "60",
+    "--memory",
+    "0.5",
+    "--workers",
+    "2",
+    "--seed",
+    "5",
+    "--slip-credit",
+    "0",
+]
 
 
 def rows_of(path):

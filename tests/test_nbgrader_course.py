@@ -65,11 +65,11 @@ def test_nbgrader_releases_and_grades_the_masters_and_so_do_we(tmp_path):
         gradebook.db.commit()
     nbgrader(course, "export")
     (theirs,) = csv.DictReader((course / "grades.csv").read_text().splitlines())
-    assert float(theirs["score"]) == 10 and float(theirs["max_score"]) == 27  # 3 of 3, 4 of 5, and 3 by hand
+    assert float(theirs["score"]) == 10.5 and float(theirs["max_score"]) == 27  # 3 of 3, 4.5 of 5, 3 by hand
 
     assert main(["grade", str(course), "--output", str(tmp_path / "ours"), "--seed", "5", "--workers", "1"]) == 0
     (ours,) = csv.DictReader((tmp_path / "ours" / "grades.csv").read_text().splitlines())
-    assert (ours["student"], ours["total"], ours["out of"], ours["notes"]) == ("ana", "10", "27", "")
+    assert (ours["student"], ours["total"], ours["out of"], ours["notes"]) == ("ana", "10.5", "27", "")
     assert (ours["04 open-choose-g"], ours["04 open-tie-curve"]) == ("3", "0")
 
 

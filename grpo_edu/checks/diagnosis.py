@@ -614,11 +614,18 @@ def _fresh_or_stale(low: float, high: float, padding: bool) -> Callable[[random.
             first = rng.choice([0, 1])
             change[:, first] = rng.choice([low, high]) * rng.choice([-1, 1])
             change[:, first + 1] = -change[:, first] * rng.choice([0, 1])  # one way alone, or ups and downs
+        old = logps + change
         if padding:
-            change += (1 - mask) * numbers(rng, 2, 5, low=0.5, high=2.0)
-        return call(logps, logps + change, mask)
+            strange = rng.choice(
+                [numbers(rng, 2, 5, low=0.5, high=2.0), torch.tensor(rng.choice([-torch.inf, torch.nan]))]
+            )
+            old = torch.where(mask == 1, old, old + strange)
+        return call(logps, old, mask)
 
     return draw
+
+
+FRESH, ONES = torch.tensor([[-1.0, -0.5, -2.0]]), torch.tensor([[1, 1, 0]])
 
 
 def _judged_by(judge: Callable[[Tensor, Tensor], Tensor]) -> Callable:
@@ -634,16 +641,27 @@ check_ratio_is_one = Exercise(
     ratio_is_one,
     parts=(
         Part("fresh and stale, far apart", 1, _fresh_or_stale(0.3, 0.9, False), draws=30),
-        Part("fresh and stale, close together, with padding", 2, _fresh_or_stale(0.02, 0.15, True), draws=30),
+        Part(
+            "fresh and stale, close together, with padding",
+            2,
+            _fresh_or_stale(0.02, 0.15, True),
+            draws=30,
+            always=tuple(call(FRESH, FRESH + strange * (1 - ONES), ONES) for strange in (1.0, 2.0)),
+        ),
     ),
     mistakes={
         "padding counts": Mistake(
             "Whatever stands behind the end was never sampled. Use the mask.",
             _judged_by(lambda apart, mask: (apart.abs() < 1e-3).all()),
         ),
+        "padding is multiplied away": Mistake(
+            "It may hold anything, and 0 times infinity, or NaN, is NaN. Pick the tokens that count instead.",
+            _judged_by(lambda apart, mask: ((apart.exp() - 1).abs() * mask).max() < 1e-3),
+            also=(_judged_by(lambda apart, mask: (apart.abs() * mask).max() < 1e-3),),
+        ),
         "only the mean is looked at": Mistake(
             "Ups and downs cancel. *Every* token's ratio has to be 1.",
-            _judged_by(lambda apart, mask: ((apart * mask).sum() / mask.sum()).abs() < 1e-3),
+            _judged_by(lambda apart, mask: apart[mask.bool()].mean().abs() < 1e-3),
         ),
         "only the mean ratio is looked at": Mistake(
             "Ups and downs nearly cancel. *Every* ratio has to be 1.",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.checks.compare import kind
+from grpo_edu.checks.slips import GRADIENT
 from grpo_edu.problems.templates import data_dir
 
 Weights = dict[str, Tensor]
@@ -112,25 +112,18 @@ class Training:
         return f"<a training of {self.steps} steps toward {self.target}>"
 
 
-def penalty_slopes(penalty_of: Callable[..., Any], weights: Weights, *rest: Any) -> dict[str, Any]:
-    """What kind of thing the penalty is, and its gradient with respect to each weight."""
-    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-    penalty = penalty_of(leaves, *rest)
-    if not isinstance(penalty, Tensor) or not penalty.requires_grad:
-        return {"penalty": f"{kind(penalty)} without a gradient", **{f"gradient of {name}": None for name in leaves}}
-    slopes = torch.autograd.grad(penalty.sum(), list(leaves.values()), materialize_grads=True)
-    found = {f"gradient of {name}": slope for name, slope in zip(leaves, slopes, strict=True)}
-    return {"penalty": "a tensor with a gradient", **found}
+def gradient_of(function: Callable[..., Any], first: Any, *rest: Any) -> dict[str, Any]:
+    """The gradient of the sum of what a function returns for its first argument, a tensor or a dict of them.
 
-
-def loss_slope(loss_of: Callable[..., Any], logps: Tensor, *rest: Any) -> dict[str, Any]:
-    """What kind of thing the loss is, and its gradient with respect to the log-probabilities."""
-    leaf = logps.clone().requires_grad_()
-    loss = loss_of(leaf, *rest)
-    if not isinstance(loss, Tensor) or not loss.requires_grad:
-        return {"loss": f"{kind(loss)} without a gradient", "gradient": None}
-    (slope,) = torch.autograd.grad(loss.sum(), leaf)
-    return {"loss": "a tensor with a gradient", "gradient": slope}
+    It is None where the result is no tensor, or autograd finds no way back from it.
+    """
+    given = first if isinstance(first, dict) else {"the first argument": first}
+    leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
+    result = function(leaves if isinstance(first, dict) else next(iter(leaves.values())), *rest)
+    if not isinstance(result, Tensor) or not result.requires_grad:
+        return {GRADIENT + name: None for name in leaves}
+    slopes = torch.autograd.grad(result.sum(), list(leaves.values()), materialize_grads=True)
+    return {GRADIENT + name: slope for name, slope in zip(leaves, slopes, strict=True)}
 
 
 @dataclass(frozen=True)

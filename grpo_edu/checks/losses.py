@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
-from grpo_edu.checks.inputs import Polynomial, mask_of, numbers
+from grpo_edu.checks.inputs import Polynomial, gradient_of, mask_of, numbers
 from grpo_edu.checks.trained import TrainedExercise, trained_part
 from grpo_edu.losses import importance_ratio, reduce_loss
 
@@ -19,6 +20,9 @@ from grpo_edu.losses import importance_ratio, reduce_loss
 def aggregate(per_token_loss: Tensor, mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor:
     """The package's `reduce_loss` for "grpo", "dapo" and "dr_grpo"."""
     return reduce_loss(per_token_loss, mask, loss_type=loss_type, max_completion_length=max_completion_length)
+
+
+TYPES = ("grpo", "dapo", "dr_grpo")
 
 
 def _losses_for(loss_type: str) -> Callable[[random.Random], Call]:
@@ -34,7 +38,13 @@ check_aggregate = TrainedExercise(
     parts=(
         Part("grpo", 2, _losses_for("grpo")),
         Part("dapo", 1, _losses_for("dapo")),
-        Part("dr_grpo", 2, _losses_for("dr_grpo")),
+        Part("dr_grpo", 1, _losses_for("dr_grpo")),
+        Part(
+            "the gradient of each",
+            1,
+            lambda rng: replace(_losses_for(rng.choice(TYPES))(rng), ask=gradient_of),
+            draws=9,
+        ),
         trained_part("aggregate"),
     ),
     mistakes={
@@ -70,6 +80,14 @@ check_aggregate = TrainedExercise(
         ),
         "rows weigh alike, whatever was asked": Mistake(
             '"dapo" counts tokens, not rows.', lambda loss, mask, loss_type, limit: aggregate(loss, mask, "grpo", limit)
+        ),
+        "the mean of a column is taken, not of a row": Mistake(
+            "A row is a completion: dim=1.",
+            lambda loss, mask, loss_type, limit: (
+                ((loss * mask).sum(dim=0) / mask.sum(dim=0)).mean()
+                if loss_type == "grpo"
+                else aggregate(loss, mask, loss_type, limit)
+            ),
         ),
         "the sum is not divided": Mistake(
             "Divide by what the loss type names.", lambda loss, mask, loss_type, limit: (loss * mask).sum()
@@ -222,7 +240,10 @@ def _moved_completions(rng: random.Random) -> Call:
 
 check_sequence_ratio = Exercise(
     sequence_ratio,
-    parts=(Part("completions of different lengths", 4, _moved_completions),),
+    parts=(
+        Part("completions of different lengths", 3, _moved_completions),
+        Part("the gradient", 1, lambda rng: replace(_moved_completions(rng), ask=gradient_of)),
+    ),
     mistakes={
         "the length is missing": Mistake(
             "The product of many ratios grows with their number: take its root, that is, the *mean* of the logarithms.",

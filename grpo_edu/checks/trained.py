@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_edu.checks.core import Call, Exercise, Outcome, Part
-from grpo_edu.checks.feedback import PartResult
+from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Outcome, Part
+from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import train_tiny
 from grpo_edu.evaluation import mcnemar
 
@@ -25,33 +26,36 @@ def trained_part(role: str) -> Part:
     return Part(TRAINED, 2, draw, draws=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainedExercise(Exercise):
     """An exercise with a `trained_part`, which is judged by the paired test instead of a reference."""
 
-    @property
+    @functools.cached_property
     def untrained(self) -> Exercise:
-        """The same exercise without that part."""
-        parts = tuple(part for part in self.parts if part.name != TRAINED)
-        return Exercise(self.reference, parts, self.mistakes, self.tolerance)
+        """The same exercise without that part, its last."""
+        return Exercise(self.reference, self.parts[:-1], self.mistakes, self.tolerance)
 
-    def judge(self, part: Part, calls: Sequence[Call], found: Sequence[Outcome]) -> PartResult:
-        """Grade one part, the trained one by what the policy solves."""
-        if part.name != TRAINED:
-            return super().judge(part, calls, found)
-        role, seed = calls[0].args
+    def judge(
+        self, found: Sequence[Sequence[Outcome]], seed: int, credit: float = SLIP_CREDIT, variable: str = ""
+    ) -> Feedback:
+        """Grade an answer: the trained part by what the policy solves, the others as always."""
+        part, outcome = self.parts[-1], found[-1][0]
+        role, drawn = self.calls(part, seed)[0].args
         result = PartResult(
             part.name,
             0,
             part.points,
-            given=f"8 steps of 4 × 8 completions with your function as {role}, seed {seed}",
+            given=f"8 steps of 4 × 8 completions with your function as {role}, seed {drawn}",
             expected=f"more held-out problems solved than before (McNemar p < {ALPHA})",
         )
-        if found[0].problem == "NotImplementedError":
-            return replace(result, got="nothing", why=found[0].detail, mistake="not written yet")
-        if found[0].problem:
-            return replace(result, got=f"raises {found[0].problem}", why=found[0].detail)
-        return _judged(result, found[0].value)
+        if outcome.problem == "NotImplementedError":
+            result = replace(result, got="nothing", why=outcome.detail, mistake="not written yet")
+        elif outcome.problem:
+            result = replace(result, got=f"raises {outcome.problem}", why=outcome.detail)
+        else:
+            result = _judged(result, outcome.value)
+        feedback = self.untrained.judge(found[:-1], seed, credit, variable)
+        return replace(feedback, parts=(*feedback.parts, result))
 
 
 def _judged(result: PartResult, value: Any) -> PartResult:

@@ -17,6 +17,13 @@ def add_grade_options(command: ArgumentParser) -> None:
     add("--output", metavar="DIR", required=True, help="new folder for grades.csv, summary.html and the feedback")
     add("--seed", type=int, help="of the checks' inputs (default: GRPO_EDU_CHECK_SEED, else a new one)")
     add(
+        "--slip-credit",
+        type=float,
+        metavar="SHARE",
+        help="of the points, where one slip that the check can name explains all that is wrong; from 0 to below 1 "
+        "(default: GRPO_EDU_SLIP_CREDIT, else 0.5)",
+    )
+    add(
         "--notebooks",
         metavar="NAMES",
         default="",
@@ -60,6 +67,7 @@ def run_grade_command(arguments: Namespace) -> int:
     if find_spec("nbgrader") is None:
         raise ValueError('grade: nbgrader is not installed; pip install "grpo-edu[classroom]"')
     forget_working_directory()  # it may hold a student's psutil.py
+    from grpo_edu.checks.core import slip_credit
     from grpo_edu.grading.grade import grade_submissions
     from grpo_edu.grading.sandbox import Limits
 
@@ -72,6 +80,7 @@ def run_grade_command(arguments: Namespace) -> int:
         arguments.output,
         notebooks=_names(arguments.notebooks),
         seed=_seed(arguments.seed),
+        slip_credit=slip_credit() if arguments.slip_credit is None else arguments.slip_credit,
         limits=limits,
         workers=arguments.workers,
         formats=_names(arguments.format),

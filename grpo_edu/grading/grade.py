@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_edu import __version__
+from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
+from grpo_edu.checks.feedback import plain_number
 from grpo_edu.grading.answers import Answers, answers_of
 from grpo_edu.grading.by_hand import GRADEBOOK, enter_points, points_in_gradebook, points_in_table
 from grpo_edu.grading.exercises import REPOSITORY
@@ -57,6 +59,7 @@ def grade_submissions(
     masters: str | Path = REPOSITORY / "solutions",
     notebooks: Sequence[str] = (),
     seed: int | None = None,
+    slip_credit: float = SLIP_CREDIT,
     limits: Limits | None = None,
     workers: int = 1,
     formats: Sequence[str] = (),
@@ -74,6 +77,8 @@ def grade_submissions(
         notebooks: beginnings of the masters' names to grade, such as "03"; all that somebody handed in if empty.
         seed: of the checks' inputs; the same seed gives the same grades. None takes one that no student knows, or
             with `resume` that of the grading that is gone on with.
+        slip_credit: the share of its points that a part earns where one slip that the check can name explains all
+            that is wrong with the answer; from 0 to below 1.
         limits: what a student's code may take.
         workers: students at a time.
         formats: of "canvas", "moodle": further tables.
@@ -96,6 +101,7 @@ def grade_submissions(
     found = find_submissions(source, [master.name for master in course])
     seed = _seed(seed, folder, resume=resume)
     settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
+    settings["slip_credit"] = checked_credit(slip_credit)
     settings["isolation"] = "bubblewrap" if isolated else "none"
     problem = isolation_problem() if isolated else ""
     if problem:
@@ -111,7 +117,7 @@ def grade_submissions(
 
     grades = []
     try:
-        with closing(_graded(found, course, folder, files, seed, limits, workers, new_sandbox)) as graded:
+        with closing(_graded(found, course, folder, files, seed, slip_credit, limits, workers, new_sandbox)) as graded:
             for answers in graded:
                 grade = answers.grade
                 _keep(answers, course, folder, files[grade.key])
@@ -132,7 +138,7 @@ def _hand_graded(master: Master, grades: Sequence[StudentGrade]) -> bool:
 
 
 def _line(grade: StudentGrade) -> str:
-    earned = sum(feedback.points for feedback in grade.feedback.values())
+    earned = plain_number(sum(feedback.points for feedback in grade.feedback.values()))
     return f"{grade.label}: {earned} points" + (f"; {grade.troubles[0]}" if grade.troubles else "")
 
 
@@ -178,7 +184,8 @@ def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None
         raise FileExistsError(f"output: {folder.path} already holds grades; --resume goes on there, or choose another")
     elif json.loads(path.read_bytes()) != settings:
         raise FileExistsError(
-            f"output: {folder.path} was graded with another seed, isolation, limits or masters; choose another"
+            f"output: {folder.path} was graded with another seed, slip credit, isolation, limits or masters; choose "
+            "another"
         )
     for part in ("", "students", "feedback", "notebooks"):
         (folder.path / part).mkdir(parents=True, exist_ok=True)
@@ -191,6 +198,7 @@ def _graded(
     folder: RunFolder,
     files: dict[tuple[str, str], str],
     seed: int,
+    slip_credit: float,
     limits: Limits,
     workers: int,
     new_sandbox: Callable[[threading.Event], Sandbox],
@@ -217,7 +225,7 @@ def _graded(
             try:
                 for name, transcript in answers.transcripts.items():
                     master = next(one for one in masters if one.name == name)
-                    answers.grade.feedback |= judged(master, transcript, seed)
+                    answers.grade.feedback |= judged(master, transcript, seed, slip_credit)
             except Exception as error:
                 answers.grade.troubles += _not_graded(submission, error).troubles
             yield answers
@@ -294,6 +302,7 @@ def _words(settings: dict[str, Any], source: Path) -> list[str]:
         isolation,
         f"Submissions: {plain(str(source.absolute()))}",
         f"Seed of the checks' inputs: {settings['seed']} (--seed gives the same grades again)",
+        f"A single slip that the checks can name earns {settings['slip_credit']:.0%} of the points (--slip-credit)",
         f"Limits: {limits['seconds']:g} s of CPU time for a cell or part of a question, "
         f"{limits['total_seconds']:g} s per student, {limits['memory'] / 2**30:g} GB of memory, "
         f"{limits['processes']} processes",

@@ -101,8 +101,8 @@ def _list(lines: Sequence[str], kind: str = "") -> str:
 
 def feedback_page(grade: StudentGrade, masters: Sequence[Master]) -> str:
     """What a student reads: the points, what was wrong on which input, which mistake it looks like, a hint."""
-    total, most = sum(grade.points(one) for one in masters), sum(one.points for one in masters)
-    body = [f"<h1>{html.escape(grade.label)}: {total:g} of {most} points</h1>"]
+    total, most = grade.points(*masters), sum(one.points for one in masters)
+    body = [f"<h1>{html.escape(grade.label)}: {total} of {most} points</h1>"]
     if grade.troubles:
         body.append(f"<p>What was noticed:</p>{_list(grade.troubles, 'trouble')}")
     for master in masters:
@@ -158,7 +158,7 @@ def summary_page(
     files: (student, number) → the name of the feedback's file. settings: a line for each setting.
     """
     most = sum(master.points for master in masters)
-    shares = [sum(grade.points(master) for master in masters) / max(most, 1) for grade in grades]
+    shares = [grade.points(*masters) / max(most, 1) for grade in grades]
     mean = sum(shares) / len(shares)
     body = [f"<h1>{_count(grades)}, mean {mean:.0%} of {most} points</h1>"]
     body.append(_image(plot_scores(shares), f"Histogram of the shares of all points; {_count(grades)}."))
@@ -245,7 +245,7 @@ def _students(grades: Sequence[StudentGrade], masters: Sequence[Master], files: 
     )
     rows = []
     for grade in grades:
-        points = [grade.points(master) for master in masters]
-        cells = "".join(f'<td class="number">{value:g}</td>' for value in [*points, sum(points)])
+        points = [*(grade.points(master) for master in masters), grade.points(*masters)]
+        cells = "".join(f'<td class="number">{value}</td>' for value in points)
         rows.append(f"<tr><td>{_link(grade, files)}</td>{cells}</tr>")
     return f'<table><tr><th>student</th>{head}<th class="number">total</th></tr>{"".join(rows)}</table>'

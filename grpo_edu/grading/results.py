@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from grpo_edu.checks.feedback import Feedback, PartResult
+from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
 from grpo_edu.grading.masters import Master, OpenQuestion
 
 FORMATS = ("canvas", "moodle")
@@ -45,17 +45,18 @@ class StudentGrade:
         """The name, with the number where there is one."""
         return f"{self.student} ({self.lms_id})" if self.lms_id else self.student
 
-    def points(self, master: Master) -> float:
-        """Earned in one notebook; answers that a person has not graded yet earn nothing so far."""
-        by_hand = sum(self.by_hand.get(open_column(master, one), 0) for one in master.open_questions)
-        return sum(self.question(one.exercise) for one in master.questions) + by_hand
+    def points(self, *masters: Master) -> float:
+        """Earned in one notebook, or in several; open answers that nobody has graded yet earn nothing so far."""
+        earned = sum(self.question(one.exercise) for master in masters for one in master.questions)
+        asked = [(master, one) for master in masters for one in master.open_questions]
+        return plain_number(earned + sum(self.by_hand.get(open_column(master, one), 0) for master, one in asked))
 
     def open_points(self, master: Master, question: OpenQuestion) -> float | str:
         """Points of an open answer: 0 where nothing was written, "to grade" where nobody has graded it."""
         written = question.cell in self.open_answers.get(master.name, {})
         return self.by_hand.get(open_column(master, question), TO_GRADE if written else 0)
 
-    def question(self, exercise: str) -> int:
+    def question(self, exercise: str) -> float:
         """Earned in one question; 0 where it was not handed in."""
         return self.feedback[exercise].points if exercise in self.feedback else 0
 
@@ -112,7 +113,7 @@ def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
     names = [*(name for name, _ in questions), *(open_column(master, one) for master, one in asked)]
     rows: list[list[Any]] = [["student", "id", *names, "total", "out of", "notes"]]
     for grade in grades:
-        total = sum(grade.points(master) for master in masters)
+        total = grade.points(*masters)
         points: list[Any] = [grade.question(exercise) for _, exercise in questions]
         points += [grade.open_points(master, one) for master, one in asked]
         rows.append([grade.student, grade.lms_id, *points, total, most, "; ".join([*grade.troubles, *grade.looks])])
@@ -139,7 +140,7 @@ def moodle_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
     for grade in grades:
         points = [grade.points(master) for master in masters]
         who = [f"Participant {grade.lms_id}", grade.student, ""] if grade.lms_id else ["", "", grade.student]
-        rows.append([*who, *points, sum(points)])
+        rows.append([*who, *points, grade.points(*masters)])
     return _csv(rows)
 
 

@@ -149,7 +149,8 @@ def mask_by_rules(completion_ids, loss_mask, eos_token_id):
 
 
 def ratio_by_logs(per_token_logps, old_per_token_logps, loss_mask):
-    return bool(((per_token_logps - old_per_token_logps).abs() * loss_mask).max() < 1e-3)
+    apart = (per_token_logps - old_per_token_logps).masked_fill(loss_mask == 0, 0.0)
+    return bool(apart.abs().max() < 1e-3)
 
 
 def ratio_by_loop(per_token_logps, old_per_token_logps, loss_mask):
