@@ -7,8 +7,9 @@ c = get_config()  # noqa: F821  given by nbgrader
 
 c.CourseDirectory.course_id = "grpo-edu"
 
-# The students' stub is that of `exercises/`.
+# The students' stubs are those of `exercises/`.
 c.ClearSolutions.code_stub = {"python": "raise NotImplementedError"}
+c.ClearSolutions.text_stub = "*Write your answer here: a few sentences, with the numbers that support it.*"
 
 # A cell that does not end is interrupted, and the other questions still count. Torch takes seconds to import.
 c.Execute.timeout = 60

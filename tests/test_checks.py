@@ -5,19 +5,23 @@ import pickle
 import pickletools
 import random
 import re
+import signal
+import time
 
 import numpy as np
 import pytest
 import torch
 
 from grpo_edu import checks
-from grpo_edu.checks.__main__ import RIGHT_ANSWERS, answers_in, main, misjudged, table
-from grpo_edu.checks.compare import difference
-from grpo_edu.checks.core import Call, Exercise, Mistake, Part, attempt, call
+from grpo_edu.checks import core
+from grpo_edu.checks.__main__ import RIGHT_ANSWERS, WRONG_ANSWERS, answers_in, main, misjudged, table
+from grpo_edu.checks.compare import difference, shown
+from grpo_edu.checks.core import Call, Exercise, Mistake, Outcome, Part, attempt, call, slip_credit, trial
 from grpo_edu.checks.feedback import NothingEarned
+from grpo_edu.checks.trained import TRAINED
 
 KNOWN = checks.exercises()
-RIGHT = answers_in(RIGHT_ANSWERS)
+RIGHT, WRONG = answers_in(RIGHT_ANSWERS), answers_in(WRONG_ANSWERS)
 
 
 def double(x):
@@ -43,7 +47,49 @@ LENIENT = Exercise(double, DOUBLE.parts, {"none": Mistake("", double)})
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_right_answers_pass_and_each_mistake_is_named(name):
-    assert misjudged(KNOWN[name], RIGHT[name], range(3)) == []
+    assert misjudged(KNOWN[name], RIGHT[name], range(3), WRONG.get(name, ())) == []
+
+
+DISGUISES = {
+    "in a list": lambda value: value.tolist() if isinstance(value, torch.Tensor) and value.ndim else value,
+    "numpy array": lambda value: value.numpy(force=True) if isinstance(value, torch.Tensor) and value.ndim else value,
+    "the data type": lambda value: (
+        value.double() if isinstance(value, torch.Tensor) and not value.is_floating_point() else value
+    ),
+    "transposed": lambda value: value.T.clone() if isinstance(value, torch.Tensor) and value.ndim == 2 else value,
+    "the shape": lambda value: value[None] if isinstance(value, torch.Tensor) and value.ndim else value,
+    "changed places": lambda value: value[::-1] if isinstance(value, (tuple, list)) and len(value) == 2 else value,
+    "gradient is cut off": lambda value: value.detach() if isinstance(value, torch.Tensor) else value,
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_right_result_in_a_wrong_form_is_named(name):
+    """Whatever the form is called, for instance by the exercise itself: the name holds for all inputs."""
+    exercise = KNOWN[name]
+    for words, disguise in DISGUISES.items():
+        feedback = exercise(lambda *args, d=disguise, **kwargs: d(exercise.reference(*args, **kwargs)), seed=1)
+        if feedback.points < feedback.max_points:
+            said = [part.mistake for part in feedback.parts if part.certain and not part.passed]
+            own = set(said) & set(exercise.mistakes)
+            assert own or any(words in one or "gradient" in one for one in said), f"{words}: {feedback}"
+
+
+def test_every_loss_exercise_asks_for_the_gradient():
+    losses = (
+        "completion_logps",
+        "k3",
+        "clipped_loss",
+        "aggregate",
+        "sequence_ratio",
+        "logps_in_chunks",
+        "reinforce_loss",
+    )
+    for name in (*losses, "ewc_penalty"):
+        reference = KNOWN[name].reference
+        feedback = KNOWN[name](lambda *args, f=reference: f(*args).detach(), seed=2)
+        assert feedback.mistakes == ["the gradient is cut off"] and "`.item()`" in str(feedback)
+        assert 0 < feedback.points < feedback.max_points
 
 
 def test_every_exercise_has_enough_right_answers_and_mistakes():
@@ -64,8 +110,19 @@ def test_an_unwritten_answer_fails_politely(name):
 
 
 def test_a_misjudged_answer_would_be_seen():
-    assert len(misjudged(LENIENT, [lambda x: x], range(1))) == 2
-    assert "| double | it is squared | 0 of 3 |" in table({"double": DOUBLE}, {})
+    assert len(misjudged(LENIENT, [lambda x: x], range(1), [double])) == 3
+    assert "| double | it is squared | 1.5 of 3 |" in table({"double": DOUBLE}, {})
+
+
+def test_a_name_that_does_not_hold_elsewhere_would_be_seen():
+    def squared_below_20(x):  # all inputs of seed 0 are there
+        return x**2 if calls_are(trial(DOUBLE, 0).calls, x) else 2 * x + 1
+
+    def calls_are(parts, x):
+        return any(torch.equal(one.args[0], x) for calls in parts for one in calls)
+
+    (found,) = misjudged(DOUBLE, [], range(1), [squared_below_20])
+    assert "'it is squared' is not what 'squared_below_20' does" in found
 
 
 def test_the_command_tries_every_answer_and_fails_where_one_is_misjudged(tmp_path, monkeypatch, capsys):
@@ -75,8 +132,8 @@ def test_the_command_tries_every_answer_and_fails_where_one_is_misjudged(tmp_pat
         assert main(["--seeds", "2", "--answers", str(tmp_path)]) == code
         said = capsys.readouterr().out
         assert "| double | 2 right ones | 3 each |" in said
-        assert ("1 exercises: every right answer passes" in said) is (code == 0)
-        assert said.count("'none' is not named") == 2 * code  # once for each seed
+        assert ("Every right answer passes" in said) is (code == 0)
+        assert said.count("'none' loses no points") == 2 * code  # once for each seed
 
 
 def test_the_command_says_where_it_looked_for_right_answers(tmp_path, monkeypatch, capsys):
@@ -97,11 +154,11 @@ def test_a_wrong_answer_is_shown_with_its_input_and_named():
     feedback = DOUBLE(lambda x: x * x, seed=3)
     first = random.Random("3 double small").randrange(3, 9)
     text = str(feedback)
-    assert feedback.points == 0 and text.startswith("double: 0 of 3 points")
+    assert text.startswith("double: 1.5 of 3 points")
     assert f"input    tensor([{first}., 1.])" in text
     shown = re.findall(r"(?:expected|got) +tensor\(\[ *([0-9]+)\.", text)
     assert shown[:2] == [str(2 * first), str(first * first)]
-    assert "looks like it is squared" in text and "hint: Look at 3 and 9." in text
+    assert "looks like: it is squared" in text and "hint: Look at 3 and 9." in text
 
 
 def test_a_mistake_is_known_by_what_it_does_not_by_how_it_is_written():
@@ -116,11 +173,53 @@ def test_a_mistake_is_known_by_what_it_does_not_by_how_it_is_written():
     assert feedback.mistakes == ["the standard deviation divides by G"]
 
 
-def test_points_are_partial():
-    feedback = DOUBLE(lambda x: 2 * x.abs(), seed=0)
-    assert (feedback.points, feedback.max_points) == (2, 3)
-    assert [part.passed for part in feedback.parts] == [True, False]
-    assert feedback.mistakes == ["the sign is lost"]
+def test_points_are_partial(monkeypatch):
+    for credit, points in (("", 2.5), ("0", 2), ("0.9", 2.9)):
+        monkeypatch.setenv("GRPO_EDU_SLIP_CREDIT", credit)
+        feedback = DOUBLE(lambda x: 2 * x.abs(), seed=0)
+        assert (feedback.points, feedback.max_points) == (points, 3)
+        assert [part.passed for part in feedback.parts] == [True, False]
+        assert feedback.mistakes == ["the sign is lost"]
+
+
+@pytest.mark.parametrize("credit", ["1", "-0.1", "half", "nan"])
+def test_a_credit_that_is_no_share_is_refused(credit, monkeypatch):
+    monkeypatch.setenv("GRPO_EDU_SLIP_CREDIT", credit)
+    with pytest.raises(ValueError, match=f"{credit}.*from 0 to below 1"):
+        slip_credit()
+
+
+def test_an_answer_that_is_always_the_same_earns_nothing():
+    feedback = BORDER(lambda x: True, seed=0)
+    assert feedback.mistakes == ["all are small"] and feedback.points == 0
+    assert DOUBLE(lambda x: torch.zeros(2), seed=0).mistakes == ["every input gives the same result"]
+
+
+def test_a_mistake_of_one_part_alone_is_said_to_be_no_more():
+    def squared_if_positive(x):
+        return x**2 if x[0] > 0 else x
+
+    feedback = DOUBLE(squared_if_positive, seed=0)
+    assert feedback.mistakes == [] and feedback.points == 0
+    assert feedback.parts[0].mistake == "it is squared" and not feedback.parts[0].certain
+    assert "on these inputs it behaves like: it is squared" in str(feedback)
+    assert "On these inputs it behaves like: <b>" in feedback._repr_html_()
+    slip = DOUBLE(lambda x: x**2 if x[0] > 0 else x * 2, seed=0)
+    assert slip.mistakes == [] and slip.parts[0].points == 0  # in the other part it does something else
+
+
+left_over = torch.tensor([3.0, 1.0])
+
+
+def test_a_variable_of_the_notebook_is_named():
+    feedback = DOUBLE(lambda x: x + left_over, seed=0)
+    assert feedback.mistakes == ["it reads `left_over`, a variable of the notebook"]
+    assert DOUBLE(lambda x: x + x * math.pi, seed=0).mistakes == []
+
+
+def test_two_shapes_that_do_not_fit_are_named_with_the_remedy():
+    feedback = DOUBLE(lambda x: x * torch.ones(2, 3), seed=0)
+    assert feedback.mistakes == ["two tensors of different shapes meet"] and "[:, None]" in str(feedback)
 
 
 def test_an_unknown_mistake_shows_the_values_all_the_same():
@@ -129,12 +228,42 @@ def test_an_unknown_mistake_shows_the_values_all_the_same():
 
 
 def test_an_error_is_shown_with_the_line_of_the_student():
+    def helper(x):
+        return torch.nn.functional.linear(x, torch.ones(3, 7))  # the innermost line of theirs
+
     def broken(x):
-        return x @ torch.ones(7)  # a line of theirs
+        return helper(x)
 
     text = str(DOUBLE(broken, seed=0))
-    assert "raises RuntimeError" in text and "x @ torch.ones(7)" in text
-    assert "core.py" not in text
+    assert "raises RuntimeError" in text and "linear(x, torch.ones(3, 7))" in text
+    assert "core.py" not in text and "return helper" not in text
+
+
+def test_an_interrupted_answer_names_the_input_and_the_seconds(monkeypatch, capsys):
+    """What a student sees who presses ■ while a loop does not end."""
+    monkeypatch.setattr(core, "PATIENCE", 0.2)
+    asked = []
+
+    def endless(x):
+        asked.append(x)
+        if len(asked) < 3:
+            return 2 * x
+        signal.setitimer(signal.ITIMER_REAL, 0.6)
+        while True:
+            x = x + 0
+
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        feedback = DOUBLE(endless, seed=0)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    third = trial(DOUBLE, 0).calls[0][2].text()
+    assert len(asked) == 3 and feedback.points == 0
+    assert feedback.parts[0].given == third and feedback.mistakes == ["a loop that does not end"]
+    assert feedback.parts[1].got == "not tried"
+    assert re.search(r"interrupted after \d s, at `(x = x \+ 0|while True:)`", feedback.parts[0].why)
+    warning = capsys.readouterr().out
+    assert "still at work after 0.2 s" in warning and third in warning
 
 
 def test_returning_nothing_is_said():
@@ -166,6 +295,30 @@ BORDER = Exercise(
         "all are small": Mistake("Not 9.", lambda x: True),
     },
 )
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (torch.zeros(2, dtype=torch.complex64), "complex numbers"),
+        (torch.zeros(2).to_sparse(), "sparse"),
+        (torch.zeros(2, device="meta"), "meta"),
+        (1j, "it is a complex, not a tensor"),
+        (torch.full((2,), math.nan), "each is NaN"),
+        (torch.ones(2, requires_grad=True), "2 of 2 values differ"),
+    ],
+)
+def test_results_of_every_kind_are_judged(result, words):
+    assert words in str(DOUBLE(lambda x: result, seed=0)).replace("\n          ", "")
+
+
+@pytest.mark.parametrize(
+    "result", [[0.0] * 3_000_000, torch.zeros(3_000_000), {number: 0 for number in range(3_000_000)}]
+)
+def test_a_huge_result_is_judged_at_once(result):
+    start = time.perf_counter()
+    text = str(DOUBLE(lambda x: result, seed=0))
+    assert time.perf_counter() - start < 5 and len(text) < 6000  # one second on a quiet computer
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -243,10 +396,11 @@ def test_the_random_state_of_the_notebook_is_left_alone():
 
 def test_grade_returns_points_and_raises_one_line_where_there_are_none(capsys):
     assert DOUBLE(double).grade() == 3
+    assert DOUBLE(lambda x: x * x).grade() == 1.5
+    assert "looks like: it is squared" in capsys.readouterr().out
     with pytest.raises(NothingEarned, match="double: 0 of 3 points so far") as caught:
-        DOUBLE(lambda x: x * x).grade()
+        DOUBLE(lambda x: x - x).grade()
     assert caught.value._render_traceback_() == ["double: 0 of 3 points so far."]
-    assert "looks like it is squared" in capsys.readouterr().out
 
 
 def test_nbgrader_reads_these_points():
@@ -258,7 +412,7 @@ def test_nbgrader_reads_these_points():
         return utils.determine_grade(new_code_cell("", metadata=metadata, outputs=[output]))
 
     assert points_of(new_output("execute_result", {"text/plain": repr(DOUBLE(lambda x: 2 * x.abs()).grade())})) == (
-        2,
+        2.5,
         3,
     )
     assert points_of(new_output("error", ename="NothingEarned", evalue="", traceback=[])) == (0, 3)
@@ -273,7 +427,16 @@ def test_nbgrader_reads_these_points():
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 1e-7]), None),
         (torch.tensor([[1.0]]), torch.tensor([1.0]), "the shape is (1, 1), not (1,)"),
         (torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), "it holds whole numbers (torch.int64), not floating-point"),
-        (torch.tensor([1.0, 9.0]), torch.tensor([1.0, 2.0]), "1 of 2 values differ"),
+        (torch.tensor([1.0, 9.0]), torch.tensor([1.0, 2.0]), "1 of 2 values differ: each is 7 too high"),
+        (torch.tensor([5.0, -10.0]), torch.tensor([1.0, -2.0]), "2 of 2 values differ: each is 5 times too large"),
+        (torch.tensor([5.0, 9.0]), torch.tensor([1.0, 2.0]), "2 of 2 values differ"),
+        (math.nan, 2.0, "it is NaN"),
+        (-math.inf, 2.0, "it is minus infinite"),
+        (1j, 2.0, "it is a complex number, not a real one"),
+        (-0.3, 0.3, "it has the opposite sign"),
+        (0.1, 0.25, "it is 0.15 too low"),
+        (2, 1, "it is 1 too high"),
+        (4000, 1000, "it is 4 times too large"),
         (torch.tensor([float("nan")]), torch.tensor([float("nan")]), None),
         ([1.0], torch.tensor([1.0]), "it is a list, not a tensor"),
         (torch.tensor(2.0), 2.0, None),
@@ -286,14 +449,25 @@ def test_nbgrader_reads_these_points():
         ([1], [1, 2, 3], "it has 1 entry, not 3"),
         ((1.0, None), [1.0, None], None),
         ([1.0, 0.0], [1.0, None], "in place [1], counted from 0: it is a number, not None"),
-        ([[1.0], [1.0, 2.0]], [[1.0], [1.0, 3.0]], "in place [1][1], counted from 0: the value is another one"),
-        ({"a": 1.0}, {"a": 2.0}, "under 'a': the value is another one"),
+        ([[1.0], [1.0, 2.0]], [[1.0], [1.0, 3.0]], "in place [1][1], counted from 0: it is 1 too low"),
+        ({"a": 1.0}, {"a": 2.0}, "under 'a': it is 2 times too small"),
         ({"b": 1.0}, {"a": 1.0}, "its keys are ['b'], not ['a']"),
     ],
 )
 def test_differences_in_words(got, expected, found):
     said = difference(got, expected)
     assert said is None if found is None else said.startswith(found)
+
+
+def test_a_value_that_refuses_to_be_compared_or_shown_is_a_wrong_one():
+    class Sulky(list):
+        def __len__(self):
+            raise ValueError("no")
+
+        __repr__ = __len__
+
+    assert "it cannot be compared with a list (ValueError: no)" in difference(Sulky(), [1])
+    assert "cannot be shown" in shown(Sulky())
 
 
 def test_inputs_are_shown_as_they_are_typed():
@@ -310,3 +484,29 @@ def test_inputs_travel_to_another_process_without_a_module_of_answers(name):
     names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str)}
     modules = {name for name in names if name.startswith("grpo_edu.checks")}
     assert modules <= {"grpo_edu.checks.core", "grpo_edu.checks.inputs"}
+
+
+@pytest.mark.slow
+def test_a_reward_that_pays_anything_trains_a_worse_policy_and_the_counts_are_shown():
+    result = KNOWN["accuracy_reward"](
+        lambda completions, answer, **more: [float("####" in text) for text in completions]
+    )
+    assert result.parts[-1].name == TRAINED and result.parts[-1].points == 0
+    assert "of 60 before" in result.parts[-1].got and "lost" in result.parts[-1].got
+
+
+@pytest.mark.parametrize(
+    ("value", "points"),
+    [
+        ({"before": 30, "won": 20, "lost": 1}, 2),
+        ({"before": 30, "won": 5, "lost": 4}, 0),
+        ({"before": 30, "won": 1, "lost": 20}, 0),
+        ({"before": 30, "won": 1000, "lost": 0}, 0),
+        ({"won": True}, 0),
+        (True, 0),
+    ],
+)
+def test_only_a_significant_gain_counts_and_what_is_no_count_earns_nothing(value, points):
+    exercise = KNOWN["accuracy_reward"]
+    others = [attempt(exercise.reference, one) for one in exercise.calls(exercise.parts[0], 3)]
+    assert exercise.judge([others, [Outcome(value)]], 3).points == 3 + points

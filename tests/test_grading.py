@@ -23,7 +23,20 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classro
 pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Short, for tests; a slow moment of a busy machine must still not look like a loop.
-OPTIONS = ["--time-limit", "1.5", "--total-time", "60", "--memory", "0.5", "--workers", "2", "--seed", "5"]
+OPTIONS = [
+    "--time-limit",
+    "1.5",
+    "--total-time",
+    "60",
+    "--memory",
+    "0.5",
+    "--workers",
+    "2",
+    "--seed",
+    "5",
+    "--slip-credit",
+    "0",
+]
 
 
 def rows_of(path):
@@ -140,7 +153,7 @@ def test_the_mended_notebooks_are_what_nbgrader_takes(graded):
         marks = [cell.metadata.get("nbgrader") for cell in notebook.cells]
         after, _ = DeduplicateIds().preprocess(notebook, {})
         assert [cell.metadata.get("nbgrader") for cell in after.cells] == marks
-        assert sum(bool(mark and mark["grade"]) for mark in marks) == 5
+        assert sum(bool(mark and mark["grade"]) for mark in marks) == 7  # five checks and two open answers
 
 
 def test_graded_twice_the_table_is_the_same_and_going_on_grades_nobody_twice(graded, tmp_path, capsys):

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 
+from grpo_edu.checks import exercises  # noqa: E402
+from grpo_edu.checks.core import attempt, trial  # noqa: E402
 from grpo_edu.grading.masters import load_masters  # noqa: E402
 from grpo_edu.grading.pages import feedback_page  # noqa: E402
 from grpo_edu.grading.repair import repaired, steps  # noqa: E402
@@ -51,6 +53,17 @@ MESSAGES = (
     | st.builds(lambda place, text: {"missing": place, "why": text}, PLACES, ANYTHING)
     | st.dictionaries(KINDS, ANYTHING, max_size=3)
 )
+
+
+def test_a_single_slip_earns_what_the_teacher_says():
+    exercise = exercises()["rloo_advantages"]
+    negated = [
+        [attempt(lambda *args: -exercise.reference(*args), one) for one in calls] for calls in trial(exercise, 5).calls
+    ]
+    transcript = Transcript({(exercise.name, number): found for number, found in enumerate(negated)})
+    for credit, points in ((0.0, 0), (0.5, 1.5), (0.75, 2.25)):
+        found = judged(MASTER, transcript, 5, credit)[exercise.name]
+        assert found.points == points and found.mistakes == ["the sign is turned"]
 
 
 @settings(max_examples=150)

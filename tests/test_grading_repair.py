@@ -15,7 +15,7 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classro
 from nbgrader.preprocessors import CheckCellMetadata  # noqa: E402
 
 from grpo_edu.grading.masters import definitions, load_masters  # noqa: E402
-from grpo_edu.grading.repair import best_master, looks, repaired, steps  # noqa: E402
+from grpo_edu.grading.repair import best_master, looks, open_answers, repaired, steps  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MASTERS = load_masters(REPOSITORY / "solutions")
@@ -27,15 +27,22 @@ def source_of(notebook, cell_id):
     return cell.source
 
 
+def handed_out(master):
+    (path,) = (REPOSITORY / "exercises").rglob(f"{master.name}.ipynb")
+    return nbformat.read(path, as_version=4)
+
+
 @pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.name)
 def test_every_question_has_its_answers_cell(master):
     assert set(master.answers) == {question.exercise for question in master.questions}
-    assert master.points == sum(question.points for question in master.questions) > 0
+    assert master.points == sum(question.points for question in master.questions)
+    assert len(master.open_questions) >= 2
+    assert master.questions or master.name in ("00_start_here", "13_scaling_out", "capstone", "study")
 
 
 @pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.name)
 def test_a_students_version_that_nobody_touched_is_whole(master):
-    notebook = nbformat.read(REPOSITORY / "exercises" / f"{master.name}.ipynb", as_version=4)
+    notebook = handed_out(master)
     mended, troubles = repaired(notebook, master)
     assert troubles == [] and looks(mended, master) == []
     assert [cell.source for cell in mended.cells] == [cell.source for cell in master.notebook.cells]
@@ -43,9 +50,20 @@ def test_a_students_version_that_nobody_touched_is_whole(master):
 
 @pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.name)
 def test_a_notebook_is_known_by_its_cells_whatever_its_name(master):
-    notebook = nbformat.read(REPOSITORY / "exercises" / f"{master.name}.ipynb", as_version=4)
+    notebook = handed_out(master)
     assert best_master(notebook, "homework", MASTERS) is master
     assert best_master(unmarked(notebook), "homework", MASTERS) is master
+
+
+@pytest.mark.parametrize("change", [lambda notebook: notebook, unmarked], ids=["marked", "unmarked"])
+def test_open_answers_are_found_and_those_not_written_are_none(change):
+    first, second = MASTER.open_questions
+    notebook = student_notebook()
+    next(cell for cell in notebook.cells if cell.id == first.cell).source = "Ties are good news. <b>"
+    mended, troubles = repaired(change(notebook), MASTER)
+    assert open_answers(mended, MASTER) == {first.cell: "Ties are good news. <b>"}
+    assert "Model answer" in first.model and "8 of 8" in second.text
+    assert [cell.id for cell in mended.cells] == [cell.id for cell in MASTER.notebook.cells]
 
 
 def test_a_notebook_that_shares_nothing_is_nobodys():

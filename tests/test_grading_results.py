@@ -2,13 +2,22 @@
 
 import csv
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from grpo_edu.checks.feedback import Feedback, PartResult
-from grpo_edu.grading.masters import Master, Question
-from grpo_edu.grading.pages import feedback_page, plot_questions, plot_scores, score_counts, summary_page
+from grpo_edu.grading.by_hand import enter_points, points_in_table
+from grpo_edu.grading.masters import Master, OpenQuestion, Question
+from grpo_edu.grading.pages import (
+    feedback_page,
+    open_answers_page,
+    plot_questions,
+    plot_scores,
+    score_counts,
+    summary_page,
+)
 from grpo_edu.grading.results import StudentGrade, canvas_table, file_names, grades_table, moodle_table
 
 EVIL = "<script>alert(1)</script>"
@@ -61,6 +70,44 @@ def test_the_table_of_grades():
     assert rows[0] == ["student", "id", "03 f", "03 g", "04 h", "total", "out of", "notes"]
     assert rows[1] == ["Ana", "77", "1", "2", "0", "3", "10", "late; and wet; uses ctypes"]
     assert rows[2][2:7] == ["0", "0", "0", "0", "10"]
+
+
+OPEN = (OpenQuestion("open-a", 4, "Why?", "Because."), OpenQuestion("open-b", 2, "When?", "Then."))
+ASKED = Master("04_two", SimpleNamespace(cells=[]), (Question("check-h", "h", 5),), OPEN)
+
+
+def writer():
+    return StudentGrade("Ana", handed_in=["04_two"], open_answers={"04_two": {"open-a": EVIL}})
+
+
+def test_an_open_answer_waits_until_it_is_graded_and_an_empty_one_is_worth_nothing():
+    rows = table(grades_table([writer()], [ASKED]))
+    assert rows[0][2:7] == ["04 h", "04 open-a", "04 open-b", "total", "out of"]
+    assert rows[1][2:7] == ["0", "to grade", "0", "0", "5"]  # what nobody graded is not in the possible points
+    assert "not graded yet" in feedback_page(writer(), [ASKED])
+    page = open_answers_page([writer()], [ASKED])
+    assert "Because." in page and EVIL not in page and "&lt;script&gt;" in page
+
+
+def test_points_by_hand_come_from_a_filled_copy_of_the_table(tmp_path):
+    grade, copy = writer(), tmp_path / "copy.csv"
+    copy.write_text(grades_table([grade], [ASKED]).replace("to grade", "2.5"))
+    enter_points(points_in_table(copy, [ASKED]), [grade], [ASKED])
+    graded = replace(ASKED, hand_graded=True)
+    assert table(grades_table([grade], [graded]))[1][2:7] == ["0", "2.5", "0", "2.5", "11"]
+    assert "2.5 of 4 points" in feedback_page(grade, [graded])
+    assert table(canvas_table([grade], [graded]))[1][5:] == ["11"]
+
+
+@pytest.mark.parametrize("written", ["five", "4.5", "-1", "1,5"])
+def test_points_that_are_none_are_refused_with_the_student_and_the_range(tmp_path, written):
+    copy = tmp_path / "copy.csv"
+    copy.write_text(f'student,id,04 open-a\nAna,,"{written}"\n')
+    with pytest.raises(ValueError, match=f"Ana is '{written}'.*from 0 to 4"):
+        points_in_table(copy, [ASKED])
+    copy.write_text("name,points\nAna,3\n")
+    with pytest.raises(ValueError, match="grades.csv"):
+        points_in_table(copy, [ASKED])
 
 
 def test_tables_of_the_platforms():

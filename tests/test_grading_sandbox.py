@@ -41,7 +41,7 @@ def sandbox(tmp_path_factory):
     [
         "not os.path.exists(MASTERS) and not os.path.exists(HERE)",
         "sorted(os.listdir(os.path.dirname(checks.__file__))) == "
-        "['__init__.py', 'compare.py', 'core.py', 'feedback.py', 'inputs.py']",
+        "['__init__.py', 'compare.py', 'core.py', 'feedback.py', 'inputs.py', 'slips.py']",
         "socket.if_nameindex() == [(1, 'lo')]",
         "len([name for name in os.listdir('/proc') if name.isdigit()]) == 2",
         "'MY_SECRET' not in os.environ and 'secret' not in open('/proc/1/cmdline').read()",

@@ -14,6 +14,8 @@ from grpo_edu.cli.main import main
 from grpo_edu.grading.exercises import write_course
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
+from nbgrader.api import Gradebook  # noqa: E402
+
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTLY = RIGHT["group_advantages"].replace("bool((group == group[0]).all())", "False")
@@ -48,22 +50,33 @@ def test_nbgrader_releases_and_grades_the_masters_and_so_do_we(tmp_path):
 
     submitted = course / "submitted" / "ana" / NAME / f"{NAME}.ipynb"
     submitted.parent.mkdir(parents=True)
+    written = next(
+        cell for cell in released.cells if cell.metadata.get("nbgrader", {}).get("grade_id") == "open-choose-g"
+    )
+    written.source = "I take 8 groups of 8."
     partly = answer(released, {"tie_probability": RIGHT["tie_probability"], "group_advantages": PARTLY})
     nbformat.write(partly, submitted)
     nbgrader(course, "autograde", NAME)
+    with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:  # what the Formgrader does
+        by_hand = gradebook.find_grade("open-choose-g", NAME, NAME, "ana")
+        unwritten = gradebook.find_grade("open-tie-curve", NAME, NAME, "ana")
+        assert by_hand.needs_manual_grade and not unwritten.needs_manual_grade
+        by_hand.manual_score = 3
+        gradebook.db.commit()
     nbgrader(course, "export")
     (theirs,) = csv.DictReader((course / "grades.csv").read_text().splitlines())
-    assert float(theirs["score"]) == 7 and float(theirs["max_score"]) == 19  # 3 of 3, and 4 of 5 without the tie
+    assert float(theirs["score"]) == 10.5 and float(theirs["max_score"]) == 27  # 3 of 3, 4.5 of 5, 3 by hand
 
     assert main(["grade", str(course), "--output", str(tmp_path / "ours"), "--seed", "5", "--workers", "1"]) == 0
     (ours,) = csv.DictReader((tmp_path / "ours" / "grades.csv").read_text().splitlines())
-    assert (ours["student"], ours["total"], ours["out of"], ours["notes"]) == ("ana", "7", "19", "")
+    assert (ours["student"], ours["total"], ours["out of"], ours["notes"]) == ("ana", "10.5", "27", "")
+    assert (ours["04 open-choose-g"], ours["04 open-tie-curve"]) == ("3", "0")
 
 
 def test_a_course_is_laid_out_once(tmp_path):
     written = write_course(REPOSITORY / "solutions", tmp_path)
     assert tmp_path / "nbgrader_config.py" in written
-    names = {path.stem for path in (REPOSITORY / "solutions").glob("*.ipynb")}
+    names = {path.stem for path in (REPOSITORY / "solutions").rglob("*.ipynb")}
     assert {path.parent.name for path in written if path.suffix == ".ipynb"} == names
     with pytest.raises(FileExistsError, match="holds a course"):
         write_course(REPOSITORY / "solutions", tmp_path)

@@ -43,14 +43,14 @@ def test_right_answers_in_many_types(capsys, answer, expected):
     ("answer", "expected", "words"),
     [
         (0.75, 0.5, ["0.75", "0.25 too high"]),
-        (0.25, 0.5, ["0.25", "0.25 too low"]),
+        (0.25, 0.5, ["0.25", "2 times too small"]),
         (0.52, 0.5, ["too high"]),
         ("0.5", 0.5, ["a text", "not a number"]),
         ([0.5], 0.5, ["a list", "not a number"]),
         ([1.0, 2.0], [1.0, 3.0], ["[1]"]),
         ([1.0], [1.0, 3.0], ["1 entry", "2"]),
         ("grpo", "dapo", ["'grpo'"]),
-        (math.nan, 0.5, ["nan is not the answer"]),
+        (math.nan, 0.5, ["NaN"]),
         (lambda: 1, 0.5, ["not a number"]),
     ],
 )

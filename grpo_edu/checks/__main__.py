@@ -1,48 +1,95 @@
-"""Try every check on right and wrong answers: ``python -m grpo_edu.checks``; the exit code is 1 if one is misjudged."""
+"""Try every check on right and wrong answers: ``python -m grpo_edu.checks``; the exit code is 1 if one is misjudged.
+
+A right answer must earn all points and a wrong one must lose some, on every seed. A mistake of the exercise must be
+named, and a name must be true: an answer that is said to make a mistake has to agree with it on inputs of another seed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_edu.checks import exercises
-from grpo_edu.checks.core import Exercise
+from grpo_edu.checks.core import Exercise, Outcome, attempt, trial
 
-RIGHT_ANSWERS = Path(__file__).resolve().parents[2] / "tests" / "right_answers"  # of a checkout; not in the wheel
+TESTS = Path(__file__).resolve().parents[2] / "tests"  # of a checkout; not in the wheel
+RIGHT_ANSWERS, WRONG_ANSWERS = TESTS / "right_answers", TESTS / "wrong_answers.py"
+OTHER_SEED = 10_000  # further on, where a name is tried again
 
 Answers = Mapping[str, Sequence[Callable]]
 
 
-def answers_in(folder: Path) -> dict[str, Sequence[Callable]]:
-    """The right answers to each exercise, from `RIGHT_ANSWERS` of every module in a folder."""
+def answers_in(place: Path) -> dict[str, Sequence[Callable]]:
+    """The answers to each exercise, from `RIGHT_ANSWERS` or `WRONG_ANSWERS` of a module or of all in a folder."""
     found: dict[str, Sequence[Callable]] = {}
-    for path in sorted(folder.glob("*.py")):
-        found |= runpy.run_path(str(path))["RIGHT_ANSWERS"]
+    for path in sorted(place.glob("*.py")) if place.is_dir() else [place]:
+        names = runpy.run_path(str(path))
+        found |= names.get("RIGHT_ANSWERS") or names["WRONG_ANSWERS"]
     return found
 
 
-def misjudged(exercise: Exercise, right_answers: Sequence[Callable], seeds: range) -> list[str]:
-    """Right answers that lose points and wrong answers that are not named, over several seeds."""
-    found = []
+def misjudged(
+    exercise: Exercise,
+    right_answers: Iterable[Callable],
+    seeds: range,
+    wrong_answers: Iterable[Callable] = (),
+    counts: Counter[str] | None = None,
+) -> list[str]:
+    """Right answers that lose points, wrong ones that lose none, mistakes that are not named, and untrue names."""
+    found, counts = [], Counter() if counts is None else counts
+    wrong = [(name, way) for name, mistake in exercise.mistakes.items() for way in (mistake.wrong, *mistake.also)]
+    wrong += [("", answer) for answer in wrong_answers]
+    whole, exercise = exercise, getattr(exercise, "untrained", exercise)  # training takes seconds
     for seed in seeds:
         for number, right in enumerate((exercise.reference, *right_answers)):
-            feedback = exercise(right, seed=seed)
+            counts["right"] += 1
+            feedback = (whole if seed == seeds[0] else exercise)(right, seed=seed)
             if feedback.points != feedback.max_points:
                 found.append(f"seed {seed}: right answer {number} loses points:\n{feedback}")
-        for name, mistake in exercise.mistakes.items():
-            for wrong in (mistake.wrong, *mistake.also):
-                feedback = exercise(wrong, seed=seed)
-                if name not in feedback.mistakes:
-                    found.append(f"seed {seed}: {name!r} is not named:\n{feedback}")
+        for name, answer in wrong:
+            counts["wrong"] += 1
+            feedback = exercise(answer, seed=seed)
+            counts["nothing earned"] += feedback.points == 0
+            if feedback.points == feedback.max_points:
+                found.append(f"seed {seed}: {name or answer.__name__!r} loses no points")
+            elif name and name not in feedback.mistakes:
+                found.append(f"seed {seed}: {name!r} is not named:\n{feedback}")
+            for said in feedback.mistakes:
+                counts["names"] += 1
+                if (
+                    said in exercise.mistakes
+                    and said != name
+                    and not is_true(exercise, said, answer, seed + OTHER_SEED)
+                ):
+                    found.append(f"seed {seed}: {said!r} is not what {name or answer.__name__!r} does:\n{feedback}")
     return found
+
+
+def is_true(exercise: Exercise, name: str, answer: Callable, seed: int) -> bool:
+    """Whether an answer agrees with a mistake on all inputs of a seed."""
+    theirs = outcomes(exercise, answer, seed)
+    mistake = exercise.mistakes[name]
+    return any(
+        all(
+            one.same_as(other, exercise.tolerance)
+            for one, other in zip(theirs, outcomes(exercise, way, seed), strict=True)
+        )
+        for way in (mistake.wrong, *mistake.also)
+    )
+
+
+def outcomes(exercise: Exercise, answer: Callable, seed: int) -> list[Outcome]:
+    """What an answer makes of all inputs of a seed."""
+    return [attempt(answer, one) for calls in trial(exercise, seed).calls for one in calls]
 
 
 def table(known: Mapping[str, Exercise], right_answers: Answers) -> str:
     """A Markdown table with a row for each wrong answer and the points that it gets."""
     lines = ["| exercise | answer | points |", "|---|---|---|"]
-    for exercise in known.values():
+    for exercise in (getattr(one, "untrained", one) for one in known.values()):
         right = 1 + len(right_answers.get(exercise.name, ()))
         lines.append(f"| {exercise.name} | {right} right ones | {exercise.max_points} each |")
         for name, mistake in exercise.mistakes.items():
@@ -63,16 +110,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="modules with further right answers (default: those of the checkout)",
     )
     options = parser.parse_args(arguments)
-    known, right_answers = exercises(), answers_in(options.answers)
+    known, right_answers, counts = exercises(), answers_in(options.answers), Counter[str]()
+    wrong_answers = answers_in(WRONG_ANSWERS) if WRONG_ANSWERS.is_file() else {}
     if not right_answers:
         print(f"No right answers in {options.answers}; only the reference of each exercise is tried.")
     print(table(known, right_answers))
     wrong = [
         text
         for name, exercise in known.items()
-        for text in misjudged(exercise, right_answers.get(name, ()), range(options.seeds))
+        for text in misjudged(
+            exercise, right_answers.get(name, ()), range(options.seeds), wrong_answers.get(name, ()), counts
+        )
     ]
-    print("\n".join(wrong) or f"\n{len(known)} exercises: every right answer passes, every mistake is named.")
+    print(
+        f"\n{len(known)} exercises on {options.seeds} seeds: {counts['right']} checks of right answers and "
+        f"{counts['wrong']} of wrong ones, {counts['nothing earned']} of which earn nothing. "
+        f"{counts['names']} names of mistakes, each tried on other inputs."
+    )
+    print(
+        "\n".join(wrong)
+        or "Every right answer passes, every wrong one is refused, every mistake is named, no name is untrue."
+    )
     return 1 if wrong else 0
 
 

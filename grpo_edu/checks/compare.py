@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from numbers import Number
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Complex, Integral, Number, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+OTHER = "the value is another one"
+PLAIN = (bool, int, float, str)  # what most entries of lists are, compared without further questions
 SHOWN = 300  # characters of a value that a message holds
+MOST_COMPARED = 20  # values of a tensor that are looked at for what is wrong with all of them
 
 
 def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:
     """What is wrong with `got`, in a few words, or None where it is as expected.
 
     Numbers and tensors may differ by `tolerance`, absolute and relative. A tensor of one number counts as a number, a
-    list as a tuple. NaN equals NaN.
+    list as a tuple. NaN equals NaN. Any type is an answer, so an error while comparing is a difference as well.
 
     >>> difference([1.0, 2.0], [1.0, 2.0]), difference(torch.ones(3), torch.ones(2))
     (None, 'the shape is (3,), not (2,)')
-    >>> difference([0.5], [0.25])
-    'in place [0], counted from 0: the value is another one'
+    >>> difference([1.25], [0.25]), difference(torch.ones(2), torch.ones(2) / 3)
+    ('in place [0], counted from 0: it is 5 times too large', '2 of 2 values differ: each is 3 times too large')
     """
+    try:
+        if type(got) is type(expected) and type(got) in PLAIN and got == expected:
+            return None
+        return _difference(got, expected, tolerance)
+    except Exception as error:  # an object of a student's own may raise whatever it likes when it is compared
+        return f"it cannot be compared with {kind(expected)} ({type(error).__name__}: {error})"
+
+
+def _difference(got: Any, expected: Any, tolerance: float) -> str | None:
+    if isinstance(got, Tensor) and (without_values := _without_values(got)):
+        return without_values
     if isinstance(expected, Tensor) and expected.ndim:
         return _tensor_difference(got, expected, tolerance)
     if isinstance(got, Tensor) and got.numel() == 1:
@@ -35,17 +49,19 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:
         same_kind = isinstance(got, type(expected)) or (isinstance(expected, bool) and _is_bool(got))
         if not same_kind:
             return f"it is {kind(got)}, not {kind(expected)}"
-        return None if got == expected else "the value is another one"
+        return None if got == expected else OTHER
     if isinstance(expected, Number):
         if isinstance(got, str) or not isinstance(got, Number) or _is_bool(got):
             return f"it is {kind(got)}, not a number"
+        if isinstance(got, Complex) and not isinstance(got, Real):
+            return "it is a complex number, not a real one"
         one, other = float(got), float(expected)  # type: ignore[arg-type]  # typeshed: not every Number has a float
-        return None if close(one, other, tolerance) else "the value is another one"
+        return None if close(one, other, tolerance) else how_far(one, other, counted=isinstance(got, Integral))
     if isinstance(expected, Mapping):
         return _mapping_difference(got, expected, tolerance)
     if isinstance(expected, Sequence):
         return _sequence_difference(got, expected, tolerance)
-    return None if got == expected else "the value is another one"
+    return None if got == expected else OTHER
 
 
 def close(one: float, other: float, tolerance: float) -> bool:
@@ -53,6 +69,25 @@ def close(one: float, other: float, tolerance: float) -> bool:
     if math.isnan(one) or math.isnan(other):
         return math.isnan(one) and math.isnan(other)
     return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+
+
+def how_far(one: float, other: float, *, counted: bool = False) -> str:
+    """In which way one number differs from the other, which is the right one. counted: they are whole numbers.
+
+    >>> how_far(math.nan, 2.0), how_far(-3.0, 3.0), how_far(0.5, 2.0), how_far(2.5, 2.0)
+    ('it is NaN', 'it has the opposite sign', 'it is 4 times too small', 'it is 0.5 too high')
+    """
+    if not math.isfinite(one):
+        return "it is NaN" if math.isnan(one) else f"it is {'minus ' * (one < 0)}infinite"
+    if not math.isfinite(other):
+        return f"it is a finite number, not {other}"
+    if math.isclose(one, -other, rel_tol=1e-4):
+        return "it has the opposite sign"
+    if one * other > 0 and not (counted and abs(other) < 10):  # a count of 2 in place of 1 is 1 too high
+        for times, word in ((one / other, "large"), (other / one, "small")):
+            if round(times) > 1 and math.isclose(times, round(times), rel_tol=1e-4):
+                return f"it is {round(times)} times too {word}"
+    return f"it is {shown(abs(one - other), 3)} too {'high' if one > other else 'low'}"
 
 
 def kind(value: Any) -> str:
@@ -76,7 +111,10 @@ def shown(value: Any, digits: int = 6) -> str:
     >>> shown(torch.tensor([1.0, 2.0])), shown(0.1 + 0.2), shown([-0.0, 0.5]), shown("".join), shown(math.prod)
     ('tensor([1., 2.])', '0.3', '[0.0, 0.5]', "''.join", 'prod')
     """
-    text = f"{value + 0.0:.{digits}g}" if isinstance(value, float) else _text(value)
+    try:
+        text = f"{value + 0.0:.{digits}g}" if isinstance(value, float) else _text(value)
+    except Exception as error:  # the __repr__ of a student's own class
+        text = f"{kind(value)} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= SHOWN else text[:SHOWN] + " …"
 
 
@@ -85,14 +123,38 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return repr(value + 0.0)  # -0.0 + 0.0 is 0.0
     if type(value) is list:
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{_entries(value)}]"
     if type(value) is tuple:
-        return f"({', '.join(map(_text, value))}{',' * (len(value) == 1)})"
+        return f"({_entries(value)}{',' * (len(value) == 1)})"
+    if type(value) is dict:
+        return f"{{{_entries(value.items(), lambda pair: f'{_text(pair[0])}: {_text(pair[1])}')}}}"
+    if type(value) is str:
+        return repr(value[: SHOWN + 1])
     if inspect.isroutine(value):
         owner = getattr(value, "__self__", None)
         bound = owner is not None and not inspect.ismodule(owner)
         return f"{_text(owner)}.{value.__name__}" if bound else value.__name__
     return repr(value)
+
+
+def _entries(values: Iterable[Any], text: Callable[[Any], str] = _text) -> str:
+    """As many entries as a message shows; there may be millions."""
+    pieces, length = [], 0
+    for value in values:
+        pieces.append(text(value))
+        length += len(pieces[-1])
+        if length > SHOWN:
+            break
+    return ", ".join(pieces)
+
+
+def _without_values(tensor: Tensor) -> str | None:
+    """Why the numbers of a tensor cannot be read one by one, or None."""
+    if tensor.is_meta:
+        return "it is a tensor on the device `meta`, which has a shape and no values"
+    if tensor.layout != torch.strided:
+        return "it is a sparse tensor; `.to_dense()` makes an ordinary one of it"
+    return None
 
 
 def _is_bool(value: Any) -> bool:
@@ -104,28 +166,36 @@ def _tensor_difference(got: Any, expected: Tensor, tolerance: float) -> str | No
         return f"it is {kind(got)}, not a tensor"
     if got.shape != expected.shape:
         return f"the shape is {tuple(got.shape)}, not {tuple(expected.shape)}"
-    kinds = [_number_kind(tensor) for tensor in (got, expected)]
+    kinds = [number_kind(tensor) for tensor in (got, expected)]
     if kinds[0] != kinds[1]:
         return f"it holds {kinds[0]} ({got.dtype}), not {kinds[1]}"
-    same = torch.isclose(got.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
-    if bool(same.all()):
+    if torch.equal(got, expected):
         return None
-    return f"{int((~same).sum())} of {same.numel()} values differ"
+    one, other = got.detach().double(), expected.detach().double()
+    wrong = ~torch.isclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if not bool(wrong.any()):
+        return None
+    pairs = zip(one[wrong][:MOST_COMPARED].tolist(), other[wrong][:MOST_COMPARED].tolist(), strict=True)
+    ways = {how_far(*pair, counted=not got.is_floating_point()) for pair in pairs}
+    text = f"{int(wrong.sum())} of {wrong.numel()} values differ"
+    return f"{text}: {ways.pop().replace('it', 'each', 1)}" if len(ways) == 1 else text
 
 
-def _number_kind(tensor: Tensor) -> str:
+def number_kind(tensor: Tensor) -> str:
+    """What kind of numbers a tensor holds, in a student's words."""
+    if tensor.is_complex():
+        return "complex numbers"
     if tensor.dtype == torch.bool:
         return "truth values"
     return "floating-point numbers" if tensor.is_floating_point() else "whole numbers"
 
 
 def _sequence_difference(got: Any, expected: Sequence, tolerance: float) -> str | None:
-    if isinstance(got, Tensor):
-        got = got.tolist()
-    if isinstance(got, str) or not isinstance(got, Sequence):
+    if isinstance(got, str) or not isinstance(got, (Sequence, Tensor)) or (isinstance(got, Tensor) and not got.ndim):
         return f"it is {kind(got)}, not {kind(list(expected))}"
     if len(got) != len(expected):
         return f"it has {len(got)} {'entry' if len(got) == 1 else 'entries'}, not {len(expected)}"
+    got = got.tolist() if isinstance(got, Tensor) else got
     for place, (one, other) in enumerate(zip(got, expected, strict=True)):
         found = difference(one, other, tolerance)
         if found:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
-from grpo_edu.checks.inputs import Diagonal, Training, Weights, numbers, penalty_slopes
+from grpo_edu.checks.inputs import Diagonal, Training, Weights, gradient_of, numbers
 from grpo_edu.continual import forgetting as measures
 
 Matrix = list[list[float]]
@@ -381,7 +381,7 @@ check_ewc_penalty = Exercise(
     parts=(
         Part("every weight has a Fisher", 1, _all_named),
         Part("a weight that the Fisher does not name", 1, _one_free),
-        Part("its gradient", 1, lambda rng: replace(_all_named(rng), ask=penalty_slopes)),
+        Part("its gradient", 1, lambda rng: replace(_all_named(rng), ask=gradient_of)),
     ),
     mistakes={
         "the half is missing": Mistake(
@@ -409,16 +409,6 @@ check_ewc_penalty = Exercise(
         "the Fisher is asked for a weight that it does not name": Mistake(
             "Go through the names of `fisher`: the other weights are free.",
             lambda weights, fisher, *rest: ewc_penalty(weights, {name: fisher[name] for name in weights}, *rest),
-        ),
-        "the penalty is a number": Mistake(
-            "`.item()` and `float()` make a number of a tensor. It has no gradient and "
-            "protects nothing. Leave it a tensor.",
-            lambda *given: ewc_penalty(*given).item(),
-        ),
-        "the penalty is cut off from the weights": Mistake(
-            "`detach()`, `no_grad()` and `torch.tensor()` leave no way "
-            "back to the weights. The anchor may be cut off, θ may not.",
-            lambda *given: ewc_penalty(*given).detach(),
         ),
     },
 )

@@ -1,25 +1,36 @@
 """Define an exercise, and check an answer to it.
 
 A mistake is recognized by its results: each exercise holds wrong functions that students really write. An answer that
-returns the same as one of them on all inputs of a part has made the same mistake, however it is written.
+returns the same as one of them on all inputs of all parts has made the same mistake, however it is written. Where this
+holds in one part only, the feedback says no more than that. `slips` knows the mistakes that any exercise may see.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import random
+import sysconfig
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import torch
 
+from grpo_edu.checks import slips
 from grpo_edu.checks.compare import difference, kind, shown
 from grpo_edu.checks.feedback import Feedback, PartResult
 
-SEED_VARIABLE = "GRPO_EDU_CHECK_SEED"
+SEED_VARIABLE, CREDIT_VARIABLE = "GRPO_EDU_CHECK_SEED", "GRPO_EDU_SLIP_CREDIT"
+SLIP_CREDIT = 0.5  # the share of its points that a part earns where one named slip explains all that is wrong
+PATIENCE = 10.0  # seconds until a check says on which input the answer is still at work
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,10 @@ class Outcome:
         return self.changed == other.changed and not difference(self.value, other.value, tolerance)
 
 
-@dataclass(frozen=True)
+NOT_TRIED = Outcome(problem="not tried", detail="the answer was interrupted on an earlier input")
+
+
+@dataclass(frozen=True, eq=False)
 class Exercise:
     """A function for the student to write, and what is needed to check it.
 
@@ -119,6 +133,8 @@ class Exercise:
             answer: the student's function.
             seed: of the random inputs. With None it is read from the environment variable GRPO_EDU_CHECK_SEED; if that
                 is not set either, every check draws new inputs.
+
+        GRPO_EDU_SLIP_CREDIT, from 0 to below 1, is the share of the points that a single named slip earns.
         """
         if not callable(answer):
             raise TypeError(
@@ -127,40 +143,73 @@ class Exercise:
             )
         if seed is None:
             seed = int(os.environ.get(SEED_VARIABLE) or int.from_bytes(os.urandom(4)))
-        parts = []
-        for part in self.parts:
-            calls = self.calls(part, seed)
-            parts.append(self.judge(part, calls, [attempt(answer, one) for one in calls]))
-        return Feedback(self.name, tuple(parts), seed)
+        found = self._ask(answer, trial(self, seed).calls)
+        return self.judge(found, seed, slip_credit(), slips.notebook_variable(answer))
+
+    def _ask(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
+        """The outcomes in each part; an answer that the student interrupts is not asked again."""
+        found: list[list[Outcome]] = []
+        stopped = False
+        with _patience(self.name) as now_at:
+            for calls in parts:
+                found.append([])
+                for one in calls:
+                    now_at.append(one)
+                    found[-1].append(NOT_TRIED if stopped else attempt(answer, one))
+                    stopped = stopped or found[-1][-1].problem == "KeyboardInterrupt"
+        return found
 
     def calls(self, part: Part, seed: int) -> list[Call]:
         """The inputs of a part; the same seed gives the same inputs."""
         rng = random.Random(f"{seed} {self.name} {part.name}")
         return [*(part.draw(rng) for _ in range(part.draws)), *part.always]
 
-    def judge(self, part: Part, calls: Sequence[Call], found: Sequence[Outcome]) -> PartResult:
-        """Grade one part. found: the outcome of the answer on each of the calls, from this or another process."""
-        expected = [attempt(self.reference, one) for one in calls]
-        wrong = [
-            place
-            for place, (one, other) in enumerate(zip(found, expected, strict=True))
-            if not one.same_as(other, self.tolerance)
-        ]
-        if not wrong:
-            return PartResult(part.name, part.points, part.points)
-        name, hint = self._name_mistake(calls, expected, found)
-        place = self._telling(name, calls, found, wrong)
-        return PartResult(
-            part.name,
-            0,
-            part.points,
-            given=calls[place].text(),
-            expected=_said(expected[place]),
-            got=_said(found[place]),
-            why=self._why(found[place], expected[place]),
-            mistake=name,
-            hint=hint,
+    def judge(
+        self, found: Sequence[Sequence[Outcome]], seed: int, credit: float = SLIP_CREDIT, variable: str = ""
+    ) -> Feedback:
+        """Grade an answer.
+
+        Args:
+            found: for each part the outcomes on the calls of this seed, from this or another process.
+            seed: of the inputs.
+            credit: the share of the points for a part, where one named slip explains all parts.
+            variable: a variable of the notebook that the answer reads.
+        """
+        drawn = trial(self, seed)
+        all_found, expected = [*chain(*found)], [*chain(*drawn.expected)]
+        everywhere = drawn.mistake(found, range(len(self.parts))) or slips.wrong_form(
+            expected, all_found, self.tolerance
         )
+        if not everywhere or slips.is_constant(all_found, expected):
+            credit = 0.0
+        parts = []
+        for number, part in enumerate(self.parts):
+            failed = drawn.failed(found, number)
+            if not failed:
+                parts.append(PartResult(part.name, part.points, part.points))
+                continue
+            fact = slips.fact(found[number], drawn.expected[number])
+            named = (fact if fact and fact.first else None) or everywhere or fact
+            named = named or slips.elsewhere(all_found, expected, variable)
+            certain = named is not None
+            named = named or drawn.mistake(found, [number])
+            place = drawn.telling(named.name if named else "", found, number, failed)
+            one, other = found[number][place], drawn.expected[number][place]
+            parts.append(
+                PartResult(
+                    part.name,
+                    round(credit * part.points, 2),
+                    part.points,
+                    given=drawn.calls[number][place].text(),
+                    expected=_said(other),
+                    got=_said(one),
+                    why=self._why(one, other),
+                    mistake=named.name if named else "",
+                    hint=named.hint if named else "",
+                    certain=certain,
+                )
+            )
+        return Feedback(self.name, tuple(parts), seed)
 
     def _why(self, found: Outcome, expected: Outcome) -> str:
         if found.problem or expected.problem:
@@ -169,56 +218,122 @@ class Exercise:
             return "the input was changed"
         return difference(found.value, expected.value, self.tolerance) or "the input was not changed"
 
-    def _name_mistake(
-        self, calls: Sequence[Call], expected: Sequence[Outcome], found: Sequence[Outcome]
-    ) -> tuple[str, str]:
-        if any(one.problem == "NotImplementedError" for one in found):
-            return "not written yet", f"Write the body of {self.name} and take `raise NotImplementedError` out."
-        if all(one.value is None and not one.problem for one in found) and expected[0].value is not None:
-            return "nothing is returned", "Is there a `return` with the result, in every branch?"
-        for name, mistake in self.mistakes.items():
+
+class Trial:
+    """The inputs of one seed, and what right and wrong answers make of them, computed when it is first asked for."""
+
+    def __init__(self, exercise: Exercise, seed: int) -> None:
+        self.exercise = exercise
+        self.calls = [exercise.calls(part, seed) for part in exercise.parts]
+        self._theirs: dict[tuple[Callable, int, int], Outcome] = {}
+
+    @functools.cached_property
+    def expected(self) -> list[list[Outcome]]:
+        """What the right answer makes of the inputs of each part."""
+        return [[attempt(self.exercise.reference, one) for one in calls] for calls in self.calls]
+
+    def _same(self, wrong: Callable, found: Sequence[Sequence[Outcome]], part: int, place: int) -> bool:
+        key = (wrong, part, place)
+        if key not in self._theirs:
+            self._theirs[key] = attempt(wrong, self.calls[part][place])
+        return found[part][place].same_as(self._theirs[key], self.exercise.tolerance)
+
+    def failed(self, found: Sequence[Sequence[Outcome]], part: int) -> list[int]:
+        """The places in a part where an answer and the reference differ."""
+        pairs = zip(found[part], self.expected[part], strict=True)
+        return [place for place, (one, other) in enumerate(pairs) if not one.same_as(other, self.exercise.tolerance)]
+
+    def mistake(self, found: Sequence[Sequence[Outcome]], parts: Sequence[int]) -> slips.Slip | None:
+        """The mistake of this exercise that comes to the same on all inputs of these parts."""
+        for name, mistake in self.exercise.mistakes.items():
             for wrong in (mistake.wrong, *mistake.also):
-                theirs = (attempt(wrong, one) for one in calls)
-                if all(one.same_as(other, self.tolerance) for one, other in zip(found, theirs, strict=True)):
-                    return name, mistake.hint
-        if any(one.changed for one in found) and not any(one.changed for one in expected):
-            return "the input is changed in place", "Compute a new value; leave what was handed in as it is."
-        return "", ""
+                places = ((part, place) for part in parts for place in range(len(self.calls[part])))
+                if all(self._same(wrong, found, part, place) for part, place in places):
+                    return slips.Slip(name, mistake.hint)
+        return None
 
-    def _telling(self, name: str, calls: Sequence[Call], found: Sequence[Outcome], wrong: list[int]) -> int:
-        """The failed input to show: the first one on which the fewest other mistakes give the same result."""
-        if name not in self.mistakes:
-            return wrong[0]
-        others = [mistake.wrong for other, mistake in self.mistakes.items() if other != name]
+    def telling(self, name: str, found: Sequence[Sequence[Outcome]], part: int, failed: list[int]) -> int:
+        """The failed input to show: an interrupted one, else the first on which the fewest other mistakes agree."""
+        stopped = [place for place in failed if found[part][place].problem == "KeyboardInterrupt"]
+        if stopped or name not in self.exercise.mistakes:
+            return (stopped or failed)[0]
+        others = [mistake.wrong for other, mistake in self.exercise.mistakes.items() if other != name]
+        return min(failed, key=lambda place: sum(self._same(other, found, part, place) for other in others))
 
-        def alike(place: int) -> int:
-            return sum(found[place].same_as(attempt(other, calls[place]), self.tolerance) for other in others)
 
-        return min(wrong, key=alike)
+@functools.lru_cache(maxsize=128)
+def trial(exercise: Exercise, seed: int) -> Trial:
+    """The inputs of a seed; a grader judges a whole class on one of them."""
+    return Trial(exercise, seed)
+
+
+def checked_credit(share: float | str) -> float:
+    """The share of the points that a named slip earns.
+
+    >>> checked_credit("0.25")
+    0.25
+    """
+    try:
+        if 0 <= float(share) < 1:
+            return float(share)
+    except ValueError:
+        pass
+    raise ValueError(f"slip credit: {share!r} is not a share of the points; give a number from 0 to below 1")
+
+
+def slip_credit() -> float:
+    """The share that the environment variable names, or the usual one."""
+    return checked_credit(os.environ.get(CREDIT_VARIABLE) or SLIP_CREDIT)
+
+
+@contextmanager
+def _patience(name: str) -> Iterator[list[Call]]:
+    """Say after a while on which input an answer is still at work: the last one that was added to the list."""
+    now_at: list[Call] = []
+
+    def tell() -> None:
+        print(
+            f"{name}: still at work after {PATIENCE:g} s, on the input {now_at[-1].text()}. If a loop never ends, "
+            "interrupt the kernel (■): the check then says where it was.",
+            flush=True,
+        )
+
+    timer = Timer(PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield now_at
+    finally:
+        timer.cancel()
 
 
 def attempt(function: Callable, one: Call) -> Outcome:
     """Call a function on copies of the arguments; an exception from the student's code becomes part of the outcome."""
     args, kwargs = copy.deepcopy(one.args), copy.deepcopy(one.kwargs)
+    start = time.monotonic()
     try:
         with torch.random.fork_rng(devices=[]):
             value = one.ask(function, *args, **kwargs) if one.ask else function(*args, **kwargs)
+    except KeyboardInterrupt as error:
+        after = f"interrupted after {time.monotonic() - start:.0f} s"
+        return Outcome(problem="KeyboardInterrupt", detail=f"{after}{_line_of(error)}")
     except Exception as error:  # the code is not ours: its failure is what we report
-        return Outcome(problem=type(error).__name__, detail=_where(error))
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return Outcome(problem=type(error).__name__, detail=text + _line_of(error))
     changed = bool(difference(list(args), list(one.args)) or difference(kwargs, one.kwargs))
     return Outcome(value, changed=changed)
 
 
-def _where(error: Exception) -> str:
-    """The error, with the line of the student's code that raised it."""
-    ours = os.path.dirname(__file__)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    line = frames[0].line if frames else ""
-    return f"{text}, at `{line}`" if line else text
+def _line_of(error: BaseException) -> str:
+    """The innermost line of the student's own code, below which come only libraries."""
+    places = sysconfig.get_paths()
+    libraries = (str(Path(__file__).parents[1]), places["stdlib"], places["purelib"], places["platlib"], "<frozen")
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(libraries)]
+    line = frames[-1].line if frames else ""
+    return f", at `{line}`" if line else ""
 
 
 def _said(outcome: Outcome) -> str:
     if outcome.problem:
-        return f"raises {outcome.problem}"
+        return outcome.problem if outcome is NOT_TRIED else f"raises {outcome.problem}"
     return shown(outcome.value) if outcome.value is not None else kind(None)

@@ -6,6 +6,7 @@ import copy
 import importlib
 import math
 import random
+import statistics
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -82,6 +83,10 @@ check_best_seconds = Exercise(
             "Whatever else the computer does can only add time. Which run was disturbed least?",
             _timed(lambda times: sum(times) / len(times)),
         ),
+        "it is the median": Mistake(
+            "Whatever else the computer does can only add time. Which run was disturbed least?",
+            _timed(statistics.median),
+        ),
         "it is the longest run": Mistake("Whatever else the computer does can only add time.", _timed(max)),
         "one run too many is measured": Mistake("How many runs does `repeats` ask for?", _timed(min, too_many=1)),
         "the difference is turned round": Mistake(
@@ -106,7 +111,7 @@ def mend_script(lines: list[str]) -> list[str]:
 def _some_script(rng: random.Random) -> Call:
     names = rng.sample(["OMP_NUM_THREADS", "MKL_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_VERBOSE"], 3)
     settings = [f'os.environ["{name}"] = "{rng.randrange(1, 5)}"' for name in sorted(names, reverse=True)]
-    work = ["import torch", "print(torch.get_num_threads())", "x = torch.ones(9, 9) @ torch.ones(9, 9)"]
+    work = ["import torch", f'print(os.environ["{names[0]}"])', "x = torch.ones(9, 9) @ torch.ones(9, 9)"]
     lines = ["import time", *work]
     for place, line in zip(sorted(rng.choices(range(2, 5), k=3), reverse=True), reversed(settings), strict=True):
         lines.insert(place, line)
@@ -116,7 +121,8 @@ def _some_script(rng: random.Random) -> Call:
 
 def _sound_script(rng: random.Random) -> Call:
     setting = f'os.environ["OMP_NUM_THREADS"] = "{rng.randrange(1, 5)}"'
-    return call(["import os", setting, "import torch", f"x = torch.ones({rng.randrange(2, 9)})", "print(x)"])
+    comment = "# os.environ[...] = ... would come too late here"
+    return call(["import os", setting, "import torch", f"x = torch.ones({rng.randrange(2, 9)})", comment, "print(x)"])
 
 
 def _each_to_the_front(lines):
@@ -147,6 +153,10 @@ check_mend_script = Exercise(
         "`import os` is there twice": Mistake(
             "Move the line: take it away from where it stood.",
             lambda lines: ["import os", *sorted(lines, key=lambda line: not line.startswith(SETTING))],
+        ),
+        "whatever mentions `os.environ[` is moved": Mistake(
+            "A line that prints a variable, or a comment, sets none: look at how a line *begins*.",
+            lambda lines: sorted(lines, key=lambda line: (line != "import os") + (SETTING not in line)),
         ),
         "only the first setting is moved": Mistake("A script may set several variables.", _one_setting_only),
         "the settings come in reverse order": Mistake(

@@ -175,7 +175,7 @@ def find_fault(question: int, reading: Mapping[str, float]) -> str:
             return "too little room"
         return "reward cannot read" if reading["right"] >= 0.1 else "no chat template"
     if question == 2:
-        return "G too small" if reading["siblings"] <= 3 else "pays for anything"
+        return "G too small" if reading["group size"] <= 3 else "pays for anything"
     if question == 3:
         return "learning rate too high" if reading["step"] <= 10 else "KL with the wrong sign"
     if question == 4:
@@ -237,7 +237,7 @@ def _swapping(one: str, other: str) -> Callable:
 def _limits_left_out(question, reading):
     limits = {
         1: ("right", 0.1, "no chat template"),
-        2: ("siblings", 3, "pays for anything"),
+        2: ("group size", 3, "pays for anything"),
         3: ("step", 10, "KL with the wrong sign"),
     }
     found = find_fault(question, reading)
@@ -267,7 +267,7 @@ check_find_fault = Exercise(
         Part(
             "question 2: the rewards of a group",
             1,
-            lambda rng: call(2, {"siblings": rng.choice([2, 3, 8, 16])}),
+            lambda rng: call(2, {"group size": rng.choice([2, 3, 8, 16])}),
             draws=20,
         ),
         Part("questions 3 and 4: the first steps, the ratio", 1, _steps, draws=60),
@@ -287,7 +287,7 @@ check_find_fault = Exercise(
             _swapping("reward cannot read", "no chat template"),
         ),
         "small groups and generous rewards have changed places": Mistake(
-            "Two siblings often tie. Eight of them tie from the first step on only where everybody is paid.",
+            "Groups of two often tie. Groups of eight tie from the first step on only where everybody is paid.",
             _swapping("G too small", "pays for anything"),
         ),
         "a late break-down is blamed on the learning rate": Mistake(
@@ -403,7 +403,7 @@ check_signs_are_right = Exercise(
     ),
     mistakes={
         "the mean is not that of the own group": Mistake(
-            "A completion competes with its siblings, not with the batch: one row of `view(-1, num_generations)`.",
+            "A completion competes within its group, not with the batch: one row of `view(-1, num_generations)`.",
             _seen_in_groups(
                 lambda groups, given: torch.equal(
                     (groups - groups.mean()).sign().masked_fill(_tied(groups), 0.0), given.sign()
@@ -614,11 +614,18 @@ def _fresh_or_stale(low: float, high: float, padding: bool) -> Callable[[random.
             first = rng.choice([0, 1])
             change[:, first] = rng.choice([low, high]) * rng.choice([-1, 1])
             change[:, first + 1] = -change[:, first] * rng.choice([0, 1])  # one way alone, or ups and downs
+        old = logps + change
         if padding:
-            change += (1 - mask) * numbers(rng, 2, 5, low=0.5, high=2.0)
-        return call(logps, logps + change, mask)
+            strange = rng.choice(
+                [numbers(rng, 2, 5, low=0.5, high=2.0), torch.tensor(rng.choice([-torch.inf, torch.nan]))]
+            )
+            old = torch.where(mask == 1, old, old + strange)
+        return call(logps, old, mask)
 
     return draw
+
+
+FRESH, ONES = torch.tensor([[-1.0, -0.5, -2.0]]), torch.tensor([[1, 1, 0]])
 
 
 def _judged_by(judge: Callable[[Tensor, Tensor], Tensor]) -> Callable:
@@ -634,16 +641,27 @@ check_ratio_is_one = Exercise(
     ratio_is_one,
     parts=(
         Part("fresh and stale, far apart", 1, _fresh_or_stale(0.3, 0.9, False), draws=30),
-        Part("fresh and stale, close together, with padding", 2, _fresh_or_stale(0.02, 0.15, True), draws=30),
+        Part(
+            "fresh and stale, close together, with padding",
+            2,
+            _fresh_or_stale(0.02, 0.15, True),
+            draws=30,
+            always=tuple(call(FRESH, FRESH + strange * (1 - ONES), ONES) for strange in (1.0, 2.0)),
+        ),
     ),
     mistakes={
         "padding counts": Mistake(
             "Whatever stands behind the end was never sampled. Use the mask.",
             _judged_by(lambda apart, mask: (apart.abs() < 1e-3).all()),
         ),
+        "padding is multiplied away": Mistake(
+            "It may hold anything, and 0 times infinity, or NaN, is NaN. Pick the tokens that count instead.",
+            _judged_by(lambda apart, mask: ((apart.exp() - 1).abs() * mask).max() < 1e-3),
+            also=(_judged_by(lambda apart, mask: (apart.abs() * mask).max() < 1e-3),),
+        ),
         "only the mean is looked at": Mistake(
             "Ups and downs cancel. *Every* token's ratio has to be 1.",
-            _judged_by(lambda apart, mask: ((apart * mask).sum() / mask.sum()).abs() < 1e-3),
+            _judged_by(lambda apart, mask: apart[mask.bool()].mean().abs() < 1e-3),
         ),
         "only the mean ratio is looked at": Mistake(
             "Ups and downs nearly cancel. *Every* ratio has to be 1.",

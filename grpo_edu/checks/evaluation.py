@@ -267,6 +267,8 @@ def _halves_up(exact: float, percent: float, decimals: int) -> bool:
     return percent - slack - 1e-9 <= exact < percent + slack - 1e-9
 
 
+HALVES = (call(0.7, 400, 1), call(0.2, 2000, 1))  # in floating point 0.75 − 0.7 is a little more than 0.05
+
 check_possible_counts = Exercise(
     possible_counts,
     parts=(
@@ -275,7 +277,7 @@ check_possible_counts = Exercise(
             2,
             _reported,
             draws=24,
-            always=(call(95.0, 1000, 0), call(94.0, 1000, 0), call(0.0, 60, 1), call(100.0, 60, 1)),
+            always=(call(95.0, 1000, 0), call(94.0, 1000, 0), call(0.0, 60, 1), call(100.0, 60, 1), *HALVES),
         ),
         Part("reports that cannot", 1, _invented),
     ),

@@ -13,10 +13,13 @@ WIDTH = 88
 
 @dataclass(frozen=True)
 class PartResult:
-    """One part of an exercise, judged. Where it failed: on which input, what was expected and what came."""
+    """One part of an exercise, judged. Where it failed: on which input, what was expected and what came.
+
+    certain: the mistake is that of all inputs, not only of those of this part.
+    """
 
     name: str
-    points: int
+    points: float
     max_points: int
     given: str = ""
     expected: str = ""
@@ -24,11 +27,17 @@ class PartResult:
     why: str = ""
     mistake: str = ""
     hint: str = ""
+    certain: bool = True
 
     @property
     def passed(self) -> bool:
         """Whether all points of the part were earned."""
         return self.points == self.max_points
+
+    @property
+    def likeness(self) -> str:
+        """What comes before the name of the mistake."""
+        return "looks like:" if self.certain else "on these inputs it behaves like:"
 
     def rows(self) -> list[tuple[str, str]]:
         """What is to be said of a failure: (what, text)."""
@@ -54,9 +63,9 @@ class Feedback:
     seed: int
 
     @property
-    def points(self) -> int:
-        """Points earned."""
-        return sum(part.points for part in self.parts)
+    def points(self) -> float:
+        """Points earned, a whole number where no slip was credited."""
+        return plain_number(sum(part.points for part in self.parts))
 
     @property
     def max_points(self) -> int:
@@ -65,10 +74,10 @@ class Feedback:
 
     @property
     def mistakes(self) -> list[str]:
-        """The named mistakes, each once."""
-        return list(dict.fromkeys(part.mistake for part in self.parts if part.mistake))
+        """The named mistakes that are certain, each once."""
+        return list(dict.fromkeys(part.mistake for part in self.parts if part.mistake and part.certain))
 
-    def grade(self) -> int:
+    def grade(self) -> float:
         """Show the feedback and return the points, as nbgrader reads them from the last line of a test cell.
 
         Raises:
@@ -88,11 +97,11 @@ class Feedback:
             return f"{lines[0]}\n  Not written yet. {self.parts[0].hint}"
         for part in self.parts:
             mark = "✓" if part.passed else "✗"
-            lines.append(f"  {mark} {part.name} ({part.points} of {part.max_points})")
+            lines.append(f"  {mark} {part.name} ({plain_number(part.points)} of {part.max_points})")
             for what, text in part.rows():
                 lines += _wrapped(f"      {what:9}", text)
             if part.mistake:
-                lines += _wrapped("      looks like ", part.mistake)
+                lines += _wrapped(f"      {part.likeness} ", part.mistake)
                 lines += _wrapped("      hint: ", part.hint)
         return "\n".join(lines)
 
@@ -104,6 +113,15 @@ class Feedback:
         if not written:
             return f"<div>{head}<br>Not written yet. {_code(self.parts[0].hint)}</div>"
         return f"<div>{head}{''.join(_part_html(part) for part in self.parts)}</div>"
+
+
+def plain_number(points: float) -> float:
+    """2 for 2.0, and at most two decimals.
+
+    >>> plain_number(2.0), plain_number(1.5)
+    (2, 1.5)
+    """
+    return int(points) if points == int(points) else round(points, 2)
 
 
 def _wrapped(label: str, text: str) -> list[str]:
@@ -127,10 +145,10 @@ def _part_html(part: PartResult) -> str:
     text = (
         f'<div style="border-left:4px solid {color};padding:2px 0 2px 10px;margin:6px 0">'
         f'<span style="color:{color};font-weight:bold">{mark}</span> {html.escape(part.name)} '
-        f"({part.points} of {part.max_points})"
+        f"({plain_number(part.points)} of {part.max_points})"
     )
     if part.mistake and not part.passed:
-        text += f"<br>Looks like: <b>{html.escape(part.mistake)}</b><br>Hint: {_code(part.hint)}"
+        text += f"<br>{part.likeness.capitalize()} <b>{html.escape(part.mistake)}</b><br>Hint: {_code(part.hint)}"
     rows = "".join(
         f'<tr><td style="text-align:left;vertical-align:top">{what}</td>'
         f'<td style="text-align:left"><code style="white-space:pre-wrap">{html.escape(value)}</code></td></tr>'

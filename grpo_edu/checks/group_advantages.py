@@ -91,6 +91,12 @@ def _in_groups(
     return wrong
 
 
+def _down_the_columns(groups: Tensor) -> Tensor:
+    centered = groups - groups.mean(dim=0)
+    std = (centered.square().sum(dim=0) / (len(groups) - 1)).sqrt()  # std() would warn for 1 group
+    return centered / (std + 1e-4)
+
+
 def _swapped_sizes(rewards: Tensor, num_generations: int) -> Tensor:
     centered = _centered(rewards.view(num_generations, -1))
     std = (centered.square().sum(dim=1, keepdim=True) / (centered.shape[1] - 1)).sqrt()  # std() would warn for 1 column
@@ -131,6 +137,11 @@ check_group_advantages = Exercise(
         "the whole batch is one group": Mistake(
             "A completion is compared with its own group only.",
             _in_groups(lambda groups: (groups - groups.mean()) / (groups.std() + 1e-4)),
+        ),
+        "the mean runs over the groups": Mistake(
+            "In (N, G) a group is a row: its mean goes along dim=1, with keepdim=True.",
+            _in_groups(lambda groups: (groups - groups.mean(dim=0)) / (groups.std(dim=1, keepdim=True) + 1e-4)),
+            also=(_in_groups(_down_the_columns),),
         ),
         "it is divided by the variance": Mistake(
             "The standard deviation is the root of the variance.",

@@ -505,6 +505,10 @@ check_tied_groups = Exercise(
             "Divide by the number of groups.",
             lambda rewards, g: tuple(share * (len(rewards) // g) for share in tied_groups(rewards, g)),
         ),
+        "groups are divided by the number of completions": Mistake(
+            "A share of the *groups*: N of them, not B = N · G.",
+            lambda rewards, g: tuple(share / g for share in tied_groups(rewards, g)),
+        ),
         "it is divided by the number of groups that tie": Mistake("A share of *all* groups.", _of_the_tied),
         "all groups are asked at once": Mistake(
             "Ask each row: all(dim=1).", lambda rewards, g: (float((rewards == 1).all()), float((rewards == 0).all()))
@@ -529,8 +533,8 @@ def _two_policies(rng: random.Random, *, infinite: bool) -> Call:
     logps = numbers(rng, 3, 4, low=-3.0, high=-1.2)
     ref = logps + numbers(rng, 3, 4, low=-1.0, high=1.0)
     mask = mask_of([rng.randrange(1, 3), rng.randrange(1, 4), 4], 4)
-    if infinite:
-        logps, ref = logps.masked_fill(mask == 0, -torch.inf), ref.masked_fill(mask == 0, -torch.inf)
+    if infinite:  # row 0 has two places of padding, row 1 has one: both infinite, or one of them
+        logps[0, 2:] = ref[0, 3] = ref[1, 3] = -torch.inf
     return call(logps, ref, mask)
 
 
@@ -566,6 +570,11 @@ check_batch_kl = Exercise(
         "padding is multiplied away": Mistake(
             "0 times infinity, or NaN, is NaN. Pick the real tokens instead.",
             _mean_with(per_token_kl, lambda values, mask: (values * mask).sum() / mask.sum()),
+            also=(
+                _mean_with(
+                    per_token_kl, lambda values, mask: (values.nan_to_num(0.0, torch.inf) * mask).sum() / mask.sum()
+                ),
+            ),
         ),
         "the mask picks rows": Mistake(
             "An index of whole numbers 0 and 1 picks rows 0 and 1. Ask where it is 1.",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.checks.compare import kind
+from grpo_edu.checks.slips import GRADIENT
 from grpo_edu.problems.templates import data_dir
 
 Weights = dict[str, Tensor]
@@ -112,25 +112,18 @@ class Training:
         return f"<a training of {self.steps} steps toward {self.target}>"
 
 
-def penalty_slopes(penalty_of: Callable[..., Any], weights: Weights, *rest: Any) -> dict[str, Any]:
-    """What kind of thing the penalty is, and its gradient with respect to each weight."""
-    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-    penalty = penalty_of(leaves, *rest)
-    if not isinstance(penalty, Tensor) or not penalty.requires_grad:
-        return {"penalty": f"{kind(penalty)} without a gradient", **{f"gradient of {name}": None for name in leaves}}
-    slopes = torch.autograd.grad(penalty.sum(), list(leaves.values()), materialize_grads=True)
-    found = {f"gradient of {name}": slope for name, slope in zip(leaves, slopes, strict=True)}
-    return {"penalty": "a tensor with a gradient", **found}
+def gradient_of(function: Callable[..., Any], first: Any, *rest: Any) -> dict[str, Any]:
+    """The gradient of the sum of what a function returns for its first argument, a tensor or a dict of them.
 
-
-def loss_slope(loss_of: Callable[..., Any], logps: Tensor, *rest: Any) -> dict[str, Any]:
-    """What kind of thing the loss is, and its gradient with respect to the log-probabilities."""
-    leaf = logps.clone().requires_grad_()
-    loss = loss_of(leaf, *rest)
-    if not isinstance(loss, Tensor) or not loss.requires_grad:
-        return {"loss": f"{kind(loss)} without a gradient", "gradient": None}
-    (slope,) = torch.autograd.grad(loss.sum(), leaf)
-    return {"loss": "a tensor with a gradient", "gradient": slope}
+    It is None where the result is no tensor, or autograd finds no way back from it.
+    """
+    given = first if isinstance(first, dict) else {"the first argument": first}
+    leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
+    result = function(leaves if isinstance(first, dict) else next(iter(leaves.values())), *rest)
+    if not isinstance(result, Tensor) or not result.requires_grad:
+        return {GRADIENT + name: None for name in leaves}
+    slopes = torch.autograd.grad(result.sum(), list(leaves.values()), materialize_grads=True)
+    return {GRADIENT + name: slope for name, slope in zip(leaves, slopes, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -236,3 +229,61 @@ class Polynomial:
 
     def __repr__(self) -> str:
         return "function"
+
+
+def train_tiny(answer: Callable[..., Any], role: str, seed: int) -> dict[str, int]:
+    """Train `tiny` with a student's function for a few seconds; how many of 60 held-out problems it won and lost.
+
+    role: what the function is: "reward", "reinforce" (a loss of whole completions), "token loss" or "aggregate".
+    """
+    import grpo_edu
+
+    model, tokenizer = grpo_edu.load_policy("tiny")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-4, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(seed)
+    problems = grpo_edu.load_problems("basic", "train")
+    length, size = 48, 8
+    before = _solved(seed)
+    for _ in range(8):
+        chosen = [problems[int(place)] for place in torch.randint(len(problems), (4,), generator=generator)]
+        rollout = grpo_edu.generate(
+            model,
+            tokenizer,
+            [grpo_edu.render_prompt(tokenizer, problem.prompt) for problem in chosen],
+            num_generations=size,
+            max_completion_length=length,
+            generator=generator,
+        )
+        truth = [problem.answer for problem in chosen for _ in range(size)]
+        reward = answer if role == "reward" else grpo_edu.accuracy_reward
+        rewards = torch.tensor(reward(completions=rollout.completions, answer=truth), dtype=torch.float32)
+        advantages, mask = grpo_edu.group_advantages(rewards, size), rollout.completion_mask
+        sampled = (rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, mask)
+        old = None
+        for _ in range(2 if role == "token loss" else 1):  # with two updates the ratio leaves 1
+            logps = grpo_edu.per_token_logps(model, *sampled)
+            old = logps.detach() if old is None else old
+            losses = -(logps - old).exp() * advantages[:, None]
+            if role == "reinforce":
+                loss = answer((logps * mask).sum(dim=1), rewards, rewards.mean().item())
+            elif role == "token loss":
+                loss = (answer(logps, old, advantages, 0.2) * mask).sum() / mask.sum()
+            elif role == "aggregate":
+                loss = answer(losses, mask, "grpo", length)
+            else:
+                loss = (losses * mask).sum() / mask.sum()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    pairs = [*zip(before, _solved(seed, model), strict=True)]
+    return {"before": sum(before), "won": pairs.count((False, True)), "lost": pairs.count((True, False))}
+
+
+def _solved(seed: int, model: nn.Module | None = None) -> list[bool]:
+    """Which of 60 held-out problems a policy solves, by default `tiny` as it is shipped."""
+    import grpo_edu
+
+    policy, tokenizer = grpo_edu.load_policy("tiny")
+    heldout = grpo_edu.load_problems("basic", "heldout", n=60)
+    return grpo_edu.evaluate(model or policy, tokenizer, heldout, seed=seed, max_completion_length=48).correct

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
-from grpo_edu.checks.inputs import Polynomial, mask_of, numbers
+from grpo_edu.checks.inputs import Polynomial, gradient_of, mask_of, numbers
+from grpo_edu.checks.trained import TrainedExercise, trained_part
 from grpo_edu.losses import importance_ratio, reduce_loss
 
 # ---- aggregate ----
@@ -20,6 +22,9 @@ def aggregate(per_token_loss: Tensor, mask: Tensor, loss_type: str, max_completi
     return reduce_loss(per_token_loss, mask, loss_type=loss_type, max_completion_length=max_completion_length)
 
 
+TYPES = ("grpo", "dapo", "dr_grpo")
+
+
 def _losses_for(loss_type: str) -> Callable[[random.Random], Call]:
     def draw(rng: random.Random) -> Call:
         lengths = [rng.randrange(1, 4), rng.randrange(1, 4), 5]
@@ -28,12 +33,19 @@ def _losses_for(loss_type: str) -> Callable[[random.Random], Call]:
     return draw
 
 
-check_aggregate = Exercise(
+check_aggregate = TrainedExercise(
     aggregate,
     parts=(
         Part("grpo", 2, _losses_for("grpo")),
         Part("dapo", 1, _losses_for("dapo")),
-        Part("dr_grpo", 2, _losses_for("dr_grpo")),
+        Part("dr_grpo", 1, _losses_for("dr_grpo")),
+        Part(
+            "the gradient of each",
+            1,
+            lambda rng: replace(_losses_for(rng.choice(TYPES))(rng), ask=gradient_of),
+            draws=9,
+        ),
+        trained_part("aggregate"),
     ),
     mistakes={
         "padding counts": Mistake(
@@ -68,6 +80,14 @@ check_aggregate = Exercise(
         ),
         "rows weigh alike, whatever was asked": Mistake(
             '"dapo" counts tokens, not rows.', lambda loss, mask, loss_type, limit: aggregate(loss, mask, "grpo", limit)
+        ),
+        "the mean of a column is taken, not of a row": Mistake(
+            "A row is a completion: dim=1.",
+            lambda loss, mask, loss_type, limit: (
+                ((loss * mask).sum(dim=0) / mask.sum(dim=0)).mean()
+                if loss_type == "grpo"
+                else aggregate(loss, mask, loss_type, limit)
+            ),
         ),
         "the sum is not divided": Mistake(
             "Divide by what the loss type names.", lambda loss, mask, loss_type, limit: (loss * mask).sum()
@@ -220,7 +240,10 @@ def _moved_completions(rng: random.Random) -> Call:
 
 check_sequence_ratio = Exercise(
     sequence_ratio,
-    parts=(Part("completions of different lengths", 4, _moved_completions),),
+    parts=(
+        Part("completions of different lengths", 3, _moved_completions),
+        Part("the gradient", 1, lambda rng: replace(_moved_completions(rng), ask=gradient_of)),
+    ),
     mistakes={
         "the length is missing": Mistake(
             "The product of many ratios grows with their number: take its root, that is, the *mean* of the logarithms.",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
-from grpo_edu.checks.inputs import MeanGradient, OutputLayer, numbers
+from grpo_edu.checks.inputs import MeanGradient, OutputLayer, gradient_of, numbers
 
 # ---- step_peak ----
 
@@ -215,11 +215,17 @@ def accumulated_gradient(mean_gradient: MeanGradient, rows: Tensor, size: int) -
 def _batch(*, uneven: bool) -> Callable[[random.Random], Call]:
     def draw(rng: random.Random) -> Call:
         size = rng.choice([3, 4])
-        count = size * rng.choice([2, 3]) + (rng.randrange(1, size) if uneven else 0)
-        weights = tuple(round(rng.uniform(-1, 1), 2) for _ in range(2))
-        return call(MeanGradient(weights, size), numbers(rng, count, 3), size)
+        return _rows(rng, size, size * rng.choice([2, 3]) + (rng.randrange(1, size) if uneven else 0))
 
     return draw
+
+
+def _rows(rng: random.Random, size: int, count: int) -> Call:
+    weights = tuple(round(rng.uniform(-1, 1), 2) for _ in range(2))
+    return call(MeanGradient(weights, size), numbers(rng, count, 3), size)
+
+
+SIZES = ((2, 5), (3, 7), (3, 8), (4, 7), (4, 9), (5, 3), (1, 3))  # rows at once, and all of them
 
 
 def _over_parts(combine: Callable[[list[Tensor], list[int]], Any]) -> Callable[..., Tensor]:
@@ -239,7 +245,15 @@ def _rest_dropped(mean_gradient: MeanGradient, rows: Tensor, size: int) -> Tenso
 
 check_accumulated_gradient = Exercise(
     accumulated_gradient,
-    parts=(Part("parts of one size", 2, _batch(uneven=False)), Part("a smaller last part", 2, _batch(uneven=True))),
+    parts=(
+        Part("parts of one size", 2, _batch(uneven=False)),
+        Part(
+            "a smaller last part",
+            2,
+            _batch(uneven=True),
+            always=tuple(_rows(random.Random(count), size, count) for size, count in SIZES),
+        ),
+    ),
     mistakes={
         "the accumulation factor is missing": Mistake(
             "Each part is a mean of its own. Weigh it with its share of the "
@@ -283,14 +297,18 @@ def logps_in_chunks(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size
 
 def _tokens(*, uneven: bool) -> Callable[[random.Random], Call]:
     def draw(rng: random.Random) -> Call:
-        size, vocabulary = rng.choice([2, 3]), 5
-        count = size * 2 + (1 if uneven else 0)
-        weight = tuple(tuple(row) for row in numbers(rng, vocabulary, 3).tolist())
-        chosen = torch.tensor(rng.sample(range(vocabulary), size) * 3)[:count]
-        chosen[-1] = (chosen[-1] + 1) % vocabulary
-        return call(numbers(rng, count, 3), chosen, OutputLayer(weight, size), size)
+        size = rng.choice([2, 3])
+        return _states(rng, size, size * 2 + (1 if uneven else 0))
 
     return draw
+
+
+def _states(rng: random.Random, size: int, count: int) -> Call:
+    vocabulary = 5
+    weight = tuple(tuple(row) for row in numbers(rng, vocabulary, 3).tolist())
+    chosen = torch.tensor((rng.sample(range(vocabulary), size) * 3)[:count])
+    chosen[-1] = (chosen[-1] + 1) % vocabulary
+    return call(numbers(rng, count, 3), chosen, OutputLayer(weight, size), size)
 
 
 def _each_chunk(make: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -315,7 +333,16 @@ def _rest_of_tokens_dropped(states: Tensor, chosen: Tensor, logits_of: OutputLay
 
 check_logps_in_chunks = Exercise(
     logps_in_chunks,
-    parts=(Part("chunks of one size", 2, _tokens(uneven=False)), Part("a smaller last chunk", 1, _tokens(uneven=True))),
+    parts=(
+        Part("chunks of one size", 1, _tokens(uneven=False)),
+        Part(
+            "a smaller last chunk",
+            1,
+            _tokens(uneven=True),
+            always=tuple(_states(random.Random(count), size, count) for size, count in SIZES),
+        ),
+        Part("the gradient", 1, lambda rng: replace(_tokens(uneven=True)(rng), ask=gradient_of)),
+    ),
     mistakes={
         "all logits are there at once": Mistake(
             "That is what does not fit. Ask for `size` rows at a time.",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
-from grpo_edu.checks.inputs import numbers
+from grpo_edu.checks.inputs import gradient_of, numbers
+from grpo_edu.checks.trained import TrainedExercise, trained_part
 from grpo_edu.logprobs import logps_from_logits
 from grpo_edu.losses import per_token_kl
 
@@ -97,11 +99,25 @@ def _few_logits(rng: random.Random) -> Call:
     return _logits(rng, rows, tokens + 2, 2)
 
 
+def _logarithm_of(probabilities: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """A wrong answer that computes probabilities first; right as long as the logits are small."""
+
+    def wrong(logits: Tensor, ids: Tensor, length: int) -> Tensor:
+        return probabilities(logits[:, length - 1 : -1]).log().gather(2, ids[:, length:, None]).squeeze(2)
+
+    return wrong
+
+
+LARGE_LOGITS = call(
+    torch.tensor([[[100.0, -100.0, 0.0], [-80.0, 90.0, 100.0], [0.0, 0.0, 0.0]]]), torch.tensor([[0, 1, 0]]), 1
+)
+
 check_completion_logps = Exercise(
     completion_logps,
     parts=(
-        Part("prompts of one token to three", 3, lambda rng: _logits(rng, 2, 6, rng.randrange(1, 4))),
-        Part("one row, or one completion token", 1, _few_logits, draws=12),
+        Part("prompts of one token to three", 2, lambda rng: _logits(rng, 2, 6, rng.randrange(1, 4))),
+        Part("one row, or one completion token; large logits", 1, _few_logits, draws=12, always=(LARGE_LOGITS,)),
+        Part("the gradient", 1, lambda rng: replace(_logits(rng, 2, 4, rng.randrange(1, 3)), ask=gradient_of)),
     ),
     mistakes={
         "the row of the token itself is read": Mistake(
@@ -119,6 +135,11 @@ check_completion_logps = Exercise(
         "these are probabilities, without the logarithm": Mistake(
             "A log-probability is never positive.",
             lambda logits, ids, length: completion_logps(logits, ids, length).exp(),
+        ),
+        "the exponentials of large logits overflow": Mistake(
+            "exp(100) is more than fp32 holds. `log_softmax` subtracts the largest logit before it takes exponentials.",
+            _logarithm_of(lambda logits: logits.exp() / logits.exp().sum(dim=-1, keepdim=True)),
+            also=(_logarithm_of(lambda logits: logits.softmax(dim=-1)),),
         ),
         "the first completion token is missing": Mistake(
             "The last token of the prompt predicts it.",
@@ -186,11 +207,13 @@ def _with_ratio(make: Callable[[Tensor, Tensor, float], Tensor]) -> Callable:
     return wrong
 
 
-check_clipped_loss = Exercise(
+check_clipped_loss = TrainedExercise(
     clipped_loss,
     parts=(
-        Part("both signs, inside and outside the bounds", 4, _some_policies, draws=12),
+        Part("both signs, inside and outside the bounds", 3, _some_policies, draws=12),
         Part("the first update, where the ratio is 1", 1, _first_update),
+        Part("the gradient", 1, lambda rng: replace(_some_policies(rng), ask=gradient_of)),
+        trained_part("token loss"),
     ),
     mistakes={
         "the clip has no min": Mistake(
@@ -260,7 +283,11 @@ def _equal_policies(rng: random.Random) -> Call:
 
 check_k3 = Exercise(
     k3,
-    parts=(Part("two policies", 3, _two_policies), Part("a policy and itself", 1, _equal_policies)),
+    parts=(
+        Part("two policies", 2, _two_policies),
+        Part("a policy and itself", 1, _equal_policies),
+        Part("the gradient", 1, lambda rng: replace(_two_policies(rng), ask=gradient_of)),
+    ),
     mistakes={
         "the two policies have changed places": Mistake(
             "k3's ratio is reference over policy.", lambda logps, ref: (logps - ref).exp() - (logps - ref) - 1

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from grpo_edu import rollout
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
-from grpo_edu.checks.inputs import loss_slope, numbers
+from grpo_edu.checks.inputs import gradient_of, numbers
+from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 # ---- inputs ----
 
@@ -191,12 +192,12 @@ def _some_samples(rng: random.Random) -> Call:
 
 def _its_gradient(rng: random.Random) -> Call:
     one = _some_samples(rng)
-    return Call(one.args, ask=loss_slope)
+    return Call(one.args, ask=gradient_of)
 
 
-check_reinforce_loss = Exercise(
+check_reinforce_loss = TrainedExercise(
     reinforce_loss,
-    parts=(Part("the loss", 2, _some_samples), Part("its gradient", 2, _its_gradient)),
+    parts=(Part("the loss", 2, _some_samples), Part("its gradient", 2, _its_gradient), trained_part("reinforce")),
     mistakes={
         "the sign is turned": Mistake(
             "An optimizer minimizes the loss, but the expected reward should rise.",
@@ -215,10 +216,6 @@ check_reinforce_loss = Exercise(
             also=(lambda logps, rewards, b: -(rewards * logps).mean() - b,),
         ),
         "the samples are added up": Mistake("Take the mean.", lambda logps, r, b: -((r - b) * logps).sum()),
-        "the gradient is cut off": Mistake(
-            "The value is right, but `detach`, `item`, `no_grad` or a new tensor cuts the path back to the policy.",
-            lambda logps, rewards, b: reinforce_loss(logps.detach(), rewards, b),
-        ),
         "it is made of probabilities": Mistake(
             "The logarithm belongs into the loss: ∇ log π, not ∇π.",
             lambda logps, rewards, b: -((rewards - b) * logps.exp()).mean(),

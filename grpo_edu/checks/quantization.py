@@ -201,9 +201,18 @@ def _scales_that_lie_flat(weight, bits):
     return q, scale[:, 0]
 
 
+def _halves(top: float, bits: int) -> Call:
+    """Numbers in the middle between two grid points, which are rounded to the even one."""
+    return call(torch.tensor([[top, 2.5, -0.5, 4.5], [-1.5, 0.5, -top, 3.0]]), bits)
+
+
 check_quantize_rows = Exercise(
     quantize_rows,
-    parts=(Part("8 bits", 2, _weight(8)), Part("4 bits", 1, _weight(4)), Part("a row of zeros", 1, _silent_row)),
+    parts=(
+        Part("8 bits", 2, _weight(8), always=(_halves(127.0, 8),)),
+        Part("4 bits", 1, _weight(4), always=(_halves(7.0, 4),)),
+        Part("a row of zeros", 1, _silent_row),
+    ),
     mistakes={
         "one scale serves all rows": Mistake(
             "Each row has its own largest number: amax(dim=1, keepdim=True).",
@@ -216,6 +225,15 @@ check_quantize_rows = Exercise(
         "the grid has a place too many": Mistake(
             "From −(2^(b−1) − 1) to 2^(b−1) − 1, alike on both sides.",
             _rows_with(lambda weight, top: _largest(weight, top + 1), lambda steps: steps.round().to(torch.int16)),
+        ),
+        "the grid has a place too many, and 128 becomes −128": Mistake(
+            "int8 ends at 127. The largest number of a row should become 2^(b−1) − 1.",
+            _rows_with(lambda weight, top: _largest(weight, top + 1)),
+        ),
+        "halves are rounded up": Mistake(
+            "`.round()` takes a half to the even neighbor: 2.5 to 2, as in the worked example.",
+            _rows_with(_largest, lambda steps: (steps + 0.5).floor().char()),
+            also=(_rows_with(_largest, lambda steps: (steps.sign() * (steps.abs() + 0.5).floor()).char()),),
         ),
         "numbers are cut off, not rounded": Mistake(
             "A conversion to whole numbers drops what is behind the point. Round first.",

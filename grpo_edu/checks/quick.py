@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from grpo_edu.checks.compare import difference, shown
+from grpo_edu.checks.compare import OTHER, difference, shown
 
 
 def your_turn(answer: Any, expected: Any, hint: str = "", tolerance: float = 1e-3) -> None:
@@ -20,7 +20,7 @@ def your_turn(answer: Any, expected: Any, hint: str = "", tolerance: float = 1e-
     >>> your_turn(0.5, 0.5)
     Correct: 0.5
     >>> your_turn(0.25, 0.5, hint="Divide by the number of right answers.")
-    Not yet: 0.25 is 0.25 too low. Hint: Divide by the number of right answers.
+    Not yet: 0.25 is 2 times too small. Hint: Divide by the number of right answers.
     """
     given, wanted = _plain(answer), _plain(expected)
     if _is_missing(given):
@@ -45,15 +45,9 @@ def _is_missing(value: Any) -> bool:
 
 
 def _difference(given: Any, wanted: Any, tolerance: float) -> str | None:
-    """What is wrong with an answer, in words, or None where it is right; any type is an answer."""
-    try:
-        found = difference(given, wanted, tolerance)
-    except Exception as error:  # an object of the student's own may raise when it is compared
-        return f"{type(given).__name__} cannot be compared with {type(wanted).__name__} ({error})"
-    if found != "the value is another one":
-        return found
-    if isinstance(given, (int, float)) and isinstance(wanted, (int, float)) and not isinstance(wanted, bool):
-        distance = given - wanted
-        if math.isfinite(distance):
-            return f"{shown(given)} is {shown(abs(distance), 3)} too {'high' if distance > 0 else 'low'}"
-    return f"{shown(given)} is not the answer"
+    """What is wrong with an answer, in words, or None where it is right."""
+    found = difference(given, wanted, tolerance)
+    if found == OTHER:
+        return f"{shown(given)} is not the answer"
+    is_number = isinstance(given, (int, float)) and math.isfinite(given)
+    return f"{shown(given)}{found.removeprefix('it')}" if found and is_number else found

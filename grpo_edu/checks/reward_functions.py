@@ -13,6 +13,7 @@ from torch import Tensor
 from grpo_edu import rewards
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 from grpo_edu.checks.inputs import pays_for_length, pays_for_marker
+from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 # ---- extract_number ----
 
@@ -238,9 +239,9 @@ def _paid_where(same: Callable[[str, str], bool]) -> Callable[..., list[float]]:
     ]
 
 
-check_accuracy_reward = Exercise(
+check_accuracy_reward = TrainedExercise(
     accuracy_reward,
-    parts=(Part("right, wrong, nearly right, without a marker", 3, _some_answers, draws=6),),
+    parts=(Part("right, wrong, nearly right, without a marker", 3, _some_answers, draws=6), trained_part("reward")),
     mistakes={
         "whatever holds the answer somewhere is right": Mistake(
             "48 stands in 480 and in 148 as well. Read the answer, then compare.",

@@ -17,6 +17,13 @@ def add_grade_options(command: ArgumentParser) -> None:
     add("--output", metavar="DIR", required=True, help="new folder for grades.csv, summary.html and the feedback")
     add("--seed", type=int, help="of the checks' inputs (default: GRPO_EDU_CHECK_SEED, else a new one)")
     add(
+        "--slip-credit",
+        type=float,
+        metavar="SHARE",
+        help="of the points, where one slip that the check can name explains all that is wrong; from 0 to below 1 "
+        "(default: GRPO_EDU_SLIP_CREDIT, else 0.5)",
+    )
+    add(
         "--notebooks",
         metavar="NAMES",
         default="",
@@ -45,6 +52,7 @@ def add_grade_options(command: ArgumentParser) -> None:
         action="store_true",
         help="run students' code as yourself, for containers that hold nothing else (docs/grading.md)",
     )
+    add("--by-hand", metavar="FILE", help="copy of grades.csv with points for open answers (docs/grading.md)")
     add("--resume", action="store_true", help="go on where a grading into DIR was interrupted")
 
 
@@ -59,6 +67,7 @@ def run_grade_command(arguments: Namespace) -> int:
     if find_spec("nbgrader") is None:
         raise ValueError('grade: nbgrader is not installed; pip install "grpo-edu[classroom]"')
     forget_working_directory()  # it may hold a student's psutil.py
+    from grpo_edu.checks.core import slip_credit
     from grpo_edu.grading.grade import grade_submissions
     from grpo_edu.grading.sandbox import Limits
 
@@ -71,11 +80,13 @@ def run_grade_command(arguments: Namespace) -> int:
         arguments.output,
         notebooks=_names(arguments.notebooks),
         seed=_seed(arguments.seed),
+        slip_credit=slip_credit() if arguments.slip_credit is None else arguments.slip_credit,
         limits=limits,
         workers=arguments.workers,
         formats=_names(arguments.format),
         resume=arguments.resume,
         isolated=not arguments.without_isolation,
+        by_hand=arguments.by_hand,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
         **more,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grpo_edu.grading.files import Submission, read_notebook, shown
 from grpo_edu.grading.masters import Master
-from grpo_edu.grading.repair import best_master, looks, repaired, steps, written_answers
+from grpo_edu.grading.repair import best_master, looks, open_answers, repaired, steps, written_answers
 from grpo_edu.grading.results import StudentGrade
 from grpo_edu.grading.run import Transcript, collect
 from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault
@@ -73,6 +73,7 @@ def _run(
     whole, troubles = repaired(notebook, master)
     _check_marks(whole)
     result.notebooks[master.name] = whole
+    grade.open_answers[master.name] = open_answers(whole, master)
     grade.looks += [f"{master.name}: {word}" for word in looks(whole, master)]
     transcript = collect(sandbox, steps(whole, master), seed=seed, limits=limits, seconds_left=left)
     result.transcripts[master.name] = transcript

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+TEXT_STUB = "*Write your answer here: a few sentences, with the numbers that support it.*"
 
 
 def student_version(master: NotebookNode) -> NotebookNode:
@@ -35,6 +36,7 @@ def student_version(master: NotebookNode) -> NotebookNode:
 
     config = Config()
     config.ClearSolutions.code_stub = {"python": "raise NotImplementedError"}
+    config.ClearSolutions.text_stub = TEXT_STUB
     student, resources = copy.deepcopy(master), dict[str, Any]()
     for step in (CheckCellMetadata, ClearSolutions, LockCells, ClearOutput):
         try:
@@ -45,20 +47,21 @@ def student_version(master: NotebookNode) -> NotebookNode:
 
 
 def write_exercises(masters: Path, folder: Path) -> list[Path]:
-    """Write the student version of every master in `masters`; returns the files.
+    """Write the student version of every master in `masters` and its folders; returns the files.
 
     Raises FileNotFoundError where there is no master, and what `student_version` raises.
     """
     import nbformat
 
-    found = sorted(masters.glob("*.ipynb"))
+    found = sorted(masters.rglob("*.ipynb"))
     if not found:
         raise FileNotFoundError(f"masters: no notebook in {masters}")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for path in found:
         student = student_version(nbformat.read(path, as_version=nbformat.NO_CONVERT))
-        written.append(folder / path.name)
+        written.append(folder / path.relative_to(masters))
+        written[-1].parent.mkdir(exist_ok=True)
         written[-1].write_text(nbformat.writes(student) + "\n", encoding="utf-8")
     return written
 
@@ -68,7 +71,7 @@ def write_course(masters: Path, folder: Path) -> list[Path]:
 
     Raises FileNotFoundError where there is no master, FileExistsError where `folder` holds a course already.
     """
-    found = sorted(masters.glob("*.ipynb"))
+    found = sorted(masters.rglob("*.ipynb"))
     if not found:
         raise FileNotFoundError(f"masters: no notebook in {masters}")
     if (folder / "source").exists():

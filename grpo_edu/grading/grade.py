@@ -3,6 +3,7 @@
 DIR/grades.csv        a row a student, a column a question
 DIR/grades_canvas.csv, grades_moodle.csv  where asked for
 DIR/summary.html      for the instructor
+DIR/open_answers.html the answers that a person grades, question by question, with model answer and rubric
 DIR/feedback/         a page a student
 DIR/notebooks/        what was graded: each notebook, repaired, with the master's locked cells and checks
 DIR/grading.json, students/  the settings and each result, to go on after an interruption
@@ -21,17 +22,28 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_edu import __version__
+from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
+from grpo_edu.checks.feedback import plain_number
 from grpo_edu.grading.answers import Answers, answers_of
+from grpo_edu.grading.by_hand import GRADEBOOK, enter_points, points_in_gradebook, points_in_table
 from grpo_edu.grading.exercises import REPOSITORY
 from grpo_edu.grading.files import Submission, find_submissions
 from grpo_edu.grading.masters import Master, load_masters
-from grpo_edu.grading.pages import feedback_page, summary_page
-from grpo_edu.grading.results import FORMATS, StudentGrade, canvas_table, file_names, grades_table, moodle_table
+from grpo_edu.grading.pages import feedback_page, open_answers_page, summary_page
+from grpo_edu.grading.results import (
+    FORMATS,
+    StudentGrade,
+    canvas_table,
+    file_names,
+    grades_table,
+    moodle_table,
+    open_column,
+)
 from grpo_edu.grading.run import judged
 from grpo_edu.grading.sandbox import REMEDY, Limits, Sandbox, SandboxFault, isolation_problem
 from grpo_edu.grading.values import plain
@@ -47,11 +59,13 @@ def grade_submissions(
     masters: str | Path = REPOSITORY / "solutions",
     notebooks: Sequence[str] = (),
     seed: int | None = None,
+    slip_credit: float = SLIP_CREDIT,
     limits: Limits | None = None,
     workers: int = 1,
     formats: Sequence[str] = (),
     resume: bool = False,
     isolated: bool = True,
+    by_hand: str | Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[StudentGrade]:
     """Grade all students of a folder, and write tables and pages.
@@ -63,10 +77,14 @@ def grade_submissions(
         notebooks: beginnings of the masters' names to grade, such as "03"; all that somebody handed in if empty.
         seed: of the checks' inputs; the same seed gives the same grades. None takes one that no student knows, or
             with `resume` that of the grading that is gone on with.
+        slip_credit: the share of its points that a part earns where one slip that the check can name explains all
+            that is wrong with the answer; from 0 to below 1.
         limits: what a student's code may take.
         workers: students at a time.
         formats: of "canvas", "moodle": further tables.
         isolated: run students' code under bubblewrap. Without it that code can do whatever you can do.
+        by_hand: a copy of ``grades.csv`` with points for open answers. In an nbgrader course the gradebook's count,
+            and these before them.
         tell: called with a line on each student.
 
     Raises:
@@ -78,9 +96,12 @@ def grade_submissions(
     limits = limits or Limits()
     _check(source, folder, workers, formats)
     course = _chosen(load_masters(Path(masters)), notebooks)
+    given = points_in_gradebook(source / GRADEBOOK, course) if (source / GRADEBOOK).is_file() else {}
+    given |= points_in_table(Path(by_hand), course) if by_hand else {}
     found = find_submissions(source, [master.name for master in course])
     seed = _seed(seed, folder, resume=resume)
     settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
+    settings["slip_credit"] = checked_credit(slip_credit)
     settings["isolation"] = "bubblewrap" if isolated else "none"
     problem = isolation_problem() if isolated else ""
     if problem:
@@ -96,7 +117,7 @@ def grade_submissions(
 
     grades = []
     try:
-        with closing(_graded(found, course, folder, files, seed, limits, workers, new_sandbox)) as graded:
+        with closing(_graded(found, course, folder, files, seed, slip_credit, limits, workers, new_sandbox)) as graded:
             for answers in graded:
                 grade = answers.grade
                 _keep(answers, course, folder, files[grade.key])
@@ -106,12 +127,18 @@ def grade_submissions(
         error.add_note(f"the results of {len(grades)} of {len(found)} students are kept; go on with --resume")
         raise
     course = [one for one in course if notebooks or any(one.name in grade.handed_in for grade in grades)] or course
+    enter_points(given, grades, course)
+    course = [replace(one, hand_graded=_hand_graded(one, grades)) for one in course]
     _write(grades, course, folder, files, formats, _words(settings, source))
     return grades
 
 
+def _hand_graded(master: Master, grades: Sequence[StudentGrade]) -> bool:
+    return any(open_column(master, one) in grade.by_hand for one in master.open_questions for grade in grades)
+
+
 def _line(grade: StudentGrade) -> str:
-    earned = sum(feedback.points for feedback in grade.feedback.values())
+    earned = plain_number(sum(feedback.points for feedback in grade.feedback.values()))
     return f"{grade.label}: {earned} points" + (f"; {grade.troubles[0]}" if grade.troubles else "")
 
 
@@ -157,7 +184,8 @@ def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None
         raise FileExistsError(f"output: {folder.path} already holds grades; --resume goes on there, or choose another")
     elif json.loads(path.read_bytes()) != settings:
         raise FileExistsError(
-            f"output: {folder.path} was graded with another seed, isolation, limits or masters; choose another"
+            f"output: {folder.path} was graded with another seed, slip credit, isolation, limits or masters; choose "
+            "another"
         )
     for part in ("", "students", "feedback", "notebooks"):
         (folder.path / part).mkdir(parents=True, exist_ok=True)
@@ -170,6 +198,7 @@ def _graded(
     folder: RunFolder,
     files: dict[tuple[str, str], str],
     seed: int,
+    slip_credit: float,
     limits: Limits,
     workers: int,
     new_sandbox: Callable[[threading.Event], Sandbox],
@@ -196,7 +225,7 @@ def _graded(
             try:
                 for name, transcript in answers.transcripts.items():
                     master = next(one for one in masters if one.name == name)
-                    answers.grade.feedback |= judged(master, transcript, seed)
+                    answers.grade.feedback |= judged(master, transcript, seed, slip_credit)
             except Exception as error:
                 answers.grade.troubles += _not_graded(submission, error).troubles
             yield answers
@@ -258,6 +287,8 @@ def _write(
         page = feedback_page(grade, masters)
         RunFolder(folder.path / "feedback").write_text(f"{files[grade.key]}.html", page)
     folder.write_text("summary.html", summary_page(grades, masters, files, settings))
+    if any(master.open_questions for master in masters):
+        folder.write_text("open_answers.html", open_answers_page(grades, masters))
     folder.write_text("grades.csv", grades_table(grades, masters))
 
 
@@ -271,6 +302,7 @@ def _words(settings: dict[str, Any], source: Path) -> list[str]:
         isolation,
         f"Submissions: {plain(str(source.absolute()))}",
         f"Seed of the checks' inputs: {settings['seed']} (--seed gives the same grades again)",
+        f"A single slip that the checks can name earns {settings['slip_credit']:.0%} of the points (--slip-credit)",
         f"Limits: {limits['seconds']:g} s of CPU time for a cell or part of a question, "
         f"{limits['total_seconds']:g} s per student, {limits['memory'] / 2**30:g} GB of memory, "
         f"{limits['processes']} processes",

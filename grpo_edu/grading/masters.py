@@ -29,12 +29,27 @@ class Question:
 
 
 @dataclass(frozen=True)
+class OpenQuestion:
+    """A question that a person grades. cell: id of the answer's cell. text, model: question; answer and rubric."""
+
+    cell: str
+    points: int
+    text: str
+    model: str
+
+
+@dataclass(frozen=True)
 class Master:
-    """A notebook as students got it. name: of its file, without .ipynb."""
+    """A notebook as students got it.
+
+    name: of its file, without .ipynb. hand_graded: somebody has graded open answers, so these count.
+    """
 
     name: str
     notebook: NotebookNode
     questions: tuple[Question, ...]
+    open_questions: tuple[OpenQuestion, ...] = ()
+    hand_graded: bool = False
 
     @cached_property
     def cells(self) -> dict[str, NotebookNode]:
@@ -60,8 +75,9 @@ class Master:
 
     @property
     def points(self) -> int:
-        """Of all questions."""
-        return sum(question.points for question in self.questions)
+        """Of all questions that are graded."""
+        points = sum(question.points for question in self.questions)
+        return points + sum(question.points for question in self.open_questions if self.hand_graded)
 
 
 @lru_cache(maxsize=4096)
@@ -85,7 +101,7 @@ def definitions(source: str) -> tuple[str, ...]:
 
 
 def load_masters(folder: Path) -> list[Master]:
-    """All masters of a folder, sorted by name.
+    """All masters of a folder and the folders in it, sorted by name.
 
     Raises:
         FileNotFoundError: there is none. ValueError: one cannot be converted, or a check is none of the course.
@@ -93,7 +109,7 @@ def load_masters(folder: Path) -> list[Master]:
     """
     import nbformat
 
-    paths = sorted(folder.glob("*.ipynb"))
+    paths = sorted(folder.rglob("*.ipynb"), key=lambda path: path.stem)
     if not paths:
         raise FileNotFoundError(f"masters: no notebook in {folder}; give the folder `solutions` of the course")
     return [_master(path.stem, nbformat.read(path, as_version=4)) for path in paths]
@@ -102,9 +118,13 @@ def load_masters(folder: Path) -> list[Master]:
 def _master(name: str, notebook: NotebookNode) -> Master:
     from grpo_edu.checks import exercises
 
-    questions = []
+    questions, open_questions, before = [], [], ""
     for cell in notebook.cells:
-        if not cell.metadata.get("nbgrader", {}).get("grade"):
+        marks = cell.metadata.get("nbgrader", {})
+        if marks.get("grade") and marks.get("solution"):  # nbgrader's mark of a cell that a person grades
+            open_questions.append(OpenQuestion(marks.grade_id, marks.points, before, cell.source))
+        before = cell.source
+        if not marks.get("grade") or marks.get("solution"):
             continue
         check = _ONE_CHECK.fullmatch(cell.source.strip())
         if not check or check[1] != check[2] or check[1] not in exercises():
@@ -113,4 +133,4 @@ def _master(name: str, notebook: NotebookNode) -> Master:
     student = student_version(notebook)
     for cell in student.cells:
         cell.id = cell.metadata.nbgrader.grade_id  # one name for a cell, whichever of the two a student's file kept
-    return Master(name, student, tuple(questions))
+    return Master(name, student, tuple(questions), tuple(open_questions))

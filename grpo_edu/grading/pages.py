@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from grpo_edu.figures.style import COLORS, INK, PAPER, SMALL, panel_grid, style_axes
 from grpo_edu.grading.masters import Master
-from grpo_edu.grading.results import StudentGrade, column
+from grpo_edu.grading.results import TO_GRADE, StudentGrade, column, open_column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,9 +81,9 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2rem; }
 table { border-collapse: collapse; margin-bottom: 1rem; }
 td, th { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; }
 td.number, th.number { text-align: right; }
+pre { white-space: pre-wrap; font: inherit; margin: .4rem 0; }
 code { font: .9em/1.4 ui-monospace, monospace; }
 a { color: light-dark(#0b5394, #8ab4f8); }
-pre { white-space: pre-wrap; }
 img { max-width: 100%; height: auto; }
 """
 
@@ -102,19 +102,50 @@ def _list(lines: Sequence[str], kind: str = "") -> str:
 
 def feedback_page(grade: StudentGrade, masters: Sequence[Master]) -> str:
     """What a student reads: the points, what was wrong on which input, which mistake it looks like, a hint."""
-    total, most = sum(grade.points(one) for one in masters), sum(one.points for one in masters)
+    total, most = grade.points(*masters), sum(one.points for one in masters)
     body = [f"<h1>{html.escape(grade.label)}: {total} of {most} points</h1>"]
     if grade.troubles:
         body.append(f"<p>What was noticed:</p>{_list(grade.troubles, 'trouble')}")
     for master in masters:
-        body.append(f"<h2>{html.escape(master.name)}: {grade.points(master)} of {master.points} points</h2>")
+        body.append(f"<h2>{html.escape(master.name)}: {grade.points(master):g} of {master.points} points</h2>")
         if master.name not in grade.handed_in:
             body.append("<p>Not handed in.</p>")
             continue
         for question in master.questions:
             if question.exercise in grade.feedback:
                 body.append(f'<div class="card">{grade.feedback[question.exercise]._repr_html_()}</div>')
+        for asked in master.open_questions:
+            points = grade.open_points(master, asked)
+            answered = asked.cell in grade.open_answers.get(master.name, {})
+            words = f"{points:g} of {asked.points} points" if isinstance(points, float | int) else "not graded yet"
+            words += "" if answered else ", no answer was written"
+            name = html.escape(open_column(master, asked))
+            body.append(f'<div class="card">{name}, graded by hand: {words}.</div>')
     return page(f"Feedback for {grade.label}", "\n".join(body))
+
+
+def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
+    """What a person grades: each open question with its model answer and rubric, and what every student wrote."""
+    from nbconvert.filters import markdown2html
+
+    body = [
+        "<h1>Open answers, to be graded by hand</h1>",
+        f"<p>Enter the points in a copy of grades.csv, in place of <i>{TO_GRADE}</i>, and run the command again with "
+        "<code>--resume --by-hand COPY.csv</code>.</p>",
+    ]
+    for master in masters:
+        for asked in master.open_questions:
+            body.append(markdown2html(asked.text))
+            body.append(f"<details><summary>Model answer and rubric</summary>{markdown2html(asked.model)}</details>")
+            body.append(f"<p>Column of the table: <code>{html.escape(open_column(master, asked))}</code></p>")
+            for grade in grades:
+                answer = grade.open_answers.get(master.name, {}).get(asked.cell)
+                if answer:
+                    points = grade.open_points(master, asked)
+                    points = points if points == TO_GRADE else f"{points:g} points"
+                    body.append(f'<div class="card"><b>{html.escape(grade.label)}</b>: {points}')
+                    body.append(f"<pre>{html.escape(answer)}</pre></div>")
+    return page("Open answers", "\n".join(body))
 
 
 def summary_page(
@@ -128,10 +159,21 @@ def summary_page(
     files: (student, number) → the name of the feedback's file. settings: a line for each setting.
     """
     most = sum(master.points for master in masters)
-    shares = [sum(grade.points(master) for master in masters) / most for grade in grades]
+    shares = [grade.points(*masters) / max(most, 1) for grade in grades]
     mean = sum(shares) / len(shares)
     body = [f"<h1>{_count(grades)}, mean {mean:.0%} of {most} points</h1>"]
+<<<<<<< HEAD
     body.append(image(plot_scores(shares), f"Histogram of the shares of all points; {_count(grades)}."))
+=======
+    body.append(_image(plot_scores(shares), f"Histogram of the shares of all points; {_count(grades)}."))
+    waiting = sum(
+        grade.open_points(master, one) == TO_GRADE
+        for grade in grades
+        for master in masters
+        for one in master.open_questions
+    )
+    if waiting:
+        body.append(f'<p>{waiting} <a href="open_answers.html">open answers</a> wait to be graded by hand.</p>')
     body += ["<h2>Questions</h2>", _questions(grades, masters)]
     body += ["<h2>Most frequent mistakes</h2>", _mistakes(grades, masters)]
     body += ["<h2>Troubles</h2>", _troubles(grades, files)]
@@ -207,7 +249,7 @@ def _students(grades: Sequence[StudentGrade], masters: Sequence[Master], files: 
     )
     rows = []
     for grade in grades:
-        points = [grade.points(master) for master in masters]
-        cells = "".join(f'<td class="number">{value}</td>' for value in [*points, sum(points)])
+        points = [*(grade.points(master) for master in masters), grade.points(*masters)]
+        cells = "".join(f'<td class="number">{value}</td>' for value in points)
         rows.append(f"<tr><td>{_link(grade, files)}</td>{cells}</tr>")
     return f'<table><tr><th>student</th>{head}<th class="number">total</th></tr>{"".join(rows)}</table>'

@@ -43,7 +43,7 @@ def best_master(notebook: NotebookNode, file_name: str, masters: Sequence[Master
     """The master that a notebook was made from, by the cells that it holds; None where it shares none."""
 
     def agreement(master: Master) -> tuple[int, bool]:
-        own = {*master.answers.values(), *master.checks.values()}
+        own = {*master.answers.values(), *master.checks.values(), *(one.cell for one in master.open_questions)}
         by_id = sum(bool(own & {*_ids(cell)}) for cell in notebook.cells)
         by_content = sum(_mentions(cell, master) for cell in notebook.cells)
         return by_id + by_content, master.name in file_name
@@ -61,7 +61,7 @@ def _ids(cell: NotebookNode) -> list[str]:
 
 def _mentions(cell: NotebookNode, master: Master) -> bool:
     if cell.cell_type != "code":
-        return False
+        return cell.source.strip() in [one.text.strip() for one in master.open_questions]
     names = {*definitions(cell.source), *CHECK_CALL.findall(cell.source)}
     return bool(names & {*master.answers})
 
@@ -114,7 +114,19 @@ def _roles(notebook: NotebookNode, master: Master) -> tuple[list[str | None], li
         roles[chosen] = role
         if len(numbers) > 1 and master.cells[role].metadata.nbgrader.solution:
             troubles.append(f"cell {role}: there {len(numbers)} times; the last one that is written counts")
+    _answers_behind_their_questions(roles, notebook, master)
     return roles, troubles
+
+
+def _answers_behind_their_questions(roles: list[str | None], notebook: NotebookNode, master: Master) -> None:
+    """An open answer that has lost its id is the text right behind its question."""
+    order = [*master.cells]
+    for question in master.open_questions:
+        before = order[order.index(question.cell) - 1]
+        if question.cell not in roles and before in roles[:-1]:
+            number = roles.index(before) + 1
+            if roles[number] is None and notebook.cells[number].cell_type == "markdown":
+                roles[number] = question.cell
 
 
 def _fits(cell: NotebookNode, role: str, master: Master) -> bool:
@@ -128,8 +140,10 @@ def _fits(cell: NotebookNode, role: str, master: Master) -> bool:
 
 
 def _role_by_content(cell: NotebookNode, master: Master) -> str | None:
+    alike = {one.cell for one in master.open_questions}  # as they are handed out, these do not differ
     for role, original in master.cells.items():
-        if cell.source.strip() == original.source.strip() and cell.cell_type == original.cell_type:
+        same = cell.source.strip() == original.source.strip() and cell.cell_type == original.cell_type
+        if same and role not in alike:
             return role
     if cell.cell_type != "code":
         return None
@@ -155,7 +169,15 @@ def _is_stub(cell: NotebookNode, master: Master) -> bool:
 def written_answers(notebook: NotebookNode, master: Master) -> int:
     """How many of the master's functions a notebook defines, without counting cells as they were handed out."""
     own = [cell for cell in notebook.cells if cell.cell_type == "code" and not _is_stub(cell, master)]
-    return len({name for cell in own for name in definitions(cell.source)} & {*master.answers})
+    written = {name for cell in own for name in definitions(cell.source)} & {*master.answers}
+    return len(written) + len(open_answers(notebook, master))
+
+
+def open_answers(notebook: NotebookNode, master: Master) -> dict[str, str]:
+    """Cell of an open question → what a student wrote there, without the cells that are as they were handed out."""
+    stubs = {one.cell: master.cells[one.cell].source.strip() for one in master.open_questions}
+    texts = {one: cell.source.strip() for cell in notebook.cells for one in _ids(cell)[:1] if one in stubs}
+    return {one: text for one, text in texts.items() if text not in ("", stubs[one])}
 
 
 def _chosen(role: str, numbers: list[int], notebook: NotebookNode, master: Master) -> int:
@@ -228,7 +250,7 @@ def steps(notebook: NotebookNode, master: Master) -> list[Step]:
             name = cell.id if cell.id in master.cells else f"no. {number + 1}"
             found.append(Step("cell", name, cell.source))
         found += [Step("ask", name) for name in asked.get(number, [])]
-    last = max(place for place, step in enumerate(found) if step.kind == "ask")
+    last = max((place for place, step in enumerate(found) if step.kind == "ask"), default=-1)
     return found[: last + 1]  # what follows, a training perhaps, changes no answer
 
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from grpo_edu.checks.feedback import Feedback, PartResult
-from grpo_edu.grading.masters import Master
+from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
+from grpo_edu.grading.masters import Master, OpenQuestion
 
 FORMATS = ("canvas", "moodle")
+TO_GRADE = "to grade"
 
 
 @dataclass
@@ -21,7 +22,7 @@ class StudentGrade:
 
     lms_id: the number in the LMS, where the names held one. digest: of what was handed in. feedback: exercise → its
     judged parts. handed_in: names of notebooks. troubles: what was wrong, and repaired or not. looks: what an
-    instructor may want to look at.
+    instructor may want to look at. open_answers: notebook → cell → text. by_hand: column of an open question → points.
     """
 
     student: str
@@ -31,6 +32,8 @@ class StudentGrade:
     handed_in: list[str] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     looks: list[str] = field(default_factory=list)
+    open_answers: dict[str, dict[str, str]] = field(default_factory=dict)
+    by_hand: dict[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -42,11 +45,18 @@ class StudentGrade:
         """The name, with the number where there is one."""
         return f"{self.student} ({self.lms_id})" if self.lms_id else self.student
 
-    def points(self, master: Master) -> int:
-        """Earned in one notebook."""
-        return sum(self.question(one.exercise) for one in master.questions)
+    def points(self, *masters: Master) -> float:
+        """Earned in one notebook, or in several; open answers that nobody has graded yet earn nothing so far."""
+        earned = sum(self.question(one.exercise) for master in masters for one in master.questions)
+        asked = [(master, one) for master in masters for one in master.open_questions]
+        return plain_number(earned + sum(self.by_hand.get(open_column(master, one), 0) for master, one in asked))
 
-    def question(self, exercise: str) -> int:
+    def open_points(self, master: Master, question: OpenQuestion) -> float | str:
+        """Points of an open answer: 0 where nothing was written, "to grade" where nobody has graded it."""
+        written = question.cell in self.open_answers.get(master.name, {})
+        return self.by_hand.get(open_column(master, question), TO_GRADE if written else 0)
+
+    def question(self, exercise: str) -> float:
         """Earned in one question; 0 where it was not handed in."""
         return self.feedback[exercise].points if exercise in self.feedback else 0
 
@@ -90,14 +100,22 @@ def column(master: Master, exercise: str) -> str:
     return f"{master.name.split('_')[0]} {exercise}"
 
 
+def open_column(master: Master, question: OpenQuestion) -> str:
+    """The name of an open question in tables, such as "04 open-ties"."""
+    return column(master, question.cell)
+
+
 def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
     """CSV: a row a student, a column a question, the total, and a word on each trouble."""
     questions = [(column(master, one.exercise), one.exercise) for master in masters for one in master.questions]
     most = sum(master.points for master in masters)
-    rows: list[list[Any]] = [["student", "id", *(name for name, _ in questions), "total", "out of", "notes"]]
+    asked = [(master, one) for master in masters for one in master.open_questions]
+    names = [*(name for name, _ in questions), *(open_column(master, one) for master, one in asked)]
+    rows: list[list[Any]] = [["student", "id", *names, "total", "out of", "notes"]]
     for grade in grades:
-        total = sum(grade.points(master) for master in masters)
-        points = [grade.question(exercise) for _, exercise in questions]
+        total = grade.points(*masters)
+        points: list[Any] = [grade.question(exercise) for _, exercise in questions]
+        points += [grade.open_points(master, one) for master, one in asked]
         rows.append([grade.student, grade.lms_id, *points, total, most, "; ".join([*grade.troubles, *grade.looks])])
     return _csv(rows)
 
@@ -122,7 +140,7 @@ def moodle_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
     for grade in grades:
         points = [grade.points(master) for master in masters]
         who = [f"Participant {grade.lms_id}", grade.student, ""] if grade.lms_id else ["", "", grade.student]
-        rows.append([*who, *points, sum(points)])
+        rows.append([*who, *points, grade.points(*masters)])
     return _csv(rows)
 
 
@@ -133,9 +151,11 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula gets an apostrophe.
+    """A text that a spreadsheet would take for a formula gets an apostrophe; whole points have no decimals.
 
-    >>> _cell("=1+1"), _cell("Ana"), _cell(-1)
-    ("'=1+1", 'Ana', -1)
+    >>> _cell("=1+1"), _cell("Ana"), _cell(2.0), _cell(1.5)
+    ("'=1+1", 'Ana', '2', '1.5')
     """
+    if isinstance(value, float):
+        return f"{value:g}"
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from grpo_edu.checks import exercises
-from grpo_edu.checks.core import Call, Outcome
+from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Outcome, trial
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.grading.masters import Master
 from grpo_edu.grading.repair import Step
@@ -36,11 +36,9 @@ class Transcript:
     seconds: float = 0.0
 
 
-@functools.cache
 def inputs_of(name: str, seed: int) -> list[list[Call]]:
     """The inputs of each part of an exercise, drawn once for the whole class."""
-    exercise = exercises()[name]
-    return [exercise.calls(part, seed) for part in exercise.parts]
+    return trial(exercises()[name], seed).calls
 
 
 @functools.cache
@@ -166,33 +164,35 @@ def _why(ending: dict[str, Any], limits: Limits) -> str:
     return f"it ended the process, with exit code {code % 256}"
 
 
-def judged(master: Master, transcript: Transcript, seed: int) -> dict[str, Feedback]:
+def judged(master: Master, transcript: Transcript, seed: int, credit: float = SLIP_CREDIT) -> dict[str, Feedback]:
     """Exercise → what its answer earned; the checks run here, on what the functions returned there."""
     feedback = {}
     for question in master.questions:
-        name, parts = question.exercise, []
+        name = question.exercise
         otherwise = _not_answered(master, name, transcript)
-        for number, calls in enumerate(inputs_of(name, seed)):
-            found = transcript.outcomes.get((name, number), [otherwise] * len(calls))
-            parts.append(_judged_part(name, number, calls, found))
-        feedback[name] = Feedback(name, tuple(parts), seed)
+        found = [
+            transcript.outcomes.get((name, number), [otherwise] * len(calls))
+            for number, calls in enumerate(inputs_of(name, seed))
+        ]
+        feedback[name] = _judged(exercises()[name], found, seed, credit)
     return feedback
 
 
-def _judged_part(name: str, number: int, calls: list[Call], found: list[Outcome]) -> PartResult:
-    exercise = exercises()[name]
-    part = exercise.parts[number]
+def _judged(exercise: Exercise, found: list[list[Outcome]], seed: int, credit: float) -> Feedback:
     try:
-        result = exercise.judge(part, calls, found)
+        feedback = exercise.judge(found, seed, credit)
     except Exception as error:  # a value that is compared, or shown, may be anything
-        result = PartResult(part.name, 0, part.points, why=f"cannot be judged: {type(error).__name__}: {error}")
-    return replace(
-        result,
-        given=plain(result.given, 2000, lines=True),
-        expected=plain(result.expected, 2000, lines=True),
-        got=plain(result.got, 2000, lines=True),
-        why=plain(result.why, 2000, lines=True),
+        why = f"cannot be judged: {type(error).__name__}: {error}"
+        parts = tuple(PartResult(part.name, 0, part.points, why=why) for part in exercise.parts)
+        feedback = Feedback(exercise.name, parts, seed)
+    return replace(feedback, parts=tuple(_plain_part(part) for part in feedback.parts))
+
+
+def _plain_part(part: PartResult) -> PartResult:
+    given, expected, got, why = (
+        plain(text, 2000, lines=True) for text in (part.given, part.expected, part.got, part.why)
     )
+    return replace(part, given=given, expected=expected, got=got, why=why)
 
 
 def _not_answered(master: Master, name: str, transcript: Transcript) -> Outcome:

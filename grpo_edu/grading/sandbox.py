@@ -37,7 +37,14 @@ REMEDY = (
 )
 _SYSTEM = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/fonts", "/sys/devices/system/cpu")
 _COURSE = "/course"  # where the package is in the sandbox
-_OF_THE_CHECKS = ("__init__.py", "compare.py", "core.py", "feedback.py", "inputs.py")  # none of them holds an answer
+_OF_THE_CHECKS = (
+    "__init__.py",
+    "compare.py",
+    "core.py",
+    "feedback.py",
+    "inputs.py",
+    "slips.py",
+)  # none of them holds an answer
 _KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT")
 _MOST_ANSWERS = 2**24  # bytes that the process may send for one notebook
 _POLL = 0.25  # seconds between two looks at the time that the process has used

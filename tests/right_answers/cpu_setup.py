@@ -48,7 +48,7 @@ def script_by_sort(lines):
 def script_by_loop(lines):
     first, last = [], []
     for line in lines:
-        if "os.environ" in line:
+        if line.startswith("os.environ["):
             first.append(line)
         elif line.strip() != "import os":
             last.append(line)

@@ -52,7 +52,7 @@ def fault_by_match(question, reading):
             return "too little room"
         case 1, {"right": right}:
             return "no chat template" if right < 0.1 else "reward cannot read"
-        case 2, {"siblings": 2 | 3}:
+        case 2, {"group size": 2 | 3}:
             return "G too small"
         case 2, _:
             return "pays for anything"
@@ -76,7 +76,7 @@ def fault_by_table(question, reading):
             ("reward cannot read", reading["right"] >= 0.1),
             ("no chat template", True),
         ],
-        2: lambda: [("pays for anything", reading["siblings"] > 3), ("G too small", True)],
+        2: lambda: [("pays for anything", reading["group size"] > 3), ("G too small", True)],
         3: lambda: [("learning rate too high", reading["step"] < 11), ("KL with the wrong sign", True)],
         4: lambda: [("stale old log-probabilities", True)],
         5: lambda: [(fault_in_batch(reading), True)],
@@ -97,7 +97,7 @@ def unpaid_fault(reading):
 
 
 def tied_fault(reading):
-    return "pays for anything" if reading["siblings"] >= 4 else "G too small"
+    return "pays for anything" if reading["group size"] >= 4 else "G too small"
 
 
 def step_fault(reading):
@@ -149,7 +149,8 @@ def mask_by_rules(completion_ids, loss_mask, eos_token_id):
 
 
 def ratio_by_logs(per_token_logps, old_per_token_logps, loss_mask):
-    return bool(((per_token_logps - old_per_token_logps).abs() * loss_mask).max() < 1e-3)
+    apart = (per_token_logps - old_per_token_logps).masked_fill(loss_mask == 0, 0.0)
+    return bool(apart.abs().max() < 1e-3)
 
 
 def ratio_by_loop(per_token_logps, old_per_token_logps, loss_mask):

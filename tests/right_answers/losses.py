@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from grpo_edu.checks.inputs import mask_of
@@ -36,13 +34,10 @@ def difference_by_clone(function, x, h):
 
 
 def aggregate_by_loop(per_token_loss, mask, loss_type, max_completion_length):
-    rows = [
-        [value for value, counts in zip(row, counted, strict=True) if counts]
-        for row, counted in zip(per_token_loss.tolist(), mask.tolist(), strict=True)
-    ]
-    tokens = sum(rows, [])
+    rows = [row[counted == 1] for row, counted in zip(per_token_loss, mask, strict=True)]
+    tokens = torch.cat(rows)
     if loss_type == "grpo":
-        return sum(sum(row) / len(row) for row in rows) / len(rows)
+        return sum(row.mean() for row in rows) / len(rows)
     return sum(tokens) / (len(tokens) if loss_type == "dapo" else len(rows) * max_completion_length)
 
 
@@ -88,9 +83,9 @@ def first_by_insight(advantages, lengths):
 def sequence_by_loop(per_token_logps, old_per_token_logps, completion_mask):
     ratios = []
     for now, old, mask in zip(per_token_logps, old_per_token_logps, completion_mask, strict=True):
-        changes = [(a - b).item() for a, b, counts in zip(now, old, mask, strict=True) if counts]
-        ratios.append(math.exp(sum(changes) / len(changes)))
-    return torch.tensor(ratios)
+        changes = [a - b for a, b, counts in zip(now, old, mask, strict=True) if counts]
+        ratios.append((sum(changes) / len(changes)).exp())
+    return torch.stack(ratios)
 
 
 def sequence_by_mean(per_token_logps, old_per_token_logps, completion_mask):

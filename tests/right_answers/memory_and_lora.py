@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -79,9 +78,9 @@ def accumulated_by_running_mean(mean_gradient: MeanGradient, rows: Tensor, size:
 def chunks_by_loop(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
     logps = []
     for state, token in zip(states, chosen.tolist(), strict=True):
-        scores = logits_of(state[None])[0].tolist()
-        logps.append(scores[token] - math.log(sum(math.exp(score) for score in scores)))
-    return torch.tensor(logps)
+        scores = logits_of(state[None])[0]
+        logps.append(scores[token] - scores.exp().sum().log())
+    return torch.stack(logps)
 
 
 def chunks_by_logsumexp(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:

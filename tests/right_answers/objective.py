@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -34,9 +32,9 @@ def logps_by_loop(logits: Tensor, input_ids: Tensor, prompt_length: int) -> Tens
         row = []
         for place in range(prompt_length, len(ids)):
             scores = row_logits[place - 1]
-            row.append((scores[ids[place]] - scores.exp().sum().log()).item())
-        rows.append(row)
-    return torch.tensor(rows)
+            row.append(scores[ids[place]] - scores.exp().sum().log())
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
 
 
 def logps_by_softmax(logits: Tensor, input_ids: Tensor, prompt_length: int) -> Tensor:
@@ -54,8 +52,8 @@ def clip_by_cases(per_token_logps, old_per_token_logps, advantages, epsilon):
     for row in range(len(out)):
         for place in range(out.shape[1]):
             gain = advantages[row].item()
-            ratio = math.exp(per_token_logps[row, place].item() - old_per_token_logps[row, place].item())
-            bounded = min(ratio, 1 + epsilon) if gain > 0 else max(ratio, 1 - epsilon)
+            ratio = (per_token_logps[row, place] - old_per_token_logps[row, place]).exp()
+            bounded = ratio.clamp(max=1 + epsilon) if gain > 0 else ratio.clamp(min=1 - epsilon)
             out[row, place] = -bounded * gain
     return out
 
@@ -83,9 +81,8 @@ def k3_by_expm1(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor:
 
 
 def k3_by_loop(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor:
-    pairs = zip(per_token_logps.flatten().tolist(), ref_per_token_logps.flatten().tolist(), strict=True)
-    values = [math.exp(ref - logp) - (ref - logp) - 1 for logp, ref in pairs]
-    return torch.tensor(values).view_as(per_token_logps)
+    pairs = zip(per_token_logps.flatten(), ref_per_token_logps.flatten(), strict=True)
+    return torch.stack([(ref - logp).exp() - (ref - logp) - 1 for logp, ref in pairs]).view_as(per_token_logps)
 
 
 RIGHT_ANSWERS = {

@@ -1,0 +1,148 @@
+"""Wrong answers to exercises of `grpo_edu.checks` that are right on many inputs; each must lose points on every seed.
+
+`python -m grpo_edu.checks` tries them next to the mistakes that the exercises know by name.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from grpo_edu.losses import per_token_kl
+
+# ---- the values are right, the gradient is missing ----
+
+
+def logps_by_loop(logits, input_ids, prompt_length):
+    rows = []
+    for row_logits, ids in zip(logits.double(), input_ids.tolist(), strict=True):
+        row = []
+        for place in range(prompt_length, len(ids)):
+            scores = row_logits[place - 1]
+            row.append((scores[ids[place]] - scores.exp().sum().log()).item())
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+def clip_without_graph(per_token_logps, old_per_token_logps, advantages, epsilon):
+    with torch.no_grad():
+        ratio = (per_token_logps - old_per_token_logps).exp()
+        gain = advantages[:, None]
+        return -torch.min(ratio * gain, ratio.clamp(1 - epsilon, 1 + epsilon) * gain)
+
+
+def k3_by_list(per_token_logps, ref_per_token_logps):
+    pairs = zip(per_token_logps.flatten().tolist(), ref_per_token_logps.flatten().tolist(), strict=True)
+    return torch.tensor([math.exp(b - a) - (b - a) - 1 for a, b in pairs]).view_as(per_token_logps)
+
+
+def k3_by_numpy(per_token_logps, ref_per_token_logps):
+    return per_token_kl(torch.from_numpy(per_token_logps.numpy()), ref_per_token_logps)
+
+
+def k3_of_a_detached_ratio(per_token_logps, ref_per_token_logps):
+    apart = ref_per_token_logps - per_token_logps
+    return apart.exp().detach() - apart - 1
+
+
+def aggregate_by_list(per_token_loss, mask, loss_type, max_completion_length):
+    rows = [row[counted == 1].tolist() for row, counted in zip(per_token_loss, mask, strict=True)]
+    tokens = sum(rows, [])
+    if loss_type == "grpo":
+        return sum(sum(row) / len(row) for row in rows) / len(rows)
+    return sum(tokens) / (len(tokens) if loss_type == "dapo" else len(rows) * max_completion_length)
+
+
+def sequence_detached(per_token_logps, old_per_token_logps, completion_mask):
+    change = ((per_token_logps - old_per_token_logps) * completion_mask).sum(dim=1) / completion_mask.sum(dim=1)
+    return change.detach().exp()
+
+
+def chunks_by_item(states, chosen, logits_of, size):
+    pairs = zip(states, chosen.tolist(), strict=True)
+    return torch.tensor([logits_of(state[None])[0].log_softmax(dim=0)[token].item() for state, token in pairs])
+
+
+# ---- right except on telling inputs ----
+
+
+def logps_by_exponentials(logits, input_ids, prompt_length):
+    chances = logits.exp() / logits.exp().sum(dim=-1, keepdim=True)
+    return chances[:, prompt_length - 1 : -1].log().gather(2, input_ids[:, prompt_length:, None]).squeeze(2)
+
+
+def settings_anywhere(lines):
+    settings = [line for line in lines if "os.environ" in line]
+    return ["import os", *settings, *[line for line in lines if line not in (*settings, "import os")]]
+
+
+def kl_repaired_where_nan(per_token_logps, ref_per_token_logps, completion_mask):
+    kl = per_token_kl(per_token_logps, ref_per_token_logps)
+    return (kl.masked_fill(kl.isnan(), 0.0) * completion_mask).sum() / completion_mask.sum()
+
+
+def ratio_times_mask(per_token_logps, old_per_token_logps, loss_mask):
+    return bool(((per_token_logps - old_per_token_logps).abs() * loss_mask).max() < 1e-3)
+
+
+def counts_without_slack(percent, trials, decimals):
+    return [count for count in range(trials + 1) if abs(100 * count / trials - percent) <= 0.5 * 10**-decimals]
+
+
+def rows_rounded_up(weight, bits):
+    scale = weight.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
+    scale = torch.where(scale == 0, 1.0, scale)
+    return (weight / scale + 0.5).floor().to(torch.int8), scale
+
+
+def mean_of_equal_parts(mean_gradient, rows, size):
+    parts = rows.tensor_split(math.ceil(len(rows) / size))  # nearly equal parts, which are then weighed alike
+    return sum(mean_gradient(part) for part in parts) / len(parts)
+
+
+def rest_counts_once(mean_gradient, rows, size):
+    parts = rows.split(size)
+    total = sum(mean_gradient(part) * (size if len(part) == size else 1) for part in parts)
+    return total / len(rows)
+
+
+def all_but_the_last_row(states, chosen, logits_of, size):
+    logps = [
+        logits_of(states[start : start + size]).log_softmax(dim=1).gather(1, chosen[start : start + size, None])[:, 0]
+        for start in range(0, len(states) - len(states) % size, size)
+    ]
+    if len(states) % size:
+        logps.append(logits_of(states[-1:]).log_softmax(dim=1)[0, chosen[-1:]])
+    return torch.cat(logps)
+
+
+def chunks_of_unlike_size(states, chosen, logits_of, size):
+    parts = math.ceil(len(states) / size)
+    pairs = zip(states.split(size), chosen.tensor_split(parts), strict=True)
+    return torch.cat([logits_of(some).log_softmax(dim=1).gather(1, ids[:, None])[:, 0] for some, ids in pairs])
+
+
+def _least_with(*scores):
+    def squares_a_mean(fishers):
+        values = [fisher(torch.tensor(scores)[:, None]).item() for fisher in fishers]
+        return values.index(min(values))
+
+    return squares_a_mean
+
+
+WRONG_ANSWERS = {
+    "completion_logps": (logps_by_loop, logps_by_exponentials),
+    "clipped_loss": (clip_without_graph,),
+    "k3": (k3_by_list, k3_by_numpy, k3_of_a_detached_ratio),
+    "aggregate": (aggregate_by_list,),
+    "sequence_ratio": (sequence_detached,),
+    "logps_in_chunks": (chunks_by_item, all_but_the_last_row, chunks_of_unlike_size),
+    "mend_script": (settings_anywhere,),
+    "batch_kl": (kl_repaired_where_nan,),
+    "ratio_is_one": (ratio_times_mask,),
+    "possible_counts": (counts_without_slack,),
+    "quantize_rows": (rows_rounded_up,),
+    "accumulated_gradient": (mean_of_equal_parts, rest_counts_once),
+    "squares_a_mean": (_least_with(1.0, 2.0), _least_with(2.0, 2.0, -1.0), _least_with(3.0, 1.0, -0.5)),
+}
