@@ -62,17 +62,8 @@ else:
 
 minutes = SETTINGS["idle_minutes"]
 c.JupyterHub.services = [
-    {
-        "name": "culler",
-        "command": [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={60 * minutes}"],
-    }
+    {"name": "culler", "command": [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={60 * minutes}"]}
 ]
-
-
-def first_page(handler):
-    """Where a login leads: instructors to the formgrader, students to their own JupyterLab."""
-    user = handler.current_user
-    return f"/hub/spawn/{ACCOUNT}" if user and user.name in INSTRUCTORS else "/hub/spawn"
 
 
 def before_start(spawner):
@@ -80,6 +71,5 @@ def before_start(spawner):
         spawner.default_url = "/formgrader"
 
 
-c.JupyterHub.default_url = first_page
 c.Spawner.pre_spawn_hook = before_start
 os.umask(0o022)

@@ -3,9 +3,12 @@
 Arguments: the students as JSON, then names of assignments; a + before a name releases it as well.
 """
 
-import json, sys
+import json
+import sys
+
 from nbgrader.apps import NbGraderAPI
 from nbgrader.apps.baseapp import NbGrader
+
 app = NbGrader()
 app.load_config_file()
 api = NbGraderAPI(config=app.config)

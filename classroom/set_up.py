@@ -33,7 +33,7 @@ threads = 2         # with which a kernel computes: the cores that a student may
 idle_minutes = 60   # after which a server and its kernels end
 """
 SECRET = ("solutions", "tests", ".git")  # of the repository: they hold the exercises' answers
-# A person's servers and kernels never need the environment's own configuration.
+# Neither page is for students; the course's account turns the formgrader on for itself.
 NO_FORMGRADER = {f"nbgrader.server_extensions.{name}": False for name in ("formgrader", "course_list")}
 FORMGRADER_PAGES = [f"@jupyter/nbgrader:{name}" for name in ("formgrader", "course-list", "create-assignment")]
 NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
@@ -206,7 +206,7 @@ def make_users(folder, account, rows):
     run("gpasswd", "--members", ",".join(row["name"] for row in rows), group)  # who left the roster is out
     if made:
         new = not (folder / "passwords.csv").exists()
-        write(folder / "passwords.csv", "", 0o600) if new else None
+        (folder / "passwords.csv").touch(mode=0o600)
         with (folder / "passwords.csv").open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("name", "password"), *made] if new else made)
     say(f"{len(made)} account(s) made, {len(rows) - len(made)} there already; first passwords: passwords.csv")
@@ -254,12 +254,14 @@ def make_course(folder, account, rows, release):
     say(f"released: {', '.join(name[1:] for name in wanted if name[0] == '+') or 'none yet'}")
 
 
-def make_demo(folder):
+def make_demo(folder, account):
     """The homes and the password of the demo, in which everybody is the one account that runs it."""
     for name in ("student", "teacher"):
         if not (folder / "home" / name).exists():
             shutil.copytree(ROOT / "notebooks", folder / "home" / name / "notebooks")
-    (folder / "home" / "grpo-edu").is_symlink() or (folder / "home" / "grpo-edu").symlink_to(folder / "course")
+    home = folder / "home" / account
+    if not home.is_symlink():
+        home.symlink_to(folder / "course")
     if not (folder / "state" / "password").exists():
         write(folder / "state" / "password", secrets.token_urlsafe(9), 0o600)
 
@@ -272,12 +274,14 @@ def set_up(folder, demo, account, roster, release):
     if demo and not (folder / "roster.csv").exists():
         write(folder / "roster.csv", DEMO_ROSTER)
     if not (folder / "roster.csv").exists():
-        raise Stop(f"write the roster to {folder / 'roster.csv'}, or name it by --roster. It looks like this:\n{SAMPLE}")
+        raise Stop(
+            f"write the roster to {folder / 'roster.csv'}, or name it by --roster. It looks like this:\n{SAMPLE}"
+        )
     rows = read_roster(folder / "roster.csv")
     install(folder, sys.executable)
     configure(folder, f"account = {json.dumps(account)}\ndemo = {json.dumps(demo)}\n", Path(sys.executable))
     if demo:
-        make_demo(folder)
+        make_demo(folder, account)
     else:
         for name in SECRET:
             if (ROOT / name).is_dir():
