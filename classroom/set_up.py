@@ -28,7 +28,7 @@ ip = "127.0.0.1"    # "" lets other computers connect; then give a certificate, 
 port = 8000         # the two ports behind it are used as well
 certificate = ""    # files for https, such as "/etc/letsencrypt/live/NAME/fullchain.pem"
 key = ""
-memory_gb = 4.0     # of each process of a student; a kernel with a tiny model needs about one
+memory_gb = 5.0     # at most, for each process of a student; notebook 11 needs 3.5, most need one
 threads = 2         # with which a kernel computes: the cores that a student may use
 idle_minutes = 60   # after which a server and its kernels end
 """

@@ -217,7 +217,7 @@ def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert not home.stdout and home.stderr.count("Permission denied") == 4
     limits = [Path(f"/proc/{process.pid}/limits").read_text() for process in processes_of(ANA)]
-    assert limits and all(re.search(rf"Max data size +{4 * 2**30} +{4 * 2**30} ", text) for text in limits)
+    assert limits and all(re.search(rf"Max data size +{5 * 2**30} +{5 * 2**30} ", text) for text in limits)
 
     hand_in(ana, ANSWERS["ana"])
     hand_in(ben, ANSWERS["ben"])
