@@ -277,6 +277,7 @@ def set_up(folder, demo, account, roster, release):
         raise Stop(
             f"write the roster to {folder / 'roster.csv'}, or name it by --roster. It looks like this:\n{SAMPLE}"
         )
+    (folder / "roster.csv").chmod(0o600)  # names and addresses are nobody else's business
     rows = read_roster(folder / "roster.csv")
     install(folder, sys.executable)
     configure(folder, f"account = {json.dumps(account)}\ndemo = {json.dumps(demo)}\n", Path(sys.executable))

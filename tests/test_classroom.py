@@ -213,9 +213,10 @@ def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
         assert ben.call(path).status == 403, path
     for path in (f"/user/{BEN}/formgrader/api/grades", f"/user/{BEN}/formgrader"):
         assert ben.call(path).status == 404, path  # on a student's server there is no formgrader
-    home = subprocess.run(["su", BEN, "-c", f"ls ~{ANA} {folder}/course {folder}/state; cat {folder}/passwords.csv"],
-                          capture_output=True, text=True, check=False)  # fmt: skip
-    assert not home.stdout and home.stderr.count("Permission denied") == 4
+    secrets = f"~{ANA} {folder}/course {folder}/state"
+    looks = f"ls {secrets}; cat {folder}/passwords.csv {folder}/roster.csv"
+    home = subprocess.run(["su", BEN, "-c", looks], capture_output=True, text=True, check=False)
+    assert not home.stdout and home.stderr.count("Permission denied") == 5
     limits = [Path(f"/proc/{process.pid}/limits").read_text() for process in processes_of(ANA)]
     assert limits and all(re.search(rf"Max data size +{5 * 2**30} +{5 * 2**30} ", text) for text in limits)
 
