@@ -35,6 +35,7 @@ c.Spawner.cmd = ["prlimit", f"--data={limit}", str(PROGRAMS / "jupyterhub-single
 c.Spawner.mem_limit = limit  # JupyterLab shows it; prlimit holds it
 path = f"{PROGRAMS}:/usr/local/bin:/usr/bin:/bin"  # nbgrader calls programs of its environment
 c.Spawner.environment = {"OMP_NUM_THREADS": str(SETTINGS["threads"]), "GOMP_SPINCOUNT": "20000", "PATH": path}
+c.Spawner.environment["JUPYTER_PREFER_ENV_PATH"] = "0"  # the settings of the course's account go first
 c.Spawner.default_url = "/lab"
 c.Spawner.http_timeout = c.Spawner.start_timeout = 120  # thirty students start their servers in the same minute
 

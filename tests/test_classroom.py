@@ -235,7 +235,7 @@ def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
 
     (handed_in,) = teacher.call(f"{formgrader}/api/student_notebook_submissions/{ANA}/{NAME}").json()
     teacher.page.goto(f"{address}{formgrader}/submissions/{handed_in['id']}/")
-    teacher.page.wait_for_selector("text=tie_probability", timeout=60_000)
+    teacher.page.locator("input.score").first.wait_for(timeout=60_000)
     teacher.shoot("submission")
     grade = teacher.call(f"{formgrader}/api/grades?submission_id={handed_in['id']}").json()[0]
     more = {"manual_score": grade["manual_score"], "extra_credit": 2}
