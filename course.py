@@ -7,6 +7,8 @@
     python3 course.py book     build the course as a website in build/book (its tools go into .venv-book)
     python3 course.py wheelhouse FOLDER
                                fetch all packages into a folder, for machines like this one without a network
+    python3 course.py classroom DIR
+                               JupyterHub with nbgrader for a class (docs/classroom.md; --demo tries it alone)
 
 On Windows say `py course.py lab`. Run any of them again whenever you like: what is done is not done twice.
 Offline, point pip at the wheelhouse with PIP_NO_INDEX=1 and PIP_FIND_LINKS=FOLDER.
@@ -280,7 +282,8 @@ def book(arguments):
 def parse(arguments):
     """The command with its options, and what is left over for pytest."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", metavar="{lab,setup,test,book,wheelhouse}", required=True)
+    names = "{lab,setup,test,book,wheelhouse,classroom}"
+    commands = parser.add_subparsers(dest="command", metavar=names, required=True)
     command = commands.add_parser("lab", help="open JupyterLab at the first notebook")
     command.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
     command.add_argument("--port", type=int, help="serve on this port (otherwise 8888 or the next free one)")
@@ -290,8 +293,9 @@ def parse(arguments):
     command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast] [...]")
     command.add_argument("--fast", action="store_true", help="no slow tests, no browser tests, no notebooks")
     commands.add_parser("book", help="build the website", usage="course.py book [--output DIR] [--repository URL]")
+    commands.add_parser("classroom", help="JupyterHub with nbgrader for a class", add_help=False)
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command not in ("test", "book"):
+    if rest and options.command not in ("test", "book", "classroom"):
         parser.error(f"unknown arguments: {' '.join(rest)}")
     return options, rest
 
@@ -307,6 +311,8 @@ def main(arguments):
         setup()
         if options.command == "lab":
             return lab(not options.no_browser, options.port)
+        if options.command == "classroom":
+            return run([PYTHON, ROOT / "classroom" / "set_up.py", *rest])
         return test(rest, options.fast) if options.command == "test" else 0
     except (Stop, OSError) as word:  # OSError: a read-only folder, say
         print(f"course: {word}", file=sys.stderr)

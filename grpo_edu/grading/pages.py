@@ -162,10 +162,7 @@ def summary_page(
     shares = [grade.points(*masters) / max(most, 1) for grade in grades]
     mean = sum(shares) / len(shares)
     body = [f"<h1>{_count(grades)}, mean {mean:.0%} of {most} points</h1>"]
-<<<<<<< HEAD
     body.append(image(plot_scores(shares), f"Histogram of the shares of all points; {_count(grades)}."))
-=======
-    body.append(_image(plot_scores(shares), f"Histogram of the shares of all points; {_count(grades)}."))
     waiting = sum(
         grade.open_points(master, one) == TO_GRADE
         for grade in grades
