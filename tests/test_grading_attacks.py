@@ -32,7 +32,20 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ALL = bool(os.environ.get("GRPO_EDU_ALL_ATTACKS"))
 PLACES = ("submissions", "course", "student", "home")
 USER = "grpo-edu-test"
-OPTIONS = ["--time-limit", "1.5", "--total-time", "60", "--memory", "0.5", "--workers", "2", "--seed", "5"]
+OPTIONS = [
+    "--time-limit",
+    "1.5",
+    "--total-time",
+    "60",
+    "--memory",
+    "0.5",
+    "--workers",
+    "2",
+    "--slip-credit",
+    "0",
+    "--seed",
+    "5",
+]
 OWNED = "import os, pathlib\npathlib.Path(os.environ['GRPO_EDU_OWNED']).touch()\n"
 PLANTED = dict.fromkeys(("psutil.py", "nbformat.py", "argparse.py", "torch.py"), OWNED)
 PLANTED |= {"bwrap": "#!/bin/sh\ntouch $GRPO_EDU_OWNED\n", "id_rsa": f"{SECRET}key"}

@@ -393,7 +393,13 @@ def _down_the_columns(rewards, advantages, num_generations):
 check_signs_are_right = Exercise(
     signs_are_right,
     parts=(
-        Part("healthy batches, some with mixed groups", 2, _advantages_from([transposed_advantages], False), draws=30),
+        Part(
+            "healthy batches, some with mixed groups",
+            2,
+            _advantages_from([transposed_advantages], False),
+            draws=30,
+            always=(call(torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([1.0, 1.0, -1.0, -1.0]), 2),),
+        ),
         Part(
             "healthy batches, some in the float trap",
             2,

@@ -234,7 +234,13 @@ check_degenerate_groups = Exercise(
             2,
             lambda rng: call(torch.tensor([float(rng.random() < 0.7) for _ in range(12)] + [1.0] * 3 + [0.0] * 3), 3),
         ),
-        Part("equal, nearly equal, unequal", 2, tied(1.0), draws=16),
+        Part(
+            "equal, nearly equal, unequal",
+            2,
+            tied(1.0),
+            draws=16,
+            always=(call(torch.tensor([0.5, 0.5, 0.5, 0.5, 0.25, 0.5, 0.5, 0.5]), 4),),  # halves equal their mean
+        ),
     ),
     mistakes={
         "a small standard deviation counts as a tie": Mistake(
