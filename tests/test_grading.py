@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,7 +185,10 @@ def test_graded_twice_the_table_is_the_same_and_going_on_grades_nobody_twice(gra
 
 @pytest.mark.parametrize(("folder", "share"), [("solutions", 1), ("exercises", 0)])
 def test_masters_get_all_points_and_stubs_none(tmp_path, folder, share):
-    assert main(["grade", str(REPOSITORY / folder), "--output", str(tmp_path / "out"), "--workers", "1"]) == 0
+    (tmp_path / folder).mkdir()
+    for notebook in (REPOSITORY / folder).glob("*.ipynb"):
+        shutil.copy(notebook, tmp_path / folder)
+    assert main(["grade", str(tmp_path / folder), "--output", str(tmp_path / "out"), "--workers", "1"]) == 0
     assert json.loads((tmp_path / "out" / "grading.json").read_bytes())["seed"] > 0  # a new one
     (row,) = rows_of(tmp_path / "out" / "grades.csv")
     assert row["student"] == folder and int(row["total"]) == share * int(row["out of"]) and row["notes"] == ""
@@ -192,7 +196,7 @@ def test_masters_get_all_points_and_stubs_none(tmp_path, folder, share):
 
 
 def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path):
-    place = tmp_path / "in"
+    place = tmp_path / folder
     for student, notebook in (("ana", right()), ("bo", right(f"import time\ntime.sleep({LEFT_BEHIND})"))):
         (place / student).mkdir(parents=True)
         (place / student / f"{NAME}.ipynb").write_text(json.dumps(notebook))
@@ -226,21 +230,21 @@ def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path):
     ],
 )
 def test_bad_options_are_refused_in_one_line(tmp_path, capsys, options, word):
-    (tmp_path / "in" / "ana").mkdir(parents=True)
-    (tmp_path / "in" / "ana" / f"{NAME}.ipynb").write_text(json.dumps(right()))
-    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out"), *options]) == 2
+    (tmp_path / folder / "ana").mkdir(parents=True)
+    (tmp_path / folder / "ana" / f"{NAME}.ipynb").write_text(json.dumps(right()))
+    assert main(["grade", str(tmp_path / folder), "--output", str(tmp_path / "out"), *options]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and word in error
     assert not (tmp_path / "out").exists()
 
 
 def test_the_seed_comes_from_the_environment_where_no_option_says_it(tmp_path, capsys, monkeypatch):
-    (tmp_path / "in" / "ana").mkdir(parents=True)
+    (tmp_path / folder / "ana").mkdir(parents=True)
     monkeypatch.setenv("GRPO_EDU_CHECK_SEED", "seven")
-    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]) == 2
+    assert main(["grade", str(tmp_path / folder), "--output", str(tmp_path / "out")]) == 2
     assert "GRPO_EDU_CHECK_SEED is 'seven'" in capsys.readouterr().err
     monkeypatch.setenv("GRPO_EDU_CHECK_SEED", "7")
-    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]) == 0
+    assert main(["grade", str(tmp_path / folder), "--output", str(tmp_path / "out")]) == 0
     assert json.loads((tmp_path / "out" / "grading.json").read_bytes())["seed"] == 7
 
 
@@ -248,7 +252,7 @@ def test_folders_that_cannot_be_graded_are_refused(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("do not lose me")
-    (tmp_path / "in" / "ana").mkdir(parents=True)
+    (tmp_path / folder / "ana").mkdir(parents=True)
     for submissions, output, word in (
         ("nowhere", "out", "no folder"),
         ("empty", "out", "is empty"),
