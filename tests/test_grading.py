@@ -196,7 +196,7 @@ def test_masters_get_all_points_and_stubs_none(tmp_path, folder, share):
 
 
 def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path):
-    place = tmp_path / folder
+    place = tmp_path / "in"
     for student, notebook in (("ana", right()), ("bo", right(f"import time\ntime.sleep({LEFT_BEHIND})"))):
         (place / student).mkdir(parents=True)
         (place / student / f"{NAME}.ipynb").write_text(json.dumps(notebook))
@@ -230,21 +230,21 @@ def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path):
     ],
 )
 def test_bad_options_are_refused_in_one_line(tmp_path, capsys, options, word):
-    (tmp_path / folder / "ana").mkdir(parents=True)
-    (tmp_path / folder / "ana" / f"{NAME}.ipynb").write_text(json.dumps(right()))
-    assert main(["grade", str(tmp_path / folder), "--output", str(tmp_path / "out"), *options]) == 2
+    (tmp_path / "in" / "ana").mkdir(parents=True)
+    (tmp_path / "in" / "ana" / f"{NAME}.ipynb").write_text(json.dumps(right()))
+    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out"), *options]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and word in error
     assert not (tmp_path / "out").exists()
 
 
 def test_the_seed_comes_from_the_environment_where_no_option_says_it(tmp_path, capsys, monkeypatch):
-    (tmp_path / folder / "ana").mkdir(parents=True)
+    (tmp_path / "in" / "ana").mkdir(parents=True)
     monkeypatch.setenv("GRPO_EDU_CHECK_SEED", "seven")
-    assert main(["grade", str(tmp_path / folder), "--output", str(tmp_path / "out")]) == 2
+    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]) == 2
     assert "GRPO_EDU_CHECK_SEED is 'seven'" in capsys.readouterr().err
     monkeypatch.setenv("GRPO_EDU_CHECK_SEED", "7")
-    assert main(["grade", str(tmp_path / folder), "--output", str(tmp_path / "out")]) == 0
+    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]) == 0
     assert json.loads((tmp_path / "out" / "grading.json").read_bytes())["seed"] == 7
 
 
@@ -252,7 +252,7 @@ def test_folders_that_cannot_be_graded_are_refused(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("do not lose me")
-    (tmp_path / folder / "ana").mkdir(parents=True)
+    (tmp_path / "in" / "ana").mkdir(parents=True)
     for submissions, output, word in (
         ("nowhere", "out", "no folder"),
         ("empty", "out", "is empty"),
