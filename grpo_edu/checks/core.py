@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from grpo_edu.checks import slips
-from grpo_edu.checks.compare import difference, kind, shown
+from grpo_edu.checks.compare import Outcome, difference, kind, shown
 from grpo_edu.checks.feedback import Feedback, PartResult
 
 SEED_VARIABLE, CREDIT_VARIABLE = "GRPO_EDU_CHECK_SEED", "GRPO_EDU_SLIP_CREDIT"
@@ -82,22 +82,6 @@ class Mistake:
     hint: str
     wrong: Callable
     also: tuple[Callable, ...] = ()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a call. value: what it returned, unless there is a `problem`. changed: it modified its input."""
-
-    value: Any = None
-    problem: str = ""
-    detail: str = ""
-    changed: bool = False
-
-    def same_as(self, other: Outcome, tolerance: float) -> bool:
-        """Whether two calls had the same result."""
-        if self.problem or other.problem:
-            return self.problem == other.problem
-        return self.changed == other.changed and not difference(self.value, other.value, tolerance)
 
 
 NOT_TRIED = Outcome(problem="not tried", detail="the answer was interrupted on an earlier input")

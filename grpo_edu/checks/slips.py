@@ -9,16 +9,13 @@ import dis
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_edu.checks.compare import difference, number_kind
-
-if TYPE_CHECKING:
-    from grpo_edu.checks.core import Outcome
+from grpo_edu.checks.compare import Outcome, difference, number_kind
 
 GRADIENT = "gradient for "  # how a result begins that `inputs.gradient_of` asked for
 MOST_LOOKED_AT = 10_000  # numbers of one result; where there are more, nobody looks whether all are the same
