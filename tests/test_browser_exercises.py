@@ -80,7 +80,7 @@ def test_a_wrong_answer_is_named_a_right_one_passes_and_the_saved_file_is_graded
     shutil.copyfile(saved, tmp_path / "in" / "ana" / "my homework.ipynb")
     assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--workers", "1"]) == 0
     (row,) = csv.DictReader((tmp_path / "out" / "grades.csv").read_text().splitlines())
-    assert (row["04 group_advantages"], row["04 tie_probability"], row["04 rloo_advantages"]) == ("5", "0", "0")
+    assert (row["04 group_advantages"], row["04 tie_probability"], row["04 rloo_advantages"]) == ("5", "1.5", "0")
     look_at_pages(browser, tmp_path / "out")
 
 

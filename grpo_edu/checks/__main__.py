@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_edu.checks import exercises
-from grpo_edu.checks.core import Exercise, Outcome, attempt, trial
+from grpo_edu.checks.compare import Outcome
+from grpo_edu.checks.core import Exercise, attempt, trial
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"  # of a checkout; not in the wheel
 RIGHT_ANSWERS, WRONG_ANSWERS = TESTS / "right_answers", TESTS / "wrong_answers.py"

@@ -1,4 +1,4 @@
-"""Say how a value that a student's function returned differs from the expected one."""
+"""What a call of a student's function came to, and how its value differs from the expected one, in words."""
 
 from __future__ import annotations
 
@@ -16,6 +16,22 @@ OTHER = "the value is another one"
 PLAIN = (bool, int, float, str)  # what most entries of lists are, compared without further questions
 SHOWN = 300  # characters of a value that a message holds
 MOST_COMPARED = 20  # values of a tensor that are looked at for what is wrong with all of them
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a call. value: what it returned, unless there is a `problem`. changed: it modified its input."""
+
+    value: Any = None
+    problem: str = ""
+    detail: str = ""
+    changed: bool = False
+
+    def same_as(self, other: Outcome, tolerance: float) -> bool:
+        """Whether two calls had the same result."""
+        if self.problem or other.problem:
+            return self.problem == other.problem
+        return self.changed == other.changed and not difference(self.value, other.value, tolerance)
 
 
 def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:

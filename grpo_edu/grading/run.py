@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from grpo_edu.checks import exercises
-from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Outcome, trial
+from grpo_edu.checks.compare import Outcome
+from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, trial
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.grading.masters import Master
 from grpo_edu.grading.repair import Step

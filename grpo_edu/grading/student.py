@@ -283,7 +283,7 @@ def _function(names: dict[str, Any], name: str) -> tuple[Callable | None, str]:
 
 def outcomes(function: Callable, calls: list[Any], limits: Limits) -> list[Any]:
     """What each call came to, all within the time for a part of a question."""
-    from grpo_edu.checks.core import Outcome
+    from grpo_edu.checks.compare import Outcome
 
     found: list[Outcome] = []
     try:
@@ -297,7 +297,8 @@ def outcomes(function: Callable, calls: list[Any], limits: Limits) -> list[Any]:
 
 
 def _outcome(function: Callable, one: Any) -> Any:
-    from grpo_edu.checks.core import Outcome, attempt
+    from grpo_edu.checks.compare import Outcome
+    from grpo_edu.checks.core import attempt
 
     try:
         return attempt(function, one)
