@@ -234,7 +234,8 @@ def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
         assert {row["student"]: float(row["total"]) for row in csv.DictReader(file)} == theirs
 
     (handed_in,) = teacher.call(f"{formgrader}/api/student_notebook_submissions/{ANA}/{NAME}").json()
-    teacher.page.goto(f"{address}{formgrader}/submissions/{handed_in['id']}/")
+    page = teacher.page.goto(f"{address}{formgrader}/submissions/{handed_in['id']}/")
+    assert page.ok, (folder / "state" / "hub.log").read_text()[-3000:]
     teacher.page.locator("input.score").first.wait_for(timeout=60_000)
     teacher.shoot("submission")
     grade = teacher.call(f"{formgrader}/api/grades?submission_id={handed_in['id']}").json()[0]
