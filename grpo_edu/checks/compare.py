@@ -237,19 +237,3 @@ def _inside(place: int, found: str) -> str:
     if found.startswith("in place ["):
         return f"in place [{place}]{found.removeprefix('in place ')}"
     return f"in place [{place}], counted from 0: {found}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a call. value: what it returned, unless there is a `problem`. changed: it modified its input."""
-
-    value: Any = None
-    problem: str = ""
-    detail: str = ""
-    changed: bool = False
-
-    def same_as(self, other: Outcome, tolerance: float) -> bool:
-        """Whether two calls had the same result."""
-        if self.problem or other.problem:
-            return self.problem == other.problem
-        return self.changed == other.changed and not difference(self.value, other.value, tolerance)
