@@ -143,7 +143,7 @@ def test_what_breaks_a_rule_is_rejected_with_the_reason(judge, submit, monkeypat
 NOT_THERE = {
     "a model": "import gc\nassert not [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]",
     "the judge's memory": "assert len([one for one in os.listdir('/proc') if one.isdigit()]) == 1",
-    "the judge's files": "assert not os.path.exists(HERE) and not os.path.exists(REPOSITORY)",
+    "the judge's files": "for path in (HERE + '/pyproject.toml', JUDGE + '/challenge.py'):\n    assert not os.path.exists(path)",
     "weights and problems, even without the judge's message": (
         "import subprocess\nfrom grpo_edu.problems.templates import data_dir\n"
         "found = subprocess.run(['ls', '-A', data_dir() / 'models', data_dir() / 'problems'], capture_output=True)\n"
@@ -156,7 +156,7 @@ NOT_THERE = {
 
 @needs_isolation
 def test_what_a_submission_cannot_find(judge, submit):
-    places = f"import os, torch\nHERE, REPOSITORY = {os.getcwd()!r}, {os.path.dirname(challenge.__file__)!r}\n"
+    places = f"import os, torch\nHERE, JUDGE = {os.getcwd()!r}, {os.path.dirname(challenge.__file__)!r}\n"
     checks = "\n".join(NOT_THERE.values())
     inside = "\n".join(f"    {line}" for line in checks.splitlines())
     reward = f"def reward(completions, **columns):\n{inside}\n    return [float(len(one)) for one in completions]\n"
