@@ -143,7 +143,9 @@ def test_what_breaks_a_rule_is_rejected_with_the_reason(judge, submit, monkeypat
 NOT_THERE = {
     "a model": "import gc\nassert not [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]",
     "the judge's memory": "assert len([one for one in os.listdir('/proc') if one.isdigit()]) == 1",
-    "the judge's files": "for path in (HERE + '/pyproject.toml', JUDGE + '/challenge.py'):\n    assert not os.path.exists(path)",
+    "the judge's files": (
+        "for path in (HERE + '/pyproject.toml', JUDGE + '/challenge.py'):\n    assert not os.path.exists(path)"
+    ),
     "weights and problems, even without the judge's message": (
         "import subprocess\nfrom grpo_edu.problems.templates import data_dir\n"
         "found = subprocess.run(['ls', '-A', data_dir() / 'models', data_dir() / 'problems'], capture_output=True)\n"
