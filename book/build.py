@@ -59,7 +59,8 @@ def contents():
         course.append(entry)
     numbered = [entry for entry in course if "/appendix" not in entry["file"]]
     appendices = [entry for entry in course if entry not in numbered]
-    parts = [part("The course", numbered), part("Appendices", appendices)]
+    projects = [{"file": f"exercises/studies/{name}"} for name in ("study", "capstone")]
+    parts = [part("The course", numbered), part("Appendices", appendices), part("Projects", projects)]
     left = {path.stem for path in (ROOT / "docs").glob("*.md")} - {
         name for names in DOCUMENTS.values() for name in names
     }
@@ -147,8 +148,8 @@ def target(link, page, files, repository, linked):
         return "../" * page.count("/") + inside[0]
     if repository:
         return f"{repository}/{name}"
-    if resolved.is_dir():
-        return None
+    if resolved.is_dir() or (resolved.is_file() and resolved.suffix in (".md", ".ipynb")):
+        return None  # a page that is not in the book, such as a solution
     if resolved.is_file():
         linked.add(name)
     return path  # where there is no such file, Jupyter Book says so
