@@ -242,7 +242,7 @@ def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
     more = {"manual_score": grade["manual_score"], "extra_credit": 2}
     assert teacher.call(f"{formgrader}/api/grade/{grade['id']}", "PUT", data=more).ok
     rows = {row["student"]: row for row in teacher.call(f"{formgrader}/api/submissions/{NAME}").json()}
-    assert rows[ANA]["score"] == 9
+    assert rows[ANA]["score"] == 9.5
 
     for step in ("generate_feedback", "release_feedback"):
         teacher.done(f"{formgrader}/api/assignment/{NAME}/{step}")
