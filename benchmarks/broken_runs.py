@@ -19,10 +19,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.harness import machine
 from grpo_edu.checks.diagnosis import READ, TROUBLES
 from grpo_edu.evaluation import mcnemar
 from grpo_edu.figures.diagnosis import SIGNS
+from grpo_edu.machine.hardware import machine
 from grpo_edu.studies.broken_runs import CASES, HEALTHY, Setup, mended_arm
 
 RESULTS = Path(__file__).resolve().parent / "results" / "broken_runs.json"

@@ -23,7 +23,8 @@ from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.harness import exit_code, machine
+from benchmarks.harness import exit_code
+from grpo_edu.machine.hardware import machine
 from grpo_edu.runs.log import read_log
 
 HERE = Path(__file__).resolve().parent

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from grpo_edu.machine.hardware import machine
 from grpo_edu.runs.log import RunLog, read_log
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -25,15 +26,6 @@ def estimate(values: Sequence[float]) -> dict[str, float]:
     from grpo_edu.evaluation import mean_estimate
 
     return asdict(mean_estimate(values))
-
-
-def machine() -> dict[str, Any]:
-    """What a benchmark ran on, for its record."""
-    from grpo_edu.machine.hardware import cpu_report
-
-    names = ("cpu_model", "architecture", "usable_cores", "torch_threads", "torch_capability", "memory_total_gib")
-    report = cpu_report()
-    return {name: report[name] for name in (*names, "python", "torch", "transformers", "trl")}
 
 
 def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

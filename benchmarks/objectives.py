@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from statistics import mean
 
-from benchmarks.harness import RESULTS, held_out_accuracy, machine, run_study, study_options
+from benchmarks.harness import RESULTS, held_out_accuracy, run_study, study_options
 from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, load_policy, load_problems, train
+from grpo_edu.machine.hardware import machine
 
 COMMAND = "python -m benchmarks.objectives"
 LOSSES = {

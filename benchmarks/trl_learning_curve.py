@@ -31,9 +31,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS, held_out_accuracy, machine, markdown, run_study, study_options
+from benchmarks.harness import RESULTS, held_out_accuracy, markdown, run_study, study_options
 from benchmarks.learning_curves import WINDOW, interval, windows
 from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, load_policy, load_problems, read_log, train
+from grpo_edu.machine.hardware import machine
 from grpo_edu.runs.request import RunRequest
 
 COMMAND = "python -m benchmarks.trl_learning_curve"

@@ -39,7 +39,7 @@ def test_every_number_by_hand():
     assert shown[0].startswith("gsm8k            3 of 4") and "by steps of the reference solution" in shown
     assert "step by step (two calculations or more): 50.0% [15.0%, 85.0%]" in shown
     assert "calculations a completion: 1.50, 83.3% of them hold" in shown
-    assert shown[-1] == "2 s, 2 problems/s, 20 tokens/s, peak memory 0.50 GiB"
+    assert shown[-1] == "2 s, 2.0 problems per second, 20 tokens per second, peak memory 0.50 GiB"
 
 
 def test_a_policy_that_calculates_nothing_has_no_share_that_holds():

@@ -49,7 +49,7 @@ from grpo_edu.studies.broken_runs import CASES, HEALTHY
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STORED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
-NO_SCRIPT = {"mutation", "gsm8k"}  # a study that is over, and one that the command line makes
+NO_SCRIPT = {"mutation", "gsm8k", "challenge"}  # a study that is over, and two that the command line makes
 NO_MACHINE = {"extraction"}  # it counts, and counts alike everywhere
 
 

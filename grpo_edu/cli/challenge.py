@@ -36,6 +36,7 @@ def run_challenge_command(arguments: Namespace) -> int:
     """Run, submit or judge; returns the exit code."""
     forget_working_directory()  # it may hold a student's torch.py
     from grpo_edu.grading.challenge import BUDGETS, Rules, judge_submissions
+    from grpo_edu.machine.hardware import machine
 
     folder = Path(arguments.folder)
     if not folder.is_dir():
@@ -58,6 +59,7 @@ def run_challenge_command(arguments: Namespace) -> int:
         seed=arguments.seed,
         isolated=not arguments.without_isolation,
         command=arguments.typed,
+        machine=machine(),
         tell=_tell,
     )
     if arguments.json:

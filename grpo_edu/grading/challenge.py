@@ -13,7 +13,7 @@ import random
 import secrets
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -405,6 +405,7 @@ def judge_submissions(
     seed: int | None = None,
     isolated: bool = True,
     command: str = "",
+    machine: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Entry]:
     """Judge every submission of a folder and write ``leaderboard.json`` and ``leaderboard.html``.
@@ -414,7 +415,7 @@ def judge_submissions(
         output: a new or empty folder outside of it.
         starts: the starting models. rules: budget, seeds and numbers of problems.
         seed: of all problems and runs; None draws one that nobody knows. isolated: run submissions under bubblewrap.
-        command: what was typed, for the record. tell: called with a line on each run.
+        command, machine: what was typed and on what it runs, for the record. tell: called with a line on each run.
 
     Raises:
         ValueError: a bad argument, or no isolation here. FileNotFoundError: there are no submissions.
@@ -437,6 +438,7 @@ def judge_submissions(
     record = {
         "command": command,
         "grpo_edu": __version__,
+        "machine": machine,
         "seed": seed,
         "isolation": "bubblewrap" if isolated else "none",
         "rules": asdict(rules) | {"budget": {start: rules.budget_of(start) for start in starts}},

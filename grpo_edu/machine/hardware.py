@@ -90,6 +90,13 @@ def cpu_report() -> dict[str, Any]:
     }
 
 
+def machine() -> dict[str, Any]:
+    """What a benchmark or a leaderboard ran on, for its record: a part of `cpu_report`."""
+    names = ("cpu_model", "architecture", "usable_cores", "torch_threads", "torch_capability", "memory_total_gib")
+    report = cpu_report()
+    return {name: report[name] for name in (*names, "python", "torch", "transformers", "trl")}
+
+
 def cpu_model() -> str:
     """The name of the processor, or its architecture where the system does not tell the name."""
     system = platform.system()
