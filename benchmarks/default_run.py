@@ -1,8 +1,8 @@
 """The claim of notebook 07 on five seeds: ``python -m benchmarks.default_run``.
 
 Each seed is one ``grpo-edu train --seed S --json`` in a process of its own, from loading the model to the last
-evaluation. Writes ``benchmarks/results/default_run.json`` and, from the first seed, the picture of the README; prints
-a table.
+evaluation. Writes ``benchmarks/results/default_run.json`` and, from the first seed, the picture of docs/measured.md;
+prints a table.
 """
 
 from __future__ import annotations

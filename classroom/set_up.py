@@ -183,6 +183,12 @@ def user(name):
         return None
 
 
+def hand_out(home):
+    """The notebooks, the stored results that they read, and the documents to which they link."""
+    for part in ("notebooks", "benchmarks/results", "docs"):
+        shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns(".*", "runs"))
+
+
 def make_users(folder, account, rows):
     """An account for each row, with the notebooks in its home and a password in passwords.csv."""
     group = f"{account}-people"
@@ -198,7 +204,7 @@ def make_users(folder, account, rows):
             continue
         run("useradd", "--create-home", "--key", "HOME_MODE=0700", "--shell", "/bin/bash", name)
         home = Path(user(name).pw_dir)
-        shutil.copytree(ROOT / "notebooks", home / "notebooks", ignore=shutil.ignore_patterns(".*", "runs"))
+        hand_out(home)
         run("chown", "--recursive", f"{name}:", home)
         password = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(12))
         run("chpasswd", input=f"{name}:{password}\n")
@@ -258,7 +264,7 @@ def make_demo(folder, account):
     """The homes and the password of the demo, in which everybody is the one account that runs it."""
     for name in ("student", "teacher"):
         if not (folder / "home" / name).exists():
-            shutil.copytree(ROOT / "notebooks", folder / "home" / name / "notebooks")
+            hand_out(folder / "home" / name)
     home = folder / "home" / account
     if not home.is_symlink():
         home.symlink_to(folder / "course")

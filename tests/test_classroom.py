@@ -27,7 +27,7 @@ from grpo_edu.cli.main import main
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(1200)]
 REPOSITORY = Path(__file__).resolve().parents[1]
-PARTS = ("classroom", "data", "grpo_edu", "notebooks", "solutions", "requirements.txt")
+PARTS = ("benchmarks", "classroom", "data", "docs", "grpo_edu", "notebooks", "solutions", "requirements.txt")
 PARTLY = RIGHT["group_advantages"].replace("bool((group == group[0]).all())", "False")
 ANSWERS = {"ana": {"tie_probability": RIGHT["tie_probability"], "group_advantages": PARTLY}, "ben": RIGHT}
 PREFIX = f"grpotest{os.getpid()}"  # no account of this computer begins like this
@@ -209,6 +209,7 @@ def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
     ana.page.locator(".lm-Menu-item", has_text="Assignment List").first.click()
     ana.page.wait_for_selector(f"text={NAME}", timeout=30_000)
     ana.shoot("assignments")
+    assert ana.call(f"/user/{ANA}/api/contents/benchmarks/results/default_run.json").ok  # notebook 00 reads it
     for path in (f"/user/{ANA}/api/contents", f"/user/{ANA}/lab", f"{formgrader}/api/grades", f"/user/{COURSE}/lab"):
         assert ben.call(path).status == 403, path
     for path in (f"/user/{BEN}/formgrader/api/grades", f"/user/{BEN}/formgrader"):

@@ -1,7 +1,7 @@
 """The recipe that made the tiny model, rerunnable: ``python -m grpo_edu.making.pretraining``.
 
 A tokenizer and a Qwen2-architecture model are trained from scratch on the corpus of `grpo_edu.making.corpus`, which
-shares no problem with the held-out files. Among its own samples the model then finds worked and blurted answers,
+shares no problem with the held-out files. Among its own samples the model then finds worked and direct answers,
 and reinforcement learning has something to choose from.
 """
 
@@ -95,7 +95,8 @@ pipeline_tag: text-generation
 # tiny: a Qwen2 of {parameters:,} parameters that can learn in seconds
 
 A language model for teaching reinforcement learning on a CPU. It can work a word problem out step by step, and then
-it is mostly right; but often it blurts an answer, or forgets to mark it. GRPO has something to find.
+it is mostly right; but often it answers directly, without working, or forgets to mark its answer. So GRPO has
+something to find.
 
 ## Use
 
