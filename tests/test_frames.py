@@ -67,20 +67,6 @@ def test_the_image_has_an_alternative_text_and_stays_small():
     assert base64.b64decode(payload).decode() == SVG
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"frames": [[0.5]], "names": ["a"]}, "frames .* 1"),
-        ({"frames": [[0.5], [0.5, 0.5]], "names": ["a"]}, r"frames\[1\] .* 2"),
-        ({"frames": [[0.5], [1.5]], "names": ["a"]}, r"frames\[1\] .*1\.5"),
-        ({"frames": [[0.5], [0.5]], "names": ["a"], "notes": ["x"]}, "notes .* 2; got 1"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(arguments, named):
-    with pytest.raises(ValueError, match=named):
-        probability_svg(**arguments, title="x")
-
-
 def test_an_animation_describes_itself():
     svg = probability_svg([[0.5, 0.5], [0.75, 0.25]], ["left & up", "right"], title="Left wins")
     said = html_animation(svg).alt

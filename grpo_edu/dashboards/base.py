@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import html
 import io
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from grpo_edu.figures.style import COLORS
+from grpo_edu.figures.style import COLORS, image_tag
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,11 +109,9 @@ class Dashboard(widgets.VBox):
             figure.set_layout_engine("none")
             for axes, place in zip(figure.axes, self._places[key], strict=True):
                 axes.set_position(place)
-        payload = base64.b64encode(_png(figure)).decode()
+        picture = _png(figure)
         self._places.setdefault(key, [axes.get_position() for axes in figure.axes])
-        width = round(_CSS_DPI * figure.get_figwidth())
-        style = f"width:{width}px;max-width:100%;height:auto"
-        return f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/png;base64,{payload}">'
+        return image_tag(picture, "png", alt, round(_CSS_DPI * figure.get_figwidth()))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"

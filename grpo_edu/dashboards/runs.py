@@ -128,7 +128,7 @@ class RunComparer(Explorer):
         """The rewards of the chosen runs over each other."""
         logs = {label: read_log(self.runs[name]["folder"] / "metrics.jsonl") for name, label in labels.items()}
         ends = ", ".join(f"{label} ends at {log[-1]['reward']:.2f}" for label, log in logs.items())
-        self.curves.value = self.image(overlaid_curves(logs, "reward"), f"Mean reward over the steps: {ends}")
+        self.curves.value = self.image(overlaid_curves(logs), f"Mean reward over the steps: {ends}")
 
     def words(self) -> str:
         """Each run's own paired test, before against after."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,16 +115,10 @@ def tie_shares(
         measured: (share, low, high) of tied groups at each size, with its interval.
         formulas: name → the expected share at each size.
 
-    Raises:
-        ValueError: lists of other lengths than `sizes`.
-
     >>> figure = tie_shares([0.0, 0.5, 0.5], [2, 4], [(0.6, 0.5, 0.7), (0.4, 0.3, 0.5)], {"one p": [0.5, 0.2]})
     >>> figure.axes[1].get_legend_handles_labels()[1]
     ['one p', 'measured']
     """
-    for name, values in {"measured": measured, **formulas}.items():
-        if len(values) != len(sizes):
-            raise ValueError(f"{name} must have one value per size, so {len(sizes)}; got {len(values)}")
     figure, (left, right) = panel_grid(2, height=3.4)
     style_axes(left, "Questions differ in difficulty", "questions", "share of right completions")
     left.hist(rates, bins=[number / 10 for number in range(11)], color=look(0)["color"], edgecolor=PAPER)
@@ -227,16 +222,10 @@ def baseline_curve(
         low, high: the interval of each ratio.
         marks: label → b, points of the curve that get a label, from left to right.
 
-    Raises:
-        ValueError: lists of different lengths.
-
     >>> figure = baseline_curve([0, 1], [2.0, 3.0], [1.5, 2.5], [2.5, 3.5], marks={"none": 0})
     >>> figure.axes[0].get_xlabel()
     'b, subtracted from every reward'
     """
-    lengths = [len(values) for values in (baselines, ratios, low, high)]
-    if len({*lengths}) > 1:
-        raise ValueError(f"baselines, ratios, low and high must have the same length, got {lengths}")
     figure, (axes,) = panel_grid(1, height=3.6)
     style_axes(
         axes,
@@ -250,7 +239,7 @@ def baseline_curve(
     for number, (label, place) in enumerate((marks or {}).items()):
         inside = (place - baselines[0]) / (baselines[-1] - baselines[0])
         side = "left" if inside < 0.1 else "right" if inside > 0.9 else "center"
-        _mark(axes, label, place, _between(baselines, ratios, place), number, side)
+        _mark(axes, label, place, float(np.interp(place, baselines, ratios)), number, side)
     axes.set_ylim(0, 1.25 * max(high))  # room for the names above the highest marks
     axes.legend(loc="upper center", **LEGEND)
     return figure
@@ -265,12 +254,6 @@ def _pull(rewards: Tensor, num_generations: int, scale_rewards: str) -> Tensor:
     """The sum of the absolute advantages of each group: (N,)."""
     advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
     return advantages.view(-1, num_generations).abs().sum(dim=1)
-
-
-def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    import numpy as np
-
-    return float(np.interp(x, xs, ys))
 
 
 def _mark(axes: "Axes", label: str, x: float, y: float, number: int, side: str) -> None:
