@@ -49,14 +49,8 @@ class QuantizedLayer(nn.Module):
         raise NotImplementedError
 
     def store(self) -> dict[str, Tensor]:
-        """The tensors that a file keeps of this layer, without those of its modules; `restore` reads them."""
+        """The tensors that a file keeps of this layer, without those of its modules."""
         return {name: buffer for name, buffer in self.named_buffers(recurse=False) if buffer is not None}
-
-    def restore(self, stored: dict[str, Tensor]) -> None:
-        """Set the tensors that `store` returned for a layer of this shape."""
-        for name, tensor in stored.items():
-            if name != "q":
-                getattr(self, name).copy_(tensor)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -130,18 +124,11 @@ class DynamicInt8Linear(QuantizedLayer):
         parts = quantize(layer.weight.detach(), dim=0)
         self.register_buffer("scale", parts.scale.flatten())
         self.has_kernel = _kernel_or_warning("int8-dynamic")
-        self._pack(parts.q)
-
-    def _pack(self, q: Tensor) -> None:
-        self.packed = _onednn_pack(q) if self.has_kernel else q
+        self.packed = _onednn_pack(parts.q) if self.has_kernel else parts.q
         self.zero = torch.zeros(self.out_features, dtype=torch.int32)
 
     def store(self) -> dict[str, Tensor]:
         return {"q": self.parts().q, **super().store()}
-
-    def restore(self, stored: dict[str, Tensor]) -> None:
-        super().restore(stored)
-        self._pack(stored["q"])
 
     def parts(self) -> QuantizedTensor:
         q = self.packed.to_dense().t().contiguous() if self.has_kernel else self.packed
@@ -170,19 +157,11 @@ class Int4Linear(QuantizedLayer):
         self.register_buffer("scale", parts.scale.squeeze(-1).to(torch.bfloat16))  # (N, K/g)
         self.register_buffer("zero_point", parts.zero_point.squeeze(-1).to(torch.uint8))
         self.has_kernel = _kernel_or_warning("int4-group")
-        self._pack(parts.q)
-
-    def _pack(self, q: Tensor) -> None:
-        self.packed = _int4_pack(q) if self.has_kernel else q
+        self.packed = _int4_pack(parts.q) if self.has_kernel else parts.q
 
     def store(self) -> dict[str, Tensor]:
         q = self.parts().q
         return {"q": q[:, ::2] | q[:, 1::2] << 4, **super().store()}  # two to a byte
-
-    def restore(self, stored: dict[str, Tensor]) -> None:
-        super().restore(stored)
-        q = stored["q"]
-        self._pack(torch.stack([q & 15, q >> 4], dim=-1).flatten(1))
 
     def parts(self) -> QuantizedTensor:
         q = self.packed
