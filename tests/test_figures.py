@@ -112,7 +112,6 @@ FIGURES = {
     "long names": lambda: training_curves(history(**{"rewards/a_function_with_a_long_name/mean": 0.1})),
     "comparison": lambda: accuracy_comparison(BEFORE, AFTER),
     "one level": lambda: accuracy_comparison(evaluation(basic=(6, 10)), evaluation(basic=(10, 10))),
-    "long labels": lambda: accuracy_comparison(BEFORE, AFTER, labels=("Qwen2-0.5B-Instruct", "after 30 GRPO steps")),
     "group dots": lambda: advantages.group_dots(REWARDS, 4),
     "sum and exploits": lambda: sum_and_exploits(
         {"this completion": {"accuracy": 0.0, "format": 0.7, "steps": -0.5}, "the honest one": {"accuracy": 1.0}},
@@ -378,11 +377,11 @@ def test_accuracy_comparison_with_a_level_that_only_one_evaluation_has():
 
 
 def test_group_dots_shows_rewards_means_and_advantages():
-    rewards, centered = advantages.group_dots(REWARDS[:8], 4, scale_rewards="none").axes
+    rewards, scaled = advantages.group_dots(REWARDS[:8], 4).axes
     assert lines(rewards) == {"group 0": [(0, 1), (1, 0), (2, 0), (3, 0)], "group 1": [(4, 1), (5, 1), (6, 0), (7, 1)]}
     means = [line.get_ydata()[0] for line in rewards.lines if line.get_label().startswith("_")]
     assert means == [0.25, 0.75]
-    assert lines(centered)["group 1"] == [(4, 0.25), (5, 0.25), (6, -0.75), (7, 0.25)]
+    assert lines(scaled)["group 1"] == [(4, 0.5), (5, 0.5), (6, -1.5), (7, 0.5)]
 
 
 # options → −gradient of the loss by ratio, for the advantages +1 and −1, and the dotted lines

@@ -218,10 +218,9 @@ def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, t
     )
 
 
-def choice(label: str, options: Iterable[str | tuple[str, Any]], tip: str, value: Any = None) -> widgets.Dropdown:
-    """A labeled list to choose one item from; `value` None chooses the first."""
-    chosen = {} if value is None else {"value": value}
-    return widgets.Dropdown(options=list(options), description=label, tooltip=tip, **chosen)
+def choice(label: str, options: Iterable[str | tuple[str, Any]], tip: str) -> widgets.Dropdown:
+    """A labeled list to choose one item from."""
+    return widgets.Dropdown(options=list(options), description=label, tooltip=tip)
 
 
 def several(label: str, options: Sequence[str], value: Sequence[str], rows: int = 0) -> widgets.SelectMultiple:
@@ -247,14 +246,16 @@ def button_row(actions: dict[str, tuple[Callable, str]]) -> tuple[list[widgets.B
     return buttons, row
 
 
-def folded(controls: Sequence[widgets.Widget], label: str = "More settings") -> list[widgets.Widget]:
+def folded(controls: Sequence[widgets.Widget]) -> list[widgets.Widget]:
     """A button and the controls that it shows and hides, hidden at first."""
-    button = widgets.ToggleButton(description=f"{label} ▸", tooltip="show or hide the settings that are seldom changed")
+    button = widgets.ToggleButton(
+        description="More settings ▸", tooltip="show or hide the settings that are seldom changed"
+    )
     box = widgets.VBox(list(controls), layout=widgets.Layout(display="none"))
 
     def turn(change: dict) -> None:
         box.layout.display = None if change["new"] else "none"
-        button.description = "Fewer settings ▾" if change["new"] else f"{label} ▸"
+        button.description = "Fewer settings ▾" if change["new"] else "More settings ▸"
 
     button.observe(turn, "value")
     return [button, box]

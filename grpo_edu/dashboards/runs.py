@@ -58,14 +58,14 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, **config.get("config", {})}
 
 
-def _named(settings: Mapping[str, Any], most: int = 3) -> str:
-    """The first settings in words.
+def _named(settings: Mapping[str, Any]) -> str:
+    """The first three settings in words.
 
     >>> _named({"seed": 1, "rewards": ["accuracy", "format"]})
     'seed 1, rewards accuracy + format'
     """
     said = []
-    for key, value in list(settings.items())[:most]:
+    for key, value in list(settings.items())[:3]:
         text = " + ".join(map(str, value)) if isinstance(value, list) else str(value)
         said.append(f"{key} {text}")
     return ", ".join(said)

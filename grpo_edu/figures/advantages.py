@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def group_dots(rewards: Tensor, num_generations: int, *, scale_rewards: str = "group") -> "Figure":
+def group_dots(rewards: Tensor, num_generations: int) -> "Figure":
     """The rewards of each group with their mean (left), and the advantages computed from them (right).
 
     Args:
         rewards: (B,), one reward per completion, the rows of a group adjacent.
         num_generations: G >= 2.
-        scale_rewards: as for `group_advantages`.
 
     Raises:
         ValueError: as `group_advantages`.
@@ -30,7 +29,7 @@ def group_dots(rewards: Tensor, num_generations: int, *, scale_rewards: str = "g
     >>> [axes.get_title(loc="left") for axes in figure.axes]
     ['Rewards', 'Advantages within each group']
     """
-    advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
+    advantages = group_advantages(rewards, num_generations)
     figure, panels = panel_grid(2)
     titles = {"reward": "Rewards", "advantage": "Advantages within each group"}
     for axes, name, values in zip(panels, titles, (rewards, advantages), strict=True):
@@ -82,18 +81,18 @@ def group_and_ties(
     return figure
 
 
-def tie_curves(sizes: Sequence[int] = (2, 4, 8, 16)) -> "Figure":
+def tie_curves() -> "Figure":
     """The probability that all rewards of a group are equal, against p, with one curve per group size.
 
-    >>> [line.get_label() for line in tie_curves((2, 8)).axes[0].lines]
-    ['G = 2', 'G = 8']
+    >>> [line.get_label() for line in tie_curves().axes[0].lines]
+    ['G = 2', 'G = 4', 'G = 8', 'G = 16']
     """
     figure, (axes,) = panel_grid(1)
     style_axes(
         axes, "Larger groups tie less often", "probability of a tie", "p, the probability that one completion is right"
     )
     shares = [number / 100 for number in range(101)]
-    for number, size in enumerate(sizes):
+    for number, size in enumerate((2, 4, 8, 16)):
         chances = [tie_probability(share, size) for share in shares]
         axes.plot(shares, chances, label=f"G = {size}", linewidth=1.8, markevery=10, **look(number))
     axes.set_ylim(-0.04, 1.04)

@@ -104,18 +104,11 @@ def overlaid_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Fi
     return figure
 
 
-def accuracy_comparison(
-    before: "Evaluation",
-    after: "Evaluation",
-    *,
-    labels: tuple[str, str] = ("before", "after"),
-    title: str = "Held-out accuracy",
-) -> "Figure":
+def accuracy_comparison(before: "Evaluation", after: "Evaluation", *, title: str = "Held-out accuracy") -> "Figure":
     """Accuracy per level and in total, before and after, each as a dot in its 95% Wilson interval.
 
     Args:
         before, after: two evaluations. A level that occurs in only one of them gets one dot.
-        labels: their names in the legend.
         title: of the figure.
 
     >>> from grpo_edu.evaluation import Evaluation
@@ -129,7 +122,7 @@ def accuracy_comparison(
     rows.sort(key=lambda row: row == "all")  # the total comes last, the levels keep their order
     figure, (axes,) = panel_grid(1, height=1.2 + 0.55 * len(rows))
     style_axes(axes, "", "", "problems solved (%), with 95% intervals")
-    for number, (table, label) in enumerate(zip(tables, labels, strict=True)):
+    for number, (table, label) in enumerate(zip(tables, ("before", "after"), strict=True)):
         for row, name in enumerate(rows):
             if name in table:
                 # the legend takes its entry from the first dot alone

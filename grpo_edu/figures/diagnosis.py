@@ -193,15 +193,10 @@ def _entries(axes: Axes) -> tuple[list, list[str]]:
     return handles[::-1], labels[::-1]
 
 
-def treatments(
-    patients: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, sign: str = "reward", note: str = "fixed"
-) -> Figure:
-    """One run per panel: a metric with the fault, and then with the fix, on the same model.
+def treatments(patients: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+    """One run per panel: its reward with the fault, and then with the fix, on the same model.
 
-    Args:
-        patients: title → (values of the steps with the fault, values of the steps with the fix).
-        sign: the key of `SIGNS` that the values belong to.
-        note: name of the second part in the legend.
+    patients: title → (values of the steps with the fault, values of the steps with the fix).
 
     >>> treatments({"Patient 1": ([0.0, 0.0], [0.5, 0.6])}).axes[0].get_xlabel()
     'step'
@@ -209,11 +204,12 @@ def treatments(
     figure = sheet(WIDE, 2.5)
     (grid,) = figure.subplots(1, len(patients), squeeze=False, sharey=True)
     for axes, (title, (sick, fixed)) in zip(grid, patients.items(), strict=True):
-        style_axes(axes, title, SIGNS[sign] if axes is grid[0] else "", "step")
+        style_axes(axes, title, SIGNS["reward"] if axes is grid[0] else "", "step")
         change = len(sick) + 0.5
         axes.axvline(change, color=INK, linewidth=1, linestyle="--")
         axes.plot(range(1, len(sick) + 1), sick, **look(SICK), linewidth=1.6, label="faulty")
-        axes.plot(range(len(sick) + 1, len(sick) + len(fixed) + 1), fixed, **look(HEALTHY), linewidth=1.6, label=note)
+        steps = range(len(sick) + 1, len(sick) + len(fixed) + 1)
+        axes.plot(steps, fixed, **look(HEALTHY), linewidth=1.6, label="fixed")
     everything = [value for pair in patients.values() for values in pair for value in values]
     grid[0].set_ylim(min(0.0, *everything) - 0.05, 1.08 * max(everything) + 0.05)
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, **OPEN_LEGEND)

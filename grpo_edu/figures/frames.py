@@ -77,21 +77,19 @@ def _words(frames: Sequence[Sequence[float]], names: Sequence[str], title: str) 
     return f"{title}: {shown}. Values: ≈ {', '.join(ends)}"
 
 
-def html_animation(svg: str, alt: str = "") -> "HTMLImage":
+def html_animation(svg: str) -> "HTMLImage":
     """The SVG as an image with alternative text, inside a block that the reader can close to stop the motion.
 
     With `tests/nbval_sanitize.cfg`, nbval compares the alternative text and ignores the bytes of the picture.
 
-    Args:
-        svg: from `probability_svg`.
-        alt: what the animation shows, in words; by default its title and where each probability begins and ends.
+    svg: from `probability_svg`. The text says its title, and where each probability begins and ends.
 
-    >>> html_animation(probability_svg([[0.5], [0.6]], ["left"], title="Left"), "Left grows from 0.50 to 0.60")
-    <image: Left grows from 0.50 to 0.60>
+    >>> html_animation(probability_svg([[0.5], [0.6]], ["left"], title="Left"))
+    <image: Left: probability of left over 1 updates. Values: ≈ left from 0.50 to 0.60>
     """
     from grpo_edu.figures.curves import HTMLImage
 
-    alt = alt.strip() or html.unescape("".join(re.findall("<desc>(.*?)</desc>", svg, re.DOTALL)))
+    alt = html.unescape("".join(re.findall("<desc>(.*?)</desc>", svg, re.DOTALL)))
     image = image_tag(svg.encode(), "svg+xml", alt, _WIDTH)
     return HTMLImage(f"<details open><summary>Animation (click here to hide it)</summary>{image}</details>", alt)
 

@@ -17,29 +17,27 @@ import numpy as np
 from grpo_edu.problems.templates import data_dir
 
 
-def normal_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    r"""The textbook interval for a success rate (Wald). It is here to be compared with Wilson's, not to be used.
+def normal_interval(successes: int, trials: int) -> tuple[float, float]:
+    r"""The textbook 95% interval for a success rate (Wald). It is here to be compared with Wilson's, not to be used.
 
     .. math:: \hat p \pm z \sqrt{\hat p (1 - \hat p) / n}
 
     Args:
         successes: k, how many trials succeeded.
         trials: n ≥ 1.
-        confidence: coverage that is asked for, strictly between 0 and 1.
 
     Returns:
         (low, high), shares; they may leave [0, 1].
 
     Raises:
-        ValueError: no trials, successes outside 0..trials, or confidence outside (0, 1).
+        ValueError: no trials, or successes outside 0..trials.
 
     >>> normal_interval(10, 10)  # ten of ten, and no doubt left: this cannot be right
     (1.0, 1.0)
     """
-    _check_share("confidence", confidence)
     _check_count("successes", successes, trials)
     share = successes / trials
-    half_width = NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(share * (1 - share) / trials)
+    half_width = NormalDist().inv_cdf(0.975) * math.sqrt(share * (1 - share) / trials)
     return share - half_width, share + half_width
 
 
