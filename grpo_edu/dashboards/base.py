@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
+from grpo_edu.dashboards.worker import Stopped, Worker, words_of
 from grpo_edu.figures.style import COLORS, image_tag
 
 if TYPE_CHECKING:
@@ -62,14 +63,16 @@ name();new MutationObserver(name).observe(box,{childList:true,subtree:true});}
 class Dashboard(widgets.VBox):
     """A title, and side by side the controls and what they show: a message and a picture.
 
-    Subclasses call `show` and `say`. The text is the same on every computer, so the notebooks that show a dashboard can
-    be compared with their stored outputs.
+    Subclasses call `show` and `say`, and `work` for what takes long. The text is the same on every computer, so the
+    notebooks that show a dashboard can be compared with their stored outputs.
 
     Args:
         title: the heading.
         controls: widgets, in the order in which the Tab key reaches them.
         about: one sentence that says what to do.
     """
+
+    worker: Worker | None = None  # the latest piece of long work
 
     def __init__(self, title: str, controls: Sequence[widgets.Widget], about: str) -> None:
         self.alt = ""
@@ -98,6 +101,31 @@ class Dashboard(widgets.VBox):
     def say(self, text: str, *, wrong: bool = False) -> None:
         """Show a message next to the picture; a screen reader reads it when it changes."""
         self.message.value = say_html(text, wrong=wrong)
+
+    def work(self, task: Callable[[Worker], None]) -> None:
+        """Begin a task in a thread of its own; `ended` is called at its end."""
+        self.worker = Worker(task, self.ended)
+        self.worker.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the latest task has not ended."""
+        return self.worker is not None and self.worker.running
+
+    def ended(self, error: BaseException | None) -> None:
+        """What is done at the end of a task: show its error, if there was one."""
+        if error is not None and not isinstance(error, Stopped):
+            self.say(words_of(error), wrong=True)
+
+    def halt(self, button: object = None) -> None:
+        """Ask the task to end."""
+        if self.worker is not None:
+            self.worker.stop()
+
+    def close(self) -> None:
+        """End the task with the widget."""
+        self.halt()
+        super().close()
 
     def image(self, figure: Figure, alt: str) -> str:
         """The figure as an <img>. Figures of the same shape reuse the panel positions of the first one.

@@ -93,7 +93,6 @@ class RunComparer(Explorer):
         )
         self.tested, self.curves, self.table = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.comparison: Comparison | None = None
-        self.worker: Worker | None = None
         about = "Choose stored runs. Dots: held-out accuracy, sampled; lines: 95% Wilson intervals."
         super().__init__("Stored runs", [self.pick, row, self.tested], about)
         self.stage.children = (self.message, self.table, self.picture, self.curves)
@@ -136,19 +135,12 @@ class RunComparer(Explorer):
         tests = [f"{name} p = {result['p_value']:.2g}" for name, result in results.items()]
         return f"Before and after training, exact McNemar test: {'; '.join(tests)}."
 
-    def close(self) -> None:
-        """Stop a test when the widget is closed."""
-        if self.worker is not None:
-            self.worker.stop()
-        super().close()
-
     def _test(self, button: object = None) -> None:
-        if self.test.disabled or (self.worker is not None and self.worker.running):
+        if self.test.disabled or self.busy:
             return
         self.test.disabled, self.tested.value = True, "Both models are answering the same problems …"
         names = tuple(self.pick.value)
-        self.worker = Worker(lambda worker: self._compare(worker, *names), self._ended)
-        self.worker.start()
+        self.work(lambda worker: self._compare(worker, *names))
 
     def _compare(self, worker: Worker, first: str, then: str) -> None:
         """Evaluate both models on the problems that the first was evaluated on."""
@@ -170,7 +162,8 @@ class RunComparer(Explorer):
             f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}], exact McNemar p = {found.p_value:.2g}"
         )
 
-    def _ended(self, error: BaseException | None) -> None:
+    def ended(self, error: BaseException | None) -> None:
+        """Show the error of a test that failed."""
         self.test.disabled = len(self.pick.value) != 2
         if error is not None and not isinstance(error, Stopped):
             self.tested.value = words_of(error)

@@ -87,7 +87,6 @@ class TrainingDashboard(Dashboard):
         self._offer = widgets.VBox([self.kept, opening])
         self._offer.layout.display = None if found else "none"
         self.progress, self.samples, self.judged = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.worker: Worker | None = None
         self._run: TrainingRun | None = None
         self._sessions: dict[str, Session] = {}
         self._going = False  # a run is under way, paused or not
@@ -119,12 +118,6 @@ class TrainingDashboard(Dashboard):
             seed=self.seed.value,
         )
 
-    def close(self) -> None:
-        """End the work with the widget."""
-        if self.worker is not None:
-            self.worker.stop()
-        super().close()
-
     def _start(self, button: object = None) -> None:
         if self._going:
             self.say("This run is still under way. Press Stop first; then Start begins a new run.", wrong=True)
@@ -148,14 +141,13 @@ class TrainingDashboard(Dashboard):
     def _begin(self, run: TrainingRun) -> None:
         """Train a new run, or go on with one that was kept."""
         self._run = run
-        self.worker = Worker(self._work, self._ended)
         self._going = True
         self._switch(going=True)
         self.judged.value = ""
         if not run.history:
             self.samples.value = self.picture.value = self.alt = ""
         self.say("The run has started: the model is evaluated, trained, and evaluated again.")
-        self.worker.start()
+        self.work(self._work)
 
     def _work(self, worker: Worker) -> None:
         from grpo_edu.models import Session
@@ -201,7 +193,8 @@ class TrainingDashboard(Dashboard):
             return f" This run cannot be kept for later: {error}"
         return ""
 
-    def _ended(self, error: BaseException | None) -> None:
+    def ended(self, error: BaseException | None) -> None:
+        """Show and keep what the run has reached, or why it ended."""
         run, kept = self.run, ""
         finished, stopped = run.after is not None, error is None or isinstance(error, Stopped)
         if not finished and not stopped and not isinstance(error, NoSlot):
