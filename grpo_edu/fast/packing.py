@@ -52,8 +52,7 @@ def pack_groups(
     Returns:
         rows as wide as the longest; tokens whose mask is 0 are not in them.
 
-    Raises:
-        ValueError: the shapes or masks are not as described, or B is not a multiple of G.
+    Raises ValueError: the shapes or masks are not as described, or B is not a multiple of G.
 
     >>> prompt, completion = torch.tensor([[0, 7], [0, 7]]), torch.tensor([[5, 6, 2], [5, 9, 2]])
     >>> rows = pack_groups(prompt, prompt.sign(), completion, completion.sign(), 2)
@@ -163,8 +162,7 @@ def shared_prefix_logps(
         prompt_ids, prompt_mask, completion_ids, completion_mask, temperature, chunk_size, with_entropy: as for
             `per_token_logps`.
 
-    Raises:
-        ValueError: as `per_token_logps` and `pack_groups`; also if the model does not support a block mask.
+    Raises ValueError: as `per_token_logps` and `pack_groups`; also if the model does not support a block mask.
 
     >>> from grpo_edu.logprobs import per_token_logps
     >>> from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -200,8 +198,7 @@ def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
     Returns:
         (N, 1, L, L) in the model's dtype: 0 where a token (third dimension) sees another (fourth), else -inf.
 
-    Raises:
-        ValueError: the model does not support such a mask, see `block_mask_obstacle`.
+    Raises ValueError: the model does not support such a mask, see `block_mask_obstacle`.
     """
     length = seen_until.shape[1]
     obstacle = block_mask_obstacle(model, length)

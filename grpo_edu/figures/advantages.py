@@ -22,8 +22,7 @@ def group_dots(rewards: Tensor, num_generations: int) -> "Figure":
         rewards: (B,), one reward per completion, the rows of a group adjacent.
         num_generations: G >= 2.
 
-    Raises:
-        ValueError: as `group_advantages`.
+    Raises ValueError: as `group_advantages`.
 
     >>> figure = group_dots(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
     >>> [axes.get_title(loc="left") for axes in figure.axes]
@@ -56,8 +55,7 @@ def group_and_ties(
         chance: p, the probability that one completion is right: a point on the curve of ties; None draws no point.
         scale_rewards: as for `group_advantages`.
 
-    Raises:
-        ValueError: as `group_advantages`.
+    Raises ValueError: as `group_advantages`.
 
     >>> figure = group_and_ties(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4, 0.25)
     >>> [axes.get_title(loc="left") for axes in figure.axes]
@@ -173,8 +171,7 @@ def pull_by_difficulty(rewards: Tensor, num_generations: int) -> "Figure":
         rewards: (B,), each 0 or 1; at least one group does not tie.
         num_generations: G >= 2, even.
 
-    Raises:
-        ValueError: as `group_advantages`; a reward other than 0 and 1; an odd G; a batch in which all groups tie.
+    Raises ValueError: as `group_advantages`; a reward other than 0 and 1; an odd G; a batch in which all groups tie.
 
     >>> figure = pull_by_difficulty(torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]), 4)
     >>> [round(float(y), 2) for y in figure.axes[0].lines[1].get_ydata()]

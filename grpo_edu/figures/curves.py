@@ -53,8 +53,7 @@ def training_curves(
         metrics: keys of the panels to draw, such as "reward"; None draws all that the history has.
         title: of the whole figure, above its panels.
 
-    Raises:
-        ValueError: an empty history, one without any of the metrics, or window < 1.
+    Raises ValueError: an empty history, one without any of the metrics, or window < 1.
 
     >>> figure = training_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}])
     >>> [axes.get_title(loc="left") for axes in figure.axes]

@@ -29,8 +29,7 @@ def live_curves(history: Sequence[Mapping[str, float]], max_steps: int) -> str:
             0 has nothing else.
         max_steps: the number of steps of the whole run, at least the last step of the history.
 
-    Raises:
-        ValueError: an empty history.
+    Raises ValueError: an empty history.
 
     >>> svg = live_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}], max_steps=30)
     >>> svg.count("<polyline"), "Reward" in svg, "step 30" in svg

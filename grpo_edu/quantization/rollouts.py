@@ -67,8 +67,7 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
     Returns:
         (B, C), for `losses.grpo_loss(importance_weights=…)`.
 
-    Raises:
-        ValueError: shapes that differ, a cap that is not positive.
+    Raises ValueError: shapes that differ, a cap that is not positive.
 
     >>> import torch
     >>> sampled = torch.tensor([[0.5, 0.5, 0.1], [0.25, 0.5, 0.5]]).log()

@@ -97,8 +97,7 @@ def train_with_trl(
             where this package's trainer gives it strings, as always in TRL.
         rollout: what samples the completions, see `build_trainer`.
 
-    Raises:
-        ValueError: as `build_trainer`. Errors inside TRL are raised unchanged.
+    Raises ValueError: as `build_trainer`. Errors inside TRL are raised unchanged.
     """
     trainer = build_trainer(model, tokenizer, problems, reward_funcs, config, rollout=rollout)
     relay = _Relay()
@@ -137,8 +136,7 @@ def build_trainer(
             add to it, and give `output_dir`. None takes `trl_settings(config)` and a temporary folder that is
             removed with the trainer; nothing is reported, uploaded or saved.
 
-    Raises:
-        ValueError: too few problems, an unknown `rollout`, or a setting that TRL lacks; what TRL's config refuses.
+    Raises ValueError: too few problems, an unknown `rollout`, or a setting that TRL lacks; what TRL's config refuses.
     """
     import trl
     from datasets import Dataset
