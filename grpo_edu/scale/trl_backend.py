@@ -46,36 +46,12 @@ _TRL_ALONE = ("epoch", "clip_ratio/low_min", "clip_ratio/high_max", "policy_loss
 _KNOWN = ("You are using 'rollout_func'", r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
 # Settings that mean the same in both configs, under the same name.
 _SHARED = (
-    "num_generations",
-    "max_completion_length",
-    "learning_rate",
-    "weight_decay",
-    "max_grad_norm",
-    "lr_scheduler_type",
-    "num_iterations",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "loss_type",
-    "importance_sampling_level",
-    "epsilon",
-    "epsilon_high",
-    "ref_model_mixup_alpha",
-    "delta",
-    "use_bias_correction_kl",
-    "off_policy_mask_threshold",
-    "top_entropy_quantile",
-    "entropy_coef",
-    "scale_rewards",
-    "multi_objective_aggregation",
-    "mask_truncated_completions",
-    "seed",
-    "optim",
-    "gradient_checkpointing",
-    "shuffle_dataset",
-)
+    "num_generations max_completion_length learning_rate weight_decay max_grad_norm lr_scheduler_type num_iterations "
+    "temperature top_p top_k min_p repetition_penalty loss_type importance_sampling_level epsilon epsilon_high "
+    "ref_model_mixup_alpha delta use_bias_correction_kl off_policy_mask_threshold top_entropy_quantile entropy_coef "
+    "scale_rewards multi_objective_aggregation mask_truncated_completions seed optim gradient_checkpointing "
+    "shuffle_dataset"
+).split()
 
 
 def train_with_trl(
