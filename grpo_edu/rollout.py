@@ -295,7 +295,7 @@ class Sampler:
         """The model that samples."""
         return self.model
 
-    def generate(self, prompts: Sequence[str], generator: torch.Generator) -> Rollout:
+    def generate(self, prompts: Sequence[str], generator: torch.Generator | None) -> Rollout:
         """`num_generations` completions of each rendered prompt."""
         return generate(
             self.policy(),

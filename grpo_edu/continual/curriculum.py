@@ -75,12 +75,9 @@ def run_curriculum(
         progress: of an earlier call with the same curriculum, to go on from; `model` must be as that left it.
         bars: show a progress bar of each stage.
 
-    Raises what the trainings raise, and ValueError where problems and stages differ in number.
+    Raises what the trainings raise.
     """
     stages = curriculum.stages
-    for name, problems in (("training", training), ("heldout", heldout)):
-        if len(problems) != len(stages):
-            raise ValueError(f"{name}: {len(problems)} sets of problems for {len(stages)} stages; give one for each")
     progress = progress or Progress()
 
     def measure() -> list[Evaluation]:

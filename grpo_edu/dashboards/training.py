@@ -206,7 +206,7 @@ class TrainingDashboard(Dashboard):
         self._switch(going=False)
         if finished:
             self._show_verdict()
-            self.say(f"{run.words()} {run.verdict()} {run.warnings()} {run.pace()}{kept}")
+            self.say(f"{run.words()} {run.verdict()} {run.warnings()}{kept}")
         elif stopped:
             self.pause.description = "Resume" if run.checkpoint else "Pause"
             self.say(f"Stopped. {run.words()}{kept}")

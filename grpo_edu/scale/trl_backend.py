@@ -33,7 +33,7 @@ from grpo_edu.config import ROLLOUTS, GRPOConfig
 from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import chat_messages
 from grpo_edu.rewards import RewardFunction
-from grpo_edu.rollout import generate
+from grpo_edu.rollout import Sampler
 from grpo_edu.trainer import check_inputs
 
 if TYPE_CHECKING:
@@ -242,19 +242,8 @@ def group_rollout(
             tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
             for prompt in prompts[:: config.num_generations]
         ]
-        rollout = generate(
-            trainer.accelerator.unwrap_model(trainer.model),
-            tokenizer,
-            rendered,
-            num_generations=config.num_generations,
-            max_completion_length=config.max_completion_length,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            min_p=config.min_p,
-            repetition_penalty=config.repetition_penalty,
-            generator=generator,
-        )
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        rollout = Sampler(model, tokenizer, config).generate(rendered, generator)
         return {
             "prompt_ids": _unpadded(rollout.prompt_ids, rollout.prompt_mask),
             "completion_ids": _unpadded(rollout.completion_ids, rollout.completion_mask),
