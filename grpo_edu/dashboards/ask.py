@@ -13,7 +13,7 @@ import ipywidgets as widgets
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards.base import Dashboard, button_row, progress_bar, slider
-from grpo_edu.dashboards.worker import NoSlot, RunSlot, Stopped, Worker, words_of
+from grpo_edu.dashboards.worker import NoSlot, Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.style import COLORS
 from grpo_edu.problems.templates import LEVELS, Problem, data_dir
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
@@ -161,7 +161,7 @@ class AskTheModel(Dashboard):
         session, steps = self._load(), self.steps.value
         config = GRPOConfig(max_steps=steps, prompts_per_step=8, num_generations=8, loss_type="grpo", seed=self.trained)
         self.say("The model is being trained. Its answers to your question are sampled again every few steps.")
-        with RunSlot():
+        with run_slot():
             began = time.perf_counter()
             for metrics in train(
                 session.model, session.tokenizer, load_split(LEVELS, "train"), accuracy_reward, config

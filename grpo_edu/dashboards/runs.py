@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Explorer, button_row, several
-from grpo_edu.dashboards.worker import RunSlot, Stopped, Worker, words_of
+from grpo_edu.dashboards.worker import Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.curves import overlaid_curves
 from grpo_edu.figures.evaluation import interval_rows
 from grpo_edu.runs.folder import model_source, read_run_config
@@ -150,7 +150,7 @@ class RunComparer(Explorer):
         config = self.runs[first]["config"]
         problems = heldout_problems(config)
         length = default_config(config["data"]).max_completion_length
-        with RunSlot():
+        with run_slot():
             judged = []
             for name in (first, then):
                 worker.goes_on()

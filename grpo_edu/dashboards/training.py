@@ -14,7 +14,7 @@ from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.dashboards.base import Dashboard, button_row, choice, folded, progress_bar, several, slider
 from grpo_edu.dashboards.kept import keep, kept_runs, open_kept
 from grpo_edu.dashboards.training_run import TrainingRun
-from grpo_edu.dashboards.worker import NoSlot, RunSlot, Stopped, Worker, words_of
+from grpo_edu.dashboards.worker import NoSlot, Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.curves import accuracy_comparison
 from grpo_edu.figures.live import live_curves, svg_image
 from grpo_edu.problems.templates import data_dir
@@ -150,16 +150,20 @@ class TrainingDashboard(Dashboard):
         self.work(self._work)
 
     def _work(self, worker: Worker) -> None:
-        from grpo_edu.models import Session
-
-        with RunSlot():
-            name = self.run.model_name
+        with run_slot():
             self._tell()
-            if name not in self._sessions:
-                self._sessions = {name: Session(name)}  # one model at a time in memory
-            for _ in self.run.go(self._sessions[name], worker, self._tell):
+            for _ in self.run.go(self._session(), worker, self._tell):
                 if worker.paused:
                     self._hold()
+
+    def _session(self) -> Session:
+        """The model of the run; there is one model at a time in memory."""
+        from grpo_edu.models import Session
+
+        name = self.run.model_name
+        if name not in self._sessions:
+            self._sessions = {name: Session(name)}
+        return self._sessions[name]
 
     def _tell(self) -> None:
         """Show the progress, and the curves if the last picture is old enough."""
@@ -188,7 +192,7 @@ class TrainingDashboard(Dashboard):
     def _keep(self) -> str:
         """Keep the run for a page that is loaded later; what went wrong, or nothing."""
         try:
-            keep(self.run, self._sessions[self.run.model_name].model, self.functions, self.parent)
+            keep(self.run, self._session().model, self.functions, self.parent)
         except (OSError, FloatingPointError) as error:
             return f" This run cannot be kept for later: {error}"
         return ""
@@ -247,12 +251,7 @@ class TrainingDashboard(Dashboard):
             self.say("There is no finished or stopped run to save yet.", wrong=True)
             return
         try:
-            name = self.run.model_name
-            if name not in self._sessions:
-                from grpo_edu.models import Session
-
-                self._sessions = {name: Session(name)}
-            folder = self.run.save(self._sessions[name], self.parent)
+            folder = self.run.save(self._session(), self.parent)
         except (OSError, ValueError) as error:
             self.say(str(error), wrong=True)
             return
