@@ -182,7 +182,7 @@ def _at_least_float32(tensor: Tensor) -> torch.dtype:
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
-    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    weights: dict[str, Tensor] = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not weights:
         raise ValueError("model: no parameter wants a gradient; load it with load_policy, not frozen or quantized")
     return weights
