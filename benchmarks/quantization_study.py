@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import struct
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -46,7 +45,7 @@ from grpo_edu import (
 from grpo_edu.config import QUANTIZATION_SCHEMES, SupervisedConfig
 from grpo_edu.continual.supervised import finetune
 from grpo_edu.figures.quantization import interval_table
-from grpo_edu.quantization.model import quantize_model, save_quantized, stored_bytes
+from grpo_edu.quantization.model import quantize_model, stored_bytes, stored_tensors
 
 COMMAND = "python -m benchmarks.quantization_study"
 HERE = Path(__file__).resolve().parent
@@ -115,12 +114,11 @@ def accuracies(model, tokenizer) -> dict[str, dict[str, str]]:
     return found
 
 
-def file_bytes(model, tokenizer) -> dict[str, int]:
+def file_bytes(model) -> dict[str, int]:
     """Bytes of the numbers of a quantized model, as counted and as they lie in its file."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = save_quantized(model, tokenizer, Path(folder) / "model")
-        content = file.read_bytes()
-    return {"bytes": stored_bytes(model), "bytes_in_file": len(content) - 8 - struct.unpack("<Q", content[:8])[0]}
+    content = safetensors.torch.save(stored_tensors(model))
+    header = 8 + int.from_bytes(content[:8], "little")
+    return {"bytes": stored_bytes(model), "bytes_in_file": len(content) - header}
 
 
 def mismatch(model: nn.Module, small: nn.Module, tokenizer) -> dict[str, float]:
@@ -157,7 +155,7 @@ def measure(name: str, scheme: str, folder: Path) -> dict:
     line["ms"] = {rows: spread([1000 * value for value in found]) for rows, found in times.items()}
     if scheme == "float32":
         return line | {"bytes": stored_bytes(small)}
-    return line | file_bytes(small, tokenizer) | {"mismatch": mismatch(model, small, tokenizer)}
+    return line | file_bytes(small) | {"mismatch": mismatch(model, small, tokenizer)}
 
 
 def bits(line: dict, kind: str, domain: str | None = None) -> list[int]:

@@ -22,7 +22,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -38,7 +37,6 @@ from benchmarks.harness import (
     times_as_fast,
 )
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt, train
-from grpo_edu.fast import decoding
 from grpo_edu.machine.step_process import never_tied
 from grpo_edu.problems.templates import LEVELS, Problem
 from grpo_edu.scale.trl_backend import train_with_trl
@@ -108,17 +106,15 @@ def rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[s
     """Ways to sample the same completions, from text to text."""
     generator = torch.Generator().manual_seed(0)
 
-    def ours(growing: bool = False) -> None:
-        layer = (lambda layer, *_: layer) if growing else decoding.PreallocatedLayer
-        with mock.patch.object(decoding, "PreallocatedLayer", layer):
-            generate(
-                model,
-                tokenizer,
-                prompts,
-                num_generations=config.num_generations,
-                max_completion_length=config.max_completion_length,
-                generator=generator,
-            )
+    def ours() -> None:
+        generate(
+            model,
+            tokenizer,
+            prompts,
+            num_generations=config.num_generations,
+            max_completion_length=config.max_completion_length,
+            generator=generator,
+        )
 
     def theirs(**options: Any) -> None:
         repeated = [prompt for prompt in prompts for _ in range(config.num_generations)]
@@ -140,7 +136,6 @@ def rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[s
     return {
         "transformers' generate": theirs,
         "transformers' generate, static cache": partial(theirs, cache_implementation="static"),
-        "grpo_edu, growing cache": partial(ours, growing=True),
         "grpo_edu": ours,
     }
 

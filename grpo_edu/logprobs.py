@@ -2,7 +2,7 @@
 
 `logps_from_logits` is the definition. `per_token_logps` computes the log-probabilities of completions under a model,
 each after its own copy of the prompt. `group_logps`, which the trainer uses, returns the same numbers but processes
-each prompt only once per group if the model allows it (`grpo_edu.fast.shared_prefix`). All functions raise ValueError
+each prompt only once per group if the model allows it (`grpo_edu.fast.packing`). All functions raise ValueError
 for shapes that do not match.
 """
 
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.fast.chunked_logps import at_least_float32, check_model, score_states
-from grpo_edu.fast.packing import block_mask_obstacle, pack_groups, packed_lengths
-from grpo_edu.fast.shared_prefix import shared_prefix_logps
+from grpo_edu.fast.packing import block_mask_obstacle, pack_groups, packed_lengths, shared_prefix_logps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -111,7 +110,8 @@ def per_token_logps(
     hidden = decoder(
         input_ids=rows.input_ids, attention_mask=torch.ones_like(rows.input_ids), use_cache=False
     ).last_hidden_state
-    return score_states(head, hidden, rows, completion_ids, completion_mask, temperature, chunk_size, with_entropy)
+    source = rows.source
+    return score_states(head, hidden, source, completion_ids, completion_mask, temperature, chunk_size, with_entropy)
 
 
 def group_logps(

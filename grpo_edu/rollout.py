@@ -244,7 +244,7 @@ def generate(
     source = generator.device if generator is not None else "cpu"
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(model.device)
     with _inference(model), FreeCores() as cores:
-        decoder = TreeDecoder(model, prompt_ids, prompt_mask, shape[0], max_completion_length)
+        decoder = TreeDecoder(model, prompt_ids, prompt_mask, max_completion_length)
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete
         rows = samples // num_generations  # the row of the decoder for each of them
         seen = None
@@ -295,7 +295,7 @@ class Sampler:
         """The model that samples."""
         return self.model
 
-    def generate(self, prompts: Sequence[str], generator: torch.Generator) -> Rollout:
+    def generate(self, prompts: Sequence[str], generator: torch.Generator | None) -> Rollout:
         """`num_generations` completions of each rendered prompt."""
         return generate(
             self.policy(),

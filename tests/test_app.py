@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from grpo_edu.cli.main import main
-from grpo_edu.dashboards.worker import SLOTS, RunSlot
+from grpo_edu.dashboards.worker import SLOTS, run_slot
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOKEN = "a-token-of-the-tests"
@@ -52,10 +52,10 @@ def test_without_voila_it_says_what_to_install(capsys, monkeypatch):
 
 def test_a_server_with_one_slot_refuses_a_second_run(tmp_path, monkeypatch):
     monkeypatch.setenv(SLOTS, f"{tmp_path}:1")
-    with RunSlot():
+    with run_slot():
         with pytest.raises(RuntimeError, match="at most 1 at a time"):
-            RunSlot().__enter__()
-    with RunSlot():
+            run_slot().__enter__()
+    with run_slot():
         pass
 
 
@@ -66,7 +66,7 @@ def take_slots(folder, trials, start, end, taken):
     for trial in range(trials):
         os.environ[SLOTS] = f"{folder / str(trial)}:1"
         start.wait()
-        with contextlib.suppress(RuntimeError), RunSlot():
+        with contextlib.suppress(RuntimeError), run_slot():
             taken.put(trial)
             end.wait()
             continue

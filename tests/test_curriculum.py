@@ -193,12 +193,6 @@ def test_anchors_by_protection(policy_dir):
     assert same_weights(anchor(method="ewc").anchor_params, copy_params(model))
 
 
-def test_problems_and_stages_must_go_together(policy_dir):
-    model, tokenizer = load_policy(policy_dir)
-    with pytest.raises(ValueError, match="training: 2 sets of problems for 3 stages"):
-        next(run_curriculum(model, tokenizer, Curriculum(STAGES), sets("train", 2)[:2], sets("heldout", 2)))
-
-
 # ---- on disk ----
 
 
@@ -243,9 +237,6 @@ def test_a_resumed_curriculum_ends_bit_for_bit_alike(whole, tmp_path, stages_don
     if stages_done < 3:
         shutil.rmtree(cut / "model")
     (cut / "stage-3").mkdir(exist_ok=True)
-    config = json.loads((cut / "config.json").read_text())
-    config["curriculum"]["stages"][0]["config"]["memory_budget_gib"] = None  # as earlier versions stored it
-    (cut / "config.json").write_text(json.dumps(config))
     result = resume_curriculum(cut, bars=False)
     assert same_weights(state(whole.output), state(cut))
     assert result.matrix == whole.matrix

@@ -22,8 +22,7 @@ from transformers import (
 
 from grpo_edu import logprobs
 from grpo_edu.fast import chunked_logps, packing
-from grpo_edu.fast.packing import pack_groups
-from grpo_edu.fast.shared_prefix import shared_prefix_logps
+from grpo_edu.fast.packing import pack_groups, shared_prefix_logps
 from grpo_edu.logprobs import entropies, group_logps, logps_from_logits, per_token_logps
 
 VOCAB, GENERATIONS, EOS = 64, 3, 2

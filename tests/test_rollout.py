@@ -27,7 +27,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from grpo_edu.fast.decoding import PreallocatedLayer, TreeDecoder, settle
+from grpo_edu.fast.decoding import TreeDecoder
 from grpo_edu.rollout import Rollout, filter_logits, generate, penalize_repetitions, sample_tokens, seen_tokens
 
 PROMPTS = ["Two and two?", "A much longer question about 17 apples and 4 pears.", "x", "How many?"]
@@ -226,7 +226,7 @@ def test_content_of_padding_is_irrelevant(model, tokenizer):
     logits = []
     for prompt_ids in (ids, garbage):
         with torch.inference_mode():
-            decoder = TreeDecoder(model, prompt_ids, mask, 4, 2)
+            decoder = TreeDecoder(model, prompt_ids, mask, 2)
             decoder.step(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 2, 3, 4]))
             logits.append(decoder.logits)
     assert torch.equal(*logits)
@@ -417,17 +417,6 @@ def test_inverse_cdf_edges():
     assert sample_tokens(logits, uniform, top_k=2)[0].tolist() == [1, 2]
 
 
-def test_rows_settle_with_as_few_copies_as_possible():
-    """All ways in which up to three samples of each of three rows may go on, part, or end."""
-    for pattern in itertools.product(range(4), repeat=3):
-        parents = torch.arange(3).repeat_interleave(torch.tensor(pattern))
-        places = settle(parents).tolist()
-        count = len(parents)
-        assert sorted(places) == list(range(count))
-        stay = sum(children > 0 for row, children in enumerate(pattern) if row < count)
-        assert sum(place == row for place, row in zip(places, parents.tolist(), strict=True)) == stay
-
-
 def test_a_tree_of_samples_decodes_as_its_branches_alone_would(model, tokenizer):
     """Seven samples of two prompts that run together, part, end and leave gaps, against full forwards."""
     prompts = ["Two and two?", "x"]
@@ -438,7 +427,7 @@ def test_a_tree_of_samples_decodes_as_its_branches_alone_would(model, tokenizer)
     script = [([1, 1, 1, 2, 5, 5, 6], []), ([3, 3, 4, 4, 7, 8, 7], [3, 5]), ([1, 1, 1, 9, 9], [0, 1]), ([2, 2, 2], [])]
     sizes = []
     with torch.inference_mode():
-        decoder = TreeDecoder(model, encoded.input_ids, encoded.attention_mask, 7, 8)
+        decoder = TreeDecoder(model, encoded.input_ids, encoded.attention_mask, 8)
         for tokens, leaving in script:
             rows = decoder.step(rows, torch.tensor(tokens))
             sizes.append(len(decoder.logits))
@@ -461,20 +450,6 @@ def test_samples_that_agree_are_one_row(tokenizer):
     rollout = sampled(model, tokenizer, PROMPTS[:2], num_generations=16, max_completion_length=5, temperature=0)
     hook.remove()
     assert len(rollout.prompts) == 32 and seen == [2] * 5
-
-
-def test_the_cache_of_a_qwen2_is_written_in_place(model, tokenizer):
-    ids = torch.tensor([tokenizer("abc").input_ids])
-    with torch.inference_mode():
-        decoder = TreeDecoder(model, ids, torch.ones_like(ids), 4, 5)
-        layer = decoder.cache.layers[0]
-        assert isinstance(layer, PreallocatedLayer)
-        room = layer.keys.data_ptr()
-        rows = decoder.step(torch.tensor([0, 0, 0, 0]), torch.tensor([1, 2, 3, 4]))
-        rows = decoder.step(rows, torch.tensor([5, 6, 7, 8]))
-        decoder.step(rows[1:3], torch.tensor([9, 9]))
-    assert layer.keys.data_ptr() == room
-    assert layer.keys.shape == (2, 2, 6, 8)
 
 
 def test_stop_tokens_end_a_completion_too(tokenizer):

@@ -92,7 +92,7 @@ def test_the_step_in_a_small_setting(monkeypatch, tmp_path, capsys):
     record = json.loads((tmp_path / "step.json").read_text())
     assert list(record["step"]) == ["stock TRL", "TRL with this rollout", "grpo_edu"]
     assert record["step"]["stock TRL"]["times as fast as stock TRL"] == ONE
-    assert list(record["rollout"])[0] == "transformers' generate" and len(record["rollout"]) == 4
+    assert list(record["rollout"])[0] == "transformers' generate" and len(record["rollout"]) == 3
     assert record["floor"]["counts"]["decode_steps"] == 5
     assert code == (0 if all(record["verdicts"].values()) else 1)
     shown = capsys.readouterr().out

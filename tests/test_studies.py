@@ -409,7 +409,7 @@ def test_sizes_and_mismatch_of_the_quantization_study():
         max_position_embeddings=512,
     )
     small = quantize_model(model, "int8-dynamic")
-    sizes = quantization_study.file_bytes(small, tokenizer)
+    sizes = quantization_study.file_bytes(small)
     assert sizes["bytes"] == sizes["bytes_in_file"] > 0
     moved = quantization_study.mismatch(model, small, tokenizer)
     assert 0 < moved["mean"] < moved["largest"] and moved["kl"] > 0

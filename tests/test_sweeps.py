@@ -16,7 +16,6 @@ from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.files import load_problems
 from grpo_edu.problems.templates import LEVELS, problem_key
-from grpo_edu.runs.log import RunLog
 from grpo_edu.runs.profiles import load_profile
 from grpo_edu.studies import sweep_runs
 from grpo_edu.studies.sweep import (
@@ -290,16 +289,6 @@ def test_a_sweep_whose_problems_have_changed_is_not_resumed(swept, tmp_path):
     config.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="other judge problems.*restore"):
         sweep_runs.resume_sweep(tmp_path / "changed")
-
-
-def test_a_sweep_of_an_earlier_version_is_resumed_from_its_own_log(swept, tmp_path, monkeypatch):
-    shutil.copytree(swept.output, tmp_path / "old")
-    (tmp_path / "old" / "optuna.log").unlink()
-    with RunLog(tmp_path / "old" / "runs.jsonl") as log:
-        for record in swept.records:
-            log.append(record)
-    monkeypatch.setattr(sweep_runs, "train", None)
-    assert sweep_runs.resume_sweep(tmp_path / "old").difference == swept.difference
 
 
 def test_a_range_is_searched_the_same_way_whenever_it_stops(tmp_path, monkeypatch):

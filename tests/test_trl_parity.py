@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_edu.advantages import gdpo_advantages, group_advantages
 from grpo_edu.config import LOSS_TYPES
-from grpo_edu.fast.shared_prefix import shared_prefix_logps
+from grpo_edu.fast.packing import shared_prefix_logps
 from grpo_edu.logprobs import per_token_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, high_entropy_mask, off_policy_mask, per_token_kl
 from grpo_edu.rewards import combine_rewards

@@ -64,7 +64,6 @@ def run_curriculum(
     heldout: Sequence[Sequence[Problem]],
     *,
     progress: Progress | None = None,
-    temperature: float = 1.0,
     bars: bool = False,
 ) -> Iterator[Progress]:
     """Train `model` in place, stage by stage; yields the progress before any stage, then after each.
@@ -74,23 +73,16 @@ def run_curriculum(
         curriculum: stages and protection.
         training, heldout: the problems of each stage's task.
         progress: of an earlier call with the same curriculum, to go on from; `model` must be as that left it.
-        temperature: of the evaluations, which draw one answer a problem; 0 is greedy.
         bars: show a progress bar of each stage.
 
-    Raises what the trainings raise, and ValueError where problems and stages differ in number.
+    Raises what the trainings raise.
     """
     stages = curriculum.stages
-    for name, problems in (("training", training), ("heldout", heldout)):
-        if len(problems) != len(stages):
-            raise ValueError(f"{name}: {len(problems)} sets of problems for {len(stages)} stages; give one for each")
     progress = progress or Progress()
 
     def measure() -> list[Evaluation]:
         seed = stages[0].config.seed
-        return [
-            _evaluate(model, tokenizer, stage, part, temperature, seed)
-            for stage, part in zip(stages, heldout, strict=True)
-        ]
+        return [_evaluate(model, tokenizer, stage, part, seed) for stage, part in zip(stages, heldout, strict=True)]
 
     if not progress.rows:
         progress.rows.append(measure())
@@ -205,15 +197,10 @@ def _remember(anchors: list[Anchor], new: Anchor | None, protection: Protection)
 
 
 def _evaluate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    stage: Stage,
-    problems: Sequence[Problem],
-    temperature: float,
-    seed: int,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stage: Stage, problems: Sequence[Problem], seed: int
 ) -> Evaluation:
     length = getattr(stage.config, "max_completion_length", None) or _room(tokenizer, problems)
-    return evaluate(model, tokenizer, problems, temperature=temperature, max_completion_length=length, seed=seed)
+    return evaluate(model, tokenizer, problems, max_completion_length=length, seed=seed)
 
 
 def _room(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:

@@ -53,8 +53,7 @@ def ewc_penalty(
     Returns:
         A scalar with gradient, in the unit of the loss.
 
-    Raises:
-        ValueError: λ < 0, or a name or shape that does not fit the model.
+    Raises ValueError: λ < 0, or a name or shape that does not fit the model.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> model.weight.data = torch.tensor([[1.0, 3.0]])

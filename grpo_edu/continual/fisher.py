@@ -151,6 +151,7 @@ def lightning_fisher(model: nn.Module) -> dict[str, Tensor]:
     weights = _trainable(model)
     fisher = {}
     for name, weight in weights.items():
+        weight = weight.detach()
         factor = next((factor for part, factor in factors.items() if part in name), 1.5)
         variance = weight.var() if weight.numel() > 1 else weight.new_zeros(())
         fisher[name] = 0.1 * factor * variance + 0.01 * weight.abs()
@@ -181,7 +182,7 @@ def _at_least_float32(tensor: Tensor) -> torch.dtype:
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
-    weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+    weights: dict[str, Tensor] = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not weights:
         raise ValueError("model: no parameter wants a gradient; load it with load_policy, not frozen or quantized")
     return weights
@@ -199,8 +200,7 @@ def _check_arguments(
         raise ValueError(f"tail: {tail} must be a probability of at least 0 and below 1")
     if batch_size < 1:
         raise ValueError(f"batch_size: {batch_size} must be at least 1")
-    _trainable(model)
-    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    return _trainable(model)
 
 
 def _add(

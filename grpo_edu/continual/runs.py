@@ -122,7 +122,7 @@ def resume_curriculum(
     started = time.perf_counter()
     folder = RunFolder(output)
     config = folder.read_config("curriculum", "curriculum")
-    stored = _stored_curriculum(config)
+    stored = curriculum_from_dict(config["curriculum"])
     if curriculum is not None and curriculum != stored:
         raise ValueError(f"`resume`: {folder.path} was started with other stages or protection; leave them out.")
     policy, tokenizer = load_policy(model_source(model or config["model"]))
@@ -135,15 +135,6 @@ def resume_curriculum(
             policy, tokenizer = load_policy(_model_folder(folder, progress.stages_done, len(stored.stages)))
             progress.anchors = _load_anchors(folder.path / f"stage-{progress.stages_done}", policy)
         return _go_on(folder, stored, policy, tokenizer, problems, progress, started, bars)
-
-
-def _stored_curriculum(config: dict[str, Any]) -> Curriculum:
-    """The curriculum of a config.json, also of one that was written before `memory_budget_gib` went."""
-    content = config["curriculum"]
-    for stage in content["stages"]:
-        if stage["method"] == "supervised":
-            stage["config"].pop("memory_budget_gib", None)
-    return curriculum_from_dict(content)
 
 
 def read_progress(output: str | Path) -> Progress:

@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_edu.config import GRPOConfig, SupervisedConfig
 from grpo_edu.problems.templates import LEVELS
+from grpo_edu.runs.profiles import load_profile
 from grpo_edu.runs.request import REWARDS, check_data, default_config, parse_names
 
 METHODS = ("supervised", "grpo")
@@ -130,20 +131,8 @@ def _stages(
     return [{"name": name, "data": data, "method": method, "config": config, **more} for name, data in tasks.items()]
 
 
-_FAITHFUL = {
-    "num_generations": 2,
-    "prompts_per_step": 1,
-    "max_completion_length": 64,
-    "max_steps": 5,
-    "learning_rate": 1e-5,
-    "lr_scheduler_type": "linear",
-    "warmup_steps": 10,
-    "temperature": 0.7,
-    "top_p": 0.9,
-    "beta": 0.1,
-    "loss_type": "bnpo",
-    "seed": 42,
-}
+# ten problems for half an epoch, one per step, in the order of their shuffle
+_FAITHFUL = load_profile("rl-grpo-faithful").config().to_dict() | {"max_steps": 5, "shuffle_dataset": True}
 
 # domains: three unlike tasks, learned briskly. levels: the three levels, one after the other. -gentle: with a lower
 # learning rate. -grpo: by reinforcement. rl-grpo-faithful: a published three-stage "progressive training" with its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import ipywidgets as widgets
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards.base import Dashboard, button_row, progress_bar, slider
-from grpo_edu.dashboards.worker import NoSlot, RunSlot, Stopped, Worker, words_of
+from grpo_edu.dashboards.worker import NoSlot, Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.style import COLORS
 from grpo_edu.problems.templates import LEVELS, Problem, data_dir
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
@@ -60,12 +60,11 @@ class AskTheModel(Dashboard):
             {
                 "Ask": (lambda button: self._begin(self._ask), "sample G answers"),
                 "Train": (lambda button: self._begin(self._train), "train, and ask the same question again"),
-                "Stop": (self._stop, "stop after this step"),
+                "Stop": (self.halt, "stop after this step"),
                 "Start over": (self._reset, "forget what was learned"),
             }
         )
         self.progress = widgets.HTML()
-        self.worker: Worker | None = None
         self._session: Session | None = None
         self._forget()
         self.choose.observe(self._chosen, "value")
@@ -84,11 +83,6 @@ class AskTheModel(Dashboard):
             raise ValueError(f"The right answer {answer!r} is not a number, a list of numbers or a word. Correct it.")
         return Problem(prompt, answer, "own", f"#### {answer}")
 
-    def close(self) -> None:
-        """End the work with the widget."""
-        self._stop()
-        super().close()
-
     def _forget(self) -> None:
         self.trained = 0  # steps
         self.before: list[dict[str, Any]] = []  # the first answers
@@ -97,8 +91,8 @@ class AskTheModel(Dashboard):
         self._rollout: Rollout | None = None
         self._asked: tuple[Problem, int] | None = None
 
-    def _begin(self, work: Any) -> None:
-        if self.worker is not None and self.worker.running:
+    def _begin(self, task: Callable[[Worker], None]) -> None:
+        if self.busy:
             self.say("The model is busy. Press Stop, or wait until it has finished.", wrong=True)
             return
         try:
@@ -106,8 +100,7 @@ class AskTheModel(Dashboard):
         except ValueError as error:
             self.say(str(error), wrong=True)
             return
-        self.worker = Worker(work, self._ended)
-        self.worker.start()
+        self.work(task)
 
     def _load(self) -> Session:
         from grpo_edu.models import Session
@@ -168,7 +161,7 @@ class AskTheModel(Dashboard):
         session, steps = self._load(), self.steps.value
         config = GRPOConfig(max_steps=steps, prompts_per_step=8, num_generations=8, loss_type="grpo", seed=self.trained)
         self.say("The model is being trained. Its answers to your question are sampled again every few steps.")
-        with RunSlot():
+        with run_slot():
             began = time.perf_counter()
             for metrics in train(
                 session.model, session.tokenizer, load_split(LEVELS, "train"), accuracy_reward, config
@@ -185,7 +178,8 @@ class AskTheModel(Dashboard):
     def _tell(self, line: str, part: float) -> None:
         self.progress.value = progress_bar("Progress of the model", part, line)
 
-    def _ended(self, error: BaseException | None) -> None:
+    def ended(self, error: BaseException | None) -> None:
+        """Say what the answers show, or what went wrong."""
         self.progress.value = ""
         if error is None or isinstance(error, Stopped):
             self.say(self.words())
@@ -221,12 +215,8 @@ class AskTheModel(Dashboard):
         self.alt = f"Recorded answers to the question “{stored['question']}”"
         self.say(f"These answers were recorded. {stored['words']} Press Ask for answers of your own, then Train.")
 
-    def _stop(self, button: object = None) -> None:
-        if self.worker is not None and self.worker.running:
-            self.worker.stop()
-
     def _reset(self, button: object = None) -> None:
-        if self.worker is not None and self.worker.running:
+        if self.busy:
             self.say("The model is busy. Press Stop first.", wrong=True)
             return
         if self._session is not None:

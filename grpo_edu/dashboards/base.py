@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import html
 import io
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from grpo_edu.figures.style import COLORS
+from grpo_edu.dashboards.worker import Stopped, Worker, words_of
+from grpo_edu.figures.style import COLORS, image_tag
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,14 +63,16 @@ name();new MutationObserver(name).observe(box,{childList:true,subtree:true});}
 class Dashboard(widgets.VBox):
     """A title, and side by side the controls and what they show: a message and a picture.
 
-    Subclasses call `show` and `say`. The text is the same on every computer, so the notebooks that show a dashboard can
-    be compared with their stored outputs.
+    Subclasses call `show` and `say`, and `work` for what takes long. The text is the same on every computer, so the
+    notebooks that show a dashboard can be compared with their stored outputs.
 
     Args:
         title: the heading.
         controls: widgets, in the order in which the Tab key reaches them.
         about: one sentence that says what to do.
     """
+
+    worker: Worker | None = None  # the latest piece of long work
 
     def __init__(self, title: str, controls: Sequence[widgets.Widget], about: str) -> None:
         self.alt = ""
@@ -100,6 +102,31 @@ class Dashboard(widgets.VBox):
         """Show a message next to the picture; a screen reader reads it when it changes."""
         self.message.value = say_html(text, wrong=wrong)
 
+    def work(self, task: Callable[[Worker], None]) -> None:
+        """Begin a task in a thread of its own; `ended` is called at its end."""
+        self.worker = Worker(task, self.ended)
+        self.worker.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the latest task has not ended."""
+        return self.worker is not None and self.worker.running
+
+    def ended(self, error: BaseException | None) -> None:
+        """What is done at the end of a task: show its error, if there was one."""
+        if error is not None and not isinstance(error, Stopped):
+            self.say(words_of(error), wrong=True)
+
+    def halt(self, button: object = None) -> None:
+        """Ask the task to end."""
+        if self.worker is not None:
+            self.worker.stop()
+
+    def close(self) -> None:
+        """End the task with the widget."""
+        self.halt()
+        super().close()
+
     def image(self, figure: Figure, alt: str) -> str:
         """The figure as an <img>. Figures of the same shape reuse the panel positions of the first one.
 
@@ -110,11 +137,9 @@ class Dashboard(widgets.VBox):
             figure.set_layout_engine("none")
             for axes, place in zip(figure.axes, self._places[key], strict=True):
                 axes.set_position(place)
-        payload = base64.b64encode(_png(figure)).decode()
+        picture = _png(figure)
         self._places.setdefault(key, [axes.get_position() for axes in figure.axes])
-        width = round(_CSS_DPI * figure.get_figwidth())
-        style = f"width:{width}px;max-width:100%;height:auto"
-        return f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/png;base64,{payload}">'
+        return image_tag(picture, "png", alt, round(_CSS_DPI * figure.get_figwidth()))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
@@ -221,10 +246,9 @@ def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, t
     )
 
 
-def choice(label: str, options: Iterable[str | tuple[str, Any]], tip: str, value: Any = None) -> widgets.Dropdown:
-    """A labeled list to choose one item from; `value` None chooses the first."""
-    chosen = {} if value is None else {"value": value}
-    return widgets.Dropdown(options=list(options), description=label, tooltip=tip, **chosen)
+def choice(label: str, options: Iterable[str | tuple[str, Any]], tip: str) -> widgets.Dropdown:
+    """A labeled list to choose one item from."""
+    return widgets.Dropdown(options=list(options), description=label, tooltip=tip)
 
 
 def several(label: str, options: Sequence[str], value: Sequence[str], rows: int = 0) -> widgets.SelectMultiple:
@@ -250,14 +274,16 @@ def button_row(actions: dict[str, tuple[Callable, str]]) -> tuple[list[widgets.B
     return buttons, row
 
 
-def folded(controls: Sequence[widgets.Widget], label: str = "More settings") -> list[widgets.Widget]:
+def folded(controls: Sequence[widgets.Widget]) -> list[widgets.Widget]:
     """A button and the controls that it shows and hides, hidden at first."""
-    button = widgets.ToggleButton(description=f"{label} ▸", tooltip="show or hide the settings that are seldom changed")
+    button = widgets.ToggleButton(
+        description="More settings ▸", tooltip="show or hide the settings that are seldom changed"
+    )
     box = widgets.VBox(list(controls), layout=widgets.Layout(display="none"))
 
     def turn(change: dict) -> None:
         box.layout.display = None if change["new"] else "none"
-        button.description = "Fewer settings ▾" if change["new"] else f"{label} ▸"
+        button.description = "Fewer settings ▾" if change["new"] else "More settings ▸"
 
     button.observe(turn, "value")
     return [button, box]

@@ -22,8 +22,7 @@ class ForgettingDashboard(Explorer):
         study: the result of `python -m benchmarks.curriculum`, or the path of its JSON file; the one that comes with
             the package where left out.
 
-    Raises:
-        ValueError: a study without runs; OSError: a file that cannot be read.
+    Raises ValueError: a study without runs; OSError: a file that cannot be read.
 
     >>> run = {"curriculum": "two", "seed": 0, "tasks": ["a", "b"], "num_problems": [10, 10],
     ...        "solved": [[5, 1], [9, 2], [3, 8]]}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Dashboard, button_row, slider
-from grpo_edu.dashboards.worker import Stopped, Worker, words_of
+from grpo_edu.dashboards.worker import Worker
 from grpo_edu.fast.memory import GIB, resident_bytes
 from grpo_edu.figures.machine import stacked_bars
 from grpo_edu.machine.hardware import memory_bytes, usable_cores
@@ -30,9 +30,8 @@ class HardwareMonitor(Dashboard):
     def __init__(self, interval: float = 2.0) -> None:
         self.interval = slider(widgets.FloatSlider, "seconds between updates", interval, 0.5, 10.0, 0.5, "")
         (self.start, self.stop), buttons = button_row(
-            {"Start": (self._start, "measure again and again"), "Stop": (self._stop, "stop measuring")}
+            {"Start": (self._start, "measure again and again"), "Stop": (self.halt, "stop measuring")}
         )
-        self.worker: Worker | None = None
         self.looks = 0
         about = "What uses the memory and the cores."
         super().__init__("Hardware monitor", [self.interval, buttons], about)
@@ -70,26 +69,12 @@ class HardwareMonitor(Dashboard):
             f"this process has {psutil.Process().num_threads()}."
         )
 
-    def close(self) -> None:
-        """Stop when the widget is closed."""
-        self._stop()
-        super().close()
-
     def _start(self, button: object = None) -> None:
-        if self.worker is None or not self.worker.running:
-            self.worker = Worker(self._watch, self._ended)
-            self.worker.start()
-
-    def _stop(self, button: object = None) -> None:
-        if self.worker is not None:
-            self.worker.stop()
+        if not self.busy:
+            self.work(self._watch)
 
     def _watch(self, worker: Worker) -> None:
         while True:
             worker.goes_on()
             self.refresh()
             worker.wait(self.interval.value)
-
-    def _ended(self, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, Stopped):
-            self.say(words_of(error), wrong=True)

@@ -22,8 +22,6 @@ from grpo_edu.studies.exploits import EXPLOITS, Verdict, judge_reward
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from grpo_edu.problems.templates import Problem
-
 _SECONDS = 2.0  # that a reward function has for one look
 
 
@@ -33,7 +31,6 @@ class RewardLab(Explorer):
     Args:
         rewards: name → function with TRL's signature; those of `grpo_edu.rewards` where left out. A function of
             your own that raises or never ends is shown as such and cut off after two seconds.
-        problem: the question to answer; that of the first exploit where left out.
 
     >>> lab = RewardLab()
     >>> lab.text.value = "8 * 15 = 121. #### 71"
@@ -41,9 +38,9 @@ class RewardLab(Explorer):
     (1.0, 0.0)
     """
 
-    def __init__(self, rewards: Mapping[str, Callable] | None = None, *, problem: Problem | None = None) -> None:
+    def __init__(self, rewards: Mapping[str, Callable] | None = None) -> None:
         self.functions = dict(rewards or REWARDS)
-        self.problem = problem or EXPLOITS[0].problem
+        self.problem = EXPLOITS[0].problem
         known = {"the honest solution": self.problem.solution}
         known |= {e.name: e.completion for e in EXPLOITS if e.problem == self.problem}
         self.pick = choice("Completion", list(known.items()), "fills the text field below, where you can change it")

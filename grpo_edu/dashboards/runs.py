@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Explorer, button_row, several
-from grpo_edu.dashboards.worker import RunSlot, Stopped, Worker, words_of
+from grpo_edu.dashboards.worker import Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.curves import overlaid_curves
 from grpo_edu.figures.evaluation import interval_rows
 from grpo_edu.runs.folder import model_source, read_run_config
@@ -58,14 +58,14 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, **config.get("config", {})}
 
 
-def _named(settings: Mapping[str, Any], most: int = 3) -> str:
-    """The first settings in words.
+def _named(settings: Mapping[str, Any]) -> str:
+    """The first three settings in words.
 
     >>> _named({"seed": 1, "rewards": ["accuracy", "format"]})
     'seed 1, rewards accuracy + format'
     """
     said = []
-    for key, value in list(settings.items())[:most]:
+    for key, value in list(settings.items())[:3]:
         text = " + ".join(map(str, value)) if isinstance(value, list) else str(value)
         said.append(f"{key} {text}")
     return ", ".join(said)
@@ -93,7 +93,6 @@ class RunComparer(Explorer):
         )
         self.tested, self.curves, self.table = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.comparison: Comparison | None = None
-        self.worker: Worker | None = None
         about = "Choose stored runs. Dots: held-out accuracy, sampled; lines: 95% Wilson intervals."
         super().__init__("Stored runs", [self.pick, row, self.tested], about)
         self.stage.children = (self.message, self.table, self.picture, self.curves)
@@ -128,7 +127,7 @@ class RunComparer(Explorer):
         """The rewards of the chosen runs over each other."""
         logs = {label: read_log(self.runs[name]["folder"] / "metrics.jsonl") for name, label in labels.items()}
         ends = ", ".join(f"{label} ends at {log[-1]['reward']:.2f}" for label, log in logs.items())
-        self.curves.value = self.image(overlaid_curves(logs, "reward"), f"Mean reward over the steps: {ends}")
+        self.curves.value = self.image(overlaid_curves(logs), f"Mean reward over the steps: {ends}")
 
     def words(self) -> str:
         """Each run's own paired test, before against after."""
@@ -136,19 +135,12 @@ class RunComparer(Explorer):
         tests = [f"{name} p = {result['p_value']:.2g}" for name, result in results.items()]
         return f"Before and after training, exact McNemar test: {'; '.join(tests)}."
 
-    def close(self) -> None:
-        """Stop a test when the widget is closed."""
-        if self.worker is not None:
-            self.worker.stop()
-        super().close()
-
     def _test(self, button: object = None) -> None:
-        if self.test.disabled or (self.worker is not None and self.worker.running):
+        if self.test.disabled or self.busy:
             return
         self.test.disabled, self.tested.value = True, "Both models are answering the same problems …"
         names = tuple(self.pick.value)
-        self.worker = Worker(lambda worker: self._compare(worker, *names), self._ended)
-        self.worker.start()
+        self.work(lambda worker: self._compare(worker, *names))
 
     def _compare(self, worker: Worker, first: str, then: str) -> None:
         """Evaluate both models on the problems that the first was evaluated on."""
@@ -158,7 +150,7 @@ class RunComparer(Explorer):
         config = self.runs[first]["config"]
         problems = heldout_problems(config)
         length = default_config(config["data"]).max_completion_length
-        with RunSlot():
+        with run_slot():
             judged = []
             for name in (first, then):
                 worker.goes_on()
@@ -170,7 +162,8 @@ class RunComparer(Explorer):
             f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}], exact McNemar p = {found.p_value:.2g}"
         )
 
-    def _ended(self, error: BaseException | None) -> None:
+    def ended(self, error: BaseException | None) -> None:
+        """Show the error of a test that failed."""
         self.test.disabled = len(self.pick.value) != 2
         if error is not None and not isinstance(error, Stopped):
             self.tested.value = words_of(error)

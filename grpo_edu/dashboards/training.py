@@ -14,7 +14,7 @@ from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.dashboards.base import Dashboard, button_row, choice, folded, progress_bar, several, slider
 from grpo_edu.dashboards.kept import keep, kept_runs, open_kept
 from grpo_edu.dashboards.training_run import TrainingRun
-from grpo_edu.dashboards.worker import NoSlot, RunSlot, Stopped, Worker, words_of
+from grpo_edu.dashboards.worker import NoSlot, Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.curves import accuracy_comparison
 from grpo_edu.figures.live import live_curves, svg_image
 from grpo_edu.problems.templates import data_dir
@@ -87,7 +87,6 @@ class TrainingDashboard(Dashboard):
         self._offer = widgets.VBox([self.kept, opening])
         self._offer.layout.display = None if found else "none"
         self.progress, self.samples, self.judged = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.worker: Worker | None = None
         self._run: TrainingRun | None = None
         self._sessions: dict[str, Session] = {}
         self._going = False  # a run is under way, paused or not
@@ -119,12 +118,6 @@ class TrainingDashboard(Dashboard):
             seed=self.seed.value,
         )
 
-    def close(self) -> None:
-        """End the work with the widget."""
-        if self.worker is not None:
-            self.worker.stop()
-        super().close()
-
     def _start(self, button: object = None) -> None:
         if self._going:
             self.say("This run is still under way. Press Stop first; then Start begins a new run.", wrong=True)
@@ -148,26 +141,29 @@ class TrainingDashboard(Dashboard):
     def _begin(self, run: TrainingRun) -> None:
         """Train a new run, or go on with one that was kept."""
         self._run = run
-        self.worker = Worker(self._work, self._ended)
         self._going = True
         self._switch(going=True)
         self.judged.value = ""
         if not run.history:
             self.samples.value = self.picture.value = self.alt = ""
         self.say("The run has started: the model is evaluated, trained, and evaluated again.")
-        self.worker.start()
+        self.work(self._work)
 
     def _work(self, worker: Worker) -> None:
-        from grpo_edu.models import Session
-
-        with RunSlot():
-            name = self.run.model_name
+        with run_slot():
             self._tell()
-            if name not in self._sessions:
-                self._sessions = {name: Session(name)}  # one model at a time in memory
-            for _ in self.run.go(self._sessions[name], worker, self._tell):
+            for _ in self.run.go(self._session(), worker, self._tell):
                 if worker.paused:
                     self._hold()
+
+    def _session(self) -> Session:
+        """The model of the run; there is one model at a time in memory."""
+        from grpo_edu.models import Session
+
+        name = self.run.model_name
+        if name not in self._sessions:
+            self._sessions = {name: Session(name)}
+        return self._sessions[name]
 
     def _tell(self) -> None:
         """Show the progress, and the curves if the last picture is old enough."""
@@ -196,12 +192,13 @@ class TrainingDashboard(Dashboard):
     def _keep(self) -> str:
         """Keep the run for a page that is loaded later; what went wrong, or nothing."""
         try:
-            keep(self.run, self._sessions[self.run.model_name].model, self.functions, self.parent)
+            keep(self.run, self._session().model, self.functions, self.parent)
         except (OSError, FloatingPointError) as error:
             return f" This run cannot be kept for later: {error}"
         return ""
 
-    def _ended(self, error: BaseException | None) -> None:
+    def ended(self, error: BaseException | None) -> None:
+        """Show and keep what the run has reached, or why it ended."""
         run, kept = self.run, ""
         finished, stopped = run.after is not None, error is None or isinstance(error, Stopped)
         if not finished and not stopped and not isinstance(error, NoSlot):
@@ -213,7 +210,7 @@ class TrainingDashboard(Dashboard):
         self._switch(going=False)
         if finished:
             self._show_verdict()
-            self.say(f"{run.words()} {run.verdict()} {run.warnings()} {run.pace()}{kept}")
+            self.say(f"{run.words()} {run.verdict()} {run.warnings()}{kept}")
         elif stopped:
             self.pause.description = "Resume" if run.checkpoint else "Pause"
             self.say(f"Stopped. {run.words()}{kept}")
@@ -254,12 +251,7 @@ class TrainingDashboard(Dashboard):
             self.say("There is no finished or stopped run to save yet.", wrong=True)
             return
         try:
-            name = self.run.model_name
-            if name not in self._sessions:
-                from grpo_edu.models import Session
-
-                self._sessions = {name: Session(name)}
-            folder = self.run.save(self._sessions[name], self.parent)
+            folder = self.run.save(self._session(), self.parent)
         except (OSError, ValueError) as error:
             self.say(str(error), wrong=True)
             return

@@ -30,17 +30,16 @@ _REWARD_SECONDS = 20.0  # time limit of the user's own reward functions for one 
 
 
 class Stopwatch:
-    """A context that measures the seconds spent inside, in total and the last time, and counts them."""
+    """A context that measures the seconds spent inside in total, and counts how often it was entered."""
 
     def __init__(self) -> None:
-        self.seconds, self.last, self.count = 0.0, 0.0, 0
+        self.seconds, self.count = 0.0, 0
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
 
     def __exit__(self, *exception: object) -> None:
-        self.last = time.perf_counter() - self._began
-        self.seconds += self.last
+        self.seconds += time.perf_counter() - self._began
         self.count += 1
 
 
@@ -158,14 +157,6 @@ class TrainingRun:
         if len(self.checks) > 1:
             alt += f"; held-out accuracy {', '.join(f'{check.accuracy:.0%}' for check in self.checks.values())}"
         return svg_image(live_curves(self.rows(), self.config.max_steps), alt), alt
-
-    def pace(self) -> str:
-        """How often the curves were drawn, and what that cost."""
-        seconds = max(self.training_seconds, 1e-9)
-        return (
-            f"The curves were drawn {self.drawing.count / seconds:.1f} times per second of training, which took "
-            f"{self.drawing.seconds / seconds:.1%} of its time."
-        )
 
     def verdict(self) -> str:
         """Accuracy before and after, with the interval of the difference and the paired test."""

@@ -6,8 +6,9 @@ import ctypes
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,37 +147,32 @@ class NoSlot(RuntimeError):
     """No further training run may start now; the message says what to do."""
 
 
-class RunSlot:
+@contextmanager
+def run_slot() -> Iterator[None]:
     """A context that holds one of the slots for training runs; without a limit in the environment there is always one.
 
     A slot is a lock of the operating system on a file, which is free again when its process ends, however it ends.
 
     Raises NoSlot where all slots are taken.
     """
+    from filelock import FileLock, Timeout
 
-    def __enter__(self) -> RunSlot:
-        from filelock import FileLock, Timeout
-
-        self._lock: FileLock | None = None
-        folder, _, number = os.environ.get(SLOTS, "").rpartition(":")
-        if not folder:
-            return self
-        for slot in range(int(number)):
-            lock = FileLock(Path(folder) / f"slot{slot}")
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                continue
-            self._lock = lock
-            return self
-        raise NoSlot(
-            f"Another run is being trained, and this server trains at most {number} at a time, over all its viewers. "
-            "Your settings are kept. Press the button again when the other run has ended."
-        )
-
-    def __exit__(self, *exception: object) -> None:
-        if self._lock is not None:
-            self._lock.release()
+    folder, _, number = os.environ.get(SLOTS, "").rpartition(":")
+    if not folder:
+        yield
+        return
+    for slot in range(int(number)):
+        try:
+            lock = FileLock(Path(folder) / f"slot{slot}").acquire(blocking=False)
+        except Timeout:
+            continue
+        with lock:
+            yield
+        return
+    raise NoSlot(
+        f"Another run is being trained, and this server trains at most {number} at a time, over all its viewers. "
+        "Your settings are kept. Press the button again when the other run has ended."
+    )
 
 
 def words_of(error: BaseException) -> str:

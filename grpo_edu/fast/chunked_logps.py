@@ -17,8 +17,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from grpo_edu.fast.packing import PackedRows
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -149,18 +147,21 @@ def _chunks(place: Tensor, count: int, size: int) -> Iterator[tuple[slice, Tenso
 def score_states(
     head: Any,
     hidden: Tensor,
-    rows: PackedRows,
+    source: Tensor,
     completion_ids: Tensor,
     completion_mask: Tensor,
     temperature: float,
     chunk_size: int | None,
     with_entropy: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Turn hidden states (N, L, H) into log-probabilities and entropies (B, C), chunk by chunk."""
+    """Turn hidden states (N, L, H) into log-probabilities and entropies (B, C), chunk by chunk.
+
+    source: (B, C), of `grpo_edu.fast.packing.PackedRows`; the other arguments are those of `per_token_logps`.
+    """
     real = completion_mask != 0
     row = torch.arange(len(real), device=real.device) // (len(real) // len(hidden))
     # Tokens that are predicted from the same position share its logits.
-    places, place = (row[:, None] * hidden.shape[1] + rows.source)[real].unique(return_inverse=True)
+    places, place = (row[:, None] * hidden.shape[1] + source)[real].unique(return_inverse=True)
     states, ids = hidden.flatten(0, 1)[places], completion_ids[real]  # (places, H), (tokens,)
     size = chunk_size or max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
     if len(states) <= size or type(head) is not nn.Linear or head.bias is not None:

@@ -44,8 +44,7 @@ def add_lora(
         alpha: the correction is scaled by alpha / rank; None: twice the rank.
         target_modules: "all-linear" (all except the output layer), or names such as ["q_proj", "v_proj"].
 
-    Raises:
-        ValueError: the rank is below 1, the model already has adapters, or no layer has one of the names.
+    Raises ValueError: the rank is below 1, the model already has adapters, or no layer has one of the names.
     """
     from peft import LoraConfig, get_peft_model
 

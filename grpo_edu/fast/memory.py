@@ -149,8 +149,7 @@ def recomputed_layers(model: nn.Module, active: bool = True) -> Iterator[None]:
         model: a causal language model of transformers, with or without adapters.
         active: if False, the context does nothing.
 
-    Raises:
-        ValueError: the model has no layers that transformers marks as suitable for checkpointing.
+    Raises ValueError: the model has no layers that transformers marks as suitable for checkpointing.
     """
     if not active:
         yield

@@ -55,8 +55,7 @@ def shape_config(shape: str | Mapping[str, Any]) -> Qwen2Config:
     The ids of special tokens are those of the tiny model unless the settings contain others, because a shape without
     weights has no tokenizer of its own.
 
-    Raises:
-        ValueError: the name is unknown.
+    Raises ValueError: the name is unknown.
 
     >>> shape_config("494M").num_hidden_layers
     24
@@ -196,8 +195,7 @@ def estimate_memory(
         prompts_per_pass: groups per micro-batch; None: according to the config.
         file_bytes: size of the weights' file if it has another dtype, for example bfloat16 instead of float32.
 
-    Raises:
-        ValueError: a length is below 1.
+    Raises ValueError: a length is below 1.
 
     >>> from transformers import Qwen2Config
     >>> shape = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=500)

@@ -149,8 +149,7 @@ def pass_budget(model: PreTrainedModel, config: GRPOConfig, longest_prompt: int)
         config: the settings.
         longest_prompt: number of tokens of the longest prompt.
 
-    Raises:
-        ValueError: the budget is too small for a single completion; the message names the smallest that works.
+    Raises ValueError: the budget is too small for a single completion; the message names the smallest that works.
     """
     shape = ModelShape.of(model)
     held = held_bytes(shape, config)

@@ -101,12 +101,14 @@ def learning_rate_share(step: int, config: GRPOConfig | SupervisedConfig) -> flo
 
 def make_stepper(optimizer: torch.optim.Optimizer, config: GRPOConfig | SupervisedConfig) -> Stepper:
     """What turns the losses of an update into a step of this optimizer, in the way that the config asks for."""
-    kind = StepInBackward if config.optimizer_in_backward else StepAfterBackward
+    kind = StepInBackward if config.optimizer_in_backward else Stepper
     return kind(optimizer, config.max_grad_norm, config.abort_grad_norm if isinstance(config, GRPOConfig) else None)
 
 
 class Stepper:
     """Collects the losses of an update (`begin`, then `add` for each micro-batch) and takes one step (`finish`).
+
+    This is the usual way: add up the gradients of all micro-batches, clip their common norm, and step.
 
     max_grad_norm: the gradient is scaled down to this norm; 0: it is not clipped.
     abort_grad_norm: a longer gradient raises FloatingPointError; None: no bound.
@@ -120,26 +122,10 @@ class Stepper:
 
     def begin(self) -> None:
         """Start an update without gradient."""
-        raise NotImplementedError
-
-    def add(self, loss: Tensor) -> None:
-        """Add the loss of a micro-batch."""
-        raise NotImplementedError
-
-    def finish(self) -> float:
-        """Take the step; returns the norm of the gradient before it was clipped."""
-        raise NotImplementedError
-
-
-class StepAfterBackward(Stepper):
-    """The usual way: add up the gradients of all micro-batches, clip their common norm, and step."""
-
-    def begin(self) -> None:
-        """Start an update without gradient."""
         self.optimizer.zero_grad(set_to_none=False)
 
     def add(self, loss: Tensor) -> None:
-        """Add the gradient of a loss; its graph is freed."""
+        """Add the gradient of a micro-batch's loss; its graph is freed."""
         loss.backward()
 
     def finish(self) -> float:
@@ -157,7 +143,7 @@ class StepInBackward(Stepper):
     """Updates each weight as soon as the backward pass knows its gradient, and then frees the gradient.
 
     With `max_grad_norm` a first backward pass only measures the norm of the gradient; the update is then the same as
-    with `StepAfterBackward`. With `max_grad_norm` = 0 there is one backward pass, and some weights have already been
+    with `Stepper`. With `max_grad_norm` = 0 there is one backward pass, and some weights have already been
     updated when a gradient that is not finite is found.
     """
 

@@ -1,4 +1,7 @@
-"""Pack a prompt and the tree of its completions into one row of the forward pass, without padding in between."""
+"""Pack a prompt and the tree of its completions into one row of the forward pass, without padding in between.
+
+`shared_prefix_logps` computes the log-probabilities of a group from such a row, so the prompt is processed only once.
+"""
 
 import inspect
 from dataclasses import dataclass
@@ -6,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+from grpo_edu.fast.chunked_logps import check_model, score_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,8 +52,7 @@ def pack_groups(
     Returns:
         rows as wide as the longest; tokens whose mask is 0 are not in them.
 
-    Raises:
-        ValueError: the shapes or masks are not as described, or B is not a multiple of G.
+    Raises ValueError: the shapes or masks are not as described, or B is not a multiple of G.
 
     >>> prompt, completion = torch.tensor([[0, 7], [0, 7]]), torch.tensor([[5, 6, 2], [5, 9, 2]])
     >>> rows = pack_groups(prompt, prompt.sign(), completion, completion.sign(), 2)
@@ -130,6 +134,57 @@ def packed_lengths(prompt_mask: Tensor, completion_mask: Tensor, num_generations
     return (prompt_mask[::num_generations] != 0).sum(dim=1) + fed
 
 
+def shared_prefix_logps(
+    model: "PreTrainedModel",
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    *,
+    num_generations: int,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    with_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""The result of `grpo_edu.logprobs.per_token_logps`, with each prompt processed once per group.
+
+    A group becomes one row: the prompt, then its completions (Prefix Grouper, https://arxiv.org/abs/2506.05433), with
+    every common prefix only once (Tree Training, https://arxiv.org/abs/2511.00413). This saves most of the tokens if
+    completions differ late, as those of a confident policy do. A mask hides the other completions of the group from
+    each token.
+
+    The mask grows with N · L² for N groups with rows of L tokens, and so does the cost of attention. If the completions
+    of a group have many thousands of tokens, pass a part of the group at a time.
+
+    Args:
+        model: a causal language model of transformers with "sdpa" or "eager" attention.
+        num_generations: G >= 1, completions per prompt; a group's rows are adjacent, with equal prompts.
+        prompt_ids, prompt_mask, completion_ids, completion_mask, temperature, chunk_size, with_entropy: as for
+            `per_token_logps`.
+
+    Raises ValueError: as `per_token_logps` and `pack_groups`; also if the model does not support a block mask.
+
+    >>> from grpo_edu.logprobs import per_token_logps
+    >>> from transformers import Qwen2Config, Qwen2ForCausalLM
+    >>> sizes = dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1)
+    >>> model = Qwen2ForCausalLM(Qwen2Config(vocab_size=16, num_hidden_layers=1, **sizes))
+    >>> prompt, completion = torch.tensor([[0, 7], [0, 7]]), torch.tensor([[5, 6, 2], [9, 2, 0]])
+    >>> batch = prompt, prompt.sign(), completion, completion.sign()
+    >>> torch.allclose(shared_prefix_logps(model, *batch, num_generations=2), per_token_logps(model, *batch))
+    True
+    """
+    decoder, head = check_model(model, temperature, chunk_size)
+    rows = pack_groups(prompt_ids, prompt_mask, completion_ids, completion_mask, num_generations)
+    hidden = decoder(
+        input_ids=rows.input_ids,
+        attention_mask=block_mask(model, rows.seen_until),
+        position_ids=rows.position_ids,
+        use_cache=False,
+    ).last_hidden_state
+    source = rows.source
+    return score_states(head, hidden, source, completion_ids, completion_mask, temperature, chunk_size, with_entropy)
+
+
 def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
     """The attention mask of packed rows: a token sees the prompt, the tokens before it in its completion, and itself.
 
@@ -143,8 +198,7 @@ def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
     Returns:
         (N, 1, L, L) in the model's dtype: 0 where a token (third dimension) sees another (fourth), else -inf.
 
-    Raises:
-        ValueError: the model does not support such a mask, see `block_mask_obstacle`.
+    Raises ValueError: the model does not support such a mask, see `block_mask_obstacle`.
     """
     length = seen_until.shape[1]
     obstacle = block_mask_obstacle(model, length)

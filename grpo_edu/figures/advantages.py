@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,22 +15,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def group_dots(rewards: Tensor, num_generations: int, *, scale_rewards: str = "group") -> "Figure":
+def group_dots(rewards: Tensor, num_generations: int) -> "Figure":
     """The rewards of each group with their mean (left), and the advantages computed from them (right).
 
     Args:
         rewards: (B,), one reward per completion, the rows of a group adjacent.
         num_generations: G >= 2.
-        scale_rewards: as for `group_advantages`.
 
-    Raises:
-        ValueError: as `group_advantages`.
+    Raises ValueError: as `group_advantages`.
 
     >>> figure = group_dots(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4)
     >>> [axes.get_title(loc="left") for axes in figure.axes]
     ['Rewards', 'Advantages within each group']
     """
-    advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
+    advantages = group_advantages(rewards, num_generations)
     figure, panels = panel_grid(2)
     titles = {"reward": "Rewards", "advantage": "Advantages within each group"}
     for axes, name, values in zip(panels, titles, (rewards, advantages), strict=True):
@@ -56,8 +55,7 @@ def group_and_ties(
         chance: p, the probability that one completion is right: a point on the curve of ties; None draws no point.
         scale_rewards: as for `group_advantages`.
 
-    Raises:
-        ValueError: as `group_advantages`.
+    Raises ValueError: as `group_advantages`.
 
     >>> figure = group_and_ties(torch.tensor([1.0, 0.0, 0.0, 0.0]), 4, 0.25)
     >>> [axes.get_title(loc="left") for axes in figure.axes]
@@ -81,18 +79,18 @@ def group_and_ties(
     return figure
 
 
-def tie_curves(sizes: Sequence[int] = (2, 4, 8, 16)) -> "Figure":
+def tie_curves() -> "Figure":
     """The probability that all rewards of a group are equal, against p, with one curve per group size.
 
-    >>> [line.get_label() for line in tie_curves((2, 8)).axes[0].lines]
-    ['G = 2', 'G = 8']
+    >>> [line.get_label() for line in tie_curves().axes[0].lines]
+    ['G = 2', 'G = 4', 'G = 8', 'G = 16']
     """
     figure, (axes,) = panel_grid(1)
     style_axes(
         axes, "Larger groups tie less often", "probability of a tie", "p, the probability that one completion is right"
     )
     shares = [number / 100 for number in range(101)]
-    for number, size in enumerate(sizes):
+    for number, size in enumerate((2, 4, 8, 16)):
         chances = [tie_probability(share, size) for share in shares]
         axes.plot(shares, chances, label=f"G = {size}", linewidth=1.8, markevery=10, **look(number))
     axes.set_ylim(-0.04, 1.04)
@@ -114,16 +112,10 @@ def tie_shares(
         measured: (share, low, high) of tied groups at each size, with its interval.
         formulas: name → the expected share at each size.
 
-    Raises:
-        ValueError: lists of other lengths than `sizes`.
-
     >>> figure = tie_shares([0.0, 0.5, 0.5], [2, 4], [(0.6, 0.5, 0.7), (0.4, 0.3, 0.5)], {"one p": [0.5, 0.2]})
     >>> figure.axes[1].get_legend_handles_labels()[1]
     ['one p', 'measured']
     """
-    for name, values in {"measured": measured, **formulas}.items():
-        if len(values) != len(sizes):
-            raise ValueError(f"{name} must have one value per size, so {len(sizes)}; got {len(values)}")
     figure, (left, right) = panel_grid(2, height=3.4)
     style_axes(left, "Questions differ in difficulty", "questions", "share of right completions")
     left.hist(rates, bins=[number / 10 for number in range(11)], color=look(0)["color"], edgecolor=PAPER)
@@ -179,8 +171,7 @@ def pull_by_difficulty(rewards: Tensor, num_generations: int) -> "Figure":
         rewards: (B,), each 0 or 1; at least one group does not tie.
         num_generations: G >= 2, even.
 
-    Raises:
-        ValueError: as `group_advantages`; a reward other than 0 and 1; an odd G; a batch in which all groups tie.
+    Raises ValueError: as `group_advantages`; a reward other than 0 and 1; an odd G; a batch in which all groups tie.
 
     >>> figure = pull_by_difficulty(torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]), 4)
     >>> [round(float(y), 2) for y in figure.axes[0].lines[1].get_ydata()]
@@ -227,16 +218,10 @@ def baseline_curve(
         low, high: the interval of each ratio.
         marks: label → b, points of the curve that get a label, from left to right.
 
-    Raises:
-        ValueError: lists of different lengths.
-
     >>> figure = baseline_curve([0, 1], [2.0, 3.0], [1.5, 2.5], [2.5, 3.5], marks={"none": 0})
     >>> figure.axes[0].get_xlabel()
     'b, subtracted from every reward'
     """
-    lengths = [len(values) for values in (baselines, ratios, low, high)]
-    if len({*lengths}) > 1:
-        raise ValueError(f"baselines, ratios, low and high must have the same length, got {lengths}")
     figure, (axes,) = panel_grid(1, height=3.6)
     style_axes(
         axes,
@@ -250,7 +235,7 @@ def baseline_curve(
     for number, (label, place) in enumerate((marks or {}).items()):
         inside = (place - baselines[0]) / (baselines[-1] - baselines[0])
         side = "left" if inside < 0.1 else "right" if inside > 0.9 else "center"
-        _mark(axes, label, place, _between(baselines, ratios, place), number, side)
+        _mark(axes, label, place, float(np.interp(place, baselines, ratios)), number, side)
     axes.set_ylim(0, 1.25 * max(high))  # room for the names above the highest marks
     axes.legend(loc="upper center", **LEGEND)
     return figure
@@ -265,12 +250,6 @@ def _pull(rewards: Tensor, num_generations: int, scale_rewards: str) -> Tensor:
     """The sum of the absolute advantages of each group: (N,)."""
     advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
     return advantages.view(-1, num_generations).abs().sum(dim=1)
-
-
-def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    import numpy as np
-
-    return float(np.interp(x, xs, ys))
 
 
 def _mark(axes: "Axes", label: str, x: float, y: float, number: int, side: str) -> None:

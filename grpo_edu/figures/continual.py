@@ -36,24 +36,15 @@ def matrix_figure(
         accuracies: (T + 1) × T shares, or up to four such matrices by title, drawn side by side.
         tasks: T names.
 
-    Raises:
-        ValueError: no matrix, or one of another shape.
-
     >>> figure = matrix_figure([[0.4, 0.1], [0.9, 0.2], [0.3, 0.8]], ["first", "then"])
     >>> [text.get_text() for text in figure.axes[0].texts][:2]
     ['40', '10']
     """
     matrices = accuracies if isinstance(accuracies, Mapping) else {"Problems solved (%)": accuracies}
-    if not matrices:
-        raise ValueError("accuracies is empty: give at least one matrix")
     count, height = len(matrices), 0.42 * (len(tasks) + 1) + 1.1
     rows = (count + 1) // 2
     figure, grid = panel_grid(count, height=rows * height)
     for number, (axes, (title, matrix)) in enumerate(zip(grid, matrices.items(), strict=True)):
-        if len(matrix) != len(tasks) + 1 or any(len(row) != len(tasks) for row in matrix):
-            raise ValueError(
-                f"accuracies: {title!r} must have {len(tasks) + 1} rows of {len(tasks)} shares, one per task"
-            )
         _draw_matrix(axes, matrix, tasks, title, labeled=count == 1 or number % 2 == count % 2)
     return figure
 
@@ -91,16 +82,12 @@ def estimates_figure(
         estimates: legend entry → row → estimate. Rows come in the order of their first occurrence.
         title, xlabel: of the picture.
 
-    Raises ValueError where there is nothing to draw.
-
     >>> from grpo_edu.evaluation import Estimate
     >>> figure = estimates_figure({"forgetting": {"none": Estimate(0.3, 0.2, 0.4)}}, title="Forgetting")
     >>> figure.axes[0].get_yticklabels()[0].get_text()
     'none'
     """
     rows = list(dict.fromkeys(row for group in estimates.values() for row in group))
-    if not rows:
-        raise ValueError("estimates is empty: give at least one")
     figure, (axes,) = panel_grid(1, height=1.2 + 0.42 * len(rows))
     style_axes(axes, title, "", xlabel)
     axes.axvline(0, color=INK, linewidth=0.8)

@@ -1,7 +1,5 @@
-"""Pictures of a training run (its curves, its loss, accuracy before and after), and any figure as an HTML image."""
+"""Pictures of a training run (its curves, accuracy before and after), and any figure as an HTML image."""
 
-import base64
-import html
 import io
 import math
 import re
@@ -9,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.figures.style import (
-    LEGEND,
     draw_curve,
     headline,
+    image_tag,
     intervals,
     legend_above,
     legend_above_data,
-    look,
     name_rows,
     note,
     panel_grid,
@@ -56,8 +53,7 @@ def training_curves(
         metrics: keys of the panels to draw, such as "reward"; None draws all that the history has.
         title: of the whole figure, above its panels.
 
-    Raises:
-        ValueError: an empty history, one without any of the metrics, or window < 1.
+    Raises ValueError: an empty history, one without any of the metrics, or window < 1.
 
     >>> figure = training_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}])
     >>> [axes.get_title(loc="left") for axes in figure.axes]
@@ -89,91 +85,29 @@ def training_curves(
     return figure
 
 
-def overlaid_curves(
-    histories: Mapping[str, Sequence[Mapping[str, Any]]], metric: str = "reward", *, window: int = 5
-) -> "Figure":
-    """One metric of several runs over their steps, thin as it was measured and thick as the mean of the last steps.
+def overlaid_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
+    """The reward of several runs over their steps, thin as it was measured and thick as the mean of five steps.
 
-    Args:
-        histories: name of a run → one dict of metrics per step.
-        metric: the key to draw.
-        window: steps in the moving mean, at least 1.
-
-    Raises:
-        ValueError: no runs, or one without steps.
+    histories: name of a run → one dict of metrics per step.
 
     >>> figure = overlaid_curves({"a": [{"reward": 0.5}, {"reward": 0.7}], "b": [{"reward": 0.1}]})
     >>> figure.axes[0].get_legend_handles_labels()[1]
     ['a', 'b']
     """
-    if not histories or not all(histories.values()):
-        raise ValueError("histories must have at least one run, and each run at least one step")
     figure, (axes,) = panel_grid(1)
-    title, unit = next(((name, unit) for key, name, unit, _ in PANELS if key == metric), (metric, ""))
-    style_axes(axes, title, unit, "step")
+    style_axes(axes, PANELS[0][1], PANELS[0][2], "step")
     for number, (name, history) in enumerate(histories.items()):
         steps = [record.get("step", row) for row, record in enumerate(history, start=1)]
-        draw_curve(axes, steps, column(history, metric), window, number, name)
+        draw_curve(axes, steps, column(history, "reward"), 5, number, name)
     legend_above_data(axes, columns=2)
     return figure
 
 
-def loss_curve(
-    losses: Sequence[float],
-    *,
-    steps: Sequence[int] | None = None,
-    held_out: Mapping[int, float] | None = None,
-    window: int = 10,
-) -> "Figure":
-    """A pretraining run's loss on a logarithmic axis, with the held-out loss where it was measured.
-
-    Args:
-        losses: mean cross-entropy in nats per token, one per logged step, all positive.
-        steps: the step of each loss; 1, 2, … by default.
-        held_out: step → held-out loss.
-        window: logged steps in the moving mean, at least 1.
-
-    Raises:
-        ValueError: no losses, a loss that is not positive, steps of another length, or window < 1.
-
-    >>> figure = loss_curve([2.0, 1.0, 0.5])
-    >>> figure.axes[0].get_xlabel()
-    'step'
-    """
-    if not losses:
-        raise ValueError("losses is empty: log at least one loss")
-    if not min(losses) > 0:
-        raise ValueError(f"losses must be positive because the axis is logarithmic, got {min(losses)}")
-    steps = range(1, len(losses) + 1) if steps is None else steps
-    if len(steps) != len(losses):
-        raise ValueError(f"steps and losses must have the same length, got {len(steps)} and {len(losses)}")
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    figure, (axes,) = panel_grid(1)
-    style_axes(axes, "Training loss", "nats per token (log scale)", "step")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
-    draw_curve(axes, steps, list(losses), window, 0, "training")
-    if held_out:
-        axes.plot(*zip(*sorted(held_out.items()), strict=True), **look(1), linewidth=1.5, label="held out")
-        axes.legend(loc="upper right", **LEGEND)
-    return figure
-
-
-def accuracy_comparison(
-    before: "Evaluation",
-    after: "Evaluation",
-    *,
-    labels: tuple[str, str] = ("before", "after"),
-    title: str = "Held-out accuracy",
-) -> "Figure":
+def accuracy_comparison(before: "Evaluation", after: "Evaluation", *, title: str = "Held-out accuracy") -> "Figure":
     """Accuracy per level and in total, before and after, each as a dot in its 95% Wilson interval.
 
     Args:
         before, after: two evaluations. A level that occurs in only one of them gets one dot.
-        labels: their names in the legend.
         title: of the figure.
 
     >>> from grpo_edu.evaluation import Evaluation
@@ -187,7 +121,7 @@ def accuracy_comparison(
     rows.sort(key=lambda row: row == "all")  # the total comes last, the levels keep their order
     figure, (axes,) = panel_grid(1, height=1.2 + 0.55 * len(rows))
     style_axes(axes, "", "", "problems solved (%), with 95% intervals")
-    for number, (table, label) in enumerate(zip(tables, labels, strict=True)):
+    for number, (table, label) in enumerate(zip(tables, ("before", "after"), strict=True)):
         for row, name in enumerate(rows):
             if name in table:
                 # the legend takes its entry from the first dot alone
@@ -215,7 +149,7 @@ class HTMLImage:
         return f"<image: {self.alt}>"
 
 
-def html_image(figure: "Figure", alt: str = "", *, dpi: int = 120) -> HTMLImage:
+def html_image(figure: "Figure", alt: str = "") -> HTMLImage:
     """The figure as `<img alt=… src="data:image/png;base64,…">`, which JupyterLab and a screen reader both show.
 
     JupyterLab ignores the alt of an `IPython.display.Image`. nbval compares HTML, so the notebooks are tested with
@@ -225,7 +159,6 @@ def html_image(figure: "Figure", alt: str = "", *, dpi: int = 120) -> HTMLImage:
     Args:
         figure: any Figure.
         alt: what the picture shows, in words; by default what `describe` says.
-        dpi: dots per inch of the PNG.
 
     >>> from matplotlib.figure import Figure
     >>> html_image(Figure(figsize=(1, 1)), "An empty square")
@@ -235,15 +168,11 @@ def html_image(figure: "Figure", alt: str = "", *, dpi: int = 120) -> HTMLImage:
 
     alt = alt.strip() or describe(figure)
     drawn, buffer = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi)
+    figure.savefig(drawn, format="png", dpi=120)
     # A palette of 256 colors: a third of the bytes, and no difference to the eye.
     Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(buffer, "png", optimize=True)
-    payload = base64.b64encode(buffer.getvalue()).decode()
-    # CSS has 96 px per inch: the picture keeps its size at any dpi and shrinks with a narrow cell.
-    width = round(96 * figure.get_figwidth())
-    style = f"width:{width}px;max-width:100%;height:auto"
-    markup = f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/png;base64,{payload}">'
-    return HTMLImage(markup, alt)
+    width = round(96 * figure.get_figwidth())  # CSS has 96 px per inch
+    return HTMLImage(image_tag(buffer.getvalue(), "png", alt, width), alt)
 
 
 def describe(figure: "Figure") -> str:

@@ -138,15 +138,12 @@ def vital_signs(
             are metric → one number per step. Where a metric is missing, the panel lacks that line.
         signs: keys of `SIGNS`, from top to bottom.
 
-    Raises:
-        ValueError: no patients, or an unknown sign.
+    Raises ValueError for an unknown sign.
 
     >>> sick, sound = [{"reward": [0.0, 0.0]}], [{"reward": [0.4, 0.6]}, {"reward": [0.5, 0.6]}]
     >>> [axes.get_title(loc="left") for axes in vital_signs({"Patient 1": (sick, sound)}, ["reward"]).axes]
     ['Patient 1']
     """
-    if not patients:
-        raise ValueError("patients is empty: give at least one")
     if unknown := [sign for sign in signs if sign not in SIGNS]:
         raise ValueError(f"signs: unknown: {', '.join(unknown)}; choose from {', '.join(SIGNS)}")
     figure = sheet(WIDE, 0.5 + 1.35 * len(signs))
@@ -196,34 +193,23 @@ def _entries(axes: Axes) -> tuple[list, list[str]]:
     return handles[::-1], labels[::-1]
 
 
-def treatments(
-    patients: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, sign: str = "reward", note: str = "fixed"
-) -> Figure:
-    """One run per panel: a metric with the fault, and then with the fix, on the same model.
+def treatments(patients: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+    """One run per panel: its reward with the fault, and then with the fix, on the same model.
 
-    Args:
-        patients: title → (values of the steps with the fault, values of the steps with the fix).
-        sign: the key of `SIGNS` that the values belong to.
-        note: name of the second part in the legend.
-
-    Raises:
-        ValueError: no patients, or an unknown sign.
+    patients: title → (values of the steps with the fault, values of the steps with the fix).
 
     >>> treatments({"Patient 1": ([0.0, 0.0], [0.5, 0.6])}).axes[0].get_xlabel()
     'step'
     """
-    if not patients:
-        raise ValueError("patients is empty: give at least one")
-    if sign not in SIGNS:
-        raise ValueError(f"sign: {sign!r} unknown; choose from {', '.join(SIGNS)}")
     figure = sheet(WIDE, 2.5)
     (grid,) = figure.subplots(1, len(patients), squeeze=False, sharey=True)
     for axes, (title, (sick, fixed)) in zip(grid, patients.items(), strict=True):
-        style_axes(axes, title, SIGNS[sign] if axes is grid[0] else "", "step")
+        style_axes(axes, title, SIGNS["reward"] if axes is grid[0] else "", "step")
         change = len(sick) + 0.5
         axes.axvline(change, color=INK, linewidth=1, linestyle="--")
         axes.plot(range(1, len(sick) + 1), sick, **look(SICK), linewidth=1.6, label="faulty")
-        axes.plot(range(len(sick) + 1, len(sick) + len(fixed) + 1), fixed, **look(HEALTHY), linewidth=1.6, label=note)
+        steps = range(len(sick) + 1, len(sick) + len(fixed) + 1)
+        axes.plot(steps, fixed, **look(HEALTHY), linewidth=1.6, label="fixed")
     everything = [value for pair in patients.values() for values in pair for value in values]
     grid[0].set_ylim(min(0.0, *everything) - 0.05, 1.08 * max(everything) + 0.05)
     figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, **OPEN_LEGEND)
@@ -239,15 +225,10 @@ def outcomes(
         cases: name → (accuracies of the faulty runs, of the fixed runs), shares from 0 to 1.
         base: (accuracy, low, high) of the model before any training, drawn as a line in its interval.
 
-    Raises:
-        ValueError: no cases.
-
     >>> figure = outcomes({"lr too high": ([0.0, 0.1], [0.8, 0.9])}, base=(0.4, 0.35, 0.45))
     >>> figure.axes[0].get_xlabel()
     'held-out problems solved (%)'
     """
-    if not cases:
-        raise ValueError("cases is empty: give at least one")
     figure = sheet(WIDE, 1.0 + 0.42 * len(cases))
     axes = figure.add_subplot()
     style_axes(axes, "", "", "held-out problems solved (%)")

@@ -21,7 +21,6 @@ from grpo_edu.figures.style import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator
 
 
 def interval_rows(
@@ -41,16 +40,12 @@ def interval_rows(
         title: what the runs are.
         reference: a share between 0 and 1 that gets a dashed line, such as the mean of all runs.
 
-    Raises:
-        ValueError: no series, or one whose length is not that of names; a count outside 0..trials.
+    Raises ValueError for a count outside 0..trials.
 
     >>> figure = interval_rows({"base": [5, 7]}, ["seed 0", "seed 1"], trials=10, title="Two runs")
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['seed 0', 'seed 1']
     """
-    if not counts or any(len(successes) != len(names) for successes in counts.values()):
-        lengths = {label: len(successes) for label, successes in counts.items()}
-        raise ValueError(f"counts must have at least one series of {len(names)} runs, one per name; got {lengths}")
     figure, (axes,) = panel_grid(1, height=1.2 + (0.12 + 0.1 * len(counts)) * len(names))
     style_axes(axes, title, "", "problems solved (%), with 95% intervals")
     if reference is not None:
@@ -74,15 +69,10 @@ def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str,
         threshold: the share that must not be exceeded; a dashed line.
         title, xlabel: what the shares are; the axis is in percent.
 
-    Raises:
-        ValueError: no shares, or one outside 0 … 1.
-
     >>> figure = threshold_bars({"one look": 0.04, "five looks": 0.14}, threshold=0.05, title="Errors", xlabel="%")
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['4%', '14%']
     """
-    if not shares or not all(0 <= share <= 1 for share in shares.values()):
-        raise ValueError(f"shares must have one or more numbers between 0 and 1, got {dict(shares)}")
     figure, (axes,) = panel_grid(1, height=1.2 + 0.4 * len(shares))
     style_axes(axes, title, "", xlabel)
     for row, share in enumerate(shares.values()):
@@ -109,18 +99,11 @@ def problems_needed_chart(
         needed: label → problems needed, one number per gain.
         sizes: label → problems of an evaluation; a dashed line each.
 
-    Raises:
-        ValueError: a series that is not as long as gains, or is empty; a number that is not positive.
-
     >>> figure = problems_needed_chart([0.01, 0.1], {"paired": [3000, 30]}, sizes={"ours": 300})
     >>> figure.axes[0].get_yscale()
     'log'
     """
-    if not gains or any(len(numbers) != len(gains) for numbers in needed.values()):
-        raise ValueError(f"needed must have one number per gain, so {len(gains)} per series, and gains at least one")
-    if min(min(gains), *(min(numbers) for numbers in needed.values()), *sizes.values()) <= 0:
-        raise ValueError("gains, needed and sizes must be positive because both axes are logarithmic")
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import FixedLocator, NullLocator
 
     figure, (axes,) = panel_grid(1, height=3.8)
     style_axes(axes, "How many problems does a claim need?", "problems (log scale)", "true gain in points (log scale)")
@@ -128,7 +111,8 @@ def problems_needed_chart(
     for number, (label, numbers) in enumerate(needed.items()):
         axes.plot(points, numbers, **look(number), linewidth=1.8, label=label)
     axes.set(xscale="log", yscale="log")
-    axes.xaxis.set_major_locator(_ticks(points))
+    ticks = [tick for tick in (0.5, 1, 2, 5, 10, 20, 50) if min(points) <= tick <= max(points)]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -137,9 +121,3 @@ def problems_needed_chart(
         note(axes, label, (min(points), size), (0, 3), va="baseline")
     figure.legend(loc="outside upper right", ncols=len(needed), **OPEN_LEGEND)
     return figure
-
-
-def _ticks(points: Sequence[float]) -> "FixedLocator":
-    from matplotlib.ticker import FixedLocator
-
-    return FixedLocator([tick for tick in (0.5, 1, 2, 5, 10, 20, 50) if min(points) <= tick <= max(points)])

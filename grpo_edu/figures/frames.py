@@ -4,13 +4,12 @@ The picture is one SVG image with CSS animation, so it needs neither a kernel no
 whole curves, so a reader who sees no motion (on paper, or with motion switched off) still sees all numbers.
 """
 
-import base64
 import html
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from grpo_edu.figures.style import COLORS, GRID, INK, PAPER
+from grpo_edu.figures.style import COLORS, GRID, INK, PAPER, image_tag
 
 if TYPE_CHECKING:
     from grpo_edu.figures.curves import HTMLImage
@@ -34,14 +33,10 @@ def probability_svg(
         notes: F short texts, one per frame, shown at the right of the update's number; none by default.
         rate: frames per second. The first and the last frame stay for two seconds more.
 
-    Raises:
-        ValueError: fewer than two frames, a frame or `notes` of another length, or a probability outside 0 to 1.
-
     >>> svg = probability_svg([[0.5, 0.5], [0.6, 0.4]], ["left", "right"], title="Left becomes more likely")
     >>> svg.count('class="frame"'), "0.60" in svg
     (2, True)
     """
-    _check(frames, names, notes)
     last = len(frames) - 1
     step = 1 / rate
     starts = [0.0] + [_HOLD + update * step for update in range(1, len(frames))]
@@ -82,37 +77,21 @@ def _words(frames: Sequence[Sequence[float]], names: Sequence[str], title: str) 
     return f"{title}: {shown}. Values: ≈ {', '.join(ends)}"
 
 
-def html_animation(svg: str, alt: str = "") -> "HTMLImage":
+def html_animation(svg: str) -> "HTMLImage":
     """The SVG as an image with alternative text, inside a block that the reader can close to stop the motion.
 
     With `tests/nbval_sanitize.cfg`, nbval compares the alternative text and ignores the bytes of the picture.
 
-    Args:
-        svg: from `probability_svg`.
-        alt: what the animation shows, in words; by default its title and where each probability begins and ends.
+    svg: from `probability_svg`. The text says its title, and where each probability begins and ends.
 
-    >>> html_animation(probability_svg([[0.5], [0.6]], ["left"], title="Left"), "Left grows from 0.50 to 0.60")
-    <image: Left grows from 0.50 to 0.60>
+    >>> html_animation(probability_svg([[0.5], [0.6]], ["left"], title="Left"))
+    <image: Left: probability of left over 1 updates. Values: ≈ left from 0.50 to 0.60>
     """
     from grpo_edu.figures.curves import HTMLImage
 
-    alt = alt.strip() or html.unescape("".join(re.findall("<desc>(.*?)</desc>", svg, re.DOTALL)))
-    payload = base64.b64encode(svg.encode()).decode()
-    style = f"width:{_WIDTH}px;max-width:100%;height:auto"
-    image = f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/svg+xml;base64,{payload}">'
+    alt = html.unescape("".join(re.findall("<desc>(.*?)</desc>", svg, re.DOTALL)))
+    image = image_tag(svg.encode(), "svg+xml", alt, _WIDTH)
     return HTMLImage(f"<details open><summary>Animation (click here to hide it)</summary>{image}</details>", alt)
-
-
-def _check(frames: Sequence[Sequence[float]], names: Sequence[str], notes: Sequence[str]) -> None:
-    if len(frames) < 2:
-        raise ValueError(f"frames must hold at least two rows of probabilities, got {len(frames)}")
-    if notes and len(notes) != len(frames):
-        raise ValueError(f"notes must have one text per frame, so {len(frames)}; got {len(notes)}")
-    for update, values in enumerate(frames):
-        if len(values) != len(names):
-            raise ValueError(f"frames[{update}] must have one value per name, so {len(names)}; got {len(values)}")
-        if not all(0 <= value <= 1 + 1e-6 for value in values):
-            raise ValueError(f"frames[{update}] must hold probabilities between 0 and 1, got {list(values)}")
 
 
 def _columns(frames: Sequence[Sequence[float]], names: Sequence[str], last: int) -> list[str]:

@@ -4,13 +4,12 @@ Drawing the same panels with matplotlib takes a tenth of a second on a quiet com
 a busy one. The colors and the thin and thick lines are those of `grpo_edu.figures.curves.training_curves`.
 """
 
-import base64
 import html
 import math
 from collections.abc import Mapping, Sequence
 
 from grpo_edu.figures.curves import PANELS, column, part_name, reward_parts
-from grpo_edu.figures.style import COLORS, GRID, INK, PAPER, moving_mean
+from grpo_edu.figures.style import COLORS, GRID, INK, PAPER, image_tag, moving_mean
 
 ACCURACY = "heldout accuracy"  # the key of the accuracy on held-out problems in those rows in which it was measured
 
@@ -19,20 +18,18 @@ _LEFT, _RIGHT, _TOP, _HEIGHT = 52, 18, 42, 96  # of the curves within their pane
 _FONT = "font-family:Helvetica,Arial,sans-serif;font-size:12px"
 
 
-def live_curves(history: Sequence[Mapping[str, float]], max_steps: int, *, window: int = 5) -> str:
+def live_curves(history: Sequence[Mapping[str, float]], max_steps: int) -> str:
     """Panels of the run's metrics over its steps, as the text of an SVG image.
 
-    The thin line is what was measured, the thick line is the mean of the last `window` steps, and the number at its end
+    The thin line is what was measured, the thick line is the mean of the last five steps, and the number at its end
     is that mean. The horizontal axis is as long as the whole run, so the empty part shows how much is left.
 
     Args:
         history: one dict of metrics per step, with "step". Where held-out problems were solved it has `ACCURACY`; step
             0 has nothing else.
         max_steps: the number of steps of the whole run, at least the last step of the history.
-        window: steps in the moving mean.
 
-    Raises:
-        ValueError: an empty history.
+    Raises ValueError: an empty history.
 
     >>> svg = live_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}], max_steps=30)
     >>> svg.count("<polyline"), "Reward" in svg, "step 30" in svg
@@ -47,7 +44,7 @@ def live_curves(history: Sequence[Mapping[str, float]], max_steps: int, *, windo
     parts = []
     for number, (key, name, limits) in enumerate(chosen):
         series = {key: column(history, key)} | (reward_parts(history) if key == "reward" else {})
-        smooth = 1 if key == ACCURACY else window
+        smooth = 1 if key == ACCURACY else 5
         parts += _panel(number, name, steps, max_steps, list(series.items()), limits, smooth)
     height = _ROW * math.ceil(len(chosen) / 2) + 4
     return "\n".join(
@@ -63,9 +60,7 @@ def live_curves(history: Sequence[Mapping[str, float]], max_steps: int, *, windo
 
 def svg_image(svg: str, alt: str) -> str:
     """The SVG as an `<img>` with alternative text, at most as wide as the page."""
-    payload = base64.b64encode(svg.encode()).decode()
-    style = f"width:{_WIDTH}px;max-width:100%;height:auto"
-    return f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/svg+xml;base64,{payload}">'
+    return image_tag(svg.encode(), "svg+xml", alt, _WIDTH)
 
 
 def _panel(

@@ -19,15 +19,10 @@ def interval_table(rows: Sequence[Mapping], *, margin: float, title: str) -> Fig
         margin: half the width of the band, a share.
         title: what changed.
 
-    Raises:
-        ValueError: no rows.
-
     >>> row = {"model": "tiny", "scheme": "bf16", "difference": 0.0, "low": -0.01, "high": 0.01}
     >>> [label.get_text() for label in interval_table([row], margin=0.03, title="Accuracy").axes[0].get_yticklabels()]
     ['tiny']
     """
-    if not rows:
-        raise ValueError("rows is empty: give at least one change")
     models, schemes = (list(dict.fromkeys(row[name] for row in rows)) for name in ("model", "scheme"))
     figure, (axes,) = panel_grid(1, height=1.4 + (0.25 + 0.13 * len(schemes)) * len(models))
     style_axes(axes, title, "", "change against float32, points, with 95% intervals")

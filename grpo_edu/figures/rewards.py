@@ -35,16 +35,11 @@ def reward_against_accuracy(runs: Sequence[Mapping[str, Any]], *, title: str = "
             "difference", "low" and "high"; an accuracy as a share, 0.1 = 10 points.
         title: of the figure.
 
-    Raises:
-        ValueError: no runs.
-
     >>> reward, accuracy = ({"difference": d, "low": d - 0.1, "high": d + 0.1} for d in (0.3, -0.2))
     >>> figure = reward_against_accuracy([{"condition": "a", "reward_change": reward, "accuracy_change": accuracy}])
     >>> figure.axes[0].get_xlabel()
     'change of the mean reward, with 95% interval'
     """
-    if not runs:
-        raise ValueError("runs is empty: pass at least one run")
     figure, (axes,) = panel_grid(1, height=4.0)
     style_axes(axes, title, "change of accuracy (points)", "change of the mean reward, with 95% interval")
     conditions = list(dict.fromkeys(run["condition"] for run in runs))
@@ -84,17 +79,10 @@ def sum_and_exploits(
         passed: exploit → for each column, whether an honest completion earns strictly more than the exploit.
         columns: names of the rewards, the last one of their sum.
 
-    Raises:
-        ValueError: no completion, or a row of `passed` of another length than `columns`.
-
     >>> figure = sum_and_exploits({"yours": {"a": 1.0, "b": -0.5}}, {"guess": [True, False]}, ["a", "sum"])
     >>> [axes.get_title(loc="left") for axes in figure.axes]
     ['Weighted parts of the reward', 'Exploits']
     """
-    if not paid:
-        raise ValueError("paid is empty: pass at least one completion")
-    if any(len(row) != len(columns) for row in passed.values()):
-        raise ValueError(f"passed must have one value per column, so {len(columns)} in each row")
     heights = [1.1 + 0.35 * len(paid), 0.9 + 0.19 * len(passed)]
     figure = sheet(7.0, sum(heights) + 0.4)
     top, below = figure.subplots(2, 1, height_ratios=heights)

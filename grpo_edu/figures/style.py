@@ -6,6 +6,8 @@ color and font size is set explicitly on an opaque light background, so a figure
 under any rcParams.
 """
 
+import base64
+import html
 import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,8 +30,7 @@ OPEN_LEGEND = {**LEGEND, "frameon": False}
 def moving_mean(values: Iterable[float], window: int) -> list[float]:
     """Mean of the last `window` values at each position, of fewer at the start; NaN is left out.
 
-    Raises:
-        ValueError: window < 1.
+    Raises ValueError for window < 1.
 
     >>> moving_mean([1.0, 2.0, 6.0], 2)
     [1.0, 1.5, 4.0]
@@ -49,6 +50,13 @@ def sheet(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+
+
+def image_tag(picture: bytes, kind: str, alt: str, width: int) -> str:
+    """A picture as an `<img>` with alternative text, which shrinks with its page; kind: "png" or "svg+xml"."""
+    payload = base64.b64encode(picture).decode()
+    style = f"width:{width}px;max-width:100%;height:auto"
+    return f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/{kind};base64,{payload}">'
 
 
 def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[Axes]]":

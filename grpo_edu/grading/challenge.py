@@ -185,7 +185,7 @@ class CountingSampler(Sampler):
     left: int = 0
     tokens: int = 0
 
-    def generate(self, prompts: Sequence[str], generator: torch.Generator) -> Rollout:
+    def generate(self, prompts: Sequence[str], generator: torch.Generator | None) -> Rollout:
         """As `Sampler.generate`; raises BudgetUsed when the budget is exceeded."""
         rollout = super().generate(prompts, generator)
         count = int(rollout.completion_mask.sum())

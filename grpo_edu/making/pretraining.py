@@ -21,7 +21,7 @@ import torch
 
 from grpo_edu.continual.examples import target_logits
 from grpo_edu.evaluation import Evaluation, evaluate
-from grpo_edu.figures.curves import loss_curve
+from grpo_edu.figures.objective import line_panels
 from grpo_edu.making.corpus import END, PAD, PretrainingConfig, batches, heldout_keys, train_tokenizer
 from grpo_edu.models import save_policy, tiny_dir
 from grpo_edu.problems.files import load_problems
@@ -55,7 +55,9 @@ def write_card(
         "greedy": greedy.to_dict(),
     }
     steps, losses = zip(*record["loss"], strict=True)
-    loss_curve(losses, steps=steps, window=1).savefig(folder / "loss.png", dpi=120)
+    panels = {"Training loss": {"training": losses}}
+    figure = line_panels(steps, panels, xlabel="step", ylabels=["nats per token (log scale)"], yscale="log")
+    figure.savefig(folder / "loss.png", dpi=120)
     (folder / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(_card_text(record), encoding="utf-8")
     return record

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from grpo_edu.quantization.numbers import QuantizedTensor, quantize
 
-GROUP_SIZE = 32  # of int4; the kernel takes 32, 64, 128 or 256
+GROUP_SIZE = 32  # of int4
 _ROWS_AT_ONCE = 1024  # of a weight that is dequantized
 _FEW = 16  # rows of x up to which the product with int8 weights is faster than dequantizing them
 
@@ -49,17 +49,8 @@ class QuantizedLayer(nn.Module):
         raise NotImplementedError
 
     def store(self) -> dict[str, Tensor]:
-        """The tensors that a file keeps of this layer, without those of its modules; `restore` reads them."""
+        """The tensors that a file keeps of this layer, without those of its modules."""
         return {name: buffer for name, buffer in self.named_buffers(recurse=False) if buffer is not None}
-
-    def restore(self, stored: dict[str, Tensor]) -> None:
-        """Set the tensors that `store` returned for a layer of this shape."""
-        for name, tensor in stored.items():
-            if name != "q":
-                getattr(self, name).copy_(tensor)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) → (…, N), in the dtype of x."""
@@ -130,18 +121,11 @@ class DynamicInt8Linear(QuantizedLayer):
         parts = quantize(layer.weight.detach(), dim=0)
         self.register_buffer("scale", parts.scale.flatten())
         self.has_kernel = _kernel_or_warning("int8-dynamic")
-        self._pack(parts.q)
-
-    def _pack(self, q: Tensor) -> None:
-        self.packed = _onednn_pack(q) if self.has_kernel else q
+        self.packed = _onednn_pack(parts.q) if self.has_kernel else parts.q
         self.zero = torch.zeros(self.out_features, dtype=torch.int32)
 
     def store(self) -> dict[str, Tensor]:
         return {"q": self.parts().q, **super().store()}
-
-    def restore(self, stored: dict[str, Tensor]) -> None:
-        super().restore(stored)
-        self._pack(stored["q"])
 
     def parts(self) -> QuantizedTensor:
         q = self.packed.to_dense().t().contiguous() if self.has_kernel else self.packed
@@ -163,52 +147,43 @@ class Int4Linear(QuantizedLayer):
     scale: Tensor
     zero_point: Tensor
 
-    def __init__(self, layer: nn.Linear, group_size: int = GROUP_SIZE) -> None:
+    def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.out_features, layer.in_features, layer.bias)
-        self.group_size = group_size
-        parts = quantize(layer.weight.detach(), bits=4, symmetric=False, group_size=group_size)
+        parts = quantize(layer.weight.detach(), bits=4, symmetric=False, group_size=GROUP_SIZE)
         self.register_buffer("scale", parts.scale.squeeze(-1).to(torch.bfloat16))  # (N, K/g)
         self.register_buffer("zero_point", parts.zero_point.squeeze(-1).to(torch.uint8))
         self.has_kernel = _kernel_or_warning("int4-group")
-        self._pack(parts.q)
-
-    def _pack(self, q: Tensor) -> None:
-        self.packed = _int4_pack(q) if self.has_kernel else q
+        self.packed = _int4_pack(parts.q) if self.has_kernel else parts.q
 
     def store(self) -> dict[str, Tensor]:
         q = self.parts().q
         return {"q": q[:, ::2] | q[:, 1::2] << 4, **super().store()}  # two to a byte
 
-    def restore(self, stored: dict[str, Tensor]) -> None:
-        super().restore(stored)
-        q = stored["q"]
-        self._pack(torch.stack([q & 15, q >> 4], dim=-1).flatten(1))
-
     def parts(self) -> QuantizedTensor:
         q = self.packed
         if self.has_kernel:  # the product with the unit matrix gives back the weights
             unit = torch.ones_like(self.scale)
-            rows = _int4_product(torch.eye(self.in_features), q, self.group_size, unit, torch.zeros_like(unit))
+            rows = _int4_product(torch.eye(self.in_features), q, GROUP_SIZE, unit, torch.zeros_like(unit))
             q = (rows + 8).to(torch.uint8).t().contiguous()
         scale, zero_point = self.scale[..., None].float(), self.zero_point[..., None].float()
-        return QuantizedTensor(q, scale, zero_point, 4, self.group_size)
+        return QuantizedTensor(q, scale, zero_point, 4, GROUP_SIZE)
 
     def product(self, x: Tensor) -> Tensor:
         """(M, K) → (M, N)."""
         if not self.has_kernel:
             return _dequantized_product(x, self.parts())
         zero = (8 - self.zero_point.to(torch.bfloat16)) * self.scale
-        return _int4_product(x, self.packed, self.group_size, self.scale, zero)
+        return _int4_product(x, self.packed, GROUP_SIZE, self.scale, zero)
 
 
-def int4_obstacle(layer: nn.Linear, group_size: int = GROUP_SIZE) -> str:
+def int4_obstacle(layer: nn.Linear) -> str:
     """Why the int4 kernel cannot multiply by a layer; "" if it can.
 
     >>> int4_obstacle(nn.Linear(64, 40))
     '40 outputs, not a multiple of 16'
     """
-    if layer.in_features % group_size:
-        return f"{layer.in_features} inputs, not a multiple of the group size {group_size}"
+    if layer.in_features % GROUP_SIZE:
+        return f"{layer.in_features} inputs, not a multiple of the group size {GROUP_SIZE}"
     if layer.out_features % 16:
         return f"{layer.out_features} outputs, not a multiple of 16"
     return ""

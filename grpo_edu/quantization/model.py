@@ -19,8 +19,6 @@ weights, and the probabilities of the tokens are computed from them.
 from __future__ import annotations
 
 import copy
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,9 +35,7 @@ from grpo_edu.quantization.layers import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_RECORD = "quantization.json"
+    from transformers import PreTrainedModel
 
 
 def quantize_model(model: PreTrainedModel, scheme: str, *, embeddings: bool = True) -> PreTrainedModel:
@@ -76,7 +72,7 @@ def quantize_model(model: PreTrainedModel, scheme: str, *, embeddings: bool = Tr
             shared.pop(id(table), None)
         small = copy.deepcopy(model, shared)  # what gets replaced is not copied before
         _replace_layers(small, scheme, embeddings=embeddings)
-    small.quantization_scheme, small.quantized_embeddings = scheme, embeddings
+    small.quantization_scheme = scheme
     return small.requires_grad_(False).eval()
 
 
@@ -109,60 +105,6 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
 def stored_bytes(model: PreTrainedModel) -> int:
     """Bytes of a model's tensors, in memory and on disk."""
     return sum(tensor.nbytes for tensor in stored_tensors(model).values())
-
-
-def save_quantized(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> Path:
-    """Write a quantized model to a folder, for `load_quantized`; returns the file of its weights.
-
-    Raises:
-        ValueError: the model is not quantized; FileExistsError: the folder holds something; OSError.
-    """
-    from safetensors.torch import save_file
-
-    scheme, folder = quantization_scheme(model), Path(folder).expanduser()
-    if scheme is None:
-        raise ValueError("model is not quantized; make a copy with quantize_model first, or save it with save_policy")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"folder: {folder} is not empty; choose a new or empty folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    record = {"scheme": scheme, "embeddings": model.quantized_embeddings}
-    (folder / _RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
-    save_file(stored_tensors(model), folder / "quantized.safetensors")
-    return folder / "quantized.safetensors"
-
-
-def load_quantized(folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model that `save_quantized` wrote, with exactly the same numbers.
-
-    Raises:
-        FileNotFoundError: the folder has no quantized model; ValueError: its weights do not fit its config.json.
-    """
-    from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
-
-    folder = Path(folder).expanduser()
-    if not (folder / _RECORD).is_file():
-        raise FileNotFoundError(f"folder: {folder} has no quantized model; save one there with save_quantized")
-    record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
-    model = quantize_model(model, record["scheme"], embeddings=record["embeddings"])
-    model.generation_config = GenerationConfig.from_pretrained(folder)
-    found, wanted = load_file(folder / "quantized.safetensors"), stored_tensors(model)
-    shapes = [{name: (tensor.shape, tensor.dtype) for name, tensor in part.items()} for part in (found, wanted)]
-    if shapes[0] != shapes[1]:
-        odd = sorted(name for name in {*found, *wanted} if shapes[0].get(name) != shapes[1].get(name))
-        raise ValueError(f"folder: {folder} has weights that do not fit its config.json ({odd[0]}, …); save it again")
-    for name, module in model.named_modules():
-        own = {key.rpartition(".")[2]: found[key] for key in found if key.rpartition(".")[0] == name}
-        if isinstance(module, QuantizedLayer):
-            module.restore(own)
-        else:
-            for key, tensor in own.items():
-                getattr(module, key).copy_(tensor)
-    return model, PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def _linear_layers(model: nn.Module) -> dict[str, nn.Linear]:

@@ -56,8 +56,7 @@ def quantize(
         dim: one scale per index of this dimension (0: the channels of a weight); None: one scale for the whole tensor.
         group_size: one scale per group of so many neighbors along the last dimension; cannot be combined with `dim`.
 
-    Raises:
-        ValueError: an argument out of range, a number that is not finite, a last dimension that does not divide.
+    Raises ValueError: an argument out of range, a number that is not finite, a last dimension that does not divide.
 
     >>> quantize(torch.tensor([[-1.27, 0.004, 0.5], [0.0, 2.54, 0.01]])).q
     tensor([[-64,   0,  25],
@@ -93,8 +92,7 @@ def relative_error(x: Tensor, approximation: Tensor) -> float:
     Args:
         x, approximation: one shape.
 
-    Raises:
-        ValueError: shapes that differ, or an x of zeros only.
+    Raises ValueError: shapes that differ, or an x of zeros only.
 
     >>> relative_error(torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]]), torch.tensor([[3.0, 3.5, 0.0], [0.0] * 3]))
     0.1

@@ -67,8 +67,7 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
     Returns:
         (B, C), for `losses.grpo_loss(importance_weights=…)`.
 
-    Raises:
-        ValueError: shapes that differ, a cap that is not positive.
+    Raises ValueError: shapes that differ, a cap that is not positive.
 
     >>> import torch
     >>> sampled = torch.tensor([[0.5, 0.5, 0.1], [0.25, 0.5, 0.5]]).log()
@@ -76,7 +75,11 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
     tensor([[1.0000, 0.5000, 3.0000],
             [2.0000, 1.0000, 1.0000]])
     """
-    _check_pair(old_per_token_logps, sampling_per_token_logps)
+    if old_per_token_logps.shape != sampling_per_token_logps.shape:
+        raise ValueError(
+            f"sampling_per_token_logps: expected shape {tuple(old_per_token_logps.shape)}, got "
+            f"{tuple(sampling_per_token_logps.shape)}"
+        )
     if not cap > 0:
         raise ValueError(f"cap must be positive, got {cap}")
     return (old_per_token_logps.detach() - sampling_per_token_logps).exp().clamp(max=cap)
@@ -108,11 +111,3 @@ def mismatch_metrics(
         "sampling/importance_sampling_ratio/mean": ratio.mean().item(),
         "sampling/importance_sampling_ratio/max": ratio.max().item(),
     }
-
-
-def _check_pair(old_per_token_logps: Tensor, sampling_per_token_logps: Tensor) -> None:
-    if old_per_token_logps.shape != sampling_per_token_logps.shape:
-        raise ValueError(
-            f"sampling_per_token_logps: expected shape {tuple(old_per_token_logps.shape)}, got "
-            f"{tuple(sampling_per_token_logps.shape)}"
-        )

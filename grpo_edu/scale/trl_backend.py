@@ -33,7 +33,7 @@ from grpo_edu.config import ROLLOUTS, GRPOConfig
 from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import chat_messages
 from grpo_edu.rewards import RewardFunction
-from grpo_edu.rollout import generate
+from grpo_edu.rollout import Sampler
 from grpo_edu.trainer import check_inputs
 
 if TYPE_CHECKING:
@@ -46,36 +46,12 @@ _TRL_ALONE = ("epoch", "clip_ratio/low_min", "clip_ratio/high_max", "policy_loss
 _KNOWN = ("You are using 'rollout_func'", r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
 # Settings that mean the same in both configs, under the same name.
 _SHARED = (
-    "num_generations",
-    "max_completion_length",
-    "learning_rate",
-    "weight_decay",
-    "max_grad_norm",
-    "lr_scheduler_type",
-    "num_iterations",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "loss_type",
-    "importance_sampling_level",
-    "epsilon",
-    "epsilon_high",
-    "ref_model_mixup_alpha",
-    "delta",
-    "use_bias_correction_kl",
-    "off_policy_mask_threshold",
-    "top_entropy_quantile",
-    "entropy_coef",
-    "scale_rewards",
-    "multi_objective_aggregation",
-    "mask_truncated_completions",
-    "seed",
-    "optim",
-    "gradient_checkpointing",
-    "shuffle_dataset",
-)
+    "num_generations max_completion_length learning_rate weight_decay max_grad_norm lr_scheduler_type num_iterations "
+    "temperature top_p top_k min_p repetition_penalty loss_type importance_sampling_level epsilon epsilon_high "
+    "ref_model_mixup_alpha delta use_bias_correction_kl off_policy_mask_threshold top_entropy_quantile entropy_coef "
+    "scale_rewards multi_objective_aggregation mask_truncated_completions seed optim gradient_checkpointing "
+    "shuffle_dataset"
+).split()
 
 
 def train_with_trl(
@@ -97,8 +73,7 @@ def train_with_trl(
             where this package's trainer gives it strings, as always in TRL.
         rollout: what samples the completions, see `build_trainer`.
 
-    Raises:
-        ValueError: as `build_trainer`. Errors inside TRL are raised unchanged.
+    Raises ValueError: as `build_trainer`. Errors inside TRL are raised unchanged.
     """
     trainer = build_trainer(model, tokenizer, problems, reward_funcs, config, rollout=rollout)
     relay = _Relay()
@@ -137,8 +112,7 @@ def build_trainer(
             add to it, and give `output_dir`. None takes `trl_settings(config)` and a temporary folder that is
             removed with the trainer; nothing is reported, uploaded or saved.
 
-    Raises:
-        ValueError: too few problems, an unknown `rollout`, or a setting that TRL lacks; what TRL's config refuses.
+    Raises ValueError: too few problems, an unknown `rollout`, or a setting that TRL lacks; what TRL's config refuses.
     """
     import trl
     from datasets import Dataset
@@ -268,19 +242,8 @@ def group_rollout(
             tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
             for prompt in prompts[:: config.num_generations]
         ]
-        rollout = generate(
-            trainer.accelerator.unwrap_model(trainer.model),
-            tokenizer,
-            rendered,
-            num_generations=config.num_generations,
-            max_completion_length=config.max_completion_length,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            min_p=config.min_p,
-            repetition_penalty=config.repetition_penalty,
-            generator=generator,
-        )
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        rollout = Sampler(model, tokenizer, config).generate(rendered, generator)
         return {
             "prompt_ids": _unpadded(rollout.prompt_ids, rollout.prompt_mask),
             "completion_ids": _unpadded(rollout.completion_ids, rollout.completion_mask),

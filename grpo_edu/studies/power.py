@@ -17,29 +17,26 @@ import numpy as np
 from grpo_edu.problems.templates import data_dir
 
 
-def normal_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    r"""The textbook interval for a success rate (Wald). It is here to be compared with Wilson's, not to be used.
+def normal_interval(successes: int, trials: int) -> tuple[float, float]:
+    r"""The textbook 95% interval for a success rate (Wald). It is here to be compared with Wilson's, not to be used.
 
     .. math:: \hat p \pm z \sqrt{\hat p (1 - \hat p) / n}
 
     Args:
         successes: k, how many trials succeeded.
         trials: n ≥ 1.
-        confidence: coverage that is asked for, strictly between 0 and 1.
 
     Returns:
         (low, high), shares; they may leave [0, 1].
 
-    Raises:
-        ValueError: no trials, successes outside 0..trials, or confidence outside (0, 1).
+    Raises ValueError: no trials, or successes outside 0..trials.
 
     >>> normal_interval(10, 10)  # ten of ten, and no doubt left: this cannot be right
     (1.0, 1.0)
     """
-    _check_share("confidence", confidence)
     _check_count("successes", successes, trials)
     share = successes / trials
-    half_width = NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(share * (1 - share) / trials)
+    half_width = NormalDist().inv_cdf(0.975) * math.sqrt(share * (1 - share) / trials)
     return share - half_width, share + half_width
 
 
@@ -53,8 +50,7 @@ def coverage(interval: Callable[[int, int], tuple[float, float]], share: float, 
         share: p, the true success rate, strictly between 0 and 1.
         trials: n ≥ 1.
 
-    Raises:
-        ValueError: share outside (0, 1) or no trials.
+    Raises ValueError: share outside (0, 1) or no trials.
 
     >>> round(coverage(normal_interval, 0.98, 20), 2)  # two runs in three say "100%, no doubt", and are wrong
     0.33
@@ -76,8 +72,7 @@ def mcnemar_p_values(only_before: Sequence[int] | np.ndarray, only_after: Sequen
     Args:
         only_before, only_after: b and c, problems that only one of the runs solved; counts ≥ 0 that broadcast.
 
-    Raises:
-        ValueError: a negative count.
+    Raises ValueError: a negative count.
 
     >>> mcnemar_p_values([2, 0], [10, 0]).round(4)
     array([0.0386, 1.    ])
@@ -103,8 +98,7 @@ def mcnemar_power(only_before: float, only_after: float, trials: int, *, alpha: 
         trials: n ≥ 1, problems that both runs answer.
         alpha: p-values up to this one count as found.
 
-    Raises:
-        ValueError: a negative share, shares that sum to nothing or to more than 1, no trials, alpha outside (0, 1).
+    Raises ValueError: a negative share, shares that sum to nothing or to more than 1, no trials, alpha outside (0, 1).
 
     >>> round(mcnemar_power(0.05, 0.15, 100), 2)  # a gain of ten points on a hundred problems is found every other time
     0.54
@@ -160,8 +154,7 @@ def problems_needed_unpaired(before: float, after: float, *, power: float = 0.8,
         power: chance to find the difference, strictly between 0 and 1.
         alpha: two-sided error rate, strictly between 0 and 1.
 
-    Raises:
-        ValueError: an accuracy outside [0, 1], two equal ones, power or alpha outside (0, 1).
+    Raises ValueError: an accuracy outside [0, 1], two equal ones, power or alpha outside (0, 1).
 
     >>> problems_needed_unpaired(0.87, 0.89)
     4144
@@ -188,8 +181,7 @@ def possible_counts(percent: float, trials: int, *, decimals: int = 0) -> list[i
         trials: n ≥ 1, the problems that it is said to be of.
         decimals: digits after the point in the report.
 
-    Raises:
-        ValueError: no trials or a negative number of decimals.
+    Raises ValueError: no trials or a negative number of decimals.
 
     >>> possible_counts(71.7, 60, decimals=1), possible_counts(89, 60)
     ([43], [])
@@ -210,8 +202,7 @@ def mcnemar_range(before: int, after: int, trials: int) -> tuple[float, float]:
         before, after: problems solved by either run, of the same `trials` problems.
         trials: n ≥ 1.
 
-    Raises:
-        ValueError: no trials, or a count outside 0..trials.
+    Raises ValueError: no trials, or a count outside 0..trials.
 
     >>> [round(p, 2) for p in mcnemar_range(43, 48, 60)]  # 71.7% to 80.0% of 60 problems
     [0.06, 0.46]
@@ -292,8 +283,7 @@ def judge(key: str, holds: bool | None, because: str) -> Judgment:
         holds: what a computation has found.
         because: the reason, with the numbers recomputed.
 
-    Raises:
-        ValueError: an unknown claim, or no reason.
+    Raises ValueError: an unknown claim, or no reason.
 
     >>> print(judge("dataset", True, "GSM8K has 7,473 + 1,319 problems."))
     “Dataset: GSM8K (8K math reasoning samples)” (tutorial)

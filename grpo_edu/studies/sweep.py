@@ -296,15 +296,19 @@ class SweepResult:
     @property
     def difference(self) -> Estimate | None:
         """Accuracy of the chosen settings minus that of the start, with its interval over the new seeds."""
+        from grpo_edu.evaluation import mean_estimate
+
         if self.judged is None:
             return None
-        start, chosen = self.judged
-        return paired_difference(start.accuracies, chosen.accuracies)
+        start, chosen = (setting.accuracies for setting in self.judged)
+        return mean_estimate([after - before for before, after in zip(start, chosen, strict=True)])
 
     @property
     def outcome(self) -> str:
-        """`outcome` of the difference; "no winner" if there was no final comparison."""
-        return "no winner" if self.difference is None else outcome(self.difference)
+        """What may be concluded: "winner" or "worse" where the interval of the difference leaves out 0."""
+        if self.difference is None or self.difference.low <= 0 <= self.difference.high:
+            return "no winner"
+        return "winner" if self.difference.low > 0 else "worse"
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, ready for JSON."""
@@ -332,31 +336,6 @@ class SweepResult:
             if row["part"] == part and row["settings"] == settings and "accuracy" in row
         }
         return Tried(settings, tuple(by_seed[seed] for seed in seeds if seed in by_seed))
-
-
-def paired_difference(start: Sequence[float], chosen: Sequence[float]) -> Estimate:
-    """Mean over seeds of chosen minus start, with Student's interval; raises ValueError if seeds are missing.
-
-    >>> print(f"{paired_difference([0.5, 0.6, 0.5], [0.6, 0.7, 0.6]):+}")
-    +10 points [+10, +10]
-    """
-    from grpo_edu.evaluation import mean_estimate
-
-    if len(start) != len(chosen):
-        raise ValueError(f"`chosen` has {len(chosen)} seeds and `start` has {len(start)}; give the same seeds.")
-    return mean_estimate([after - before for before, after in zip(start, chosen, strict=True)])
-
-
-def outcome(difference: Estimate) -> str:
-    """What may be concluded from the difference between chosen and start: "winner", "no winner" or "worse".
-
-    >>> from grpo_edu.evaluation import Estimate
-    >>> outcome(Estimate(0.1, 0.02, 0.18)), outcome(Estimate(0.1, -0.02, 0.22)), outcome(Estimate(-0.1, -0.2, -0.05))
-    ('winner', 'no winner', 'worse')
-    """
-    if difference.low > 0:
-        return "winner"
-    return "worse" if difference.high < 0 else "no winner"
 
 
 def verdict_text(result: SweepResult) -> str:

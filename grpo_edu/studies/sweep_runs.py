@@ -24,7 +24,7 @@ from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.problems.templates import Problem
 from grpo_edu.runs.checkpoint import check_fingerprint, check_same_data, data_fingerprint, fingerprint
 from grpo_edu.runs.folder import RunFolder
-from grpo_edu.runs.log import RunLog, read_log
+from grpo_edu.runs.log import RunLog
 from grpo_edu.runs.profiles import Profile
 from grpo_edu.runs.request import RunRecord, load_split
 from grpo_edu.runs.run import open_policy, with_adapters
@@ -49,13 +49,7 @@ _STOPS = (KeyboardInterrupt, OSError, RuntimeError, *_FAILURES)
 
 
 def start_sweep(
-    profile: Profile,
-    plan: SweepPlan,
-    *,
-    output: str | Path | None = None,
-    overwrite: bool = False,
-    command: str = "",
-    progress: bool = True,
+    profile: Profile, plan: SweepPlan, *, output: str | Path | None = None, overwrite: bool = False, command: str = ""
 ) -> SweepResult:
     """Sweep over settings, starting from those of a profile, and save the sweep in a folder.
 
@@ -63,7 +57,7 @@ def start_sweep(
         profile: model, data and settings to start from (`profiles.load_profile`).
         plan: what is tried, and how it is compared.
         output: the folder; None makes a new one in runs/. overwrite: replace the run that it holds.
-        command: what was typed, for the record. progress: show a progress bar, in a notebook or a terminal.
+        command: what was typed, for the record.
 
     Raises:
         ValueError, OSError: input that is not valid, or a run with the starting settings that failed. A note of the
@@ -81,10 +75,10 @@ def start_sweep(
     config["data_fingerprints"] = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
     folder.check_room(0)
     with folder.begin(config, overwrite=overwrite):
-        return _execute(folder, config, problems, progress)
+        return _execute(folder, config, problems)
 
 
-def resume_sweep(output: str | Path, *, progress: bool = True) -> SweepResult:
+def resume_sweep(output: str | Path) -> SweepResult:
     """Resume a sweep that was stopped; stored runs are not repeated, and the result is the same.
 
     Raises ValueError if the folder holds no sweep, or its model or problems have changed; otherwise as `start_sweep`.
@@ -97,7 +91,7 @@ def resume_sweep(output: str | Path, *, progress: bool = True) -> SweepResult:
     found = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
     check_same_data(config.get("data_fingerprints"), found, folder.path)
     with folder.resume():
-        return _execute(folder, config, problems, progress)
+        return _execute(folder, config, problems)
 
 
 def _describe(profile: Profile, plan: SweepPlan, command: str) -> dict[str, Any]:
@@ -123,15 +117,13 @@ def _start_settings(config: GRPOConfig, plan: SweepPlan) -> dict[str, Any]:
     return {name: getattr(config, name) for name in plan.space}
 
 
-def _execute(
-    folder: RunFolder, config: dict[str, Any], problems: dict[str, list[Problem]], progress: bool
-) -> SweepResult:
+def _execute(folder: RunFolder, config: dict[str, Any], problems: dict[str, list[Problem]]) -> SweepResult:
     """Do the runs that are missing, and write the result."""
     plan, record = SweepPlan.from_dict(config["sweep"]), RunRecord.from_dict(config)
     start = _start_settings(record.request.config, plan)
     study = open_study(folder.path)
     total = (plan.trials + 1) * len(plan.seeds) + 2 * plan.judge_seeds
-    with tqdm(total=total, desc="Runs", disable=None if progress else True) as bar:
+    with tqdm(total=total, desc="Runs", disable=None) as bar:
         runs = Runs(record, problems, study, bar)
         try:
             search(study, runs, plan, start)
@@ -179,7 +171,8 @@ class Runs:
         except _FAILURES as error:
             record["failure"] = " ".join((str(error) or type(error).__name__).split())
         record["seconds"] = round(time.perf_counter() - started, 2)
-        self.study.set_user_attr(_key(len(self.records)), record)
+        # in alphabetical order the names of the runs are in that of the runs
+        self.study.set_user_attr(f"run {len(self.records):06d}", record)
         self.records.append(record)
         self.bar.update()
         return record
@@ -270,16 +263,7 @@ def open_study(folder: Path) -> optuna.Study:
     study = optuna.create_study(storage=storage, study_name="sweep", direction="maximize", load_if_exists=True)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(trial.number, state=TrialState.FAIL)
-    earlier = folder / "runs.jsonl"  # where earlier versions stored the runs
-    if earlier.is_file() and not study.user_attrs:
-        for number, record in enumerate(read_log(earlier)):
-            study.set_user_attr(_key(number), record)
     return study
-
-
-def _key(number: int) -> str:
-    """The name of a run among the study's attributes; in alphabetical order the runs are in theirs."""
-    return f"run {number:06d}"
 
 
 def load_optuna() -> Any:

@@ -1,6 +1,6 @@
-from tempfile import TemporaryDirectory
+from safetensors.torch import save
 
-from grpo_edu.quantization.model import save_quantized
+from grpo_edu.quantization.model import stored_tensors
 
 assert 0.45 < worst <= 0.5 + 1e-4, "rounding moves a number by at most half a step"
 assert 10 < errors["per tensor"][2] / errors["per tensor"][6] < 25, "four bits fewer, an error about 16 times as large"
@@ -12,8 +12,7 @@ finer = relative_error(W, quantize(W, bits=4, dim=0).dequantize())
 assert finer < 0.9 * relative_error(W, quantize(W, bits=4).dequantize())
 
 for scheme, small in copies.items():
-    with TemporaryDirectory() as folder:
-        content = save_quantized(small, tokenizer, Path(folder)).read_bytes()
+    content = save(stored_tensors(small))
     header = 8 + int.from_bytes(content[:8], "little")
     assert len(content) - header == stored_bytes(small), f"{scheme}: what is counted is what the file holds"
 
