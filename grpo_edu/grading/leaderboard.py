@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -63,49 +62,14 @@ def leaderboard_page(entries: Sequence[Entry], record: Mapping[str, Any]) -> str
 
     entries: with at least two seeds each. record: what ``leaderboard.json`` holds besides the entries.
     """
-    rules = record["rules"]
-    body = [
-        "<h1>Challenge: leaderboard</h1>",
-        f"<p>Every submission was trained with the same {rules['seeds']} new seeds, and evaluated on "
-        f"{rules['num_heldout']} new held-out problems per seed, with one sampled answer each. Submissions whose "
-        "intervals overlap are tied: a rank is one more than the number of submissions that are better by their whole "
-        "interval.</p>",
-    ]
+    sections = []
     for start in dict.fromkeys(one.start for one in entries):
-        body.append(
-            f"<h2>From <code>{html.escape(start)}</code>: {rules['budget'][start]:,} sampled tokens per run</h2>"
-        )
-        body += _section(start, [one for one in entries if one.start == start])
-    isolation = "isolated by bubblewrap" if record["isolation"] == "bubblewrap" else "run WITHOUT ISOLATION"
-    body.append(
-        f"<h2>How it was judged</h2><p>The code was {isolation}. Seed {record['seed']}, grpo_edu {record['grpo_edu']}"
-        f": <code>{html.escape(record['command'])}</code></p>"
-    )
-    return page("Challenge: leaderboard", "\n".join(body))
-
-
-def _section(start: str, entries: Sequence[Entry]) -> list[str]:
-    """The part of the page about one starting model."""
-    ranked = sorted((one for one in entries if one.estimate), key=lambda one: -sum(one.accuracies))
-    body = []
-    if ranked:
-        best = ranked[0]
-        words = f"Mean accuracies with intervals of {len(ranked)} entries; the highest is {best.name}, {best.estimate}."
-        body.append(image(plot_entries(ranked, start), words))
-    head = '<th class="number">rank</th><th>submission</th><th>accuracy</th><th>of each seed</th>'
-    rows = "".join(
-        f'<tr><td class="number">{rank(one, ranked)}</td><td>{html.escape(one.name)}</td><td>{one.estimate}</td>'
-        f"<td>{', '.join(f'{value:.1%}' for value in one.accuracies)}</td>"
-        f'<td class="number">{max(one.tokens, default=0):,}</td></tr>'
-        for one in ranked
-    )
-    body.append(f'<table><tr>{head}<th class="number">most tokens</th></tr>{rows}</table>')
-    rejected = [f"<li>{html.escape(one.name)}: {html.escape(one.rejected)}</li>" for one in entries if one.rejected]
-    if rejected:
-        body.append(f'<h3>Rejected</h3><ul class="trouble">{"".join(rejected)}</ul>')
-    body += [
-        f"<details><summary>Note of {html.escape(one.name)}</summary><pre>{html.escape(one.note)}</pre></details>"
-        for one in ranked
-        if one.note
-    ]
-    return body
+        own = [one for one in entries if one.start == start]
+        ranked = sorted((one for one in own if one.estimate), key=lambda one: -sum(one.accuracies))
+        figure = None
+        if ranked:
+            best = f"the highest is {ranked[0].name}, {ranked[0].estimate}"
+            words = f"Mean accuracies with intervals of {len(ranked)} entries; {best}."
+            figure = image(plot_entries(ranked, start), words)
+        sections.append((start, ranked, figure, [one for one in own if one.rejected]))
+    return page("leaderboard", sections=sections, record=record, rank=rank)

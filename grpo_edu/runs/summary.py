@@ -381,7 +381,7 @@ def report_evaluation(
     dtype: str = "float32",
     progress: bool = True,
 ) -> EvaluationReport:
-    """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `run_evaluation`.
+    """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `evaluate`.
 
     n: problems, balanced over the sets; None: 300, and of GSM8K alone all 1,319.
 
