@@ -289,7 +289,7 @@ def test_what_cannot_be_done_is_said(arguments, words, capsys, tmp_path, monkeyp
 
 def test_without_isolation_nothing_is_judged_unless_asked(submit, tmp_path, monkeypatch, capsys):
     submit()
-    monkeypatch.setattr(challenge, "isolation_problem", lambda: "There is no bubblewrap.")
+    monkeypatch.setattr("grpo_edu.grading.sandbox.isolation_problem", lambda: "There is no bubblewrap.")
     command = ["challenge", "judge", str(tmp_path / "submissions"), "--output", str(tmp_path / "out")]
     assert main(command) == 2
     assert "There is no bubblewrap" in capsys.readouterr().err and not (tmp_path / "out").exists()

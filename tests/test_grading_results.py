@@ -2,7 +2,7 @@
 
 import csv
 import io
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -57,7 +57,7 @@ def table(text):
 
 
 def test_a_grade_is_the_same_after_a_file():
-    assert StudentGrade.from_json(ana().to_json()) == ana()
+    assert StudentGrade.from_json(asdict(ana())) == ana()
 
 
 def test_points_of_questions_and_notebooks():

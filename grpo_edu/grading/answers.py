@@ -69,9 +69,11 @@ def _run(
     left: float,
 ) -> float:
     """Repair and run one notebook, and enter what came of it; the seconds that it took."""
+    from nbgrader.preprocessors import CheckCellMetadata
+
     grade = result.grade
     whole, troubles = repaired(notebook, master)
-    _check_marks(whole)
+    CheckCellMetadata().preprocess(whole, {})  # nbgrader itself must accept what we repaired
     result.notebooks[master.name] = whole
     grade.open_answers[master.name] = open_answers(whole, master)
     grade.looks += [f"{master.name}: {word}" for word in looks(whole, master)]
@@ -116,13 +118,6 @@ def _matched(
             if len(found) > 1:
                 grade.troubles.append(f"{master.name}: {len(found)} files hold it; {shown(path.name)} counts")
             yield master, path, notebook
-
-
-def _check_marks(notebook: NotebookNode) -> None:
-    """nbgrader itself must accept what we repaired."""
-    from nbgrader.preprocessors import CheckCellMetadata
-
-    CheckCellMetadata().preprocess(notebook, {})
 
 
 def _failures(transcript: Transcript, master: Master) -> list[str]:

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import secrets
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
 from grpo_edu.grading.challenger import FILE
 from grpo_edu.grading.leaderboard import Entry, leaderboard_page
-from grpo_edu.grading.sandbox import REMEDY, Garbled, Limits, Sandbox, SandboxFault, isolation_problem
+from grpo_edu.grading.sandbox import Garbled, Limits, Sandbox, SandboxFault, check_isolation
 from grpo_edu.grading.values import decode, encode, plain
 from grpo_edu.models import Session
 from grpo_edu.problems.puzzles import make_puzzles
@@ -159,16 +158,6 @@ class SubmittedCode(Sandbox):
         self._drain()
         said = self._output.decode("utf-8", "replace").strip()[-300:]
         return f". It printed: {plain(said)}" if said else ""
-
-    def _send(self, content: dict[str, Any]) -> None:
-        """As `Sandbox._send`, but a process that does not read cannot stop the judge."""
-        assert self._process and self._process.stdin
-        stream, left = self._process.stdin.fileno(), memoryview(json.dumps(content).encode() + b"\n")
-        os.set_blocking(stream, False)
-        while left:
-            if not select.select([], [stream], [], _PATIENCE)[1]:
-                raise TimeoutError
-            left = left[os.write(stream, left) :]
 
 
 def _why_closed(message: dict[str, Any]) -> str:
@@ -389,13 +378,6 @@ def _checked_load(loaded: Any) -> dict[str, Any]:
     return loaded
 
 
-def check_isolation(isolated: bool) -> None:
-    """Raise ValueError where submissions are to be isolated and cannot be."""
-    problem = isolation_problem() if isolated else ""
-    if problem:
-        raise ValueError(f"challenge: submissions cannot be isolated, so nothing was judged. {problem} {REMEDY}")
-
-
 def judge_submissions(
     submissions: Path,
     output: Path,
@@ -429,9 +411,7 @@ def judge_submissions(
         raise FileNotFoundError(f"submissions: {submissions} has no folders; each submission is a folder in it")
     if submissions.resolve() in (output.resolve(), *output.resolve().parents):
         raise ValueError(f"output: {output} lies within the submissions; choose a folder outside")
-    check_isolation(isolated)
-    if not isolated:
-        tell("WARNING: submissions run without isolation. They can read, change and send whatever you can.")
+    check_isolation(isolated, tell)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"output: {output} is not empty; choose a new folder")
     output.mkdir(parents=True, exist_ok=True)

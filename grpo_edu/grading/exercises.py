@@ -46,6 +46,14 @@ def student_version(master: NotebookNode) -> NotebookNode:
     return student
 
 
+def find_masters(folder: Path) -> list[Path]:
+    """The masters in a folder and the folders in it, sorted by name. Raises FileNotFoundError where there is none."""
+    found = sorted(folder.rglob("*.ipynb"), key=lambda path: path.stem)
+    if not found:
+        raise FileNotFoundError(f"masters: no notebook in {folder}; give the folder `solutions` of the course")
+    return found
+
+
 def write_exercises(masters: Path, folder: Path) -> list[Path]:
     """Write the student version of every master in `masters` and its folders; returns the files.
 
@@ -53,15 +61,11 @@ def write_exercises(masters: Path, folder: Path) -> list[Path]:
     """
     import nbformat
 
-    found = sorted(masters.rglob("*.ipynb"))
-    if not found:
-        raise FileNotFoundError(f"masters: no notebook in {masters}")
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for path in found:
+    for path in find_masters(masters):
         student = student_version(nbformat.read(path, as_version=nbformat.NO_CONVERT))
         written.append(folder / path.relative_to(masters))
-        written[-1].parent.mkdir(exist_ok=True)
+        written[-1].parent.mkdir(parents=True, exist_ok=True)
         written[-1].write_text(nbformat.writes(student) + "\n", encoding="utf-8")
     return written
 
@@ -71,13 +75,10 @@ def write_course(masters: Path, folder: Path) -> list[Path]:
 
     Raises FileNotFoundError where there is no master, FileExistsError where `folder` holds a course already.
     """
-    found = sorted(masters.rglob("*.ipynb"))
-    if not found:
-        raise FileNotFoundError(f"masters: no notebook in {masters}")
     if (folder / "source").exists():
         raise FileExistsError(f"course: {folder} holds a course already; choose a new folder")
     written = []
-    for path in found:
+    for path in find_masters(masters):
         written.append(folder / "source" / path.stem / path.name)
         written[-1].parent.mkdir(parents=True)
         shutil.copyfile(path, written[-1])

@@ -45,7 +45,7 @@ from grpo_edu.grading.results import (
     open_column,
 )
 from grpo_edu.grading.run import judged
-from grpo_edu.grading.sandbox import REMEDY, Limits, Sandbox, SandboxFault, isolation_problem
+from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, check_isolation
 from grpo_edu.grading.values import plain
 from grpo_edu.runs.folder import RunFolder
 
@@ -103,11 +103,7 @@ def grade_submissions(
     settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
     settings["slip_credit"] = checked_credit(slip_credit)
     settings["isolation"] = "bubblewrap" if isolated else "none"
-    problem = isolation_problem() if isolated else ""
-    if problem:
-        raise ValueError(f"grade: students' code cannot be isolated, so nothing was graded. {problem} {REMEDY}")
-    if not isolated:
-        tell("WARNING: students' code runs without isolation. It can read, change and send whatever you can.")
+    check_isolation(isolated, tell)
     _claim(folder, settings, resume=resume)
     files = file_names([one.key for one in found])
     hidden = [source.absolute(), folder.path.absolute(), Path(masters).absolute(), REPOSITORY / "solutions"]
@@ -128,13 +124,13 @@ def grade_submissions(
         raise
     course = [one for one in course if notebooks or any(one.name in grade.handed_in for grade in grades)] or course
     enter_points(given, grades, course)
-    course = [replace(one, hand_graded=_hand_graded(one, grades)) for one in course]
+    graded_columns = {column for grade in grades for column in grade.by_hand}
+    course = [
+        replace(one, hand_graded=any(open_column(one, asked) in graded_columns for asked in one.open_questions))
+        for one in course
+    ]
     _write(grades, course, folder, files, formats, _words(settings, source))
     return grades
-
-
-def _hand_graded(master: Master, grades: Sequence[StudentGrade]) -> bool:
-    return any(open_column(master, one) in grade.by_hand for one in master.open_questions for grade in grades)
 
 
 def _line(grade: StudentGrade) -> str:
@@ -269,7 +265,7 @@ def _keep(answers: Answers, masters: Sequence[Master], folder: RunFolder, name: 
             grade.troubles.append(plain(f"{notebook_name}: the repaired notebook cannot be written: {error}"))
     there = [one for one in masters if one.name in grade.handed_in]
     RunFolder(folder.path / "feedback").write_text(f"{name}.html", feedback_page(grade, there))
-    RunFolder(folder.path / "students").write_json(f"{name}.json", grade.to_json())
+    RunFolder(folder.path / "students").write_json(f"{name}.json", asdict(grade))
 
 
 def _write(

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_edu.grading.exercises import student_version
+from grpo_edu.grading.exercises import find_masters, student_version
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -109,10 +109,7 @@ def load_masters(folder: Path) -> list[Master]:
     """
     import nbformat
 
-    paths = sorted(folder.rglob("*.ipynb"), key=lambda path: path.stem)
-    if not paths:
-        raise FileNotFoundError(f"masters: no notebook in {folder}; give the folder `solutions` of the course")
-    return [_master(path.stem, nbformat.read(path, as_version=4)) for path in paths]
+    return [_master(path.stem, nbformat.read(path, as_version=4)) for path in find_masters(folder)]
 
 
 def _master(name: str, notebook: NotebookNode) -> Master:

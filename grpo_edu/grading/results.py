@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
@@ -60,13 +60,9 @@ class StudentGrade:
         """Earned in one question; 0 where it was not handed in."""
         return self.feedback[exercise].points if exercise in self.feedback else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """For `from_json`."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> StudentGrade:
-        """What `to_json` gave."""
+        """The grade that `asdict` gave this content of."""
         feedback = {
             name: Feedback(one["exercise"], tuple(PartResult(**part) for part in one["parts"]), one["seed"])
             for name, one in content["feedback"].items()
