@@ -49,7 +49,7 @@ def test_torch_and_the_kernel_name_the_same_instruction_sets(monkeypatch, report
     if not hasattr(torch.cpu, "get_capabilities"):
         pytest.skip("this torch cannot tell the instruction sets")
     capabilities = dict(torch.cpu.get_capabilities())
-    by_torch = [name for name, _ in hardware._TELLING if capabilities.get(name) is True]
+    by_torch = [name for name in hardware._TELLING if capabilities.get(name) is True]
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     assert hardware.instruction_sets() == by_torch == report["instruction_sets"]
     assert ("avx2" in by_torch) or report["torch_capability"] not in ("AVX2", "AVX512")

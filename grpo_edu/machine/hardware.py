@@ -25,20 +25,10 @@ MIN_DISK = 1 * GIB  # for runs and notebooks; a saved tiny model takes a few MB
 _INSTALL = "Run `python3 course.py setup`, or `pip install -r requirements.txt`."
 # The instruction sets that decide how fast a matrix product runs.
 _TELLING = (
-    ("avx2", "avx2"),
-    ("avx512_f", "avx512f"),
-    ("avx512_bf16", "avx512_bf16"),
-    ("avx512_vnni", "avx512_vnni"),
-    ("avx512_fp16", "avx512_fp16"),
-    ("avx_vnni", "avx_vnni"),
-    ("amx_tile", "amx_tile"),
-    ("amx_bf16", "amx_bf16"),
-    ("amx_int8", "amx_int8"),
-    ("neon", "asimd"),
-    ("bf16", "bf16"),
-    ("i8mm", "i8mm"),
-    ("sve", "sve"),
-)  # (name in torch.cpu.get_capabilities(), name in /proc/cpuinfo)
+    *("avx2", "avx512_f", "avx512_bf16", "avx512_vnni", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8"),
+    *("neon", "bf16", "i8mm", "sve"),
+)  # as torch.cpu.get_capabilities() names them
+_NAMES_IN_CPUINFO = {"avx512_f": "avx512f", "neon": "asimd"}  # where these differ
 
 
 @dataclass(frozen=True)
@@ -99,15 +89,10 @@ def machine() -> dict[str, Any]:
 
 def cpu_model() -> str:
     """The name of the processor, or its architecture where the system does not tell the name."""
-    system = platform.system()
-    name = ""
-    if system == "Darwin":
+    name = _cpuinfo().get("model name") or os.environ.get("PROCESSOR_IDENTIFIER", "")  # Linux, Windows
+    if platform.system() == "Darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         name = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    elif system == "Windows":
-        name = os.environ.get("PROCESSOR_IDENTIFIER", "")
-    else:
-        name = _cpuinfo().get("model name", "")
     return name.strip() or platform.processor() or platform.machine()
 
 
@@ -118,7 +103,7 @@ def instruction_sets() -> list[str]:
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch cannot tell
     info = _cpuinfo()
     flags = set((info.get("flags") or info.get("Features") or "").split())
-    return [name for name, flag in _TELLING if capabilities.get(name) is True or flag in flags]
+    return [name for name in _TELLING if capabilities.get(name) is True or _NAMES_IN_CPUINFO.get(name, name) in flags]
 
 
 def doctor_checks(*, load_model: bool = True) -> list[Check]:

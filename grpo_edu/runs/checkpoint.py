@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import random
 import re
 import shutil
@@ -35,6 +34,7 @@ from torch import Tensor, nn
 from grpo_edu import __version__
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.optimizers import parameters_of
+from grpo_edu.runs.request import library_versions
 from grpo_edu.trainer import TrainingState
 
 if TYPE_CHECKING:
@@ -136,14 +136,15 @@ def save_checkpoint(
     tensors, numbers = pack_state(state)
     staging, place = folder / f".step-{state.step}.{os.getpid()}.tmp", folder / f"step-{state.step}"
     try:
-        _sweep(folder)
+        for left in folder.glob(".step-*.tmp"):  # what a kill left half written
+            shutil.rmtree(left, ignore_errors=True)
         staging.mkdir(parents=True)
         save_file(weights, staging / _WEIGHTS)
         save_file(tensors, staging / _STATE)
         index = {
             "format": FORMAT,
             "step": state.step,
-            "versions": _versions(),
+            "versions": {**library_versions(), "threads": torch.get_num_threads()},
             "fingerprint": fingerprint,
             "config": config.to_dict(),
             "state": numbers,
@@ -356,7 +357,7 @@ def _check_index(place: Path, index: dict[str, Any], config: GRPOConfig, fingerp
             f"checkpoint: {place} was written with {changed} = {stored.get(changed)!r}, now it is "
             f"{asked.get(changed)!r}; go on with the same settings"
         )
-    ours = _versions()
+    ours = {**library_versions(), "threads": torch.get_num_threads()}
     for name, version in index["versions"].items():
         if ours.get(name) != version:
             warnings.warn(
@@ -365,18 +366,6 @@ def _check_index(place: Path, index: dict[str, Any], config: GRPOConfig, fingerp
                 RuntimeWarning,
                 stacklevel=3,
             )
-
-
-def _versions() -> dict[str, Any]:
-    import transformers
-
-    return {
-        "grpo_edu": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def _check_weights(weights: dict[str, Tensor], step: int) -> None:
@@ -393,12 +382,6 @@ def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the earliest step first."""
     named = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir()]
     return [path for _, path in sorted((int(name[1]), path) for name, path in named if name)]
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a kill left half written."""
-    for left in folder.glob(".step-*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def _measure(file: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.evaluation import Evaluation, evaluate, wilson_interval
+from grpo_edu.evaluation import Evaluation, evaluate, mcnemar, wilson_interval
 from grpo_edu.fast.memory import GIB, PeakMemory
 from grpo_edu.models import load_policy
 from grpo_edu.problems.equations import check_equations
@@ -21,7 +21,6 @@ from grpo_edu.runs.request import RunRecord, check_data, default_config, load_sp
 from grpo_edu.runs.symptoms import find_symptoms
 
 if TYPE_CHECKING:
-    from grpo_edu.evaluation import Evaluation
     from grpo_edu.runs.folder import RunFolder
 
 _LONGEST_SAMPLE = 600  # characters
@@ -59,8 +58,6 @@ class RunResult:
     @property
     def p_value(self) -> float | None:
         """Exact McNemar test of sampled before against after; None for a run that was stopped."""
-        from grpo_edu.evaluation import mcnemar
-
         return None if self.after is None else mcnemar(self.before.correct, self.after.correct).p_value
 
     @property
@@ -135,7 +132,6 @@ def write_result(folder: RunFolder, result: RunResult) -> None:
 def accuracy_text(evaluation: Evaluation | None) -> str:
     """An accuracy with its 95% Wilson interval, in percent; a hyphen where there is none.
 
-    >>> from grpo_edu.evaluation import Evaluation
     >>> accuracy_text(Evaluation(["1 + 1?"], ["basic"], ["#### 2"], ["2"], [True]))
     '100.0% [20.7, 100.0]'
     """
@@ -145,10 +141,7 @@ def accuracy_text(evaluation: Evaluation | None) -> str:
 
 
 def outcome(result: RunResult) -> str:
-    """How far the run came, in one sentence.
-
-    A run that was stopped says so, and why.
-    """
+    """How far the run came, in one sentence; a run that was stopped says so, and why."""
     done, wanted = len(result.history), result.config.max_steps
     if result.failure:
         return f"Stopped by an error after {done} of {wanted} steps: {result.failure}"
@@ -185,15 +178,17 @@ def count_steps(steps: int) -> str:
 
 def summary(result: RunResult) -> str:
     """The page `summary.md` of a run."""
+    first, last = result.history[0]["reward"], result.history[-1]["reward"]
+    curves = f"Curves over {count_steps(len(result.history))}; the mean reward goes from {first:.2f} to {last:.2f}"
     parts = [
         f"# GRPO run: {result.record.request.model}",
         outcome(result),
-        _warnings(result),
+        "\n".join(["## Warnings\n", *(f"- {text}" for text in result.warnings)]) if result.warnings else "",
         _command(result),
         "## Held-out accuracy",
         _accuracies(result),
         "## Training",
-        f"![{_curves_alt(result)}](curves.png)",
+        f"![{curves}](curves.png)",
         throughput_text(result),
         "## Samples",
         _samples(result),
@@ -202,10 +197,6 @@ def summary(result: RunResult) -> str:
         "`model/` the trained policy, for `load_policy` · `result.json` the numbers above",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _warnings(result: RunResult) -> str:
-    return "\n".join(["## Warnings\n", *(f"- {text}" for text in result.warnings)]) if result.warnings else ""
 
 
 def _command(result: RunResult) -> str:
@@ -235,11 +226,6 @@ def _accuracies(result: RunResult) -> str:
     return "\n".join(lines) + f"\n\n{note}\n\n![Accuracy before and after, per level](accuracy.png)"
 
 
-def _curves_alt(result: RunResult) -> str:
-    first, last = result.history[0]["reward"], result.history[-1]["reward"]
-    return f"Curves over {count_steps(len(result.history))}; the mean reward goes from {first:.2f} to {last:.2f}"
-
-
 def _samples(result: RunResult) -> str:
     """A held-out problem of each level (three levels at most) with its answers, one that training changed if any is."""
     levels, before, after = result.before.levels, result.before, result.after
@@ -265,7 +251,6 @@ def _samples(result: RunResult) -> str:
 def verdict(evaluation: Evaluation, row: int) -> str:
     """Whether a completion is right, and why it is not.
 
-    >>> from grpo_edu.evaluation import Evaluation
     >>> found = Evaluation(["1 + 1?"] * 2, ["basic"] * 2, ["1 + 1 = 2.", "#### 3"], [None, "3"], [False, False])
     >>> verdict(found, 0), verdict(found, 1)
     ('wrong: correct work, but no #### line', 'wrong: answered 3 without working')
@@ -424,6 +409,4 @@ def _counts(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _row(name: str, part: Evaluation) -> str:
-    from grpo_edu.runs.summary import accuracy_text
-
     return f"{name:<13} {part.k:>4} of {part.n:<4}  {accuracy_text(part)}"
