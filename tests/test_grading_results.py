@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_edu.checks.feedback import Feedback, PartResult
-from grpo_edu.grading.by_hand import enter_points, points_in_table
 from grpo_edu.grading.masters import Master, OpenQuestion, Question
 from grpo_edu.grading.pages import (
     feedback_page,
@@ -18,7 +17,15 @@ from grpo_edu.grading.pages import (
     score_counts,
     summary_page,
 )
-from grpo_edu.grading.results import StudentGrade, canvas_table, file_names, grades_table, moodle_table
+from grpo_edu.grading.results import (
+    StudentGrade,
+    canvas_table,
+    enter_points,
+    file_names,
+    grades_table,
+    moodle_table,
+    points_in_table,
+)
 
 EVIL = "<script>alert(1)</script>"
 ONE = Master("03_one", SimpleNamespace(cells=[]), (Question("check-f", "f", 3), Question("check-g", "g", 2)))

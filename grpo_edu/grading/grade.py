@@ -30,19 +30,22 @@ from grpo_edu import __version__
 from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
 from grpo_edu.checks.feedback import plain_number
 from grpo_edu.grading.answers import Answers, answers_of
-from grpo_edu.grading.by_hand import GRADEBOOK, enter_points, points_in_gradebook, points_in_table
 from grpo_edu.grading.exercises import REPOSITORY
 from grpo_edu.grading.files import Submission, find_submissions
 from grpo_edu.grading.masters import Master, load_masters
 from grpo_edu.grading.pages import feedback_page, open_answers_page, summary_page
 from grpo_edu.grading.results import (
     FORMATS,
+    GRADEBOOK,
     StudentGrade,
     canvas_table,
+    enter_points,
     file_names,
     grades_table,
     moodle_table,
     open_column,
+    points_in_gradebook,
+    points_in_table,
 )
 from grpo_edu.grading.run import judged
 from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, check_isolation

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +105,14 @@ def instruction_sets() -> list[str]:
     return [name for name in _TELLING if capabilities.get(name) is True or _NAMES_IN_CPUINFO.get(name, name) in flags]
 
 
-def doctor_checks(*, load_model: bool = True) -> list[Check]:
-    """Check everything that the course needs; a problem becomes a `Check` that says what to do, never an exception.
-
-    Args:
-        load_model: load the tiny model, which takes a few seconds, instead of only looking for its files.
-    """
+def doctor_checks() -> list[Check]:
+    """Check everything that the course needs; a problem becomes a `Check` that says what to do, never an exception."""
     looks = (
         ("Python", _check_python),
         ("packages", _check_packages),
         ("problems", _check_problems),
-        ("tiny model", partial(_check_model, load_model)),
-        ("disk space", partial(_check_disk, Path.cwd())),
+        ("tiny model", _check_model),
+        ("disk space", _check_disk),
         ("memory", _check_memory),
         ("threads", _check_threads),
         ("waiting", _check_waiting),
@@ -172,15 +167,13 @@ def _check_problems() -> tuple[bool, str, str]:
     return True, "held out: " + ", ".join(f"{n} {name}" for name, n in counts.items()), ""
 
 
-def _check_model(load: bool) -> tuple[bool, str, str]:
+def _check_model() -> tuple[bool, str, str]:
     from grpo_edu.problems.templates import data_dir
 
     folder = data_dir() / "models" / "tiny"  # models.tiny_dir() would import torch
     remedy = "Restore the folder data/models/tiny, or install again."
     if not (folder / "config.json").is_file():
         return False, f"no model at {folder}", remedy
-    if not load:
-        return True, f"present at {folder}; not loaded", ""
     try:
         from grpo_edu.models import load_policy
 
@@ -190,11 +183,11 @@ def _check_model(load: bool) -> tuple[bool, str, str]:
     return True, f"loads, {model.num_parameters():,} parameters", ""
 
 
-def _check_disk(folder: Path) -> tuple[bool, str, str]:
-    free = shutil.disk_usage(folder).free
+def _check_disk() -> tuple[bool, str, str]:
+    free = shutil.disk_usage(Path.cwd()).free
     ok = free >= MIN_DISK
     remedy = "" if ok else f"Free at least {MIN_DISK / GIB:.0f} GiB, or work in a folder on another disk."
-    return ok, f"{free / GIB:.1f} GiB free at {folder}", remedy
+    return ok, f"{free / GIB:.1f} GiB free at {Path.cwd()}", remedy
 
 
 def _check_memory() -> tuple[bool, str, str]:

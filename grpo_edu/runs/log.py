@@ -4,11 +4,12 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 
-class RunLog:
+class RunLog(AbstractContextManager):
     """Append one JSON object a line; each line reaches the operating system before `append` returns.
 
     A log that a kill cut in the middle of its last line can be opened again: the broken tail is dropped, so that
@@ -47,9 +48,6 @@ class RunLog:
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
         self._file.close()
-
-    def __enter__(self) -> "RunLog":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

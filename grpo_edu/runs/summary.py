@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,8 +67,21 @@ class RunResult:
 
     @property
     def throughput(self) -> dict[str, float]:
-        """What this call did in a second, see `throughput`."""
-        return throughput(self.history[self.steps_before :], self.config, self.seconds)
+        """What this call did in a second, by the definitions that are often mixed up; {} for no steps.
+
+        Of prompts, completions, and tokens of completions: over the seconds of the steps alone, which hold rollout and
+        learning, and over all seconds, which hold the loading of the model and the evaluations as well.
+        """
+        history = self.history[self.steps_before :]
+        if not history:
+            return {}
+        done = {
+            "prompts": len(history) * self.config.prompts_per_step,
+            "completions": len(history) * self.config.batch_size,
+            "tokens": self.config.batch_size * sum(step["completions/mean_length"] for step in history),
+        }
+        spans = {"in steps": sum(step["step_time"] for step in history), "with start-up": self.seconds}
+        return {f"{what}/s {span}": count / length for span, length in spans.items() for what, count in done.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, ready for JSON."""
@@ -90,32 +103,6 @@ class RunResult:
             "interrupted": self.interrupted,
             "failure": self.failure,
         }
-
-
-def throughput(history: Sequence[Mapping[str, float]], config: GRPOConfig, seconds: float) -> dict[str, float]:
-    """What training did in a second, by the definitions that are often mixed up; {} for no steps.
-
-    Of prompts, completions, and tokens of completions: over the seconds of the steps alone, which hold rollout and
-    learning, and over all seconds, which hold the loading of the model and the evaluations as well.
-
-    Args:
-        history: metrics of steps. config: their settings. seconds: of the whole call.
-
-    >>> step = {"completions/mean_length": 20.0, "step_time": 0.5}
-    >>> found = throughput([step, step], GRPOConfig(prompts_per_step=4, num_generations=2), seconds=4.0)
-    >>> found["prompts/s in steps"], found["completions/s in steps"], found["tokens/s in steps"]
-    (8.0, 16.0, 320.0)
-    >>> found["prompts/s with start-up"], found["completions/s with start-up"], found["tokens/s with start-up"]
-    (2.0, 4.0, 80.0)
-    """
-    if not history:
-        return {}
-    steps, rows = len(history), config.batch_size
-    tokens = rows * sum(step["completions/mean_length"] for step in history)
-    done = {"prompts": steps * config.prompts_per_step, "completions": steps * rows, "tokens": tokens}
-    in_steps = sum(step["step_time"] for step in history)
-    spans = {"in steps": in_steps, "with start-up": seconds}
-    return {f"{what}/s {span}": count / length for span, length in spans.items() for what, count in done.items()}
 
 
 def write_result(folder: RunFolder, result: RunResult) -> None:
