@@ -12,8 +12,7 @@ import torch
 
 from grpo_edu.cli.main import main
 from grpo_edu.grading import challenge
-from grpo_edu.grading.challenge import BUDGETS, Judge, Rules, phases_of, read_submission
-from grpo_edu.grading.leaderboard import Entry, leaderboard_page, rank
+from grpo_edu.grading.challenge import BUDGETS, Entry, Judge, Rules, leaderboard_page, phases_of, rank, read_submission
 from grpo_edu.grading.sandbox import isolation_problem
 
 needs_isolation = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from grpo_edu import __version__
-from grpo_edu.cli import app, challenge, grade, machine, studies, train
+from grpo_edu.cli import app, grading, machine, studies, train
 from grpo_edu.cli.options import Parser, add_common_options, complain, notes_of, option_names, subparsers
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -31,8 +31,8 @@ COMMANDS = {
     "evaluate": ("measure a policy's accuracy on held-out problems", train),
     "curriculum": ("train on one task after another, and measure forgetting", studies),
     "app": ("open the dashboards in a browser", app),
-    "grade": ("grade a folder of students' exercises in a sandbox", grade),
-    "challenge": ("try, submit or judge entries to the challenge", challenge),
+    "grade": ("grade a folder of students' exercises in a sandbox", grading),
+    "challenge": ("try, submit or judge entries to the challenge", grading),
     "cluster": ("write a training run as a job for a Slurm cluster", machine),
     "sweep": ("search for better settings, and evaluate the best on new seeds", studies),
     "bench": ("measure this computer: one row for docs/hardware.md", machine),

@@ -29,7 +29,6 @@ from typing import Any
 from grpo_edu import __version__
 from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
 from grpo_edu.checks.feedback import plain_number
-from grpo_edu.grading.answers import Answers, answers_of
 from grpo_edu.grading.exercises import REPOSITORY
 from grpo_edu.grading.files import Submission, find_submissions
 from grpo_edu.grading.masters import Master, load_masters
@@ -47,7 +46,7 @@ from grpo_edu.grading.results import (
     points_in_gradebook,
     points_in_table,
 )
-from grpo_edu.grading.run import judged
+from grpo_edu.grading.run import Answers, answers_of, judged
 from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, check_isolation
 from grpo_edu.grading.values import plain
 from grpo_edu.runs.folder import RunFolder
