@@ -36,7 +36,7 @@ from grpo_edu.trainer import Stages, compute_advantages, rows_with_gradient, sta
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 BUDGETS = {"tiny": 10_000, "halfway": 25_000}  # sampled tokens per run; `tiny` learns faster
 NOTE = "note.md"
@@ -272,40 +272,6 @@ def phases_of(settings: Any, seed: int, budget: int) -> list[tuple[GRPOConfig, b
     return found
 
 
-def train_submission(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem],
-    code: SubmittedCode,
-    loaded: dict[str, Any],
-    *,
-    seed: int,
-    budget: int,
-    seconds: float,
-) -> int:
-    """Train the model in place as the submission says; returns the number of sampled tokens that it learned from."""
-    used, begun, steps = 0, time.process_time(), 0
-    stages, rewards = stages_of(code, loaded["functions"]), rewards_of(code, loaded["rewards"])
-    for config, is_open in phases_of(loaded["settings"], seed, budget):
-        state = start_training(model, tokenizer, problems, config)
-        sampler = CountingSampler(model, tokenizer, config, left=budget - used)
-        state.sampler = sampler
-        try:
-            for _ in train(model, tokenizer, problems, rewards, config, state=state, stages=stages):
-                steps += 1
-                if time.process_time() - begun > seconds:
-                    raise Rejected(f"one run took more than {seconds:g} s of CPU time; take fewer, larger steps")
-        except BudgetUsed as error:
-            if not is_open or not steps:
-                remedy = "lower max_steps, or leave it out to train until the budget is used"
-                raise Rejected(
-                    f"it exceeds the budget of {budget:,} sampled tokens in step {steps + 1}; "
-                    f"{remedy if steps else 'sample fewer completions per step'}"
-                ) from error
-        used += sampler.tokens
-    return used
-
-
 @dataclass
 class Entry:
     """The result of one submission from one starting model: an accuracy and a number of tokens for each seed."""
@@ -361,20 +327,36 @@ class Judge:
 
     def _one_run(self, source: str, row: int) -> tuple[int, float]:
         """Train with one seed, end the submission's process, and evaluate: tokens and accuracy."""
-        model, tokenizer = self.session.reset()
+        model, _ = self.session.reset()
         with SubmittedCode(Limits(), isolated=self.isolated, hidden=self.hidden) as code:
             loaded = _checked_load(code.ask("load", source=source, start=self.start))
-            tokens = train_submission(
-                model,
-                tokenizer,
-                self.problems[row][0],
-                code,
-                loaded,
-                seed=self.seeds[row],
-                budget=self.rules.budget_of(self.start),
-                seconds=self.rules.seconds,
-            )
+            tokens = self._train(model, row, code, loaded)
         return tokens, self._accuracy(model, row)
+
+    def _train(self, model: PreTrainedModel, row: int, code: SubmittedCode, loaded: dict[str, Any]) -> int:
+        """Train the model in place as the submission says; returns the number of sampled tokens that it learned from."""
+        problems, budget, tokenizer = self.problems[row][0], self.rules.budget_of(self.start), self.session.tokenizer
+        used, begun, steps = 0, time.process_time(), 0
+        stages, rewards = stages_of(code, loaded["functions"]), rewards_of(code, loaded["rewards"])
+        for config, is_open in phases_of(loaded["settings"], self.seeds[row], budget):
+            state = start_training(model, tokenizer, problems, config)
+            sampler = CountingSampler(model, tokenizer, config, left=budget - used)
+            state.sampler = sampler
+            try:
+                for _ in train(model, tokenizer, problems, rewards, config, state=state, stages=stages):
+                    steps += 1
+                    if time.process_time() - begun > self.rules.seconds:
+                        most = f"{self.rules.seconds:g} s of CPU time"
+                        raise Rejected(f"one run took more than {most}; take fewer, larger steps")
+            except BudgetUsed as error:
+                if not is_open or not steps:
+                    remedy = "lower max_steps, or leave it out to train until the budget is used"
+                    raise Rejected(
+                        f"it exceeds the budget of {budget:,} sampled tokens in step {steps + 1}; "
+                        f"{remedy if steps else 'sample fewer completions per step'}"
+                    ) from error
+            used += sampler.tokens
+        return used
 
     def _accuracy(self, model: PreTrainedModel, row: int) -> float:
         """The sampled accuracy at temperature 1 on the held-out problems of a seed."""

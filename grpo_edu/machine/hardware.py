@@ -120,7 +120,8 @@ def doctor_checks() -> list[Check]:
     checks = []
     for name, look in looks:
         try:
-            checks.append(Check(name, *look()))
+            ok, detail, remedy = look()
+            checks.append(Check(name, ok, detail, "" if ok else remedy))
         except ImportError as error:
             checks.append(Check(name, False, str(error), _INSTALL))
     return checks
@@ -131,9 +132,8 @@ def _check_python() -> tuple[bool, str, str]:
 
     wanted, _ = _declared()
     version = ".".join(map(str, sys.version_info[:3]))
-    ok = SpecifierSet(wanted).contains(version)
-    remedy = "" if ok else f"Install a Python {wanted} and run `python3 course.py setup` with it."
-    return ok, f"{version}, supported: {wanted or 'any'}", remedy
+    remedy = f"Install a Python {wanted} and run `python3 course.py setup` with it."
+    return SpecifierSet(wanted).contains(version), f"{version}, supported: {wanted or 'any'}", remedy
 
 
 def _check_packages() -> tuple[bool, str, str]:
@@ -151,9 +151,7 @@ def _check_packages() -> tuple[bool, str, str]:
             faults.append(f"{requirement.name} is missing")
         elif not requirement.specifier.contains(version, prereleases=True):
             faults.append(f"{requirement.name} {version} is outside {requirement.specifier}")
-    detail = "; ".join(faults) or f"all {found} are installed within their ranges"
-    remedy = _INSTALL if faults else ""
-    return not faults, detail, remedy
+    return not faults, "; ".join(faults) or f"all {found} are installed within their ranges", _INSTALL
 
 
 def _check_problems() -> tuple[bool, str, str]:
@@ -185,25 +183,22 @@ def _check_model() -> tuple[bool, str, str]:
 
 def _check_disk() -> tuple[bool, str, str]:
     free = shutil.disk_usage(Path.cwd()).free
-    ok = free >= MIN_DISK
-    remedy = "" if ok else f"Free at least {MIN_DISK / GIB:.0f} GiB, or work in a folder on another disk."
-    return ok, f"{free / GIB:.1f} GiB free at {Path.cwd()}", remedy
+    remedy = f"Free at least {MIN_DISK / GIB:.0f} GiB, or work in a folder on another disk."
+    return free >= MIN_DISK, f"{free / GIB:.1f} GiB free at {Path.cwd()}", remedy
 
 
 def _check_memory() -> tuple[bool, str, str]:
     total, available = memory_bytes()
-    ok = available >= MIN_MEMORY
-    remedy = "" if ok else f"Close other programs or notebook kernels until {MIN_MEMORY / GIB:.0f} GiB are available."
-    return ok, f"{available / GIB:.1f} of {total / GIB:.1f} GiB available", remedy
+    remedy = f"Close other programs or notebook kernels until {MIN_MEMORY / GIB:.0f} GiB are available."
+    return available >= MIN_MEMORY, f"{available / GIB:.1f} of {total / GIB:.1f} GiB available", remedy
 
 
 def _check_threads() -> tuple[bool, str, str]:
     import torch
 
     threads, cores = torch.get_num_threads(), usable_cores()
-    ok = threads <= max(1, math.ceil(cores))
-    remedy = "" if ok else f"More threads than cores slow each other down. Set OMP_NUM_THREADS={math.ceil(cores)}."
-    return ok, f"torch uses {threads} on {cores:g} usable cores", remedy
+    remedy = f"More threads than cores slow each other down. Set OMP_NUM_THREADS={math.ceil(cores)}."
+    return threads <= max(1, math.ceil(cores)), f"torch uses {threads} on {cores:g} usable cores", remedy
 
 
 def _check_waiting() -> tuple[bool, str, str]:

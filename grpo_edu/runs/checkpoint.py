@@ -23,7 +23,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,22 +34,12 @@ from torch import Tensor, nn
 from grpo_edu import __version__
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.optimizers import parameters_of
+from grpo_edu.rollout import Rollout
 from grpo_edu.runs.request import library_versions
-from grpo_edu.trainer import TrainingState
+from grpo_edu.trainer import Batch, TrainingState
 
 if TYPE_CHECKING:
     from grpo_edu.problems.templates import Problem
-    from grpo_edu.trainer import Batch
-
-_ROLLOUT = (
-    "prompt_ids",
-    "prompt_mask",
-    "completion_ids",
-    "completion_mask",
-    "sampling_per_token_logps",
-    "is_truncated",
-)
-_SCORES = ("rewards_per_func", "rewards", "advantages", "loss_mask")
 
 
 def save_failed_batch(folder: str | Path, batch: Batch, *, step: int, error: str) -> None:
@@ -60,21 +50,16 @@ def save_failed_batch(folder: str | Path, batch: Batch, *, step: int, error: str
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    folder, rollout = Path(folder), batch.rollout
-    tensors = {name: getattr(rollout, name) for name in _ROLLOUT} | {name: getattr(batch, name) for name in _SCORES}
-    facts = {
-        "step": step,
-        "error": error,
-        "num_generations": rollout.num_generations,
-        "prompts": rollout.prompts,
-        "completions": rollout.completions,
-    }
+    folder = Path(folder)
+    content = {**vars(batch), **vars(batch.rollout), "step": step, "error": error}
+    tensors = {name: value.clone() for name, value in content.items() if isinstance(value, Tensor)}
+    others = {name: value for name, value in content.items() if isinstance(value, str | int | list)}
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "batch.safetensors")
+        save_file(tensors, folder / "batch.safetensors")
     except SafetensorError as failure:
         raise OSError(f"{folder}: the batch could not be kept ({failure})") from failure
-    (folder / "batch.json").write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    (folder / "batch.json").write_text(json.dumps(others, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def load_failed_batch(folder: str | Path) -> tuple[Batch, int, str]:
@@ -84,21 +69,14 @@ def load_failed_batch(folder: str | Path) -> tuple[Batch, int, str]:
     """
     from safetensors.torch import load_file
 
-    from grpo_edu.rollout import Rollout
-    from grpo_edu.trainer import Batch
-
     folder = Path(folder)
     if not (folder / "batch.json").is_file():
         raise FileNotFoundError(f"folder: {folder} holds no batch.json; name a run's folder `diagnosis`")
-    facts = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
-    tensors = load_file(folder / "batch.safetensors")
-    rollout = Rollout(
-        prompts=facts["prompts"],
-        completions=facts["completions"],
-        num_generations=facts["num_generations"],
-        **{name: tensors[name] for name in _ROLLOUT},
-    )
-    return Batch(rollout, **{name: tensors[name] for name in _SCORES}), facts["step"], facts["error"]
+    content = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
+    step, error = content.pop("step"), content.pop("error")
+    content |= load_file(folder / "batch.safetensors")
+    rollout = Rollout(**{field.name: content.pop(field.name) for field in fields(Rollout) if field.name in content})
+    return Batch(rollout, **content), step, error
 
 
 FORMAT = 1
@@ -237,10 +215,8 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
     Tensors keep their dtype, which `Optimizer.load_state_dict` would change.
     """
     parameters = parameters_of(state.optimizer)
-    for name, value in [
-        *tensors.items(),
-        *((f"optimizer.{key}", value) for key, value in numbers["optimizer"].items()),
-    ]:
+    plain = {f"optimizer.{key}": value for key, value in numbers["optimizer"].items()}
+    for name, value in {**tensors, **plain}.items():
         kind, _, rest = name.partition(".")
         if kind == "optimizer":
             index, _, key = rest.partition(".")
