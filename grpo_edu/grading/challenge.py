@@ -334,7 +334,7 @@ class Judge:
         return tokens, self._accuracy(model, row)
 
     def _train(self, model: PreTrainedModel, row: int, code: SubmittedCode, loaded: dict[str, Any]) -> int:
-        """Train the model in place as the submission says; returns the number of sampled tokens that it learned from."""
+        """Train the model in place as the submission says; returns how many sampled tokens it learned from."""
         problems, budget, tokenizer = self.problems[row][0], self.rules.budget_of(self.start), self.session.tokenizer
         used, begun, steps = 0, time.process_time(), 0
         stages, rewards = stages_of(code, loaded["functions"]), rewards_of(code, loaded["rewards"])

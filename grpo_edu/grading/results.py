@@ -13,7 +13,6 @@ from typing import Any
 from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
 from grpo_edu.grading.masters import Master, OpenQuestion
 
-FORMATS = ("canvas", "moodle")
 TO_GRADE = "to grade"
 GRADEBOOK = "gradebook.db"
 Points = dict[tuple[str, str, str], float]  # (student, number in the LMS, column of the question)
@@ -191,6 +190,9 @@ def moodle_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
         who = [f"Participant {grade.lms_id}", grade.student, ""] if grade.lms_id else ["", "", grade.student]
         rows.append([*who, *points, grade.points(*masters)])
     return _csv(rows)
+
+
+FORMATS = {"canvas": canvas_table, "moodle": moodle_table}
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:
