@@ -202,9 +202,9 @@ def open_logs(
     folder.metrics.unlink(missing_ok=True)
     logs: list[Callable[[dict[str, float]], None]] = [files.enter_context(RunLog(folder.metrics)).append]
     if record.request.track:
-        from grpo_edu.runs.tracking import Trackers
+        from grpo_edu.runs.tracking import open_trackers
 
-        logs.append(files.enter_context(Trackers(record, folder.path)).log)
+        logs.append(files.enter_context(open_trackers(record, folder.path)))
     for metrics in history:
         for append in logs:
             append(metrics)
