@@ -83,6 +83,7 @@ def page(template: str, **content: Any) -> str:
         loader=FileSystemLoader(data_dir() / "pages"),
         autoescape=True,
         undefined=StrictUndefined,
+        keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
