@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_edu.checks.feedback import Feedback, PartResult
-from grpo_edu.grading.masters import Master, OpenQuestion, Question
+from grpo_edu.grading.exercises import Master, OpenQuestion, Question
 from grpo_edu.grading.pages import (
     feedback_page,
     open_answers_page,

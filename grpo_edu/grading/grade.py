@@ -29,9 +29,8 @@ from typing import Any
 from grpo_edu import __version__
 from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
 from grpo_edu.checks.feedback import plain_number
-from grpo_edu.grading.exercises import REPOSITORY
+from grpo_edu.grading.exercises import REPOSITORY, Master, load_masters
 from grpo_edu.grading.files import Submission, find_submissions
-from grpo_edu.grading.masters import Master, load_masters
 from grpo_edu.grading.pages import feedback_page, open_answers_page, summary_page
 from grpo_edu.grading.results import (
     FORMATS,

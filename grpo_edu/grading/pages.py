@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from grpo_edu.figures.style import COLORS, INK, PAPER, SMALL, panel_grid, style_axes
-from grpo_edu.grading.masters import Master
+from grpo_edu.grading.exercises import Master
 from grpo_edu.grading.results import TO_GRADE, StudentGrade, column, open_column
 from grpo_edu.problems.templates import data_dir
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
-from grpo_edu.grading.masters import Master, OpenQuestion
+from grpo_edu.grading.exercises import Master, OpenQuestion
 
 TO_GRADE = "to grade"
 GRADEBOOK = "gradebook.db"

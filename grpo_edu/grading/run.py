@@ -13,8 +13,8 @@ from grpo_edu.checks import exercises
 from grpo_edu.checks.compare import Outcome
 from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, trial
 from grpo_edu.checks.feedback import Feedback, PartResult
+from grpo_edu.grading.exercises import Master
 from grpo_edu.grading.files import Submission, read_notebook, shown
-from grpo_edu.grading.masters import Master
 from grpo_edu.grading.repair import Step, best_master, looks, open_answers, repaired, steps, written_answers
 from grpo_edu.grading.results import StudentGrade
 from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, packed
