@@ -190,11 +190,11 @@ def answers_of(
     Raises SandboxFault where no student's code can be run.
     """
     grade = StudentGrade(submission.student, submission.lms_id, digest, troubles=list(submission.troubles))
-    result, left = Answers(grade), limits.total_seconds
+    result = Answers(grade)
     for master, path, notebook in _matched(submission, masters, grade):
         grade.handed_in.append(master.name)
         try:
-            left -= _run(master, path, notebook, result, sandbox, seed, limits, left)
+            _run(master, path, notebook, result, sandbox, seed, limits)
         except SandboxFault:
             raise
         except Exception as error:
@@ -210,16 +210,9 @@ def answers_of(
 
 
 def _run(
-    master: Master,
-    path: Path,
-    notebook: NotebookNode,
-    result: Answers,
-    sandbox: Sandbox,
-    seed: int,
-    limits: Limits,
-    left: float,
-) -> float:
-    """Repair and run one notebook, and enter what came of it; the seconds that it took."""
+    master: Master, path: Path, notebook: NotebookNode, result: Answers, sandbox: Sandbox, seed: int, limits: Limits
+) -> None:
+    """Repair and run one notebook, and enter what came of it."""
     from nbgrader.preprocessors import CheckCellMetadata
 
     grade = result.grade
@@ -228,6 +221,7 @@ def _run(
     result.notebooks[master.name] = whole
     grade.open_answers[master.name] = open_answers(whole, master)
     grade.looks += [f"{master.name}: {word}" for word in looks(whole, master)]
+    left = limits.total_seconds - sum(one.seconds for one in result.transcripts.values())
     transcript = collect(sandbox, steps(whole, master), seed=seed, limits=limits, seconds_left=left)
     result.transcripts[master.name] = transcript
     words = [*troubles, *transcript.troubles, *_failures(transcript, master)]
@@ -236,7 +230,6 @@ def _run(
     if master.name not in path.name:
         words.insert(0, f"found under the name {shown(path.name)}")
     grade.troubles += [f"{master.name}: {word}" for word in words]
-    return transcript.seconds
 
 
 def _matched(
@@ -287,8 +280,7 @@ def _failures(transcript: Transcript, master: Master) -> list[str]:
 def judged(master: Master, transcript: Transcript, seed: int, credit: float = SLIP_CREDIT) -> dict[str, Feedback]:
     """Exercise → what its answer earned; the checks run here, on what the functions returned there."""
     feedback = {}
-    for question in master.questions:
-        name = question.exercise
+    for name in master.checks:
         otherwise = _not_answered(master, name, transcript)
         found = [
             transcript.outcomes.get((name, number), [otherwise] * len(calls))
@@ -309,10 +301,10 @@ def _judged(exercise: Exercise, found: list[list[Outcome]], seed: int, credit: f
 
 
 def _plain_part(part: PartResult) -> PartResult:
-    given, expected, got, why = (
-        plain(text, 2000, lines=True) for text in (part.given, part.expected, part.got, part.why)
-    )
-    return replace(part, given=given, expected=expected, got=got, why=why)
+    texts: dict[str, Any] = {
+        name: plain(getattr(part, name), 2000, lines=True) for name in ("given", "expected", "got", "why")
+    }
+    return replace(part, **texts)
 
 
 def _not_answered(master: Master, name: str, transcript: Transcript) -> Outcome:
