@@ -181,15 +181,11 @@ def test_a_summary_of_nothing_is_still_one():
 
 def test_scores_fall_into_tenths():
     assert score_counts([0.0, 0.0999, 0.1, 0.3, 0.6, 0.7, 0.95, 1.0]) == [2, 1, 0, 1, 0, 0, 1, 1, 0, 2]
-    with pytest.raises(ValueError, match="shares"):
-        score_counts([1.1])
 
 
 def test_figures_hold_what_they_say():
     (axes,) = plot_scores([0.05, 0.95, 1.0]).axes
     assert [round(bar.get_height()) for bar in axes.patches] == [1, 0, 0, 0, 0, 0, 0, 0, 0, 2]
-    (axes,) = plot_questions(["easy", "hard", "middle"], [0.9, 0.1, 0.5]).axes
+    (axes,) = plot_questions([(0.1, "hard"), (0.5, "middle"), (0.9, "easy")]).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["hard", "middle", "easy"]
     assert [bar.get_width() for bar in axes.patches] == [0.1, 0.5, 0.9]
-    with pytest.raises(ValueError, match="names"):
-        plot_questions(["one"], [])
