@@ -148,7 +148,9 @@ def _locate(name: str | Path) -> Path | str:
         return Path(name).expanduser()
     known = f"Use {', '.join(list_models()) or 'a model of the package'}, a folder, or a Hub id (owner/name)."
     if str(name) == "tiny":
-        raise FileNotFoundError(f"name: {shipped} is missing. Create it with python -m grpo_edu.making.pretraining.")
+        raise FileNotFoundError(
+            f"name: {shipped} is missing. In a clone of the course, python -m recipes.pretraining makes it."
+        )
     if isinstance(name, Path) or meant_as_folder(name):
         raise FileNotFoundError(f"name: folder {name} does not exist. {known}")
     if not _HUB_ID.fullmatch(name):

@@ -12,8 +12,7 @@ import torch
 
 from grpo_edu.cli.main import main
 from grpo_edu.grading import challenge
-from grpo_edu.grading.challenge import BUDGETS, Judge, Rules, phases_of, read_submission
-from grpo_edu.grading.leaderboard import Entry, leaderboard_page, rank
+from grpo_edu.grading.challenge import BUDGETS, Entry, Judge, Rules, leaderboard_page, phases_of, rank, read_submission
 from grpo_edu.grading.sandbox import isolation_problem
 
 needs_isolation = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
@@ -289,7 +288,7 @@ def test_what_cannot_be_done_is_said(arguments, words, capsys, tmp_path, monkeyp
 
 def test_without_isolation_nothing_is_judged_unless_asked(submit, tmp_path, monkeypatch, capsys):
     submit()
-    monkeypatch.setattr(challenge, "isolation_problem", lambda: "There is no bubblewrap.")
+    monkeypatch.setattr("grpo_edu.grading.sandbox.isolation_problem", lambda: "There is no bubblewrap.")
     command = ["challenge", "judge", str(tmp_path / "submissions"), "--output", str(tmp_path / "out")]
     assert main(command) == 2
     assert "There is no bubblewrap" in capsys.readouterr().err and not (tmp_path / "out").exists()

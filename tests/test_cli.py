@@ -18,8 +18,7 @@ import pytest
 from grpo_edu import __version__
 from grpo_edu.cli.machine import grading_checks
 from grpo_edu.cli.main import COMMANDS, build_parser, main
-from grpo_edu.cli.options import field_help
-from grpo_edu.cli.topics import TOPICS
+from grpo_edu.cli.options import TOPICS, field_help
 from grpo_edu.config import GRPOConfig
 from grpo_edu.machine.hardware import Check
 from grpo_edu.machine.startup import AFTERWARDS, PHASES

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from grpo_edu.making.corpus import (
+from grpo_edu.problems.files import load_problems, read_problems
+from grpo_edu.problems.templates import DOMAINS, LEVELS, make_problems, problem_key
+from grpo_edu.prompts import SYSTEM_PROMPT, answers_equal, normalize_answer, render_prompt
+from recipes.corpus import (
     PretrainingConfig,
     batches,
     draw_drill,
@@ -23,9 +26,6 @@ from grpo_edu.making.corpus import (
     train_tokenizer,
     write_shipped_problems,
 )
-from grpo_edu.problems.files import load_problems, read_problems
-from grpo_edu.problems.templates import DOMAINS, LEVELS, make_problems, problem_key
-from grpo_edu.prompts import SYSTEM_PROMPT, answers_equal, normalize_answer, render_prompt
 
 CONFIG = PretrainingConfig(vocab_size=400, batch_tokens=1024)
 ALL = LEVELS + DOMAINS

@@ -57,14 +57,14 @@ def test_the_contributors_page_names_what_is_there():
         assert (package / name).is_file(), name
     rooms = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
     assert set(re.findall(r"^\| `(\w+/)` \|", page, re.MULTILINE)) == rooms
-    for path in re.findall(r"`((?:grpo_edu|tests|benchmarks|data|solutions)/[\w./]*)`", page):
+    for path in re.findall(r"`((?:grpo_edu|tests|benchmarks|data|recipes|solutions)/[\w./]*)`", page):
         assert (REPOSITORY / path).exists(), path
 
 
 def test_the_spelling_is_right():
     """codespell over every text of the repository that people read."""
     codespell = pytest.importorskip("codespell_lib", reason="no codespell: pip install codespell")
-    folders = ("grpo_edu", "notebooks", "solutions", "exercises", "docs", "tests", "benchmarks")
+    folders = ("grpo_edu", "notebooks", "solutions", "exercises", "docs", "tests", "benchmarks", "recipes")
     places = [str(REPOSITORY / name) for name in (*folders, "README.md", "course.py")]
     skipped = "*.json,*.jsonl,*.safetensors,*.png"
     words = "ines,wither,trian,anwser,nd,ist,ans"  # names, short names, and typing errors that tests make

@@ -12,7 +12,7 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classro
 
 from grpo_edu.checks import exercises  # noqa: E402
 from grpo_edu.checks.core import attempt, trial  # noqa: E402
-from grpo_edu.grading.masters import load_masters  # noqa: E402
+from grpo_edu.grading.exercises import load_masters  # noqa: E402
 from grpo_edu.grading.pages import feedback_page  # noqa: E402
 from grpo_edu.grading.repair import repaired, steps  # noqa: E402
 from grpo_edu.grading.results import StudentGrade, grades_table  # noqa: E402

@@ -14,7 +14,7 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classro
 
 from nbgrader.preprocessors import CheckCellMetadata  # noqa: E402
 
-from grpo_edu.grading.masters import definitions, load_masters  # noqa: E402
+from grpo_edu.grading.exercises import definitions, load_masters  # noqa: E402
 from grpo_edu.grading.repair import best_master, looks, open_answers, repaired, steps  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -2,14 +2,13 @@
 
 import csv
 import io
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from grpo_edu.checks.feedback import Feedback, PartResult
-from grpo_edu.grading.by_hand import enter_points, points_in_table
-from grpo_edu.grading.masters import Master, OpenQuestion, Question
+from grpo_edu.grading.exercises import Master, OpenQuestion, Question
 from grpo_edu.grading.pages import (
     feedback_page,
     open_answers_page,
@@ -18,7 +17,15 @@ from grpo_edu.grading.pages import (
     score_counts,
     summary_page,
 )
-from grpo_edu.grading.results import StudentGrade, canvas_table, file_names, grades_table, moodle_table
+from grpo_edu.grading.results import (
+    StudentGrade,
+    canvas_table,
+    enter_points,
+    file_names,
+    grades_table,
+    moodle_table,
+    points_in_table,
+)
 
 EVIL = "<script>alert(1)</script>"
 ONE = Master("03_one", SimpleNamespace(cells=[]), (Question("check-f", "f", 3), Question("check-g", "g", 2)))
@@ -57,7 +64,7 @@ def table(text):
 
 
 def test_a_grade_is_the_same_after_a_file():
-    assert StudentGrade.from_json(ana().to_json()) == ana()
+    assert StudentGrade.from_json(asdict(ana())) == ana()
 
 
 def test_points_of_questions_and_notebooks():
@@ -174,15 +181,11 @@ def test_a_summary_of_nothing_is_still_one():
 
 def test_scores_fall_into_tenths():
     assert score_counts([0.0, 0.0999, 0.1, 0.3, 0.6, 0.7, 0.95, 1.0]) == [2, 1, 0, 1, 0, 0, 1, 1, 0, 2]
-    with pytest.raises(ValueError, match="shares"):
-        score_counts([1.1])
 
 
 def test_figures_hold_what_they_say():
     (axes,) = plot_scores([0.05, 0.95, 1.0]).axes
     assert [round(bar.get_height()) for bar in axes.patches] == [1, 0, 0, 0, 0, 0, 0, 0, 0, 2]
-    (axes,) = plot_questions(["easy", "hard", "middle"], [0.9, 0.1, 0.5]).axes
+    (axes,) = plot_questions([(0.1, "hard"), (0.5, "middle"), (0.9, "easy")]).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["hard", "middle", "easy"]
     assert [bar.get_width() for bar in axes.patches] == [0.1, 0.5, 0.9]
-    with pytest.raises(ValueError, match="names"):
-        plot_questions(["one"], [])

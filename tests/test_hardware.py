@@ -49,7 +49,7 @@ def test_torch_and_the_kernel_name_the_same_instruction_sets(monkeypatch, report
     if not hasattr(torch.cpu, "get_capabilities"):
         pytest.skip("this torch cannot tell the instruction sets")
     capabilities = dict(torch.cpu.get_capabilities())
-    by_torch = [name for name, _ in hardware._TELLING if capabilities.get(name) is True]
+    by_torch = [name for name in hardware._TELLING if capabilities.get(name) is True]
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     assert hardware.instruction_sets() == by_torch == report["instruction_sets"]
     assert ("avx2" in by_torch) or report["torch_capability"] not in ("AVX2", "AVX512")
@@ -77,12 +77,12 @@ def test_a_container_limit_bounds_cores_and_memory(monkeypatch):
     monkeypatch.setattr(memory, "memory_limit", lambda: (GIB, GIB // 4))
     assert cores.usable_cores() == 0.5
     assert memory.memory_bytes() == (GIB, GIB // 4)
-    checks = by_name(doctor_checks(load_model=False))
+    checks = by_name(doctor_checks())
     assert not checks["memory"].ok and checks["memory"].detail == "0.2 of 1.0 GiB available"
 
 
-def test_a_healthy_place_passes_but_for_a_model_that_is_not_there():
-    checks = by_name(doctor_checks(load_model=False))
+def test_a_healthy_place_passes():
+    checks = by_name(doctor_checks())
     assert list(checks) == [
         "Python",
         "packages",
@@ -102,7 +102,7 @@ def test_a_healthy_place_passes_but_for_a_model_that_is_not_there():
 def test_every_requirement_is_held_against_its_range(monkeypatch):
     declared = ["torch>=99", "no-such-package-here>=1", "psutil>=1", "nbgrader>=1; extra == 'classroom'"]
     monkeypatch.setattr(hardware, "_declared", lambda: (">=99", declared))
-    checks = by_name(doctor_checks(load_model=False))
+    checks = by_name(doctor_checks())
     assert not checks["Python"].ok and "Install a Python >=99" in checks["Python"].remedy
     assert not checks["packages"].ok
     missing, outside = sorted(checks["packages"].detail.split("; "))
@@ -132,8 +132,6 @@ def test_a_damaged_model_is_a_finding(monkeypatch, tmp_path):
     (folder / "config.json").write_text("{}")
     monkeypatch.setattr(grpo_edu.problems.templates, "data_dir", lambda: tmp_path)
     monkeypatch.setattr("grpo_edu.models.data_dir", lambda: tmp_path)
-    quick = by_name(doctor_checks(load_model=False))["tiny model"]
-    assert quick.ok and "not loaded" in quick.detail
     assert by_name(doctor_checks())["tiny model"].ok is False
 
 
@@ -141,7 +139,7 @@ def test_a_full_disk_and_too_many_threads(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=GIB // 10))
     monkeypatch.setattr(hardware, "usable_cores", lambda: 1.5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    checks = by_name(doctor_checks(load_model=False))
+    checks = by_name(doctor_checks())
     assert not checks["disk space"].ok and "Free at least 1 GiB" in checks["disk space"].remedy
     threads = checks["threads"]
     assert not threads.ok and "8 on 1.5 usable" in threads.detail and "OMP_NUM_THREADS=2" in threads.remedy
@@ -149,7 +147,7 @@ def test_a_full_disk_and_too_many_threads(monkeypatch):
 
 def test_a_missing_library_is_a_finding_not_a_crash(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)  # import psutil now raises ImportError
-    checks = by_name(doctor_checks(load_model=False))
+    checks = by_name(doctor_checks())
     assert not checks["memory"].ok and "psutil" in checks["memory"].detail
     assert "course.py setup" in checks["memory"].remedy
 

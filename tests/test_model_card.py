@@ -6,11 +6,11 @@ from functools import partial
 
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.evaluation import Evaluation
-from grpo_edu.making import cold_start, pretraining
-from grpo_edu.making import pretraining as model_card
-from grpo_edu.making.corpus import PretrainingConfig, train_tokenizer
 from grpo_edu.models import load_policy, tiny_dir
 from grpo_edu.problems.templates import make_problems
+from recipes import cold_start, pretraining
+from recipes import pretraining as model_card
+from recipes.corpus import PretrainingConfig, train_tokenizer
 
 
 def test_the_shipped_card_says_what_the_shipped_recipe_says():

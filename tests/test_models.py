@@ -107,7 +107,7 @@ def test_nothing_is_printed(saved, policy, tmp_path, capfd):
 
 def test_the_shipped_model_loads():
     if not (tiny_dir() / "config.json").is_file():
-        pytest.skip("the tiny model is not built yet: python -m grpo_edu.making.pretraining")
+        pytest.skip("the tiny model is not built yet: python -m recipes.pretraining")
     assert "tiny" in list_models()
     model, tokenizer = load_policy()
     assert model.config.model_type == "qwen2"
@@ -118,7 +118,7 @@ def test_the_shipped_model_loads():
 def test_shipped_models_are_named(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "data_dir", lambda: tmp_path)
     assert list_models() == []
-    with pytest.raises(FileNotFoundError, match=r"tiny is missing.*python -m grpo_edu\.making\.pretraining"):
+    with pytest.raises(FileNotFoundError, match=r"tiny is missing.*python -m recipes\.pretraining"):
         load_policy()
     shutil.copytree(saved, tmp_path / "models" / "tiny")
     assert list_models() == ["tiny"]

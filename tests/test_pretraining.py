@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from grpo_edu.making import pretraining
-from grpo_edu.making.corpus import PretrainingConfig, batches, train_tokenizer
-from grpo_edu.making.pretraining import build_model, build_optimizers, learning_rate_factor, main, pretrain, target_loss
+from recipes import pretraining
+from recipes.corpus import PretrainingConfig, batches, train_tokenizer
+from recipes.pretraining import build_model, build_optimizers, learning_rate_factor, main, pretrain, target_loss
 
 SMALL = PretrainingConfig(
     vocab_size=400,

@@ -25,7 +25,7 @@ from grpo_edu.models import load_policy
 from grpo_edu.runs import recording as run_recording
 from grpo_edu.runs import run as runs
 from grpo_edu.runs.checkpoint import latest_checkpoint, load_failed_batch
-from grpo_edu.runs.folder import RunFolder, RunLock, is_held
+from grpo_edu.runs.folder import RunFolder, is_held, run_lock
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.request import read_resumable
 from grpo_edu.runs.run import resume_training, run_training
@@ -310,23 +310,23 @@ def test_of_two_runs_that_start_together_the_later_one_leaves_the_other_alone(ru
 
 def test_a_lock_is_of_one_process_and_ends_with_it(tmp_path):
     folder = tmp_path / "new"
-    with RunLock(folder):
-        with pytest.raises(BlockingIOError, match=str(os.getpid())), RunLock(folder):
+    with run_lock(folder):
+        with pytest.raises(BlockingIOError, match=str(os.getpid())), run_lock(folder):
             pass
         with pytest.raises(BlockingIOError):
             RunFolder(folder).check(overwrite=True)
     assert not is_held(folder)
     RunFolder(folder).check()
-    code = "import sys; from grpo_edu.runs.folder import RunLock; lock = RunLock(sys.argv[1]); lock.__enter__(); "
+    code = "import sys; from grpo_edu.runs.folder import run_lock; lock = run_lock(sys.argv[1]); lock.__enter__(); "
     code += "print('held', flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=Path(__file__).parents[1], **pipes) as process:
         assert process.stdout.readline() == b"held\n" and is_held(folder)
-        with pytest.raises(BlockingIOError, match=str(process.pid)), RunLock(folder):
+        with pytest.raises(BlockingIOError, match=str(process.pid)), run_lock(folder):
             pass
         process.kill()
     assert not is_held(folder)
-    with RunLock(folder):
+    with run_lock(folder):
         assert is_held(folder)
 
 

@@ -60,7 +60,6 @@ MAY_IMPORT = {
     "continual": {"spine", "problems", "fast", "runs", "figures"},
     "machine": {"spine", "problems", "fast", "continual"},
     "studies": {"spine", "problems", "fast", "runs", "continual", "figures"},
-    "making": {"spine", "problems", "continual", "figures"},
     "figures": {"spine", "continual"},
     "checks": {"spine", "problems", "fast", "quantization", "continual", "studies", "figures"},
     "grading": {"spine", "checks", "runs", "figures", "problems"},

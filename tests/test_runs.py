@@ -1,7 +1,6 @@
 """Whole runs of a small random policy: what the folder holds, and what is left when a run goes wrong."""
 
 import errno
-import inspect
 import json
 import math
 import os
@@ -26,15 +25,7 @@ from grpo_edu.runs import run as runs
 from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.recording import WholeSteps, sigterm_interrupts
-from grpo_edu.runs.request import (
-    RUN_FIELDS,
-    RunRequest,
-    default_config,
-    default_folder,
-    load_split,
-    parse_names,
-    reward_functions,
-)
+from grpo_edu.runs.request import RunRequest, default_config, default_folder, load_split, parse_names, reward_functions
 from grpo_edu.runs.run import run_evaluation, run_training
 from grpo_edu.runs.summary import RunResult, summary
 
@@ -357,13 +348,6 @@ def test_bad_input_is_refused_before_anything_is_done(run, policy_dir, tmp_path)
     with pytest.raises(ValueError, match=r"gsm8k\.jsonl:1: this line is not JSON"):
         run_evaluation(policy_dir, data="gsm8k", data_path=problems, n=1)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_arguments_of_run_training_are_the_fields_of_a_request():
-    arguments = inspect.signature(run_training).parameters
-    for name in RUN_FIELDS:
-        given, default = arguments[name].default, getattr(RunRequest(), name)
-        assert getattr(RunRequest(**{name: given}), name) == default, name
 
 
 def test_a_request_comes_back_from_json():

@@ -13,8 +13,8 @@ from grpo_edu.continual.examples import encode_examples, pad_examples
 from grpo_edu.continual.supervised import finetune
 from grpo_edu.fast.lora import add_lora
 from grpo_edu.fast.optimizers import parameters_of
-from grpo_edu.making.pretraining import target_loss
 from grpo_edu.problems.templates import make_problems
+from recipes.pretraining import target_loss
 
 PROBLEMS = make_problems("basic", 6, seed=0)
 SMALL = {"prompts_per_step": 2, "learning_rate": 1e-3, "seed": 3}

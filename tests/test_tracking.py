@@ -16,7 +16,7 @@ from grpo_edu.runs import tracking
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.request import TRACKERS, RunRecord, RunRequest
 from grpo_edu.runs.run import resume_training, run_training
-from grpo_edu.runs.tracking import PROJECT, Trackers
+from grpo_edu.runs.tracking import PROJECT, open_trackers
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ACCURACY = "rewards/accuracy_reward/mean"
@@ -24,8 +24,8 @@ STEPS = [{"step": step, "reward": step / 8, ACCURACY: 0.5, "kl": float("nan")} f
 SIZES = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 24, "seed": 5, "max_steps": 4}
 
 
-def trackers_of(name: str, folder: Path) -> Trackers:
-    return Trackers(RunRecord.start(RunRequest(track=(name,))), folder)
+def trackers_of(name: str, folder: Path):
+    return open_trackers(RunRecord.start(RunRequest(track=(name,))), folder)
 
 
 def needs(name):
@@ -93,9 +93,9 @@ def history_of_wandb(folder: Path) -> list[dict[str, float]]:
 @needs("tensorboard")
 def test_tensorboard_reads_what_was_logged(tmp_path):
     for _ in range(2):  # the second replaces the first
-        with trackers_of("tensorboard", tmp_path) as trackers:
+        with trackers_of("tensorboard", tmp_path) as log:
             for metrics in STEPS:
-                trackers.log(metrics)
+                log(metrics)
     found = scalars_of_tensorboard(tmp_path)
     assert found == {"reward": [(1, 0.125), (2, 0.25), (3, 0.375)], ACCURACY: [(1, 0.5), (2, 0.5), (3, 0.5)]}
 
@@ -105,9 +105,9 @@ def test_trackio_reads_what_was_logged_and_others_runs_stay(tmp_path, trackio_st
     for place in ("a", "b", "a"):
         folder = tmp_path / place / "run"
         folder.mkdir(parents=True, exist_ok=True)
-        with trackers_of("trackio", folder) as trackers:
+        with trackers_of("trackio", folder) as log:
             for metrics in STEPS:
-                trackers.log(metrics)
+                log(metrics)
     assert len(trackio_store.get_runs(PROJECT)) == 2  # that of the other folder, and one of this
     logs = trackio_store.get_logs(PROJECT, "run")
     assert [(row["step"], row["reward"]) for row in logs][-3:] == [(1, 0.125), (2, 0.25), (3, 0.375)]
@@ -117,9 +117,9 @@ def test_trackio_reads_what_was_logged_and_others_runs_stay(tmp_path, trackio_st
 @needs("wandb")
 def test_wandb_keeps_what_was_logged_offline(tmp_path):
     for _ in range(2):
-        with trackers_of("wandb", tmp_path) as trackers:
+        with trackers_of("wandb", tmp_path) as log:
             for metrics in STEPS:
-                trackers.log(metrics)
+                log(metrics)
     rows = history_of_wandb(tmp_path)
     assert [(row["_step"], row["reward"]) for row in rows] == [(1, 0.125), (2, 0.25), (3, 0.375)]
     assert all(row[ACCURACY] == 0.5 and "kl" not in row for row in rows)

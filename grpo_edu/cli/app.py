@@ -14,11 +14,14 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "dashboards" / "share"  # the page that Voilà fills
 _NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"  # in a checkout of the course
-_SOURCE = "from grpo_edu.dashboards.app import App\n\nApp()"
+_SOURCE = "from grpo_edu.dashboards.app import App\n\nApp()"  # the one cell that Voilà runs for each viewer
+_METADATA = {
+    "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+    "title": "Watch GRPO train a language model",
+}
 
 
 def add_app_options(command: ArgumentParser) -> None:
@@ -37,14 +40,17 @@ def add_app_options(command: ArgumentParser) -> None:
 
 def run_app_command(arguments: Namespace) -> int:
     """Serve until Ctrl-C; returns the exit code of the server."""
+    import nbformat
+    from nbformat import v4
+
     _check(arguments)
     token = _token(arguments.token_file)
     with tempfile.TemporaryDirectory(prefix="grpo-edu-app-") as folder:
         place = Path(folder)
         (place / "slots").mkdir()
         if _NOTEBOOKS.is_dir():  # to be read beside the dashboards
-            shutil.copytree(_NOTEBOOKS, place / "notebooks", ignore=lambda folder, names: _not_notebooks(names))
-        (place / "app.ipynb").write_text(json.dumps(app_notebook()), encoding="utf-8")
+            shutil.copytree(_NOTEBOOKS, place / "notebooks", ignore=_not_notebooks)
+        nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(_SOURCE)], metadata=_METADATA), place / "app.ipynb")
         # in a file that only its owner can read, and not on the command line, which every user of the machine can
         (place / "voila.json").write_text(json.dumps(server_settings(arguments, token)), encoding="utf-8")
         # PyTorch's threads of several kernels get in each other's way, so the environment stays as it was found
@@ -56,7 +62,8 @@ def run_app_command(arguments: Namespace) -> int:
         }
         env["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(_TEMPLATES), os.environ.get("JUPYTER_PATH")]))
         print(f"grpo_edu: http://127.0.0.1:{arguments.port}{arguments.base_url}?token={token}", flush=True)
-        server = subprocess.Popen(server_command(place, browser=not arguments.no_browser), env=env)
+        command = [sys.executable, "-m", "voila", str(place / "app.ipynb"), f"--Voila.config_file_paths={place}"]
+        server = subprocess.Popen([*command, "--no-browser"] if arguments.no_browser else command, env=env)
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())  # told to end, it does not leave Voilà behind
         try:
             return server.wait()
@@ -102,22 +109,7 @@ def server_settings(arguments: Namespace, token: str) -> dict[str, dict]:
     }
 
 
-def server_command(place: Path, *, browser: bool) -> list[str]:
-    """Voilà for app.ipynb in a folder, with the settings of voila.json there."""
-    command = [sys.executable, "-m", "voila", str(place / "app.ipynb"), f"--Voila.config_file_paths={place}"]
-    return command if browser else [*command, "--no-browser"]
-
-
-def app_notebook() -> dict:
-    """The one cell that Voilà runs for each viewer."""
-    cell: dict[str, Any] = {"cell_type": "code", "id": "app", "metadata": {}, "source": _SOURCE}
-    cell |= {"outputs": [], "execution_count": None}
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    metadata = {"kernelspec": kernel, "title": "Watch GRPO train a language model"}
-    return {"cells": [cell], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
-
-
-def _not_notebooks(names: list[str]) -> list[str]:
+def _not_notebooks(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if not name.endswith(".ipynb")]
 
 

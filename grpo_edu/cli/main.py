@@ -12,63 +12,30 @@ import os
 import shlex
 import sys
 import warnings
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from grpo_edu import __version__
-from grpo_edu.cli.app import add_app_options, run_app_command
-from grpo_edu.cli.challenge import add_challenge_options, run_challenge_command
-from grpo_edu.cli.grade import add_grade_options, run_grade_command
-from grpo_edu.cli.machine import (
-    add_bench_options,
-    add_cluster_options,
-    add_doctor_options,
-    run_bench_command,
-    run_cluster_command,
-    run_doctor_command,
-)
+from grpo_edu.cli import app, grading, machine, studies, train
 from grpo_edu.cli.options import Parser, add_common_options, complain, notes_of, option_names, subparsers
-from grpo_edu.cli.studies import add_curriculum_options, add_sweep_options, run_curriculum_command, run_sweep_command
-from grpo_edu.cli.train import (
-    add_evaluate_options,
-    add_profiles_options,
-    add_train_options,
-    run_evaluate_command,
-    run_profiles_command,
-    run_train_command,
-)
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Command(NamedTuple):
-    """One command: what it does, what adds its options, and what runs it and returns the exit code."""
-
-    about: str
-    add_options: Callable[[ArgumentParser], None]
-    run: Callable[[Namespace], int]
-
-
+# Command → what it does, and the module that has its `add_…_options` and `run_…_command` (which returns the exit code).
 COMMANDS = {
-    "doctor": Command("check whether this computer can run the course", add_doctor_options, run_doctor_command),
-    "train": Command(
-        "train a policy with GRPO, and evaluate it before and after", add_train_options, run_train_command
-    ),
-    "profiles": Command("list the profiles of train, or print one", add_profiles_options, run_profiles_command),
-    "evaluate": Command("measure a policy's accuracy on held-out problems", add_evaluate_options, run_evaluate_command),
-    "curriculum": Command(
-        "train on one task after another, and measure forgetting", add_curriculum_options, run_curriculum_command
-    ),
-    "app": Command("open the dashboards in a browser", add_app_options, run_app_command),
-    "grade": Command("grade a folder of students' exercises in a sandbox", add_grade_options, run_grade_command),
-    "challenge": Command("try, submit or judge entries to the challenge", add_challenge_options, run_challenge_command),
-    "cluster": Command("write a training run as a job for a Slurm cluster", add_cluster_options, run_cluster_command),
-    "sweep": Command(
-        "search for better settings, and evaluate the best on new seeds", add_sweep_options, run_sweep_command
-    ),
-    "bench": Command("measure this computer: one row for docs/hardware.md", add_bench_options, run_bench_command),
+    "doctor": ("check whether this computer can run the course", machine),
+    "train": ("train a policy with GRPO, and evaluate it before and after", train),
+    "profiles": ("list the profiles of train, or print one", train),
+    "evaluate": ("measure a policy's accuracy on held-out problems", train),
+    "curriculum": ("train on one task after another, and measure forgetting", studies),
+    "app": ("open the dashboards in a browser", app),
+    "grade": ("grade a folder of students' exercises in a sandbox", grading),
+    "challenge": ("try, submit or judge entries to the challenge", grading),
+    "cluster": ("write a training run as a job for a Slurm cluster", machine),
+    "sweep": ("search for better settings, and evaluate the best on new seeds", studies),
+    "bench": ("measure this computer: one row for docs/hardware.md", machine),
 }
 
 
@@ -82,12 +49,12 @@ def build_parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"grpo-edu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (about, add_options, _) in COMMANDS.items():
+    for name, (about, module) in COMMANDS.items():
         text = f"{about[0].upper()}{about[1:]}."
         command = commands.add_parser(name, help=about, description=text, allow_abbrev=False)
         if name == "train":
             command.usage = "grpo-edu train [OPTIONS]"
-        add_options(command)
+        getattr(module, f"add_{name}_options")(command)
         add_common_options(command)
     return parser
 
@@ -110,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, subparsers(parser)[arguments.command])
-            code = COMMANDS[arguments.command].run(arguments)
+            _, module = COMMANDS[arguments.command]
+            code = getattr(module, f"run_{arguments.command}_command")(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of the output is gone: end silently, as Unix tools do

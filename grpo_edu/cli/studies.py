@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from grpo_edu.cli.options import add_options, chosen_dtype, given_options, refuse_with_resume, say_loading
 from grpo_edu.cli.train import add_folder_options, add_run_options
@@ -21,28 +21,25 @@ _PLACES = ("output", "overwrite")
 
 def add_sweep_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu sweep`; only what is typed is set."""
-
-    def add(flag: str, help: str, **options: Any) -> None:
-        command.add_argument(flag, help=help, default=SUPPRESS, **options)
-
-    add("--profile", "settings to start from: a name or a JSON file (default: standard)", metavar="NAME")
+    add = partial(command.add_argument, default=SUPPRESS)
+    add("--profile", help="settings to start from: a name or a JSON file (default: standard)", metavar="NAME")
     add_run_options(command, [name for name in _SETTINGS if name != "max_steps"])
     add_options(command, GRPOConfig, ["max_steps"])
     for name in SWEPT:
         form = "LOW:HIGH, or values with commas" if name == "learning_rate" else "values with commas"
         flag = "--" + name.replace("_", "-")
-        add(flag, f"{form} (without any of these five: {DEFAULT_SPACE[name]})", metavar="VALUES")
-    add("--trials", "different settings to try, besides those it starts from (default: 12)", type=int, metavar="N")
-    add("--seeds", "random seeds with commas; each setting is trained with each (default: 0,1,2)", metavar="N,N")
-    add("--judge-seeds", "new seeds for the final comparison (default: 5)", type=int, metavar="N")
+        add(flag, help=f"{form} (without any of these five: {DEFAULT_SPACE[name]})", metavar="VALUES")
+    add("--trials", help="different settings to try, besides those it starts from (default: 12)", type=int, metavar="N")
+    add("--seeds", help="random seeds with commas; each setting is trained with each (default: 0,1,2)", metavar="N,N")
+    add("--judge-seeds", help="new seeds for the final comparison (default: 5)", type=int, metavar="N")
     add(
         "--validation",
-        "training problems set aside to choose the settings by (default: 150)",
+        help="training problems set aside to choose the settings by (default: 150)",
         type=int,
         metavar="N",
         dest="num_validation",
     )
-    add("--sampler-seed", "random seed of Optuna's search (default: 0)", type=int, metavar="N")
+    add("--sampler-seed", help="random seed of Optuna's search (default: 0)", type=int, metavar="N")
     add_folder_options(command, "sweep")
 
 
@@ -90,18 +87,19 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 def add_curriculum_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu curriculum`; only what is typed overrides the profile."""
-
-    def add(flag: str, help: str, **options: Any) -> None:
-        command.add_argument(flag, help=help, default=SUPPRESS, **options)
-
-    add("--profile", f"stages and protection: {', '.join(PROFILES)}, or a JSON file (default: domains)", metavar="NAME")
+    add = partial(command.add_argument, default=SUPPRESS)
+    add(
+        "--profile",
+        help=f"stages and protection: {', '.join(PROFILES)}, or a JSON file (default: domains)",
+        metavar="NAME",
+    )
     add_run_options(command, ["model", "data_path"])
-    add("--protect", "how earlier tasks are protected (default: the profile's)", choices=PROTECTIONS)
-    add("--strength", "lambda of ewc and l2, share of replay, beta of kl", type=float, metavar="X")
-    add("--fisher", "how ewc estimates the Fisher information (default: sampled)", choices=FISHERS)
-    add("--online", "keep one running anchor instead of one per task", action="store_true")
-    add("--seed", "random seed of every stage (default: the profile's)", type=int, metavar="N")
-    add("--n", "held-out problems per task (default: 100)", type=int, metavar="N")
+    add("--protect", help="how earlier tasks are protected (default: the profile's)", choices=PROTECTIONS)
+    add("--strength", help="lambda of ewc and l2, share of replay, beta of kl", type=float, metavar="X")
+    add("--fisher", help="how ewc estimates the Fisher information (default: sampled)", choices=FISHERS)
+    add("--online", help="keep one running anchor instead of one per task", action="store_true")
+    add("--seed", help="random seed of every stage (default: the profile's)", type=int, metavar="N")
+    add("--n", help="held-out problems per task (default: 100)", type=int, metavar="N")
     add_folder_options(command, "curriculum")
 
 

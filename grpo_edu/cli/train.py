@@ -8,6 +8,7 @@ import re
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.cli.options import add_options, chosen_dtype, complain, given_options, refuse_with_resume, say_loading
@@ -30,10 +31,10 @@ def add_run_options(command: ArgumentParser, names: Collection[str] = RUN_FIELDS
 
 def add_folder_options(command: ArgumentParser, what: str) -> None:
     """Add the options that say where a run is kept. what: "run", "sweep" or the like."""
-    add = command.add_argument_group("folder").add_argument
-    add("--output", metavar="DIR", default=SUPPRESS, help=f"folder of the {what} (default: a new one in runs/)")
-    add("--overwrite", action="store_true", default=SUPPRESS, help=f"replace the {what} that the folder holds")
-    add("--resume", metavar="DIR", default=SUPPRESS, help=f"resume the {what} in this folder, with its own settings")
+    add = partial(command.add_argument_group("folder").add_argument, default=SUPPRESS)
+    add("--output", metavar="DIR", help=f"folder of the {what} (default: a new one in runs/)")
+    add("--overwrite", action="store_true", help=f"replace the {what} that the folder holds")
+    add("--resume", metavar="DIR", help=f"resume the {what} in this folder, with its own settings")
 
 
 def add_train_options(command: ArgumentParser) -> None:

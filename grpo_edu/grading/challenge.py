@@ -11,10 +11,9 @@ import json
 import os
 import random
 import secrets
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,11 @@ from torch import Tensor
 
 from grpo_edu import __version__
 from grpo_edu.config import GRPOConfig
-from grpo_edu.evaluation import evaluate
+from grpo_edu.evaluation import Estimate, evaluate, mean_estimate
+from grpo_edu.figures.style import intervals, name_rows, panel_grid, percent, style_axes
 from grpo_edu.grading.challenger import FILE
-from grpo_edu.grading.leaderboard import Entry, leaderboard_page
-from grpo_edu.grading.sandbox import REMEDY, Garbled, Limits, Sandbox, SandboxFault, isolation_problem
+from grpo_edu.grading.pages import image, page
+from grpo_edu.grading.sandbox import Garbled, Limits, Sandbox, SandboxFault, check_isolation
 from grpo_edu.grading.values import decode, encode, plain
 from grpo_edu.models import Session
 from grpo_edu.problems.puzzles import make_puzzles
@@ -35,7 +35,8 @@ from grpo_edu.rollout import Rollout, Sampler
 from grpo_edu.trainer import Stages, compute_advantages, rows_with_gradient, start_training, train
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
 
 BUDGETS = {"tiny": 10_000, "halfway": 25_000}  # sampled tokens per run; `tiny` learns faster
 NOTE = "note.md"
@@ -160,16 +161,6 @@ class SubmittedCode(Sandbox):
         said = self._output.decode("utf-8", "replace").strip()[-300:]
         return f". It printed: {plain(said)}" if said else ""
 
-    def _send(self, content: dict[str, Any]) -> None:
-        """As `Sandbox._send`, but a process that does not read cannot stop the judge."""
-        assert self._process and self._process.stdin
-        stream, left = self._process.stdin.fileno(), memoryview(json.dumps(content).encode() + b"\n")
-        os.set_blocking(stream, False)
-        while left:
-            if not select.select([], [stream], [], _PATIENCE)[1]:
-                raise TimeoutError
-            left = left[os.write(stream, left) :]
-
 
 def _why_closed(message: dict[str, Any]) -> str:
     path = plain(str(message.get("path")), 100)
@@ -281,38 +272,21 @@ def phases_of(settings: Any, seed: int, budget: int) -> list[tuple[GRPOConfig, b
     return found
 
 
-def train_submission(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem],
-    code: SubmittedCode,
-    loaded: dict[str, Any],
-    *,
-    seed: int,
-    budget: int,
-    seconds: float,
-) -> int:
-    """Train the model in place as the submission says; returns the number of sampled tokens that it learned from."""
-    used, begun, steps = 0, time.process_time(), 0
-    stages, rewards = stages_of(code, loaded["functions"]), rewards_of(code, loaded["rewards"])
-    for config, is_open in phases_of(loaded["settings"], seed, budget):
-        state = start_training(model, tokenizer, problems, config)
-        sampler = CountingSampler(model, tokenizer, config, left=budget - used)
-        state.sampler = sampler
-        try:
-            for _ in train(model, tokenizer, problems, rewards, config, state=state, stages=stages):
-                steps += 1
-                if time.process_time() - begun > seconds:
-                    raise Rejected(f"one run took more than {seconds:g} s of CPU time; take fewer, larger steps")
-        except BudgetUsed as error:
-            if not is_open or not steps:
-                remedy = "lower max_steps, or leave it out to train until the budget is used"
-                raise Rejected(
-                    f"it exceeds the budget of {budget:,} sampled tokens in step {steps + 1}; "
-                    f"{remedy if steps else 'sample fewer completions per step'}"
-                ) from error
-        used += sampler.tokens
-    return used
+@dataclass
+class Entry:
+    """The result of one submission from one starting model: an accuracy and a number of tokens for each seed."""
+
+    name: str
+    start: str
+    accuracies: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    rejected: str = ""
+    note: str = ""
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The mean accuracy with its interval over the seeds; None for a single seed or a rejected submission."""
+        return None if self.rejected or len(self.accuracies) < 2 else mean_estimate(self.accuracies)
 
 
 class Judge:
@@ -353,20 +327,36 @@ class Judge:
 
     def _one_run(self, source: str, row: int) -> tuple[int, float]:
         """Train with one seed, end the submission's process, and evaluate: tokens and accuracy."""
-        model, tokenizer = self.session.reset()
+        model, _ = self.session.reset()
         with SubmittedCode(Limits(), isolated=self.isolated, hidden=self.hidden) as code:
             loaded = _checked_load(code.ask("load", source=source, start=self.start))
-            tokens = train_submission(
-                model,
-                tokenizer,
-                self.problems[row][0],
-                code,
-                loaded,
-                seed=self.seeds[row],
-                budget=self.rules.budget_of(self.start),
-                seconds=self.rules.seconds,
-            )
+            tokens = self._train(model, row, code, loaded)
         return tokens, self._accuracy(model, row)
+
+    def _train(self, model: PreTrainedModel, row: int, code: SubmittedCode, loaded: dict[str, Any]) -> int:
+        """Train the model in place as the submission says; returns how many sampled tokens it learned from."""
+        problems, budget, tokenizer = self.problems[row][0], self.rules.budget_of(self.start), self.session.tokenizer
+        used, begun, steps = 0, time.process_time(), 0
+        stages, rewards = stages_of(code, loaded["functions"]), rewards_of(code, loaded["rewards"])
+        for config, is_open in phases_of(loaded["settings"], self.seeds[row], budget):
+            state = start_training(model, tokenizer, problems, config)
+            sampler = CountingSampler(model, tokenizer, config, left=budget - used)
+            state.sampler = sampler
+            try:
+                for _ in train(model, tokenizer, problems, rewards, config, state=state, stages=stages):
+                    steps += 1
+                    if time.process_time() - begun > self.rules.seconds:
+                        most = f"{self.rules.seconds:g} s of CPU time"
+                        raise Rejected(f"one run took more than {most}; take fewer, larger steps")
+            except BudgetUsed as error:
+                if not is_open or not steps:
+                    remedy = "lower max_steps, or leave it out to train until the budget is used"
+                    raise Rejected(
+                        f"it exceeds the budget of {budget:,} sampled tokens in step {steps + 1}; "
+                        f"{remedy if steps else 'sample fewer completions per step'}"
+                    ) from error
+            used += sampler.tokens
+        return used
 
     def _accuracy(self, model: PreTrainedModel, row: int) -> float:
         """The sampled accuracy at temperature 1 on the held-out problems of a seed."""
@@ -387,13 +377,6 @@ def _checked_load(loaded: Any) -> dict[str, Any]:
     if not 1 <= len(loaded["rewards"]) <= 10 or set(map(str, loaded["functions"])) - {"advantages", "loss"}:
         raise Rejected(f"{FILE}: rewards must be a list of one to ten functions")
     return loaded
-
-
-def check_isolation(isolated: bool) -> None:
-    """Raise ValueError where submissions are to be isolated and cannot be."""
-    problem = isolation_problem() if isolated else ""
-    if problem:
-        raise ValueError(f"challenge: submissions cannot be isolated, so nothing was judged. {problem} {REMEDY}")
 
 
 def judge_submissions(
@@ -429,9 +412,7 @@ def judge_submissions(
         raise FileNotFoundError(f"submissions: {submissions} has no folders; each submission is a folder in it")
     if submissions.resolve() in (output.resolve(), *output.resolve().parents):
         raise ValueError(f"output: {output} lies within the submissions; choose a folder outside")
-    check_isolation(isolated)
-    if not isolated:
-        tell("WARNING: submissions run without isolation. They can read, change and send whatever you can.")
+    check_isolation(isolated, tell)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"output: {output} is not empty; choose a new folder")
     output.mkdir(parents=True, exist_ok=True)
@@ -457,6 +438,50 @@ def judge_submissions(
         )
         raise
     return entries
+
+
+def rank(entry: Entry, entries: Sequence[Entry]) -> int:
+    """One more than the number of entries from the same start that are better by their whole interval.
+
+    >>> a, b, c = (Entry(name, "tiny", scores) for name, scores in (("a", [.8, .82]), ("b", [.7, .8]), ("c", [.1, .2])))
+    >>> rank(a, [a, b]), rank(b, [a, b]), rank(c, [c])
+    (1, 1, 1)
+    """
+    own = entry.estimate
+    others = [one.estimate for one in entries if one.start == entry.start and one is not entry]
+    return 1 + sum(other.low > own.high for other in others if other and own)
+
+
+def plot_entries(entries: Sequence[Entry], start: str) -> Figure:
+    """The mean accuracy of each entry in its interval, the best on top."""
+    figure, (axes,) = panel_grid(1, height=1.2 + 0.32 * len(entries))
+    style_axes(
+        axes, f"Accuracy after training from {start}", "", "held-out accuracy (%), with 95% intervals over the seeds"
+    )
+    estimates = [one.estimate for one in entries if one.estimate]
+    shares = [percent(one.value, max(0.0, one.low), min(1.0, one.high)) for one in estimates]
+    intervals(axes, 0, shares, range(len(shares)))
+    name_rows(axes, [one.name.replace("$", r"\$") for one in entries])  # matplotlib would read formulas
+    axes.set_xlim(0, 100)
+    return figure
+
+
+def leaderboard_page(entries: Sequence[Entry], record: Mapping[str, Any]) -> str:
+    """The page: for each starting model a figure, a table with ranks, and the rejected submissions with the reason.
+
+    entries: with at least two seeds each. record: what ``leaderboard.json`` holds besides the entries.
+    """
+    sections = []
+    for start in dict.fromkeys(one.start for one in entries):
+        own = [one for one in entries if one.start == start]
+        ranked = sorted((one for one in own if one.estimate), key=lambda one: -sum(one.accuracies))
+        figure = None
+        if ranked:
+            best = f"the highest is {ranked[0].name}, {ranked[0].estimate}"
+            words = f"Mean accuracies with intervals of {len(ranked)} entries; {best}."
+            figure = image(plot_entries(ranked, start), words)
+        sections.append((start, ranked, figure, [one for one in own if one.rejected]))
+    return page("leaderboard", sections=sections, record=record, rank=rank)
 
 
 def _write(output: Path, entries: Sequence[Entry], record: dict[str, Any]) -> None:

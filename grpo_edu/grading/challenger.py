@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.grading.sandbox import Limits
-from grpo_edu.grading.student import error_line, limit_resources, lines, say
+from grpo_edu.grading.student import become, error_line, limit_resources, lines, say
 from grpo_edu.grading.values import decode, encode
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.rewards import accuracy_reward, reward_name
@@ -88,10 +88,7 @@ def main() -> int:
     setup = next(requests)
     torch.set_num_threads(1)
     limit_resources(Limits(**setup["limits"]), setup["others"])
-    if setup["user"] is not None:
-        os.setgroups([])
-        os.setresgid(*[setup["user"]] * 3)
-        os.setresuid(*[setup["user"]] * 3)
+    become(setup["user"])
     os.chdir(os.environ["HOME"])
     report_closed_files(channel)
     say(channel, ready=True)

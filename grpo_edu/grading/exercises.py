@@ -1,4 +1,4 @@
-"""Make the students' notebooks from the masters: ``python -m grpo_edu.grading.exercises``.
+"""The masters, and the students' notebooks that are made from them: ``python -m grpo_edu.grading.exercises``.
 
 The masters in ``solutions/`` are notebooks in nbgrader's source format. nbgrader's own converters take the solutions
 out, lock what is not to be changed and leave ``raise NotImplementedError`` behind. The result in ``exercises/`` needs
@@ -8,7 +8,11 @@ this package and no nbgrader.
 from __future__ import annotations
 
 import argparse
+import ast
+import re
 import shutil
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT_STUB = "*Write your answer here: a few sentences, with the numbers that support it.*"
+CHECK_CALL = re.compile(r"checks\.check_(\w+)\(")
+_ONE_CHECK = re.compile(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)")
+_DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*=[ \t]*lambda\b", re.MULTILINE)
 
 
 def student_version(master: NotebookNode) -> NotebookNode:
@@ -46,6 +53,14 @@ def student_version(master: NotebookNode) -> NotebookNode:
     return student
 
 
+def find_masters(folder: Path) -> list[Path]:
+    """The masters in a folder and the folders in it, sorted by name. Raises FileNotFoundError where there is none."""
+    found = sorted(folder.rglob("*.ipynb"), key=lambda path: path.stem)
+    if not found:
+        raise FileNotFoundError(f"masters: no notebook in {folder}; give the folder `solutions` of the course")
+    return found
+
+
 def write_exercises(masters: Path, folder: Path) -> list[Path]:
     """Write the student version of every master in `masters` and its folders; returns the files.
 
@@ -53,15 +68,11 @@ def write_exercises(masters: Path, folder: Path) -> list[Path]:
     """
     import nbformat
 
-    found = sorted(masters.rglob("*.ipynb"))
-    if not found:
-        raise FileNotFoundError(f"masters: no notebook in {masters}")
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for path in found:
+    for path in find_masters(masters):
         student = student_version(nbformat.read(path, as_version=nbformat.NO_CONVERT))
         written.append(folder / path.relative_to(masters))
-        written[-1].parent.mkdir(exist_ok=True)
+        written[-1].parent.mkdir(parents=True, exist_ok=True)
         written[-1].write_text(nbformat.writes(student) + "\n", encoding="utf-8")
     return written
 
@@ -71,19 +82,130 @@ def write_course(masters: Path, folder: Path) -> list[Path]:
 
     Raises FileNotFoundError where there is no master, FileExistsError where `folder` holds a course already.
     """
-    found = sorted(masters.rglob("*.ipynb"))
-    if not found:
-        raise FileNotFoundError(f"masters: no notebook in {masters}")
     if (folder / "source").exists():
         raise FileExistsError(f"course: {folder} holds a course already; choose a new folder")
     written = []
-    for path in found:
+    for path in find_masters(masters):
         written.append(folder / "source" / path.stem / path.name)
         written[-1].parent.mkdir(parents=True)
         shutil.copyfile(path, written[-1])
     written.append(folder / "nbgrader_config.py")
     shutil.copyfile(masters / "nbgrader_config.py", written[-1])
     return written
+
+
+@dataclass(frozen=True)
+class Question:
+    """A function to write. cell: id of its check. exercise: its name in `grpo_edu.checks`, and the function's."""
+
+    cell: str
+    exercise: str
+    points: int
+
+
+@dataclass(frozen=True)
+class OpenQuestion:
+    """A question that a person grades. cell: id of the answer's cell. text, model: question; answer and rubric."""
+
+    cell: str
+    points: int
+    text: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Master:
+    """A notebook as students got it.
+
+    name: of its file, without .ipynb. hand_graded: somebody has graded open answers, so these count.
+    """
+
+    name: str
+    notebook: NotebookNode
+    questions: tuple[Question, ...]
+    open_questions: tuple[OpenQuestion, ...] = ()
+    hand_graded: bool = False
+
+    @cached_property
+    def cells(self) -> dict[str, NotebookNode]:
+        """Cell by nbgrader's id, in order."""
+        return {cell.metadata.nbgrader.grade_id: cell for cell in self.notebook.cells}
+
+    @cached_property
+    def answers(self) -> dict[str, str]:
+        """Function to write → id of the cell where it is to be written."""
+        wanted = {question.exercise for question in self.questions}
+        return {
+            name: cell_id
+            for cell_id, cell in self.cells.items()
+            if cell.metadata.nbgrader.solution
+            for name in definitions(cell.source)
+            if name in wanted
+        }
+
+    @cached_property
+    def checks(self) -> dict[str, str]:
+        """Exercise → id of its check cell."""
+        return {question.exercise: question.cell for question in self.questions}
+
+    @property
+    def points(self) -> int:
+        """Of all questions that are graded."""
+        points = sum(question.points for question in self.questions)
+        return points + sum(question.points for question in self.open_questions if self.hand_graded)
+
+
+@lru_cache(maxsize=4096)
+def definitions(source: str) -> tuple[str, ...]:
+    """The functions and classes that a cell defines at its top level, even where it is no Python.
+
+    >>> definitions("%matplotlib inline\\ndef f(x):\\n    y = lambda: 0\\ng = lambda x: x\\nh = g(1)")
+    ('f', 'g')
+    """
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser is a student's to break
+        return tuple(one or other for one, other in _DEFINITION.findall(source))
+    found = []
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return tuple(found)
+
+
+def load_masters(folder: Path) -> list[Master]:
+    """All masters of a folder and the folders in it, sorted by name.
+
+    Raises:
+        FileNotFoundError: there is none. ValueError: one cannot be converted, or a check is none of the course.
+        ImportError: nbgrader is missing.
+    """
+    import nbformat
+
+    return [_master(path.stem, nbformat.read(path, as_version=4)) for path in find_masters(folder)]
+
+
+def _master(name: str, notebook: NotebookNode) -> Master:
+    from grpo_edu.checks import exercises
+
+    questions, open_questions, before = [], [], ""
+    for cell in notebook.cells:
+        marks = cell.metadata.get("nbgrader", {})
+        if marks.get("grade") and marks.get("solution"):  # nbgrader's mark of a cell that a person grades
+            open_questions.append(OpenQuestion(marks.grade_id, marks.points, before, cell.source))
+        before = cell.source
+        if not marks.get("grade") or marks.get("solution"):
+            continue
+        check = _ONE_CHECK.fullmatch(cell.source.strip())
+        if not check or check[1] != check[2] or check[1] not in exercises():
+            raise ValueError(f"masters: {name}: {cell.source[:60]!r} is no check of an exercise of this course")
+        questions.append(Question(cell.metadata.nbgrader.grade_id, check[1], exercises()[check[1]].max_points))
+    student = student_version(notebook)
+    for cell in student.cells:
+        cell.id = cell.metadata.nbgrader.grade_id  # one name for a cell, whichever of the two a student's file kept
+    return Master(name, student, tuple(questions), tuple(open_questions))
 
 
 def main() -> int:

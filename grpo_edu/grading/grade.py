@@ -29,25 +29,25 @@ from typing import Any
 from grpo_edu import __version__
 from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
 from grpo_edu.checks.feedback import plain_number
-from grpo_edu.grading.answers import Answers, answers_of
-from grpo_edu.grading.by_hand import GRADEBOOK, enter_points, points_in_gradebook, points_in_table
-from grpo_edu.grading.exercises import REPOSITORY
+from grpo_edu.grading.exercises import REPOSITORY, Master, load_masters
 from grpo_edu.grading.files import Submission, find_submissions
-from grpo_edu.grading.masters import Master, load_masters
 from grpo_edu.grading.pages import feedback_page, open_answers_page, summary_page
 from grpo_edu.grading.results import (
     FORMATS,
+    GRADEBOOK,
     StudentGrade,
-    canvas_table,
+    enter_points,
     file_names,
     grades_table,
-    moodle_table,
     open_column,
+    points_in_gradebook,
+    points_in_table,
 )
-from grpo_edu.grading.run import judged
-from grpo_edu.grading.sandbox import REMEDY, Limits, Sandbox, SandboxFault, isolation_problem
+from grpo_edu.grading.run import Answers, answers_of, judged
+from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, check_isolation
 from grpo_edu.grading.values import plain
 from grpo_edu.runs.folder import RunFolder
+from grpo_edu.runs.request import parse_names
 
 SETTINGS = "grading.json"
 
@@ -103,23 +103,26 @@ def grade_submissions(
     settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
     settings["slip_credit"] = checked_credit(slip_credit)
     settings["isolation"] = "bubblewrap" if isolated else "none"
-    problem = isolation_problem() if isolated else ""
-    if problem:
-        raise ValueError(f"grade: students' code cannot be isolated, so nothing was graded. {problem} {REMEDY}")
-    if not isolated:
-        tell("WARNING: students' code runs without isolation. It can read, change and send whatever you can.")
+    check_isolation(isolated, tell)
     _claim(folder, settings, resume=resume)
     files = file_names([one.key for one in found])
     hidden = [source.absolute(), folder.path.absolute(), Path(masters).absolute(), REPOSITORY / "solutions"]
 
-    def new_sandbox(stop: threading.Event) -> Sandbox:
-        return Sandbox(limits, isolated=isolated, hidden=hidden, stop=stop)
+    stop, grades = threading.Event(), list[StudentGrade]()
 
-    grades = []
+    def answer(submission: Submission) -> Answers:
+        digest = _digest(submission)
+        kept = _kept(folder.path / "students" / f"{files[submission.key]}.json", digest)
+        if kept is not None:
+            return Answers(kept)
+        with Sandbox(limits, isolated=isolated, hidden=hidden, stop=stop) as sandbox:
+            return answers_of(submission, digest, course, sandbox, seed, limits)
+
     try:
-        with closing(_graded(found, course, folder, files, seed, slip_credit, limits, workers, new_sandbox)) as graded:
-            for answers in graded:
+        with closing(_answered(found, answer, workers, stop)) as answered:
+            for answers in answered:
                 grade = answers.grade
+                _judge(answers, course, seed, slip_credit)
                 _keep(answers, course, folder, files[grade.key])
                 grades.append(grade)
                 tell(f"{len(grades):>4} of {len(found)}  {_line(grade)}")
@@ -128,13 +131,13 @@ def grade_submissions(
         raise
     course = [one for one in course if notebooks or any(one.name in grade.handed_in for grade in grades)] or course
     enter_points(given, grades, course)
-    course = [replace(one, hand_graded=_hand_graded(one, grades)) for one in course]
+    graded_columns = {column for grade in grades for column in grade.by_hand}
+    course = [
+        replace(one, hand_graded=any(open_column(one, asked) in graded_columns for asked in one.open_questions))
+        for one in course
+    ]
     _write(grades, course, folder, files, formats, _words(settings, source))
     return grades
-
-
-def _hand_graded(master: Master, grades: Sequence[StudentGrade]) -> bool:
-    return any(open_column(master, one) in grade.by_hand for one in master.open_questions for grade in grades)
 
 
 def _line(grade: StudentGrade) -> str:
@@ -147,9 +150,8 @@ def _check(source: Path, folder: RunFolder, workers: int, formats: Sequence[str]
         raise ValueError("grade: this system cannot fork; grade on Linux or macOS, or in a container or WSL")
     if workers < 1:
         raise ValueError(f"workers: {workers} is too few; give at least 1")
-    for name in formats:
-        if name not in FORMATS:
-            raise ValueError(f"format: {name!r} is unknown; choose from {', '.join(FORMATS)}")
+    if formats:
+        parse_names(formats, tuple(FORMATS), "format")
     if source.resolve() in (folder.path.resolve(), *folder.path.resolve().parents):
         raise ValueError(f"output: {folder.path} lies within the submissions; choose a folder outside")
 
@@ -192,51 +194,40 @@ def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None
     folder.write_json(SETTINGS, settings)
 
 
-def _graded(
-    found: Sequence[Submission],
-    masters: Sequence[Master],
-    folder: RunFolder,
-    files: dict[tuple[str, str], str],
-    seed: int,
-    slip_credit: float,
-    limits: Limits,
-    workers: int,
-    new_sandbox: Callable[[threading.Event], Sandbox],
+def _answered(
+    found: Sequence[Submission], answer: Callable[[Submission], Answers], workers: int, stop: threading.Event
 ) -> Generator[Answers]:
-    """Each student's answers, in order; those of an earlier start of this grading as they were."""
-    stop = threading.Event()
+    """Each student's answers, in order; what goes wrong with one of them is a message about this student."""
 
     def work(submission: Submission) -> Answers:
         try:
-            digest = _digest(submission)
-            kept = _kept(folder.path / "students" / f"{files[submission.key]}.json", digest)
-            if kept is not None:
-                return Answers(kept)
-            with new_sandbox(stop) as sandbox:
-                return answers_of(submission, digest, masters, sandbox, seed, limits)
+            return answer(submission)
         except SandboxFault:
             raise
         except Exception as error:
-            return Answers(_not_graded(submission, error))
+            return Answers(StudentGrade(submission.student, submission.lms_id, troubles=[_trouble(error)]))
 
     pool = ThreadPoolExecutor(workers)
     try:
-        for submission, answers in zip(found, pool.map(work, found), strict=True):
-            try:
-                for name, transcript in answers.transcripts.items():
-                    master = next(one for one in masters if one.name == name)
-                    answers.grade.feedback |= judged(master, transcript, seed, slip_credit)
-            except Exception as error:
-                answers.grade.troubles += _not_graded(submission, error).troubles
-            yield answers
+        yield from pool.map(work, found)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
 
 
-def _not_graded(submission: Submission, error: Exception) -> StudentGrade:
-    trouble = plain(f"could not be graded to the end: {type(error).__name__}: {error}")
-    return StudentGrade(submission.student, submission.lms_id, troubles=[trouble])
+def _judge(answers: Answers, masters: Sequence[Master], seed: int, slip_credit: float) -> None:
+    """Enter the feedback on each answer; what goes wrong is a message about this student."""
+    try:
+        for master in masters:
+            if master.name in answers.transcripts:
+                transcript = answers.transcripts[master.name]
+                answers.grade.feedback |= judged(master, transcript, seed, slip_credit)
+    except Exception as error:
+        answers.grade.troubles.append(_trouble(error))
+
+
+def _trouble(error: Exception) -> str:
+    return plain(f"could not be graded to the end: {type(error).__name__}: {error}")
 
 
 def _digest(submission: Submission) -> str:
@@ -269,7 +260,7 @@ def _keep(answers: Answers, masters: Sequence[Master], folder: RunFolder, name: 
             grade.troubles.append(plain(f"{notebook_name}: the repaired notebook cannot be written: {error}"))
     there = [one for one in masters if one.name in grade.handed_in]
     RunFolder(folder.path / "feedback").write_text(f"{name}.html", feedback_page(grade, there))
-    RunFolder(folder.path / "students").write_json(f"{name}.json", grade.to_json())
+    RunFolder(folder.path / "students").write_json(f"{name}.json", asdict(grade))
 
 
 def _write(
@@ -280,9 +271,8 @@ def _write(
     formats: Sequence[str],
     settings: Sequence[str],
 ) -> None:
-    tables = {"canvas": canvas_table, "moodle": moodle_table}
     for name in formats:
-        folder.write_text(f"grades_{name}.csv", tables[name](grades, masters))
+        folder.write_text(f"grades_{name}.csv", FORMATS[name](grades, masters))
     for grade in grades:
         page = feedback_page(grade, masters)
         RunFolder(folder.path / "feedback").write_text(f"{files[grade.key]}.html", page)

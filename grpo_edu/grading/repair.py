@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from grpo_edu.grading.masters import CHECK_CALL, Master, definitions
+from grpo_edu.grading.exercises import CHECK_CALL, Master, definitions
 from grpo_edu.grading.values import plain
 
 if TYPE_CHECKING:

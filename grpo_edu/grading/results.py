@@ -1,4 +1,4 @@
-"""What a student earned, as it is kept in a file and shown in tables and pages."""
+"""What a student earned: as it is kept in a file, with the points that a person gave, and in tables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
-from grpo_edu.grading.masters import Master, OpenQuestion
+from grpo_edu.grading.exercises import Master, OpenQuestion
 
-FORMATS = ("canvas", "moodle")
 TO_GRADE = "to grade"
+GRADEBOOK = "gradebook.db"
+Points = dict[tuple[str, str, str], float]  # (student, number in the LMS, column of the question)
 
 
 @dataclass
@@ -60,13 +62,9 @@ class StudentGrade:
         """Earned in one question; 0 where it was not handed in."""
         return self.feedback[exercise].points if exercise in self.feedback else 0
 
-    def to_json(self) -> dict[str, Any]:
-        """For `from_json`."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> StudentGrade:
-        """What `to_json` gave."""
+        """The grade that `asdict` gave this content of."""
         feedback = {
             name: Feedback(one["exercise"], tuple(PartResult(**part) for part in one["parts"]), one["seed"])
             for name, one in content["feedback"].items()
@@ -103,6 +101,56 @@ def column(master: Master, exercise: str) -> str:
 def open_column(master: Master, question: OpenQuestion) -> str:
     """The name of an open question in tables, such as "04 open-ties"."""
     return column(master, question.cell)
+
+
+def points_in_gradebook(path: Path, masters: Sequence[Master]) -> Points:
+    """The scores of open answers in the gradebook of an nbgrader course."""
+    from nbgrader.api import Gradebook
+
+    columns = {(one.name, asked.cell): open_column(one, asked) for one in masters for asked in one.open_questions}
+    found: Points = {}
+    with Gradebook(f"sqlite:///{path.absolute()}") as gradebook:
+        for assignment in gradebook.assignments:
+            for submission in gradebook.assignment_submissions(assignment.name):
+                for notebook in submission.notebooks:
+                    for grade in notebook.grades:
+                        column = columns.get((notebook.name, grade.name))
+                        if column and grade.manual_score is not None:
+                            found[submission.student_id, "", column] = grade.manual_score
+    return found
+
+
+def points_in_table(path: Path, masters: Sequence[Master]) -> Points:
+    """The points in a table with the columns of ``grades.csv``.
+
+    Raises ValueError for a table without `student` and `id`, and for points that are no number from 0 to the most.
+    """
+    most = {open_column(one, asked): asked.points for one in masters for asked in one.open_questions}
+    found: Points = {}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        if not {"student", "id"} <= {*(rows.fieldnames or ())}:
+            raise ValueError(f"by-hand: {path} has no columns 'student' and 'id'; fill in a copy of grades.csv")
+        for row in rows:
+            for column in most.keys() & row.keys():
+                text = (row[column] or "").strip()
+                if text in ("", TO_GRADE):
+                    continue
+                points = float(text) if text.replace(".", "", 1).isdecimal() else -1.0
+                if not 0 <= points <= most[column]:
+                    raise ValueError(
+                        f"by-hand: {column} of {row['student']} is {text!r}; give a number from 0 to {most[column]}"
+                    )
+                found[row["student"], row["id"], column] = points
+    return found
+
+
+def enter_points(given: Points, grades: Sequence[StudentGrade], masters: Sequence[Master]) -> None:
+    """Give each student the points of the answers that somebody graded."""
+    columns = [open_column(one, asked) for one in masters for asked in one.open_questions]
+    for grade in grades:
+        keys = {column: (*grade.key, column) for column in columns}
+        grade.by_hand = {column: given[key] for column, key in keys.items() if key in given}
 
 
 def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
@@ -142,6 +190,9 @@ def moodle_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
         who = [f"Participant {grade.lms_id}", grade.student, ""] if grade.lms_id else ["", "", grade.student]
         rows.append([*who, *points, grade.points(*masters)])
     return _csv(rows)
+
+
+FORMATS = {"canvas": canvas_table, "moodle": moodle_table}
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:

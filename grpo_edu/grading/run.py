@@ -1,24 +1,32 @@
-"""Have a student's notebook run in a sandbox, start again past whatever ends the process, and judge the answers."""
+"""One student's notebooks: which file is which, repaired, run in a sandbox past whatever ends it, and judged."""
 
 from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from grpo_edu.checks import exercises
 from grpo_edu.checks.compare import Outcome
 from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, trial
 from grpo_edu.checks.feedback import Feedback, PartResult
-from grpo_edu.grading.masters import Master
-from grpo_edu.grading.repair import Step
+from grpo_edu.grading.exercises import Master
+from grpo_edu.grading.files import Submission, read_notebook, shown
+from grpo_edu.grading.repair import Step, best_master, looks, open_answers, repaired, steps, written_answers
+from grpo_edu.grading.results import StudentGrade
 from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, packed
 from grpo_edu.grading.values import decode, plain
 
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
 MOST_STARTS = 12  # processes for one notebook, each past what ended the one before
 _MOST_FAULTS = 3  # processes in a row that end before any of the student's code runs
+_MUCH = 2**20  # printed bytes worth a message
+_MOST_TROUBLES = 20  # messages about one student
 
 
 @dataclass
@@ -165,11 +173,114 @@ def _why(ending: dict[str, Any], limits: Limits) -> str:
     return f"it ended the process, with exit code {code % 256}"
 
 
+@dataclass
+class Answers:
+    """What the processes found out about one student, not judged yet."""
+
+    grade: StudentGrade
+    notebooks: dict[str, NotebookNode] = field(default_factory=dict)
+    transcripts: dict[str, Transcript] = field(default_factory=dict)
+
+
+def answers_of(
+    submission: Submission, digest: str, masters: Sequence[Master], sandbox: Sandbox, seed: int, limits: Limits
+) -> Answers:
+    """Read, repair and run all notebooks of a student. Whatever one of them does becomes a message about it.
+
+    Raises SandboxFault where no student's code can be run.
+    """
+    grade = StudentGrade(submission.student, submission.lms_id, digest, troubles=list(submission.troubles))
+    result = Answers(grade)
+    for master, path, notebook in _matched(submission, masters, grade):
+        grade.handed_in.append(master.name)
+        try:
+            _run(master, path, notebook, result, sandbox, seed, limits)
+        except SandboxFault:
+            raise
+        except Exception as error:
+            grade.troubles.append(f"{master.name}: could not be graded to its end: {type(error).__name__}: {error}")
+    if not grade.handed_in and not grade.troubles:
+        grade.troubles.append("nothing was handed in")
+    if not sandbox.isolated and grade.handed_in:
+        grade.looks.append("graded without isolation")
+    more = len(grade.troubles) - _MOST_TROUBLES
+    grade.troubles = [plain(one) for one in grade.troubles[:_MOST_TROUBLES]]
+    grade.troubles += [f"and {more} more messages"] if more > 0 else []
+    return result
+
+
+def _run(
+    master: Master, path: Path, notebook: NotebookNode, result: Answers, sandbox: Sandbox, seed: int, limits: Limits
+) -> None:
+    """Repair and run one notebook, and enter what came of it."""
+    from nbgrader.preprocessors import CheckCellMetadata
+
+    grade = result.grade
+    whole, troubles = repaired(notebook, master)
+    CheckCellMetadata().preprocess(whole, {})  # nbgrader itself must accept what we repaired
+    result.notebooks[master.name] = whole
+    grade.open_answers[master.name] = open_answers(whole, master)
+    grade.looks += [f"{master.name}: {word}" for word in looks(whole, master)]
+    left = limits.total_seconds - sum(one.seconds for one in result.transcripts.values())
+    transcript = collect(sandbox, steps(whole, master), seed=seed, limits=limits, seconds_left=left)
+    result.transcripts[master.name] = transcript
+    words = [*troubles, *transcript.troubles, *_failures(transcript, master)]
+    if transcript.printed > _MUCH:
+        words.append("it prints more than 1 MB, which was not kept")
+    if master.name not in path.name:
+        words.insert(0, f"found under the name {shown(path.name)}")
+    grade.troubles += [f"{master.name}: {word}" for word in words]
+
+
+def _matched(
+    submission: Submission, masters: Sequence[Master], grade: StudentGrade
+) -> Iterator[tuple[Master, Path, NotebookNode]]:
+    """For each master the student's notebook.
+
+    Of two the one with more answers counts, then the one with the master's name, then the last.
+    """
+    candidates: dict[str, list[tuple[int, bool, int, Path, NotebookNode]]] = {}
+    for number, path in enumerate(submission.files):
+        name = shown(path.name)
+        try:
+            notebook, troubles = read_notebook(path)
+            master = best_master(notebook, path.name, masters)
+        except Exception as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            grade.troubles.append(f"{name}: {reason or type(error).__name__}")
+            continue
+        grade.troubles += [f"{name}: {trouble}" for trouble in troubles]
+        if master is None:
+            grade.troubles.append(f"{name}: has none of the questions in it")
+            continue
+        one = (written_answers(notebook, master), path.stem == master.name, number, path, notebook)
+        candidates.setdefault(master.name, []).append(one)
+    for master in masters:
+        found = candidates.get(master.name, [])
+        if found:
+            *_, path, notebook = max(found, key=lambda one: one[:3])
+            if len(found) > 1:
+                grade.troubles.append(f"{master.name}: {len(found)} files hold it; {shown(path.name)} counts")
+            yield master, path, notebook
+
+
+def _failures(transcript: Transcript, master: Master) -> list[str]:
+    """The student's cells that raise, and answers that are no functions, apart from what a trouble already says."""
+    locked = {name for name, cell in master.cells.items() if not cell.metadata.nbgrader.solution}
+    failed = {
+        name: error
+        for name, error in transcript.errors.items()
+        if name not in locked and error != "NotImplementedError" and not error.startswith("NothingEarned")
+    }
+    said = " ".join(transcript.troubles)
+    found = [f"cell {name}: fails, {error}" for name, error in failed.items() if f"cell {name}: left out" not in said]
+    return found + [why for name, why in transcript.missing.items() if master.answers.get(name) not in failed]
+
+
 def judged(master: Master, transcript: Transcript, seed: int, credit: float = SLIP_CREDIT) -> dict[str, Feedback]:
     """Exercise → what its answer earned; the checks run here, on what the functions returned there."""
     feedback = {}
-    for question in master.questions:
-        name = question.exercise
+    for name in master.checks:
         otherwise = _not_answered(master, name, transcript)
         found = [
             transcript.outcomes.get((name, number), [otherwise] * len(calls))
@@ -190,10 +301,10 @@ def _judged(exercise: Exercise, found: list[list[Outcome]], seed: int, credit: f
 
 
 def _plain_part(part: PartResult) -> PartResult:
-    given, expected, got, why = (
-        plain(text, 2000, lines=True) for text in (part.given, part.expected, part.got, part.why)
-    )
-    return replace(part, given=given, expected=expected, got=got, why=why)
+    texts: dict[str, Any] = {
+        name: plain(getattr(part, name), 2000, lines=True) for name in ("given", "expected", "got", "why")
+    }
+    return replace(part, **texts)
 
 
 def _not_answered(master: Master, name: str, transcript: Transcript) -> Outcome:

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -37,17 +37,11 @@ REMEDY = (
 )
 _SYSTEM = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/fonts", "/sys/devices/system/cpu")
 _COURSE = "/course"  # where the package is in the sandbox
-_OF_THE_CHECKS = (
-    "__init__.py",
-    "compare.py",
-    "core.py",
-    "feedback.py",
-    "inputs.py",
-    "slips.py",
-)  # none of them holds an answer
+_OF_THE_CHECKS = [f"{name}.py" for name in ("__init__", "compare", "core", "feedback", "inputs", "slips")]  # no answers
 _KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT")
 _MOST_ANSWERS = 2**24  # bytes that the process may send for one notebook
 _POLL = 0.25  # seconds between two looks at the time that the process has used
+_LISTENING = 60.0  # seconds within which the process must read what is sent to it
 
 
 @dataclass(frozen=True)
@@ -93,6 +87,15 @@ def isolation_problem() -> str:
         return ""
     said = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
     return f"bubblewrap does not work on this system: {said[-1][:300]}."
+
+
+def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
+    """Raise ValueError where students' code is to be isolated and cannot be; warn where it is not to be."""
+    problem = isolation_problem() if isolated else ""
+    if problem:
+        raise ValueError(f"students' code cannot be isolated, so nothing was run. {problem} {REMEDY}")
+    if not isolated:
+        tell("WARNING: students' code runs without isolation. It can read, change and send whatever you can.")
 
 
 def _bwrap() -> str | None:
@@ -358,9 +361,14 @@ class Sandbox:
                 self._first = os.pidfd_open(json.loads(told)["child-pid"])
 
     def _send(self, content: dict[str, Any]) -> None:
+        """Write a line of JSON; raises TimeoutError for a process that does not read."""
         assert self._process and self._process.stdin
-        self._process.stdin.write(json.dumps(content).encode() + b"\n")
-        self._process.stdin.flush()
+        stream, left = self._process.stdin.fileno(), memoryview(json.dumps(content).encode() + b"\n")
+        os.set_blocking(stream, False)
+        while left:
+            if not select.select([], [stream], [], _LISTENING)[1]:
+                raise TimeoutError
+            left = left[os.write(stream, left) :]
 
     def _watch(self, messages: list[dict], started: float, before: float, most: float) -> tuple[str, int | None]:
         """Take messages until the notebook's process has ended or is late."""

@@ -123,6 +123,14 @@ def limit_resources(limits: Limits, other_processes: int) -> None:
         resource.setrlimit(kind, (value, value))
 
 
+def become(user: int | None) -> None:
+    """Become a user without rights, where one is given."""
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+
+
 def _allow_tracing(allowed: bool) -> None:
     """Whether a process of the same user may look into this one or stop it (prctl with PR_SET_DUMPABLE; Linux only)."""
     if sys.platform == "linux":
@@ -148,10 +156,7 @@ def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path,
     code = 1
     try:
         os.setsid()
-        if user is not None:
-            os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
+        become(user)
         _allow_tracing(True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

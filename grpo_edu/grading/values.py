@@ -18,19 +18,7 @@ import torch
 from torch import Tensor
 
 _DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    )
+    name: getattr(torch, name) for name in "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64".split()
 }
 MOST_NUMBERS = 2**18  # of one tensor
 _MOST_SIZES = 8  # dimensions of one tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,24 @@ from grpo_edu.machine.step_process import measure_steps
 
 LARGE = "494M"
 _LARGE_NEEDS = 2 * GIB  # two layers and the output layer in both number formats, and memory to compute
-_MODEL_COLUMNS = ("processor", "cores", "memory (GiB)", "torch")  # these identify a computer
-COLUMNS = (
-    *_MODEL_COLUMNS,
-    "instruction sets",
-    "rollout (tokens/s)",
-    "training (steps/s)",
-    "peak (GiB)",
-    f"decode step {LARGE}, 8 rows, float32 (ms)",
-    "the same, bfloat16 (ms)",
-    "load before",
-)
+# Column → its cell, from what `measure_machine` found. The first four identify a computer.
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "processor": lambda found: found["cpu_model"],
+    "cores": lambda found: f"{found['usable_cores']:g}",
+    "memory (GiB)": lambda found: f"{found['memory_total_gib']:.0f}",
+    "torch": lambda found: found["torch"],
+    "instruction sets": lambda found: ", ".join(found["instruction_sets"]) or "none of those listed below",
+    "rollout (tokens/s)": lambda found: f"{found['rollout_tokens_per_second']:,}",
+    "training (steps/s)": lambda found: f"{found['training_steps_per_second']:.2f}",
+    "peak (GiB)": lambda found: f"{found['peak_gib']:.2f}",
+    f"decode step {LARGE}, 8 rows, float32 (ms)": lambda found: _decode_cell(found, "float32"),
+    "the same, bfloat16 (ms)": lambda found: _decode_cell(found, "bfloat16"),
+    "load before": lambda found: f"{found['load_before']:.1f}",
+}
+
+
+def _decode_cell(found: Mapping[str, Any], dtype: str) -> str:
+    return f"{found['decode_ms'][dtype]:.0f}" if found["decode_ms"] else "—"
 
 
 def measure_machine(*, rounds: int = 5) -> dict[str, Any]:
@@ -41,10 +48,9 @@ def measure_machine(*, rounds: int = 5) -> dict[str, Any]:
         rounds: the number of rollouts and of training steps, whose median is reported; at least 1.
 
     Returns:
-        The processor, cores, memory and versions as in `cpu_report`; rollout_tokens_per_second;
-        training_steps_per_second and peak_gib, measured in a fresh process; decode_ms: number format → milliseconds,
-        estimated from two layers and the output layer (`grpo_edu.machine.probe`), or None with the reason in
-        decode_skipped.
+        `cpu_report`, and rollout_tokens_per_second; training_steps_per_second and peak_gib, measured in a fresh
+        process; decode_ms: number format → milliseconds, estimated from two layers and the output layer
+        (`grpo_edu.machine.probe`), or None with the reason in decode_skipped; load_before.
 
     Raises:
         ValueError: `rounds` is below 1.
@@ -54,19 +60,6 @@ def measure_machine(*, rounds: int = 5) -> dict[str, Any]:
     import psutil
 
     load = psutil.getloadavg()[0]
-    report = cpu_report()
-    names = (
-        "cpu_model",
-        "architecture",
-        "usable_cores",
-        "torch_threads",
-        "memory_total_gib",
-        "instruction_sets",
-        "torch_capability",
-        "python",
-        "torch",
-        "transformers",
-    )
     config = GRPOConfig(max_steps=rounds + 1)
     steps = measure_steps(config)
     available = memory_bytes()[1]
@@ -75,7 +68,7 @@ def measure_machine(*, rounds: int = 5) -> dict[str, Any]:
         skipped = f"{available / GIB:.1f} GiB are available, and {_LARGE_NEEDS / GIB:.0f} GiB are needed"
     decode = None if skipped else probe_dtypes(shape_config(LARGE)).decode
     return {
-        **{name: report[name] for name in names},
+        **cpu_report(),
         "rollout_tokens_per_second": round(_rollout_speed(config, rounds)),
         "training_steps_per_second": round(steps.samples_per_second / config.batch_size, 2),
         "peak_gib": round(steps.peak / GIB, 2),
@@ -108,20 +101,7 @@ def _rollout_speed(config: GRPOConfig, rounds: int) -> float:
 
 def machine_row(found: Mapping[str, Any]) -> dict[str, str]:
     """One row of the table, by column, from what `measure_machine` found."""
-    decode = found["decode_ms"] or {}
-    cells = (
-        found["cpu_model"],
-        f"{found['usable_cores']:g}",
-        f"{found['memory_total_gib']:.0f}",
-        found["torch"],
-        ", ".join(found["instruction_sets"]) or "none of those listed below",
-        f"{found['rollout_tokens_per_second']:,}",
-        f"{found['training_steps_per_second']:.2f}",
-        f"{found['peak_gib']:.2f}",
-        *(f"{decode[dtype]:.0f}" if decode else "—" for dtype in ("float32", "bfloat16")),
-        f"{found['load_before']:.1f}",
-    )
-    return dict(zip(COLUMNS, (str(cell).replace("|", "/") for cell in cells), strict=True))
+    return {name: str(cell(found)).replace("|", "/") for name, cell in COLUMNS.items()}
 
 
 def report_text(found: Mapping[str, Any]) -> str:
@@ -134,9 +114,9 @@ def machine_text(found: Mapping[str, Any]) -> str:
     row = machine_row(found)
     width = max(map(len, row))
     lines = [f"{name:<{width}}  {value}" for name, value in row.items()]
-    return "\n".join(
-        [*lines, *([f"The {LARGE} shape was left out: {found['decode_skipped']}."] if found["decode_skipped"] else [])]
-    )
+    if found["decode_skipped"]:
+        lines.append(f"The {LARGE} shape was left out: {found['decode_skipped']}.")
+    return "\n".join(lines)
 
 
 def add_row(file: str | Path, found: Mapping[str, Any]) -> bool:
@@ -173,10 +153,10 @@ def _head() -> list[str]:
     return [_line(COLUMNS), "|" + "---|" * len(COLUMNS)]
 
 
-def _line(cells: Any) -> str:
+def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def _identity(line: str) -> list[str]:
     """The cells of a row that identify a computer."""
-    return [cell.strip() for cell in line.split("|")[1 : 1 + len(_MODEL_COLUMNS)]]
+    return [cell.strip() for cell in line.split("|")[1:5]]

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,10 @@ MIN_DISK = 1 * GIB  # for runs and notebooks; a saved tiny model takes a few MB
 _INSTALL = "Run `python3 course.py setup`, or `pip install -r requirements.txt`."
 # The instruction sets that decide how fast a matrix product runs.
 _TELLING = (
-    ("avx2", "avx2"),
-    ("avx512_f", "avx512f"),
-    ("avx512_bf16", "avx512_bf16"),
-    ("avx512_vnni", "avx512_vnni"),
-    ("avx512_fp16", "avx512_fp16"),
-    ("avx_vnni", "avx_vnni"),
-    ("amx_tile", "amx_tile"),
-    ("amx_bf16", "amx_bf16"),
-    ("amx_int8", "amx_int8"),
-    ("neon", "asimd"),
-    ("bf16", "bf16"),
-    ("i8mm", "i8mm"),
-    ("sve", "sve"),
-)  # (name in torch.cpu.get_capabilities(), name in /proc/cpuinfo)
+    *("avx2", "avx512_f", "avx512_bf16", "avx512_vnni", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8"),
+    *("neon", "bf16", "i8mm", "sve"),
+)  # as torch.cpu.get_capabilities() names them
+_NAMES_IN_CPUINFO = {"avx512_f": "avx512f", "neon": "asimd"}  # where these differ
 
 
 @dataclass(frozen=True)
@@ -99,15 +88,10 @@ def machine() -> dict[str, Any]:
 
 def cpu_model() -> str:
     """The name of the processor, or its architecture where the system does not tell the name."""
-    system = platform.system()
-    name = ""
-    if system == "Darwin":
+    name = _cpuinfo().get("model name") or os.environ.get("PROCESSOR_IDENTIFIER", "")  # Linux, Windows
+    if platform.system() == "Darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         name = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    elif system == "Windows":
-        name = os.environ.get("PROCESSOR_IDENTIFIER", "")
-    else:
-        name = _cpuinfo().get("model name", "")
     return name.strip() or platform.processor() or platform.machine()
 
 
@@ -118,21 +102,17 @@ def instruction_sets() -> list[str]:
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch cannot tell
     info = _cpuinfo()
     flags = set((info.get("flags") or info.get("Features") or "").split())
-    return [name for name, flag in _TELLING if capabilities.get(name) is True or flag in flags]
+    return [name for name in _TELLING if capabilities.get(name) is True or _NAMES_IN_CPUINFO.get(name, name) in flags]
 
 
-def doctor_checks(*, load_model: bool = True) -> list[Check]:
-    """Check everything that the course needs; a problem becomes a `Check` that says what to do, never an exception.
-
-    Args:
-        load_model: load the tiny model, which takes a few seconds, instead of only looking for its files.
-    """
+def doctor_checks() -> list[Check]:
+    """Check everything that the course needs; a problem becomes a `Check` that says what to do, never an exception."""
     looks = (
         ("Python", _check_python),
         ("packages", _check_packages),
         ("problems", _check_problems),
-        ("tiny model", partial(_check_model, load_model)),
-        ("disk space", partial(_check_disk, Path.cwd())),
+        ("tiny model", _check_model),
+        ("disk space", _check_disk),
         ("memory", _check_memory),
         ("threads", _check_threads),
         ("waiting", _check_waiting),
@@ -140,7 +120,8 @@ def doctor_checks(*, load_model: bool = True) -> list[Check]:
     checks = []
     for name, look in looks:
         try:
-            checks.append(Check(name, *look()))
+            ok, detail, remedy = look()
+            checks.append(Check(name, ok, detail, "" if ok else remedy))
         except ImportError as error:
             checks.append(Check(name, False, str(error), _INSTALL))
     return checks
@@ -151,9 +132,8 @@ def _check_python() -> tuple[bool, str, str]:
 
     wanted, _ = _declared()
     version = ".".join(map(str, sys.version_info[:3]))
-    ok = SpecifierSet(wanted).contains(version)
-    remedy = "" if ok else f"Install a Python {wanted} and run `python3 course.py setup` with it."
-    return ok, f"{version}, supported: {wanted or 'any'}", remedy
+    remedy = f"Install a Python {wanted} and run `python3 course.py setup` with it."
+    return SpecifierSet(wanted).contains(version), f"{version}, supported: {wanted or 'any'}", remedy
 
 
 def _check_packages() -> tuple[bool, str, str]:
@@ -171,9 +151,7 @@ def _check_packages() -> tuple[bool, str, str]:
             faults.append(f"{requirement.name} is missing")
         elif not requirement.specifier.contains(version, prereleases=True):
             faults.append(f"{requirement.name} {version} is outside {requirement.specifier}")
-    detail = "; ".join(faults) or f"all {found} are installed within their ranges"
-    remedy = _INSTALL if faults else ""
-    return not faults, detail, remedy
+    return not faults, "; ".join(faults) or f"all {found} are installed within their ranges", _INSTALL
 
 
 def _check_problems() -> tuple[bool, str, str]:
@@ -187,15 +165,13 @@ def _check_problems() -> tuple[bool, str, str]:
     return True, "held out: " + ", ".join(f"{n} {name}" for name, n in counts.items()), ""
 
 
-def _check_model(load: bool) -> tuple[bool, str, str]:
+def _check_model() -> tuple[bool, str, str]:
     from grpo_edu.problems.templates import data_dir
 
     folder = data_dir() / "models" / "tiny"  # models.tiny_dir() would import torch
     remedy = "Restore the folder data/models/tiny, or install again."
     if not (folder / "config.json").is_file():
         return False, f"no model at {folder}", remedy
-    if not load:
-        return True, f"present at {folder}; not loaded", ""
     try:
         from grpo_edu.models import load_policy
 
@@ -205,27 +181,24 @@ def _check_model(load: bool) -> tuple[bool, str, str]:
     return True, f"loads, {model.num_parameters():,} parameters", ""
 
 
-def _check_disk(folder: Path) -> tuple[bool, str, str]:
-    free = shutil.disk_usage(folder).free
-    ok = free >= MIN_DISK
-    remedy = "" if ok else f"Free at least {MIN_DISK / GIB:.0f} GiB, or work in a folder on another disk."
-    return ok, f"{free / GIB:.1f} GiB free at {folder}", remedy
+def _check_disk() -> tuple[bool, str, str]:
+    free = shutil.disk_usage(Path.cwd()).free
+    remedy = f"Free at least {MIN_DISK / GIB:.0f} GiB, or work in a folder on another disk."
+    return free >= MIN_DISK, f"{free / GIB:.1f} GiB free at {Path.cwd()}", remedy
 
 
 def _check_memory() -> tuple[bool, str, str]:
     total, available = memory_bytes()
-    ok = available >= MIN_MEMORY
-    remedy = "" if ok else f"Close other programs or notebook kernels until {MIN_MEMORY / GIB:.0f} GiB are available."
-    return ok, f"{available / GIB:.1f} of {total / GIB:.1f} GiB available", remedy
+    remedy = f"Close other programs or notebook kernels until {MIN_MEMORY / GIB:.0f} GiB are available."
+    return available >= MIN_MEMORY, f"{available / GIB:.1f} of {total / GIB:.1f} GiB available", remedy
 
 
 def _check_threads() -> tuple[bool, str, str]:
     import torch
 
     threads, cores = torch.get_num_threads(), usable_cores()
-    ok = threads <= max(1, math.ceil(cores))
-    remedy = "" if ok else f"More threads than cores slow each other down. Set OMP_NUM_THREADS={math.ceil(cores)}."
-    return ok, f"torch uses {threads} on {cores:g} usable cores", remedy
+    remedy = f"More threads than cores slow each other down. Set OMP_NUM_THREADS={math.ceil(cores)}."
+    return threads <= max(1, math.ceil(cores)), f"torch uses {threads} on {cores:g} usable cores", remedy
 
 
 def _check_waiting() -> tuple[bool, str, str]:

@@ -6,7 +6,6 @@ been imported yet; it runs ``python -m grpo_edu.machine.startup``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -64,12 +63,9 @@ def startup_text(seconds: dict[str, float], model: str | Path = "tiny") -> str:
 
 
 def main() -> None:
-    """The fresh process: run the phases and print their seconds."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_edu.machine.startup", description=main.__doc__)
-    parser.add_argument("model")
-    parser.add_argument("started", type=float, help="time.time() when the process was started")
-    options = parser.parse_args()
-    seconds, last = {}, options.started
+    """The fresh process, with the arguments of `measure_process`: run the phases and print their seconds."""
+    model_name, started = sys.argv[1:]
+    seconds, last = {}, float(started)
 
     def mark(phase: str) -> None:
         nonlocal last
@@ -91,7 +87,7 @@ def main() -> None:
     mark("problems")
     from grpo_edu.models import Session
 
-    session = Session(options.model)
+    session = Session(model_name)
     mark("model")
     from grpo_edu.config import GRPOConfig
     from grpo_edu.rewards import accuracy_reward

@@ -7,7 +7,6 @@ therefore shows how much memory a training run needs. `measure_steps` starts one
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -98,8 +97,9 @@ def measure_steps(
         "whole_logits": whole_logits,
         "warm_up": warm_up,
     }
-    found = measure_process([sys.executable, "-m", "grpo_edu.machine.step_process", json.dumps(case)])
-    measured: dict[str, Any] = dict(found)
+    measured: dict[str, Any] = measure_process(
+        [sys.executable, "-m", "grpo_edu.machine.step_process", json.dumps(case)]
+    )
     for name in ("curve", "stages"):
         measured[name] = [tuple(pair) for pair in measured[name]]
     return MeasuredSteps(**measured)
@@ -234,12 +234,9 @@ def never_tied(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 
 def main() -> None:
-    """The fresh process: run the steps and print the measurements."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_edu.machine.step_process", description=main.__doc__)
-    parser.add_argument("case", type=json.loads)
-    parser.add_argument("started", type=float, help="time.time() when the process was started")
-    options = parser.parse_args()
-    print(json.dumps(asdict(run_case(options.case, options.started))))
+    """The fresh process, with the arguments of `measure_process`: run the steps and print the measurements."""
+    case, started = sys.argv[1:]
+    print(json.dumps(asdict(run_case(json.loads(case), float(started)))))
 
 
 if __name__ == "__main__":

@@ -17,14 +17,13 @@ import hashlib
 import json
 import math
 import os
-import platform
 import random
 import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,21 +34,12 @@ from torch import Tensor, nn
 from grpo_edu import __version__
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.optimizers import parameters_of
-from grpo_edu.trainer import TrainingState
+from grpo_edu.rollout import Rollout
+from grpo_edu.runs.request import library_versions
+from grpo_edu.trainer import Batch, TrainingState
 
 if TYPE_CHECKING:
     from grpo_edu.problems.templates import Problem
-    from grpo_edu.trainer import Batch
-
-_ROLLOUT = (
-    "prompt_ids",
-    "prompt_mask",
-    "completion_ids",
-    "completion_mask",
-    "sampling_per_token_logps",
-    "is_truncated",
-)
-_SCORES = ("rewards_per_func", "rewards", "advantages", "loss_mask")
 
 
 def save_failed_batch(folder: str | Path, batch: Batch, *, step: int, error: str) -> None:
@@ -60,21 +50,16 @@ def save_failed_batch(folder: str | Path, batch: Batch, *, step: int, error: str
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    folder, rollout = Path(folder), batch.rollout
-    tensors = {name: getattr(rollout, name) for name in _ROLLOUT} | {name: getattr(batch, name) for name in _SCORES}
-    facts = {
-        "step": step,
-        "error": error,
-        "num_generations": rollout.num_generations,
-        "prompts": rollout.prompts,
-        "completions": rollout.completions,
-    }
+    folder = Path(folder)
+    content = {**vars(batch), **vars(batch.rollout), "step": step, "error": error}
+    tensors = {name: value.clone() for name, value in content.items() if isinstance(value, Tensor)}
+    others = {name: value for name, value in content.items() if isinstance(value, str | int | list)}
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "batch.safetensors")
+        save_file(tensors, folder / "batch.safetensors")
     except SafetensorError as failure:
         raise OSError(f"{folder}: the batch could not be kept ({failure})") from failure
-    (folder / "batch.json").write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    (folder / "batch.json").write_text(json.dumps(others, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def load_failed_batch(folder: str | Path) -> tuple[Batch, int, str]:
@@ -84,21 +69,14 @@ def load_failed_batch(folder: str | Path) -> tuple[Batch, int, str]:
     """
     from safetensors.torch import load_file
 
-    from grpo_edu.rollout import Rollout
-    from grpo_edu.trainer import Batch
-
     folder = Path(folder)
     if not (folder / "batch.json").is_file():
         raise FileNotFoundError(f"folder: {folder} holds no batch.json; name a run's folder `diagnosis`")
-    facts = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
-    tensors = load_file(folder / "batch.safetensors")
-    rollout = Rollout(
-        prompts=facts["prompts"],
-        completions=facts["completions"],
-        num_generations=facts["num_generations"],
-        **{name: tensors[name] for name in _ROLLOUT},
-    )
-    return Batch(rollout, **{name: tensors[name] for name in _SCORES}), facts["step"], facts["error"]
+    content = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
+    step, error = content.pop("step"), content.pop("error")
+    content |= load_file(folder / "batch.safetensors")
+    rollout = Rollout(**{field.name: content.pop(field.name) for field in fields(Rollout) if field.name in content})
+    return Batch(rollout, **content), step, error
 
 
 FORMAT = 1
@@ -136,14 +114,15 @@ def save_checkpoint(
     tensors, numbers = pack_state(state)
     staging, place = folder / f".step-{state.step}.{os.getpid()}.tmp", folder / f"step-{state.step}"
     try:
-        _sweep(folder)
+        for left in folder.glob(".step-*.tmp"):  # what a kill left half written
+            shutil.rmtree(left, ignore_errors=True)
         staging.mkdir(parents=True)
         save_file(weights, staging / _WEIGHTS)
         save_file(tensors, staging / _STATE)
         index = {
             "format": FORMAT,
             "step": state.step,
-            "versions": _versions(),
+            "versions": {**library_versions(), "threads": torch.get_num_threads()},
             "fingerprint": fingerprint,
             "config": config.to_dict(),
             "state": numbers,
@@ -236,10 +215,8 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
     Tensors keep their dtype, which `Optimizer.load_state_dict` would change.
     """
     parameters = parameters_of(state.optimizer)
-    for name, value in [
-        *tensors.items(),
-        *((f"optimizer.{key}", value) for key, value in numbers["optimizer"].items()),
-    ]:
+    plain = {f"optimizer.{key}": value for key, value in numbers["optimizer"].items()}
+    for name, value in {**tensors, **plain}.items():
         kind, _, rest = name.partition(".")
         if kind == "optimizer":
             index, _, key = rest.partition(".")
@@ -356,7 +333,7 @@ def _check_index(place: Path, index: dict[str, Any], config: GRPOConfig, fingerp
             f"checkpoint: {place} was written with {changed} = {stored.get(changed)!r}, now it is "
             f"{asked.get(changed)!r}; go on with the same settings"
         )
-    ours = _versions()
+    ours = {**library_versions(), "threads": torch.get_num_threads()}
     for name, version in index["versions"].items():
         if ours.get(name) != version:
             warnings.warn(
@@ -365,18 +342,6 @@ def _check_index(place: Path, index: dict[str, Any], config: GRPOConfig, fingerp
                 RuntimeWarning,
                 stacklevel=3,
             )
-
-
-def _versions() -> dict[str, Any]:
-    import transformers
-
-    return {
-        "grpo_edu": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def _check_weights(weights: dict[str, Tensor], step: int) -> None:
@@ -393,12 +358,6 @@ def _checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the earliest step first."""
     named = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir()]
     return [path for _, path in sorted((int(name[1]), path) for name, path in named if name)]
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a kill left half written."""
-    for left in folder.glob(".step-*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
 
 
 def _measure(file: Path) -> dict[str, Any]:

@@ -35,38 +35,34 @@ if TYPE_CHECKING:
 LOCK_NAME = ".lock"
 
 
-class RunLock:
+@contextmanager
+def run_lock(folder: str | Path) -> Iterator[None]:
     """A context that locks a run's folder, which is made where it does not exist.
 
     The operating system keeps the lock (through `filelock`) and releases it when the process ends, in whatever way it
     ends, so a killed run leaves nothing to clear away. The file of the lock, with the id of the process, may stay.
 
-    Raises BlockingIOError on entering where another process, or another run of this process, has locked the folder.
+    Raises BlockingIOError where another process, or another run of this process, has locked the folder.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> with RunLock(folder):
+    >>> with run_lock(folder):
     ...     is_held(folder)
     True
     >>> is_held(folder)
     False
     """
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self._lock = FileLock(self.folder / LOCK_NAME)
-
-    def __enter__(self) -> RunLock:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not _acquire(self._lock):
-            raise held_error(self.folder)
+    file = Path(folder) / LOCK_NAME
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    if not _acquire(lock):
+        raise held_error(folder)
+    try:
         with suppress(OSError):  # Windows does not allow it for a file that is locked
-            if _holder(self.folder) != str(os.getpid()):
-                (self.folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="utf-8")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
+            file.write_text(f"{os.getpid()}\n", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
 
 
 def is_held(folder: str | Path) -> bool:
@@ -81,11 +77,12 @@ def is_held(folder: str | Path) -> bool:
 
 def held_error(folder: str | Path) -> BlockingIOError:
     """The error for a folder that another process has locked."""
-    holder = ""
-    with suppress(OSError):  # the other process may have ended by now
-        holder = _holder(folder)
+    try:
+        process = (Path(folder) / LOCK_NAME).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    except OSError:  # the other process may have ended by now
+        process = ""
     return BlockingIOError(
-        f"output: {folder} is being written by another process{holder and f' ({holder})'}; wait for it, end it, or "
+        f"output: {folder} is being written by another process{process and f' ({process})'}; wait for it, end it, or "
         "choose another folder"
     )
 
@@ -100,11 +97,6 @@ def _acquire(lock: FileLock) -> bool:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
             raise
     return True
-
-
-def _holder(folder: str | Path) -> str:
-    """The id of the process that locked a folder last, or an empty text."""
-    return (Path(folder) / LOCK_NAME).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
 
 
 # What a run, a curriculum or a sweep that is replaced leaves: config.json, by which a run is recognized, goes last.
@@ -185,15 +177,15 @@ class RunFolder:
     def begin(self, config: dict[str, Any], *, overwrite: bool = False) -> Iterator[None]:
         """A context that holds the folder for a new run, which is claimed. Raises what `check` raises."""
         self.check(overwrite=overwrite)
-        with RunLock(self.path):
+        with run_lock(self.path):
             self.claim(config)
             yield
 
     @contextmanager
     def resume(self) -> Iterator[None]:
         """A context that holds the folder for a run that is resumed. Raises BlockingIOError where another holds it."""
-        with RunLock(self.path):
-            self.clear_leftovers()
+        with run_lock(self.path):
+            self.clear(".*.tmp", ".model.*")  # what a killed process left half written
             yield
 
     def claim(self, config: dict[str, Any]) -> None:
@@ -215,10 +207,6 @@ class RunFolder:
     def note_kept(self, error: BaseException, kept: str, *, resumable: bool = True) -> None:
         """Add to an error what the folder keeps, and how to resume the run where that is possible."""
         error.add_note(f"{self.path} keeps {kept}" + (f"; go on with --resume {self.path}" if resumable else ""))
-
-    def clear_leftovers(self) -> None:
-        """Remove what a killed process left half written; the folder must be locked."""
-        self.clear(".*.tmp", ".model.*")
 
     def clear(self, *patterns: str) -> None:
         """Remove files and folders inside this one, by their names or glob patterns."""

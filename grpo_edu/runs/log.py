@@ -4,11 +4,12 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 
-class RunLog:
+class RunLog(AbstractContextManager):
     """Append one JSON object a line; each line reaches the operating system before `append` returns.
 
     A log that a kill cut in the middle of its last line can be opened again: the broken tail is dropped, so that
@@ -31,7 +32,7 @@ class RunLog:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _mend_tail(self.path)
+        _close_tail(self.path)
         self._file = open(self.path, "ab", buffering=0)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -47,9 +48,6 @@ class RunLog:
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
         self._file.close()
-
-    def __enter__(self) -> "RunLog":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -70,7 +68,7 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         record = _parse(line)
         if record is None:
             text = line[:60].decode(errors="replace")
-            raise ValueError(f"{path}:{number}: not a JSON object: {text!r}; mend or delete this line")
+            raise ValueError(f"{path}:{number}: not a JSON object: {text!r}; correct or delete this line")
         records.append(record)
     return records
 
@@ -84,7 +82,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _mend_tail(path: Path) -> None:
+def _close_tail(path: Path) -> None:
     """Drop a last line that was cut short; close one that only lacks its newline."""
     if not path.is_file():
         return

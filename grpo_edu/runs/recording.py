@@ -147,26 +147,24 @@ def record_steps(
     """Let the training run and log each step; returns its history and what stopped it early, or None.
 
     Args:
-        training: yields the metrics of each step. max_steps: as many as there will be, with those of `history`.
-        folder: of the run.
+        training: yields the metrics of each step. folder, record: of the run.
         history: steps that were done before, for a run that goes on; the log is put back to them.
         begin: claims the folder of a new run. It is called when the first step is done, so that nothing is replaced by
             a run that never was; what stops the training before that is raised. Numbers that went wrong in the very
             first step are worth a folder, where there is none yet.
-        keeper: writes checkpoints. track: names of `tracking.TRACKERS`. progress: show a bar.
+        keeper: writes checkpoints. progress: show a bar.
     """
     from tqdm.auto import tqdm
 
-    done, claimed = list(history), begin is None
-    max_steps = record.request.config.max_steps
+    done, max_steps = list(history), record.request.config.max_steps
     bar = tqdm(total=max_steps, initial=len(done), desc="Training", disable=None if progress else True)
     try:
         with closing(training), bar, WholeSteps() as steps, ExitStack() as files:
-            logs = open_logs(files, folder, done, record) if claimed else ()
+            logs = open_logs(files, folder, done, record) if begin is None else []
             for metrics in training:
-                if begin is not None and not claimed:
+                if begin is not None:
                     begin()
-                    claimed, logs = True, open_logs(files, folder, done, record)
+                    begin, logs = None, open_logs(files, folder, done, record)
                 for append in logs:
                     append(metrics)
                 done.append(metrics)
@@ -177,13 +175,13 @@ def record_steps(
                 steps.done()
     except STOPS as error:
         if keeper is not None and isinstance(error, ArithmeticError):
-            if begin is not None and not claimed and not folder.path.exists():
+            if begin is not None and not folder.path.exists():
                 begin()
-                claimed = True
-            if claimed:
+                begin = None
+            if begin is None:
                 keeper.keep_failed_batch(error)
         if not done:
-            if claimed:
+            if begin is None:
                 note_what_is_kept(error, folder, 0)
             raise
         return done, error
@@ -204,9 +202,9 @@ def open_logs(
     folder.metrics.unlink(missing_ok=True)
     logs: list[Callable[[dict[str, float]], None]] = [files.enter_context(RunLog(folder.metrics)).append]
     if record.request.track:
-        from grpo_edu.runs.tracking import Trackers
+        from grpo_edu.runs.tracking import open_trackers
 
-        logs.append(files.enter_context(Trackers(record, folder.path)).log)
+        logs.append(files.enter_context(open_trackers(record, folder.path)))
     for metrics in history:
         for append in logs:
             append(metrics)

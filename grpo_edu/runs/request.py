@@ -195,6 +195,19 @@ RUN_FIELDS = tuple(field.name for field in fields(RunRequest) if field.name != "
 CONFIG_FIELDS = tuple(field.name for field in fields(GRPOConfig))
 
 
+def library_versions() -> dict[str, str]:
+    """Versions on which the numbers of a run depend."""
+    import torch
+    import transformers
+
+    return {
+        "grpo_edu": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """A run as its config.json keeps it: the request, and what the run was started on.
@@ -214,17 +227,10 @@ class RunRecord:
     def start(cls, request: RunRequest, command: str = "") -> RunRecord:
         """Describe a run that starts now, in this process and folder."""
         import torch
-        import transformers
 
         if request.data_path is not None:
             request = replace(request, data_path=str(Path(request.data_path).expanduser().absolute()))
-        versions = {
-            "grpo_edu": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
-        return cls(request, absolute_source(request.model), command, versions, torch.get_num_threads())
+        return cls(request, absolute_source(request.model), command, library_versions(), torch.get_num_threads())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a JSON file."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -44,7 +44,6 @@ from grpo_edu.runs.request import (
     load_split,
     plain_template,
     read_resumable,
-    split_names,
 )
 from grpo_edu.runs.summary import RunResult, report_evaluation, write_result
 from grpo_edu.runs.tracking import check_trackers
@@ -59,51 +58,23 @@ GREEDY_BUDGET = 3.0  # seconds: where one evaluation is quicker than this, a gre
 def run_training(
     model: str | Path = "tiny",
     *,
-    data: str | Sequence[str] = LEVELS,
-    data_path: str | Path | None = None,
-    num_problems: int | None = None,
-    rewards: Rewards = "accuracy",
     config: GRPOConfig | None = None,
-    backend: str = "grpo_edu",
-    dtype: str = "float32",
-    prompt_template: str | None = None,
-    lora_rank: int = 0,
-    lora_alpha: float | None = None,
-    lora_targets: str | Sequence[str] = ALL_LAYERS,
-    n: int = 300,
-    greedy: bool | None = None,
-    checkpoint_every: int = 0,
-    track: str | Sequence[str] = (),
     output: str | Path | None = None,
     overwrite: bool = False,
     command: str = "",
     progress: bool = True,
+    **options: Any,
 ) -> RunResult:
     """Train a policy with GRPO, evaluate it on held-out problems before and after, and save the run.
 
-    This is `start_run` with the fields of `RunRequest` as arguments; both explain what is not explained here.
-
     Args:
         config: the settings of GRPO; None takes the defaults, with completions long enough for `data`.
+        options: further fields of `RunRequest`, such as `data="basic"`, `rewards="accuracy,format"` or `n=60`.
+
+    `start_run` explains the other arguments, and what is raised.
     """
-    request = RunRequest(
-        model=str(model),
-        data=check_data(data),
-        data_path=None if data_path is None else str(data_path),
-        num_problems=num_problems,
-        rewards=(rewards,) if isinstance(rewards, str) or callable(rewards) else tuple(rewards),
-        config=config or default_config(check_data(data)),
-        backend=backend,
-        dtype=dtype,
-        prompt_template=prompt_template,
-        lora_rank=lora_rank,
-        lora_alpha=lora_alpha,
-        lora_targets=split_names(lora_targets),
-        n=n,
-        greedy=greedy,
-        checkpoint_every=checkpoint_every,
-        track=split_names(track),
-    )
+    config = config or default_config(check_data(options.get("data", LEVELS)))
+    request = RunRequest(str(model), config=config, **options)
     return start_run(request, output=output, overwrite=overwrite, command=command, progress=progress)
 
 
@@ -173,32 +144,9 @@ def resume_training(output: str | Path, *, rewards: Rewards | None = None, progr
         return _execute(folder, record, None, progress, started)
 
 
-def run_evaluation(
-    model: str | Path = "tiny",
-    *,
-    data: str | Sequence[str] = LEVELS,
-    data_path: str | Path | None = None,
-    split: str = "heldout",
-    n: int = 300,
-    seed: int = 0,
-    temperature: float = 1.0,
-    max_completion_length: int | None = None,
-    dtype: str = "float32",
-    progress: bool = True,
-) -> Evaluation:
-    """Evaluate a policy on `n` problems, balanced over the sets; the arguments are those of `report_evaluation`."""
-    return report_evaluation(
-        model,
-        data=data,
-        data_path=data_path,
-        split=split,
-        n=n,
-        seed=seed,
-        temperature=temperature,
-        max_completion_length=max_completion_length,
-        dtype=dtype,
-        progress=progress,
-    ).evaluation
+def run_evaluation(model: str | Path = "tiny", *, n: int = 300, **options: Any) -> Evaluation:
+    """Evaluate a policy on `n` problems, balanced over the sets; the options are those of `report_evaluation`."""
+    return report_evaluation(model, n=n, **options).evaluation
 
 
 def _begin(held: ExitStack, folder: RunFolder, record: RunRecord, overwrite: bool, before: dict[str, Any]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.evaluation import Evaluation, evaluate, wilson_interval
+from grpo_edu.evaluation import Evaluation, evaluate, mcnemar, wilson_interval
 from grpo_edu.fast.memory import GIB, PeakMemory
 from grpo_edu.models import load_policy
 from grpo_edu.problems.equations import check_equations
@@ -21,7 +21,6 @@ from grpo_edu.runs.request import RunRecord, check_data, default_config, load_sp
 from grpo_edu.runs.symptoms import find_symptoms
 
 if TYPE_CHECKING:
-    from grpo_edu.evaluation import Evaluation
     from grpo_edu.runs.folder import RunFolder
 
 _LONGEST_SAMPLE = 600  # characters
@@ -59,8 +58,6 @@ class RunResult:
     @property
     def p_value(self) -> float | None:
         """Exact McNemar test of sampled before against after; None for a run that was stopped."""
-        from grpo_edu.evaluation import mcnemar
-
         return None if self.after is None else mcnemar(self.before.correct, self.after.correct).p_value
 
     @property
@@ -70,8 +67,21 @@ class RunResult:
 
     @property
     def throughput(self) -> dict[str, float]:
-        """What this call did in a second, see `throughput`."""
-        return throughput(self.history[self.steps_before :], self.config, self.seconds)
+        """What this call did in a second, by the definitions that are often mixed up; {} for no steps.
+
+        Of prompts, completions, and tokens of completions: over the seconds of the steps alone, which hold rollout and
+        learning, and over all seconds, which hold the loading of the model and the evaluations as well.
+        """
+        history = self.history[self.steps_before :]
+        if not history:
+            return {}
+        done = {
+            "prompts": len(history) * self.config.prompts_per_step,
+            "completions": len(history) * self.config.batch_size,
+            "tokens": self.config.batch_size * sum(step["completions/mean_length"] for step in history),
+        }
+        spans = {"in steps": sum(step["step_time"] for step in history), "with start-up": self.seconds}
+        return {f"{what}/s {span}": count / length for span, length in spans.items() for what, count in done.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, ready for JSON."""
@@ -95,32 +105,6 @@ class RunResult:
         }
 
 
-def throughput(history: Sequence[Mapping[str, float]], config: GRPOConfig, seconds: float) -> dict[str, float]:
-    """What training did in a second, by the definitions that are often mixed up; {} for no steps.
-
-    Of prompts, completions, and tokens of completions: over the seconds of the steps alone, which hold rollout and
-    learning, and over all seconds, which hold the loading of the model and the evaluations as well.
-
-    Args:
-        history: metrics of steps. config: their settings. seconds: of the whole call.
-
-    >>> step = {"completions/mean_length": 20.0, "step_time": 0.5}
-    >>> found = throughput([step, step], GRPOConfig(prompts_per_step=4, num_generations=2), seconds=4.0)
-    >>> found["prompts/s in steps"], found["completions/s in steps"], found["tokens/s in steps"]
-    (8.0, 16.0, 320.0)
-    >>> found["prompts/s with start-up"], found["completions/s with start-up"], found["tokens/s with start-up"]
-    (2.0, 4.0, 80.0)
-    """
-    if not history:
-        return {}
-    steps, rows = len(history), config.batch_size
-    tokens = rows * sum(step["completions/mean_length"] for step in history)
-    done = {"prompts": steps * config.prompts_per_step, "completions": steps * rows, "tokens": tokens}
-    in_steps = sum(step["step_time"] for step in history)
-    spans = {"in steps": in_steps, "with start-up": seconds}
-    return {f"{what}/s {span}": count / length for span, length in spans.items() for what, count in done.items()}
-
-
 def write_result(folder: RunFolder, result: RunResult) -> None:
     """Put the figures, summary.md and result.json into the folder of a run."""
     from grpo_edu.figures.curves import accuracy_comparison, training_curves
@@ -135,7 +119,6 @@ def write_result(folder: RunFolder, result: RunResult) -> None:
 def accuracy_text(evaluation: Evaluation | None) -> str:
     """An accuracy with its 95% Wilson interval, in percent; a hyphen where there is none.
 
-    >>> from grpo_edu.evaluation import Evaluation
     >>> accuracy_text(Evaluation(["1 + 1?"], ["basic"], ["#### 2"], ["2"], [True]))
     '100.0% [20.7, 100.0]'
     """
@@ -145,10 +128,7 @@ def accuracy_text(evaluation: Evaluation | None) -> str:
 
 
 def outcome(result: RunResult) -> str:
-    """How far the run came, in one sentence.
-
-    A run that was stopped says so, and why.
-    """
+    """How far the run came, in one sentence; a run that was stopped says so, and why."""
     done, wanted = len(result.history), result.config.max_steps
     if result.failure:
         return f"Stopped by an error after {done} of {wanted} steps: {result.failure}"
@@ -185,15 +165,17 @@ def count_steps(steps: int) -> str:
 
 def summary(result: RunResult) -> str:
     """The page `summary.md` of a run."""
+    first, last = result.history[0]["reward"], result.history[-1]["reward"]
+    curves = f"Curves over {count_steps(len(result.history))}; the mean reward goes from {first:.2f} to {last:.2f}"
     parts = [
         f"# GRPO run: {result.record.request.model}",
         outcome(result),
-        _warnings(result),
+        "\n".join(["## Warnings\n", *(f"- {text}" for text in result.warnings)]) if result.warnings else "",
         _command(result),
         "## Held-out accuracy",
         _accuracies(result),
         "## Training",
-        f"![{_curves_alt(result)}](curves.png)",
+        f"![{curves}](curves.png)",
         throughput_text(result),
         "## Samples",
         _samples(result),
@@ -202,10 +184,6 @@ def summary(result: RunResult) -> str:
         "`model/` the trained policy, for `load_policy` · `result.json` the numbers above",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _warnings(result: RunResult) -> str:
-    return "\n".join(["## Warnings\n", *(f"- {text}" for text in result.warnings)]) if result.warnings else ""
 
 
 def _command(result: RunResult) -> str:
@@ -235,11 +213,6 @@ def _accuracies(result: RunResult) -> str:
     return "\n".join(lines) + f"\n\n{note}\n\n![Accuracy before and after, per level](accuracy.png)"
 
 
-def _curves_alt(result: RunResult) -> str:
-    first, last = result.history[0]["reward"], result.history[-1]["reward"]
-    return f"Curves over {count_steps(len(result.history))}; the mean reward goes from {first:.2f} to {last:.2f}"
-
-
 def _samples(result: RunResult) -> str:
     """A held-out problem of each level (three levels at most) with its answers, one that training changed if any is."""
     levels, before, after = result.before.levels, result.before, result.after
@@ -265,7 +238,6 @@ def _samples(result: RunResult) -> str:
 def verdict(evaluation: Evaluation, row: int) -> str:
     """Whether a completion is right, and why it is not.
 
-    >>> from grpo_edu.evaluation import Evaluation
     >>> found = Evaluation(["1 + 1?"] * 2, ["basic"] * 2, ["1 + 1 = 2.", "#### 3"], [None, "3"], [False, False])
     >>> verdict(found, 0), verdict(found, 1)
     ('wrong: correct work, but no #### line', 'wrong: answered 3 without working')
@@ -381,7 +353,7 @@ def report_evaluation(
     dtype: str = "float32",
     progress: bool = True,
 ) -> EvaluationReport:
-    """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `run_evaluation`.
+    """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `evaluate`.
 
     n: problems, balanced over the sets; None: 300, and of GSM8K alone all 1,319.
 
@@ -424,6 +396,4 @@ def _counts(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _row(name: str, part: Evaluation) -> str:
-    from grpo_edu.runs.summary import accuracy_text
-
     return f"{name:<13} {part.k:>4} of {part.n:<4}  {accuracy_text(part)}"

@@ -21,8 +21,8 @@ import io
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,41 +42,36 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ValueError(f'`track`: {name} is not installed; pip install "grpo-edu[tracking]", or leave it out.')
 
 
-class Trackers(AbstractContextManager):
-    """The trackers that a run asks for, open while it trains; what an earlier attempt at the run left is replaced.
+@contextmanager
+def open_trackers(record: RunRecord, folder: str | Path) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """A context with a function that gives the metrics of a step to each tracker that a run asks for.
 
-    Args:
-        record: of the run. folder: of the run.
+    Values that are not finite are left out. What an earlier attempt at the run left is replaced.
     """
+    from accelerate import PartialState
 
-    def __init__(self, record: RunRecord, folder: str | Path) -> None:
-        from accelerate import PartialState
+    starts = {"tensorboard": _tensorboard, "trackio": _trackio, "wandb": _wandb}
+    settings = {**record.to_dict(), **record.request.to_settings(), "folder": str(folder)}
+    del settings["config"]
+    plain = {
+        name: ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        for name, value in settings.items()
+    }
+    PartialState()  # accelerate's trackers ask it which process this is
+    trackers: list[GeneralTracker] = []
 
-        starts = {"tensorboard": _tensorboard, "trackio": _trackio, "wandb": _wandb}
-        settings = {**record.to_dict(), **record.request.to_settings(), "folder": str(folder)}
-        del settings["config"]
-        plain = {
-            name: ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            for name, value in settings.items()
-        }
-        PartialState()  # accelerate's trackers ask it which process this is
-        self._trackers: list[GeneralTracker] = []
-        with ExitStack() as opened:
-            for name in record.request.track:
-                with redirect_stdout(io.StringIO()):  # trackio says where its pages are
-                    tracker = starts[name](Path(folder), plain)
-                opened.callback(_finish, tracker)
-                self._trackers.append(tracker)
-            self._opened = opened.pop_all()
-
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """Give the metrics of a step to each tracker; values that are not finite are left out."""
+    def log(metrics: Mapping[str, float]) -> None:
         values = {name: value for name, value in metrics.items() if name != "step" and math.isfinite(value)}
-        for tracker in self._trackers:
+        for tracker in trackers:
             tracker.log(values, step=int(metrics["step"]))
 
-    def __exit__(self, *exception: Any) -> None:
-        self._opened.__exit__(*exception)
+    with ExitStack() as opened:
+        for name in record.request.track:
+            with redirect_stdout(io.StringIO()):  # trackio says where its pages are
+                tracker = starts[name](Path(folder), plain)
+            opened.callback(_finish, tracker)
+            trackers.append(tracker)
+        yield log
 
 
 def _finish(tracker: GeneralTracker) -> None:

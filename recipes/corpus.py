@@ -204,7 +204,7 @@ def batches(
 def write_shipped_problems(folder: str | Path, *, num_train: int = 1000, num_heldout: int = 400, seed: int = 0) -> None:
     """Write ``{level}_train.jsonl`` and ``{level}_heldout.jsonl`` for every level and domain.
 
-    ``python -m grpo_edu.making.corpus`` remakes the shipped files.
+    ``python -m recipes.corpus`` remakes the shipped files.
     """
     for level in LEVELS + DOMAINS:
         train, heldout = make_split(level, num_train, num_heldout, seed)

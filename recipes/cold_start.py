@@ -1,4 +1,4 @@
-"""The recipe of the model `halfway`: ``python -m grpo_edu.making.cold_start``.
+"""The recipe of the model `halfway`: ``python -m recipes.cold_start``.
 
 The model `tiny` takes a few supervised steps on worked puzzles (`grpo_edu.problems.puzzles`), which it has never seen
 before. Afterwards it solves some of them, and reinforcement learning has something to start from. DeepSeek-R1 calls
@@ -23,8 +23,9 @@ from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.puzzles import puzzle_splits
 from grpo_edu.problems.templates import data_dir
+from recipes.pretraining import with_interval
 
-COMMAND = "python -m grpo_edu.making.cold_start"
+COMMAND = "python -m recipes.cold_start"
 CONFIG = SupervisedConfig(max_steps=20, prompts_per_step=16, learning_rate=1e-3, seed=1)
 LENGTH = 64  # tokens; the longest worked solution has about 30
 
@@ -71,12 +72,8 @@ Licence: Apache-2.0.
 
 def card_text(record: dict[str, Any]) -> str:
     """The model card of a record that `main` stores as ``recipe.json``."""
-    cells = {name: _with_interval(record[name]) for name in ("tiny_sampled", "tiny_greedy", "sampled", "greedy")}
+    cells = {name: with_interval(record[name]) for name in ("tiny_sampled", "tiny_greedy", "sampled", "greedy")}
     return _CARD.format(**{**record, **record["config"], **cells, "n": record["greedy"]["n"]})
-
-
-def _with_interval(row: dict[str, float]) -> str:
-    return f"{row['k']}/{row['n']} = {row['accuracy']:.1%} ({row['low']:.1%} … {row['high']:.1%})"
 
 
 def main(arguments: list[str] | None = None) -> int:

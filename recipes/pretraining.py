@@ -1,6 +1,6 @@
-"""The recipe that made the tiny model, rerunnable: ``python -m grpo_edu.making.pretraining``.
+"""The recipe that made the tiny model, rerunnable: ``python -m recipes.pretraining``.
 
-A tokenizer and a Qwen2-architecture model are trained from scratch on the corpus of `grpo_edu.making.corpus`, which
+A tokenizer and a Qwen2-architecture model are trained from scratch on the corpus of `recipes.corpus`, which
 shares no problem with the held-out files. Among its own samples the model then finds worked and direct answers,
 and reinforcement learning has something to choose from.
 """
@@ -22,11 +22,11 @@ import torch
 from grpo_edu.continual.examples import target_logits
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.figures.objective import line_panels
-from grpo_edu.making.corpus import END, PAD, PretrainingConfig, batches, heldout_keys, train_tokenizer
 from grpo_edu.models import save_policy, tiny_dir
 from grpo_edu.problems.files import load_problems
 from grpo_edu.problems.templates import DOMAINS, LEVELS
 from grpo_edu.prompts import MARKER
+from recipes.corpus import END, PAD, PretrainingConfig, batches, heldout_keys, train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -42,7 +42,7 @@ def write_card(
 ) -> dict[str, Any]:
     """Evaluate on all shipped held-out problems; write ``recipe.json``, ``loss.png`` and ``README.md`` into `folder`.
 
-    record: what `grpo_edu.making.pretraining.recipe_record` gives. Returns the record with the accuracies added.
+    record: what `recipe_record` gives. Returns the record with the accuracies added.
     """
     folder = Path(folder)
     heldout = load_problems(LEVELS + DOMAINS, "heldout")
@@ -78,13 +78,14 @@ def _card_text(record: dict[str, Any]) -> str:
         greedy = record["greedy"]["per_level"][level]
         worked = record["sampled"]["worked_and_marked"][level]
         of_these = f"{worked['k']} of {worked['n']} are right"
-        rows.append(f"| {level} | {_with_interval(sampled)} | {_with_interval(greedy)} | {of_these} |")
+        rows.append(f"| {level} | {with_interval(sampled)} | {with_interval(greedy)} | {of_these} |")
     measured = {key: record[key] for key in ("parameters", "command", "tokens", "torch", "threads")}
     minutes = record["seconds"] / 60
     return _TEMPLATE.format(table="\n".join(rows), n=sampled["n"], minutes=minutes, **{**config, **measured})
 
 
-def _with_interval(row: dict[str, float]) -> str:
+def with_interval(row: dict[str, float]) -> str:
+    """A cell of a card's table: the counts, the accuracy and its interval."""
     return f"{row['k']}/{row['n']} = {row['accuracy']:.1%} ({row['low']:.1%} … {row['high']:.1%})"
 
 
@@ -223,7 +224,7 @@ def recipe_record(config: PretrainingConfig, history: list[dict], seconds: float
 
     means = [history[i : i + 50] for i in range(0, len(history), 50)]
     return {
-        "command": "python -m grpo_edu.making.pretraining",
+        "command": "python -m recipes.pretraining",
         "config": asdict(config),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -240,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Pretrain, save, evaluate on the held-out problems and write the card."""
     from tqdm import tqdm
 
-    parser = argparse.ArgumentParser(prog="python -m grpo_edu.making.pretraining", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m recipes.pretraining", description=__doc__)
     parser.add_argument("--output", type=Path, default=tiny_dir(), help="model folder to write")
     parser.add_argument("--seed", type=int, default=PretrainingConfig.seed)
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that holds a model")

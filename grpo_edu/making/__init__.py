@@ -1,1 +1,0 @@
-"""How the tiny models were made: the corpus and the pretraining recipe."""
