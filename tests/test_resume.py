@@ -17,7 +17,7 @@ import pytest
 import torch
 from small_policy import brevity, names_in
 
-from benchmarks.kill_and_resume import RESULTS, RUN, outcome, study
+from benchmarks.kill_and_resume import outcome, study
 from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
 from grpo_edu.losses import per_token_loss
@@ -79,14 +79,6 @@ def test_killed_three_times_and_resumed_it_ends_the_same(policy_dir, tmp_path):
     assert len(rows) == 3
     for row in rows:
         assert row["same weights"] and row["same metrics"] and row["same result"] and row["nothing left over"], row
-
-
-def test_the_stored_table_is_of_twenty_kills_that_all_ended_the_same():
-    record = json.loads((RESULTS / "kill_and_resume.json").read_text())
-    assert record["kills"] == len(record["rows"]) == 20 and record["steps"] == RUN["config"]["max_steps"]
-    assert all(row[f"same {name}"] for row in record["rows"] for name in ("weights", "metrics", "result"))
-    moments = [float(row["killed after"].split()[0]) for row in record["rows"]]
-    assert min(moments) < record["seconds"] / 3 and max(moments) > record["seconds"] * 2 / 3
 
 
 def kill_softly(completions):
