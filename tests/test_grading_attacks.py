@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_prob
 REPOSITORY = Path(__file__).resolve().parents[1]
 ALL = bool(os.environ.get("GRPO_EDU_ALL_ATTACKS"))
 PLACES = ("submissions", "course", "student", "home")
-USER = "grpo-edu-test"
+USER = f"grpotest{os.getpid()}"  # no account of this computer begins like this
 OPTIONS = "--time-limit 1.5 --total-time 60 --memory 0.5 --workers 2 --slip-credit 0 --seed 5".split()
 OWNED = "import os, pathlib\npathlib.Path(os.environ['GRPO_EDU_OWNED']).touch()\n"
 PLANTED = dict.fromkeys(("psutil.py", "nbformat.py", "argparse.py", "torch.py"), OWNED)
