@@ -250,7 +250,7 @@ def test(arguments, fast=False):
         "ruff": ["-m", "ruff", "check", "."],
         "format": ["-m", "ruff", "format", "--check", "."],
         "types": ["-m", "mypy"],
-        "tests": ["-m", "pytest", *workers, *marks, *arguments],
+        "tests": ["-m", "pytest", "--durations=25", *workers, *marks, *arguments],
     }
     if fast or arguments or not list(Path("notebooks").glob("*.ipynb")):
         say("the notebooks are left out: there are none, or --fast or pytest arguments were given")

@@ -1,6 +1,5 @@
 """Advantages by hand-worked numbers and by their properties."""
 
-import doctest
 import itertools
 import math
 import statistics
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from grpo_edu import advantages
 from grpo_edu.advantages import (
     degenerate_groups,
     gdpo_advantages,
@@ -35,10 +33,6 @@ def groups(draw):
     count = draw(st.integers(1, 4))
     size = generations * count
     return torch.tensor(draw(st.lists(QUARTERS, min_size=size, max_size=size))), generations
-
-
-def test_examples_in_the_docstrings_hold():
-    assert doctest.testmod(advantages).failed == 0
 
 
 def test_two_completions_get_plus_and_minus_one_over_root_two():

@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -230,12 +228,3 @@ def test_to_dataset():
     assert dataset.column_names == ["prompt", "answer", "level", "solution"]
     assert dataset[1]["solution"] == OTHER.solution
     assert len(dataset) == 2
-
-
-def test_importing_loads_no_heavy_library():
-    code = (
-        "import sys, grpo_edu.problems.files, grpo_edu.rewards; "
-        "print(sorted({'torch', 'datasets', 'trl'} & set(sys.modules)))"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "[]"

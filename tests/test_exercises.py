@@ -8,6 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from grpo_edu.checks.feedback import NothingEarned
 from grpo_edu.grading.exercises import main, student_version, write_exercises
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -61,7 +62,7 @@ def test_points_in_the_text_are_those_of_the_checks(name):
 
     master = read("solutions", name)
     for cell in master.cells:
-        if cell.metadata.nbgrader.grade and not cell.metadata.nbgrader.solution:
+        if is_check(cell):
             checked = re.fullmatch(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)", cell.source)
             assert checked and checked[1] == checked[2]
             assert cell.metadata.nbgrader.points == exercises()[checked[1]].max_points
@@ -134,22 +135,45 @@ def test_the_sample_reports_say_what_their_runs_say():
         assert sum(int(number) for number in re.findall(r"\| (\d) of \d \|", report)) == marks
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("folder", "share"), [("solutions", 1), ("exercises", 0)])
-@pytest.mark.parametrize("name", sorted({*NAMES} - {*STUDIES}))
-def test_masters_get_all_points_and_stubs_none(name, folder, share):
-    notebook = read(folder, name)
-    NotebookClient(notebook, timeout=120, allow_errors=True, kernel_name="python3").execute()
+def is_check(cell):
+    return cell.metadata.nbgrader.grade and not cell.metadata.nbgrader.solution
+
+
+def results_of_checks(notebook):
+    """The cells of the checks, each with what it returns or raises; as in a kernel, an error ends its own cell only."""
+    namespace = {"__name__": "__main__"}
     for cell in notebook.cells:
-        if cell.metadata.nbgrader.grade and not cell.metadata.nbgrader.solution:
-            last = cell.outputs[-1]
-            if share:
-                assert (
-                    last.output_type == "execute_result"
-                    and int(last.data["text/plain"]) == cell.metadata.nbgrader.points
-                )
-            else:
-                assert last.output_type == "error" and last.ename == "NothingEarned" and len(last.traceback) == 1
+        if cell.cell_type == "code":
+            run = eval if is_check(cell) else exec
+            try:
+                found = run(cell.source, namespace)
+            except Exception as error:
+                found = error
+            if is_check(cell):
+                yield cell, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*STUDIES}))
+def test_masters_get_all_points_and_stubs_none(name):
+    for cell, found in results_of_checks(read("solutions", name)):
+        assert found == cell.metadata.nbgrader.points, cell.source
+    for cell, found in results_of_checks(read("exercises", name)):
+        assert isinstance(found, NothingEarned), cell.source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["solutions", "exercises"])
+def test_a_kernel_shows_the_points_or_one_line(folder):
+    notebook = read(folder, "04_group_advantages")
+    NotebookClient(notebook, timeout=120, allow_errors=True, kernel_name="python3").execute()
+    for cell in filter(is_check, notebook.cells):
+        last = cell.outputs[-1]
+        if folder == "solutions":
+            assert last.output_type == "execute_result"
+            assert int(last.data["text/plain"]) == cell.metadata.nbgrader.points
+        else:
+            assert last.output_type == "error" and last.ename == "NothingEarned" and len(last.traceback) == 1
 
 
 def test_a_solution_without_its_end_is_refused(tmp_path):

@@ -2,10 +2,7 @@
 
 import base64
 import math
-import os
 import re
-import shutil
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -29,7 +26,6 @@ from grpo_edu.figures.evaluation import interval_rows, problems_needed_chart, th
 from grpo_edu.figures.live import ACCURACY, live_curves
 from grpo_edu.figures.rewards import reward_against_accuracy, sum_and_exploits
 from grpo_edu.figures.style import COLORS, MARKERS, moving_mean
-from grpo_edu.studies.broken_runs import CASES
 from grpo_edu.studies.exploits import EXPLOITS
 
 SANITIZE = Path(__file__).with_name("nbval_sanitize.cfg")
@@ -165,11 +161,6 @@ FIGURES = {
     "hacked": lambda: reward_against_accuracy(HACKED),
     "both": lambda: reward_against_accuracy(HACKED + SOUND),
 }
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_text_lies_inside_the_picture_and_overlaps_no_other(name):
-    assert_readable(FIGURES[name]())
 
 
 def lines(axes):
@@ -433,29 +424,6 @@ def test_vital_signs_draws_each_seed_their_mean_and_the_healthy_range():
     assert colored(axes, diagnosis.SICK)[-1] == [0.1, 0.2], "a run that ended early shortens the mean"
 
 
-# Where each case is found in the decision tree.
-PLACES = {
-    "reward always 0": "the reward cannot read them",
-    "chat template skipped": "lacks its chat template",
-    "length truncation": "too few tokens",
-    "tied rewards": "it pays for anything",
-    "G too small": "G is too small",
-    "std float trap": "float trap",
-    "groups mixed": "groups mixed",
-    "mask off by one": "mask off by one",
-    "EOS masked": "EOS counts as padding",
-    "lr too high": "learning rate too high",
-    "stale old log-probabilities": "old log-probabilities are stale",
-    "KL wrong sign": "its sign is wrong",
-}
-
-
-def test_every_case_has_a_place_in_the_decision_tree_and_every_place_a_case():
-    faults = [fault for _, _, faults in diagnosis.TREE for fault in faults]
-    assert {case.name for case in CASES} == set(PLACES)
-    assert [sum(place in fault for fault in faults) for place in PLACES.values()] == [1] * len(faults)
-
-
 def test_every_text_of_the_decision_tree_stays_in_its_box():
     figure, size = diagnosis.decision_tree(), len(diagnosis.TREE)
     FigureCanvasAgg(figure).draw()
@@ -497,8 +465,10 @@ def test_html_image_is_an_img_with_alt_that_shrinks_with_its_cell():
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_each_figure_says_in_words_what_it_shows(name):
+def test_each_figure_is_readable_and_says_in_words_what_it_shows(name):
+    """Every text lies inside the picture and overlaps no other."""
     figure = FIGURES[name]()
+    assert_readable(figure)
     said = html_image(figure).alt
     assert "\n" not in said and "mathdefault" not in said
     for axes in figure.axes:
@@ -544,28 +514,3 @@ def test_sanitizing_forgets_the_pixels_and_keeps_the_alt_text():
 )
 def test_sanitizing_forgets_the_machine_and_nothing_else(text, sanitized):
     assert sanitize(text) == (sanitized or text)
-
-
-@pytest.mark.slow
-def test_strict_nbval_passes_other_pixels_and_fails_another_alt_text(tmp_path):
-    setup = "import random, time\nfrom grpo_edu.figures.curves import html_image, training_curves"
-    draw = "html_image(training_curves([{'reward': random.random()} for _ in range(9)]), 'Nine rewards')"
-    timed = "print(f'{time.perf_counter():.2f} s, {1 + random.random():.2f} GiB')"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (setup, draw, timed)])
-    for number, cell in enumerate(notebook.cells, start=1):
-        cell.execution_count = number
-    stored = html_image(training_curves([{"reward": 0.5}]), "Nine rewards")
-    data = {"text/plain": repr(stored), "text/html": stored.html}
-    notebook.cells[1].outputs = [nbformat.v4.new_output("execute_result", data, execution_count=2)]
-    notebook.cells[2].outputs = [nbformat.v4.new_output("stream", name="stdout", text="0.01 s, 9.99 GiB\n")]
-    nbformat.write(notebook, tmp_path / "same.ipynb")
-    notebook.cells[1].outputs[0].data["text/html"] = stored.html.replace("Nine", "Ten")
-    nbformat.write(notebook, tmp_path / "other.ipynb")
-    shutil.copy(SANITIZE, tmp_path)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-rA", "--nbval"]
-    command += ["--nbval-current-env", "--nbval-sanitize-with", SANITIZE.name, "same.ipynb", "other.ipynb"]
-    environment = {**os.environ, "PYTHONPATH": str(SANITIZE.parents[1])}
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    verdicts = re.findall(r"^(PASSED|FAILED) (\w+\.ipynb::Cell \d)", run.stdout, re.MULTILINE)
-    assert len(verdicts) == 6, run.stdout
-    assert [cell for verdict, cell in verdicts if verdict == "FAILED"] == ["other.ipynb::Cell 1"], run.stdout

@@ -24,20 +24,7 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classro
 pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Short, for tests; a slow moment of a busy machine must still not look like a loop.
-OPTIONS = [
-    "--time-limit",
-    "1.5",
-    "--total-time",
-    "60",
-    "--memory",
-    "0.5",
-    "--workers",
-    "2",
-    "--seed",
-    "5",
-    "--slip-credit",
-    "0",
-]
+OPTIONS = "--time-limit 1.5 --total-time 60 --memory 0.5 --workers 2 --seed 5 --slip-credit 0".split()
 
 
 def rows_of(path):
@@ -158,16 +145,16 @@ def test_the_mended_notebooks_are_what_nbgrader_takes(graded):
 
 
 def test_graded_twice_the_table_is_the_same_and_going_on_grades_nobody_twice(graded, tmp_path, capsys):
-    """The second time every third submission alone, so a row depends on nobody else who is graded."""
+    """The second time every tenth submission alone, so a row depends on nobody else who is graded."""
     before, again, submissions = graded[0], tmp_path / "again", tmp_path / "submissions"
     submissions.mkdir()
     for number, path in enumerate(sorted((before.parent / "submissions").iterdir())):
-        if number % 3 == 0 or path.name in ("ana_right", "bo_wrong", "os_exit", "garbles_the_channel"):
+        if number % 10 == 0 or path.name in ("ana_right", "bo_wrong", "os_exit", "garbles_the_channel"):
             subprocess.run(["cp", "-a", path, submissions], check=True)  # links and pipes as they are
     assert main(["grade", str(submissions), "--output", str(again), *OPTIONS]) == 0
     first = (again / "grades.csv").read_bytes()
     assert {*first.splitlines()} < {*(before / "grades.csv").read_bytes().splitlines()}
-    assert len(first.splitlines()) > 15
+    assert len(first.splitlines()) > 8
     for name in ("students/ana_right.json", "students/os_exit.json"):
         (again / name).unlink()
     (again / "grades.csv").unlink()

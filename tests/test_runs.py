@@ -258,7 +258,6 @@ def test_a_reward_that_fails_in_the_middle_loses_nothing(run, tmp_path, returned
 
 
 def test_a_gradient_that_is_too_large_keeps_the_last_good_weights(run, tmp_path):
-    two_steps = run(output=tmp_path / "two", config=replace(CONFIG, max_steps=2))
     calls = []
 
     def huge(completions, completion_ids, **kwargs):
@@ -269,7 +268,7 @@ def test_a_gradient_that_is_too_large_keeps_the_last_good_weights(run, tmp_path)
     with pytest.raises(FloatingPointError, match="exceeds abort_grad_norm") as caught:
         run(rewards=huge, config=replace(CONFIG, scale_rewards="none", loss_type="dr_grpo"))
     assert "keeps 2 steps" in caught.value.__notes__[0]
-    assert len(read_log(tmp_path / "run" / "metrics.jsonl")) == len(two_steps.history) == 2
+    assert len(read_log(tmp_path / "run" / "metrics.jsonl")) == 2
     assert all(weight.isfinite().all() for weight in weights_of(tmp_path / "run" / "model").values())
 
 
@@ -417,20 +416,3 @@ def test_a_disk_that_is_full_from_the_start(run, small_disk):
     with pytest.raises(OSError, match=r"nearly full: 0\.0 MB are free and the run needs \d\.\d MB") as caught:
         run(output=small_disk / "run")
     assert caught.value.errno == errno.ENOSPC and not (small_disk / "run").exists()
-
-
-def test_a_disk_that_fills_up_while_training(run, small_disk):
-    calls = []
-
-    def filling(completions, completion_ids, **kwargs):
-        calls.append(1)
-        if len(calls) == 3:
-            fill(small_disk)
-        return brevity(completions, completion_ids)
-
-    folder = small_disk / "run"
-    with pytest.raises(OSError, match="No space left|could not write") as caught:
-        run(output=folder, rewards=filling, config=replace(CONFIG, max_steps=40))
-    assert "keeps" in caught.value.__notes__[0]
-    assert len(read_log(folder / "metrics.jsonl")) >= 2 and read_run_config(folder)
-    assert names_in(folder) == {"config.json", "metrics.jsonl"}

@@ -36,6 +36,8 @@ def test_a_failure_is_said_by_its_last_line(tmp_path):
         ("import grpo_edu.cli.main", ("torch", "numpy", "transformers", "datasets", "matplotlib", "trl", "scipy")),
         ("import grpo_edu.trainer", ("transformers", "datasets", "matplotlib", "trl", "scipy", "pandas", "peft")),
         ("from grpo_edu import load_problems; load_problems('basic')", ("torch", "numpy", "datasets")),
+        ("import grpo_edu.problems.files, grpo_edu.rewards", ("torch", "datasets", "trl")),
+        ("import grpo_edu.machine.hardware", ("torch", "psutil", "transformers")),
     ],
 )
 def test_heavy_libraries_wait_until_they_are_used(code, absent):

@@ -32,7 +32,6 @@ from grpo_edu.studies.sweep import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-STORED = REPOSITORY / "benchmarks" / "results" / "sweep.json"
 
 # ---- what can be asked for ----
 
@@ -354,22 +353,3 @@ def test_without_optuna_the_extra_is_named(monkeypatch, capsys, tmp_path):
     assert main(["sweep", "--output", str(tmp_path / "s")]) == 2
     assert 'pip install "grpo-edu[tuning]"' in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
-
-
-# ---- the stored example ----
-
-
-def test_the_stored_sweeps_say_what_their_own_runs_allow():
-    record = json.loads(STORED.read_text(encoding="utf-8"))
-    for name in ("rate", "loss"):
-        found = record[name]
-        assert found["command"].startswith("grpo-edu sweep ")
-        assert all(len(row["accuracies"]) == 3 for row in found["tried"])
-        means = [sum(row["accuracies"]) for row in found["tried"]]
-        assert means == sorted(means, reverse=True)
-        if found["difference"] is None:
-            assert found["outcome"] == "no winner"
-        else:
-            assert (found["outcome"] == "winner") == (found["difference"]["low"] > 0)
-            assert len(found["judged"][1]["accuracies"]) == 5
-    assert any("dr_grpo" in row["reason"] for row in record["loss"]["refused"])
