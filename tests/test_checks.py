@@ -25,6 +25,7 @@ RIGHT, WRONG = answers_in(RIGHT_ANSWERS), answers_in(WRONG_ANSWERS)
 
 
 def double(x):
+    """Twice x."""
     return 2 * x
 
 
@@ -39,6 +40,8 @@ DOUBLE = Exercise(
         "the sign is lost": Mistake("Look at -3.", lambda x: 2 * x.abs()),
     },
 )
+
+
 LENIENT = Exercise(double, DOUBLE.parts, {"none": Mistake("", double)})
 
 
@@ -112,6 +115,24 @@ def test_an_unwritten_answer_fails_politely(name):
 def test_a_misjudged_answer_would_be_seen():
     assert len(misjudged(LENIENT, [lambda x: x], range(1), [double])) == 3
     assert "| double | it is squared | 1.5 of 3 |" in table({"double": DOUBLE}, {})
+
+
+def test_mistakes_are_listed_as_changes_of_the_reference():
+    text = """
+        it is squared: 2 * x -> x**2
+            Look at 3
+            and 9.
+            or: x * x
+        nothing is doubled:
+            x
+            Twice.
+    """
+    squared, same = core.mistakes_in(text, double).items()
+    assert squared[0] == "it is squared" and squared[1].hint == "Look at 3 and 9."
+    assert [way(5) for way in (squared[1].wrong, *squared[1].also)] == [25, 25]
+    assert same[0] == "nothing is doubled" and same[1].wrong(7) == 7 and same[1].hint == "Twice."
+    with pytest.raises(ValueError, match="`3 .*` is 0 times in double"):
+        core.changed(double, "3 * x -> x")
 
 
 def test_a_name_that_does_not_hold_elsewhere_would_be_seen():

@@ -3,20 +3,26 @@
 A mistake is recognized by its results: each exercise holds wrong functions that students really write. An answer that
 returns the same as one of them on all inputs of all parts has made the same mistake, however it is written. Where this
 holds in one part only, the feedback says no more than that. `slips` knows the mistakes that any exercise may see.
+
+Most wrong functions differ from the right one in one expression, so an exercise lists the differences: `mistakes_in`.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
+import inspect
 import os
 import random
+import re
 import sysconfig
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from threading import Timer
@@ -57,7 +63,8 @@ class Part:
     """One graded part of an exercise.
 
     name: what the part is about. points: what it is worth. draw: makes one random input; an answer is tried on `draws`
-    of them. always: further inputs on which it is always tried, such as a number on a border.
+    of them. always: further inputs on which it is always tried, such as a number on a border. ask: as in `Call`, for
+    all of its inputs.
     """
 
     name: str
@@ -65,6 +72,7 @@ class Part:
     draw: Callable[[random.Random], Call]
     draws: int = 4
     always: tuple[Call, ...] = ()
+    ask: Callable[..., Any] | None = None
 
     @property
     def tries(self) -> int:
@@ -84,6 +92,59 @@ class Mistake:
     also: tuple[Callable, ...] = ()
 
 
+def changed(function: Callable, change: str) -> Callable:
+    """A function that differs from this one in one expression, ``old -> new``, or has another result, ``new``.
+
+    What is new may use the arguments and whatever the function's module holds, the function itself as well.
+
+    >>> from grpo_edu.checks.feedback import plain_number
+    >>> changed(plain_number, "round(points, 2) -> round(points)")(1.75)
+    2
+    >>> changed(plain_number, "2 * plain_number(points)")(1.75)
+    3.5
+    """
+    head, body = _head_and_body(function)
+    old, arrow, new = change.partition(" -> ")
+    if not arrow:
+        body = f"    return {change}"
+    elif body.count(old) == 1:
+        body = body.replace(old, new)
+    else:
+        raise ValueError(f"`{old}` is {body.count(old)} times in {function.__name__}; it must be there exactly once")
+    made: dict[str, Callable] = {}
+    exec(f"{head}\n{body}", function.__globals__, made)
+    return made[function.__name__]
+
+
+@functools.cache
+def _head_and_body(function: Callable) -> tuple[str, str]:
+    """The source of a function before and after its docstring."""
+    source = inspect.getsource(function)
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.FunctionDef)
+    docstring, body = definition.body[:2]
+    lines = source.splitlines()
+    return "\n".join(lines[: docstring.lineno - 1]), "\n".join(lines[body.lineno - 1 :])
+
+
+def mistakes_in(text: str, reference: Callable) -> dict[str, Mistake]:
+    """The mistakes that a text lists, by name.
+
+    A mistake is a line ``name: old -> new`` or ``name: new``, as in `changed`, and its indented hint. A long change may
+    stand in the line below its name. An indented line ``or: old -> new`` adds another way to make the mistake.
+    """
+    found = {}
+    for entry in re.split(r"\n(?=\S)", textwrap.dedent(text).strip()) if text else ():
+        first, *lines = [line.strip() for line in entry.splitlines()]
+        name, change = first.split(":", 1)
+        changes = [change.strip() or lines.pop(0)]
+        changes += [line.removeprefix("or: ") for line in lines if line.startswith("or: ")]
+        hint = " ".join(line for line in lines if not line.startswith("or: "))
+        wrong, *also = [changed(reference, one) for one in changes]
+        found[name] = Mistake(hint, wrong, tuple(also))
+    return found
+
+
 NOT_TRIED = Outcome(problem="not tried", detail="the answer was interrupted on an earlier input")
 
 
@@ -93,12 +154,17 @@ class Exercise:
 
     reference: a right answer, whose name is that of the exercise. parts: what is graded. mistakes: from the name of
     each common mistake to a wrong answer that makes it, at least four. tolerance: absolute and relative, for results.
+    changes: the mistakes as a text, see `mistakes_in`; they come before others.
     """
 
     reference: Callable
     parts: tuple[Part, ...]
-    mistakes: dict[str, Mistake]
+    mistakes: dict[str, Mistake] = field(default_factory=dict)
     tolerance: float = 1e-5
+    changes: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mistakes", mistakes_in(self.changes, self.reference) | self.mistakes)
 
     @property
     def name(self) -> str:
@@ -146,7 +212,8 @@ class Exercise:
     def calls(self, part: Part, seed: int) -> list[Call]:
         """The inputs of a part; the same seed gives the same inputs."""
         rng = random.Random(f"{seed} {self.name} {part.name}")
-        return [*(part.draw(rng) for _ in range(part.draws)), *part.always]
+        calls = [*(part.draw(rng) for _ in range(part.draws)), *part.always]
+        return [replace(one, ask=part.ask) for one in calls] if part.ask else calls
 
     def judge(
         self, found: Sequence[Sequence[Outcome]], seed: int, credit: float = SLIP_CREDIT, variable: str = ""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grpo_edu.logprobs import logps_from_logits
+from grpo_edu.losses import per_token_kl
+
 
 def mask_by_loop(completion_ids: Tensor, eos_token_id: int) -> Tensor:
     mask = torch.zeros_like(completion_ids)
@@ -24,6 +27,10 @@ def mask_by_place(completion_ids: Tensor, eos_token_id: int) -> Tensor:
 def mask_by_product(completion_ids: Tensor, eos_token_id: int) -> Tensor:
     alive = (completion_ids != eos_token_id).long().cumprod(dim=1)
     return torch.cat([torch.ones_like(alive[:, :1]), alive[:, :-1]], dim=1)
+
+
+def logps_of_the_package(logits: Tensor, input_ids: Tensor, prompt_length: int) -> Tensor:
+    return logps_from_logits(logits[:, prompt_length - 1 : -1], input_ids[:, prompt_length:])
 
 
 def logps_by_loop(logits: Tensor, input_ids: Tensor, prompt_length: int) -> Tensor:
@@ -87,7 +94,7 @@ def k3_by_loop(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor:
 
 RIGHT_ANSWERS = {
     "completion_mask": (mask_by_loop, mask_by_place, mask_by_product),
-    "completion_logps": (logps_by_loop, logps_by_softmax, logps_by_cross_entropy),
+    "completion_logps": (logps_of_the_package, logps_by_loop, logps_by_softmax, logps_by_cross_entropy),
     "clipped_loss": (clip_by_cases, clip_by_max, clip_by_where),
-    "k3": (k3_by_ratio, k3_by_expm1, k3_by_loop),
+    "k3": (per_token_kl, k3_by_ratio, k3_by_expm1, k3_by_loop),
 }
