@@ -4,95 +4,66 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
+from grpo_edu.checks.core import Call, Exercise, Part, call
 from grpo_edu.checks.inputs import Polynomial, gradient_of, mask_of, numbers
 from grpo_edu.checks.trained import TrainedExercise, trained_part
-from grpo_edu.losses import importance_ratio, reduce_loss
 
 # ---- aggregate ----
 
 
 def aggregate(per_token_loss: Tensor, mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor:
-    """The package's `reduce_loss` for "grpo", "dapo" and "dr_grpo"."""
-    return reduce_loss(per_token_loss, mask, loss_type=loss_type, max_completion_length=max_completion_length)
+    """The loss of a batch, from those of its tokens, for "grpo", "dapo" and "dr_grpo"."""
+    losses, rows = per_token_loss * mask, len(mask)
+    if loss_type == "grpo":
+        return (losses.sum(dim=1) / mask.sum(dim=1)).sum() / rows
+    if loss_type == "dapo":
+        return losses.sum() / mask.sum()
+    return losses.sum() / (rows * max_completion_length)
 
 
 TYPES = ("grpo", "dapo", "dr_grpo")
 
 
-def _losses_for(loss_type: str) -> Callable[[random.Random], Call]:
-    def draw(rng: random.Random) -> Call:
-        lengths = [rng.randrange(1, 4), rng.randrange(1, 4), 5]
-        return call(numbers(rng, 3, 5), mask_of(lengths, 5), loss_type, rng.choice([6, 8, 10]))
-
-    return draw
+def _losses_for(loss_type: str, rng: random.Random) -> Call:
+    lengths = [rng.randrange(1, 4), rng.randrange(1, 4), 5]
+    return call(numbers(rng, 3, 5), mask_of(lengths, 5), loss_type, rng.choice([6, 8, 10]))
 
 
 check_aggregate = TrainedExercise(
     aggregate,
     parts=(
-        Part("grpo", 2, _losses_for("grpo")),
-        Part("dapo", 1, _losses_for("dapo")),
-        Part("dr_grpo", 1, _losses_for("dr_grpo")),
-        Part(
-            "the gradient of each",
-            1,
-            lambda rng: replace(_losses_for(rng.choice(TYPES))(rng), ask=gradient_of),
-            draws=9,
-        ),
+        Part("grpo", 2, lambda rng: _losses_for("grpo", rng)),
+        Part("dapo", 1, lambda rng: _losses_for("dapo", rng)),
+        Part("dr_grpo", 1, lambda rng: _losses_for("dr_grpo", rng)),
+        Part("the gradient of each", 1, lambda rng: _losses_for(rng.choice(TYPES), rng), draws=9, ask=gradient_of),
         trained_part("aggregate"),
     ),
-    mistakes={
-        "padding counts": Mistake(
-            "Multiply by the mask, and divide by what is left.",
-            lambda loss, mask, *rest: aggregate(loss, torch.ones_like(mask), *rest),
-        ),
-        "padding counts in the number of tokens": Mistake(
-            "Divide by the number of tokens with mask 1: of the row, or of all.",
-            lambda loss, mask, loss_type, limit: (
-                (loss * mask).mean() if loss_type != "dr_grpo" else aggregate(loss, mask, loss_type, limit)
-            ),
-        ),
-        "the number of rows is missing": Mistake(
-            '"grpo" is a *mean* over the rows, and "dr_grpo" divides by B as well as by the limit.',
-            lambda loss, mask, loss_type, limit: (
-                aggregate(loss, mask, loss_type, limit) * (1 if loss_type == "dapo" else len(mask))
-            ),
-        ),
-        "the limit is missing": Mistake(
-            '"dr_grpo" divides by B · max_completion_length.',
-            lambda loss, mask, loss_type, limit: aggregate(
-                loss, mask, loss_type, 1 if loss_type == "dr_grpo" else limit
-            ),
-        ),
-        "the width of this batch is taken for the limit": Mistake(
-            "Dr. GRPO divides by a constant that no batch changes: max_completion_length.",
-            lambda loss, mask, loss_type, limit: aggregate(loss, mask, loss_type, mask.shape[1]),
-        ),
-        "all tokens weigh alike, whatever was asked": Mistake(
-            '"grpo" takes the mean of each row first.',
-            lambda loss, mask, loss_type, limit: aggregate(loss, mask, "dapo", limit),
-        ),
-        "rows weigh alike, whatever was asked": Mistake(
-            '"dapo" counts tokens, not rows.', lambda loss, mask, loss_type, limit: aggregate(loss, mask, "grpo", limit)
-        ),
-        "the mean of a column is taken, not of a row": Mistake(
-            "A row is a completion: dim=1.",
-            lambda loss, mask, loss_type, limit: (
-                ((loss * mask).sum(dim=0) / mask.sum(dim=0)).mean()
-                if loss_type == "grpo"
-                else aggregate(loss, mask, loss_type, limit)
-            ),
-        ),
-        "the sum is not divided": Mistake(
-            "Divide by what the loss type names.", lambda loss, mask, loss_type, limit: (loss * mask).sum()
-        ),
-    },
+    changes="""
+        padding counts: aggregate(per_token_loss, torch.ones_like(mask), loss_type, max_completion_length)
+            Multiply by the mask, and divide by what is left.
+        padding counts in the number of tokens:
+            losses, rows = per_token_loss * mask -> losses, mask, rows = per_token_loss * mask, torch.ones_like(mask)
+            Divide by the number of tokens with mask 1: of the row, or of all.
+        the number of rows is missing: len(mask) -> 1
+            "grpo" is a *mean* over the rows, and "dr_grpo" divides by B as well as by the limit.
+        the limit is missing: rows * max_completion_length -> rows
+            "dr_grpo" divides by B · max_completion_length.
+        the width of this batch is taken for the limit: rows * max_completion_length -> rows * mask.shape[1]
+            Dr. GRPO divides by a constant that no batch changes: max_completion_length.
+        all tokens weigh alike, whatever was asked: aggregate(per_token_loss, mask, "dapo", max_completion_length)
+            "grpo" takes the mean of each row first.
+        rows weigh alike, whatever was asked: aggregate(per_token_loss, mask, "grpo", max_completion_length)
+            "dapo" counts tokens, not rows.
+        the mean of a column is taken, not of a row:
+            (losses.sum(dim=1) / mask.sum(dim=1)).sum() / rows -> (losses.sum(dim=0) / mask.sum(dim=0)).mean()
+            A row is a completion: dim=1.
+        the sum is not divided: (per_token_loss * mask).sum()
+            Divide by what the loss type names.
+    """,
 )
 
 
@@ -101,8 +72,9 @@ check_aggregate = TrainedExercise(
 
 def first_loss(advantages: list[float], lengths: list[int]) -> tuple[float, float, str]:
     """(the loss of "grpo", that of "dapo", which completions were longer), where every ratio is 1."""
+    summed = [advantage * length for advantage, length in zip(advantages, lengths, strict=True)]
     of_grpo = -sum(advantages) / len(advantages)
-    of_dapo = -sum(a * length for a, length in zip(advantages, lengths, strict=True)) / sum(lengths)
+    of_dapo = -sum(summed) / sum(lengths)
     return of_grpo, of_dapo, longer(of_dapo)
 
 
@@ -122,13 +94,18 @@ def _one_group(rng: random.Random, size: int = 4) -> tuple[list[float], list[int
     return advantages, rng.sample(range(2, 30), size)
 
 
+def _side_with_more_tokens(advantages: list[float], lengths: list[int]) -> str:
+    good, bad = (sum(n for a, n in zip(advantages, lengths, strict=True) if sign * a > 0) for sign in (1, -1))
+    return "neither" if good == bad else ("good" if good > bad else "bad")
+
+
 def _different_lengths(rng: random.Random) -> Call:
     """Every second time the fewer completions are the longer ones, and the more have more tokens together."""
     fewer = rng.random() < 0.5
     while True:
         advantages, lengths = _one_group(rng)
-        verdict = longer(first_loss(advantages, lengths)[1])
-        if verdict != "neither" and (not fewer or verdict != _longer_together(advantages, lengths)[2]):
+        verdict = first_loss(advantages, lengths)[2]
+        if verdict != "neither" and (not fewer or verdict != _side_with_more_tokens(advantages, lengths)):
             return call(advantages, lengths)
 
 
@@ -140,84 +117,34 @@ def _equal_lengths(rng: random.Random) -> Call:
             return call(advantages, lengths[:1] * 3)
 
 
-def _first_with(of_dapo: Callable[[list[float], list[int]], float]) -> Callable:
-    """Another loss of "dapo", and what it would tell."""
-
-    def wrong(advantages, lengths):
-        return first_loss(advantages, lengths)[0], of_dapo(advantages, lengths), longer(of_dapo(advantages, lengths))
-
-    return wrong
-
-
-def _tilt(advantages: list[float], lengths: list[int]) -> float:
-    return sum(a * length for a, length in zip(advantages, lengths, strict=True))
-
-
-def _told(change: Callable[[float, float, str], tuple]) -> Callable:
-    """A wrong answer made of the right one."""
-    return lambda advantages, lengths: change(*first_loss(advantages, lengths))
-
-
-def _longer_together(advantages, lengths):
-    good, bad = (sum(n for a, n in zip(advantages, lengths, strict=True) if sign * a > 0) for sign in (1, -1))
-    verdict = "neither" if good == bad else ("good" if good > bad else "bad")
-    return *first_loss(advantages, lengths)[:2], verdict
-
-
 check_first_loss = Exercise(
     first_loss,
     parts=(
         Part("completions of different lengths", 3, _different_lengths, draws=16),
         Part("completions of equal length", 1, _equal_lengths),
     ),
-    mistakes={
-        "the sign is missing": Mistake(
-            "Where the ratio is 1, the loss of a token is *minus* its advantage.",
-            _first_with(lambda advantages, lengths: _tilt(advantages, lengths) / sum(lengths)),
-        ),
-        "the losses have no minus": Mistake(
-            "Where the ratio is 1, the loss of a token is *minus* its advantage.",
-            _told(lambda of_grpo, of_dapo, verdict: (-of_grpo, -of_dapo, verdict)),
-        ),
-        "a rounding error tells something": Mistake(
-            'Thirds do not add up to 0: within a millionth it is "neither".',
-            _told(
-                lambda of_grpo, of_dapo, _: (
-                    of_grpo,
-                    of_dapo,
-                    "good" if of_dapo < 0 else "bad" if of_dapo else "neither",
-                )
-            ),
-        ),
-        "the tokens of each side are added up": Mistake(
-            "Many short completions have many tokens, too: read the verdict from the sign of the second number.",
-            _longer_together,
-        ),
-        'the verdict is read from "grpo"': Mistake(
-            "That number is always 0. Read it from the second one.",
-            _told(lambda of_grpo, of_dapo, verdict: (of_grpo, of_dapo, "neither")),
-        ),
-        '"dapo" weighs completions alike': Mistake(
-            'Each token of a completion has its advantage, and "dapo" takes the mean over tokens.',
-            _first_with(lambda advantages, lengths: -sum(advantages) / len(advantages)),
-        ),
-        '"dapo" is divided by the number of completions': Mistake(
-            "Sum over tokens, divided by the number of tokens.",
-            _first_with(lambda advantages, lengths: -_tilt(advantages, lengths) / len(lengths)),
-        ),
-        '"dapo" is not divided': Mistake(
-            "Sum over tokens, divided by the number of tokens.",
-            _first_with(lambda advantages, lengths: -_tilt(advantages, lengths)),
-        ),
-        '"grpo" weighs tokens alike': Mistake(
-            '"grpo" takes each completion\'s mean first: long or short, it counts once.',
-            _told(lambda of_grpo, of_dapo, verdict: (of_dapo, of_dapo, verdict)),
-        ),
-        "the verdict is upside down": Mistake(
-            "A completion with a positive advantage has a negative loss.",
-            _told(lambda of_grpo, of_dapo, verdict: (of_grpo, of_dapo, longer(-of_dapo))),
-        ),
-    },
+    changes="""
+        the sign is missing: of_dapo = -sum(summed) -> of_dapo = sum(summed)
+            Where the ratio is 1, the loss of a token is *minus* its advantage.
+        the losses have no minus: return of_grpo, of_dapo -> return -of_grpo, -of_dapo
+            Where the ratio is 1, the loss of a token is *minus* its advantage.
+        a rounding error tells something: longer(of_dapo) -> "good" if of_dapo < 0 else "bad"
+            Thirds do not add up to 0: within a millionth it is "neither".
+        the tokens of each side are added up: longer(of_dapo) -> _side_with_more_tokens(advantages, lengths)
+            Many short completions have many tokens, too: read the verdict from the sign of the second number.
+        the verdict is read from "grpo": longer(of_dapo) -> "neither"
+            That number is always 0. Read it from the second one.
+        "dapo" weighs completions alike: -sum(summed) / sum(lengths) -> of_grpo
+            Each token of a completion has its advantage, and "dapo" takes the mean over tokens.
+        "dapo" is divided by the number of completions: sum(lengths) -> len(lengths)
+            Sum over tokens, divided by the number of tokens.
+        "dapo" is not divided: sum(lengths) -> 1
+            Sum over tokens, divided by the number of tokens.
+        "grpo" weighs tokens alike: return of_grpo -> return of_dapo
+            "grpo" takes each completion's mean first: long or short, it counts once.
+        the verdict is upside down: longer(of_dapo) -> longer(-of_dapo)
+            A completion with a positive advantage has a negative loss.
+    """,
 )
 
 
@@ -226,10 +153,9 @@ check_first_loss = Exercise(
 
 def sequence_ratio(per_token_logps: Tensor, old_per_token_logps: Tensor, completion_mask: Tensor) -> Tensor:
     """(B,), the geometric mean of the ratios of each completion's tokens."""
-    ratio = importance_ratio(
-        per_token_logps, old_per_token_logps, completion_mask, importance_sampling_level="sequence"
-    )
-    return ratio[:, 0]
+    logs = (per_token_logps - old_per_token_logps) * completion_mask
+    mean = logs.sum(dim=1) / completion_mask.sum(dim=1)
+    return mean.exp()
 
 
 def _moved_completions(rng: random.Random) -> Call:
@@ -242,37 +168,25 @@ check_sequence_ratio = Exercise(
     sequence_ratio,
     parts=(
         Part("completions of different lengths", 3, _moved_completions),
-        Part("the gradient", 1, lambda rng: replace(_moved_completions(rng), ask=gradient_of)),
+        Part("the gradient", 1, _moved_completions, ask=gradient_of),
     ),
-    mistakes={
-        "the length is missing": Mistake(
-            "The product of many ratios grows with their number: take its root, that is, the *mean* of the logarithms.",
-            lambda now, old, mask: ((now - old) * mask).sum(dim=1).exp(),
-        ),
-        "padding counts": Mistake(
-            "Only tokens with mask 1 count, in the sum and in the number of tokens.",
-            lambda now, old, mask: sequence_ratio(now, old, torch.ones_like(mask)),
-        ),
-        "padding counts in the number of tokens": Mistake(
-            "Divide by the tokens of each completion, `mask.sum(dim=1)`.",
-            lambda now, old, mask: ((now - old) * mask).mean(dim=1).exp(),
-        ),
-        "it is the mean of the ratios": Mistake(
-            "A geometric mean: average the *logarithms* of the ratios, then take the exponential.",
-            lambda now, old, mask: ((now - old).exp() * mask).sum(dim=1) / mask.sum(dim=1),
-        ),
-        "old and new have changed places": Mistake(
-            "The new policy stands above the old one.", lambda now, old, mask: sequence_ratio(old, now, mask)
-        ),
-        "it is the logarithm of the ratio": Mistake(
-            "A ratio is 1 where nothing has changed, not 0.",
-            lambda now, old, mask: sequence_ratio(now, old, mask).log(),
-        ),
-        "it is one number for the whole batch": Mistake(
-            "One ratio for each completion: (B,).",
-            lambda now, old, mask: (((now - old) * mask).sum() / mask.sum()).exp(),
-        ),
-    },
+    changes="""
+        the length is missing: logs.sum(dim=1) / completion_mask.sum(dim=1) -> logs.sum(dim=1)
+            The product of many ratios grows with their number: take its root, that is, the *mean* of the logarithms.
+        padding counts: sequence_ratio(per_token_logps, old_per_token_logps, torch.ones_like(completion_mask))
+            Only tokens with mask 1 count, in the sum and in the number of tokens.
+        padding counts in the number of tokens: logs.sum(dim=1) / completion_mask.sum(dim=1) -> logs.mean(dim=1)
+            Divide by the tokens of each completion, `mask.sum(dim=1)`.
+        it is the mean of the ratios:
+            mean.exp() -> (logs.exp() * completion_mask).sum(dim=1) / completion_mask.sum(dim=1)
+            A geometric mean: average the *logarithms* of the ratios, then take the exponential.
+        old and new have changed places: sequence_ratio(old_per_token_logps, per_token_logps, completion_mask)
+            The new policy stands above the old one.
+        it is the logarithm of the ratio: mean.exp() -> mean
+            A ratio is 1 where nothing has changed, not 0.
+        it is one number for the whole batch: mean.exp() -> (logs.sum() / completion_mask.sum()).exp()
+            One ratio for each completion: (B,).
+    """,
 )
 
 
@@ -282,10 +196,9 @@ check_sequence_ratio = Exercise(
 def finite_difference(function: Callable[[Tensor], Tensor], x: Tensor, h: float) -> Tensor:
     """The gradient of a scalar function at x (n,), by central differences."""
     slopes = []
-    for place in range(len(x)):
-        step = torch.zeros_like(x)
-        step[place] = h
-        slopes.append((function(x + step) - function(x - step)) / (2 * h))
+    for step in h * torch.eye(len(x), dtype=x.dtype):
+        above, below = function(x + step), function(x - step)
+        slopes.append((above - below) / (2 * h))
     return torch.stack(slopes)
 
 
@@ -294,41 +207,26 @@ def _some_function(rng: random.Random) -> Call:
     return call(function, numbers(rng, 3).double(), 1e-2)
 
 
-def _one_sided(side: int) -> Callable:
-    def wrong(function, x, h):
-        steps = side * h * torch.eye(len(x), dtype=x.dtype)
-        return torch.stack([function(x + step) - function(x) for step in steps]) / (side * h)
-
-    return wrong
-
-
 check_finite_difference = Exercise(
     finite_difference,
     parts=(Part("functions of three numbers", 3, _some_function),),
-    mistakes={
-        "the difference is one-sided": Mistake("Step to both sides: the error falls from h to h².", _one_sided(1)),
-        "the difference is one-sided, downward": Mistake(
-            "Step to both sides: the error falls from h to h².", _one_sided(-1)
-        ),
-        "the sign is turned": Mistake("Above minus below.", lambda function, x, h: -finite_difference(function, x, h)),
-        "it is divided by 2 and multiplied by h": Mistake(
-            "`/ 2 * h` goes from left to right: `/ (2 * h)`.",
-            lambda function, x, h: h * h * finite_difference(function, x, h),
-        ),
-        "this is autograd's gradient": Mistake(
-            "It is to check autograd: call the function on both sides instead.",
-            lambda function, x, h: torch.autograd.functional.jacobian(function, x),
-        ),
-        "it is divided by h, not by 2h": Mistake(
-            "How far apart are the two points?", lambda function, x, h: 2 * finite_difference(function, x, h)
-        ),
-        "it is not divided": Mistake(
-            "A slope is a difference *per step*.", lambda function, x, h: 2 * h * finite_difference(function, x, h)
-        ),
-        "all places are moved at once": Mistake(
-            "One place at a time, the others stay.",
-            lambda function, x, h: ((function(x + h) - function(x - h)) / (2 * h)).expand(len(x)).clone(),
-        ),
-    },
     tolerance=1e-6,
+    changes="""
+        the difference is one-sided: (above - below) / (2 * h) -> (above - function(x)) / h
+            Step to both sides: the error falls from h to h².
+        the difference is one-sided, downward: (above - below) / (2 * h) -> (function(x) - below) / h
+            Step to both sides: the error falls from h to h².
+        the sign is turned: -finite_difference(function, x, h)
+            Above minus below.
+        it is divided by 2 and multiplied by h: / (2 * h) -> / 2 * h
+            `/ 2 * h` goes from left to right: `/ (2 * h)`.
+        this is autograd's gradient: torch.autograd.functional.jacobian(function, x)
+            It is to check autograd: call the function on both sides instead.
+        it is divided by h, not by 2h: (2 * h) -> h
+            How far apart are the two points?
+        it is not divided: (2 * h) -> 1
+            A slope is a difference *per step*.
+        all places are moved at once: ((function(x + h) - function(x - h)) / (2 * h)).expand(len(x)).clone()
+            One place at a time, the others stay.
+    """,
 )

@@ -6,6 +6,7 @@ import torch
 
 from grpo_edu.checks.inputs import mask_of
 from grpo_edu.checks.losses import aggregate
+from grpo_edu.losses import importance_ratio, reduce_loss
 
 
 def difference_by_matrix(function, x, h):
@@ -31,6 +32,10 @@ def difference_by_clone(function, x, h):
         moved[place] -= 2 * h
         out[place] = (above - function(moved)) / (2 * h)
     return out
+
+
+def aggregate_of_the_package(per_token_loss, mask, loss_type, max_completion_length):
+    return reduce_loss(per_token_loss, mask, loss_type=loss_type, max_completion_length=max_completion_length)
 
 
 def aggregate_by_loop(per_token_loss, mask, loss_type, max_completion_length):
@@ -98,9 +103,15 @@ def sequence_by_root(per_token_logps, old_per_token_logps, completion_mask):
     return ratios.prod(dim=1) ** (1 / completion_mask.sum(dim=1))
 
 
+def sequence_of_the_package(per_token_logps, old_per_token_logps, completion_mask):
+    return importance_ratio(
+        per_token_logps, old_per_token_logps, completion_mask, importance_sampling_level="sequence"
+    )[:, 0]
+
+
 RIGHT_ANSWERS = {
-    "aggregate": (aggregate_by_loop, aggregate_by_weights, aggregate_by_einsum),
+    "aggregate": (aggregate_of_the_package, aggregate_by_loop, aggregate_by_weights, aggregate_by_einsum),
     "first_loss": (first_by_tokens, first_by_aggregate, first_by_insight),
-    "sequence_ratio": (sequence_by_loop, sequence_by_mean, sequence_by_root),
+    "sequence_ratio": (sequence_of_the_package, sequence_by_loop, sequence_by_mean, sequence_by_root),
     "finite_difference": (difference_by_matrix, difference_by_list, difference_by_clone),
 }
