@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+from grpo_edu import evaluation as significance
 from grpo_edu.checks.evaluation import Z
+from grpo_edu.studies import power
 
 
 def wilson_by_roots(successes: int, trials: int) -> tuple[float, float]:
@@ -100,10 +102,20 @@ def pass_by_comb(num_samples: int, num_correct: int, k: int) -> float:
     return 1 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
+def mcnemar_of_the_package(only_before: int, only_after: int) -> float:
+    before = [True] * only_before + [False] * only_after + [True]
+    after = [False] * only_before + [True] * only_after + [True]
+    return significance.mcnemar(before, after).p_value
+
+
+def counts_of_the_package(percent: float, trials: int, decimals: int) -> list[int]:
+    return power.possible_counts(percent, trials, decimals=decimals)
+
+
 RIGHT_ANSWERS = {
-    "wilson_interval": (wilson_by_roots, wilson_by_formula, wilson_by_failures),
-    "mcnemar_p": (mcnemar_by_comb, mcnemar_by_scipy, mcnemar_by_recursion),
+    "wilson_interval": (significance.wilson_interval, wilson_by_roots, wilson_by_formula, wilson_by_failures),
+    "mcnemar_p": (mcnemar_of_the_package, mcnemar_by_comb, mcnemar_by_scipy, mcnemar_by_recursion),
     "false_alarm": (false_alarm_by_loop, false_alarm_by_first, false_alarm_by_log),
-    "pass_at_k": (pass_by_comb, pass_by_draws, pass_by_listing),
-    "possible_counts": (counts_by_string, counts_by_range, counts_by_filter),
+    "pass_at_k": (significance.pass_at_k, pass_by_comb, pass_by_draws, pass_by_listing),
+    "possible_counts": (counts_of_the_package, counts_by_string, counts_by_range, counts_by_filter),
 }
