@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import replace
-from operator import le, lt
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
+from grpo_edu.checks.core import Call, Exercise, Part, call
 from grpo_edu.checks.inputs import Diagonal, Training, Weights, gradient_of, numbers
-from grpo_edu.continual import forgetting as measures
 
 Matrix = list[list[float]]
 
@@ -44,42 +40,29 @@ def _gained_and_known(rng: random.Random) -> Call:
 
 
 def backward_transfer(matrix: Matrix) -> float:
-    """The package's."""
-    return measures.backward_transfer(matrix)
-
-
-def _mean_change(matrix: Matrix, before: Callable[[int], float], count: int) -> float:
-    return sum(matrix[-1][task] - before(task) for task in range(count)) / count
+    """The mean change of a task since its own stage, of all tasks but the last."""
+    tasks = len(matrix[0]) - 1
+    changes = [matrix[-1][task] - matrix[task + 1][task] for task in range(tasks)]
+    return sum(changes) / len(changes)
 
 
 check_backward_transfer = Exercise(
     backward_transfer,
     parts=(Part("three tasks or four", 2, _late_best), Part("two tasks", 1, lambda rng: call(_matrix(rng, 2)))),
-    mistakes={
-        "the row is one too early": Mistake(
-            "Row 0 is the model before any stage; task 0 is taught before row 1.",
-            lambda matrix: _mean_change(matrix, lambda task: matrix[task][task], len(matrix[0]) - 1),
-        ),
-        "the last task counts as well": Mistake(
-            "No stage came after it: divide by T − 1.",
-            lambda matrix: _mean_change(matrix, lambda task: matrix[task + 1][task], len(matrix[0])),
-        ),
-        "the sign is turned around": Mistake(
-            "In the end minus after its own stage: a loss is negative.", lambda matrix: -backward_transfer(matrix)
-        ),
-        "the changes are added up": Mistake(
-            "A mean over the tasks, of which there are T − 1.",
-            lambda matrix: backward_transfer(matrix) * (len(matrix[0]) - 1),
-        ),
-        "it is compared with the task's best moment": Mistake(
-            "That would be minus the forgetting. Here: after the task's own stage.",
-            lambda matrix: -measures.forgetting(matrix),
-        ),
-        "it is compared with the model before any stage": Mistake(
-            "What the task's own stage taught is no transfer.",
-            lambda matrix: _mean_change(matrix, lambda task: matrix[0][task], len(matrix[0]) - 1),
-        ),
-    },
+    changes="""
+        the row is one too early: matrix[task + 1][task] -> matrix[task][task]
+            Row 0 is the model before any stage; task 0 is taught before row 1.
+        the last task counts as well: range(tasks) -> range(tasks + 1)
+            No stage came after it: divide by T − 1.
+        the sign is turned around: -backward_transfer(matrix)
+            In the end minus after its own stage: a loss is negative.
+        the changes are added up: sum(changes) / len(changes) -> sum(changes)
+            A mean over the tasks, of which there are T − 1.
+        it is compared with the task's best moment: -forgetting(matrix)
+            That would be minus the forgetting. Here: after the task's own stage.
+        it is compared with the model before any stage: matrix[task + 1][task] -> matrix[0][task]
+            What the task's own stage taught is no transfer.
+    """,
 )
 
 
@@ -87,15 +70,11 @@ check_backward_transfer = Exercise(
 
 
 def forgetting(matrix: Matrix) -> float:
-    """The package's."""
-    return measures.forgetting(matrix)
-
-
-def _mean_loss(matrix: Matrix, first: Callable[[int], int], last: int) -> float:
-    """Best of the rows from `first(task)` up to `last`, minus the last row; a mean over all tasks but the last."""
-    lost = [
-        max(row[task] for row in matrix[first(task) : last]) - matrix[-1][task] for task in range(len(matrix[0]) - 1)
-    ]
+    """The mean loss since the best moment from a task's own stage on, of all tasks but the last."""
+    lost = []
+    for task in range(len(matrix[0]) - 1):
+        before = matrix[task + 1 : -1]
+        lost.append(max(row[task] for row in before) - matrix[-1][task])
     return sum(lost) / len(lost)
 
 
@@ -110,36 +89,23 @@ check_forgetting = Exercise(
             always=(call([[0.5, 0.2, 0.1], [0.3, 0.6, 0.2], [0.4, 0.3, 0.7], [0.2, 0.4, 0.8]]),),
         ),
     ),
-    mistakes={
-        "it is compared with the task's own stage only": Mistake(
-            "That is minus the backward transfer. A task may have been at its best later.",
-            lambda matrix: -measures.backward_transfer(matrix),
-        ),
-        "the last task counts as well": Mistake(
-            "Nothing came after it, so nothing can be lost: divide by T − 1.",
-            lambda matrix: measures.forgetting(matrix) * (len(matrix[0]) - 1) / len(matrix[0]),
-        ),
-        "the last row is among the best moments": Mistake(
-            "A task that is best in the end was not forgotten at all: its loss is negative, not 0.",
-            lambda matrix: _mean_loss(matrix, lambda task: task + 1, len(matrix)),
-        ),
-        "rows before the task's own stage count": Mistake(
-            "Only from the row after its own stage on was it taught.",
-            lambda matrix: _mean_loss(matrix, lambda task: 0, len(matrix) - 1),
-        ),
-        "the first row is one too early": Mistake(
-            "Row 0 is the model before any stage: task j is taught by the stage that ends in row j + 1.",
-            lambda matrix: _mean_loss(matrix, lambda task: task, len(matrix) - 1),
-        ),
-        "all rows count": Mistake(
-            "Neither the rows before the task's own stage, nor the last one.",
-            lambda matrix: _mean_loss(matrix, lambda task: 0, len(matrix)),
-            also=(lambda matrix: _mean_loss(matrix, lambda task: task, len(matrix)),),
-        ),
-        "the losses are added up": Mistake(
-            "A mean over the tasks.", lambda matrix: measures.forgetting(matrix) * (len(matrix[0]) - 1)
-        ),
-    },
+    changes="""
+        it is compared with the task's own stage only: -backward_transfer(matrix)
+            That is minus the backward transfer. A task may have been at its best later.
+        the last task counts as well: sum(lost) / len(lost) -> sum(lost) / len(matrix[0])
+            Nothing came after it, so nothing can be lost: divide by T − 1.
+        the last row is among the best moments: matrix[task + 1 : -1] -> matrix[task + 1 :]
+            A task that is best in the end was not forgotten at all: its loss is negative, not 0.
+        rows before the task's own stage count: matrix[task + 1 : -1] -> matrix[:-1]
+            Only from the row after its own stage on was it taught.
+        the first row is one too early: matrix[task + 1 : -1] -> matrix[task:-1]
+            Row 0 is the model before any stage: task j is taught by the stage that ends in row j + 1.
+        all rows count: matrix[task + 1 : -1] -> matrix
+            Neither the rows before the task's own stage, nor the last one.
+            or: matrix[task + 1 : -1] -> matrix[task:]
+        the losses are added up: sum(lost) / len(lost) -> sum(lost)
+            A mean over the tasks.
+    """,
 )
 
 
@@ -163,17 +129,6 @@ def _curriculum(rng: random.Random, low_from: float, low_to: float) -> Call:
     return call(low, high, rng.choice([0.02, 0.05, 0.08]), rng.random() < 0.5, rng.random() < 0.5)
 
 
-def _first_rules(small: Callable[[float, float], bool], open_: Callable[[float, float], bool]) -> Callable[..., str]:
-    """A wrong answer that decides otherwise whether a loss is small (high, tolerated) or open (low, tolerated)."""
-
-    def wrong(low: float, high: float, tolerated: float, *situation: bool) -> str:
-        if small(high, tolerated):
-            return "nothing"
-        return "more seeds" if open_(low, tolerated) else choose_protection(1.0, 1.0, tolerated, *situation)
-
-    return wrong
-
-
 _BORDERS = (  # the tolerated loss at either end of the interval, and above 0 but within it
     call(-0.11, 0.05, 0.05, True, False),
     call(0.05, 0.21, 0.05, False, True),
@@ -189,45 +144,32 @@ check_choose_protection = Exercise(
         Part("is anything lost?", 2, lambda rng: _curriculum(rng, -0.3, 0.06), draws=24, always=_BORDERS),
         Part("what to do against it", 2, lambda rng: _curriculum(rng, 0.1, 0.4), draws=16, always=_SITUATIONS),
     ),
-    mistakes={
-        "the middle of the interval decides": Mistake(
-            "An interval that reaches to both sides of the tolerated loss leaves the question open.",
-            lambda low, high, *rest: choose_protection((low + high) / 2, (low + high) / 2, *rest),
-        ),
-        "it is compared with 0, not with the tolerated loss": Mistake(
-            "A loss that nobody minds needs no protection.",
-            lambda low, high, tolerated, *situation: choose_protection(low, high, 0.0, *situation),
-        ),
-        "it protects without looking at the interval": Mistake(
-            "First measure whether anything is lost.",
-            lambda low, high, tolerated, *situation: choose_protection(1.0, 1.0, tolerated, *situation),
-        ),
-        "more seeds are never asked for": Mistake(
-            "With the tolerated loss within the interval, nothing is shown yet.",
-            _first_rules(le, lambda low, tolerated: False),
-            also=(lambda low, high, *rest: choose_protection(low, low, *rest),),
-        ),
-        "a loss counts as shown as soon as it is above 0": Mistake(
-            "It is shown where even `low` is above what is tolerated.",
-            _first_rules(le, lambda low, tolerated: low <= 0),
-        ),
-        "the tolerated loss itself is not tolerated": Mistake(
-            "At or below it: `<=`, at both ends of the interval.",
-            _first_rules(lt, lt),
-            also=(_first_rules(le, lt), _first_rules(lt, le)),
-        ),
-        "replay comes before a lower rate": Mistake(
-            "The first rule that applies counts. A lower rate needs no data.",
-            lambda low, high, tolerated, falls, kept: choose_protection(low, high, tolerated, falls and not kept, kept),
-        ),
-        "the learning rate is not tried first": Mistake(
-            "A lower rate costs nothing, no data and no memory.",
-            lambda low, high, tolerated, falls, kept: choose_protection(low, high, tolerated, False, kept),
-        ),
-        "EWC is taken although the old data are there": Mistake(
-            "EWC is for when the data are gone.", lambda *given: choose_protection(*given).replace("replay", "ewc")
-        ),
-    },
+    changes="""
+        the middle of the interval decides:
+            choose_protection((low + high) / 2, (low + high) / 2, tolerated, rate_can_fall, old_data_kept)
+            An interval that reaches to both sides of the tolerated loss leaves the question open.
+        it is compared with 0, not with the tolerated loss:
+            choose_protection(low, high, 0.0, rate_can_fall, old_data_kept)
+            A loss that nobody minds needs no protection.
+        it protects without looking at the interval: choose_protection(1.0, 1.0, 0.0, rate_can_fall, old_data_kept)
+            First measure whether anything is lost.
+        more seeds are never asked for: if low <= tolerated -> if False
+            With the tolerated loss within the interval, nothing is shown yet.
+            or: if high <= tolerated -> if low <= tolerated
+        a loss counts as shown as soon as it is above 0: if low <= tolerated -> if low <= 0
+            It is shown where even `low` is above what is tolerated.
+        the tolerated loss itself is not tolerated:
+            choose_protection(low, high, tolerated - 1e-6, rate_can_fall, old_data_kept)
+            At or below it: `<=`, at both ends of the interval.
+            or: if low <= tolerated -> if low < tolerated
+            or: if high <= tolerated -> if high < tolerated
+        replay comes before a lower rate: if rate_can_fall -> if rate_can_fall and not old_data_kept
+            The first rule that applies counts. A lower rate needs no data.
+        the learning rate is not tried first: if rate_can_fall -> if False
+            A lower rate costs nothing, no data and no memory.
+        EWC is taken although the old data are there: "replay" if old_data_kept else "ewc" -> "ewc"
+            EWC is for when the data are gone.
+    """,
 )
 
 
@@ -237,57 +179,39 @@ check_choose_protection = Exercise(
 def softmax_fisher(weight: Tensor, inputs: Tensor) -> Tensor:
     """(K, D), the mean over examples of p_k (1 − p_k) x_i², with p = softmax(W x)."""
     p = (inputs @ weight.T).softmax(dim=1)
-    return (p * (1 - p)).T @ inputs.square() / len(inputs)
+    scores, squares = p * (1 - p), inputs.square()
+    return scores.T @ squares / len(inputs)
 
 
-def _classes(num_classes: tuple[int, ...]) -> Callable[[random.Random], Call]:
-    def draw(rng: random.Random) -> Call:
-        features = rng.choice([2, 3])
-        return call(numbers(rng, rng.choice(num_classes), features), numbers(rng, 5, features))
-
-    return draw
-
-
-def _with_p(make: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """A wrong answer that begins as the right one does."""
-    return lambda weight, inputs: make((inputs @ weight.T).softmax(dim=1), inputs)
+def _classes(rng: random.Random, *num_classes: int) -> Call:
+    features = rng.choice([2, 3])
+    return call(numbers(rng, rng.choice(num_classes), features), numbers(rng, 5, features))
 
 
 check_softmax_fisher = Exercise(
     softmax_fisher,
-    parts=(Part("three classes or four", 3, _classes((3, 4))), Part("two classes", 1, _classes((2,)))),
-    mistakes={
-        "only the likeliest label counts": Mistake(
-            "The mean goes over all labels, each with its probability.",
-            _with_p(
-                lambda p, x: (nn.functional.one_hot(p.argmax(dim=1), p.shape[1]) - p).square().T @ x.square() / len(x)
-            ),
-        ),
-        "labels are not weighted with their probability": Mistake(
-            "An unlikely label counts little.",
-            _with_p(lambda p, x: ((1 - p).square() + (p.shape[1] - 1) * p.square()).T @ x.square() / len(x)),
-        ),
-        "the factor 1 − p is missing": Mistake(
-            "A model that is sure, p = 1, has no Fisher information.",
-            _with_p(lambda p, x: p.T @ x.square() / len(x)),
-            also=(_with_p(lambda p, x: p.square().T @ x.square() / len(x)),),
-        ),
-        "x is not squared": Mistake(
-            "The score holds x once; the Fisher is the mean of its square.",
-            _with_p(lambda p, x: (p * (1 - p)).T @ x / len(x)),
-        ),
-        "examples are added up": Mistake(
-            "A mean over the examples.", _with_p(lambda p, x: (p * (1 - p)).T @ x.square())
-        ),
-        "means are taken before the product": Mistake(
-            "The mean of a product is not the product of means.",
-            _with_p(lambda p, x: torch.outer((p * (1 - p)).mean(dim=0), x.square().mean(dim=0))),
-        ),
-        "softmax runs over the examples": Mistake(
-            "The probabilities of the classes of one example add up to 1.",
-            lambda weight, x: (lambda p: (p * (1 - p)).T @ x.square() / len(x))((x @ weight.T).softmax(dim=0)),
-        ),
-    },
+    parts=(
+        Part("three classes or four", 3, lambda rng: _classes(rng, 3, 4)),
+        Part("two classes", 1, lambda rng: _classes(rng, 2)),
+    ),
+    changes="""
+        only the likeliest label counts: p * (1 - p) -> (torch.eye(len(weight))[p.argmax(dim=1)] - p).square()
+            The mean goes over all labels, each with its probability.
+        labels are not weighted with their probability: p * (1 - p) -> (1 - p).square() + (len(weight) - 1) * p.square()
+            An unlikely label counts little.
+        the factor 1 − p is missing: p * (1 - p) -> p
+            A model that is sure, p = 1, has no Fisher information.
+            or: p * (1 - p) -> p * p
+        x is not squared: inputs.square() -> inputs
+            The score holds x once; the Fisher is the mean of its square.
+        examples are added up: squares / len(inputs) -> squares
+            A mean over the examples.
+        means are taken before the product:
+            scores.T @ squares / len(inputs) -> torch.outer(scores.mean(dim=0), squares.mean(dim=0))
+            The mean of a product is not the product of means.
+        softmax runs over the examples: softmax(dim=1) -> softmax(dim=0)
+            The probabilities of the classes of one example add up to 1.
+    """,
 )
 
 
@@ -297,50 +221,39 @@ check_softmax_fisher = Exercise(
 def squares_a_mean(fishers: list[Diagonal]) -> int:
     """The place of the implementation that squares a mean: with scores 1 and −1 it sees nothing."""
     scores = torch.tensor([[1.0], [-1.0]])
-    return min(range(len(fishers)), key=lambda place: fishers[place](scores).item())
-
-
-def _implementations(wrong: int) -> Callable[[random.Random], Call]:
-    def draw(rng: random.Random) -> Call:
-        fishers = rng.sample([Diagonal(0), Diagonal(1), Diagonal(2)], 3)
-        fishers.insert(rng.choice([0, 0, 1, 2, 3]), Diagonal(wrong))  # often where a guess falls
-        return call(fishers)
-
-    return draw
-
-
-def _smallest(fishers: list[Callable[[Tensor], Tensor]], scores: list[list[float]]) -> int:
-    values = [round(fisher(torch.tensor(scores)).item(), 4) for fisher in fishers]
+    values = [fisher(scores).item() for fisher in fishers]
     return values.index(min(values))
+
+
+def _implementations(rng: random.Random, wrong: int) -> Call:
+    fishers = rng.sample([Diagonal(0), Diagonal(1), Diagonal(2)], 3)
+    fishers.insert(rng.choice([0, 0, 1, 2, 3]), Diagonal(wrong))  # often where a guess falls
+    return call(fishers)
 
 
 check_squares_a_mean = Exercise(
     squares_a_mean,
     parts=(
-        Part("a squared mean", 2, _implementations(3), draws=16),
-        Part("a squared mean that was multiplied by n, to make up for it", 1, _implementations(4), draws=16),
+        Part("a squared mean", 2, lambda rng: _implementations(rng, 3), draws=16),
+        Part(
+            "a squared mean that was multiplied by n, to make up for it",
+            1,
+            lambda rng: _implementations(rng, 4),
+            draws=16,
+        ),
     ),
-    mistakes={
-        "nothing cancels in your scores": Mistake(
-            "With one example, or with equal ones, all four agree.", lambda fishers: _smallest(fishers, [[2.0]])
-        ),
-        "it is known by its size alone": Mistake(
-            "Someone may have multiplied it by n. Give scores whose mean is 0.",
-            lambda fishers: _smallest(fishers, [[1.0], [3.0]]),
-        ),
-        "the largest is taken": Mistake(
-            "What cancels gets smaller.",
-            lambda fishers: max(
-                range(len(fishers)), key=lambda place: round(fishers[place](torch.tensor([[1.0], [-2.0]])).item(), 4)
-            ),
-        ),
-        "places are counted from 1": Mistake(
-            "The first of the list has place 0.", lambda fishers: squares_a_mean(fishers) + 1
-        ),
-        "this is the function itself, not its place": Mistake(
-            "Return where it stands in the list, a whole number.", lambda fishers: fishers[squares_a_mean(fishers)]
-        ),
-    },
+    changes="""
+        nothing cancels in your scores: [[1.0], [-1.0]] -> [[2.0]]
+            With one example, or with equal ones, all four agree.
+        it is known by its size alone: [[1.0], [-1.0]] -> [[1.0], [3.0]]
+            Someone may have multiplied it by n. Give scores whose mean is 0.
+        the largest is taken: min(values) -> max(values)
+            What cancels gets smaller.
+        places are counted from 1: squares_a_mean(fishers) + 1
+            The first of the list has place 0.
+        this is the function itself, not its place: fishers[squares_a_mean(fishers)]
+            Return where it stands in the list, a whole number.
+    """,
 )
 
 
@@ -349,7 +262,10 @@ check_squares_a_mean = Exercise(
 
 def ewc_penalty(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> Tensor:
     """λ/2 Σ F (θ − θ*)² over the weights that the Fisher names."""
-    terms = [(fisher[name] * (weights[name] - anchor_params[name]) ** 2).sum() for name in fisher]
+    terms = []
+    for name, importance in fisher.items():
+        distance = weights[name] - anchor_params[name]
+        terms.append((importance * distance**2).sum())
     return ewc_lambda / 2 * torch.stack(terms).sum()
 
 
@@ -366,51 +282,32 @@ def _one_free(rng: random.Random) -> Call:
     return made
 
 
-def _term(make: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """A wrong answer that adds up another term of F, θ and θ*."""
-
-    def wrong(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> Tensor:
-        terms = [make(fisher[name], weights[name], anchor_params[name]).sum() for name in fisher]
-        return ewc_lambda / 2 * torch.stack(terms).sum()
-
-    return wrong
-
-
 check_ewc_penalty = Exercise(
     ewc_penalty,
     parts=(
         Part("every weight has a Fisher", 1, _all_named),
         Part("a weight that the Fisher does not name", 1, _one_free),
-        Part("its gradient", 1, lambda rng: replace(_all_named(rng), ask=gradient_of)),
+        Part("its gradient", 1, _all_named, ask=gradient_of),
     ),
-    mistakes={
-        "the half is missing": Mistake(
-            "λ/2: its derivative is λ F (θ − θ*).",
-            lambda weights, fisher, anchor, ewc_lambda: 2 * ewc_penalty(weights, fisher, anchor, ewc_lambda),
-        ),
-        "λ is missing": Mistake(
-            "ewc_lambda says how much the old task is worth.",
-            lambda weights, fisher, anchor, ewc_lambda: ewc_penalty(weights, fisher, anchor, 1.0),
-        ),
-        "the Fisher is squared too": Mistake(
-            "Only the distance is squared: F (θ − θ*)².", _term(lambda f, now, then: (f * (now - then)) ** 2)
-        ),
-        "the distance is not squared": Mistake("F (θ − θ*)².", _term(lambda f, now, then: f * (now - then).abs())),
-        "the Fisher plays no part": Mistake(
-            "That is plain L2. Each weight's distance has its own price.", _term(lambda f, now, then: (now - then) ** 2)
-        ),
-        "the anchor plays no part": Mistake("It pulls back to θ*, not to 0.", _term(lambda f, now, then: f * now**2)),
-        "a mean stands where a sum should": Mistake(
-            "Add up over all weights.",
-            lambda weights, fisher, anchor, ewc_lambda: sum(
-                ewc_lambda / 2 * (fisher[name] * (weights[name] - anchor[name]) ** 2).mean() for name in fisher
-            ),
-        ),
-        "the Fisher is asked for a weight that it does not name": Mistake(
-            "Go through the names of `fisher`: the other weights are free.",
-            lambda weights, fisher, *rest: ewc_penalty(weights, {name: fisher[name] for name in weights}, *rest),
-        ),
-    },
+    changes="""
+        the half is missing: ewc_lambda / 2 -> ewc_lambda
+            λ/2: its derivative is λ F (θ − θ*).
+        λ is missing: ewc_lambda / 2 -> 1 / 2
+            ewc_lambda says how much the old task is worth.
+        the Fisher is squared too: importance * distance**2 -> (importance * distance) ** 2
+            Only the distance is squared: F (θ − θ*)².
+        the distance is not squared: distance**2 -> distance.abs()
+            F (θ − θ*)².
+        the Fisher plays no part: importance * distance**2 -> distance**2
+            That is plain L2. Each weight's distance has its own price.
+        the anchor plays no part: weights[name] - anchor_params[name] -> weights[name]
+            It pulls back to θ*, not to 0.
+        a mean stands where a sum should: (importance * distance**2).sum() -> (importance * distance**2).mean()
+            Add up over all weights.
+        the Fisher is asked for a weight that it does not name:
+            ewc_penalty(weights, {name: fisher[name] for name in weights}, anchor_params, ewc_lambda)
+            Go through the names of `fisher`: the other weights are free.
+    """,
 )
 
 
@@ -431,59 +328,29 @@ def _some_training(rng: random.Random) -> Call:
     return call(weights, fisher, rng.choice([0.8, 1.5]), train)
 
 
-def _anchored_at(
-    anchor_of: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor] = lambda penalty: penalty
-) -> Callable[..., dict[str, Any]]:
-    """A wrong answer that makes its anchor, or what pulls at the weights, in another way."""
-
-    def wrong(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
-        anchor = {name: anchor_of(weight) for name, weight in weights.items()}
-        return train(weights, lambda now: pull(ewc_penalty(now, fisher, anchor, ewc_lambda)))
-
-    return wrong
-
-
 check_protected = Exercise(
     protected,
     parts=(Part("a short training in place", 3, _some_training),),
-    mistakes={
-        "the anchor is no copy": Mistake(
-            "The training changes the weights in place, and your anchor with them: the "
-            "penalty stays 0. `clone()`, once, before the training.",
-            _anchored_at(lambda weight: weight.detach()),
-        ),
-        "the anchor is part of the graph": Mistake(
-            "The penalty is there, but its gradient is 0: what pulls at the "
-            "weights pulls at the anchor as well. `detach()`.",
-            _anchored_at(lambda weight: weight.clone()),
-        ),
-        "the penalty has no gradient": Mistake(
-            "It pulls at nothing: a number, of `.item()` or `float()`, or made of "
-            "weights that were detached. Leave it a tensor, of the weights themselves.",
-            _anchored_at(lambda weight: weight.detach().clone(), lambda penalty: penalty.detach()),
-        ),
-        "the half is missing": Mistake(
-            "λ/2, as in `ewc_penalty`.",
-            lambda weights, fisher, ewc_lambda, train: protected(weights, fisher, 2 * ewc_lambda, train),
-        ),
-        "the Fisher plays no part": Mistake(
-            "That is plain L2. Each weight's distance has its own price.",
-            lambda weights, fisher, ewc_lambda, train: protected(
-                weights, {name: torch.ones_like(values) for name, values in fisher.items()}, ewc_lambda, train
-            ),
-        ),
-        "a copy is trained": Mistake(
-            "The weights that were handed in are to learn; the copy is the anchor.",
-            lambda weights, *rest: protected(
-                {name: w.detach().clone().requires_grad_() for name, w in weights.items()}, *rest
-            ),
-        ),
-        "the weights are returned": Mistake(
-            "`train` returns what is asked for; hand it on.",
-            lambda weights, *rest: protected(weights, *rest) and weights,
-        ),
-        "it pulls to 0, not to the old weights": Mistake(
-            "The anchor holds the weights as they are at the call.", _anchored_at(torch.zeros_like)
-        ),
-    },
+    changes="""
+        the anchor is no copy: weight.detach().clone() -> weight.detach()
+            The training changes the weights in place, and your anchor with them: the penalty stays 0. `clone()`, once,
+            before the training.
+        the anchor is part of the graph: weight.detach().clone() -> weight.clone()
+            The penalty is there, but its gradient is 0: what pulls at the weights pulls at the anchor as well.
+            `detach()`.
+        the penalty has no gradient: anchor, ewc_lambda) -> anchor, ewc_lambda).detach()
+            It pulls at nothing: a number, of `.item()` or `float()`, or made of weights that were detached. Leave it a
+            tensor, of the weights themselves.
+        the half is missing: anchor, ewc_lambda) -> anchor, 2 * ewc_lambda)
+            λ/2, as in `ewc_penalty`.
+        the Fisher plays no part: now, fisher -> now, {name: torch.ones_like(f) for name, f in fisher.items()}
+            That is plain L2. Each weight's distance has its own price.
+        a copy is trained:
+            train(weights -> train({name: w.detach().clone().requires_grad_() for name, w in weights.items()}
+            The weights that were handed in are to learn; the copy is the anchor.
+        the weights are returned: protected(weights, fisher, ewc_lambda, train) and weights
+            `train` returns what is asked for; hand it on.
+        it pulls to 0, not to the old weights: weight.detach().clone() -> torch.zeros_like(weight)
+            The anchor holds the weights as they are at the call.
+    """,
 )

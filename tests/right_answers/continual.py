@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from grpo_edu.checks.continual import Matrix, ewc_penalty
 from grpo_edu.checks.inputs import Training, Weights
+from grpo_edu.continual import forgetting as measures
 from grpo_edu.continual.fisher import fisher_diagonal
 
 
@@ -175,8 +176,8 @@ def protected_by_lists(weights: Weights, fisher: Weights, ewc_lambda: float, tra
 
 
 RIGHT_ANSWERS = {
-    "backward_transfer": (transfer_by_loop, transfer_by_diagonal, transfer_by_zip),
-    "forgetting": (forgetting_by_columns, forgetting_by_mask, forgetting_by_running),
+    "backward_transfer": (measures.backward_transfer, transfer_by_loop, transfer_by_diagonal, transfer_by_zip),
+    "forgetting": (measures.forgetting, forgetting_by_columns, forgetting_by_mask, forgetting_by_running),
     "choose_protection": (choice_by_nesting, choice_by_table, choice_by_count),
     "softmax_fisher": (fisher_by_definition, fisher_by_package, fisher_by_einsum),
     "squares_a_mean": (found_by_zero, found_by_truth, found_by_sign),
