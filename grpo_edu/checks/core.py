@@ -93,9 +93,10 @@ class Mistake:
 
 
 def changed(function: Callable, change: str) -> Callable:
-    """A function that differs from this one in one expression, ``old -> new``, or has another result, ``new``.
+    """A function that differs from this one in an expression, ``old -> new``, or has another result, ``new``.
 
-    What is new may use the arguments and whatever the function's module holds, the function itself as well.
+    What is new may use the arguments and whatever the function's module holds, the function itself as well. Two
+    expressions that change together are written ``old -> new; old -> new``.
 
     >>> from grpo_edu.checks.feedback import plain_number
     >>> changed(plain_number, "round(points, 2) -> round(points)")(1.75)
@@ -104,13 +105,14 @@ def changed(function: Callable, change: str) -> Callable:
     3.5
     """
     head, body = _head_and_body(function)
-    old, arrow, new = change.partition(" -> ")
-    if not arrow:
-        body = f"    return {change}"
-    elif body.count(old) == 1:
-        body = body.replace(old, new)
-    else:
-        raise ValueError(f"`{old}` is {body.count(old)} times in {function.__name__}; it must be there exactly once")
+    for one in change.split("; "):
+        old, arrow, new = one.partition(" -> ")
+        if not arrow:
+            body = f"    return {one}"
+        elif body.count(old) == 1:
+            body = body.replace(old, new)
+        else:
+            raise ValueError(f"`{old}` is {body.count(old)} times in {function.__name__}; it must be there once")
     made: dict[str, Callable] = {}
     exec(f"{head}\n{body}", function.__globals__, made)
     return made[function.__name__]

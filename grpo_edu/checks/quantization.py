@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
+from grpo_edu.checks.core import Call, Exercise, Part, call
 from grpo_edu.checks.inputs import numbers
-from grpo_edu.quantization.numbers import quantize
-from grpo_edu.quantization.rollouts import truncated_importance_weights
 
 # ---- inputs ----
 
 
-def without_ties(rng: random.Random, shape: tuple[int, int], tops: tuple[int, ...]) -> Tensor:
-    """A matrix whose numbers do not fall halfway between places when a row's largest is brought to one of `tops`."""
+def without_ties(rng: random.Random, shape: tuple[int, int], top: int = 127) -> Tensor:
+    """A matrix whose numbers do not fall halfway between places when a row's largest is brought to `top`."""
     while True:
         rows = [[round(rng.gauss(0, 1), 3) for _ in range(shape[1])] for _ in range(shape[0])]
         x = torch.tensor(rows, dtype=torch.float64)
         largest = x.abs().amax(dim=1, keepdim=True)
-        steps = [x / largest * top for top in tops]
-        if largest.min() > 0 and all(((step % 1 - 0.5).abs() > 0.01).all() for step in steps):
+        steps = x / largest * top
+        if largest.min() > 0 and ((steps % 1 - 0.5).abs() > 0.01).all():
             return x.float()
 
 
@@ -32,9 +30,10 @@ def without_ties(rng: random.Random, shape: tuple[int, int], tops: tuple[int, ..
 
 
 def affine_grid(x: Tensor, bits: int) -> tuple[float, int]:
-    """Scale and zero point of the affine grid that just holds all numbers and 0: the package's."""
-    grid = quantize(x, bits=bits, symmetric=False)
-    return grid.scale.item(), int(grid.zero_point.item())
+    """Scale and zero point of the affine grid that just holds all numbers and 0."""
+    low, high = min(x.min().item(), 0.0), max(x.max().item(), 0.0)
+    scale = (high - low) / (2**bits - 1)
+    return scale, round(-low / scale)
 
 
 def _range(rng: random.Random, low: tuple[float, float], high: tuple[float, float]) -> Call:
@@ -49,53 +48,34 @@ def _range(rng: random.Random, low: tuple[float, float], high: tuple[float, floa
             return call(torch.tensor(values), bits)
 
 
+def _both_sides(rng: random.Random) -> Call:
+    return _range(rng, (-2.0, -0.3), (0.5, 4.0))
+
+
 def _one_side(rng: random.Random) -> Call:
     return rng.choice([_range(rng, (0.5, 1.0), (2.0, 3.0)), _range(rng, (-3.0, -2.0), (-1.0, -0.5))])
-
-
-def _grid(x: Tensor, places: int, *, with_zero: bool = True, whole: bool = True, sign: int = -1) -> tuple[float, float]:
-    values = x.tolist() + [0.0] * with_zero
-    scale = (max(values) - min(values)) / places
-    zero_point = sign * min(values) / scale
-    return scale, round(zero_point) if whole else zero_point
 
 
 check_affine_grid = Exercise(
     affine_grid,
     parts=(
-        Part(
-            "numbers on both sides of 0",
-            2,
-            lambda rng: _range(rng, (-2.0, -0.3), (0.5, 4.0)),
-            always=(call(torch.tensor([-1.0, 0.9]), 3),),
-        ),
+        Part("numbers on both sides of 0", 2, _both_sides, always=(call(torch.tensor([-1.0, 0.9]), 3),)),
         Part("numbers on one side of 0", 1, _one_side),
     ),
-    mistakes={
-        "0 is not on the grid": Mistake(
-            "The grid must reach from the smallest number *or 0* to the largest *or 0*.",
-            lambda x, bits: _grid(x, 2**bits - 1, with_zero=False),
-        ),
-        "there is one step too many": Mistake(
-            "2^b places have 2^b − 1 steps between them.", lambda x, bits: _grid(x, 2**bits)
-        ),
-        "the zero point is not whole": Mistake(
-            "It is a place of the grid: round it, or 0 falls between two places.",
-            lambda x, bits: _grid(x, 2**bits - 1, whole=False),
-        ),
-        "the zero point is cut off, not rounded": Mistake(
-            "`int(3.68)` is 3; the nearest place is 4.",
-            lambda x, bits: (lambda grid: (grid[0], int(grid[1])))(_grid(x, 2**bits - 1, whole=False)),
-        ),
-        "the zero point has the wrong sign": Mistake(
-            "Places are counted from the smallest number up: how many steps above it is 0?",
-            lambda x, bits: _grid(x, 2**bits - 1, sign=1),
-        ),
-        "that is a symmetric grid": Mistake(
-            "An affine one reaches only as far as the numbers do.",
-            lambda x, bits: (x.abs().max().item() / (2 ** (bits - 1) - 1), 0),
-        ),
-    },
+    changes="""
+        0 is not on the grid: min(x.min().item(), 0.0), max(x.max().item(), 0.0) -> x.min().item(), x.max().item()
+            The grid must reach from the smallest number *or 0* to the largest *or 0*.
+        there is one step too many: 2**bits - 1 -> 2**bits
+            2^b places have 2^b − 1 steps between them.
+        the zero point is not whole: round(-low / scale) -> -low / scale
+            It is a place of the grid: round it, or 0 falls between two places.
+        the zero point is cut off, not rounded: round(-low / scale) -> int(-low / scale)
+            `int(3.68)` is 3; the nearest place is 4.
+        the zero point has the wrong sign: round(-low / scale) -> round(low / scale)
+            Places are counted from the smallest number up: how many steps above it is 0?
+        that is a symmetric grid: (x.abs().max().item() / (2 ** (bits - 1) - 1), 0)
+            An affine one reaches only as far as the numbers do.
+    """,
 )
 
 
@@ -113,6 +93,10 @@ def _codes(rng: random.Random, rows: int) -> Tensor:
     return codes
 
 
+def _one_grid(rng: random.Random) -> Call:
+    return call(_codes(rng, 2), round(rng.uniform(0.01, 0.2), 3), rng.randrange(20, 200))
+
+
 def _grid_a_row(rng: random.Random) -> Call:
     scale = torch.tensor([[round(rng.uniform(0.01, 0.2), 3)] for _ in range(3)])
     zero_point = torch.tensor([[rng.randrange(20, 200)] for _ in range(3)], dtype=torch.uint8)
@@ -121,34 +105,19 @@ def _grid_a_row(rng: random.Random) -> Call:
 
 check_dequantize = Exercise(
     dequantize,
-    parts=(
-        Part(
-            "one grid for all",
-            1,
-            lambda rng: call(_codes(rng, 2), round(rng.uniform(0.01, 0.2), 3), rng.randrange(20, 200)),
-        ),
-        Part("a grid for each row", 2, _grid_a_row),
-    ),
-    mistakes={
-        "the subtraction wraps around": Mistake(
-            "In uint8, 3 − 5 is 254. Make floating-point numbers of q first.",
-            lambda q, scale, zero_point: scale * (q - zero_point),
-        ),
-        "the zero point is subtracted after scaling": Mistake(
-            "It is a place of the grid, not a real number: brackets.",
-            lambda q, scale, zero_point: scale * q.float() - zero_point,
-        ),
-        "the zero point is added": Mistake(
-            "The place of 0 is to become 0.", lambda q, scale, zero_point: scale * (q.float() + zero_point)
-        ),
-        "the zero point plays no part": Mistake(
-            "Which place stands for 0?", lambda q, scale, zero_point: scale * q.float()
-        ),
-        "it is divided by the scale": Mistake(
-            "That is the way there; back is a multiplication.",
-            lambda q, scale, zero_point: (q.float() - zero_point) / scale,
-        ),
-    },
+    parts=(Part("one grid for all", 1, _one_grid), Part("a grid for each row", 2, _grid_a_row)),
+    changes="""
+        the subtraction wraps around: scale * (q - zero_point)
+            In uint8, 3 − 5 is 254. Make floating-point numbers of q first.
+        the zero point is subtracted after scaling: scale * q.float() - zero_point
+            It is a place of the grid, not a real number: brackets.
+        the zero point is added: scale * (q.float() + zero_point)
+            The place of 0 is to become 0.
+        the zero point plays no part: scale * q.float()
+            Which place stands for 0?
+        it is divided by the scale: (q.float() - zero_point) / scale
+            That is the way there; back is a multiplication.
+    """,
 )
 
 
@@ -156,49 +125,22 @@ check_dequantize = Exercise(
 
 
 def quantize_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """(N, K) whole numbers and (N, 1) scales of a symmetric grid for each row: the package's."""
-    parts = quantize(weight, bits=bits, dim=0)
-    return parts.q, parts.scale
+    """(N, K) whole numbers and (N, 1) scales of a symmetric grid for each row."""
+    top = 2 ** (bits - 1) - 1
+    scale = weight.abs().amax(dim=1, keepdim=True) / top
+    scale = torch.where(scale == 0, 1.0, scale)
+    steps = weight / scale
+    return steps.round().to(torch.int8), scale
 
 
-def _weight(bits: int) -> Callable[[random.Random], Call]:
-    def draw(rng: random.Random) -> Call:
-        return call(without_ties(rng, (rng.choice([2, 3]), 4), (2 ** (bits - 1) - 1,)), bits)
-
-    return draw
+def _weight(rng: random.Random, bits: int) -> Call:
+    return call(without_ties(rng, (rng.choice([2, 3]), 4), 2 ** (bits - 1) - 1), bits)
 
 
 def _silent_row(rng: random.Random) -> Call:
-    weight = without_ties(rng, (3, 3), (127,))
+    weight = without_ties(rng, (3, 3))
     weight[rng.randrange(3)] = 0.0
     return call(weight, 8)
-
-
-def _rows_with(
-    scale_of: Callable[[Tensor, int], Tensor], convert: Callable[[Tensor], Tensor] = lambda steps: steps.round().char()
-) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
-    """A wrong answer with another scale, or another way to whole numbers."""
-
-    def wrong(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        scale = scale_of(weight, 2 ** (bits - 1) - 1)
-        scale = torch.where(scale == 0, 1.0, scale)
-        return convert(weight / scale), scale
-
-    return wrong
-
-
-def _largest(weight: Tensor, top: int) -> Tensor:
-    return weight.abs().amax(dim=1, keepdim=True) / top
-
-
-def _divided_by_zero(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    scale = _largest(weight, 2 ** (bits - 1) - 1)
-    return (weight / scale).round().to(torch.int8), scale
-
-
-def _scales_that_lie_flat(weight, bits):
-    q, scale = quantize_rows(weight, bits)
-    return q, scale[:, 0]
 
 
 def _halves(top: float, bits: int) -> Call:
@@ -209,63 +151,45 @@ def _halves(top: float, bits: int) -> Call:
 check_quantize_rows = Exercise(
     quantize_rows,
     parts=(
-        Part("8 bits", 2, _weight(8), always=(_halves(127.0, 8),)),
-        Part("4 bits", 1, _weight(4), always=(_halves(7.0, 4),)),
+        Part("8 bits", 2, lambda rng: _weight(rng, 8), always=(_halves(127.0, 8),)),
+        Part("4 bits", 1, lambda rng: _weight(rng, 4), always=(_halves(7.0, 4),)),
         Part("a row of zeros", 1, _silent_row),
     ),
-    mistakes={
-        "one scale serves all rows": Mistake(
-            "Each row has its own largest number: amax(dim=1, keepdim=True).",
-            _rows_with(lambda weight, top: (weight.abs().max() / top).expand(len(weight), 1).clone()),
-        ),
-        "each column has a scale": Mistake(
-            "A row of the weight makes one output of the layer: go along dim=1.",
-            _rows_with(lambda weight, top: weight.abs().amax(dim=0, keepdim=True) / top),
-        ),
-        "the grid has a place too many": Mistake(
-            "From −(2^(b−1) − 1) to 2^(b−1) − 1, alike on both sides.",
-            _rows_with(lambda weight, top: _largest(weight, top + 1), lambda steps: steps.round().to(torch.int16)),
-        ),
-        "the grid has a place too many, and 128 becomes −128": Mistake(
-            "int8 ends at 127. The largest number of a row should become 2^(b−1) − 1.",
-            _rows_with(lambda weight, top: _largest(weight, top + 1)),
-        ),
-        "halves are rounded up": Mistake(
-            "`.round()` takes a half to the even neighbor: 2.5 to 2, as in the worked example.",
-            _rows_with(_largest, lambda steps: (steps + 0.5).floor().char()),
-            also=(_rows_with(_largest, lambda steps: (steps.sign() * (steps.abs() + 0.5).floor()).char()),),
-        ),
-        "numbers are cut off, not rounded": Mistake(
-            "A conversion to whole numbers drops what is behind the point. Round first.",
-            _rows_with(_largest, lambda steps: steps.to(torch.int8)),
-        ),
-        "the largest number is taken without its sign": Mistake(
-            "A row's furthest number may be negative: abs().",
-            _rows_with(
-                lambda weight, top: weight.amax(dim=1, keepdim=True) / top, lambda steps: steps.round().to(torch.int16)
-            ),
-            also=(_rows_with(lambda weight, top: weight.amax(dim=1, keepdim=True) / top),),
-        ),
-        "bits play no part": Mistake(
-            "With 4 bits the grid ends at 7.", _rows_with(lambda weight, top: _largest(weight, 127))
-        ),
-        "q is still floating-point": Mistake(
-            "Whole numbers of 8 bits: torch.int8.", _rows_with(_largest, lambda steps: steps.round())
-        ),
-        "the scales are no column": Mistake(
-            "(N, 1), so that each stands beside its row: keepdim=True.", _scales_that_lie_flat
-        ),
-        "a row of zeros is divided by 0": Mistake("Its scale may be anything but 0: take 1.", _divided_by_zero),
-    },
+    changes="""
+        one scale serves all rows: weight.abs().amax(dim=1, keepdim=True) -> weight.abs().max().expand(len(weight), 1)
+            Each row has its own largest number: amax(dim=1, keepdim=True).
+        each column has a scale: dim=1 -> dim=0
+            A row of the weight makes one output of the layer: go along dim=1.
+        the grid has a place too many: 2 ** (bits - 1) - 1 -> 2 ** (bits - 1); torch.int8 -> torch.int16
+            From −(2^(b−1) − 1) to 2^(b−1) − 1, alike on both sides.
+        the grid has a place too many, and 128 becomes −128: 2 ** (bits - 1) - 1 -> 2 ** (bits - 1)
+            int8 ends at 127. The largest number of a row should become 2^(b−1) − 1.
+        halves are rounded up: steps.round() -> (steps + 0.5).floor()
+            `.round()` takes a half to the even neighbor: 2.5 to 2, as in the worked example.
+            or: steps.round() -> (steps.sign() * (steps.abs() + 0.5).floor())
+        numbers are cut off, not rounded: steps.round() -> steps
+            A conversion to whole numbers drops what is behind the point. Round first.
+        the largest number is taken without its sign: weight.abs() -> weight; torch.int8 -> torch.int16
+            A row's furthest number may be negative: abs().
+            or: weight.abs() -> weight
+        bits play no part: 2 ** (bits - 1) - 1 -> 127
+            With 4 bits the grid ends at 7.
+        q is still floating-point: steps.round().to(torch.int8) -> steps.round()
+            Whole numbers of 8 bits: torch.int8.
+        the scales are no column: torch.int8), scale -> torch.int8), scale[:, 0]
+            (N, 1), so that each stands beside its row: keepdim=True.
+        a row of zeros is divided by 0: torch.where(scale == 0, 1.0, scale) -> scale
+            Its scale may be anything but 0: take 1.
+    """,
 )
 
 
 # ---- int8_linear ----
 
 
-def whole_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row in whole numbers from -127 to 127, and the scales of the rows."""
-    scale = x.abs().amax(dim=1, keepdim=True) / 127
+def whole_numbers(x: Tensor, dim: int | tuple[int, int] = 1) -> tuple[Tensor, Tensor]:
+    """Each row in whole numbers from -127 to 127, and the scales of the rows. dim: what shares a scale."""
+    scale = x.abs().amax(dim=dim, keepdim=True) / 127
     return (x / scale).round(), scale
 
 
@@ -277,63 +201,31 @@ def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def _layer(rng: random.Random) -> Call:
     while True:
-        x, weight = without_ties(rng, (2, 8), (127,)), without_ties(rng, (3, 8), (127,))
+        x, weight = without_ties(rng, (2, 8)), without_ties(rng, (3, 8))
         x[1] = 100 * weight[rng.randrange(3)]  # tokens of unlike size; all terms of one sum have the same sign
         if whole_numbers(x[1:])[0].square().sum() > 2**15:  # more than int16 holds
             return call(x, weight)
 
 
-def _one_scale_for_x(x: Tensor, weight: Tensor) -> Tensor:
-    (qw, s), t = whole_numbers(weight), x.abs().max() / 127
-    return t * ((x / t).round() @ qw.T) * s.T
-
-
-def _one_scale_for_weight(x: Tensor, weight: Tensor) -> Tensor:
-    (qx, t), s = whole_numbers(x), weight.abs().max() / 127
-    return t * (qx @ (weight / s).round().T) * s
-
-
-def _wrapped_sums(dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
-    """A wrong answer that adds up in too small a type."""
-
-    def wrong(x: Tensor, weight: Tensor) -> Tensor:
-        (qx, t), (qw, s) = whole_numbers(x), whole_numbers(weight)
-        return t * (qx.to(dtype) @ qw.to(dtype).T) * s.T
-
-    return wrong
-
-
-def _weight_alone(x: Tensor, weight: Tensor) -> Tensor:
-    qw, s = whole_numbers(weight)
-    return (x @ qw.T) * s.T
-
-
 check_int8_linear = Exercise(
     int8_linear,
     parts=(Part("two tokens, one a hundred times as large", 4, _layer),),
-    mistakes={
-        "all tokens share a scale": Mistake(
-            "A large token takes the grid from a small one: amax over dim=1.", _one_scale_for_x
-        ),
-        "all rows of the weight share a scale": Mistake(
-            "Each row, which makes one output, has its own.", _one_scale_for_weight
-        ),
-        "the sums wrap around in 8 bits": Mistake(
-            "A product of two int8 numbers may be 16,129. Add up in int32, or in floating point.",
-            _wrapped_sums(torch.int8),
-        ),
-        "the sums wrap around in 16 bits": Mistake(
-            "One product has room, a sum of them has not: int16 ends at 32,767. int32, or floating point.",
-            _wrapped_sums(torch.int16),
-        ),
-        "x is not rounded": Mistake("Then it is no product of whole numbers. x has scales of its own.", _weight_alone),
-        "the scales are missing in the end": Mistake(
-            "t · s brings the whole numbers back.", lambda x, weight: whole_numbers(x)[0] @ whole_numbers(weight)[0].T
-        ),
-        "nothing is rounded": Mistake(
-            "Both factors are whole numbers from −127 to 127.", lambda x, weight: x @ weight.T
-        ),
-    },
+    changes="""
+        all tokens share a scale: whole_numbers(x) -> whole_numbers(x, (0, 1))
+            A large token takes the grid from a small one: amax over dim=1.
+        all rows of the weight share a scale: whole_numbers(weight) -> whole_numbers(weight, (0, 1))
+            Each row, which makes one output, has its own.
+        the sums wrap around in 8 bits: qx @ qw.T -> qx.to(torch.int8) @ qw.to(torch.int8).T
+            A product of two int8 numbers may be 16,129. Add up in int32, or in floating point.
+        the sums wrap around in 16 bits: qx @ qw.T -> qx.to(torch.int16) @ qw.to(torch.int16).T
+            One product has room, a sum of them has not: int16 ends at 32,767. int32, or floating point.
+        x is not rounded: t * (qx @ qw.T) -> (x @ qw.T)
+            Then it is no product of whole numbers. x has scales of its own.
+        the scales are missing in the end: t * (qx @ qw.T) * s.T -> qx @ qw.T
+            t · s brings the whole numbers back.
+        nothing is rounded: x @ weight.T
+            Both factors are whole numbers from −127 to 127.
+    """,
 )
 
 
@@ -348,73 +240,38 @@ def quantized_bytes(vocab_size: int, hidden_size: int, layers: Shapes, form: str
     if form == "float32":
         return 4 * (table + inside)
     small_table = table + 4 * vocab_size
-    small_inside = inside + 4 * sum(rows for rows, _ in layers)
+    small_inside = inside + 4 * sum(rows for rows, columns in layers)
     first = {"kept": 4 * table, "both": small_table, "shared": 0}[form]
     return first + small_inside + small_table
 
 
-def _model(forms: Sequence[str]) -> Callable[[random.Random], Call]:
-    def draw(rng: random.Random) -> Call:
-        width = rng.choice([64, 128, 896])
-        layers = [(width, width), (rng.choice([16, 32]), width), (4 * width, width), (width, 4 * width)]
-        return call(rng.choice([1024, 32_000, 151_936]), width, layers * rng.randrange(1, 3), rng.choice(forms))
-
-    return draw
-
-
-def _no_scales(vocab_size: int, hidden_size: int, layers: Shapes, form: str) -> int:
-    table, inside = vocab_size * hidden_size, sum(rows * columns for rows, columns in layers)
-    return {
-        "float32": 4 * (table + inside),
-        "kept": 5 * table + inside,
-        "both": 2 * table + inside,
-        "shared": table + inside,
-    }[form]
-
-
-def _in_form(forms: dict[str, str]) -> Callable[..., int]:
-    """A wrong answer that takes one form for another."""
-
-    def wrong(vocab_size: int, hidden_size: int, layers: Shapes, form: str) -> int:
-        return quantized_bytes(vocab_size, hidden_size, layers, forms.get(form, form))
-
-    return wrong
-
-
-def _scale_a_column(vocab_size: int, hidden_size: int, layers: Shapes, form: str) -> int:
-    tables = {"float32": 0, "kept": 1, "both": 2, "shared": 1}[form]
-    columns = sum(width for _, width in layers) if tables else 0
-    return _no_scales(vocab_size, hidden_size, layers, form) + 4 * (columns + tables * hidden_size)
+def _model(rng: random.Random, *forms: str) -> Call:
+    width = rng.choice([64, 128, 896])
+    layers = [(width, width), (rng.choice([16, 32]), width), (4 * width, width), (width, 4 * width)]
+    return call(rng.choice([1024, 32_000, 151_936]), width, layers * rng.randrange(1, 3), rng.choice(forms))
 
 
 check_quantized_bytes = Exercise(
     quantized_bytes,
     parts=(
-        Part("in float32", 1, _model(["float32"])),
-        Part("int8, the table of embeddings kept in float32", 2, _model(["kept"])),
-        Part("int8, the table too, twice or shared", 1, _model(["both", "shared"]), draws=10),
+        Part("in float32", 1, lambda rng: _model(rng, "float32")),
+        Part("int8, the table of embeddings kept in float32", 2, lambda rng: _model(rng, "kept")),
+        Part("int8, the table too, twice or shared", 1, lambda rng: _model(rng, "both", "shared"), draws=10),
     ),
-    mistakes={
-        "everything is counted as a quarter": Mistake(
-            "The table that was kept has 4 bytes a weight, and the head is a second table.",
-            _in_form({"kept": "shared", "both": "shared"}),
-        ),
-        "the table is not kept": Mistake('"kept" leaves it at 4 bytes a weight.', _in_form({"kept": "both"})),
-        "the output layer is forgotten": Mistake(
-            "The head was the same table. It is a linear layer, so now it has an int8 copy of its own.",
-            lambda vocab, width, layers, form: (
-                quantized_bytes(vocab, width, layers, form) - (form == "kept") * vocab * (width + 4)
-            ),
-        ),
-        "the scales are forgotten": Mistake("Each row of an int8 matrix has a scale of 4 bytes.", _no_scales),
-        "each column has a scale": Mistake("A row, which makes one output, has a scale.", _scale_a_column),
-        "the shared table is counted twice in float32": Mistake(
-            "One table serves at both ends.",
-            lambda vocab, width, layers, form: (
-                quantized_bytes(vocab, width, layers, form) + (form == "float32") * 4 * vocab * width
-            ),
-        ),
-    },
+    changes="""
+        everything is counted as a quarter: "kept": 4 * table, "both": small_table -> "kept": 0, "both": 0
+            The table that was kept has 4 bytes a weight, and the head is a second table.
+        the table is not kept: "kept": 4 * table -> "kept": small_table
+            "kept" leaves it at 4 bytes a weight.
+        the output layer is forgotten: small_inside + small_table -> small_inside + (form != "kept") * small_table
+            The head was the same table. It is a linear layer, so now it has an int8 copy of its own.
+        the scales are forgotten: table + 4 * vocab_size -> table; inside + 4 * sum -> inside + 0 * sum
+            Each row of an int8 matrix has a scale of 4 bytes.
+        each column has a scale: 4 * vocab_size -> 4 * hidden_size; sum(rows for -> sum(columns for
+            A row, which makes one output, has a scale.
+        the shared table is counted twice in float32: 4 * (table + inside) -> 4 * (2 * table + inside)
+            One table serves at both ends.
+    """,
 )
 
 
@@ -436,33 +293,21 @@ def _some_tolerance(rng: random.Random) -> Call:
             return call(largest, tolerated)
 
 
-def _bits_below(largest: float, tolerated: float) -> int:
-    return next(bits for bits in range(2, 64) if largest / (2 ** (bits - 1) - 1) / 2 < tolerated)
-
-
 check_bits_needed = Exercise(
     bits_needed,
     parts=(Part("from a fifth to a few thousandths", 3, _some_tolerance, draws=8, always=(call(7.0, 0.5),)),),
-    mistakes={
-        "a whole step is taken for the error": Mistake(
-            "Rounding moves a number by half a step at most.",
-            lambda largest, tolerated: bits_needed(largest, tolerated / 2),
-        ),
-        "the whole grid is counted on one side": Mistake(
-            "Half of the places are for negative numbers.",
-            lambda largest, tolerated: bits_needed(largest, tolerated) - 1,
-        ),
-        "just the tolerated error is taken for too much": Mistake(
-            "No more than that: half a step of just `tolerated` will do.", _bits_below
-        ),
-        "that is a number of places, not of bits": Mistake(
-            "b bits have 2^b places.", lambda largest, tolerated: math.ceil(largest / (2 * tolerated))
-        ),
-        "bits are whole": Mistake(
-            "Round up: half a bit cannot be had.",
-            lambda largest, tolerated: 1 + math.log2(largest / (2 * tolerated) + 1),
-        ),
-    },
+    changes="""
+        a whole step is taken for the error: bits_needed(largest, tolerated / 2)
+            Rounding moves a number by half a step at most.
+        the whole grid is counted on one side: bits_needed(largest, tolerated) - 1
+            Half of the places are for negative numbers.
+        just the tolerated error is taken for too much: > tolerated -> >= tolerated
+            No more than that: half a step of just `tolerated` will do.
+        that is a number of places, not of bits: math.ceil(largest / (2 * tolerated))
+            b bits have 2^b places.
+        bits are whole: 1 + math.log2(largest / (2 * tolerated) + 1)
+            Round up: half a bit cannot be had.
+    """,
 )
 
 
@@ -478,25 +323,10 @@ def equality_verdict(low: float, high: float, margin: float) -> str:
     return "worse" if high < -margin else "unclear"
 
 
-def _interval(rng: random.Random, widths: tuple[float, float]) -> Call:
-    margin, width = rng.choice([0.02, 0.03]), rng.uniform(*widths)
+def _interval(rng: random.Random, narrowest: float, widest: float) -> Call:
+    margin, width = rng.choice([0.02, 0.03]), rng.uniform(narrowest, widest)
     low = rng.uniform(-0.08, 0.08) - width / 2
     return call(round(low, 3), round(low + width, 3), margin)
-
-
-def _verdict_with_ends(inside: bool, outside: bool) -> Callable[[float, float, float], str]:
-    """Whether an interval that ends at the margin is inside, and one that begins there is outside of it."""
-
-    def verdict(low: float, high: float, margin: float) -> str:
-        if (-margin <= low and high <= margin) if inside else (-margin < low and high < margin):
-            return "equal"
-        if low >= margin if outside else low > margin:
-            return "better"
-        if high <= -margin if outside else high < -margin:
-            return "worse"
-        return "unclear"
-
-    return verdict
 
 
 _EDGES = (  # ends on the margin: within it twice, beside it twice; and one around 0 that reaches beyond
@@ -506,50 +336,34 @@ _EDGES = (  # ends on the margin: within it twice, beside it twice; and one arou
     call(-0.03, -0.02, 0.02),
     call(-0.043, 0.001, 0.02),
 )
+_WIDE_EDGES = (call(-0.1, 0.02, 0.02), call(-0.02, 0.1, 0.02))
 
 
 check_equality_verdict = Exercise(
     equality_verdict,
     parts=(
-        Part("narrow intervals", 2, lambda rng: _interval(rng, (0.005, 0.03)), draws=24, always=_EDGES),
-        Part(
-            "wide intervals",
-            1,
-            lambda rng: _interval(rng, (0.05, 0.15)),
-            draws=24,
-            always=(call(-0.1, 0.02, 0.02), call(-0.02, 0.1, 0.02)),
-        ),
+        Part("narrow intervals", 2, lambda rng: _interval(rng, 0.005, 0.03), draws=24, always=_EDGES),
+        Part("wide intervals", 1, lambda rng: _interval(rng, 0.05, 0.15), draws=24, always=_WIDE_EDGES),
     ),
-    mistakes={
-        "no difference was found, so they are called equal": Mistake(
-            "An interval around 0 may reach far beyond the margin: then nobody knows.",
-            lambda low, high, margin: equality_verdict(low, high, 0.0).replace("unclear", "equal"),
-        ),
-        "it is compared with 0, not with the margin": Mistake(
-            "A difference that is surely there may be too small to matter.",
-            lambda low, high, margin: equality_verdict(low, high, 0.0 if low > 0 or high < 0 else margin),
-            also=(
-                lambda low, high, margin: "equal" if max(-low, high) <= margin else equality_verdict(low, high, 0.0),
-            ),
-        ),
-        "only the lower end is looked at": Mistake(
-            "Equal means: not much worse, and not much better either.",
-            lambda low, high, margin: "equal" if low >= -margin else equality_verdict(low, high, margin),
-        ),
-        "an interval that ends at the margin is not called equal": Mistake(
-            "The ends of the margin are included.", _verdict_with_ends(False, False)
-        ),
-        "an interval that begins at the margin is called better": Mistake(
-            "Wholly above the margin: its lower end too, and the same below.", _verdict_with_ends(True, True)
-        ),
-        "the ends of the margin are taken the other way round": Mistake(
-            "A change of just the margin still does not matter.", _verdict_with_ends(False, True)
-        ),
-        "the middle of the interval decides": Mistake(
-            "Both ends count. The middle alone is a point estimate.",
-            lambda low, high, margin: equality_verdict((low + high) / 2, (low + high) / 2, margin),
-        ),
-    },
+    changes="""
+        no difference was found, so they are called equal: equality_verdict(low, high, 0).replace("unclear", "equal")
+            An interval around 0 may reach far beyond the margin: then nobody knows.
+        it is compared with 0, not with the margin: equality_verdict(low, high, 0 if low > 0 or high < 0 else margin)
+            A difference that is surely there may be too small to matter.
+            or: "equal" if max(-low, high) <= margin else equality_verdict(low, high, 0)
+        only the lower end is looked at: -margin <= low and high <= margin -> -margin <= low
+            Equal means: not much worse, and not much better either.
+        an interval that ends at the margin is not called equal:
+            -margin <= low and high <= margin -> -margin < low and high < margin
+            The ends of the margin are included.
+        an interval that begins at the margin is called better:
+            low > margin -> low >= margin; high < -margin -> high <= -margin
+            Wholly above the margin: its lower end too, and the same below.
+        the ends of the margin are taken the other way round: equality_verdict(low, high, margin - 1e-6)
+            A change of just the margin still does not matter.
+        the middle of the interval decides: equality_verdict((low + high) / 2, (low + high) / 2, margin)
+            Both ends count. The middle alone is a point estimate.
+    """,
 )
 
 
@@ -557,17 +371,18 @@ check_equality_verdict = Exercise(
 
 
 def truncated_weights(per_token_logps: Tensor, sampling_per_token_logps: Tensor, cap: float) -> Tensor:
-    """The package's `truncated_importance_weights`."""
-    return truncated_importance_weights(per_token_logps, sampling_per_token_logps, cap)
+    """(B, C), how much more often the policy would have sampled each token than its copy did, at most `cap`."""
+    logs = per_token_logps - sampling_per_token_logps
+    return logs.exp().clamp(max=cap)
 
 
-def _sampled(rng: random.Random, apart: float) -> Call:
+def _sampled(rng: random.Random) -> Call:
     sampling = numbers(rng, 2, 3, low=-3.0, high=-0.7)
-    return call(sampling + numbers(rng, 2, 3, low=-apart, high=apart), sampling, rng.choice([2.0, 3.0]))
+    return call(sampling + numbers(rng, 2, 3, low=-0.6, high=0.6), sampling, rng.choice([2.0, 3.0]))
 
 
 def _some_far(rng: random.Random) -> Call:
-    made = _sampled(rng, 0.6)
+    made = _sampled(rng)
     logps, sampling = (part.view(-1) for part in made.args[:2])
     seldom, often = rng.sample(range(6), 2)  # tokens that the copy hardly ever draws, and draws far too often
     logps[seldom], sampling[seldom] = round(rng.uniform(-1.0, -0.2), 2), -6.0
@@ -578,41 +393,26 @@ def _some_far(rng: random.Random) -> Call:
 check_truncated_weights = Exercise(
     truncated_weights,
     parts=(
-        Part("a copy that is near", 1, lambda rng: _sampled(rng, 0.6)),
+        Part("a copy that is near", 1, _sampled),
         Part("a token that the copy hardly ever draws, and one that it draws far too often", 2, _some_far),
     ),
-    mistakes={
-        "the ratio is upside down": Mistake(
-            "What the copy draws too seldom is to count more: π over π_q.",
-            lambda logps, sampling, cap: truncated_importance_weights(sampling, logps, cap),
-        ),
-        "the ratio has no exponential": Mistake(
-            "These are *log*-probabilities.", lambda logps, sampling, cap: (logps - sampling).clamp(max=cap)
-        ),
-        "the logarithms are divided": Mistake(
-            "The logarithm of a ratio is a difference of logarithms.",
-            lambda logps, sampling, cap: (logps / sampling).clamp(max=cap),
-            also=(lambda logps, sampling, cap: (logps / sampling).exp().clamp(max=cap),),
-        ),
-        "nothing is cut off": Mistake(
-            "One token with a huge weight rules the batch: at most the cap.",
-            lambda logps, sampling, cap: (logps - sampling).exp(),
-        ),
-        "it is cut off from below": Mistake(
-            "The cap is the *most* that a weight may be.",
-            lambda logps, sampling, cap: (logps - sampling).exp().clamp(min=cap),
-        ),
-        "it is cut off on both sides": Mistake(
-            "The cap is the *most* that a weight may be. A token that the copy draws too often keeps its small weight.",
-            lambda logps, sampling, cap: (logps - sampling).exp().clamp(1 / cap, cap),
-        ),
-        "the logarithm is cut off, at the cap itself": Mistake(
-            "The cap is one for weights, not for their logarithms.",
-            lambda logps, sampling, cap: (logps - sampling).clamp(max=cap).exp(),
-        ),
-        "weights above the cap become 0": Mistake(
-            "Cut off, not thrown away: such a token counts as much as the cap.",
-            lambda logps, sampling, cap: (lambda w: w * (w <= cap))((logps - sampling).exp()),
-        ),
-    },
+    changes="""
+        the ratio is upside down: logs.exp() -> (-logs).exp()
+            What the copy draws too seldom is to count more: π over π_q.
+        the ratio has no exponential: logs.exp() -> logs
+            These are *log*-probabilities.
+        the logarithms are divided: (per_token_logps / sampling_per_token_logps).clamp(max=cap)
+            The logarithm of a ratio is a difference of logarithms.
+            or: per_token_logps - sampling -> per_token_logps / sampling
+        nothing is cut off: logs.exp().clamp(max=cap) -> logs.exp()
+            One token with a huge weight rules the batch: at most the cap.
+        it is cut off from below: max=cap -> min=cap
+            The cap is the *most* that a weight may be.
+        it is cut off on both sides: max=cap -> 1 / cap, cap
+            The cap is the *most* that a weight may be. A token that the copy draws too often keeps its small weight.
+        the logarithm is cut off, at the cap itself: logs.exp().clamp(max=cap) -> logs.clamp(max=cap).exp()
+            The cap is one for weights, not for their logarithms.
+        weights above the cap become 0: logs.exp().clamp(max=cap) -> logs.exp() * (logs.exp() <= cap)
+            Cut off, not thrown away: such a token counts as much as the cap.
+    """,
 )

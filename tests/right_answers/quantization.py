@@ -9,6 +9,18 @@ import torch
 from torch import Tensor
 
 from grpo_edu.checks.quantization import Shapes, whole_numbers
+from grpo_edu.quantization.numbers import quantize
+from grpo_edu.quantization.rollouts import truncated_importance_weights
+
+
+def grid_of_the_package(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    grid = quantize(x, bits=bits, symmetric=False)
+    return grid.scale, grid.zero_point
+
+
+def rows_of_the_package(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    parts = quantize(weight, bits=bits, dim=0)
+    return parts.q, parts.scale
 
 
 def grid_by_lists(x: Tensor, bits: int) -> tuple[float, int]:
@@ -172,12 +184,12 @@ def weights_by_loop(logps: Tensor, sampling_logps: Tensor, cap: float) -> Tensor
 
 
 RIGHT_ANSWERS = {
-    "affine_grid": (grid_by_lists, grid_by_clamp, grid_by_numpy),
+    "affine_grid": (grid_of_the_package, grid_by_lists, grid_by_clamp, grid_by_numpy),
     "dequantize": (back_by_int, back_by_distribution, back_by_numpy),
-    "quantize_rows": (rows_by_loop, rows_by_where, rows_by_numpy),
+    "quantize_rows": (rows_of_the_package, rows_by_loop, rows_by_where, rows_by_numpy),
     "int8_linear": (linear_by_int, linear_by_loop, linear_by_numpy),
     "quantized_bytes": (bytes_by_tables, bytes_by_tensors, bytes_by_counts),
     "bits_needed": (bits_by_logarithm, bits_by_range, bits_by_length),
     "equality_verdict": (verdict_by_table, verdict_by_middle, verdict_by_nesting),
-    "truncated_weights": (weights_by_quotient, weights_by_log, weights_by_loop),
+    "truncated_weights": (truncated_importance_weights, weights_by_quotient, weights_by_log, weights_by_loop),
 }
