@@ -8,7 +8,8 @@ import math
 
 import torch
 
-from grpo_edu.checks.cpu_setup import to_int8
+from grpo_edu.config import GRPOConfig
+from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
 
 
 def seconds_by_list(task, clock, repeats):
@@ -116,8 +117,9 @@ def int8_by_float(left, right):
 
 
 def int8_by_rounding_first(left, right):
-    rounded = [q.to(torch.float32) * scale for q, scale in (to_int8(left), to_int8(right))]
-    return rounded[0] @ rounded[1]
+    scales = [matrix.abs().max() / 127 for matrix in (left, right)]
+    q_left, q_right = (left / scales[0]).round().to(torch.int8), (right / scales[1]).round().to(torch.int8)
+    return (q_left.float() * scales[0]) @ (q_right.float() * scales[1])
 
 
 def lazy_by_try(name, where):
@@ -222,6 +224,12 @@ def passes_by_counting_down(held, per_prompt, prompts, available):
     return prompts // size if size else None
 
 
+def parts_of_the_package(parameters, trained, completions, tokens, vocabulary, with_reference):
+    shape = ModelShape(4 * parameters, 4 * trained, *[0] * 13)  # the other fields say nothing of what is held
+    held = held_bytes(shape, GRPOConfig(beta=0.04 if with_reference else 0.0))
+    return {**held, "logits": 4 * completions * tokens * vocabulary}
+
+
 RIGHT_ANSWERS = {
     "best_seconds": (seconds_by_list, seconds_by_running_min, seconds_by_marks),
     "mend_script": (script_by_sort, script_by_loop, script_by_removing),
@@ -230,6 +238,6 @@ RIGHT_ANSWERS = {
     "int8_product": (int8_by_numpy, int8_by_float, int8_by_rounding_first),
     "lazy_attribute": (lazy_by_try, lazy_by_get, lazy_by_loop),
     "compare_trainings": (compare_by_state, compare_by_copies, compare_by_function),
-    "memory_parts": (parts_by_formula, parts_by_numbers, parts_by_tensors),
+    "memory_parts": (parts_of_the_package, parts_by_formula, parts_by_numbers, parts_by_tensors),
     "fewest_passes": (passes_by_divisors, passes_by_room, passes_by_counting_down),
 }
