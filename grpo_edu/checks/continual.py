@@ -15,8 +15,6 @@ Matrix = list[list[float]]
 
 
 # ---- inputs ----
-
-
 def _matrix(rng: random.Random, tasks: int) -> Matrix:
     """(T + 1) x T accuracies below 0.6, all different."""
     values = [number / 100 for number in rng.sample(range(2, 60), (tasks + 1) * tasks)]
@@ -37,8 +35,6 @@ def _gained_and_known(rng: random.Random) -> Call:
 
 
 # ---- backward_transfer ----
-
-
 def backward_transfer(matrix: Matrix) -> float:
     """The mean change of a task since its own stage, of all tasks but the last."""
     tasks = len(matrix[0]) - 1
@@ -67,8 +63,6 @@ check_backward_transfer = Exercise(
 
 
 # ---- forgetting ----
-
-
 def forgetting(matrix: Matrix) -> float:
     """The mean loss since the best moment from a task's own stage on, of all tasks but the last."""
     lost = []
@@ -110,8 +104,6 @@ check_forgetting = Exercise(
 
 
 # ---- choose_protection ----
-
-
 def choose_protection(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
     """What to do about forgetting with the interval (low, high): the rules of the exercise, in their order."""
     if high <= tolerated:
@@ -174,8 +166,6 @@ check_choose_protection = Exercise(
 
 
 # ---- softmax_fisher ----
-
-
 def softmax_fisher(weight: Tensor, inputs: Tensor) -> Tensor:
     """(K, D), the mean over examples of p_k (1 − p_k) x_i², with p = softmax(W x)."""
     p = (inputs @ weight.T).softmax(dim=1)
@@ -216,8 +206,6 @@ check_softmax_fisher = Exercise(
 
 
 # ---- squares_a_mean ----
-
-
 def squares_a_mean(fishers: list[Diagonal]) -> int:
     """The place of the implementation that squares a mean: with scores 1 and −1 it sees nothing."""
     scores = torch.tensor([[1.0], [-1.0]])
@@ -258,8 +246,6 @@ check_squares_a_mean = Exercise(
 
 
 # ---- ewc_penalty ----
-
-
 def ewc_penalty(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> Tensor:
     """λ/2 Σ F (θ − θ*)² over the weights that the Fisher names."""
     terms = []
@@ -312,8 +298,6 @@ check_ewc_penalty = Exercise(
 
 
 # ---- protected ----
-
-
 def protected(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
     """What `train` returns, with the EWC penalty around the weights as they are at the call."""
     anchor = {name: weight.detach().clone() for name, weight in weights.items()}

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from grpo_edu.checks.core import Call, Exercise, Part, call
 from grpo_edu.checks.inputs import Computer, Loading, Shift, sum_of_weights
 
+
 # ---- best_seconds ----
-
-
 def best_seconds(task: Callable[[], None], clock: Callable[[], float], repeats: int) -> float:
     """The shortest of `repeats` runs, after one that warms up."""
     task()  # warms up
@@ -78,7 +77,6 @@ check_best_seconds = Exercise(
 
 
 # ---- mend_script ----
-
 SETTING = "os.environ["
 
 
@@ -132,7 +130,6 @@ check_mend_script = Exercise(
 
 
 # ---- choose_threads ----
-
 COUNTS = [1, 2, 4, 8]
 
 
@@ -215,8 +212,6 @@ check_choose_threads = Exercise(
 
 
 # ---- smallest_update ----
-
-
 def smallest_update(weight: float, dtype: torch.dtype) -> float:
     """The smallest power of two that changes a weight of this format when it is added."""
     before, step = torch.tensor(weight, dtype=dtype), 1.0
@@ -267,8 +262,6 @@ check_smallest_update = Exercise(
 
 
 # ---- int8_product ----
-
-
 def int8_product(left: Tensor, right: Tensor) -> Tensor:
     """The product of two matrices by way of whole numbers from -127 to 127, one scale a matrix."""
     whole, scales = [], []
@@ -319,8 +312,6 @@ check_int8_product = Exercise(
 
 
 # ---- lazy_attribute ----
-
-
 def lazy_attribute(name: str, where: dict[str, str]) -> Any:
     """What a module's `__getattr__` does: import the one module that holds the name, and fetch it."""
     if name not in where:
@@ -368,8 +359,6 @@ check_lazy_attribute = Exercise(
 
 
 # ---- compare_trainings ----
-
-
 def compare_trainings(
     load: Callable[[], nn.Module], evaluate: Callable[[nn.Module], float], trainings: list[Callable[[nn.Module], None]]
 ) -> tuple[float, list[float]]:
@@ -408,8 +397,6 @@ check_compare_trainings = Exercise(
 
 
 # ---- memory_parts ----
-
-
 def memory_parts(
     parameters: int, trained: int, completions: int, tokens: int, vocabulary: int, with_reference: bool
 ) -> dict[str, int]:
@@ -459,8 +446,6 @@ check_memory_parts = Exercise(
 
 
 # ---- fewest_passes ----
-
-
 def fewest_passes(held: int, per_prompt: int, prompts: int, available: int) -> int | None:
     """The fewest passes, a divisor of `prompts`, in which a step fits; None where not even one prompt does."""
     for passes in range(1, prompts + 1):

@@ -11,8 +11,6 @@ Z = 1.959964  # of a 95% interval
 
 
 # ---- wilson_interval ----
-
-
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """Wilson's interval of a share, at 95%."""
     z = Z
@@ -67,8 +65,6 @@ check_wilson_interval = Exercise(
 
 
 # ---- mcnemar_p ----
-
-
 def mcnemar_p(only_before: int, only_after: int) -> float:
     """The p-value of the exact McNemar test, from its two counts."""
     smaller, pairs = min(only_before, only_after), only_before + only_after
@@ -119,8 +115,6 @@ check_mcnemar_p = Exercise(
 
 
 # ---- false_alarm ----
-
-
 def false_alarm(looks: int, alpha: float) -> float:
     """The chance of at least one false alarm in several independent looks at nothing: 1 − (1 − α)^looks."""
     return 1 - (1 - alpha) ** looks
@@ -149,8 +143,6 @@ check_false_alarm = Exercise(
 
 
 # ---- pass_at_k ----
-
-
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """The unbiased estimate that at least one of k samples is correct, from n samples of which c are."""
     all_wrong = math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
@@ -189,8 +181,6 @@ check_pass_at_k = Exercise(
 
 
 # ---- possible_counts ----
-
-
 def possible_counts(percent: float, trials: int, decimals: int) -> list[int]:
     """The numbers of right answers that a reported percentage may stand for."""
     slack = 0.5 * 10.0**-decimals + 1e-9

@@ -12,9 +12,8 @@ from grpo_edu.checks.core import Call, Exercise, Part, call
 from grpo_edu.checks.inputs import Polynomial, gradient_of, mask_of, numbers
 from grpo_edu.checks.trained import TrainedExercise, trained_part
 
+
 # ---- aggregate ----
-
-
 def aggregate(per_token_loss: Tensor, mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor:
     """The loss of a batch, from those of its tokens, for "grpo", "dapo" and "dr_grpo"."""
     losses, rows = per_token_loss * mask, len(mask)
@@ -68,8 +67,6 @@ check_aggregate = TrainedExercise(
 
 
 # ---- first_loss ----
-
-
 def first_loss(advantages: list[float], lengths: list[int]) -> tuple[float, float, str]:
     """(the loss of "grpo", that of "dapo", which completions were longer), where every ratio is 1."""
     summed = [advantage * length for advantage, length in zip(advantages, lengths, strict=True)]
@@ -149,8 +146,6 @@ check_first_loss = Exercise(
 
 
 # ---- sequence_ratio ----
-
-
 def sequence_ratio(per_token_logps: Tensor, old_per_token_logps: Tensor, completion_mask: Tensor) -> Tensor:
     """(B,), the geometric mean of the ratios of each completion's tokens."""
     logs = (per_token_logps - old_per_token_logps) * completion_mask
@@ -191,8 +186,6 @@ check_sequence_ratio = Exercise(
 
 
 # ---- finite_difference ----
-
-
 def finite_difference(function: Callable[[Tensor], Tensor], x: Tensor, h: float) -> Tensor:
     """The gradient of a scalar function at x (n,), by central differences."""
     slopes = []

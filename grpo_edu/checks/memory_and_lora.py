@@ -12,9 +12,8 @@ from torch import Tensor
 from grpo_edu.checks.core import Call, Exercise, Part, call
 from grpo_edu.checks.inputs import MeanGradient, OutputLayer, gradient_of, numbers
 
+
 # ---- step_peak ----
-
-
 def step_peak(
     weights: int,
     trained: int,
@@ -78,7 +77,6 @@ check_step_peak = Exercise(
 
 
 # ---- optimizer_numbers ----
-
 Shapes = Sequence[tuple[int, ...]]
 
 
@@ -126,8 +124,6 @@ check_optimizer_numbers = Exercise(
 
 
 # ---- accumulated_gradient ----
-
-
 def accumulated_gradient(mean_gradient: MeanGradient, rows: Tensor, size: int) -> Tensor:
     """The gradient of the whole batch's mean loss, from parts of `size` rows."""
     parts = rows.split(size)
@@ -180,8 +176,6 @@ check_accumulated_gradient = Exercise(
 
 
 # ---- logps_in_chunks ----
-
-
 def logps_in_chunks(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
     """(T,), the log-probabilities of the chosen tokens, from `size` rows of logits at a time."""
     chunks = []
@@ -242,8 +236,6 @@ check_logps_in_chunks = Exercise(
 
 
 # ---- merged_weight ----
-
-
 def merged_weight(weight: Tensor, A: Tensor, B: Tensor, alpha: float) -> Tensor:
     """(out, in), W + α/r · B A."""
     return weight + alpha / len(A) * B @ A
@@ -283,7 +275,6 @@ check_merged_weight = Exercise(
 
 
 # ---- lora_parameters ----
-
 ATTENTION, FEED_FORWARD = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
@@ -365,7 +356,6 @@ check_lora_parameters = Exercise(
 
 
 # ---- best_rates ----
-
 Tuning = Mapping[str, Mapping[float, int]]
 
 

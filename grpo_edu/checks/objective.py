@@ -12,8 +12,6 @@ from grpo_edu.checks.inputs import gradient_of, numbers
 from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 # ---- completion_mask ----
-
-
 EOS, PAD = 7, 0
 
 
@@ -65,8 +63,6 @@ check_completion_mask = Exercise(
 
 
 # ---- completion_logps ----
-
-
 def completion_logps(logits: Tensor, input_ids: Tensor, prompt_length: int) -> Tensor:
     """(B, C), the log-probability of each completion token; row t of the logits predicts token t + 1."""
     rows, ids = logits[:, prompt_length - 1 : -1], input_ids[:, prompt_length:]
@@ -129,8 +125,6 @@ check_completion_logps = Exercise(
 
 
 # ---- clipped_loss ----
-
-
 def clipped_loss(per_token_logps: Tensor, old_per_token_logps: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
     """(B, C), −min(ρ A, clip(ρ, 1 − ε, 1 + ε) A) with ρ = exp(logp − old)."""
     gain = advantages[:, None]
@@ -186,8 +180,6 @@ check_clipped_loss = TrainedExercise(
 
 
 # ---- k3 ----
-
-
 def k3(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor:
     """(B, C), exp(d) − d − 1 with d = ref − logp."""
     d = ref_per_token_logps - per_token_logps

@@ -12,9 +12,8 @@ from torch import Tensor
 from grpo_edu.checks.core import Call, Exercise, Part, call
 from grpo_edu.checks.inputs import numbers
 
+
 # ---- inputs ----
-
-
 def without_ties(rng: random.Random, shape: tuple[int, int], top: int = 127) -> Tensor:
     """A matrix whose numbers do not fall halfway between places when a row's largest is brought to `top`."""
     while True:
@@ -27,8 +26,6 @@ def without_ties(rng: random.Random, shape: tuple[int, int], top: int = 127) -> 
 
 
 # ---- affine_grid ----
-
-
 def affine_grid(x: Tensor, bits: int) -> tuple[float, int]:
     """Scale and zero point of the affine grid that just holds all numbers and 0."""
     low, high = min(x.min().item(), 0.0), max(x.max().item(), 0.0)
@@ -80,8 +77,6 @@ check_affine_grid = Exercise(
 
 
 # ---- dequantize ----
-
-
 def dequantize(q: Tensor, scale: Tensor | float, zero_point: Tensor | int) -> Tensor:
     """scale · (q − zero_point), not computed in 8 bits."""
     return scale * (q.float() - zero_point)
@@ -122,8 +117,6 @@ check_dequantize = Exercise(
 
 
 # ---- quantize_rows ----
-
-
 def quantize_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """(N, K) whole numbers and (N, 1) scales of a symmetric grid for each row."""
     top = 2 ** (bits - 1) - 1
@@ -185,8 +178,6 @@ check_quantize_rows = Exercise(
 
 
 # ---- int8_linear ----
-
-
 def whole_numbers(x: Tensor, dim: int | tuple[int, int] = 1) -> tuple[Tensor, Tensor]:
     """Each row in whole numbers from -127 to 127, and the scales of the rows. dim: what shares a scale."""
     scale = x.abs().amax(dim=dim, keepdim=True) / 127
@@ -230,7 +221,6 @@ check_int8_linear = Exercise(
 
 
 # ---- quantized_bytes ----
-
 Shapes = Sequence[tuple[int, int]]
 
 
@@ -276,8 +266,6 @@ check_quantized_bytes = Exercise(
 
 
 # ---- bits_needed ----
-
-
 def bits_needed(largest: float, tolerated: float) -> int:
     """The fewest bits of a symmetric grid up to `largest` that moves no number by more than `tolerated`."""
     bits = 2
@@ -312,8 +300,6 @@ check_bits_needed = Exercise(
 
 
 # ---- equality_verdict ----
-
-
 def equality_verdict(low: float, high: float, margin: float) -> str:
     """ "equal" within the margin, "better" or "worse" wholly outside of it, "unclear" else."""
     if -margin <= low and high <= margin:
@@ -368,8 +354,6 @@ check_equality_verdict = Exercise(
 
 
 # ---- truncated_weights ----
-
-
 def truncated_weights(per_token_logps: Tensor, sampling_per_token_logps: Tensor, cap: float) -> Tensor:
     """(B, C), how much more often the policy would have sampled each token than its copy did, at most `cap`."""
     logs = per_token_logps - sampling_per_token_logps
