@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_edu.checks import exercises
-from grpo_edu.checks.compare import Outcome
 from grpo_edu.checks.core import Exercise, attempt, trial
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"  # of a checkout; not in the wheel
@@ -60,31 +59,17 @@ def misjudged(
                 found.append(f"seed {seed}: {name!r} is not named:\n{feedback}")
             for said in feedback.mistakes:
                 counts["names"] += 1
-                if (
-                    said in exercise.mistakes
-                    and said != name
-                    and not is_true(exercise, said, answer, seed + OTHER_SEED)
-                ):
+                own = said in exercise.mistakes and said != name
+                if own and not is_true(exercise, said, answer, seed + OTHER_SEED):
                     found.append(f"seed {seed}: {said!r} is not what {name or answer.__name__!r} does:\n{feedback}")
     return found
 
 
 def is_true(exercise: Exercise, name: str, answer: Callable, seed: int) -> bool:
     """Whether an answer agrees with a mistake on all inputs of a seed."""
-    theirs = outcomes(exercise, answer, seed)
-    mistake = exercise.mistakes[name]
-    return any(
-        all(
-            one.same_as(other, exercise.tolerance)
-            for one, other in zip(theirs, outcomes(exercise, way, seed), strict=True)
-        )
-        for way in (mistake.wrong, *mistake.also)
-    )
-
-
-def outcomes(exercise: Exercise, answer: Callable, seed: int) -> list[Outcome]:
-    """What an answer makes of all inputs of a seed."""
-    return [attempt(answer, one) for calls in trial(exercise, seed).calls for one in calls]
+    drawn = trial(exercise, seed)
+    theirs = [[attempt(answer, one) for one in calls] for calls in drawn.calls]
+    return drawn.agrees(exercise.mistakes[name], theirs, range(len(theirs)))
 
 
 def table(known: Mapping[str, Exercise], right_answers: Answers) -> str:

@@ -299,11 +299,14 @@ class Trial:
     def mistake(self, found: Sequence[Sequence[Outcome]], parts: Sequence[int]) -> slips.Slip | None:
         """The mistake of this exercise that comes to the same on all inputs of these parts."""
         for name, mistake in self.exercise.mistakes.items():
-            for wrong in (mistake.wrong, *mistake.also):
-                places = ((part, place) for part in parts for place in range(len(self.calls[part])))
-                if all(self._same(wrong, found, part, place) for part, place in places):
-                    return slips.Slip(name, mistake.hint)
+            if self.agrees(mistake, found, parts):
+                return slips.Slip(name, mistake.hint)
         return None
+
+    def agrees(self, mistake: Mistake, found: Sequence[Sequence[Outcome]], parts: Sequence[int]) -> bool:
+        """Whether an answer comes to the same as a mistake, in one of its ways, on all inputs of these parts."""
+        places = [(part, place) for part in parts for place in range(len(self.calls[part]))]
+        return any(all(self._same(way, found, *place) for place in places) for way in (mistake.wrong, *mistake.also))
 
     def telling(self, name: str, found: Sequence[Sequence[Outcome]], part: int, failed: list[int]) -> int:
         """The failed input to show: an interrupted one, else the first on which the fewest other mistakes agree."""

@@ -53,7 +53,7 @@ check_completion_mask = Exercise(
             What comes behind the first end token was never said.
         padding alone is masked out: ends_before == 0 -> completion_ids != PAD
             A pad token may be the end token as well: go by the first end token.
-        the mask is shifted by one: ends_before == 0 -> (ends_before == 0).roll(1, 1) & (torch.arange(6) > 0)
+        the mask is shifted by one: ends_before == 0 -> torch.nn.functional.pad(ends_before == 0, (1, -1))
             The first token of a completion counts.
         a completion without an end counts for nothing:
             ends_before == 0 -> (ends_before == 0) & is_eos.any(dim=1, keepdim=True)
