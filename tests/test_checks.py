@@ -99,6 +99,7 @@ def test_every_exercise_has_enough_right_answers_and_mistakes():
     assert set(RIGHT) == set(KNOWN)
     for name, exercise in KNOWN.items():
         assert len(exercise.mistakes) >= 4 and len(RIGHT[name]) >= 3
+        assert all(mistake.hint for mistake in exercise.mistakes.values())
         assert getattr(checks, f"check_{name}") is exercise
 
 
