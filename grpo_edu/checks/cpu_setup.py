@@ -6,7 +6,7 @@ import copy
 import importlib
 import math
 import random
-import statistics  # noqa: F401  for a mistake, as the next
+import statistics  # noqa: F401  a mistake needs it, and perf_counter
 from collections.abc import Callable
 from time import perf_counter  # noqa: F401
 from typing import Any

@@ -123,8 +123,7 @@ check_first_loss = Exercise(
     changes="""
         the sign is missing: of_dapo = -sum(summed) -> of_dapo = sum(summed)
             Where the ratio is 1, the loss of a token is *minus* its advantage.
-        the losses have no minus: return of_grpo, of_dapo -> return -of_grpo, -of_dapo
-            Where the ratio is 1, the loss of a token is *minus* its advantage.
+            or: return of_grpo, of_dapo -> return -of_grpo, -of_dapo
         a rounding error tells something: longer(of_dapo) -> "good" if of_dapo < 0 else "bad"
             Thirds do not add up to 0: within a millionth it is "neither".
         the tokens of each side are added up: longer(of_dapo) -> _side_with_more_tokens(advantages, lengths)
@@ -207,8 +206,7 @@ check_finite_difference = Exercise(
     changes="""
         the difference is one-sided: (above - below) / (2 * h) -> (above - function(x)) / h
             Step to both sides: the error falls from h to h².
-        the difference is one-sided, downward: (above - below) / (2 * h) -> (function(x) - below) / h
-            Step to both sides: the error falls from h to h².
+            or: (above - below) / (2 * h) -> (function(x) - below) / h
         the sign is turned: -finite_difference(function, x, h)
             Above minus below.
         it is divided by 2 and multiplied by h: / (2 * h) -> / 2 * h

@@ -115,11 +115,9 @@ check_completion_logps = Exercise(
             A log-probability is never positive.
         `squeeze()` drops the batch as well: squeeze(2) -> squeeze()
             With one row, or one token, it drops that dimension, too: say which, `squeeze(2)`.
-        softmax runs over the places: rows.log_softmax(dim=-1) -> rows.log_softmax(dim=1)
+        softmax runs over the wrong dimension: rows.log_softmax(dim=-1) -> rows.log_softmax(dim=1)
             The probabilities of the vocabulary add up to 1, dim=-1.
-        softmax runs over the wrong dimension:
-            rows.log_softmax(dim=-1) -> logits.log_softmax(dim=1)[:, prompt_length - 1 : -1]
-            The probabilities of the vocabulary add up to 1, dim=-1.
+            or: rows.log_softmax(dim=-1) -> logits.log_softmax(dim=1)[:, prompt_length - 1 : -1]
     """,
 )
 
