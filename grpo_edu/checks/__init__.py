@@ -43,7 +43,7 @@ def exercises() -> dict[str, "Exercise"]:
 def __getattr__(name: str) -> Any:
     """Import `check_NAME` or `your_turn` on first use."""
     if name == "your_turn":
-        from grpo_edu.checks.quick import your_turn
+        from grpo_edu.checks.feedback import your_turn
 
         return your_turn
     if name.startswith("check_"):
