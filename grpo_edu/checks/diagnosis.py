@@ -34,7 +34,7 @@ from grpo_edu.studies.broken_runs import (
 
 
 READ = ("reward", "frac_reward_zero_std", "clip_ratio/region_mean")  # the signs that the tree asks for
-STORED = (*READ, "completions/mean_length", "grad_norm")
+STORED = (*READ, "completions/mean_length")
 
 TROUBLES = {
     "unpaid": ("reward always 0", "chat template skipped", "length truncation"),
@@ -270,7 +270,7 @@ def _confusion(column: int, rows: list[tuple[str, ...]], wanted: list[tuple[str,
     if sorted(rows) == sorted(wanted):
         return "the runs have changed places"
     if column == 0:
-        return "another fault has similar curves"
+        return "it is another fault"
     if column == 1:
         return "a symptom of many faults is no evidence" if given & {*SYMPTOMS} else "the evidence is of another fault"
     if LOWER_RATE in given:
@@ -310,7 +310,7 @@ check_find_fault = DrawnExercise(
         "the runs have changed places": Mistake(
             "The three diagnoses are right. Which run has which?", _in_another_order
         ),
-        "another fault has similar curves": Mistake(
+        "it is another fault": Mistake(
             "Ask the questions of the decision tree again, from the top. In which line of the batch would it differ?",
             _with_words(0, lambda fault: "KL wrong sign" if fault == "lr too high" else fault),
         ),
