@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from grpo_edu import evaluation as significance
 from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
@@ -203,36 +203,71 @@ check_false_alarm = Exercise(
 # ---- pass_at_k ----
 
 
-def _pass_counts(rng: random.Random) -> Call:
-    samples = rng.randrange(4, 12)
-    return call(samples, rng.randrange(1, samples - 1), rng.randrange(2, min(5, samples)))
+def pass_at_k(rewards: Sequence[float], k: int) -> float:
+    """The mean, over all choices of k of these rewards, of the best one; pass@k where rewards are 0 and 1."""
+    ranks = enumerate(
+        sorted(rewards)
+    )  # with `rank` rewards below it, a reward is the best of comb(rank, k - 1) choices
+    return sum(math.comb(rank, k - 1) * reward for rank, reward in ranks) / math.comb(len(rewards), k)
 
 
-def _pass_edges(rng: random.Random) -> Call:
-    samples = rng.randrange(4, 9)
-    return call(*rng.choice([(samples, 0, 2), (samples, samples, 2), (samples, 2, 1), (samples, samples - 1, 3)]))
+def _graded(rng: random.Random) -> Call:
+    size = rng.randrange(5, 9)
+    rewards = [1.0, *(rng.randrange(0, 4) / 4 for _ in range(size - 2)), 0.5]
+    return call(rewards if rng.random() < 0.5 else rewards[::-1], rng.randrange(2, size - 1))
+
+
+def _right_or_wrong(rng: random.Random) -> Call:
+    size = rng.randrange(4, 9)
+    right = rng.randrange(1, size - 1)
+    rewards = rng.sample([1.0] * right + [0.0] * (size - right), size)
+    return call(rewards, rng.choice([1, 2, 3, size]))
+
+
+def _best_with(weight: Callable[[int, int, int], float]) -> Callable[[Sequence[float], int], float]:
+    """A wrong answer with another weight(rank, n, k) for the reward with `rank` rewards below it."""
+    return lambda rewards, k: sum(weight(rank, len(rewards), k) * reward for rank, reward in enumerate(sorted(rewards)))
 
 
 check_pass_at_k = Exercise(
-    significance.pass_at_k,
+    pass_at_k,
     parts=(
-        Part("some right, some wrong", 3, _pass_counts),
-        Part("none, all, k = 1, too few wrong ones", 1, _pass_edges, draws=12),
+        Part("graded rewards", 3, _graded, draws=8, always=(call([0.25, 1.0, 0.0, 0.5], 2),)),
+        Part("rewards of 0 and 1, k from 1 to n", 1, _right_or_wrong, draws=12, always=(call([0.0, 1.0, 0.0], 1),)),
     ),
     mistakes={
         "that estimate is biased": Mistake(
-            "1 − (1 − c/n)^k draws with replacement: the same sample may come twice.",
-            lambda n, c, k: 1 - (1 - c / n) ** k,
+            "(rank / n)^k draws with replacement: the same answer may come twice.",
+            _best_with(lambda rank, n, k: ((rank + 1) / n) ** k - (rank / n) ** k),
         ),
-        "that is the chance that all k are right": Mistake(
-            "At least one.", lambda n, c, k: math.comb(c, k) / math.comb(n, k)
+        "only rewards of 0 and 1 are counted": Mistake(
+            "A reward of 0.5 is better than 0: it counts where nothing better was drawn.",
+            lambda rewards, k: significance.pass_at_k(len(rewards), sum(one == 1 for one in rewards), k),
+            also=(lambda rewards, k: significance.pass_at_k(len(rewards), sum(one > 0 for one in rewards), k),),
         ),
-        "that is the chance that all k are wrong": Mistake(
-            "One minus it.", lambda n, c, k: math.comb(n - c, k) / math.comb(n, k)
+        "that is the mean of the worst": Mistake(
+            "Of which side of the sorted list does a choice keep one?",
+            lambda rewards, k: -pass_at_k([-one for one in rewards], k),
         ),
-        "that is pass@1": Mistake("k samples may be looked at.", lambda n, c, k: c / n),
+        "that is pass@1": Mistake("k answers may be looked at.", lambda rewards, k: sum(rewards) / len(rewards)),
+        "the best of all is taken": Mistake(
+            "Often it is not among the k that are drawn.", lambda rewards, k: max(rewards)
+        ),
+        "only the first k are looked at": Mistake(
+            "All choices of k count alike, not only one.", lambda rewards, k: max(rewards[:k])
+        ),
+        "the rewards are not sorted": Mistake(
+            "How many of the others are *smaller* is what decides.",
+            lambda rewards, k: (
+                sum(math.comb(place, k - 1) * one for place, one in enumerate(rewards)) / math.comb(len(rewards), k)
+            ),
+        ),
         "k is one too small": Mistake(
-            "The product has k factors.", lambda n, c, k: significance.pass_at_k(n, c, k - 1) if k > 1 else 0.0
+            "k answers are drawn, the best one among them.", lambda rewards, k: pass_at_k(rewards, max(1, k - 1))
+        ),
+        "it is not divided by the number of choices": Mistake(
+            "A mean over all choices: how many are there?",
+            lambda rewards, k: pass_at_k(rewards, k) * math.comb(len(rewards), k),
         ),
     },
 )

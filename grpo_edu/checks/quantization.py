@@ -269,69 +269,104 @@ def whole_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale).round(), scale
 
 
-def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """(B, N), x Wᵀ by whole numbers: a scale for each row of x and of W."""
-    (qx, t), (qw, s) = whole_numbers(x), whole_numbers(weight)
-    return t * (qx @ qw.T) * s.T
+def int8_linear(x: Tensor, weight: Tensor, group_size: int) -> Tensor:
+    """(B, N), x Wᵀ by whole numbers: a scale for each group of columns in each row of x and of W."""
+    total = torch.zeros(len(x), len(weight))
+    for some_x, some_weight in zip(x.split(group_size, dim=1), weight.split(group_size, dim=1), strict=True):
+        (qx, t), (qw, s) = whole_numbers(some_x), whole_numbers(some_weight)
+        total += t * (qx @ qw.T) * s.T
+    return total
 
 
 def _layer(rng: random.Random) -> Call:
+    """Two tokens and three rows of two groups or three, all groups of unlike size."""
+    groups = rng.choice([2, 3])
     while True:
-        x, weight = without_ties(rng, (2, 8), (127,)), without_ties(rng, (3, 8), (127,))
-        x[1] = 100 * weight[rng.randrange(3)]  # tokens of unlike size; all terms of one sum have the same sign
-        if whole_numbers(x[1:])[0].square().sum() > 2**15:  # more than int16 holds
-            return call(x, weight)
+        x, weight = (without_ties(rng, (rows * groups, 6), (127,)).view(rows, -1) for rows in (2, 3))
+        x[1] = 100 * weight[rng.randrange(3)]  # all terms of one sum have the same sign
+        x[:, :6] *= 7
+        if whole_numbers(x[1:, :6])[0].square().sum() > 2**15:  # more than int16 holds
+            return call(x, weight, 6)
 
 
-def _one_scale_for_x(x: Tensor, weight: Tensor) -> Tensor:
-    (qw, s), t = whole_numbers(weight), x.abs().max() / 127
-    return t * ((x / t).round() @ qw.T) * s.T
+def _with_scales(
+    of_x: Callable[[Tensor], Tensor], of_weight: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32
+) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """A wrong answer with other sizes of (rows, groups, columns), or one that adds up in another type."""
 
-
-def _one_scale_for_weight(x: Tensor, weight: Tensor) -> Tensor:
-    (qx, t), s = whole_numbers(x), weight.abs().max() / 127
-    return t * (qx @ (weight / s).round().T) * s
-
-
-def _wrapped_sums(dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
-    """A wrong answer that adds up in too small a type."""
-
-    def wrong(x: Tensor, weight: Tensor) -> Tensor:
-        (qx, t), (qw, s) = whole_numbers(x), whole_numbers(weight)
-        return t * (qx.to(dtype) @ qw.to(dtype).T) * s.T
+    def wrong(x: Tensor, weight: Tensor, group_size: int) -> Tensor:
+        parts = [one.view(len(one), -1, group_size) for one in (x, weight)]
+        t, s = (largest(part) / 127 for largest, part in zip((of_x, of_weight), parts, strict=True))
+        qx, qw = ((part / scale).round().to(dtype) for part, scale in zip(parts, (t, s), strict=True))
+        t, s = (scale.expand(*part.shape[:2], 1)[..., 0] for scale, part in zip((t, s), parts, strict=True))
+        sums = torch.stack([one @ other.T for one, other in zip(qx.unbind(1), qw.unbind(1), strict=True)], dim=-1)
+        return (sums * t[:, None] * s[None]).sum(dim=-1)
 
     return wrong
 
 
-def _weight_alone(x: Tensor, weight: Tensor) -> Tensor:
-    qw, s = whole_numbers(weight)
-    return (x @ qw.T) * s.T
+def _each_group(part: Tensor) -> Tensor:
+    return part.abs().amax(dim=2, keepdim=True)
+
+
+def _each_row(part: Tensor) -> Tensor:
+    return part.abs().amax(dim=(1, 2), keepdim=True)
+
+
+def _each_column_block(part: Tensor) -> Tensor:
+    return part.abs().amax(dim=(0, 2), keepdim=True)
+
+
+def _weight_alone(x: Tensor, weight: Tensor, group_size: int) -> Tensor:
+    parts = [whole_numbers(part) for part in weight.split(group_size, dim=1)]
+    return x @ torch.cat([q * s for q, s in parts], dim=1).T
+
+
+def _last_group_only(x: Tensor, weight: Tensor, group_size: int) -> Tensor:
+    return int8_linear(x[:, -group_size:], weight[:, -group_size:], group_size)
+
+
+def _scales_missing(x: Tensor, weight: Tensor, group_size: int) -> Tensor:
+    pairs = zip(x.split(group_size, dim=1), weight.split(group_size, dim=1), strict=True)
+    return sum(whole_numbers(one)[0] @ whole_numbers(other)[0].T for one, other in pairs)
 
 
 check_int8_linear = Exercise(
     int8_linear,
-    parts=(Part("two tokens, one a hundred times as large", 4, _layer),),
+    parts=(Part("two tokens, one a hundred times as large, groups of unlike size", 4, _layer),),
     mistakes={
-        "all tokens share a scale": Mistake(
-            "A large token takes the grid from a small one: amax over dim=1.", _one_scale_for_x
+        "a row has one scale for all of its groups": Mistake(
+            "A large group takes the grid from a small one: `amax` over the columns of a group.",
+            _with_scales(_each_row, _each_row),
         ),
-        "all rows of the weight share a scale": Mistake(
-            "Each row, which makes one output, has its own.", _one_scale_for_weight
+        "only the weight has a scale for each group": Mistake(
+            "The columns of x lie in groups as well.", _with_scales(_each_row, _each_group)
+        ),
+        "only x has a scale for each group": Mistake(
+            "The columns of the weight lie in groups as well.", _with_scales(_each_group, _each_row)
+        ),
+        "all tokens share the scales": Mistake(
+            "A large token takes the grid from a small one: each row has scales of its own.",
+            _with_scales(_each_column_block, _each_group),
+        ),
+        "all rows of the weight share the scales": Mistake(
+            "Each row, which makes one output, has its own.", _with_scales(_each_group, _each_column_block)
         ),
         "the sums wrap around in 8 bits": Mistake(
             "A product of two int8 numbers may be 16,129. Add up in int32, or in floating point.",
-            _wrapped_sums(torch.int8),
+            _with_scales(_each_group, _each_group, torch.int8),
         ),
         "the sums wrap around in 16 bits": Mistake(
             "One product has room, a sum of them has not: int16 ends at 32,767. int32, or floating point.",
-            _wrapped_sums(torch.int16),
+            _with_scales(_each_group, _each_group, torch.int16),
         ),
+        "only the last group is left": Mistake("Each group gives a part of the sum: add them up.", _last_group_only),
         "x is not rounded": Mistake("Then it is no product of whole numbers. x has scales of its own.", _weight_alone),
         "the scales are missing in the end": Mistake(
-            "t · s brings the whole numbers back.", lambda x, weight: whole_numbers(x)[0] @ whole_numbers(weight)[0].T
+            "Each group has scales of its own, so they come in before the groups are added.", _scales_missing
         ),
         "nothing is rounded": Mistake(
-            "Both factors are whole numbers from −127 to 127.", lambda x, weight: x @ weight.T
+            "Both factors are whole numbers from −127 to 127.", lambda x, weight, group_size: x @ weight.T
         ),
     },
 )
