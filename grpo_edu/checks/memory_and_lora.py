@@ -288,91 +288,98 @@ check_accumulated_gradient = Exercise(
 # ---- logps_in_chunks ----
 
 
-def logps_in_chunks(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
-    """(T,), the log-probabilities of the chosen tokens, from `size` rows of logits at a time."""
-    logps = [
-        logits_of(rows).log_softmax(dim=1).gather(1, ids[:, None])[:, 0]
-        for rows, ids in zip(states.split(size), chosen.split(size), strict=True)
-    ]
-    return torch.cat(logps)
+def _spans(vocab_size: int, size: int) -> list[tuple[int, int]]:
+    return [(first, min(first + size, vocab_size)) for first in range(0, vocab_size, size)]
 
 
-def _tokens(*, uneven: bool) -> Callable[[random.Random], Call]:
+def _chosen_logits(states: Tensor, chosen: Tensor, logits_of: OutputLayer) -> Tensor:
+    rows = zip(states, chosen.tolist(), strict=True)
+    return torch.cat([logits_of(state[None], token, token + 1)[0] for state, token in rows])
+
+
+def logps_in_chunks(states: Tensor, chosen: Tensor, logits_of: OutputLayer, vocab_size: int, size: int) -> Tensor:
+    """(T,), the log-probabilities of the chosen tokens, from the logits of `size` vocabulary entries at a time."""
+    spans = _spans(vocab_size, size)
+    sums = torch.stack([logits_of(states, *span).logsumexp(dim=1) for span in spans])
+    return _chosen_logits(states, chosen, logits_of) - sums.logsumexp(dim=0)
+
+
+def _tokens(*, uneven: bool, scale: float = 1.0) -> Callable[[random.Random], Call]:
+    """Five states; the chosen tokens lie in all chunks of the vocabulary. scale: of the logits."""
+
     def draw(rng: random.Random) -> Call:
         size = rng.choice([2, 3])
-        return _states(rng, size, size * 2 + (1 if uneven else 0))
+        vocab_size = size * rng.choice([2, 3]) + uneven
+        weight = tuple(tuple(row) for row in (scale * numbers(rng, vocab_size, 3)).tolist())
+        tokens = [rng.randrange(*span) for span in _spans(vocab_size, size)]
+        chosen = torch.tensor(rng.sample(tokens * 3, 5))
+        return call(numbers(rng, 5, 3, low=0.5), chosen, OutputLayer(weight, size), vocab_size, size)
 
     return draw
 
 
-def _states(rng: random.Random, size: int, count: int) -> Call:
-    vocabulary = 5
-    weight = tuple(tuple(row) for row in numbers(rng, vocabulary, 3).tolist())
-    chosen = torch.tensor((rng.sample(range(vocabulary), size) * 3)[:count])
-    chosen[-1] = (chosen[-1] + 1) % vocabulary
-    return call(numbers(rng, count, 3), chosen, OutputLayer(weight, size), size)
+def _minus(normalize: Callable[[list[Tensor]], Tensor]) -> Callable[..., Tensor]:
+    """A wrong answer that subtracts something else, made from the logits (T, size) of all chunks."""
 
-
-def _each_chunk(make: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """A wrong answer that makes another thing of a chunk's logits and tokens."""
-
-    def wrong(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
-        pairs = zip(states.split(size), chosen.split(size), strict=True)
-        return torch.cat([make(logits_of(rows), ids[:, None])[:, 0] for rows, ids in pairs])
+    def wrong(states: Tensor, chosen: Tensor, logits_of: OutputLayer, vocab_size: int, size: int) -> Tensor:
+        chunks = [logits_of(states, *span) for span in _spans(vocab_size, size)]
+        return _chosen_logits(states, chosen, logits_of) - normalize(chunks)
 
     return wrong
 
 
-def _first_tokens_again(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
-    chunks = [logits_of(rows).log_softmax(dim=1) for rows in states.split(size)]
-    return torch.cat([logps.gather(1, chosen[: len(logps), None])[:, 0] for logps in chunks])
+def _own_chunk_only(states: Tensor, chosen: Tensor, logits_of: OutputLayer, vocab_size: int, size: int) -> Tensor:
+    sums = torch.stack([logits_of(states, *span).logsumexp(dim=1) for span in _spans(vocab_size, size)])
+    return _chosen_logits(states, chosen, logits_of) - sums[chosen // size, torch.arange(len(chosen))]
 
 
-def _rest_of_tokens_dropped(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
-    count = len(states) // size * size
-    return logps_in_chunks(states[:count], chosen[:count], logits_of, size)
+def _all_at_once(states: Tensor, chosen: Tensor, logits_of: OutputLayer, vocab_size: int, size: int) -> Tensor:
+    return logits_of(states, 0, vocab_size).log_softmax(dim=1).gather(1, chosen[:, None])[:, 0]
 
 
 check_logps_in_chunks = Exercise(
     logps_in_chunks,
     parts=(
         Part("chunks of one size", 1, _tokens(uneven=False)),
-        Part(
-            "a smaller last chunk",
-            1,
-            _tokens(uneven=True),
-            always=tuple(_states(random.Random(count), size, count) for size, count in SIZES),
-        ),
-        Part("the gradient", 1, lambda rng: replace(_tokens(uneven=True)(rng), ask=gradient_of)),
+        Part("a smaller last chunk, and logits of more than 100", 1, _tokens(uneven=True, scale=60.0)),
+        Part("the gradient", 2, lambda rng: replace(_tokens(uneven=True)(rng), ask=gradient_of)),
     ),
     mistakes={
         "all logits are there at once": Mistake(
-            "That is what does not fit. Ask for `size` rows at a time.",
-            lambda states, chosen, logits_of, size: (
-                logits_of(states).log_softmax(dim=1).gather(1, chosen[:, None])[:, 0]
-            ),
+            "That is what does not fit. Ask for `size` tokens of the vocabulary at a time.", _all_at_once
+        ),
+        "each chunk has a softmax of its own": Mistake(
+            "The probabilities of the *whole* vocabulary add up to 1.", _own_chunk_only
         ),
         "these are logits, no log-probabilities": Mistake(
-            "Minus the log-sum-exp over the vocabulary.", _each_chunk(lambda logits, ids: logits.gather(1, ids))
+            "What has to be subtracted, so that the probabilities add up to 1?",
+            _minus(lambda chunks: torch.zeros(len(chunks[0]))),
         ),
-        "softmax runs over the tokens of a chunk": Mistake(
-            "The probabilities of the vocabulary add up to 1.",
-            _each_chunk(lambda logits, ids: logits.log_softmax(dim=0).gather(1, ids)),
+        "the logarithms of the chunks are added": Mistake(
+            "The sums of exponentials are to be added, and not their logarithms.",
+            _minus(lambda chunks: torch.stack([chunk.logsumexp(dim=1) for chunk in chunks]).sum(dim=0)),
         ),
-        "these are probabilities": Mistake(
-            "Their logarithm is asked for.", _each_chunk(lambda logits, ids: logits.softmax(dim=1).gather(1, ids))
+        "the exponentials overflow": Mistake(
+            "exp(100) is more than float32 holds. Which function adds what two *logarithms* stand for?",
+            _minus(lambda chunks: torch.cat(chunks, dim=1).exp().sum(dim=1).log()),
         ),
-        "the results are columns": Mistake(
-            "(T,) is asked for: `gather` gives a column, `[:, 0]` makes a vector of it.",
-            lambda states, chosen, logits_of, size: logps_in_chunks(states, chosen, logits_of, size)[:, None],
+        "the rest of the vocabulary is dropped": Mistake(
+            "The last chunk may be smaller.",
+            _minus(
+                lambda chunks: torch.cat([one for one in chunks if one.shape[1] == chunks[0].shape[1]], 1).logsumexp(1)
+            ),
         ),
-        "the likeliest token is taken": Mistake(
-            "The one that was *chosen*, likely or not.",
-            _each_chunk(lambda logits, ids: logits.log_softmax(dim=1).amax(dim=1, keepdim=True)),
+        "only the last chunk is counted": Mistake(
+            "The sum has to grow from chunk to chunk.", _minus(lambda chunks: chunks[-1].logsumexp(dim=1))
         ),
-        "every chunk takes the first tokens": Mistake("Cut `chosen` where you cut `states`.", _first_tokens_again),
-        "the rest is dropped": Mistake("The last chunk may be smaller.", _rest_of_tokens_dropped),
+        "the largest logit stands for the sum": Mistake(
+            "It keeps the exponentials small, but the sum is still to be added.",
+            _minus(lambda chunks: torch.cat(chunks, dim=1).amax(dim=1)),
+        ),
+        "these are probabilities": Mistake("Their logarithm is asked for.", lambda *args: logps_in_chunks(*args).exp()),
+        "the results are columns": Mistake("(T,) is asked for.", lambda *args: logps_in_chunks(*args)[:, None]),
     },
+    tolerance=1e-4,  # logits of some hundreds have five digits
 )
 
 
