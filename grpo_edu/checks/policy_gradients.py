@@ -358,7 +358,7 @@ def _ends(probabilities: Tensor) -> Tensor:
 
 
 def _some_rows(temperatures: tuple[float, ...], limits: tuple[float, ...]) -> Callable[[random.Random], Call]:
-    """Eight rows of five logits; no u is near the end of a piece and no token near the limit, where rounding decides."""
+    """Eight rows of five logits; no u is near the end of a piece and no token near the limit."""
 
     def draw(rng: random.Random) -> Call:
         temperature, min_p = rng.choice(temperatures), rng.choice(limits)
