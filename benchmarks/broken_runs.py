@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from grpo_edu.checks.diagnosis import READ, TROUBLES
+from grpo_edu.checks.diagnosis import STORED, TROUBLES
 from grpo_edu.evaluation import mcnemar
 from grpo_edu.figures.diagnosis import SIGNS
 from grpo_edu.machine.hardware import machine
@@ -188,9 +188,11 @@ def write(runs: list[dict], output: Path) -> dict[str, dict]:
 
 
 def curves(runs: list[dict]) -> dict[str, list[dict[str, list[float]]]]:
-    """What an exercise reads: arm → the signs that the decision tree asks for, of each seed."""
+    """What the exercises show: arm → signs → one number per step, of each seed."""
     wanted = [arm for names in TROUBLES.values() for arm in names]
-    return {arm: [{sign: run["curves"][sign] for sign in READ} for run in runs if run["arm"] == arm] for arm in wanted}
+    return {
+        arm: [{sign: run["curves"][sign] for sign in STORED} for run in runs if run["arm"] == arm] for arm in wanted
+    }
 
 
 def main() -> int:

@@ -29,12 +29,18 @@ RIGHT = {
     "    return torch.cat(out)",
     "degenerate_groups": "def degenerate_groups(rewards, num_generations):\n"
     "    return torch.tensor([bool((group == group[0]).all()) for group in rewards.split(num_generations)])",
-    "rloo_advantages": "def rloo_advantages(rewards, num_generations):\n"
-    "    groups = rewards.view(-1, num_generations)\n"
-    "    return ((groups - groups.mean(dim=1, keepdim=True)) * num_generations / (num_generations - 1)).flatten()",
+    "rloo_advantages": "def rloo_advantages(rewards, num_generations, truncated):\n"
+    "    advantages = torch.zeros_like(rewards)\n"
+    "    for start in range(0, len(rewards), num_generations):\n"
+    "        rows = [row for row in range(start, start + num_generations) if not truncated[row]]\n"
+    "        for row in rows if len(rows) > 1 else []:\n"
+    "            advantages[row] = rewards[row] - (rewards[rows].sum() - rewards[row]) / (len(rows) - 1)\n"
+    "    return advantages",
     "dynamic_sampling": "def dynamic_sampling(rewards, num_generations, groups_needed):\n"
     "    groups = rewards.view(-1, num_generations)\n"
-    "    return (groups != groups[:, :1]).any(dim=1).nonzero().flatten()[:groups_needed]",
+    "    kept = (groups != groups[:, :1]).any(dim=1).nonzero().flatten()[:groups_needed]\n"
+    "    last = int(kept[-1]) if len(kept) == groups_needed else len(groups) - 1\n"
+    "    return kept, (last + 1) * num_generations",
 }
 LOOP = "def tie_probability(p, num_generations):\n    while True:\n        pass"
 DEAF = (

@@ -59,9 +59,12 @@ def sequence_detached(per_token_logps, old_per_token_logps, completion_mask):
     return change.detach().exp()
 
 
-def chunks_by_item(states, chosen, logits_of, size):
-    pairs = zip(states, chosen.tolist(), strict=True)
-    return torch.tensor([logits_of(state[None])[0].log_softmax(dim=0)[token].item() for state, token in pairs])
+def chunks_by_item(states, chosen, logits_of, vocab_size, size):
+    rows = []
+    for state, token in zip(states, chosen.tolist(), strict=True):
+        logits = torch.cat([logits_of(state[None], one, one + 1)[0] for one in range(vocab_size)])
+        rows.append((logits[token] - logits.logsumexp(dim=0)).item())
+    return torch.tensor(rows)
 
 
 # ---- right except on telling inputs ----
@@ -107,20 +110,10 @@ def rest_counts_once(mean_gradient, rows, size):
     return total / len(rows)
 
 
-def all_but_the_last_row(states, chosen, logits_of, size):
-    logps = [
-        logits_of(states[start : start + size]).log_softmax(dim=1).gather(1, chosen[start : start + size, None])[:, 0]
-        for start in range(0, len(states) - len(states) % size, size)
-    ]
-    if len(states) % size:
-        logps.append(logits_of(states[-1:]).log_softmax(dim=1)[0, chosen[-1:]])
-    return torch.cat(logps)
-
-
-def chunks_of_unlike_size(states, chosen, logits_of, size):
-    parts = math.ceil(len(states) / size)
-    pairs = zip(states.split(size), chosen.tensor_split(parts), strict=True)
-    return torch.cat([logits_of(some).log_softmax(dim=1).gather(1, ids[:, None])[:, 0] for some, ids in pairs])
+def equal_chunks(states, chosen, logits_of, vocab_size, size):
+    width = vocab_size // math.ceil(vocab_size / size)
+    logits = [logits_of(states, first, first + width) for first in range(0, vocab_size - width + 1, width)]
+    return torch.cat(logits, dim=1).log_softmax(dim=1).gather(1, chosen.clamp(max=vocab_size - 2)[:, None])[:, 0]
 
 
 def _least_with(*scores):
@@ -137,7 +130,7 @@ WRONG_ANSWERS = {
     "k3": (k3_by_list, k3_by_numpy, k3_of_a_detached_ratio),
     "aggregate": (aggregate_by_list,),
     "sequence_ratio": (sequence_detached,),
-    "logps_in_chunks": (chunks_by_item, all_but_the_last_row, chunks_of_unlike_size),
+    "logps_in_chunks": (chunks_by_item, equal_chunks),
     "mend_script": (settings_anywhere,),
     "batch_kl": (kl_repaired_where_nan,),
     "ratio_is_one": (ratio_times_mask,),

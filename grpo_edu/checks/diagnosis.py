@@ -1,9 +1,10 @@
-"""Exercises on diagnosis: the curves of a faulty run, a decision tree, checks of one batch, and a faulty setup."""
+"""Exercises on diagnosis: the curves of a run, checks of one batch, a faulty setup, and three unlabelled runs."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,19 +12,29 @@ from torch import Tensor
 
 from grpo_edu import trainer
 from grpo_edu.advantages import group_advantages
-from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
+from grpo_edu.checks.compare import Outcome
+from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Mistake, Part, call
+from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import Curve, numbers, stored_curves
 from grpo_edu.checks.objective import completion_mask
+from grpo_edu.checks.slips import NOT_WRITTEN
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem
 from grpo_edu.rewards import accuracy_reward
 from grpo_edu.rollout import Rollout
-from grpo_edu.studies.broken_runs import eos_as_padding, hasty_advantages, shifted_mask, transposed_advantages
+from grpo_edu.studies.broken_runs import (
+    drawn_runs,
+    eos_as_padding,
+    hasty_advantages,
+    shifted_mask,
+    transposed_advantages,
+)
 
 # ---- name_trouble ----
 
 
 READ = ("reward", "frac_reward_zero_std", "clip_ratio/region_mean")  # the signs that the tree asks for
+STORED = (*READ, "completions/mean_length")
 
 TROUBLES = {
     "unpaid": ("reward always 0", "chat template skipped", "length truncation"),
@@ -55,7 +66,8 @@ def _some_run(trouble: str) -> Callable[[random.Random], Call]:
 
     def draw(rng: random.Random) -> Call:
         if rng.random() < 0.5:
-            return call(rng.choice(stored_curves(rng.choice(TROUBLES[trouble]))))
+            run = rng.choice(stored_curves(rng.choice(TROUBLES[trouble])))
+            return call({sign: run[sign] for sign in READ})
         return call(_made_up(rng, trouble))
 
     return draw
@@ -161,163 +173,165 @@ check_name_trouble = Exercise(
 
 # ---- find_fault ----
 
-IN_A_BATCH = {
-    "best pushed up": "groups mixed",
-    "first token trained": "mask off by one",
-    "end trained": "EOS counts as padding",
+DIAGNOSES = {  # fault: what tells it from all others, and what removes it
+    "reward always 0": ("right answers earn 0", "another reward"),
+    "chat template skipped": ("the prompt opens no chat turn", "render the prompt"),
+    "length truncation": ("completions are cut off", "more tokens per completion"),
+    "tied rewards": ("right or wrong, all earn 1", "another reward"),
+    "G too small": ("a step is one group of two", "more completions per step"),
+    "std float trap": ("equal rewards get advantages", "give equal rewards exactly 0"),
+    "groups mixed": ("advantages have wrong signs", "keep the rows of a group together"),
+    "mask off by one": ("the first token is not trained", "begin the mask at the first token"),
+    "EOS masked": ("the end token is not trained", "let the mask include the end token"),
+    "lr too high": ("the reward falls at once", "reload, and lower the learning rate"),
+    "stale old log-probabilities": ("tokens are clipped", "take the old ones from each rollout"),
+    "KL wrong sign": ("the reward falls late", "add the KL term"),
 }
+SYMPTOMS = ("most groups tie", "the gradient is near 0", "the reward rises too slowly")
+LOWER_RATE, NO_FIXES = "lower the learning rate", ("train for longer", "use another seed")
+WORDS = (
+    {*DIAGNOSES},
+    {*SYMPTOMS, *(evidence for evidence, _ in DIAGNOSES.values())},
+    {*NO_FIXES, LOWER_RATE, *(fix for _, fix in DIAGNOSES.values())},
+)
 
 
-def find_fault(question: int, reading: Mapping[str, float]) -> str:
-    """The second look: from the question that was answered with yes, and what was then read, to the fault."""
-    if question == 1:
-        if reading["cut"] > 1 / 3:
-            return "too little room"
-        return "reward cannot read" if reading["right"] >= 0.1 else "no chat template"
-    if question == 2:
-        return "G too small" if reading["group size"] <= 3 else "pays for anything"
-    if question == 3:
-        return "learning rate too high" if reading["step"] <= 10 else "KL with the wrong sign"
-    if question == 4:
-        return "stale old log-probabilities"
-    if not reading["best pushed up"]:
-        return "groups mixed"
-    if not reading["first token trained"]:
-        return "mask off by one"
-    if not reading["end trained"]:
-        return "EOS counts as padding"
-    return "float trap" if abs(reading["tied advantage"]) > 0.01 else "nothing found"
+def right_diagnoses(seed: int) -> dict[str, Any]:
+    """What is to be said of the runs that a seed draws: run → (fault, evidence, fix)."""
+    return {"seed": seed, **{run: (case.name, *DIAGNOSES[case.name]) for run, case in drawn_runs(seed).items()}}
 
 
-def _share(rng: random.Random, low: int, high: int) -> float:
-    return rng.randrange(low, high) / 100
+def find_fault() -> dict[str, Any]:
+    """The right diagnoses of one seed."""
+    return right_diagnoses(3)
 
 
-def _unpaid(rng: random.Random) -> Call:
-    right, cut = rng.choice([(0, 40), (12, 30), (0, 0), (1, 0), (35, 0), (60, 0)])
-    reading = {"right": _share(rng, right, right + 8), "cut": _share(rng, cut, cut + 30) if cut else _share(rng, 0, 30)}
-    if rng.random() < 0.3:
-        reading["right"] = 0.1
-    return call(1, reading)
+@dataclass(frozen=True, eq=False)
+class DrawnExercise(Exercise):
+    """An exercise whose runs are drawn by the seed that the answer names; each word of a part is worth a point.
+
+    The feedback says how many words of a part are right and not which, and never what was expected.
+    """
+
+    def judge(
+        self, found: Sequence[Sequence[Outcome]], seed: int, credit: float = SLIP_CREDIT, variable: str = ""
+    ) -> Feedback:
+        """Grade an answer; the inputs' seed and the credit for slips play no part."""
+        outcome = found[0][0]
+        rows, mistake, why = None, None, outcome.detail
+        if outcome.problem == "NotImplementedError":
+            mistake = NOT_WRITTEN
+        elif not outcome.problem:
+            rows, why = _rows(outcome.value)
+        if rows is None:
+            words = (mistake.name, mistake.hint) if mistake else ("", "")
+            return Feedback(
+                self.name,
+                tuple(PartResult(part.name, 0, part.points, "", "", "", why, *words) for part in self.parts),
+                seed,
+            )
+        right = right_diagnoses(outcome.value["seed"])
+        wanted = [right[run] for run in RUNS]
+        parts = []
+        for column, part in enumerate(self.parts):
+            given, expected = ([row[column] for row in table] for table in (rows, wanted))
+            count = sum(one == other for one, other in zip(given, expected, strict=True))
+            name = "" if count == len(RUNS) else _confusion(column, rows, wanted)
+            parts.append(
+                PartResult(
+                    part.name,
+                    count,
+                    part.points,
+                    given=f"the runs of seed {right['seed']}",
+                    got=f"{count} of {len(RUNS)} right",
+                    mistake=name,
+                    hint=self.mistakes[name].hint if name else "",
+                )
+            )
+        return Feedback(self.name, tuple(parts), seed)
 
 
-def _steps(rng: random.Random) -> Call:
-    if rng.random() < 0.2:
-        return call(4, {"first ratio": 1.0, "clipped": _share(rng, 2, 9)})
-    return call(3, {"step": rng.choice([2, 4, 10, 11, 30, 60])})
+def _rows(answer: Any) -> tuple[list[tuple[str, ...]] | None, str]:
+    """The three diagnoses of an answer, or None and what is wrong with its form."""
+    if not isinstance(answer, dict) or type(answer.get("seed")) is not int:
+        return None, 'the result is not a dict with "seed" and a whole number'
+    for run in RUNS:
+        row = answer.get(run)
+        if not isinstance(row, (tuple, list)) or len(row) != 3 or not all(isinstance(word, str) for word in row):
+            return None, f"{run!r} does not lead to three texts: fault, evidence, fix"
+    return [tuple(answer[run]) for run in RUNS], ""
 
 
-def _one_batch(rng: random.Random) -> Call:
-    """Nothing, one or several of the four are wrong; a tie may be worth a little."""
-    wrong = rng.choice([set(), set(), {0}, {1}, {2}, {3}, {3}, {3}, {0, 1}, {1, 2}, {0, 2, 3}])
-    advantage = rng.choice([-0.87, 0.87, -0.41, 0.41] if 3 in wrong else [0.0, 0.001, -0.001])
-    reading = {name: number not in wrong for number, name in enumerate(IN_A_BATCH)}
-    return call(5, {**reading, "tied advantage": advantage})
+def _confusion(column: int, rows: list[tuple[str, ...]], wanted: list[tuple[str, ...]]) -> str:
+    """The name of the mistake in a column that is not all right."""
+    given = {row[column] for row, right in zip(rows, wanted, strict=True) if row[column] != right[column]}
+    if given - WORDS[column]:
+        return "a word is not in the tables"
+    if sorted(rows) == sorted(wanted):
+        return "the runs have changed places"
+    if column == 0:
+        return "it is another fault"
+    if column == 1:
+        return "a symptom of many faults is no evidence" if given & {*SYMPTOMS} else "the evidence is of another fault"
+    if LOWER_RATE in given:
+        return "the learning rate alone is lowered"
+    return "time or luck is called a fix" if given & {*NO_FIXES} else "the fix removes another fault"
 
 
-def _read_as(asked: int, change: Callable[[Mapping[str, float]], dict[str, float]]) -> Callable:
-    """A wrong answer that takes some of the numbers that one question reads for others."""
+RUNS = ("Run A", "Run B", "Run C")
 
-    def wrong(question, reading):
-        return find_fault(question, {**reading, **change(reading)} if question == asked else reading)
+
+def _with_words(column: int, change: Callable[[str], str]) -> Callable[[], dict[str, Any]]:
+    """A wrong answer in which the words of one column are changed."""
+
+    def wrong() -> dict[str, Any]:
+        found = find_fault()
+        for run in RUNS:
+            words = list(found[run])
+            words[column] = change(words[column])
+            found[run] = tuple(words)
+        return found
 
     return wrong
 
 
-def _swapping(one: str, other: str) -> Callable:
-    """Two faults have changed places."""
-
-    def wrong(question, reading):
-        found = find_fault(question, reading)
-        return {one: other, other: one}.get(found, found)
-
-    return wrong
+def _in_another_order() -> dict[str, Any]:
+    found = find_fault()
+    return {**found, **{run: found[other] for run, other in zip(RUNS, RUNS[1:] + RUNS[:1], strict=True)}}
 
 
-def _limits_left_out(question, reading):
-    limits = {
-        1: ("right", 0.1, "no chat template"),
-        2: ("group size", 3, "pays for anything"),
-        3: ("step", 10, "KL with the wrong sign"),
-    }
-    found = find_fault(question, reading)
-    if question in limits and found != "too little room":
-        name, limit, otherwise = limits[question]
-        return otherwise if reading[name] == limit else found
-    return found
-
-
-def _batch_in_order(*order: str, trap_first: bool) -> Callable:
-    """Question 5, asked in another order."""
-
-    def wrong(question, reading):
-        if question != 5:
-            return find_fault(question, reading)
-        found = [IN_A_BATCH[name] for name in order if not reading[name]]
-        trap = ["float trap"] if abs(reading["tied advantage"]) > 0.01 else []
-        return ((trap + found if trap_first else found + trap) + ["nothing found"])[0]
-
-    return wrong
-
-
-check_find_fault = Exercise(
+check_find_fault = DrawnExercise(
     find_fault,
-    parts=(
-        Part("question 1: ten samples were read", 2, _unpaid, draws=60),
-        Part(
-            "question 2: the rewards of a group",
-            1,
-            lambda rng: call(2, {"group size": rng.choice([2, 3, 8, 16])}),
-            draws=20,
-        ),
-        Part("questions 3 and 4: the first steps, the ratio", 1, _steps, draws=60),
-        Part("question 5: one batch, by hand", 2, _one_batch, draws=60),
-    ),
+    parts=tuple(Part(name, 3, lambda rng: call(), draws=1) for name in ("the faults", "the evidence", "the fixes")),
     mistakes={
-        "some right answers hide the lack of room": Mistake(
-            "A few short answers fit even into too little room. Look at the share that was cut first.",
-            _read_as(1, lambda reading: {"cut": 0.0} if reading["right"] >= 0.1 else {}),
+        "a word is not in the tables": Mistake(
+            "Copy the words of the tables letter by letter.", _with_words(0, str.upper)
         ),
-        "room is found lacking only where most are cut off": Mistake(
-            "More than a *third*.", _read_as(1, lambda reading: {"cut": 0.0} if reading["cut"] <= 0.5 else {})
+        "the runs have changed places": Mistake(
+            "The three diagnoses are right. Which run has which?", _in_another_order
         ),
-        "the limit itself is left out": Mistake("0.1 *or more*, 3 *or fewer*, 10 *or earlier*.", _limits_left_out),
-        "right answers and nonsense have changed places": Mistake(
-            "Right answers that are not paid: is that the fault of the model, or of the reward?",
-            _swapping("reward cannot read", "no chat template"),
+        "it is another fault": Mistake(
+            "Ask the questions of the decision tree again, from the top. In which line of the batch would it differ?",
+            _with_words(0, lambda fault: "KL wrong sign" if fault == "lr too high" else fault),
         ),
-        "small groups and generous rewards have changed places": Mistake(
-            "Groups of two often tie. Groups of eight tie from the first step on only where everybody is paid.",
-            _swapping("G too small", "pays for anything"),
+        "a symptom of many faults is no evidence": Mistake(
+            "Many faults tie groups, or slow a run down. What do you see in this run and in no other?",
+            _with_words(1, lambda evidence: SYMPTOMS[0]),
         ),
-        "a late break-down is blamed on the learning rate": Mistake(
-            "Steps that are too long break a run at once.",
-            lambda question, reading: "learning rate too high" if question == 3 else find_fault(question, reading),
+        "the evidence is of another fault": Mistake(
+            "Point to the number of the curve, or to the line of the batch: is it there, in this run?",
+            _with_words(1, lambda evidence: "completions are cut off"),
         ),
-        "the two ends of the mask have changed places": Mistake(
-            "The first token is lost by a shift, the last by taking EOS for padding.",
-            _swapping("mask off by one", "EOS counts as padding"),
+        "the learning rate alone is lowered": Mistake(
+            "In a policy that broke down nothing is right any more, so nothing is rewarded. What has to come first?",
+            _with_words(2, lambda fix: LOWER_RATE if "reload" in fix else fix),
         ),
-        "a tied group may have a negative advantage": Mistake(
-            "0 is what a tie is worth. The rounding error may have either sign.",
-            _read_as(5, lambda reading: {"tied advantage": max(0.0, reading["tied advantage"])}),
+        "time or luck is called a fix": Mistake(
+            "The fault acts in every step, and with every seed.", _with_words(2, lambda fix: NO_FIXES[0])
         ),
-        "every tied advantage but 0 is taken for the trap": Mistake(
-            "Further than 0.01 from 0.",
-            _read_as(5, lambda reading: {"tied advantage": float(reading["tied advantage"] != 0)}),
-        ),
-        "True is taken for the alarm": Mistake(
-            "In question 5, False is the alarm: not pushed up, not trained.",
-            _read_as(5, lambda reading: {name: not reading[name] for name in IN_A_BATCH}),
-        ),
-        "question 5 is asked from the bottom to the top": Mistake(
-            "Several rows may be False: the first counts.", _batch_in_order(*reversed(IN_A_BATCH), trap_first=True)
-        ),
-        "the mask is asked for before the signs, its end before its beginning": Mistake(
-            "Several rows may be False: the first counts.", _batch_in_order(*reversed(IN_A_BATCH), trap_first=False)
-        ),
-        "the float trap is asked for first": Mistake(
-            "Keep the order of the table.", _batch_in_order(*IN_A_BATCH, trap_first=True)
+        "the fix removes another fault": Mistake(
+            "Which setting, reward or stage caused what you saw? Change that one.",
+            _with_words(2, lambda fix: "more tokens per completion"),
         ),
     },
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 from grpo_edu.checks.core import Call, Exercise, Part, call
 
@@ -143,39 +144,53 @@ check_false_alarm = Exercise(
 
 
 # ---- pass_at_k ----
-def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """The unbiased estimate that at least one of k samples is correct, from n samples of which c are."""
-    all_wrong = math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
-    return 1 - all_wrong
+def pass_at_k(rewards: Sequence[float], k: int) -> float:
+    """The mean, over all choices of k of these rewards, of the best one; pass@k where rewards are 0 and 1."""
+    choices = math.comb(len(rewards), k)
+    best_of = [math.comb(rank, k - 1) for rank in range(len(rewards))]  # choices; `rank` rewards are smaller
+    return sum(count * reward for count, reward in zip(best_of, sorted(rewards), strict=True)) / choices
 
 
-def _pass_counts(rng: random.Random) -> Call:
-    samples = rng.randrange(4, 12)
-    return call(samples, rng.randrange(1, samples - 1), rng.randrange(2, min(5, samples)))
+def _graded(rng: random.Random) -> Call:
+    size = rng.randrange(5, 9)
+    rewards = [1.0, *(rng.randrange(0, 4) / 4 for _ in range(size - 2)), 0.5]
+    return call(rewards if rng.random() < 0.5 else rewards[::-1], rng.randrange(2, size - 1))
 
 
-def _pass_edges(rng: random.Random) -> Call:
-    samples = rng.randrange(4, 9)
-    return call(*rng.choice([(samples, 0, 2), (samples, samples, 2), (samples, 2, 1), (samples, samples - 1, 3)]))
+def _right_or_wrong(rng: random.Random) -> Call:
+    size = rng.randrange(4, 9)
+    right = rng.randrange(1, size - 1)
+    rewards = rng.sample([1.0] * right + [0.0] * (size - right), size)
+    return call(rewards, rng.choice([1, 2, 3, size]))
 
 
 check_pass_at_k = Exercise(
     pass_at_k,
     parts=(
-        Part("some right, some wrong", 3, _pass_counts),
-        Part("none, all, k = 1, too few wrong ones", 1, _pass_edges, draws=12),
+        Part("graded rewards", 3, _graded, draws=8, always=(call([0.25, 1.0, 0.0, 0.5], 2),)),
+        Part("rewards of 0 and 1, k from 1 to n", 1, _right_or_wrong, draws=12, always=(call([0.0, 1.0, 0.0], 1),)),
     ),
     changes="""
-        that estimate is biased: 1 - (1 - num_correct / num_samples) ** k
-            1 − (1 − c/n)^k draws with replacement: the same sample may come twice.
-        that is the chance that all k are right: math.comb(num_correct, k) / math.comb(num_samples, k)
-            At least one.
-        that is the chance that all k are wrong: 1 - all_wrong -> all_wrong
-            One minus it.
-        that is pass@1: num_correct / num_samples
-            k samples may be looked at.
-        k is one too small: pass_at_k(num_samples, num_correct, k - 1)
-            The product has k factors.
+        that estimate is biased:
+            math.comb(rank, k - 1) -> (rank + 1) ** k - rank**k; math.comb(len(rewards), k) -> len(rewards) ** k
+            (rank / n)^k draws with replacement: the same answer may come twice.
+        only rewards of 0 and 1 are counted: pass_at_k([float(one == 1) for one in rewards], k)
+            A reward of 0.5 is better than 0: it counts where nothing better was drawn.
+            or: pass_at_k([float(one > 0) for one in rewards], k)
+        that is the mean of the worst: -pass_at_k([-one for one in rewards], k)
+            Of which side of the sorted list does a choice keep one?
+        that is pass@1: sum(rewards) / len(rewards)
+            k answers may be looked at.
+        the best of all is taken: max(rewards)
+            Often it is not among the k that are drawn.
+        only the first k are looked at: max(rewards[:k])
+            All choices of k count alike, not only one.
+        the rewards are not sorted: sorted(rewards) -> rewards
+            How many of the others are *smaller* is what decides.
+        k is one too small: pass_at_k(rewards, max(1, k - 1))
+            k answers are drawn, the best one among them.
+        it is not divided by the number of choices: math.comb(len(rewards), k) -> 1
+            A mean over all choices: how many are there?
     """,
 )
 

@@ -283,45 +283,94 @@ check_degenerate_groups = Exercise(
 # ---- rloo_advantages ----
 
 
+def rloo_advantages(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
+    """Reward minus the mean of the others that are complete; 0 for a truncated one, and where nobody is left."""
+    return _left_out(rewards, num_generations, truncated)
+
+
+def _left_out(
+    rewards: Tensor,
+    num_generations: int,
+    truncated: Tensor,
+    *,
+    baseline: Callable[[Tensor], float] = lambda others: others.mean().item(),
+    own: bool = False,
+) -> Tensor:
+    """RLOO with another number made of the others; `own`: a completion is one of the others."""
+    advantages = torch.zeros_like(rewards)
+    for start in range(0, len(rewards), num_generations):
+        rows = [row for row in range(start, start + num_generations) if not truncated[row]]
+        for row in rows if len(rows) > 1 else []:
+            others = rewards[[other for other in rows if own or other != row]]
+            advantages[row] = rewards[row] - baseline(others)
+    return advantages
+
+
+def _cut_short(rng: random.Random, left: int) -> Call:
+    """Three groups of four; in one of them `left` completions are complete, and in the others three and all."""
+    rewards = some_rewards(rng, 3, 4)
+    groups = [rng.sample([False] * count + [True] * (4 - count), 4) for count in (left, 3, 4)]
+    rng.shuffle(groups)
+    truncated = torch.tensor(groups).flatten()
+    return call(rewards + 0.25 * truncated, 4, truncated)
+
+
+def _whole_sum(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
+    """The others are added up with the truncated ones, and divided by the number of complete ones."""
+    groups = rewards.view(-1, num_generations)
+    complete = ~truncated.view(-1, num_generations)
+    others = (complete.sum(dim=1, keepdim=True) - 1).clamp(min=1)
+    return ((groups - (groups.sum(dim=1, keepdim=True) - groups) / others) * complete).flatten()
+
+
+def _alone_keeps_its_reward(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
+    alone = (~truncated).view(-1, num_generations).sum(dim=1).repeat_interleave(num_generations) == 1
+    return torch.where(alone & ~truncated, rewards, rloo_advantages(rewards, num_generations, truncated))
+
+
 check_rloo_advantages = Exercise(
-    advantages.rloo_advantages,
+    rloo_advantages,
     parts=(
-        Part("two groups and three", 2, plain),
-        Part("groups of two", 1, lambda rng: call(some_rewards(rng, 2, 2), 2)),
+        Part("two or more completions of each group are complete", 2, lambda rng: _cut_short(rng, 2), draws=8),
+        Part("one is complete, or none", 1, lambda rng: _cut_short(rng, rng.choice([0, 1])), draws=12),
     ),
     mistakes={
+        "truncated completions are not left out": Mistake(
+            "What is the last argument for?", lambda rewards, g, truncated: advantages.rloo_advantages(rewards, g)
+        ),
+        "truncated completions are among the others": Mistake(
+            "They do not get an advantage, and nobody is compared with them either.",
+            lambda rewards, g, truncated: advantages.rloo_advantages(rewards, g).masked_fill(truncated, 0.0),
+        ),
+        "truncated completions are compared with the others": Mistake(
+            "Nothing is to be learned from them: 0.",
+            lambda rewards, g, truncated: torch.where(
+                truncated, advantages.rloo_advantages(rewards, g), rloo_advantages(rewards, g, truncated)
+            ),
+        ),
+        "truncated completions count as a reward of 0": Mistake(
+            "Left out is not the same as wrong: the number of the others gets smaller.",
+            lambda rewards, g, truncated: advantages.rloo_advantages(rewards * ~truncated, g).masked_fill(
+                truncated, 0.0
+            ),
+        ),
+        "the sum holds truncated completions, but the number does not": Mistake(
+            "Sum and number must be of the same completions.", _whole_sum
+        ),
         "a completion is part of its own baseline": Mistake(
-            "Leave one out: the mean of the others.", _in_groups(_centered, _never)
-        ),
-        "the sum of the others is divided by G": Mistake(
-            "How many others are there?",
-            _in_groups(lambda groups: groups - (groups.sum(dim=1, keepdim=True) - groups) / groups.shape[1], _never),
-        ),
-        "a completion is taken for one of the others": Mistake(
-            "Take its own reward out of the sum: G − 1 others.",
-            lambda rewards, g: rewards - rewards.view(-1, g).sum(dim=1).repeat_interleave(g) / (g - 1),
+            "Leave one out: the mean of the others.",
+            lambda rewards, g, truncated: _left_out(rewards, g, truncated, own=True),
         ),
         "the sum of the others is not divided": Mistake(
             "Compare with their *mean*.",
-            lambda rewards, g: rewards - (rewards - advantages.rloo_advantages(rewards, g)) * (g - 1),
+            lambda rewards, g, truncated: _left_out(rewards, g, truncated, baseline=lambda others: others.sum().item()),
         ),
-        "this is the baseline alone": Mistake(
-            "The reward, minus the mean of the others.",
-            lambda rewards, g: rewards - advantages.rloo_advantages(rewards, g),
-        ),
-        "the result is scaled by the standard deviation": Mistake(
-            "RLOO subtracts a baseline and stops there.",
-            lambda rewards, g: (
-                advantages.rloo_advantages(rewards, g) / (rewards.view(-1, g).std(dim=1) + 1e-4).repeat_interleave(g)
-            ),
-        ),
-        "the others are those of the whole batch": Mistake(
-            "Only the completions of a group answer the same prompt.",
-            lambda rewards, g: rewards - (rewards.sum() - rewards) / (len(rewards) - 1),
+        "the only complete one keeps its reward": Mistake(
+            "It has nobody to be compared with: 0.", _alone_keeps_its_reward
         ),
         "the sign is turned": Mistake(
             "A completion that is better than the others has a positive advantage.",
-            lambda rewards, g: -advantages.rloo_advantages(rewards, g),
+            lambda *args: -rloo_advantages(*args),
         ),
     },
 )
@@ -330,14 +379,16 @@ check_rloo_advantages = Exercise(
 # ---- dynamic_sampling ----
 
 
-def dynamic_sampling(rewards: Tensor, num_generations: int, groups_needed: int) -> Tensor:
-    """The numbers (K,) of the first groups that do not tie, in order, at most `groups_needed`."""
+def dynamic_sampling(rewards: Tensor, num_generations: int, groups_needed: int) -> tuple[Tensor, int]:
+    """The numbers (K,) of the first groups that do not tie, at most `groups_needed`, and the completions written."""
     tied = advantages.degenerate_groups(rewards, num_generations)
-    return (~tied).nonzero().flatten()[:groups_needed]
+    kept = (~tied).nonzero().flatten()[:groups_needed]
+    full = len(kept) == groups_needed
+    return kept, (int(kept[-1]) + 1) * num_generations if full else len(rewards)
 
 
 def _many_groups(few: bool) -> Callable[[random.Random], Call]:
-    """Ten groups of four, two or three of them all wrong, two or three all right, one tied at 0.7."""
+    """Ten groups of four or eleven, two or three of them all wrong, two or more all right, one tied at 0.7."""
 
     def draw(rng: random.Random) -> Call:
         all_right, all_wrong = rng.choice([2, 3]), rng.choice([2, 3])
@@ -347,21 +398,51 @@ def _many_groups(few: bool) -> Callable[[random.Random], Call]:
             row = [0.0, 1.0, rng.choice([0.0, 1.0]), rng.choice([0.0, 1.0])]
             groups.append(torch.tensor(rng.sample(row, 4)))
         rng.shuffle(groups)
+        groups += [torch.ones(4)] * few  # the search goes on behind the last useful group
         needed = informative + rng.choice([1, 2]) if few else informative - 1
         return call(torch.cat(groups), 4, needed)
 
     return draw
 
 
-def _groups_where(keep: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int, int], Tensor]:
+def _groups_where(keep: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int, int], tuple[Tensor, int]]:
     """A wrong answer that keeps other rows of the (N, G) rewards."""
-    return lambda rewards, g, needed: keep(rewards.view(-1, g)).nonzero().flatten()[:needed]
+
+    def wrong(rewards: Tensor, g: int, needed: int) -> tuple[Tensor, int]:
+        kept = keep(rewards.view(-1, g)).nonzero().flatten()[:needed]
+        return kept, (int(kept[-1]) + 1) * g if len(kept) == needed else len(rewards)
+
+    return wrong
+
+
+def _with_price(price: Callable[[Tensor, Tensor, int, int], int]) -> Callable[[Tensor, int, int], tuple[Tensor, int]]:
+    """A wrong answer with another number of completions: price(kept, rewards, G, needed)."""
+
+    def wrong(rewards: Tensor, g: int, needed: int) -> tuple[Tensor, int]:
+        kept, _ = dynamic_sampling(rewards, g, needed)
+        return kept, price(kept, rewards, g, needed)
+
+    return wrong
+
+
+def _with_groups(change: Callable[[Tensor, Tensor, int, int], Tensor]) -> Callable[[Tensor, int, int], tuple]:
+    """A wrong answer with other numbers of groups: change(kept, rewards, G, needed)."""
+
+    def wrong(rewards: Tensor, g: int, needed: int) -> tuple[Tensor, int]:
+        kept, price = dynamic_sampling(rewards, g, needed)
+        return change(kept, rewards, g, needed), price
+
+    return wrong
+
+
+def _all_kept(rewards: Tensor, g: int) -> Tensor:
+    return dynamic_sampling(rewards, g, len(rewards))[0]
 
 
 check_dynamic_sampling = Exercise(
     dynamic_sampling,
     parts=(
-        Part("more groups than are needed", 3, _many_groups(few=False)),
+        Part("more groups than are needed", 3, _many_groups(few=False), draws=8),
         Part("fewer groups than are needed", 1, _many_groups(few=True)),
     ),
     mistakes={
@@ -384,31 +465,42 @@ check_dynamic_sampling = Exercise(
         ),
         "more groups are returned than are needed": Mistake(
             "The update needs `groups_needed` groups; cut the list there.",
-            lambda rewards, g, needed: dynamic_sampling(rewards, g, len(rewards)),
-        ),
-        "the first groups are taken before ties are dropped": Mistake(
-            "Drop the ties first, then take the first `groups_needed` of what is left.",
-            lambda rewards, g, needed: dynamic_sampling(rewards[: needed * g], g, needed),
+            _with_groups(lambda kept, rewards, g, needed: _all_kept(rewards, g)),
         ),
         "the last groups are taken": Mistake(
             "Sampling stops as soon as there are enough groups: take the first ones.",
-            lambda rewards, g, needed: dynamic_sampling(rewards, g, len(rewards))[-needed:],
+            _with_groups(lambda kept, rewards, g, needed: _all_kept(rewards, g)[-needed:]),
         ),
         "these are rows, not groups": Mistake(
             "One number per group: row 0 to G − 1 are group 0.",
-            lambda rewards, g, needed: (dynamic_sampling(rewards, g, needed)[:, None] * g + torch.arange(g)).flatten(),
-            also=(lambda rewards, g, needed: dynamic_sampling(rewards, g, needed) * g,),
-        ),
-        "this is a mask": Mistake(
-            "Return the numbers of the groups: `nonzero()` turns a mask into them.",
-            lambda rewards, g, needed: ~advantages.degenerate_groups(rewards, g),
-        ),
-        "the result has two dimensions": Mistake(
-            "`nonzero()` returns a column; flatten it to shape (K,).",
-            lambda rewards, g, needed: dynamic_sampling(rewards, g, needed)[:, None],
+            _with_groups(lambda kept, rewards, g, needed: (kept[:, None] * g + torch.arange(g)).flatten()),
+            also=(_with_groups(lambda kept, rewards, g, needed: kept * g),),
         ),
         "counting begins at 1": Mistake(
-            "The first group is number 0.", lambda rewards, g, needed: dynamic_sampling(rewards, g, needed) + 1
+            "The first group is number 0.", _with_groups(lambda kept, rewards, g, needed: kept + 1)
+        ),
+        "only the kept completions are paid for": Mistake(
+            "The completions of tied groups were written as well.",
+            _with_price(lambda kept, rewards, g, needed: len(kept) * g),
+        ),
+        "all groups are paid for": Mistake(
+            "Sampling stops when there are enough: nothing after that group is written.",
+            _with_price(lambda kept, rewards, g, needed: len(rewards)),
+        ),
+        "the last group is not paid for": Mistake(
+            "Groups are counted from 0: how many are there up to number 3?",
+            _with_price(lambda kept, rewards, g, needed: int(kept[-1]) * g if len(kept) == needed else len(rewards)),
+        ),
+        "where groups are missing, sampling ends with the last useful one": Mistake(
+            "A search that does not find enough goes on to the end.",
+            _with_price(lambda kept, rewards, g, needed: (int(kept[-1]) + 1) * g),
+        ),
+        "groups are paid for, not completions": Mistake(
+            "Each group has G completions.",
+            lambda rewards, g, needed: (
+                dynamic_sampling(rewards, g, needed)[0],
+                dynamic_sampling(rewards, g, needed)[1] // g,
+            ),
         ),
     },
 )

@@ -166,18 +166,20 @@ class MeanGradient:
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """Logits of hidden states (n, H) → (n, V). `room`: states at once."""
+    """Logits (n, last - first) of states (n, H), for the tokens first, ..., last - 1. `room`: tokens at once."""
 
     weight: tuple[tuple[float, ...], ...]
     room: int
 
-    def __call__(self, states: Tensor) -> Tensor:
-        if len(states) > self.room:
-            raise MemoryError(f"{len(states)} rows of logits at once: only {self.room} fit")
-        return states @ torch.tensor(self.weight).T
+    def __call__(self, states: Tensor, first: int, last: int) -> Tensor:
+        if last - first > self.room:
+            raise MemoryError(f"{last - first} tokens of the vocabulary at once: only {self.room} fit")
+        if not 0 <= first < last <= len(self.weight):
+            raise IndexError(f"tokens {first} to {last}: the vocabulary has {len(self.weight)}")
+        return states @ torch.tensor(self.weight[first:last]).T
 
     def __repr__(self) -> str:
-        return f"<logits of at most {self.room} states>"
+        return f"<logits of at most {self.room} of {len(self.weight)} tokens>"
 
 
 def pays_for_length(completions, answer, **kwargs):

@@ -176,61 +176,65 @@ check_accumulated_gradient = Exercise(
 
 
 # ---- logps_in_chunks ----
-def logps_in_chunks(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
-    """(T,), the log-probabilities of the chosen tokens, from `size` rows of logits at a time."""
-    chunks = []
-    for rows, ids in zip(states.split(size), chosen.split(size), strict=True):
-        logps = logits_of(rows).log_softmax(dim=1)
-        chunks.append(logps.gather(1, ids[:, None])[:, 0])
-    return torch.cat(chunks)
+def _spans(vocab_size: int, size: int) -> list[tuple[int, int]]:
+    return [(first, min(first + size, vocab_size)) for first in range(0, vocab_size, size)]
 
 
-def _tokens(rng: random.Random, *, uneven: bool) -> Call:
+def _chosen_logits(states: Tensor, chosen: Tensor, logits_of: OutputLayer) -> Tensor:
+    rows = zip(states, chosen.tolist(), strict=True)
+    return torch.cat([logits_of(state[None], token, token + 1)[0] for state, token in rows])
+
+
+def logps_in_chunks(states: Tensor, chosen: Tensor, logits_of: OutputLayer, vocab_size: int, size: int) -> Tensor:
+    """(T,), the log-probabilities of the chosen tokens, from the logits of `size` vocabulary entries at a time."""
+    chunks = [logits_of(states, *span) for span in _spans(vocab_size, size)]
+    total = torch.stack([chunk.logsumexp(dim=1) for chunk in chunks]).logsumexp(dim=0)
+    return _chosen_logits(states, chosen, logits_of) - total
+
+
+def _tokens(rng: random.Random, *, uneven: bool, scale: float = 1.0) -> Call:
+    """Five states; the chosen tokens lie in all chunks of the vocabulary. scale: of the logits."""
     size = rng.choice([2, 3])
-    return _states(rng, size, size * 2 + (1 if uneven else 0))
+    vocab_size = size * rng.choice([2, 3]) + uneven
+    weight = tuple(tuple(row) for row in (scale * numbers(rng, vocab_size, 3)).tolist())
+    tokens = [rng.randrange(*span) for span in _spans(vocab_size, size)]
+    chosen = torch.tensor(rng.sample(tokens * 3, 5))
+    return call(numbers(rng, 5, 3, low=0.5), chosen, OutputLayer(weight, size), vocab_size, size)
 
 
-def _uneven_tokens(rng: random.Random) -> Call:
-    return _tokens(rng, uneven=True)
-
-
-def _states(rng: random.Random, size: int, count: int) -> Call:
-    vocabulary = 5
-    weight = tuple(tuple(row) for row in numbers(rng, vocabulary, 3).tolist())
-    chosen = torch.tensor((rng.sample(range(vocabulary), size) * 3)[:count])
-    chosen[-1] = (chosen[-1] + 1) % vocabulary
-    return call(numbers(rng, count, 3), chosen, OutputLayer(weight, size), size)
+def _large_logits(rng: random.Random) -> Call:
+    return _tokens(rng, uneven=True, scale=60.0)
 
 
 check_logps_in_chunks = Exercise(
     logps_in_chunks,
     parts=(
         Part("chunks of one size", 1, lambda rng: _tokens(rng, uneven=False)),
-        Part(
-            "a smaller last chunk",
-            1,
-            _uneven_tokens,
-            always=tuple(_states(random.Random(count), size, count) for size, count in SIZES),
-        ),
-        Part("the gradient", 1, _uneven_tokens, ask=gradient_of),
+        Part("a smaller last chunk, and logits of more than 100", 1, _large_logits),
+        Part("the gradient", 2, lambda rng: _tokens(rng, uneven=True), ask=gradient_of),
     ),
+    tolerance=1e-4,  # logits of some hundreds have five digits
     changes="""
-        all logits are there at once: states.split(size), chosen.split(size) -> [states], [chosen]
-            That is what does not fit. Ask for `size` rows at a time.
-        these are logits, no log-probabilities: logits_of(rows).log_softmax(dim=1) -> logits_of(rows)
-            Minus the log-sum-exp over the vocabulary.
-        softmax runs over the tokens of a chunk: log_softmax(dim=1) -> log_softmax(dim=0)
-            The probabilities of the vocabulary add up to 1.
-        these are probabilities: log_softmax -> softmax
-            Their logarithm is asked for.
-        the results are columns: ids[:, None])[:, 0] -> ids[:, None])
-            (T,) is asked for: `gather` gives a column, `[:, 0]` makes a vector of it.
-        the likeliest token is taken: logps.gather(1, ids[:, None])[:, 0] -> logps.amax(dim=1)
-            The one that was *chosen*, likely or not.
-        every chunk takes the first tokens: ids[:, None] -> chosen[: len(rows), None]
-            Cut `chosen` where you cut `states`.
-        the rest is dropped: torch.cat(chunks) -> torch.cat(chunks)[: len(states) // size * size]
+        all logits are there at once: _spans(vocab_size, size) -> [(0, vocab_size)]
+            That is what does not fit. Ask for `size` tokens of the vocabulary at a time.
+        each chunk has a softmax of its own: .logsumexp(dim=0) -> [chosen // size, torch.arange(len(chosen))]
+            The probabilities of the *whole* vocabulary add up to 1.
+        these are logits, no log-probabilities: _chosen_logits(states, chosen, logits_of)
+            What has to be subtracted, so that the probabilities add up to 1?
+        the logarithms of the chunks are added: logsumexp(dim=0) -> sum(dim=0)
+            The sums of exponentials are to be added, and not their logarithms.
+        the exponentials overflow: - total -> - torch.cat(chunks, dim=1).exp().sum(dim=1).log()
+            exp(100) is more than float32 holds. Which function adds what two *logarithms* stand for?
+        the rest of the vocabulary is dropped: for chunk in chunks -> for chunk in chunks if chunk.shape[1] == size
             The last chunk may be smaller.
+        only the last chunk is counted: - total -> - chunks[-1].logsumexp(dim=1)
+            The sum has to grow from chunk to chunk.
+        the largest logit stands for the sum: - total -> - torch.cat(chunks, dim=1).amax(dim=1)
+            It keeps the exponentials small, but the sum is still to be added.
+        these are probabilities: logps_in_chunks(states, chosen, logits_of, vocab_size, size).exp()
+            Their logarithm is asked for.
+        the results are columns: logps_in_chunks(states, chosen, logits_of, vocab_size, size)[:, None]
+            (T,) is asked for.
     """,
 )
 

@@ -96,10 +96,14 @@ check_expected_reward = Exercise(
 # ---- score_function_gradient ----
 
 
-def score_function_gradient(scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
-    """(A,), the mean of r ∇ log π(a) over the samples, for a softmax policy."""
-    directions = torch.eye(len(scores)) - scores.softmax(dim=0)
-    return (rewards[:, None] * directions[actions]).mean(dim=0)
+def score_function_gradient(scores: Tensor, old_scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+    """(A,), the mean of π/π_old r ∇ log π(a) over samples of an older softmax policy."""
+    weights = (scores.softmax(dim=0) / old_scores.softmax(dim=0))[actions]
+    return ((weights * rewards)[:, None] * _directions(scores)[actions]).mean(dim=0)
+
+
+def _directions(scores: Tensor) -> Tensor:
+    return torch.eye(len(scores)) - scores.softmax(dim=0)
 
 
 def _some_pulls(arms: int, samples: int) -> Callable[[random.Random], Call]:
@@ -107,27 +111,68 @@ def _some_pulls(arms: int, samples: int) -> Callable[[random.Random], Call]:
         actions = [*range(arms), *(rng.randrange(arms) for _ in range(samples - arms))]
         rewards = [rng.randrange(1, 9) / 4 for _ in actions]
         rng.shuffle(actions)
-        return call(numbers(rng, arms), torch.tensor(actions), torch.tensor(rewards))
+        return call(numbers(rng, arms), numbers(rng, arms), torch.tensor(actions), torch.tensor(rewards))
 
     return draw
 
 
-def _mean_direction(directions_of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """A wrong answer with another matrix (A, A) of directions."""
-    return lambda scores, actions, rewards: (rewards[:, None] * directions_of(scores)[actions]).mean(dim=0)
+def _weighted_gradient(
+    weights_of: Callable[[Tensor, Tensor, Tensor], Tensor], directions_of: Callable[[Tensor], Tensor] = _directions
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """A wrong answer with other weights (n,) of the samples, weights_of(π, π_old, actions), or other directions."""
+
+    def wrong(scores: Tensor, old_scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+        weights = weights_of(scores.softmax(dim=0), old_scores.softmax(dim=0), actions)
+        return ((weights * rewards)[:, None] * directions_of(scores)[actions]).mean(dim=0)
+
+    return wrong
+
+
+def _ratios(policy: Tensor, old: Tensor, actions: Tensor) -> Tensor:
+    return (policy / old)[actions]
 
 
 check_score_function_gradient = Exercise(
     score_function_gradient,
     parts=(Part("three arms", 3, _some_pulls(3, 6)), Part("four arms", 1, _some_pulls(4, 9))),
     mistakes={
+        "the samples are taken for those of the policy itself": Mistake(
+            "The older policy drew some arms too often and others too seldom. What corrects this?",
+            _weighted_gradient(lambda policy, old, actions: torch.ones(len(actions))),
+        ),
+        "the ratio is upside down": Mistake(
+            "An arm that the older policy drew too seldom has to count more.",
+            _weighted_gradient(lambda policy, old, actions: (old / policy)[actions]),
+        ),
+        "the gradient is that of the older policy": Mistake(
+            "The samples are old. The gradient belongs to the policy that is trained.",
+            lambda scores, old_scores, actions, rewards: score_function_gradient(
+                old_scores, old_scores, actions, rewards
+            ),
+            also=(
+                lambda scores, old_scores, actions, rewards: (
+                    (_ratios(scores.softmax(0), old_scores.softmax(0), actions) * rewards)[:, None]
+                    * _directions(old_scores)[actions]
+                ).mean(dim=0),
+            ),
+        ),
+        "the scores are divided, not the probabilities": Mistake(
+            "What turns scores into probabilities?",
+            lambda scores, old_scores, actions, rewards: (
+                ((scores / old_scores)[actions] * rewards)[:, None] * _directions(scores)[actions]
+            ).mean(dim=0),
+        ),
+        "the mean is divided by the sum of the ratios": Mistake(
+            "That is another estimate, which is biased. Divide by the number of samples.",
+            _weighted_gradient(lambda policy, old, actions: (lambda w: w / w.mean())(_ratios(policy, old, actions))),
+        ),
         "the samples are added up": Mistake(
             "The gradient is estimated by a *mean* over the samples.",
-            lambda *args: score_function_gradient(*args) * len(args[1]),
+            lambda *args: score_function_gradient(*args) * len(args[2]),
         ),
         "the probabilities are not subtracted": Mistake(
             "When one score rises, the other probabilities fall.",
-            _mean_direction(lambda scores: torch.eye(len(scores))),
+            _weighted_gradient(_ratios, lambda scores: torch.eye(len(scores))),
         ),
         "the sign is turned": Mistake(
             "A rewarded action becomes more probable: its entry must be positive.",
@@ -135,42 +180,22 @@ check_score_function_gradient = Exercise(
         ),
         "the rewards are missing": Mistake(
             "Each sample pulls as strongly as it was rewarded.",
-            lambda scores, actions, rewards: score_function_gradient(scores, actions, torch.ones_like(rewards)),
-        ),
-        "the probabilities are not multiplied by the reward": Mistake(
-            "The reward multiplies the whole vector ∇ log π(a), also its negative entries.",
-            lambda scores, actions, rewards: (
-                rewards[:, None] * torch.eye(len(scores))[actions] - scores.softmax(dim=0)
-            ).mean(dim=0),
-        ),
-        "the scores are taken for probabilities": Mistake(
-            "What turns scores into probabilities?", _mean_direction(lambda scores: torch.eye(len(scores)) - scores)
-        ),
-        "log-probabilities are subtracted": Mistake(
-            "The derivative of a log-softmax contains the probabilities themselves.",
-            _mean_direction(lambda scores: torch.eye(len(scores)) - scores.log_softmax(dim=0)),
-        ),
-        "it is the gradient of π, without the logarithm": Mistake(
-            "Actions are drawn with π already, so each sample contributes ∇ log π(a) = ∇π(a) / π(a).",
-            _mean_direction(
-                lambda scores: scores.softmax(dim=0)[:, None] * (torch.eye(len(scores)) - scores.softmax(dim=0))
+            lambda scores, old_scores, actions, rewards: score_function_gradient(
+                scores, old_scores, actions, torch.ones_like(rewards)
             ),
         ),
         "there is one gradient per sample": Mistake(
             "Average over the samples, so that one number per arm is left.",
-            lambda scores, actions, rewards: (
-                rewards[:, None] * (torch.eye(len(scores)) - scores.softmax(dim=0))[actions]
+            lambda scores, old_scores, actions, rewards: (
+                (_ratios(scores.softmax(0), old_scores.softmax(0), actions) * rewards)[:, None]
+                * _directions(scores)[actions]
             ),
         ),
         "the mean reward is subtracted": Mistake(
             "That is a baseline. It is a good idea, but here the plain rewards are asked for.",
-            lambda scores, actions, rewards: score_function_gradient(scores, actions, rewards - rewards.mean()),
-        ),
-        "it is the mean over the arms": Mistake(
-            "Rows are samples and columns are arms: average over the rows, dim=0.",
-            lambda scores, actions, rewards: (
-                rewards[:, None] * (torch.eye(len(scores)) - scores.softmax(dim=0))[actions]
-            ).mean(dim=1),
+            lambda scores, old_scores, actions, rewards: score_function_gradient(
+                scores, old_scores, actions, rewards - rewards.mean()
+            ),
         ),
     },
 )
@@ -316,101 +341,134 @@ check_best_baseline = Exercise(
 # ---- sample_tokens ----
 
 
-def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    """(n,), the token of each row: the first whose cumulative probability is larger than u."""
-    return rollout.sample_tokens(logits, uniform.double(), temperature=temperature)[0]
+def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, min_p: float) -> Tensor:
+    """(n,), the token of each row, among those with at least min_p times the highest probability."""
+    kept = _kept((logits / temperature).softmax(dim=1), min_p)
+    return rollout.sample_tokens(kept.log(), uniform.double())[0]
 
 
-def _some_rows(temperatures: tuple[float, ...]) -> Callable[[random.Random], Call]:
-    """Eight rows of four logits; no u lies near the end of a piece, so that rounding does not decide."""
+def _kept(probabilities: Tensor, min_p: float) -> Tensor:
+    """Probabilities that are too small become 0; the others are as they were."""
+    return probabilities * (probabilities >= min_p * probabilities.amax(dim=1, keepdim=True))
+
+
+def _ends(probabilities: Tensor) -> Tensor:
+    ends = probabilities.cumsum(dim=1)
+    return ends / ends[:, -1:]
+
+
+def _some_rows(temperatures: tuple[float, ...], limits: tuple[float, ...]) -> Callable[[random.Random], Call]:
+    """Eight rows of five logits; no u is near the end of a piece and no token near the limit."""
 
     def draw(rng: random.Random) -> Call:
-        temperature = rng.choice(temperatures)
-        logits = numbers(rng, 8, 4)
-        ends = (logits.double() / temperature).softmax(dim=1).cumsum(dim=1)
+        temperature, min_p = rng.choice(temperatures), rng.choice(limits)
+        while True:
+            logits = numbers(rng, 8, 5)
+            shares = (logits.double() / temperature).softmax(dim=1)
+            shares = shares / shares.amax(dim=1, keepdim=True)
+            if (shares - min_p).abs().min() > 1e-3:
+                break
+        ends = _ends(_kept(shares, min_p))
         uniform: list[float] = []
         while len(uniform) < len(logits):
             u = round(rng.uniform(0.02, 0.98), 3)
             if (ends[len(uniform)] - u).abs().min() > 1e-3:
                 uniform.append(u)
-        return call(logits, torch.tensor(uniform), temperature)
+        return call(logits, torch.tensor(uniform), temperature, min_p)
 
     return draw
 
 
-def _by_ends(ends_of: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, Tensor, float], Tensor]:
+def _by_ends(ends_of: Callable[[Tensor, float, float], Tensor]) -> Callable[..., Tensor]:
     """A wrong answer with other ends (n, V) of the pieces; beyond the last end the last token is taken."""
 
-    def wrong(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-        tokens = (ends_of(logits, temperature) <= uniform[:, None]).sum(dim=1)
+    def wrong(logits: Tensor, uniform: Tensor, temperature: float, min_p: float) -> Tensor:
+        tokens = (ends_of(logits, temperature, min_p) <= uniform[:, None]).sum(dim=1)
         return tokens.clamp(max=logits.shape[1] - 1)
 
     return wrong
 
 
+def _kept_of_logits(logits: Tensor, temperature: float, min_p: float) -> Tensor:
+    kept = logits >= min_p * logits.amax(dim=1, keepdim=True)
+    return _ends((logits / temperature).softmax(dim=1) * kept)
+
+
 check_sample_tokens = Exercise(
     sample_tokens,
     parts=(
-        Part("temperature 1", 2, _some_rows((1.0,))),
-        Part("other temperatures", 2, _some_rows((0.3, 0.5, 2.0, 3.0))),
+        Part("temperature 1", 2, _some_rows((1.0,), (0.1, 0.25)), draws=8),
+        Part("other temperatures", 2, _some_rows((0.5, 2.0, 3.0), (0.1, 0.25, 0.5)), draws=16),
     ),
     mistakes={
         "the most probable token is always taken": Mistake(
             "That is greedy decoding. The token should be drawn by u.",
-            lambda logits, uniform, temperature: logits.argmax(dim=1),
+            lambda logits, uniform, temperature, min_p: logits.argmax(dim=1),
         ),
-        "the temperature is ignored": Mistake(
-            "Divide the logits by the temperature before the softmax.",
-            _by_ends(lambda logits, temperature: logits.softmax(dim=1).cumsum(dim=1)),
+        "no token is left out": Mistake(
+            "What is the last argument for?", _by_ends(lambda logits, t, min_p: _ends((logits / t).softmax(dim=1)))
         ),
-        "the logits are multiplied by the temperature": Mistake(
-            "A high temperature makes the probabilities more alike.",
-            _by_ends(lambda logits, temperature: (logits * temperature).softmax(dim=1).cumsum(dim=1)),
-        ),
-        "the probabilities are divided by the temperature": Mistake(
-            "Divide the *logits*: after the softmax it is too late, the probabilities no longer add up to 1.",
-            _by_ends(lambda logits, temperature: (logits.softmax(dim=1) / temperature).cumsum(dim=1)),
+        "what is left does not add up to 1": Mistake(
+            "The pieces that are left must fill the line from 0 to 1 again.",
+            _by_ends(lambda logits, t, min_p: _kept((logits / t).softmax(dim=1), min_p).cumsum(dim=1)),
             also=(
-                lambda logits, uniform, temperature: (
-                    (logits.softmax(dim=1) / temperature).cumsum(dim=1) <= uniform[:, None]
+                lambda logits, uniform, t, min_p: (
+                    _kept((logits / t).softmax(dim=1), min_p).cumsum(dim=1) <= uniform[:, None]
                 ).sum(dim=1),
             ),
         ),
-        "the cumulative sum is missing": Mistake(
-            "A piece begins where the one before it ends.", _by_ends(lambda logits, t: (logits / t).softmax(dim=1))
+        "the limit is a probability": Mistake(
+            "min_p is a share of the *highest* probability of the row.",
+            _by_ends(
+                lambda logits, t, min_p: _ends(
+                    (lambda p: p * (p >= min_p))((logits / t).softmax(dim=1)).clamp(min=1e-9)
+                )
+            ),
         ),
-        "the softmax is missing": Mistake(
-            "Logits are no probabilities: the pieces must add up to 1.",
-            _by_ends(lambda logits, temperature: (logits / temperature).cumsum(dim=1)),
+        "the limit is measured with the highest probability of all rows": Mistake(
+            "Each row has a highest probability of its own.",
+            _by_ends(
+                lambda logits, t, min_p: _ends((lambda p: p * (p >= min_p * p.max()))((logits / t).softmax(dim=1)))
+            ),
+        ),
+        "the limit is asked of the logits": Mistake(
+            "Logits may be negative: compare probabilities.", _by_ends(_kept_of_logits)
+        ),
+        "the limit comes before the temperature": Mistake(
+            "First the temperature, then the limit: the temperature changes how far the tokens are apart.",
+            _by_ends(
+                lambda logits, t, min_p: _ends((logits / t).softmax(dim=1) * (_kept(logits.softmax(dim=1), min_p) > 0))
+            ),
+        ),
+        "the temperature is ignored": Mistake(
+            "Divide the logits by the temperature before the softmax.",
+            _by_ends(lambda logits, t, min_p: _ends(_kept(logits.softmax(dim=1), min_p))),
+        ),
+        "the logits are multiplied by the temperature": Mistake(
+            "A high temperature makes the probabilities more alike.",
+            _by_ends(lambda logits, t, min_p: _ends(_kept((logits * t).softmax(dim=1), min_p))),
         ),
         "the softmax runs over the rows": Mistake(
             "The probabilities of one row add up to 1: dim=1.",
-            _by_ends(lambda logits, temperature: (logits / temperature).softmax(dim=0).cumsum(dim=1)),
+            _by_ends(lambda logits, t, min_p: _ends(_kept((logits / t).softmax(dim=0), min_p))),
         ),
         "the token after the right one is taken": Mistake(
             "Token 0 is drawn when u lies below the first end, so when *no* end is at most u.",
             lambda *args: sample_tokens(*args) + 1,
         ),
-        "the token before the right one is taken": Mistake(
-            "Count all ends that are at most u.", lambda *args: sample_tokens(*args) - 1
-        ),
-        "ends above u are counted": Mistake(
-            "Count the ends that u has already passed.",
-            lambda logits, uniform, temperature: 4 - sample_tokens(logits, uniform, temperature),
-        ),
         "the pieces are sorted": Mistake(
             "After sorting, a place is no longer the number of a token. Keep the pieces in the vocabulary's order.",
             _by_ends(
-                lambda logits, temperature: (
-                    (logits / temperature).softmax(dim=1).sort(dim=1, descending=True).values.cumsum(dim=1)
+                lambda logits, t, min_p: _ends(
+                    _kept((logits / t).softmax(dim=1), min_p).sort(dim=1, descending=True).values
                 )
             ),
         ),
-        "one u serves all rows": Mistake(
-            "Row i is drawn with `uniform[i]`: `uniform[:, None]` is a column.",
-            lambda logits, uniform, temperature: sample_tokens(
-                logits, uniform[:1].expand(len(uniform)).clone(), temperature
-            ),
+        "the number among those that are left is returned": Mistake(
+            "The number of a token is its place in the whole vocabulary.",
+            lambda logits, uniform, t, min_p: (
+                lambda kept: ((_ends(kept) <= uniform[:, None]) & (kept > 0)).sum(dim=1)
+            )(_kept((logits / t).softmax(dim=1), min_p)),
         ),
         "the result has two dimensions": Mistake(
             "One token per row, shape (n,).", lambda *args: sample_tokens(*args)[:, None]

@@ -178,42 +178,58 @@ check_quantize_rows = Exercise(
 
 
 # ---- int8_linear ----
-def whole_numbers(x: Tensor, dim: int | tuple[int, int] = 1) -> tuple[Tensor, Tensor]:
-    """Each row in whole numbers from -127 to 127, and the scales of the rows. dim: what shares a scale."""
-    scale = x.abs().amax(dim=dim, keepdim=True) / 127
+def whole_numbers(x: Tensor, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Each row in whole numbers from -127 to 127, and the scales of the rows, those of x or of another matrix."""
+    scale = (x if like is None else like).abs().amax(dim=1, keepdim=True) / 127
     return (x / scale).round(), scale
 
 
-def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """(B, N), x Wᵀ by whole numbers: a scale for each row of x and of W."""
-    (qx, t), (qw, s) = whole_numbers(x), whole_numbers(weight)
-    return t * (qx @ qw.T) * s.T
+def int8_linear(x: Tensor, weight: Tensor, group_size: int) -> Tensor:
+    """(B, N), x Wᵀ by whole numbers: a scale for each group of columns in each row of x and of W."""
+    total = torch.zeros(len(x), len(weight))
+    for some_x, some_weight in zip(x.split(group_size, dim=1), weight.split(group_size, dim=1), strict=True):
+        (qx, t), (qw, s) = whole_numbers(some_x), whole_numbers(some_weight)
+        total += t * (qx @ qw.T) * s.T
+    return total
 
 
 def _layer(rng: random.Random) -> Call:
+    """Two tokens and three rows of two groups or three, all groups of unlike size."""
+    groups = rng.choice([2, 3])
     while True:
-        x, weight = without_ties(rng, (2, 8)), without_ties(rng, (3, 8))
-        x[1] = 100 * weight[rng.randrange(3)]  # tokens of unlike size; all terms of one sum have the same sign
-        if whole_numbers(x[1:])[0].square().sum() > 2**15:  # more than int16 holds
-            return call(x, weight)
+        x, weight = (without_ties(rng, (rows * groups, 6)).view(rows, -1) for rows in (2, 3))
+        x[1] = 100 * weight[rng.randrange(3)]  # all terms of one sum have the same sign
+        x[:, :6] *= 7
+        if whole_numbers(x[1:, :6])[0].square().sum() > 2**15:  # more than int16 holds
+            return call(x, weight, 6)
 
 
 check_int8_linear = Exercise(
     int8_linear,
-    parts=(Part("two tokens, one a hundred times as large", 4, _layer),),
+    parts=(Part("two tokens, one a hundred times as large, groups of unlike size", 4, _layer),),
     changes="""
-        all tokens share a scale: whole_numbers(x) -> whole_numbers(x, (0, 1))
-            A large token takes the grid from a small one: amax over dim=1.
-        all rows of the weight share a scale: whole_numbers(weight) -> whole_numbers(weight, (0, 1))
+        a row has one scale for all of its groups:
+            (some_x) -> (some_x, x); whole_numbers(some_weight) -> whole_numbers(some_weight, weight)
+            A large group takes the grid from a small one: `amax` over the columns of a group.
+        only the weight has a scale for each group: whole_numbers(some_x) -> whole_numbers(some_x, x)
+            The columns of x lie in groups as well.
+        only x has a scale for each group: whole_numbers(some_weight) -> whole_numbers(some_weight, weight)
+            The columns of the weight lie in groups as well.
+        all tokens share the scales: whole_numbers(some_x) -> whole_numbers(some_x, some_x.reshape(1, -1))
+            A large token takes the grid from a small one: each row has scales of its own.
+        all rows of the weight share the scales:
+            whole_numbers(some_weight) -> whole_numbers(some_weight, some_weight.reshape(1, -1))
             Each row, which makes one output, has its own.
         the sums wrap around in 8 bits: qx @ qw.T -> qx.to(torch.int8) @ qw.to(torch.int8).T
             A product of two int8 numbers may be 16,129. Add up in int32, or in floating point.
         the sums wrap around in 16 bits: qx @ qw.T -> qx.to(torch.int16) @ qw.to(torch.int16).T
             One product has room, a sum of them has not: int16 ends at 32,767. int32, or floating point.
-        x is not rounded: t * (qx @ qw.T) -> (x @ qw.T)
+        only the last group is left: total += t -> total = t
+            Each group gives a part of the sum: add them up.
+        x is not rounded: t * (qx @ qw.T) -> (some_x @ qw.T)
             Then it is no product of whole numbers. x has scales of its own.
         the scales are missing in the end: t * (qx @ qw.T) * s.T -> qx @ qw.T
-            t · s brings the whole numbers back.
+            Each group has scales of its own, so they come in before the groups are added.
         nothing is rounded: x @ weight.T
             Both factors are whole numbers from −127 to 127.
     """,

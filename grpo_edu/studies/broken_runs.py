@@ -8,6 +8,7 @@ wrong on purpose.
 from __future__ import annotations
 
 import inspect
+import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -275,3 +276,62 @@ def mended_arm(case: Case) -> str:
     ('healthy', 'KL wrong sign, mended')
     """
     return "healthy" if case.mended is HEALTHY else f"{case.name}, mended"
+
+
+# ---- runs without a label, for the exercise ----
+
+KINDS = (  # one run of each is drawn
+    ("reward always 0", "chat template skipped", "length truncation", "tied rewards"),
+    ("G too small", "lr too high", "stale old log-probabilities", "KL wrong sign"),
+    ("std float trap", "groups mixed", "mask off by one", "EOS masked"),
+)
+
+
+def drawn_runs(seed: int) -> dict[str, Case]:
+    """Three cases in random order: no useful reward, a fault that the curves show, and one that only a batch shows.
+
+    >>> list(drawn_runs(1)) == ["Run A", "Run B", "Run C"] and drawn_runs(1) == drawn_runs(1)
+    True
+    """
+    rng = random.Random(seed)
+    names = [rng.choice(kind) for kind in KINDS]
+    rng.shuffle(names)
+    return {f"Run {letter}": find(name) for letter, name in zip("ABC", names, strict=True)}
+
+
+def one_batch(
+    case: Case, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], step: int = 4
+) -> str:
+    """Train `model` with a case's fault, and describe the batch of one step: four groups, and completions of the first.
+
+    In a completion, a token in brackets is one that the loss sees. The last line tells the largest advantage that the
+    run would give to groups of equal rewards.
+    """
+    steps = run(case.broken.with_config(max_steps=step), model, tokenizer, problems)
+    metrics, batch = list(steps)[-1]
+    rollout, size = batch.rollout, case.broken.config.num_generations
+    lines = [
+        f"step {step}: {len(batch.rewards) // size} group(s) of {size}, "
+        f"completions cut off ≈ {rollout.is_truncated.float().mean():.0%}, "
+        f"clipped tokens ≈ {metrics.get('clip_ratio/region_mean', 0.0):.1%}"
+    ]
+    pairs = zip(batch.rewards.view(-1, size).tolist(), batch.advantages.view(-1, size).tolist(), strict=True)
+    for number, (rewards, advantages) in enumerate(list(pairs)[:4]):
+        lines.append(f"  group {number}  rewards    " + " ".join(f"{reward:5.1f}" for reward in rewards))
+        lines.append("           advantages " + " ".join(f"{advantage:5.1f}" for advantage in advantages))
+    answer = next(problem.answer for problem in problems if problem.prompt in rollout.prompts[0])
+    lines.append(f"  group 0  prompt …{rollout.prompts[0][-45:]!r}, right answer {answer}")
+    for row in range(min(size, 4)):
+        length = int(rollout.completion_mask[row].sum())
+        pairs = zip(rollout.completion_ids[row, :length], batch.loss_mask[row, :length], strict=True)
+        names = [(tokenizer.decode(token).strip() or "_", seen) for token, seen in pairs]
+        tokens = " ".join(f"[{name}]" if seen else name for name, seen in names)
+        lines.append(f"    reward {batch.rewards[row]:.1f}  {tokens}")
+    lines.append(f"  test with equal rewards: largest advantage ≈ {_advantage_of_ties(case.broken):.2f}")
+    return "\n".join(lines)
+
+
+def _advantage_of_ties(setup: Setup) -> float:
+    """The largest advantage where all rewards of a batch are 0.01, 0.02, ... or 1."""
+    batches = (torch.full((setup.config.batch_size,), number / 100) for number in range(1, 101))
+    return max(setup.stages.advantages(rewards, setup.config).abs().max().item() for rewards in batches)

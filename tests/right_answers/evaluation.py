@@ -61,19 +61,20 @@ def false_alarm_by_log(looks: int, alpha: float) -> float:
     return -math.expm1(looks * math.log1p(-alpha))
 
 
-def pass_by_draws(num_samples: int, num_correct: int, k: int) -> float:
-    all_wrong = 1.0
-    for drawn in range(k):
-        all_wrong *= max(0, num_samples - num_correct - drawn) / (num_samples - drawn)
-    return 1 - all_wrong
+def pass_by_draws(rewards: list[float], k: int) -> float:
+    best, below, left = 0.0, 1.0, sorted(rewards)  # below: the chance that nothing above was drawn
+    while len(left) >= k:
+        drawn = k / len(left)
+        best += below * drawn * left.pop()
+        below *= 1 - drawn
+    return best
 
 
-def pass_by_listing(num_samples: int, num_correct: int, k: int) -> float:
+def pass_by_listing(rewards: list[float], k: int) -> float:
     from itertools import combinations
 
-    answers = [True] * num_correct + [False] * (num_samples - num_correct)
-    picks = list(combinations(answers, k))
-    return sum(any(pick) for pick in picks) / len(picks)
+    picks = list(combinations(rewards, k))
+    return sum(max(pick) for pick in picks) / len(picks)
 
 
 def counts_by_string(percent: float, trials: int, decimals: int) -> list[int]:
@@ -98,8 +99,13 @@ def mcnemar_by_comb(only_before: int, only_after: int) -> float:
     return min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
 
 
-def pass_by_comb(num_samples: int, num_correct: int, k: int) -> float:
-    return 1 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+def pass_by_levels(rewards: list[float], k: int) -> float:
+    """Each step from one level to the next is gained where at least one of k is above it: pass@k per level."""
+    levels, total = sorted({*rewards}), min(rewards)
+    for low, high in zip(levels, levels[1:], strict=False):
+        below = sum(one <= low for one in rewards)
+        total += (high - low) * (1 - math.comb(below, k) / math.comb(len(rewards), k))
+    return total
 
 
 def mcnemar_of_the_package(only_before: int, only_after: int) -> float:
@@ -116,6 +122,6 @@ RIGHT_ANSWERS = {
     "wilson_interval": (significance.wilson_interval, wilson_by_roots, wilson_by_formula, wilson_by_failures),
     "mcnemar_p": (mcnemar_of_the_package, mcnemar_by_comb, mcnemar_by_scipy, mcnemar_by_recursion),
     "false_alarm": (false_alarm_by_loop, false_alarm_by_first, false_alarm_by_log),
-    "pass_at_k": (significance.pass_at_k, pass_by_comb, pass_by_draws, pass_by_listing),
+    "pass_at_k": (pass_by_levels, pass_by_draws, pass_by_listing),
     "possible_counts": (counts_of_the_package, counts_by_string, counts_by_range, counts_by_filter),
 }

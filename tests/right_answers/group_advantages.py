@@ -55,26 +55,33 @@ def equal_by_loop(rewards: Tensor, num_generations: int) -> Tensor:
     return torch.tensor([len(set(group)) == 1 for group in groups])
 
 
-def rloo_by_loop(rewards: Tensor, num_generations: int) -> Tensor:
+def rloo_by_loop(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
     out = []
-    for start in range(0, len(rewards), num_generations):
-        group = rewards[start : start + num_generations].tolist()
-        for place, reward in enumerate(group):
-            others = group[:place] + group[place + 1 :]
-            out.append(reward - sum(others) / len(others))
+    for row, (reward, cut) in enumerate(zip(rewards.tolist(), truncated.tolist(), strict=True)):
+        first = row // num_generations * num_generations
+        others = [
+            rewards[other].item()
+            for other in range(first, first + num_generations)
+            if other != row and not truncated[other]
+        ]
+        out.append(0.0 if cut or not others else reward - sum(others) / len(others))
     return torch.tensor(out)
 
 
-def rloo_by_sum(rewards: Tensor, num_generations: int) -> Tensor:
+def rloo_by_sum(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
+    complete = (~truncated).float().view(-1, num_generations)
     groups = rewards.view(-1, num_generations)
-    others = (groups.sum(dim=1, keepdim=True) - groups) / (num_generations - 1)
-    return (groups - others).flatten()
+    sums, counts = ((one * complete).sum(dim=1, keepdim=True) for one in (groups, torch.ones_like(groups)))
+    others = (sums - groups * complete) / (counts - 1).clamp(min=1)
+    return ((groups - others) * complete * (counts > 1)).flatten()
 
 
-def rloo_by_matrix(rewards: Tensor, num_generations: int) -> Tensor:
-    weights = (torch.ones(num_generations, num_generations) - torch.eye(num_generations)) / (num_generations - 1)
+def rloo_by_matrix(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
     groups = rewards.view(-1, num_generations)
-    return (groups - groups @ weights).flatten()
+    complete = (~truncated).view(-1, num_generations)
+    pairs = complete[:, :, None] & complete[:, None, :] & ~torch.eye(num_generations, dtype=torch.bool)
+    differences = groups[:, :, None] - groups[:, None, :]
+    return ((differences * pairs).sum(dim=2) / pairs.sum(dim=2).clamp(min=1)).flatten()
 
 
 def equal_by_range(rewards: Tensor, num_generations: int) -> Tensor:
@@ -87,23 +94,30 @@ def equal_by_first(rewards: Tensor, num_generations: int) -> Tensor:
     return (groups == groups[:, :1]).all(dim=1)
 
 
-def informative_by_loop(rewards: Tensor, num_generations: int, groups_needed: int) -> Tensor:
+def informative_by_loop(rewards: Tensor, num_generations: int, groups_needed: int) -> tuple[Tensor, int]:
     kept: list[int] = []
+    written = 0
     for number, group in enumerate(rewards.view(-1, num_generations).tolist()):
-        if len(set(group)) > 1 and len(kept) < groups_needed:
+        if len(kept) == groups_needed:
+            break
+        written += num_generations
+        if len(set(group)) > 1:
             kept.append(number)
-    return torch.tensor(kept)
+    return torch.tensor(kept), written
 
 
-def informative_by_range(rewards: Tensor, num_generations: int, groups_needed: int) -> Tensor:
+def informative_by_range(rewards: Tensor, num_generations: int, groups_needed: int) -> tuple[Tensor, int]:
     groups = rewards.view(-1, num_generations)
-    numbers = torch.arange(len(groups))
-    return numbers[groups.amax(dim=1) > groups.amin(dim=1)][:groups_needed]
+    useful = groups.amax(dim=1) > groups.amin(dim=1)
+    sampled = int((useful.cumsum(dim=0) - useful.long() < groups_needed).sum())  # a group that is reached is sampled
+    return torch.arange(sampled)[useful[:sampled]], sampled * num_generations
 
 
-def informative_by_std(rewards: Tensor, num_generations: int, groups_needed: int) -> Tensor:
+def informative_by_numpy(rewards: Tensor, num_generations: int, groups_needed: int) -> tuple[Tensor, int]:
     groups = rewards.double().numpy().reshape(-1, num_generations)
-    return torch.tensor([n for n, group in enumerate(groups) if any(group != group[0])][:groups_needed])
+    numbers = [n for n, group in enumerate(groups) if any(group != group[0])][:groups_needed]
+    last = numbers[-1] if len(numbers) == groups_needed else len(groups) - 1
+    return torch.tensor(numbers), num_generations * (last + 1)
 
 
 RIGHT_ANSWERS = {
@@ -111,5 +125,5 @@ RIGHT_ANSWERS = {
     "tie_probability": (ties_by_outcomes, ties_by_tensor, ties_by_complement),
     "degenerate_groups": (equal_by_loop, equal_by_range, equal_by_first),
     "rloo_advantages": (rloo_by_loop, rloo_by_sum, rloo_by_matrix),
-    "dynamic_sampling": (informative_by_loop, informative_by_range, informative_by_std),
+    "dynamic_sampling": (informative_by_loop, informative_by_range, informative_by_numpy),
 }

@@ -75,30 +75,38 @@ def accumulated_by_running_mean(mean_gradient: MeanGradient, rows: Tensor, size:
     return mean
 
 
-def chunks_by_loop(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
-    logps = []
-    for state, token in zip(states, chosen.tolist(), strict=True):
-        scores = logits_of(state[None])[0]
-        logps.append(scores[token] - scores.exp().sum().log())
-    return torch.stack(logps)
+def chunks_by_tokens(states: Tensor, chosen: Tensor, logits_of: OutputLayer, vocab_size: int, size: int) -> Tensor:
+    """One token of the vocabulary at a time."""
+    logits = [logits_of(states, token, token + 1)[:, 0] for token in range(vocab_size)]
+    total = logits[0]
+    for one in logits[1:]:
+        total = torch.logaddexp(total, one)
+    picked = torch.stack([logits[token][row] for row, token in enumerate(chosen.tolist())])
+    return picked - total
 
 
-def chunks_by_logsumexp(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
-    logps = torch.empty(len(states))
-    for start in range(0, len(states), size):
-        rows = slice(start, start + size)
-        logits = logits_of(states[rows])
-        logps[rows] = logits[torch.arange(len(logits)), chosen[rows]] - logits.logsumexp(dim=1)
-    return logps
+def chunks_in_one_pass(states: Tensor, chosen: Tensor, logits_of: OutputLayer, vocab_size: int, size: int) -> Tensor:
+    total, picked = torch.full((len(states),), -torch.inf), torch.zeros(len(states))
+    for first in range(0, vocab_size, size):
+        logits = logits_of(states, first, min(first + size, vocab_size))
+        total = torch.logaddexp(total, logits.logsumexp(dim=1))
+        inside = (chosen >= first) & (chosen < first + size)
+        place = (chosen - first).clamp(0, logits.shape[1] - 1)
+        picked = torch.where(inside, logits.gather(1, place[:, None])[:, 0], picked)
+    return picked - total
 
 
-def chunks_by_cross_entropy(states: Tensor, chosen: Tensor, logits_of: OutputLayer, size: int) -> Tensor:
-    losses: list[Tensor] = []
-    while sum(len(loss) for loss in losses) < len(states):
-        done = sum(len(loss) for loss in losses)
-        logits = logits_of(states[done : done + size])
-        losses.append(torch.nn.functional.cross_entropy(logits, chosen[done : done + size], reduction="none"))
-    return -torch.cat(losses)
+def chunks_with_a_running_maximum(
+    states: Tensor, chosen: Tensor, logits_of: OutputLayer, vocab_size: int, size: int
+) -> Tensor:
+    highest, mass, picked = torch.full((len(states),), -1e30), torch.zeros(len(states)), []
+    for first in range(0, vocab_size, size):
+        logits = logits_of(states, first, min(first + size, vocab_size))
+        higher = torch.maximum(highest, logits.detach().amax(dim=1))
+        mass = mass * (highest - higher).exp() + (logits - higher[:, None]).exp().sum(dim=1)
+        highest = higher
+        picked.append(logits)
+    return torch.cat(picked, dim=1)[torch.arange(len(chosen)), chosen] - highest - mass.log()
 
 
 def merged_by_einsum(weight: Tensor, A: Tensor, B: Tensor, alpha: float) -> Tensor:
@@ -171,7 +179,7 @@ RIGHT_ANSWERS = {
     "step_peak": (peak_by_stages, peak_by_dict, peak_by_layers),
     "optimizer_numbers": (numbers_by_loop, numbers_by_tensors, numbers_by_kind),
     "accumulated_gradient": (accumulated_by_sums, accumulated_by_rows, accumulated_by_running_mean),
-    "logps_in_chunks": (chunks_by_loop, chunks_by_logsumexp, chunks_by_cross_entropy),
+    "logps_in_chunks": (chunks_by_tokens, chunks_in_one_pass, chunks_with_a_running_maximum),
     "merged_weight": (merged_by_einsum, merged_by_directions, merged_by_addmm),
     "lora_parameters": (parameters_by_loop, parameters_by_tensors, parameters_by_widths),
     "best_rates": (rates_by_sorting, rates_by_loop, rates_by_most),

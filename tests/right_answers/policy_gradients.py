@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -24,31 +26,33 @@ def expected_in_two_steps(first: Tensor, second: Tensor, rewards: Tensor) -> Ten
     return first @ value_after_first
 
 
-def gradient_by_autograd(scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+def gradient_by_autograd(scores: Tensor, old_scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
     theta = scores.clone().requires_grad_()
-    objective = (rewards * theta.log_softmax(dim=0)[actions]).mean()
-    (gradient,) = torch.autograd.grad(objective, theta)
+    ratio = (theta.log_softmax(dim=0) - old_scores.log_softmax(dim=0))[actions].exp()
+    (gradient,) = torch.autograd.grad((rewards * ratio).mean(), theta)  # ∇ratio = ratio · ∇ log π
     return gradient
 
 
-def gradient_by_loop(scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
-    probabilities = scores.softmax(dim=0)
+def gradient_by_loop(scores: Tensor, old_scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+    probabilities, old = scores.softmax(dim=0), old_scores.softmax(dim=0)
     total = torch.zeros_like(scores)
     for action, reward in zip(actions.tolist(), rewards.tolist(), strict=True):
         direction = -probabilities
         direction[action] += 1
-        total += reward * direction
+        total += reward * probabilities[action] / old[action] * direction
     return total / len(actions)
 
 
-def gradient_by_one_hot(scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+def gradient_by_one_hot(scores: Tensor, old_scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
     drawn = functional.one_hot(actions, len(scores)).float()
-    return rewards @ (drawn - scores.softmax(dim=0)) / len(rewards)
+    ratio = drawn @ (scores.softmax(dim=0) / old_scores.softmax(dim=0))
+    return (ratio * rewards) @ (drawn - scores.softmax(dim=0)) / len(rewards)
 
 
-def gradient_by_counts(scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+def gradient_by_counts(scores: Tensor, old_scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
     earned = torch.bincount(actions, weights=rewards, minlength=len(scores))
-    return ((earned - rewards.sum() * scores.softmax(dim=0)) / len(rewards)).float()
+    earned = earned * scores.softmax(dim=0) / old_scores.softmax(dim=0)
+    return ((earned - earned.sum() * scores.softmax(dim=0)) / len(rewards)).float()
 
 
 def loss_by_loop(logps: Tensor, rewards: Tensor, baseline: float) -> Tensor:
@@ -94,31 +98,32 @@ def baseline_by_parabola(probabilities, rewards):
     return (low - high) / (2 * (low - 2 * middle + high))
 
 
-def tokens_by_search(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    ends = torch.softmax(logits / temperature, dim=-1).cumsum(dim=-1)
-    return torch.searchsorted(ends, uniform[:, None], right=True).squeeze(1)
+def tokens_by_search(logits: Tensor, uniform: Tensor, temperature: float, min_p: float) -> Tensor:
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    highest = probabilities.max(dim=-1, keepdim=True).values
+    probabilities = torch.where(probabilities < min_p * highest, 0.0, probabilities)
+    ends = probabilities.cumsum(dim=-1)
+    return torch.searchsorted(ends, uniform[:, None] * ends[:, -1:], right=True).squeeze(1)
 
 
-def tokens_by_loop(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
+def tokens_by_loop(logits: Tensor, uniform: Tensor, temperature: float, min_p: float) -> Tensor:
     tokens = []
     for row, u in zip(logits, uniform.tolist(), strict=True):
-        end, token = 0.0, 0
-        for token, p in enumerate((row / temperature).softmax(dim=0).tolist()):  # noqa: B007  the last token is kept
-            end += p
+        probabilities = (row / temperature).softmax(dim=0).tolist()
+        left = [(token, p) for token, p in enumerate(probabilities) if p >= min_p * max(probabilities)]
+        total, end, token = sum(p for _, p in left), 0.0, 0
+        for token, p in left:  # noqa: B007  the last token is kept
+            end += p / total
             if u < end:
                 break
         tokens.append(token)
     return torch.tensor(tokens)
 
 
-def tokens_by_count(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    weights = (logits / temperature).exp()
-    ends = weights.cumsum(dim=1) / weights.sum(dim=1, keepdim=True)
-    return (ends <= uniform[:, None]).sum(dim=1)
-
-
-def tokens_by_argmax(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    ends = (logits / temperature).softmax(dim=1).cumsum(dim=1)
+def tokens_by_masked_logits(logits: Tensor, uniform: Tensor, temperature: float, min_p: float) -> Tensor:
+    scaled = logits / temperature
+    limit = scaled.amax(dim=1, keepdim=True) + math.log(min_p)
+    ends = scaled.masked_fill(scaled < limit, -torch.inf).softmax(dim=1).cumsum(dim=1)
     return (ends > uniform[:, None]).int().argmax(dim=1)
 
 
@@ -127,5 +132,5 @@ RIGHT_ANSWERS = {
     "score_function_gradient": (gradient_by_autograd, gradient_by_loop, gradient_by_one_hot, gradient_by_counts),
     "reinforce_loss": (loss_by_loop, loss_by_product, loss_without_a_path_through_the_rewards),
     "best_baseline": (baseline_by_formula, baseline_by_autograd, baseline_by_parabola),
-    "sample_tokens": (tokens_by_search, tokens_by_loop, tokens_by_count, tokens_by_argmax),
+    "sample_tokens": (tokens_by_search, tokens_by_loop, tokens_by_masked_logits),
 }
