@@ -117,14 +117,21 @@ def grpo_step(
     rewards: Tensor,
     num_generations: int,
     learning_rate: float,
+    updates: int,
+    clip: tuple[float, float],
 ) -> Tensor:
-    """(T, K), the toy policy's scores after one GRPO step by the package's own functions and plain descent."""
-    policy = scores.clone().requires_grad_()
-    logps = _token_logps(policy, completion_ids)
+    """(T, K), the toy policy's scores after some updates on one batch, by the package's own functions."""
+    old, policy = _token_logps(scores, completion_ids), scores
     advantages = group_advantages(rewards, num_generations)
-    loss = grpo_loss(logps, logps.detach(), advantages, completion_mask, loss_type="grpo")
-    (slope,) = torch.autograd.grad(loss, policy)
-    return scores - learning_rate * slope
+    for _ in range(updates):
+        policy = policy.clone().requires_grad_()
+        logps = _token_logps(policy, completion_ids)
+        loss = grpo_loss(
+            logps, old, advantages, completion_mask, loss_type="grpo", epsilon=clip[0], epsilon_high=clip[1]
+        )
+        (slope,) = torch.autograd.grad(loss, policy)
+        policy = (policy - learning_rate * slope).detach()
+    return policy
 
 
 def _token_logps(scores: Tensor, completion_ids: Tensor) -> Tensor:
@@ -136,7 +143,8 @@ def _batch(rng: random.Random, rewards: Tensor, size: int, *, width: int, whole:
     kinds, rows = 2, len(rewards)
     ids = torch.tensor([[rng.randrange(kinds) for _ in range(width)] for _ in range(rows)])
     lengths = [width] * rows if whole else [rng.randrange(1, width) for _ in range(rows - 1)] + [width]
-    return call(numbers(rng, width, kinds), ids, mask_of(lengths, width), rewards, size, rng.choice([0.5, 2.0]))
+    numbers_of_step = (rng.choice([3.0, 6.0]), rng.choice([3, 4]), rng.choice([(0.1, 0.3), (0.1, 0.2)]))
+    return call(numbers(rng, width, kinds), ids, mask_of(lengths, width), rewards, size, *numbers_of_step)
 
 
 def _paid(rng: random.Random, groups: int, size: int) -> Tensor:
@@ -155,14 +163,47 @@ def climbed(scores: Tensor, completion_ids: Tensor, weights: Tensor, learning_ra
     return scores + learning_rate * (weights[..., None] * pull).sum(dim=0)
 
 
-def _step_with(weigh: Callable[[Tensor, Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    """A wrong answer that weighs tokens in another way: weigh(rewards, mask, G) → (B, T)."""
+def by_weights(
+    scores: Tensor,
+    completion_ids: Tensor,
+    weights: Tensor,
+    learning_rate: float,
+    updates: int,
+    clip: tuple[float, float],
+    factor: Callable[[Tensor, Tensor, float, float], Tensor] | None = None,
+) -> Tensor:
+    """Several updates with a weight (B, T) for each token, times factor(ratio, weights, low, high): ratio and clip."""
+    old, policy = _token_logps(scores, completion_ids), scores
+    for _ in range(updates):
+        ratio = (_token_logps(policy, completion_ids) - old).exp()
+        policy = climbed(policy, completion_ids, weights * (factor or _clipped)(ratio, weights, *clip), learning_rate)
+    return policy
 
-    def wrong(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate) -> Tensor:
+
+def _clipped(ratio: Tensor, weights: Tensor, low: float, high: float) -> Tensor:
+    """The ratio where a token still has a gradient, else 0."""
+    return ratio * torch.where(weights > 0, ratio <= 1 + high, ratio >= 1 - low)
+
+
+def _both_sides(ratio: Tensor, weights: Tensor, low: float, high: float) -> Tensor:
+    return ratio * ((ratio <= 1 + high) & (ratio >= 1 - low))
+
+
+def _step_with(
+    weigh: Callable[[Tensor, Tensor, int], Tensor],
+    factor: Callable[[Tensor, Tensor, float, float], Tensor] | None = None,
+) -> Callable[..., Tensor]:
+    """A wrong answer that weighs tokens in another way, weigh(rewards, mask, G) → (B, T), or clips in another way."""
+
+    def wrong(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate, updates, clip):
         weights = weigh(rewards, completion_mask, num_generations)
-        return climbed(scores, completion_ids, weights, learning_rate)
+        return by_weights(scores, completion_ids, weights, learning_rate, updates, clip, factor)
 
     return wrong
+
+
+def _right_weights(rewards: Tensor, mask: Tensor, num_generations: int) -> Tensor:
+    return _column(group_advantages(rewards, num_generations)) * _row_share(mask)
 
 
 def _column(values: Tensor) -> Tensor:
@@ -194,17 +235,6 @@ def _by_stride(rewards: Tensor, num_generations: int) -> Tensor:
     return group_advantages(groups.flatten(), num_generations).view_as(groups).T.flatten()
 
 
-def _of_probabilities(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate) -> Tensor:
-    chances = _token_logps(scores, completion_ids).exp()
-    weights = _column(group_advantages(rewards, num_generations)) * _row_share(completion_mask) * chances
-    return climbed(scores, completion_ids, weights, learning_rate)
-
-
-def _slope_alone(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate) -> Tensor:
-    new = grpo_step(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate)
-    return (scores - new) / learning_rate
-
-
 check_grpo_step = Exercise(
     grpo_step,
     parts=(
@@ -222,11 +252,34 @@ check_grpo_step = Exercise(
             "none: what it is compared with must be detached.",
             lambda scores, *rest: scores.clone(),
         ),
+        "the old log-probabilities follow the policy": Mistake(
+            "They are those of the policy that sampled, in every update.",
+            _step_with(_right_weights, lambda ratio, weights, low, high: torch.ones_like(ratio)),
+        ),
+        "nothing is clipped": Mistake(
+            "What happens to a token whose ratio has gone too far?",
+            _step_with(_right_weights, lambda ratio, weights, low, high: ratio),
+        ),
+        "a token is clipped on both sides": Mistake(
+            "The *minimum* of two terms: a token that moved in the wrong direction keeps its gradient.",
+            _step_with(_right_weights, _both_sides),
+        ),
+        "both limits are the first one": Mistake(
+            "Upwards the ratio may go further than downwards: `clip` has two numbers.",
+            _step_with(_right_weights, lambda ratio, weights, low, high: _clipped(ratio, weights, low, low)),
+        ),
+        "the limits have changed places": Mistake(
+            "The first number is for ratios below 1, the second one for those above.",
+            _step_with(_right_weights, lambda ratio, weights, low, high: _clipped(ratio, weights, high, low)),
+        ),
+        "there is only one update": Mistake(
+            "Use the same batch `updates` times.",
+            lambda scores, ids, mask, r, g, rate, updates, clip: grpo_step(scores, ids, mask, r, g, rate, 1, clip),
+        ),
         "the step goes uphill": Mistake(
             "The loss has a minus, and descent has another: better ones get likelier.",
-            _step_with(lambda r, mask, g: -_column(group_advantages(r, g)) * _row_share(mask)),
+            lambda scores, ids, mask, r, g, rate, *rest: grpo_step(scores, ids, mask, r, g, -rate, *rest),
         ),
-        "this is the gradient, not the new scores": Mistake("scores − learning_rate · gradient.", _slope_alone),
         "rewards are taken for advantages": Mistake(
             "A reward is compared with those of its siblings first.",
             _step_with(lambda r, mask, g: _column(r) * _row_share(mask)),
@@ -257,10 +310,7 @@ check_grpo_step = Exercise(
         ),
         "the learning rate is missing": Mistake(
             "scores − learning_rate · gradient.",
-            lambda scores, ids, mask, rewards, g, rate: grpo_step(scores, ids, mask, rewards, g, 1.0),
-        ),
-        "the probability stands where the ratio should": Mistake(
-            "exp(logp − old logp), the old one detached: 1.", _of_probabilities
+            lambda scores, ids, mask, r, g, rate, *rest: grpo_step(scores, ids, mask, r, g, 1.0, *rest),
         ),
         "completions are divided by the width": Mistake(
             "By their own number of real tokens.",

@@ -279,12 +279,13 @@ check_accuracy_reward = TrainedExercise(
 
 
 def combine_rewards(rewards_per_func: Tensor, weights: Sequence[float]) -> Tensor:
-    """The package's."""
-    return rewards.combine_rewards(rewards_per_func, weights)
+    """The weighted mean of those that apply; NaN where none does."""
+    applying = ~rewards_per_func.isnan() * torch.tensor(weights)
+    return rewards.combine_rewards(rewards_per_func, weights) / applying.sum(dim=1)
 
 
 def _some_table(rng: random.Random, missing: int) -> Call:
-    table = torch.tensor([[rng.randrange(0, 5) / 4 for _ in range(3)] for _ in range(4)])
+    table = torch.tensor([[rng.randrange(1, 5) / 4 for _ in range(3)] for _ in range(4)])
     for place in rng.sample(range(9), missing):
         table[place // 3, place % 3] = math.nan
     return call(table, rng.choice([[1.0, 0.5, 0.25], [2.0, 1.0, 0.5]]))
@@ -304,28 +305,27 @@ check_combine_rewards = Exercise(
         Part("none applies", 1, _nothing_applies),
     ),
     mistakes={
+        "it is the weighted sum": Mistake(
+            "That is what the notebook does. Here a completion must not lose by a function that does not apply to it.",
+            rewards.combine_rewards,
+        ),
+        "it is divided by all weights": Mistake(
+            "A weight counts only where its function applies.",
+            lambda table, weights: rewards.combine_rewards(table, weights) / sum(weights),
+        ),
+        "it is divided by the number of functions": Mistake(
+            "A weighted mean is divided by weights.",
+            lambda table, weights: (table * torch.tensor(weights)).nanmean(dim=1),
+        ),
         "one NaN makes the whole reward NaN": Mistake(
-            "Leave out what does not apply.", lambda table, weights: (table * torch.tensor(weights)).sum(dim=1)
+            "Leave out what does not apply.",
+            lambda table, weights: (table * torch.tensor(weights)).sum(dim=1) / sum(weights),
         ),
         "a row in which nothing applies looks like an earned 0": Mistake(
-            "A sum over nothing is no reward: keep NaN.",
-            lambda table, weights: (table * torch.tensor(weights)).nansum(dim=1),
+            "A mean of nothing is no reward: NaN.", lambda table, weights: combine_rewards(table, weights).nan_to_num()
         ),
         "the weights are forgotten": Mistake(
             "What is the second argument for?", lambda table, weights: combine_rewards(table, [1.0] * len(weights))
-        ),
-        "it is a mean, not a sum": Mistake(
-            "TRL adds; a function that does not apply adds nothing.",
-            lambda table, weights: (table * torch.tensor(weights)).nanmean(dim=1),
-        ),
-        "it is divided by the weights": Mistake(
-            "A weighted sum, not a weighted mean.",
-            lambda table, weights: combine_rewards(table, weights) / sum(weights),
-            also=(
-                lambda table, weights: (
-                    combine_rewards(table, weights) / (~table.isnan() * torch.tensor(weights)).sum(dim=1)
-                ),
-            ),
         ),
     },
 )
@@ -334,32 +334,70 @@ check_combine_rewards = Exercise(
 # ---- gated_reward ----
 
 
-def gated_reward(right: Sequence[float], bonus: Sequence[float]) -> list[float]:
-    """The bonus counts only where the answer is right."""
-    return [one + extra if one == 1.0 else 0.0 for one, extra in zip(right, bonus, strict=True)]
+def gated_reward(right: Sequence[float], bonus: Sequence[float], num_generations: int) -> list[float]:
+    """1 for a right answer, and the bonus on top where at least half of its group is right; else 0."""
+    found = []
+    for row, (one, extra) in enumerate(zip(right, bonus, strict=True)):
+        first = row // num_generations * num_generations
+        group = right[first : first + num_generations]
+        found.append(one * (1 + extra * (2 * sum(group) >= num_generations)))
+    return found
 
 
 def _some_bonus(rng: random.Random) -> Call:
-    right = [1.0, 0.0] + [float(rng.random() < 0.5) for _ in range(3)]
-    return call(right, [rng.randrange(1, 9) / 4 for _ in range(5)])
+    """Three groups of four with one, two and another number of right answers, in any order."""
+    right: list[float] = []
+    for count in rng.sample([1, 2, rng.choice([1, 3, 4])], 3):
+        right += rng.sample([1.0] * count + [0.0] * (4 - count), 4)
+    return call(right, [rng.randrange(1, 9) / 4 for _ in right], 4)
+
+
+def _gate_open(pays: Callable[[int, int], bool]) -> Callable[..., list[float]]:
+    """A wrong answer that pays the bonus for other groups: pays(right ones, G)."""
+
+    def wrong(right: Sequence[float], bonus: Sequence[float], num_generations: int) -> list[float]:
+        groups = torch.tensor(right).view(-1, num_generations)
+        gate = [float(pays(int(count), num_generations)) for count in groups.sum(dim=1)]
+        gates = torch.tensor(gate).repeat_interleave(num_generations).tolist()
+        return [one * (1 + extra * is_open) for one, extra, is_open in zip(right, bonus, gates, strict=True)]
+
+    return wrong
+
+
+def _bonus_for_all(right: Sequence[float], bonus: Sequence[float], num_generations: int) -> list[float]:
+    """The group's gate is right, but wrong answers get the bonus too."""
+    everybody = gated_reward([1.0] * len(right), bonus, num_generations)
+    paid = gated_reward(right, [1.0] * len(right), num_generations)
+    groups = torch.tensor(paid).view(-1, num_generations).amax(dim=1).repeat_interleave(num_generations) > 1
+    return [one + (whole - 1) * bool(is_open) for one, whole, is_open in zip(right, everybody, groups, strict=True)]
 
 
 check_gated_reward = Exercise(
     gated_reward,
-    parts=(Part("right and wrong, small bonuses and large", 2, _some_bonus),),
+    parts=(Part("groups with few right answers, half of them, and most", 3, _some_bonus, draws=12),),
     mistakes={
+        "the gate does not ask for the group": Mistake(
+            "That is the notebook's gate. Here a group that is mostly wrong is not paid for being brief.",
+            _gate_open(lambda count, size: True),
+        ),
+        "exactly half of the group is not enough": Mistake("At *least* half.", _gate_open(lambda n, g: 2 * n > g)),
+        "only a group that is all right opens the gate": Mistake(
+            "At least half of the group has to be right.", _gate_open(lambda count, size: count == size)
+        ),
+        "the whole batch is one group": Mistake(
+            "Each prompt has a group of its own.", lambda right, bonus, size: gated_reward(right, bonus, len(right))
+        ),
+        "the gate is the wrong way round": Mistake(
+            "The bonus comes when the group is mostly right.", _gate_open(lambda count, size: 2 * count < size)
+        ),
         "the bonus is paid for wrong answers too": Mistake(
-            "That is what was hacked. No right answer, no bonus.",
-            lambda right, bonus: [one + extra for one, extra in zip(right, bonus, strict=True)],
+            "That is what was hacked. No right answer, no bonus.", _bonus_for_all
         ),
         "the bonus replaces the reward": Mistake(
             "A right answer earns 1, and the bonus on top.",
-            lambda right, bonus: [one * extra for one, extra in zip(right, bonus, strict=True)],
-        ),
-        "the bonus is lost": Mistake("Where the answer is right, the bonus counts.", lambda right, bonus: list(right)),
-        "the gate stands open for wrong answers only": Mistake(
-            "Which of the two should get the bonus?",
-            lambda right, bonus: [one if one else extra for one, extra in zip(right, bonus, strict=True)],
+            lambda right, bonus, size: [
+                whole - one for one, whole in zip(right, gated_reward(right, bonus, size), strict=True)
+            ],
         ),
     },
 )

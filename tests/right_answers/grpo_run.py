@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from grpo_edu.advantages import group_advantages
-from grpo_edu.checks.grpo_run import Gradients, Shapes, Solved, claimed, climbed, common_length
+from grpo_edu.checks.grpo_run import Gradients, Shapes, Solved, by_weights, claimed, common_length
 from grpo_edu.evaluation import mcnemar
 
 
@@ -49,36 +49,50 @@ def shapes_by_prefix(num_prompts, num_generations, prompt_length, completion_len
     return {**shapes, "prompt_ids": [*a_row, prompt_length], "logits": [*a_token, vocab_size]}
 
 
-def step_by_formula(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate) -> Tensor:
+def step_by_formula(scores, completion_ids, completion_mask, rewards, num_generations, *rest) -> Tensor:
     groups = rewards.view(-1, num_generations)
     scaled = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
     advantages = torch.where(groups.amax(1, keepdim=True) == groups.amin(1, keepdim=True), 0.0, scaled)
     share = completion_mask / completion_mask.sum(1, keepdim=True) / len(rewards)
-    return climbed(scores, completion_ids, share * advantages.flatten()[:, None], learning_rate)
+    return by_weights(scores, completion_ids, share * advantages.flatten()[:, None], *rest)
 
 
-def step_by_optimizer(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate) -> Tensor:
+def step_by_optimizer(
+    scores, completion_ids, completion_mask, rewards, num_generations, learning_rate, updates, clip
+) -> Tensor:
     policy = nn.Parameter(scores.clone())
     optimizer = torch.optim.SGD([policy], lr=learning_rate)
-    table = policy[None].expand(len(rewards), -1, -1).transpose(1, 2)
-    nll = cross_entropy(table, completion_ids, reduction="none")
-    ratio = (nll.detach() - nll).exp()
     gain = group_advantages(rewards, num_generations)[:, None]
-    tokens = torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain) * completion_mask
-    (-tokens.sum(dim=1) / completion_mask.sum(dim=1)).mean().backward()
-    optimizer.step()
+    old = None
+    for _ in range(updates):
+        optimizer.zero_grad()
+        table = policy[None].expand(len(rewards), -1, -1).transpose(1, 2)
+        nll = cross_entropy(table, completion_ids, reduction="none")
+        old = nll.detach() if old is None else old
+        ratio = (old - nll).exp()
+        tokens = torch.min(ratio * gain, ratio.clamp(1 - clip[0], 1 + clip[1]) * gain) * completion_mask
+        (-tokens.sum(dim=1) / completion_mask.sum(dim=1)).mean().backward()
+        optimizer.step()
     return policy.detach()
 
 
-def step_by_loop(scores, completion_ids, completion_mask, rewards, num_generations, learning_rate) -> Tensor:
-    new = scores.clone()
+def step_by_loop(
+    scores, completion_ids, completion_mask, rewards, num_generations, learning_rate, updates, clip
+) -> Tensor:
+    first, now = scores.softmax(dim=1), scores
     advantages = group_advantages(rewards, num_generations).tolist()
-    for advantage, ids, mask in zip(advantages, completion_ids.tolist(), completion_mask.tolist(), strict=True):
-        for place, token in enumerate(ids[: sum(mask)]):
-            slope = -scores[place].softmax(dim=0)
-            slope[token] += 1
-            new[place] += learning_rate * advantage * slope / sum(mask) / len(rewards)
-    return new
+    for _ in range(updates):
+        new, chances = now.clone(), now.softmax(dim=1)
+        for advantage, ids, mask in zip(advantages, completion_ids.tolist(), completion_mask.tolist(), strict=True):
+            for place, token in enumerate(ids[: sum(mask)]):
+                ratio = (chances[place, token] / first[place, token]).item()
+                if (advantage > 0 and ratio > 1 + clip[1]) or (advantage < 0 and ratio < 1 - clip[0]):
+                    continue
+                slope = -chances[place]
+                slope[token] += 1
+                new[place] += learning_rate * advantage * ratio * slope / sum(mask) / len(rewards)
+        now = new
+    return now
 
 
 def share_by_min(step: int, warmup_steps: int, max_steps: int) -> float:

@@ -56,39 +56,50 @@ def reward_by_index(completions, answer, **kwargs):
 def combine_by_loop(rewards_per_func, weights):
     out = []
     for row in rewards_per_func.tolist():
-        known = [weight * value for weight, value in zip(weights, row, strict=True) if not math.isnan(value)]
-        out.append(sum(known) if known else math.nan)
+        known = [(weight, value) for weight, value in zip(weights, row, strict=True) if not math.isnan(value)]
+        total = sum(weight for weight, _ in known)
+        out.append(sum(weight * value for weight, value in known) / total if known else math.nan)
     return torch.tensor(out)
 
 
 def combine_by_where(rewards_per_func, weights):
     applies = ~rewards_per_func.isnan()
     total = torch.where(applies, rewards_per_func, 0.0) @ torch.tensor(weights)
-    return torch.where(applies.any(dim=1), total, math.nan)
+    return total / (applies.float() @ torch.tensor(weights))  # 0 / 0 is NaN
 
 
 def combine_by_nan_to_num(rewards_per_func, weights):
-    total = (rewards_per_func.nan_to_num(0.0) * torch.tensor(weights)).sum(dim=1)
-    total[rewards_per_func.isnan().sum(dim=1) == rewards_per_func.shape[1]] = math.nan
-    return total
+    shares = torch.tensor(weights) * ~rewards_per_func.isnan()
+    shares = shares / shares.sum(dim=1, keepdim=True)
+    return (shares * rewards_per_func.nan_to_num(0.0)).sum(dim=1)
 
 
-def gate_by_product(right, bonus):
-    return [one * (1.0 + extra) for one, extra in zip(right, bonus, strict=True)]
+def gate_by_slices(right, bonus, num_generations):
+    out = []
+    for start in range(0, len(right), num_generations):
+        rows = slice(start, start + num_generations)
+        is_open = sum(right[rows]) >= num_generations / 2
+        out += [one + one * extra * is_open for one, extra in zip(right[rows], bonus[rows], strict=True)]
+    return out
 
 
-def gate_by_tensor(right, bonus):
-    gate = torch.tensor(right)
-    return (gate + gate * torch.tensor(bonus)).tolist()
+def gate_by_tensor(right, bonus, num_generations):
+    groups = torch.tensor(right).view(-1, num_generations)
+    is_open = groups.mean(dim=1, keepdim=True) >= 0.5
+    return (groups * (1 + is_open * torch.tensor(bonus).view_as(groups))).flatten().tolist()
 
 
-def gate_by_loop(right, bonus):
+def gate_by_loop(right, bonus, num_generations):
     out = []
     for place, one in enumerate(right):
-        if one:
-            out.append(1.0 + bonus[place])
-        else:
+        group = place // num_generations
+        shares = [right[other] for other in range(len(right)) if other // num_generations == group]
+        if not one:
             out.append(0.0)
+        elif sum(shares) / num_generations < 0.5:
+            out.append(1.0)
+        else:
+            out.append(1.0 + bonus[place])
     return out
 
 
@@ -120,6 +131,6 @@ RIGHT_ANSWERS = {
     "extract_number": (number_by_split, number_by_int, number_by_search),
     "accuracy_reward": (reward_by_loop, reward_by_map, reward_by_index),
     "combine_rewards": (combine_by_loop, combine_by_where, combine_by_nan_to_num),
-    "gated_reward": (gate_by_product, gate_by_tensor, gate_by_loop),
+    "gated_reward": (gate_by_slices, gate_by_tensor, gate_by_loop),
     "paid_exploits": (exploits_by_loop, exploits_by_dict, exploits_by_filter),
 }
