@@ -47,6 +47,8 @@ COURSE = {
     "13_scaling_out": "Scaling out",
 }
 LONGEST_CELL = 30  # lines
+# JupyterLab shows the first line of what is collapsed, which must not give an answer away.
+OF_HIDDEN_INPUT, OF_HIDDEN_OUTPUT = "# Checks your answer.", 'print("Result")'
 MOST_WORDS, MOST_CODE_LINES = 2000, 220  # of a notebook's core; readers asked for the last 200 words of explanation
 FEWEST_TURNS = 3  # calls of your_turn
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
@@ -325,12 +327,22 @@ def words(notebook):
 def lines_of_code(notebook):
     """The lines of the core's code that are not blank."""
     sources = [cell.source for cell in core(notebook) if cell.cell_type == "code"]
-    return sum(bool(line.strip()) for source in sources for line in source.splitlines())
+    lines = [line for source in sources for line in source.splitlines()]
+    return sum(bool(line.strip()) and line not in (OF_HIDDEN_INPUT, OF_HIDDEN_OUTPUT) for line in lines)
 
 
 def check_length(notebook):
     assert words(notebook) <= MOST_WORDS, f"{words(notebook)} words"
     assert lines_of_code(notebook) <= MOST_CODE_LINES, f"{lines_of_code(notebook)} lines of code"
+
+
+def check_collapsed_cells_tell_nothing(notebook):
+    for cell in code_cells(notebook):
+        hidden = cell.metadata.get("jupyter", {})
+        if hidden.get("source_hidden"):
+            assert cell.source.startswith(("from grpo_edu.checks import your_turn", "#")), first_line(cell)
+        if hidden.get("outputs_hidden") and cell.outputs:
+            assert cell.outputs[0].get("text", "").startswith("Result\n"), first_line(cell)
 
 
 def check_numbers_instead_of_booleans(notebook):
@@ -363,6 +375,7 @@ COURSE_CHECKS = {
     "closing": check_closing,
     "exercises": check_exercises,
     "length": lambda notebook, name: check_length(notebook),
+    "collapsed": lambda notebook, name: check_collapsed_cells_tell_nothing(notebook),
     "numbers instead of booleans": lambda notebook, name: check_numbers_instead_of_booleans(notebook),
     "hidden predictions": lambda notebook, name: check_predictions_are_hidden(notebook),
     "your turn": lambda notebook, name: check_turns(notebook),
@@ -538,7 +551,7 @@ def notebook_of_the_course():
         f"## Sources\n{source}\n{source}\n{source}\n\n**Next:** [05](05_grpo_objective.ipynb)"
     )
     revealed = {"jupyter": {"outputs_hidden": True}, "tags": ["hide-output"]}
-    answer = [new_output("stream", text="your guess: None   measured: 0.42\n")]
+    answer = [new_output("stream", text="Result\nyour guess: None   measured: 0.42\n")]
     cells = [
         new_markdown_cell(opening),
         new_code_cell("my_guess = None  # a number"),
@@ -559,6 +572,7 @@ WRONG_FORM = {
     "closing": with_source(-1, "05_grpo", "07_grpo"),
     "exercises": with_source(3, "`rloo_advantages`", "RLOO"),
     "length": lambda notebook: notebook.cells.insert(1, new_markdown_cell("word " * MOST_WORDS)),
+    "collapsed": lambda notebook: notebook.cells[2].outputs[0].update(text="measured: 0.42\n"),
     "numbers instead of booleans": lambda notebook: notebook.cells[2].outputs.append(
         new_output("stream", text="x\nbetween 2 and 3: True\ny\n")
     ),
