@@ -206,7 +206,7 @@ def _layer(rng: random.Random) -> Call:
 
 check_int8_linear = Exercise(
     int8_linear,
-    parts=(Part("two tokens, one a hundred times as large, groups of unlike size", 4, _layer),),
+    parts=(Part("two tokens, one a hundred times as large, groups whose numbers differ much in size", 4, _layer),),
     changes="""
         a row has one scale for all of its groups:
             (some_x) -> (some_x, x); whole_numbers(some_weight) -> whole_numbers(some_weight, weight)
