@@ -38,6 +38,7 @@ STEP_SETTINGS: dict[str, dict[str, str]] = {
 }
 STUDENT_SETTINGS = (OURS, "one thread", DEFAULT)
 MOST_BY_DEFAULT = 4  # students at once; with eight, OpenMP's default takes half an hour
+PARTS = ("steps", "students")
 QUIET = 0.25  # cores that other programs may use while a result is measured that is stored
 
 
@@ -182,6 +183,7 @@ def main() -> int:
     """Measure, print, and store the full measurement; exit 1 where a promise is not kept."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round with 0 and 2 neighbours, 1 and 2 students")
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure anew (default: both)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS / "shared.json")
     parser.add_argument("--serve", choices=STEP_SETTINGS, help=argparse.SUPPRESS)  # the training process
@@ -196,17 +198,21 @@ def main() -> int:
     busy = other_programs(1.9)
     if busy > QUIET and not options.quick:
         parser.error(f"other programs use {busy:.1f} cores; wait until the computer is quiet, or look with --quick")
-    steps = measure_steps((0, 2) if options.quick else (0, 1, 2, 4), 1 if options.quick else options.rounds)
-    print(table(steps, "busy neighbours", between), flush=True)
-    students = (
-        measure_students((1, 2), STUDENT_SETTINGS[:2])
-        if options.quick
-        else measure_students((1, 2, 4, 8), STUDENT_SETTINGS)
-    )
-    print(table(students, "students", student_cell))
-    judged = verdicts(steps, students)
+    kept = json.loads(options.output.read_text()) if options.output.is_file() else {}
+    if missing := [part for part in PARTS if part not in options.parts and part not in kept]:
+        parser.error(f"{options.output} has no {' and '.join(missing)} yet; measure both parts once")
+    stored = {part: kept[part] for part in PARTS if part in kept}
+    if "steps" in options.parts:
+        counts, rounds = ((0, 2), 1) if options.quick else ((0, 1, 2, 4), options.rounds)
+        stored["steps"] = measure_steps(counts, rounds)
+        print(table(stored["steps"], "busy neighbours", between), flush=True)
+    if "students" in options.parts:
+        chosen = ((1, 2), STUDENT_SETTINGS[:2]) if options.quick else ((1, 2, 4, 8), STUDENT_SETTINGS)
+        stored["students"] = measure_students(*chosen)
+        print(table(stored["students"], "students", student_cell))
+    judged = verdicts(stored["steps"], stored["students"])
     if not options.quick:
-        save(options.output, COMMAND, {"busy_before": busy, "verdicts": judged, "steps": steps, "students": students})
+        save(options.output, COMMAND, {**stored, "busy_before": busy, "verdicts": judged})
     for statement, holds in judged.items():
         print(f"{'holds' if holds else 'FAILS'}: {statement}")
     return 0 if all(judged.values()) else 1
