@@ -3,7 +3,7 @@
 torch splits a large operation among OpenMP threads, and each thread waits at the end for the others. GNU's OpenMP
 (libgomp, part of torch's wheels for Linux) waits by *spinning*: it asks again and again, which is fast as long as every
 thread has a core of its own. When another program needs one of these cores, the spinning thread keeps the core from the
-very thread that it waits for, and a training step can take 20 to 60 times as long. Two measures prevent this:
+very thread that it waits for, and a training step can take many times as long. Two measures prevent this:
 
 - `prepare_openmp` shortens the spinning. It sets environment variables that OpenMP reads when torch is imported, so
   `import grpo_edu` calls it, and ``course.py`` sets the same variable for JupyterLab and its kernels.
