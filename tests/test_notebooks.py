@@ -50,6 +50,7 @@ LONGEST_CELL = 30  # lines
 # JupyterLab shows the first line of what is collapsed, which must not give an answer away.
 OF_HIDDEN_INPUT, OF_HIDDEN_OUTPUT = "# Checks your answer.", 'print("Result")'
 MOST_WORDS, MOST_CODE_LINES = 2000, 220  # of a notebook's core; readers asked for the last 200 words of explanation
+WIDEST_LINE = 117  # characters that JupyterLab shows at 1366 pixels
 FEWEST_TURNS = 3  # calls of your_turn
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -334,6 +335,9 @@ def lines_of_code(notebook):
 def check_length(notebook):
     assert words(notebook) <= MOST_WORDS, f"{words(notebook)} words"
     assert lines_of_code(notebook) <= MOST_CODE_LINES, f"{lines_of_code(notebook)} lines of code"
+    lines = [line for cell in notebook.cells if cell.cell_type == "code" for line in cell.source.splitlines()]
+    too_wide = [line for line in lines if len(line) > WIDEST_LINE]
+    assert not too_wide, f"JupyterLab clips these lines at 1366 pixels: {too_wide}"
 
 
 def check_collapsed_cells_tell_nothing(notebook):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from grpo_edu.figures.style import (
     INK,
-    LEGEND,
     PAPER,
     SMALL,
     intervals,
+    legend_below,
     look,
     name_rows,
     panel_grid,
@@ -98,5 +98,5 @@ def estimates_figure(
         intervals(axes, number, values, heights, label=label)
     name_rows(axes, rows)
     if len(estimates) > 1:
-        axes.legend(loc="best", **LEGEND)
+        legend_below(axes)
     return figure

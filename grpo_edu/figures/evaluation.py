@@ -10,7 +10,7 @@ from grpo_edu.figures.style import (
     OPEN_LEGEND,
     PAPER,
     intervals,
-    legend_above,
+    legend_below,
     look,
     name_rows,
     note,
@@ -57,7 +57,7 @@ def interval_rows(
     name_rows(axes, names)
     axes.set_xlim(0, 100)
     if len(counts) > 1:
-        legend_above(axes)
+        legend_below(axes)
     return figure
 
 

@@ -8,8 +8,8 @@ from grpo_edu.figures.style import (
     OPEN_LEGEND,
     PAPER,
     SMALL,
-    legend_above,
     legend_above_data,
+    legend_below,
     look,
     name_rows,
     note,
@@ -75,7 +75,7 @@ def format_bars(seconds: Mapping[str, Mapping[str, float]], *, title: str = "Spe
         axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=SMALL, color=INK)
     name_rows(axes, seconds)
     axes.margins(x=0.12)
-    legend_above(axes)
+    legend_below(axes)
     return figure
 
 
@@ -174,8 +174,8 @@ def peak_bars(measured: Mapping[str, float], estimated: Mapping[str, float]) -> 
         label="estimated",
     )
     for row, (width, guess) in enumerate(zip(widths, guesses, strict=True)):
-        note(axes, f"{width:.0f}", (max(width, guess), row), (8, 0))
+        note(axes, f"{width:.0f} measured, {guess:.0f} estimated", (max(width, guess), row), (8, 0))
     name_rows(axes, measured)
-    axes.set_xlim(0, 1.12 * max(widths + guesses))
+    axes.set_xlim(0, 1.65 * max(widths + guesses))
     figure.legend(loc="outside lower center", ncols=2, **OPEN_LEGEND)
     return figure

@@ -85,12 +85,16 @@ def line_panels(
     for axes, (title, lines), ylabel in zip(grid, panels.items(), ylabels, strict=True):
         style_axes(axes, title, ylabel, xlabel)
         for place, (label, values) in enumerate(lines.items()):
-            every = (place, max(1, len(x) // 10))  # staggered, so that equal lines show as such
-            axes.plot(x, values, **look(labels.index(label)), linewidth=1.8, markevery=every, label=label)
+            every = max(1, len(x) // 10)
+            staggered = (place % every, every)  # so that equal lines show as such
+            axes.plot(x, values, **look(labels.index(label)), linewidth=1.8, markevery=staggered, label=label)
         for height in guides:
             axes.axhline(height, color=INK, linewidth=0.8, linestyle=":")
         if xscale != "linear":
             axes.set_xscale(xscale)
+            if len(x) <= 10:  # each value has a tick
+                axes.set_xticks(x, [f"{value:g}" for value in x])
+                axes.minorticks_off()
         if yscale != "linear":
             axes.set_yscale(yscale)
     if any(len(lines) > 1 for lines in panels.values()):

@@ -10,7 +10,7 @@ from grpo_edu.figures.style import (
     OPEN_LEGEND,
     SMALL,
     intervals,
-    legend_above,
+    legend_below,
     look,
     name_rows,
     note,
@@ -65,7 +65,7 @@ def reward_against_accuracy(runs: Sequence[Mapping[str, Any]], *, title: str = "
             fontsize=SMALL,
             color=INK,
         )
-    legend_above(axes)
+    legend_below(axes)
     return figure
 
 

@@ -104,10 +104,10 @@ def legend_above_data(axes: "Axes", columns: int) -> None:
     axes.legend(loc="upper left", ncols=columns, borderaxespad=0.2, **OPEN_LEGEND)
 
 
-def legend_above(axes: "Axes") -> None:
-    """A legend in one row above the right end of the panel."""
-    columns = len(axes.get_legend_handles_labels()[1])
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, **OPEN_LEGEND)
+def legend_below(axes: "Axes") -> None:
+    """A legend in one row under the panel, where it covers neither curves nor the title."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **OPEN_LEGEND)
 
 
 def name_rows(axes: "Axes", names: Collection[str]) -> None:
