@@ -69,7 +69,7 @@ DISGUISES = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_right_result_in_a_wrong_form_is_named(name):
     """Whatever the form is called, for instance by the exercise itself: the name holds for all inputs."""
-    exercise = KNOWN[name]
+    exercise = getattr(KNOWN[name], "untrained", KNOWN[name])  # the form of a result shows before a training
     for words, disguise in DISGUISES.items():
         feedback = exercise(lambda *args, d=disguise, **kwargs: d(exercise.reference(*args, **kwargs)), seed=1)
         if feedback.points < feedback.max_points:
