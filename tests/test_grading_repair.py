@@ -76,6 +76,7 @@ def test_the_last_written_copy_counts_and_an_empty_one_never_hides_it():
     for notebook in (
         doubled(right(), "tie-probability", stub),
         doubled(right(tie_probability=stub), "tie-probability", RIGHT["tie_probability"]),
+        changed(right(RIGHT["tie_probability"]), "tie-probability", stub),
     ):
         mended, troubles = repaired(notebook, MASTER)
         assert source_of(mended, "tie-probability") == RIGHT["tie_probability"]
