@@ -35,13 +35,6 @@ def groups(draw):
     return torch.tensor(draw(st.lists(QUARTERS, min_size=size, max_size=size))), generations
 
 
-def test_two_completions_get_plus_and_minus_one_over_root_two():
-    """Mean 0.5, sample standard deviation 1/sqrt(2): 0.5 / (0.70711 + 0.0001)."""
-    half = 0.5 / (0.5**0.5 + 1e-4)
-    assert_close(group_advantages(torch.tensor([1.0, 0.0]), 2), torch.tensor([half, -half]))
-    assert half == pytest.approx(0.707, abs=1e-4)
-
-
 def test_hand_worked_group_of_four():
     """Rewards 1 2 3 6: mean 3, squares 4 1 0 9, sample variance 14/3, standard deviation 2.160247."""
     rewards = torch.tensor([1.0, 2.0, 3.0, 6.0])

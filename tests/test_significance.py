@@ -42,24 +42,6 @@ def test_wilson_interval_agrees_with_scipy_and_holds_the_share(counts, confidenc
     assert 0 <= low <= successes / trials <= high <= 1
 
 
-@settings(deadline=None)
-@given(COUNTS)
-def test_wilson_interval_is_a_mirror_image_for_failures(counts):
-    successes, trials = counts
-    low, high = wilson_interval(successes, trials)
-    assert wilson_interval(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9, 0.98])
-@pytest.mark.parametrize("trials", [20, 300])
-def test_wilson_interval_covers_the_truth_about_as_often_as_it_says(share, trials):
-    draws = np.random.default_rng(7).binomial(trials, share, size=20_000)
-    bounds = {int(k): wilson_interval(int(k), trials) for k in np.unique(draws)}
-    covered = np.mean([bounds[int(k)][0] <= share <= bounds[int(k)][1] for k in draws])
-    # counts are whole, so the coverage swings around 95%; the plain p ± 2 SE interval falls to 33% at (0.98, 20)
-    assert 0.91 < covered < 0.99
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -130,17 +112,6 @@ def test_bootstrap_draws_what_resampling_row_by_row_draws():
     expected = np.percentile((after - before)[rows].mean(axis=1), [5, 95])
     result = paired_bootstrap(before, after, num_resamples=50_000, confidence=0.9)
     assert (result.low, result.high) == pytest.approx(expected, abs=0.01)
-
-
-def test_bootstrap_covers_the_true_difference():
-    rng = np.random.default_rng(11)
-    hits = 0
-    for _ in range(200):
-        before = rng.random(80) < 0.5
-        after = before ^ (rng.random(80) < 0.3)  # a coin of 0.5 stays one: the true difference is 0
-        result = paired_bootstrap(before, after, num_resamples=1000)
-        hits += result.low <= 0 <= result.high
-    assert 0.9 < hits / 200 < 0.99
 
 
 def test_bootstrap_is_seeded():

@@ -30,7 +30,6 @@ from toy_policy import (
 from grpo_edu import trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.fast.lora import add_lora
-from grpo_edu.fast.optimizers import build_optimizer
 from grpo_edu.losses import UNCLIPPED
 from grpo_edu.problems.templates import Problem, ProblemOrder
 from grpo_edu.rollout import Sampler, generate
@@ -603,14 +602,6 @@ def test_the_first_update_is_on_policy(tokenizer, loss_type):
         assert metrics["loss"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_second_update_from_one_batch_leaves_ratio_one(tokenizer):
-    options = {**SMALL, "learning_rate": 0.05, "epsilon": 0.05}
-    _, once = run(tokenizer, GRPOConfig(**options))
-    _, twice = run(tokenizer, GRPOConfig(**options, num_iterations=2))
-    assert all(row["clip_ratio/region_mean"] == 0 for row in once)
-    assert all(0 < row["clip_ratio/region_mean"] < 1 for row in twice)
-
-
 def test_the_kl_starts_at_0_grows_and_is_measured_from_an_unchanged_reference(tokenizer):
     model = make_model(attention_dropout=0.5).train()
     start, references = copy.deepcopy(model), []
@@ -768,11 +759,6 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_keeps_the_weights(token
 def test_too_few_problems_are_refused_with_both_numbers(tokenizer):
     with pytest.raises(ValueError, match="problems .*prompts_per_step = 4.*got 3"):
         run(tokenizer, GRPOConfig(**SMALL), problems=PROBLEMS[:3])
-
-
-def test_a_frozen_model_is_refused():
-    with pytest.raises(ValueError, match="model has no parameter that requires a gradient"):
-        build_optimizer(make_model().requires_grad_(False), GRPOConfig())
 
 
 # The settings
