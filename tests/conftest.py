@@ -74,6 +74,14 @@ def policy_dir(tmp_path_factory) -> Path:
     return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    """The tokenizer of the policy of fifteen words; a file that needs another one has a fixture of this name."""
+    from toy_policy import word_tokenizer
+
+    return word_tokenizer()
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 4 MB."""

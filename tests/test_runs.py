@@ -13,6 +13,7 @@ import torch
 from scipy.stats import binomtest
 from small_policy import brevity, names_in, same_weights
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from toy_policy import timeless
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.models import load_policy
@@ -46,10 +47,6 @@ def run(policy_dir, tmp_path):
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_policy(folder)[0].state_dict()
-
-
-def timeless(history: list[dict]) -> list[dict]:
-    return [{name: value for name, value in step.items() if name != "step_time"} for step in history]
 
 
 RUN_FILES = {"config.json", "metrics.jsonl", "model", "result.json", "summary.md", "curves.png", "accuracy.png"}
