@@ -4,7 +4,6 @@ The file that JupyterLab saved is graded by the command, and its feedback is loo
 """
 
 import csv
-import os
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from forty_submissions import RIGHT
-from jupyter_lab import wait_until
+from jupyter_lab import shoot, wait_until
 
 from grpo_edu.cli.main import main
 
@@ -95,16 +94,9 @@ def look_at_pages(browser, folder):
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             light = sum(map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).color"))[:3])) > 384
             assert light == (scheme == "dark")
-            shoot(page, f"{Path(name).stem}_{scheme}")
+            shoot(page, f"grading_{Path(name).stem}_{scheme}", full_page=True)
         assert page.locator("img").count() == 2
         page.goto((folder / "feedback" / "ana.html").as_uri())
         assert page.get_by_text("only groups that are all right count").count() >= 1
         assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
         page.close()
-
-
-def shoot(page, name):
-    folder = os.environ.get("GRPO_EDU_SCREENSHOTS")
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=Path(folder) / f"grading_{name}.png", full_page=True)
