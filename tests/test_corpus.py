@@ -60,7 +60,7 @@ def test_every_digit_is_a_token_of_its_own_and_the_same_wherever_it_stands(token
             assert any(ids[i : i + len(digits)] == ordinals for i in range(len(ids)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text().map(lambda text: unicodedata.normalize("NFC", text)))
 def test_any_text_in_composed_form_comes_back_unchanged(tokenizer, text):
     assert tokenizer.decode(encode(tokenizer, text), clean_up_tokenization_spaces=False) == text

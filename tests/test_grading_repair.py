@@ -184,7 +184,7 @@ def mangled(notebook, operations):
 
 
 @given(OPERATIONS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_was_done_to_a_notebook_each_question_is_asked_once_and_nbgrader_takes_it(operations):
     mended, troubles = repaired(mangled(right(), operations), MASTER)
     nbformat.validate(mended)

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
@@ -32,7 +32,6 @@ def test_wilson_interval_against_published_values(successes, trials, low, high):
     assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
 
 
-@settings(deadline=None)
 @given(COUNTS, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_wilson_interval_agrees_with_scipy_and_holds_the_share(counts, confidence):
     successes, trials = counts
@@ -75,7 +74,6 @@ def test_mcnemar_without_any_change_or_with_an_even_one():
     assert mcnemar(*paired(4, 3, 3, 4)).p_value == 1.0
 
 
-@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_mcnemar_is_the_binomial_sum_and_symmetric(b, c):
     before, after = paired(1, b, c, 1)
@@ -148,7 +146,6 @@ def test_bootstrap_refuses():
         paired_bootstrap([0.0], [math.nan])
 
 
-@settings(deadline=None)
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(case):
     num_samples, num_correct, k = case
