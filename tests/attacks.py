@@ -128,8 +128,16 @@ def raw(text):
     return answered({}, [f"import os\nos.write(3, {text!r}.encode() + b'\\n')"])
 
 
-def of_tie(body):
-    return right(tie_probability=f"def tie_probability(p, num_generations):\n    {body}")
+# What functions may return instead of numbers.
+ODD_VALUES = {
+    "tie_probability": "def tie_probability(p, num_generations):\n    return type('', (), {})()",
+    "group_advantages": "def group_advantages(rewards, num_generations):\n    return 10**4000",
+    "degenerate_groups": "def degenerate_groups(rewards, num_generations):\n    return float('inf')",
+    "rloo_advantages": (
+        "def rloo_advantages(rewards, num_generations, truncated):\n"
+        "    x = []\n    for _ in range(500): x = [x]\n    return x"
+    ),
+}
 
 
 def attacks(port):
@@ -161,26 +169,15 @@ def attacks(port):
         "deaf_to_alarms": (right(DEAF), Expected(19, "had to be killed")),
         "closes_the_channel": (right("import os\nos.close(3)"), Expected(19, "exit code 1")),
         "forges_answers": (answered({}, [FORGED]), Expected(0)),
-        "nameless_type": (of_tie("return type('', (), {})()"), Expected(16)),
-        "large_number": (of_tie("return 10**4000"), Expected(16)),
-        "not_a_number": (of_tie("return float('inf')"), Expected(16)),
-        "deep_list": (of_tie("x = []\n    for _ in range(500): x = [x]\n    return x"), Expected(16)),
-        "says_infinity": (raw('{"at": [Infinity, 0]}'), garbled),
-        "says_a_large_number": (raw('{"at": [' + "9" * 4000 + ", 0]}"), garbled),
+        "odd_values": (right(**ODD_VALUES), Expected(4)),  # one right answer, to the fifth question
         "says_too_large_a_number": (raw('{"at": [' + "9" * 9000 + ", 0]}"), garbled),
-        "says_a_shape": (
-            raw('{"answer": [2, 0], "outcomes": [[{"tensor": ["float32", [9223372036854775807, 0], ""]}, "", "", 0]]}'),
-            garbled,
-        ),
         "says_depth": (raw("[" * 100_000), garbled),
         "says_5_MB": (raw(long), Expected(0)),
-        "raises_a_surrogate": (
-            right("raise ValueError('\\ud800 \\x1b[2J\\x1b]0;mine\\x07')"),
+        "surrogates": (
+            right("word = '\ud800'", "raise ValueError('\\ud800 \\x1b[2J\\x1b]0;mine\\x07')"),
             Expected(19, "ValueError: ?"),
         ),
-        "writes_a_surrogate": (right("word = '\ud800'"), Expected(19)),
-        "long_comment": (right(f"# {in_a_row}"), Expected(19, "", "")),
-        "longer_comment": (right("# from grpo_edu import x " * 50_000), Expected(19, "left out")),
+        "long_comments": (right(f"# {in_a_row}", "# from grpo_edu import x " * 50_000), Expected(19, "left out")),
         "own_check_call": (
             right(
                 rloo_advantages=RIGHT["rloo_advantages"] + "\n\nchecks.check_rloo_advantages(rloo_advantages).grade()"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -71,6 +72,26 @@ def policy_dir(tmp_path_factory) -> Path:
     from small_policy import save_small_policy
 
     return save_small_policy(tmp_path_factory.mktemp("policy") / "random")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """The tokenizer of the policy of fifteen words; a file that needs another one has a fixture of this name."""
+    from toy_policy import word_tokenizer
+
+    return word_tokenizer()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    if os.name != "posix" or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root can mount a small file system to fill")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.fixture

@@ -155,7 +155,6 @@ def changed(notebook, cell_id, source):
 
 def ordinary():
     """Student → notebook and what it must earn: honest work, and honest accidents."""
-    first = RIGHT["tie_probability"]
     stub = next(cell.source for cell in student_notebook().cells if cell.id == "tie-probability")
     return {
         "ana_right": (right(), Expected(19)),
@@ -198,16 +197,8 @@ def ordinary():
             Expected(19, "check-tie-probability, check-group-advantages: missing; the"),
         ),
         "nia_doubled_answer": (doubled(right(), "tie-probability", stub), Expected(19, "there 2 times")),
-        "oda_doubled_again": (
-            doubled(right(tie_probability=stub), "tie-probability", first),
-            Expected(19, "there 2 times"),
-        ),
         "pia_doubled_check": (doubled(doubled(right(), "check-tie-probability"), "text-02"), Expected(19)),
         "quinn_without_marks": (unmarked(right()), Expected(19, "marks were missing")),
-        "rio_answer_in_a_new_cell": (
-            changed(right(f"{first}  # here"), "tie-probability", stub),
-            Expected(19, "there 2 times"),
-        ),
         "sam_all_in_one_cell": (
             without(right("\n\n\n".join(RIGHT.values())), *(name.replace("_", "-") for name in RIGHT)),
             Expected(19, "stands in another cell"),
@@ -312,16 +303,11 @@ def write_submissions(folder, targets):
     whole = json.dumps(right())
     files = {
         "renamed/my homework (1).ipynb": (whole.encode(), Expected(19, "found under the name my homework")),
-        "nested/deep/down/04_group_advantages-Copy1.ipynb": (whole.encode(), Expected(19)),
         "no_notebook/04_group_advantages.ipynb": (b"My dog ate it.\n", Expected(0, "no JSON")),
-        "other_json/04_group_advantages.ipynb": (b'{"a": [1, 2]}', Expected(0, "no cells")),
-        "deep_json/04_group_advantages.ipynb": (b"[" * 200_000, Expected(0, "no JSON")),
-        "empty_file/04_group_advantages.ipynb": (b"", Expected(0, "is empty")),
         "other_notebook/04_group_advantages.ipynb": (
             json.dumps({"cells": [{"cell_type": "code", "source": ["1 + 1"]}]}).encode(),
             Expected(0, "none of the questions"),
         ),
-        "a_document/answers.pdf": (b"%PDF-1.4 ...", Expected(0, "no notebook")),
         "utf_16/04_group_advantages.ipynb": (whole.encode("utf-16"), Expected(19, "utf-16")),
         "latin/04_group_advantages.ipynb": (
             json.dumps(right("word = 'déjà vu'"), ensure_ascii=False).encode("cp1252", "replace"),

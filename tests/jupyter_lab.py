@@ -138,10 +138,7 @@ class OpenNotebook:
             self.page.locator(place, has=self.page.get_by_text(name)).first.click()
 
     def shoot(self, name):
-        folder = os.environ.get("GRPO_EDU_SCREENSHOTS")
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=Path(folder) / f"{self.name}_{name}.png")
+        shoot(self.page, f"{self.name}_{name}")
 
     def shoot_all(self, name):
         """One screenshot a screenful, from top to bottom."""
@@ -180,6 +177,14 @@ def open_notebook(browser, lab):  # in this order: without a browser, no server 
     for notebook in opened:
         notebook.shoot("last")  # how it was when the test failed
         notebook.page.context.close()
+
+
+def shoot(page, name, **options):
+    """A screenshot, where somebody wants to look at what the browser saw."""
+    folder = os.environ.get("GRPO_EDU_SCREENSHOTS")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=Path(folder) / f"{name}.png", **options)
 
 
 def is_outside(url, lab):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from random_policy import byte_tokenizer, random_model
 
@@ -29,3 +30,10 @@ def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 def names_in(folder: Path) -> set[str]:
     """What a run's folder holds, apart from the file of its lock."""
     return {path.name for path in folder.iterdir()} - {".lock"}
+
+
+def fill(place: Path) -> None:
+    """Write until the disk is full."""
+    with open(place / "filler", "ab", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
+        while True:
+            filler.write(bytes(4096))

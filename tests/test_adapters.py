@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from toy_policy import SMALL, late_letters, make_batch, make_model, run, sgd, update_policy, weights, word_tokenizer
+from toy_policy import SMALL, late_letters, make_batch, make_model, run, sgd, update_policy, weights
 
 from grpo_edu import trainer
 from grpo_edu.config import GRPOConfig
@@ -14,11 +14,6 @@ from grpo_edu.models import save_policy
 from grpo_edu.trainer import score_rows
 
 IDS = torch.tensor([[3, 4, 7, 9, 1]])
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return word_tokenizer()
 
 
 def lora(seed=1, **options):

@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from jupyter_lab import shoot
 
 from grpo_edu.cli.main import main
 from grpo_edu.dashboards.worker import SLOTS, run_slot
@@ -158,7 +159,7 @@ def page(app, browser):
     assert page.locator(DASHBOARD).count() == 0, "the heading is there before Python is"
     page.locator(DASHBOARD).first.wait_for(timeout=1000 * SECONDS)
     yield page
-    shoot(page, "last")
+    shoot(page, "app_last")
     page.close()
     assert (outside, errors) == ([], [])
 
@@ -200,7 +201,7 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
             inside = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             sliders = page.locator(".noUi-target:visible").evaluate_all("all => all.map(one => one.offsetWidth)")
             assert inside and all(size >= 180 for size in sliders), (tab, width, sliders)
-            shoot(page, f"{tab}_{width}")
+            shoot(page, f"app_{tab}_{width}")
         names = page.locator(".noUi-handle:visible").evaluate_all("all => all.map(one => one.ariaLabel)")
         assert all(names), (tab, names)
         for picture in page.locator(f"{DASHBOARD} img").filter(visible=True).all():
@@ -225,7 +226,7 @@ def test_the_model_is_asked_trained_and_asked_again(page):
     assert "Before training" in before.inner_text() and "After 5 steps" in after.inner_text()
     assert before.locator("tbody tr").count() == after.locator("tbody tr").count() == 2
     assert before.inner_text().count("→") == 2, "how probable each first answer was and is"
-    shoot(page, "asked")
+    shoot(page, "app_asked")
 
 
 @pytest.mark.browser
@@ -244,7 +245,7 @@ def test_a_run_is_live_stays_paused_and_outlives_the_page(app, page):
     curves.wait_for(timeout=1000 * SECONDS)
     seen = set()
     wait_until(lambda: seen.add(curves.get_attribute("alt")) or len(seen) >= 4, "the curves grow")
-    shoot(page, "training")
+    shoot(page, "app_training")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     says(page, "Paused after step")
@@ -393,13 +394,6 @@ def message(kind, **content):
         "date": "2026-01-01T00:00:00Z",
     }
     return json.dumps({"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"})
-
-
-def shoot(page, name):
-    target = os.environ.get("GRPO_EDU_SCREENSHOTS")
-    if target:
-        Path(target).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=Path(target) / f"app_{name}.png")
 
 
 def wait_until(holds, what):

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
+from jupyter_lab import shoot
 
 import course
 from grpo_edu.advantages import group_advantages, tie_probability
@@ -187,13 +188,6 @@ def open_page(browser, address):
     assert outside == [] and errors == []
 
 
-def shoot(page, name):
-    folder = os.environ.get("GRPO_EDU_SCREENSHOTS")
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=Path(folder) / f"book_{name}.png")
-
-
 @pytest.mark.browser
 def test_no_page_is_wider_than_a_phone(open_page, address, pages):
     page, wide = open_page("README.html", PHONE), []
@@ -202,7 +196,7 @@ def test_no_page_is_wider_than_a_phone(open_page, address, pages):
         page.wait_for_function("!window.MathJax?.startup?.promise || MathJax.startup.promise.then(() => true)")
         if page.evaluate("document.documentElement.scrollWidth") > PHONE["width"]:
             wide.append(name)
-        shoot(page, "phone_" + name.replace("/", "_"))
+        shoot(page, "book_phone_" + name.replace("/", "_"))
     assert not wide, wide
 
 
@@ -217,7 +211,7 @@ def test_mathematics_is_typeset_in_light_and_dark(open_page, scheme):
     assert page.locator("html").get_attribute("data-theme") == scheme
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
     assert (ground > 200) == (scheme == "light")
-    shoot(page, f"math_{scheme}")
+    shoot(page, f"book_math_{scheme}")
 
 
 @pytest.mark.browser
@@ -278,10 +272,10 @@ def test_the_live_figures_answer_to_their_controls(open_page):
         if button.get_attribute("aria-pressed") == "true":
             button.click()
     assert "no gradient" in said.inner_text()
-    shoot(page, "advantages")
+    shoot(page, "book_advantages")
     page = open_page("notebooks/05_grpo_objective.html", PHONE, "dark")
     box = page.locator("[data-explorer=objective]")
     box.scroll_into_view_if_needed()
     box.get_by_label("ratio").fill("1.5")
     assert "not pushed" in box.locator("[role=status]").inner_text()
-    shoot(page, "objective_phone_dark")
+    shoot(page, "book_objective_phone_dark")

@@ -85,6 +85,27 @@ CONTRAST = """element => {
 }"""
 
 
+def check_mathematics(notebook):
+    """Every formula is typeset, with fonts that are loaded."""
+    page = notebook.page
+    sources = [cell.source for cell in notebook.stored.cells if cell.cell_type == "markdown"]
+    displays = sum(source.count("$$") for source in sources) // 2
+    inline = sum(len(re.findall(r"(?<![$\\])\$(?!\$)[^$\n]+\$(?!\$)", source)) for source in sources)
+    assert displays and inline
+    formulas = page.locator(".jp-RenderedMarkdown mjx-container")
+    wait_until(lambda: formulas.count() == displays + inline, 20, f"{displays + inline} formulas are typeset")
+    assert page.locator(".jp-RenderedMarkdown mjx-container[display=true]").count() == displays
+    assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
+    assert page.locator(".jp-RenderedMarkdown", has_text=re.compile(r"\$\$|\\(frac|mathrm|theta)")).count() == 0
+    first = page.locator(".jp-RenderedMarkdown mjx-container[display=true]").first
+    first.scroll_into_view_if_needed()
+    assert first.bounding_box()["height"] > 20  # a fraction: two lines
+    fonts = page.evaluate(
+        "() => document.fonts.ready.then(f => [...f].filter(x => x.family.startsWith('MJX')).map(x => x.status))"
+    )
+    assert "loaded" in fonts and "error" not in fonts
+
+
 def check_no_errors(notebook):
     page = notebook.page
     assert page.locator(".jp-Dialog").count() == 0, page.locator(".jp-Dialog").first.inner_text()
@@ -103,6 +124,8 @@ def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, 
     assert page.locator("body").get_attribute("data-jp-theme-light") == str(theme == "light").lower()
     check_pictures(notebook)
     check_schematics(notebook)
+    if name == "07_grpo_run":
+        check_mathematics(notebook)
     shown = [text.strip() for text in page.locator(".jp-OutputArea-output pre").all_text_contents()]
     for cell in open_cells(notebook):
         printed = "".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream")
@@ -114,30 +137,6 @@ def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, 
         cell.scroll_into_view_if_needed()  # JupyterLab lays out only what is in sight
         assert cell.evaluate(TOO_WIDE) == []
     notebook.shoot_all("stored")
-    check_no_errors(notebook)
-
-
-def test_mathematics_is_typeset(open_notebook):
-    notebook = open_notebook("07_grpo_run", "light")
-    page = notebook.page
-    check_pictures(notebook)
-    sources = [cell.source for cell in notebook.stored.cells if cell.cell_type == "markdown"]
-    displays = sum(source.count("$$") for source in sources) // 2
-    inline = sum(len(re.findall(r"(?<![$\\])\$(?!\$)[^$\n]+\$(?!\$)", source)) for source in sources)
-    assert displays and inline
-    formulas = page.locator(".jp-RenderedMarkdown mjx-container")
-    wait_until(lambda: formulas.count() == displays + inline, 20, f"{displays + inline} formulas are typeset")
-    assert page.locator(".jp-RenderedMarkdown mjx-container[display=true]").count() == displays
-    assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
-    assert page.locator(".jp-RenderedMarkdown", has_text=re.compile(r"\$\$|\\(frac|mathrm|theta)")).count() == 0
-    first = page.locator(".jp-RenderedMarkdown mjx-container[display=true]").first
-    first.scroll_into_view_if_needed()
-    assert first.bounding_box()["height"] > 20  # a fraction: two lines
-    fonts = page.evaluate(
-        "() => document.fonts.ready.then(f => [...f].filter(x => x.family.startsWith('MJX')).map(x => x.status))"
-    )
-    assert "loaded" in fonts and "error" not in fonts
-    notebook.shoot_all("mathematics")
     check_no_errors(notebook)
 
 

@@ -4,7 +4,6 @@ The file that JupyterLab saved is graded by the command, and its feedback is loo
 """
 
 import csv
-import os
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from forty_submissions import RIGHT
-from jupyter_lab import wait_until
+from jupyter_lab import shoot, wait_until
 
 from grpo_edu.cli.main import main
 
@@ -45,12 +44,9 @@ def run(notebook, cell_id, source=None):
     return cell.locator(".jp-OutputArea").inner_text() if cell.locator(".jp-OutputArea-output").count() else ""
 
 
-@pytest.mark.parametrize("theme", ["dark"])
-def test_a_wrong_answer_is_named_a_right_one_passes_and_the_saved_file_is_graded(
-    open_notebook, lab, browser, tmp_path, theme
-):
+def test_a_wrong_answer_is_named_a_right_one_passes_and_the_saved_file_is_graded(open_notebook, lab, browser, tmp_path):
     pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
-    notebook = open_notebook(NAME, theme, "exercises")
+    notebook = open_notebook(NAME, "dark", "exercises")
     run(notebook, "code-01")
     run(notebook, "group-advantages")
     unwritten = run(notebook, "check-group-advantages")
@@ -95,16 +91,9 @@ def look_at_pages(browser, folder):
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             light = sum(map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).color"))[:3])) > 384
             assert light == (scheme == "dark")
-            shoot(page, f"{Path(name).stem}_{scheme}")
+            shoot(page, f"grading_{Path(name).stem}_{scheme}", full_page=True)
         assert page.locator("img").count() == 2
         page.goto((folder / "feedback" / "ana.html").as_uri())
         assert page.get_by_text("only groups that are all right count").count() >= 1
         assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
         page.close()
-
-
-def shoot(page, name):
-    folder = os.environ.get("GRPO_EDU_SCREENSHOTS")
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=Path(folder) / f"grading_{name}.png", full_page=True)

@@ -96,23 +96,11 @@ ATTACKS = {
         "def settings(start):\n    return {'max_steps': 999, 'prompts_per_step': 4}",
         ["exceeds the budget of 1,500"],
     ),
-    "choose the seed": ("def settings(start):\n    return {'seed': 1}", ["seed", "judge"]),
-    "an unknown setting": ("def settings(start):\n    return {'num_epochs': 1}", ["num_epochs", "unknown"]),
-    "an endless step": ("def settings(start):\n    return {'num_iterations': 10**6}", ["num_iterations", "16"]),
-    "too large a batch": (
-        "def settings(start):\n    return {'prompts_per_step': 10**5}",
-        ["prompts_per_step", "800,000"],
-    ),
-    "a longer answer": ("def settings(start):\n    return {'max_completion_length': 97}", ["max_completion_length"]),
-    "no max_steps for a schedule": (
-        "def settings(start):\n    return {'lr_scheduler_type': 'linear'}",
-        ["max_steps", "linear"],
-    ),
-    "not settings": ("def settings(start):\n    return 1", ["settings(start)", "dict"]),
     "diverge": (
         "def settings(start):\n    return {'learning_rate': 1e9, 'prompts_per_step': 4, 'max_grad_norm': 0.0}",
         ["diverged"],
     ),
+    "not settings": ("def settings(start):\n    return 1", ["settings(start)", "dict"]),
     "leave": ("import os\nprint('good bye', flush=True)\nos._exit(0)", ["process ended", "good bye"]),
     "raise": ("x = 1\nraise KeyError('word')", ["KeyError", "word", "line 7"]),
     "wait": ("import time\ntime.sleep(99)", ["did not answer", "4 s"]),
@@ -192,6 +180,25 @@ def test_the_example_of_the_page_is_valid(judge, submit):
 def test_later_phases_have_seeds_of_their_own():
     found = phases_of([{"max_steps": 3}, {"temperature": 0.5}], 7, 100)
     assert [config.seed for config, _ in found] == [7, 8] and [is_open for _, is_open in found] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"seed": 1}, "seed.*judge"),
+        ({"num_epochs": 1}, "num_epochs.*unknown"),
+        ({"num_iterations": 10**6}, "num_iterations.* 16"),
+        ({"prompts_per_step": 10**5}, "prompts_per_step.*800,000"),
+        ({"num_generations": 1}, "num_generations.*at least 2"),
+        ({"max_completion_length": 97}, "max_completion_length.* 96"),
+        ({"lr_scheduler_type": "linear"}, "max_steps.*linear"),
+        ([{}, {}], "max_steps.*all phases but the last"),
+        ([], "settings.*list of such dicts"),
+    ],
+)
+def test_settings_that_break_a_rule_are_rejected_with_the_reason(settings, words):
+    with pytest.raises(challenge.Rejected, match=words):
+        phases_of(settings, 7, 100)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from toy_policy import PROBLEMS, SMALL, late_letters_or_tie, make_batch, make_model, weights, word_tokenizer
+from toy_policy import PROBLEMS, SMALL, late_letters_or_tie, make_batch, make_model, timeless, weights
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.lora import add_lora
@@ -26,19 +26,10 @@ from grpo_edu.trainer import start_training, train
 CONFIG = GRPOConfig(**{**SMALL, "max_steps": 5}, learning_rate=1e-2)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return word_tokenizer()
-
-
 def noisy_letters(completions, prompts, **kwargs):
     """A reward that also draws from the three global random states; prompts that start with q1 tie."""
     noise = (random.random() + np.random.rand() + torch.rand(()).item()) / 1000
     return [reward + noise for reward in late_letters_or_tie(completions, prompts)]
-
-
-def timeless(history):
-    return [{key: value for key, value in step.items() if key != "step_time"} for step in history]
 
 
 def train_on(model, tokenizer, config, folder, steps, stop_at=None):

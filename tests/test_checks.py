@@ -18,7 +18,7 @@ from grpo_edu.checks.__main__ import RIGHT_ANSWERS, WRONG_ANSWERS, answers_in, m
 from grpo_edu.checks.compare import difference, shown
 from grpo_edu.checks.core import Call, Exercise, Mistake, Outcome, Part, attempt, call, slip_credit, trial
 from grpo_edu.checks.feedback import NothingEarned
-from grpo_edu.checks.trained import TRAINED
+from grpo_edu.checks.trained import TRAINED, TrainedExercise
 
 KNOWN = checks.exercises()
 RIGHT, WRONG = answers_in(RIGHT_ANSWERS), answers_in(WRONG_ANSWERS)
@@ -50,7 +50,15 @@ LENIENT = Exercise(double, DOUBLE.parts, {"none": Mistake("", double)})
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_right_answers_pass_and_each_mistake_is_named(name):
-    assert misjudged(KNOWN[name], RIGHT[name], range(3), WRONG.get(name, ())) == []
+    exercise = getattr(KNOWN[name], "untrained", KNOWN[name])
+    assert misjudged(exercise, RIGHT[name], range(3), WRONG.get(name, ())) == []
+
+
+@pytest.mark.parametrize("name", [name for name, exercise in KNOWN.items() if isinstance(exercise, TrainedExercise)])
+def test_a_policy_that_is_trained_with_a_right_answer_gets_better(name):
+    """With one that is no reference; `python -m grpo_edu.checks` trains with all of them."""
+    feedback = KNOWN[name](RIGHT[name][-1], seed=0)
+    assert feedback.points == feedback.max_points, feedback
 
 
 DISGUISES = {
@@ -69,7 +77,7 @@ DISGUISES = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_right_result_in_a_wrong_form_is_named(name):
     """Whatever the form is called, for instance by the exercise itself: the name holds for all inputs."""
-    exercise = KNOWN[name]
+    exercise = getattr(KNOWN[name], "untrained", KNOWN[name])  # the form of a result shows before a training
     for words, disguise in DISGUISES.items():
         feedback = exercise(lambda *args, d=disguise, **kwargs: d(exercise.reference(*args, **kwargs)), seed=1)
         if feedback.points < feedback.max_points:

@@ -21,6 +21,7 @@ import nbformat
 import psutil
 import pytest
 from forty_submissions import NAME, RIGHT, answered
+from jupyter_lab import shoot
 
 from grpo_edu.cli.main import main
 
@@ -169,12 +170,6 @@ class Visitor:
         assert answer["success"], answer
         return answer
 
-    def shoot(self, name):
-        folder = os.environ.get("GRPO_EDU_SCREENSHOTS")
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=Path(folder) / f"classroom_{name}.png")
-
 
 def student(browser, room, name):
     visitor = Visitor(browser, room, name)
@@ -201,14 +196,14 @@ def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
     teacher = Visitor(browser, room, TEACHER, f"/hub/spawn/{COURSE}")
     teacher.page.get_by_role("button", name="Authorize").click(timeout=120_000)
     teacher.page.wait_for_selector(f"text={NAME}", timeout=60_000)
-    teacher.shoot("formgrader")
+    shoot(teacher.page, "classroom_formgrader")
     teacher.done(f"{formgrader}/api/assignment/{NAME}/release")
 
     ana, ben = student(browser, room, ANA), student(browser, room, BEN)
     ana.page.locator(".lm-MenuBar-item", has_text="Nbgrader").click()
     ana.page.locator(".lm-Menu-item", has_text="Assignment List").first.click()
     ana.page.wait_for_selector(f"text={NAME}", timeout=30_000)
-    ana.shoot("assignments")
+    shoot(ana.page, "classroom_assignments")
     assert ana.call(f"/user/{ANA}/api/contents/benchmarks/results/default_run.json").ok  # notebook 00 reads it
     for path in (f"/user/{ANA}/api/contents", f"/user/{ANA}/lab", f"{formgrader}/api/grades", f"/user/{COURSE}/lab"):
         assert ben.call(path).status == 403, path
@@ -238,7 +233,7 @@ def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
     page = teacher.page.goto(f"{address}{formgrader}/submissions/{handed_in['id']}/")
     assert page.ok, (folder / "state" / "hub.log").read_text()[-3000:]
     teacher.page.locator("input.score").first.wait_for(timeout=60_000)
-    teacher.shoot("submission")
+    shoot(teacher.page, "classroom_submission")
     grade = teacher.call(f"{formgrader}/api/grades?submission_id={handed_in['id']}").json()[0]
     more = {"manual_score": grade["manual_score"], "extra_credit": 2}
     assert teacher.call(f"{formgrader}/api/grade/{grade['id']}", "PUT", data=more).ok

@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from grpo_edu.problems.files import load_problems, read_problems
 from grpo_edu.problems.templates import DOMAINS, LEVELS, make_problems, problem_key
@@ -60,7 +60,7 @@ def test_every_digit_is_a_token_of_its_own_and_the_same_wherever_it_stands(token
             assert any(ids[i : i + len(digits)] == ordinals for i in range(len(ids)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text().map(lambda text: unicodedata.normalize("NFC", text)))
 def test_any_text_in_composed_form_comes_back_unchanged(tokenizer, text):
     assert tokenizer.decode(encode(tokenizer, text), clean_up_tokenization_spaces=False) == text
@@ -97,19 +97,12 @@ def test_the_chat_template_writes_what_qwen2s_writes(tokenizer, messages, opened
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False) == expected
 
 
-@pytest.fixture(scope="module")
-def folder(tokenizer, tmp_path_factory):
-    """The tokenizer beside a Qwen2 model, as a policy is saved."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    folder = tmp_path_factory.mktemp("policy")
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
-    Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer), num_hidden_layers=1, **sizes)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def assert_same_tokenizer(loaded, tokenizer, examples):
+@pytest.mark.parametrize("reader", [PreTrainedTokenizerFast, AutoTokenizer])
+def test_the_tokenizer_does_not_change_on_the_way_through_a_folder(tokenizer, examples, tmp_path, reader):
+    """Beside the settings of a Qwen2 model, as a policy is saved."""
+    tokenizer.save_pretrained(tmp_path)
+    Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    loaded = reader.from_pretrained(tmp_path)
     assert loaded.get_vocab() == tokenizer.get_vocab()
     for name in ("pad_token_id", "eos_token_id", "padding_side", "chat_template", "model_max_length"):
         assert getattr(loaded, name) == getattr(tokenizer, name)
@@ -118,14 +111,6 @@ def assert_same_tokenizer(loaded, tokenizer, examples):
         assert render_prompt(loaded, problem.prompt) == text
         text += target + " 1,234 = (5) naïve"
         assert encode(loaded, text) == encode(tokenizer, text)
-
-
-def test_the_tokenizer_does_not_change_on_the_way_through_a_folder(tokenizer, folder, examples):
-    assert_same_tokenizer(PreTrainedTokenizerFast.from_pretrained(folder), tokenizer, examples)
-
-
-def test_autotokenizer_reads_the_folder_alike(tokenizer, folder, examples):
-    assert_same_tokenizer(AutoTokenizer.from_pretrained(folder), tokenizer, examples)
 
 
 def test_a_tokenizer_is_the_same_each_time_it_is_trained(tokenizer):
@@ -260,21 +245,3 @@ def test_one_pool_of_batches_holds_every_example_once(tokenizer):
             text = tokenizer.decode(row).rstrip("\n").replace("<|endoftext|>", "")
             seen[text.removesuffix("<|im_end|>")] += 1
     assert seen == drawn
-
-
-def test_batches_hold_more_text_than_padding_come_shuffled_and_mix_the_styles(tokenizer):
-    widths, tokens, padding, targets = [], 0, 0, []
-    for ids, is_target in itertools.islice(batches(CONFIG, tokenizer, seed=3), 60):
-        widths.append(ids.shape[1])
-        tokens += ids.numel()
-        padding += int((ids == tokenizer.pad_token_id).sum())
-        short = is_target.sum(dim=1) < 10  # a direct answer
-        targets.append(short.float().mean().item())
-    assert padding / tokens < 0.4
-    assert widths != sorted(widths)
-    assert max(targets) < 1.0
-
-
-def test_batches_follow_their_seed(tokenizer):
-    first, second, other = (next(batches(CONFIG, tokenizer, seed=seed))[0].tolist() for seed in (1, 1, 2))
-    assert first == second != other

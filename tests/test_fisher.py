@@ -140,14 +140,6 @@ def test_a_weight_that_no_prediction_hangs_on_has_no_information():
         assert fisher["spare"].tolist() == [0.0, 0.0, 0.0] and fisher["weight"].all()
 
 
-def test_sampled_fisher_has_the_true_one_as_its_mean():
-    model, examples = regression()
-    generator = torch.Generator().manual_seed(0)
-    draws = [flat(fisher_of(model, examples, kind="sampled", generator=generator)) for _ in range(400)]
-    mean, error = torch.stack(draws).mean(dim=0), torch.stack(draws).std(dim=0) / 20
-    assert ((mean - flat(fisher_of(model, examples, kind="true"))).abs() < 4.5 * error).all()
-
-
 # ---- a language model ----
 
 
@@ -202,17 +194,6 @@ def test_true_fisher_is_the_hessian_of_the_kl(policy):
         assert fisher[name][index].item() == pytest.approx(curvature[index].item(), rel=1e-4)
 
 
-def test_a_small_step_costs_half_the_fisher_times_its_square(policy):
-    model, examples = policy
-    model = copy.deepcopy(model).double()
-    before = [target_forward(model, *example)[0].log_softmax(dim=-1).detach() for example in examples]
-    fisher = fisher_diagonal(model, examples, kind="true")["model.norm.weight"][2].item()
-    step = 1e-3
-    with torch.no_grad():
-        model.model.norm.weight[2] += step
-    assert mean_kl(model, before, examples).item() == pytest.approx(0.5 * fisher * step**2, rel=1e-2)
-
-
 def test_the_examples_are_squared_one_by_one(policy):
     model, examples = policy
     tokens = [2, 2]
@@ -221,15 +202,6 @@ def test_the_examples_are_squared_one_by_one(policy):
         together = flat(fisher_diagonal(model, examples, kind=kind))
         mean = sum(n * part for n, part in zip(tokens, apart, strict=True)) / sum(tokens)
         assert_close(together, mean, atol=1e-9, rtol=1e-4)
-
-
-def test_tail_leaves_out_unlikely_tokens_only(policy):
-    model, examples = policy
-    whole = flat(fisher_diagonal(model, examples, kind="true"))
-    part = flat(fisher_diagonal(model, examples, kind="true", tail=0.3))
-    assert (part <= whole + 1e-9).all() and part.sum() < whole.sum()
-    assert part.sum() > 0.3 * whole.sum()
-    assert_close(flat(fisher_diagonal(model, examples, kind="true", tail=1e-12)), whole, atol=1e-6, rtol=1e-4)
 
 
 def test_sampled_fisher_of_a_language_model_is_unbiased(policy):
@@ -255,15 +227,6 @@ def test_same_generator_same_fisher_and_the_model_is_left_as_it_was(policy):
     assert torch.equal(flat(first), flat(second))
     assert first.keys() == dict(model.named_parameters()).keys()
     model.eval()
-
-
-def test_half_precision_weights_get_a_fisher_in_float32(policy):
-    """A square of 1e-5 is below what float16 can hold, and far below the last digit of a sum in bfloat16."""
-    model, examples = copy.deepcopy(policy[0]), policy[1]
-    exact = flat(fisher_diagonal(model, examples, kind="empirical"))
-    rough = fisher_diagonal(model.to(torch.bfloat16), examples, kind="empirical")
-    assert {value.dtype for value in rough.values()} == {torch.float32}
-    assert flat(rough).sum().item() == pytest.approx(exact.sum().item(), rel=0.3)
 
 
 def test_frozen_weights_are_left_out(policy):

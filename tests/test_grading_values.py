@@ -104,6 +104,7 @@ def test_too_large_or_too_deep_is_cut_off():
         {"tensor": ["float32", [-1], ""]},
         {"tensor": ["object", [1], "AAAAAAAA"]},
         {"tensor": ["float32", [10**12], ""]},
+        {"tensor": ["float32", [2**63 - 1, 0], ""]},
         {"tensor": ["float32", [1], "not base64!"]},
         {"tensor": ["float32", 3, "AAAA"]},
         {"dict": [[1, 2, 3]]},

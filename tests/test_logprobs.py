@@ -109,7 +109,6 @@ def test_hand_worked_log_probabilities_and_entropies():
     assert_close(entropies(torch.full((1, 1, 10), 3.0)), torch.tensor([[math.log(10)]]))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-30, 30), min_size=2, max_size=8), st.floats(-50, 50))
 def test_probabilities_sum_to_one_and_a_shift_of_logits_is_nothing(row, shift):
     logits = torch.tensor(row, dtype=torch.float64)[None]
@@ -154,7 +153,7 @@ def test_both_functions_have_the_gradients_of_the_definition(model):
         assert_close(gradients(model, result, weights), expected, atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.data())
 def test_shared_prefix_equals_plain_for_any_lengths(prompt_lengths, data):
     size = len(prompt_lengths) * GENERATIONS
@@ -312,7 +311,7 @@ def test_a_common_beginning_stands_once():
     assert found == expected
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_trees_of_completions_have_the_values_and_gradients_of_plain_rows(data):
     """Completions over two tokens begin alike nearly always. GPT-2 keeps to float64 (Qwen2's norms do not)."""

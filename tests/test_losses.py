@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -147,7 +147,6 @@ def test_hand_worked_high_entropy_mask():
         high_entropy_mask(entropies, mask, quantile=20)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.floats(0, 1))
 def test_at_least_the_share_that_was_asked_for_is_kept_and_no_token_above_a_lower_one_is_left_out(values, quantile):
     entropies = torch.tensor([values], dtype=torch.float32)
@@ -156,7 +155,6 @@ def test_at_least_the_share_that_was_asked_for_is_kept_and_no_token_above_a_lowe
     assert kept.all() or entropies[~kept].max() < entropies[kept].min()
 
 
-@settings(deadline=None)
 @given(st.floats(0.01, 20), st.floats(-3, 3), st.floats(0.2, 5))
 def test_sapo_pushes_most_at_ratio_one_and_never_the_other_way(ratio, advantage, temperature):
     """The push is |A| ρ sech²(τ (ρ − 1) / 2), as in the paper, which writes the derivative by ρ."""
@@ -309,7 +307,6 @@ def test_content_of_padding_is_irrelevant(loss_type, level):
 
 @every_level
 @every_loss
-@settings(deadline=None)
 @given(seed=st.integers(0, 50), random=st.randoms(use_true_random=False))
 def test_rows_in_another_order_give_the_same_loss(loss_type, level, seed, random):
     tensors = random_batch(seed)
@@ -411,7 +408,6 @@ def test_neither_a_ratio_on_the_bound_nor_an_advantage_of_zero_is_clipped(loss_t
     assert max(one.values()) == 1.0  # of a single token, all
 
 
-@settings(deadline=None)
 @given(st.integers(0, 200))
 def test_clipped_tokens_are_those_without_a_gradient(seed):
     logps, old, _, advantages, mask = random_batch(seed)
@@ -422,7 +418,6 @@ def test_clipped_tokens_are_those_without_a_gradient(seed):
     assert float(share) == pytest.approx(float(still.sum() / mask.sum()))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-5, 0), min_size=3, max_size=3), st.lists(st.floats(-5, 0), min_size=3, max_size=3))
 def test_kl_is_never_negative_and_zero_where_the_policies_agree(first, second):
     logps, ref = torch.tensor([first], dtype=torch.float64), torch.tensor([second], dtype=torch.float64)

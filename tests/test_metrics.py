@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
@@ -27,7 +27,6 @@ def test_reward_metrics_by_hand():
     assert metrics["frac_reward_zero_std"] == 0.5
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.floats(-10, 10, width=32), st.just(NAN)), min_size=2, max_size=12))
 def test_a_functions_std_is_trls(column):
     rewards = torch.tensor(column)

@@ -23,7 +23,6 @@ from toy_policy import (
     sgd,
     update_policy,
     weights,
-    word_tokenizer,
 )
 
 from grpo_edu import trainer
@@ -33,11 +32,6 @@ from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
 from grpo_edu.trainer import longest_prompt, train
 
 CONFIG = GRPOConfig(**SMALL, max_grad_norm=1e9)  # four groups of four rows
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return word_tokenizer()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_edu.evaluation import mcnemar, wilson_interval
@@ -50,7 +50,6 @@ def test_coverage_agrees_with_simulation_and_published_failures():
     assert coverage(normal_interval, 0.2, 98) == pytest.approx(0.928, abs=5e-4)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_p_values_are_those_of_one_comparison_at_a_time(b, c):
     one = mcnemar([True] * b + [False] * c + [True], [False] * b + [True] * c + [True])
@@ -135,7 +134,6 @@ def test_possible_counts(percent, trials, decimals, counts):
     assert possible_counts(percent, trials, decimals=decimals) == counts
 
 
-@settings(deadline=None)
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.integers(0, 2))
 def test_every_true_share_is_possible_as_it_is_printed(case, decimals):
     count, trials = case

@@ -1,13 +1,19 @@
-"""The recipe of the tiny models: the loss, the schedule, the size, and that it learns the same way twice."""
+"""The recipe of the tiny models: loss, schedule, size, that it learns the same way twice, and the cards."""
 
 import itertools
+import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from recipes import pretraining
+from grpo_edu.config import SupervisedConfig
+from grpo_edu.evaluation import Evaluation
+from grpo_edu.models import load_policy, tiny_dir
+from grpo_edu.problems.templates import make_problems
+from recipes import cold_start, pretraining
 from recipes.corpus import PretrainingConfig, batches, train_tokenizer
 from recipes.pretraining import build_model, build_optimizers, learning_rate_factor, main, pretrain, target_loss
 
@@ -73,16 +79,6 @@ def test_the_loss_and_its_gradient_are_those_of_transformers_with_the_rest_unlab
         assert_close(ours, theirs, atol=1e-5, rtol=0.0)
         gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in (ours, theirs)]
         assert_close(*gradients, atol=1e-5, rtol=0.0)
-
-
-def test_what_stands_in_padding_has_no_part_in_the_loss(tokenizer):
-    model = build_model(SMALL, tokenizer)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(20)
-    stream = batches(SMALL, tokenizer, seed=6)
-    ids, is_target = next((ids, mask) for ids, mask in stream if (ids == tokenizer.pad_token_id).sum() > 5)
-    rubbish = ids.masked_fill(ids == tokenizer.pad_token_id, 300)
-    assert_close(target_loss(model, ids, is_target), target_loss(model, rubbish, is_target), atol=1e-6, rtol=0.0)
 
 
 @pytest.mark.parametrize(
@@ -178,3 +174,55 @@ def test_a_folder_that_holds_something_is_not_overwritten_unasked(tmp_path, caps
         main(["--output", str(tmp_path)])
     assert "holds a model already; choose another --output, or give --overwrite" in capsys.readouterr().err
     assert (tmp_path / "model.safetensors").read_bytes() == b"mine"
+
+
+# The card
+
+
+def test_the_shipped_card_says_what_the_shipped_recipe_says():
+    record = json.loads((tiny_dir() / "recipe.json").read_text(encoding="utf-8"))
+    assert pretraining._card_text(record) == (tiny_dir() / "README.md").read_text(encoding="utf-8")
+
+
+def test_halfway_is_half_learned_and_its_card_says_so():
+    folder = tiny_dir().parent / "halfway"
+    record = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    assert cold_start.card_text(record) == (folder / "README.md").read_text(encoding="utf-8")
+    assert SupervisedConfig(**record["config"]) == cold_start.CONFIG
+    assert 0.2 < record["greedy"]["accuracy"] < 0.6
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 8e6
+    load_policy("halfway")
+
+
+def test_what_counts_as_worked_out_and_marked():
+    """Steps before a marker; a bare answer, a text without a marker and an empty one have not both."""
+    completions = ["1 + 1 = 2 #### 2", "so #### 3", " #### 2", "1 + 1 = 2", ""]
+    correct = [True, False, True, False, False]
+    evaluation = Evaluation(list("abcde"), ["basic"] * 4 + ["sorting"], completions, [None] * 5, correct)
+    assert pretraining._worked_and_marked(evaluation) == {"basic": {"k": 1, "n": 2}, "sorting": {"k": 0, "n": 0}}
+
+
+def test_a_small_model_from_its_recipe_to_its_card(monkeypatch, tmp_path, capsys):
+    """Three held-out problems, none solved after two steps: the interval of 0/3 ends at z²/(3 + z²) = 56.1%."""
+    quick = partial(replace, SMALL, steps=2, warmup_steps=1)
+    quick.seed = SMALL.seed
+    monkeypatch.setattr(pretraining, "PretrainingConfig", quick)
+    monkeypatch.setattr(pretraining, "train_tokenizer", partial(train_tokenizer, num_examples=300))
+    monkeypatch.setattr(pretraining, "load_problems", lambda names, split: make_problems("basic", 3, seed=0))
+    folder = tmp_path / "model"
+    assert pretraining.main(["--output", str(folder), "--seed", "5"]) == 0
+    assert capsys.readouterr().out == f"saved to {folder}\n"
+    model, _ = load_policy(folder)
+    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    assert recipe["parameters"] == model.num_parameters() and recipe["config"]["seed"] == 5
+    ((step, loss),) = recipe["loss"]  # one mean over at most fifty steps
+    assert step == 2 and 3 < loss < 8 and 512 < recipe["tokens"] <= 1024
+    zero = {"k": 0, "n": 3, "accuracy": 0.0, "low": 0.0}
+    for way in ("sampled", "greedy"):
+        assert zero.items() <= recipe[way]["per_level"]["basic"].items()
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    marked = recipe["sampled"]["worked_and_marked"]["basic"]["n"]
+    share = "0/3 = 0.0% (0.0% … 56.1%)"
+    assert f"| basic | {share} | {share} | 0 of {marked} are right |" in card
+    assert f"Qwen2 of {model.num_parameters():,} parameters" in card and "seed 5" in card
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")

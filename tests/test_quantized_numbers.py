@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from grpo_edu.quantization.numbers import QuantizedTensor, in_groups, quantize, relative_error
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 @st.composite

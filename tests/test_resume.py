@@ -1,5 +1,6 @@
 """Runs that are stopped and go on: killed three times, interrupted, broken by their numbers, out of disk, held."""
 
+import errno
 import json
 import os
 import random
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_policy import brevity, names_in
+from small_policy import brevity, fill, names_in
 
 from benchmarks.kill_and_resume import outcome, study
 from grpo_edu.cli.main import main
@@ -349,8 +350,9 @@ def test_a_disk_without_room_for_checkpoints_is_said_before_anything(run, tmp_pa
     disk = os.statvfs(tmp_path)
     usage = type("Usage", (), {"free": 400_000, "total": disk.f_blocks, "used": 0})
     monkeypatch.setattr("shutil.disk_usage", lambda place: usage)
-    with pytest.raises(OSError, match="nearly full: 0.4 MB are free and the run needs"):
+    with pytest.raises(OSError, match="nearly full: 0.4 MB are free and the run needs") as caught:
         run()
+    assert caught.value.errno == errno.ENOSPC
     assert not (tmp_path / "run").exists()
 
 
@@ -373,28 +375,20 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_older_one(run, tmp_path, mon
     assert len(resume_training(folder, progress=False).history) == 5
 
 
-def test_a_disk_that_fills_up_under_a_run_is_made_room_on_and_it_goes_on(run, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    if os.name != "posix" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root can mount a small file system to fill")
-
-    def fill(completions):
-        with open(disk / "filler", "ab", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
-            while True:
-                filler.write(bytes(4096))
+def test_a_disk_that_fills_up_under_a_run_is_made_room_on_and_it_goes_on(run, tmp_path, small_disk):
+    def half(completions):
         return [0.5] * len(completions)
 
-    try:
-        whole = run(output=tmp_path / "whole", rewards=stopping_at(4, lambda completions: [0.5] * len(completions)))
-        with pytest.raises(OSError, match="No space left") as caught:
-            run(output=disk / "run", rewards=stopping_at(4, fill))
-        assert f"checkpoints; go on with --resume {disk / 'run'}" in caught.value.__notes__[0]
-        assert latest_checkpoint(disk / "run" / "checkpoints").name == "step-2"
-        (disk / "filler").unlink()
-        rewards = stopping_at(2, lambda completions: [0.5] * len(completions))  # of the two steps before it, none again
-        resume_training(disk / "run", rewards=rewards, progress=False)
-        assert outcome(disk / "run") == outcome(whole.output)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    def fill_and_score(completions):
+        fill(small_disk)
+        return half(completions)
+
+    whole = run(output=tmp_path / "whole", rewards=stopping_at(4, half))
+    with pytest.raises(OSError, match="No space left") as caught:
+        run(output=small_disk / "run", rewards=stopping_at(4, fill_and_score))
+    assert f"checkpoints; go on with --resume {small_disk / 'run'}" in caught.value.__notes__[0]
+    assert latest_checkpoint(small_disk / "run" / "checkpoints").name == "step-2"
+    (small_disk / "filler").unlink()
+    rewards = stopping_at(2, half)  # of the two steps before it, none again
+    resume_training(small_disk / "run", rewards=rewards, progress=False)
+    assert outcome(small_disk / "run") == outcome(whole.output)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_edu.runs.log import RunLog, read_log
@@ -57,7 +57,6 @@ def test_each_line_is_readable_at_once_and_a_second_log_goes_on(tmp_path):
     assert read_log(path) == [{"step": 1}, {"step": 2}]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 60))
 def test_a_log_cut_at_any_byte_reads_and_goes_on(tmp_path_factory, cut):
     lines = [json.dumps({"step": step, "reward": step / 3}).encode() + b"\n" for step in (1, 2)]

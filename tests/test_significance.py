@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
@@ -32,7 +32,6 @@ def test_wilson_interval_against_published_values(successes, trials, low, high):
     assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
 
 
-@settings(deadline=None)
 @given(COUNTS, st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_wilson_interval_agrees_with_scipy_and_holds_the_share(counts, confidence):
     successes, trials = counts
@@ -40,24 +39,6 @@ def test_wilson_interval_agrees_with_scipy_and_holds_the_share(counts, confidenc
     expected = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert 0 <= low <= successes / trials <= high <= 1
-
-
-@settings(deadline=None)
-@given(COUNTS)
-def test_wilson_interval_is_a_mirror_image_for_failures(counts):
-    successes, trials = counts
-    low, high = wilson_interval(successes, trials)
-    assert wilson_interval(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9, 0.98])
-@pytest.mark.parametrize("trials", [20, 300])
-def test_wilson_interval_covers_the_truth_about_as_often_as_it_says(share, trials):
-    draws = np.random.default_rng(7).binomial(trials, share, size=20_000)
-    bounds = {int(k): wilson_interval(int(k), trials) for k in np.unique(draws)}
-    covered = np.mean([bounds[int(k)][0] <= share <= bounds[int(k)][1] for k in draws])
-    # counts are whole, so the coverage swings around 95%; the plain p ± 2 SE interval falls to 33% at (0.98, 20)
-    assert 0.91 < covered < 0.99
 
 
 @pytest.mark.parametrize(
@@ -93,7 +74,6 @@ def test_mcnemar_without_any_change_or_with_an_even_one():
     assert mcnemar(*paired(4, 3, 3, 4)).p_value == 1.0
 
 
-@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_mcnemar_is_the_binomial_sum_and_symmetric(b, c):
     before, after = paired(1, b, c, 1)
@@ -132,17 +112,6 @@ def test_bootstrap_draws_what_resampling_row_by_row_draws():
     assert (result.low, result.high) == pytest.approx(expected, abs=0.01)
 
 
-def test_bootstrap_covers_the_true_difference():
-    rng = np.random.default_rng(11)
-    hits = 0
-    for _ in range(200):
-        before = rng.random(80) < 0.5
-        after = before ^ (rng.random(80) < 0.3)  # a coin of 0.5 stays one: the true difference is 0
-        result = paired_bootstrap(before, after, num_resamples=1000)
-        hits += result.low <= 0 <= result.high
-    assert 0.9 < hits / 200 < 0.99
-
-
 def test_bootstrap_is_seeded():
     pairs = paired(5, 3, 9, 4)
     assert paired_bootstrap(*pairs, seed=1) == paired_bootstrap(*pairs, seed=1)
@@ -177,7 +146,6 @@ def test_bootstrap_refuses():
         paired_bootstrap([0.0], [math.nan])
 
 
-@settings(deadline=None)
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(case):
     num_samples, num_correct, k = case

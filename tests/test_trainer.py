@@ -22,26 +22,20 @@ from toy_policy import (
     make_model,
     run,
     sgd,
+    timeless,
     update_policy,
     weights,
-    word_tokenizer,
 )
 
 from grpo_edu import trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.fast.lora import add_lora
-from grpo_edu.fast.optimizers import build_optimizer
 from grpo_edu.losses import UNCLIPPED
 from grpo_edu.problems.templates import Problem, ProblemOrder
 from grpo_edu.rollout import Sampler, generate
 from grpo_edu.trainer import train
 
 every_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return word_tokenizer()
 
 
 def share_of_a(completions, **kwargs) -> list[float]:
@@ -242,10 +236,6 @@ def test_the_policy_learns_different_answers_to_different_prompts(tokenizer):
 # What must not change the result
 
 
-def without_time(history):
-    return [{key: value for key, value in row.items() if key != "step_time"} for row in history]
-
-
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @every_loss
 def test_the_number_of_forward_passes_changes_nothing(tokenizer, loss_type, level):
@@ -260,7 +250,7 @@ def test_the_number_of_forward_passes_changes_nothing(tokenizer, loss_type, leve
         config = GRPOConfig(**SMALL, **options, gradient_accumulation_steps=parts)
         cut, metrics = run(tokenizer, config, late_letters_or_tie)
         assert_same_weights(whole, cut)
-        for row, other in zip(without_time(history), without_time(metrics), strict=True):
+        for row, other in zip(timeless(history), timeless(metrics), strict=True):
             assert row == pytest.approx(other, abs=1e-6)
 
 
@@ -281,7 +271,7 @@ def test_what_is_chosen_from_the_whole_batch_does_not_depend_on_its_parts(tokeni
     assert all(row["grad_norm"] > 1e-3 for row in history)
     cut, metrics = run(tokenizer, GRPOConfig(**settings, gradient_accumulation_steps=4), late_letters_or_tie)
     assert_same_weights(whole, cut)
-    for row, other in zip(without_time(history), without_time(metrics), strict=True):
+    for row, other in zip(timeless(history), timeless(metrics), strict=True):
         assert row == pytest.approx(other, abs=1e-6)
     del settings[next(iter(options))]
     plain, _ = run(tokenizer, GRPOConfig(**settings), late_letters_or_tie)
@@ -344,7 +334,7 @@ def test_leaving_out_tied_groups_changes_nothing(tokenizer, monkeypatch, loss_ty
     lean, history = run(tokenizer, config, late_letters_or_tie)
     full, metrics = run(tokenizer, config, late_letters_or_tie, stages=EVERY_ROW)
     assert_same_weights(lean, full)
-    for row, other in zip(without_time(history), without_time(metrics), strict=True):
+    for row, other in zip(timeless(history), timeless(metrics), strict=True):
         assert row == pytest.approx(other, abs=1e-6)
 
 
@@ -401,7 +391,7 @@ def test_a_seed_gives_the_same_weights_to_the_last_bit_and_another_does_not(toke
         model = make_model(dtype=torch.float32)
         results.append(run(tokenizer, GRPOConfig(**SMALL, learning_rate=0.01, seed=seed), model=model))
     (first, one), (second, two), (third, three) = results
-    assert without_time(one) == without_time(two) != without_time(three)
+    assert timeless(one) == timeless(two) != timeless(three)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), third.parameters(), strict=True))
 
@@ -523,7 +513,7 @@ def test_without_ties_resampling_changes_nothing(tokenizer):
     (one, plain), (other, history) = run(tokenizer, off), run(tokenizer, dataclasses.replace(off, max_resamples=3))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     added = {"resampling/num_groups": 4, "resampling/frac_reward_zero_std": 0.0}
-    assert [metrics | added for metrics in without_time(plain)] == without_time(history)
+    assert [metrics | added for metrics in timeless(plain)] == timeless(history)
 
 
 # The stages
@@ -601,14 +591,6 @@ def test_the_first_update_is_on_policy(tokenizer, loss_type):
     assert metrics["loss"] == pytest.approx(expected, abs=1e-6)
     if loss_type == "grpo":
         assert metrics["loss"] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_second_update_from_one_batch_leaves_ratio_one(tokenizer):
-    options = {**SMALL, "learning_rate": 0.05, "epsilon": 0.05}
-    _, once = run(tokenizer, GRPOConfig(**options))
-    _, twice = run(tokenizer, GRPOConfig(**options, num_iterations=2))
-    assert all(row["clip_ratio/region_mean"] == 0 for row in once)
-    assert all(0 < row["clip_ratio/region_mean"] < 1 for row in twice)
 
 
 def test_the_kl_starts_at_0_grows_and_is_measured_from_an_unchanged_reference(tokenizer):
@@ -768,11 +750,6 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_keeps_the_weights(token
 def test_too_few_problems_are_refused_with_both_numbers(tokenizer):
     with pytest.raises(ValueError, match="problems .*prompts_per_step = 4.*got 3"):
         run(tokenizer, GRPOConfig(**SMALL), problems=PROBLEMS[:3])
-
-
-def test_a_frozen_model_is_refused():
-    with pytest.raises(ValueError, match="model has no parameter that requires a gradient"):
-        build_optimizer(make_model().requires_grad_(False), GRPOConfig())
 
 
 # The settings

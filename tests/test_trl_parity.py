@@ -119,6 +119,14 @@ def ids(batch):
     return [batch[name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")]
 
 
+def our_loss(model, batch, old, *, logps=None, **options):
+    """The loss of this package for the batch, by default with the log-probabilities of `per_token_logps`."""
+    if logps is None:
+        logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
+    options["max_completion_length"] = MAX_COMPLETION_LENGTH
+    return grpo_loss(logps, old, batch["advantages"], batch["completion_mask"], **options)
+
+
 def loss_and_gradients(model, loss):
     model.zero_grad()
     loss.backward()
@@ -154,34 +162,12 @@ def assert_same(ours, theirs):
 @every_loss
 def test_loss_and_gradients(trainer, batch, ours, monkeypatch, loss_type, level, beta, epsilon_high):
     model, old, ref = ours
+    settings = {"loss_type": loss_type, "importance_sampling_level": level, "beta": beta}
     high = 0.2 if epsilon_high is None else epsilon_high
     for corrected in (False, True) if beta else (False,):
-        expected = theirs(
-            trainer,
-            batch,
-            old,
-            ref,
-            monkeypatch,
-            loss_type=loss_type,
-            importance_sampling_level=level,
-            beta=beta,
-            epsilon_high=high,
-            use_bias_correction_kl=corrected,
-        )
-        logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
-        loss = grpo_loss(
-            logps,
-            old,
-            batch["advantages"],
-            batch["completion_mask"],
-            ref_per_token_logps=ref,
-            beta=beta,
-            epsilon_high=epsilon_high,
-            loss_type=loss_type,
-            importance_sampling_level=level,
-            max_completion_length=MAX_COMPLETION_LENGTH,
-            use_bias_correction_kl=corrected,
-        )
+        settings["use_bias_correction_kl"] = corrected
+        expected = theirs(trainer, batch, old, ref, monkeypatch, epsilon_high=high, **settings)
+        loss = our_loss(model, batch, old, ref_per_token_logps=ref, epsilon_high=epsilon_high, **settings)
         assert_same(loss_and_gradients(model, loss), expected)
 
 
@@ -191,17 +177,8 @@ def test_first_update_after_the_rollout(trainer, batch, ours, monkeypatch, loss_
     model, _, ref = ours
     expected = theirs(trainer, batch, None, ref, monkeypatch, loss_type=loss_type, beta=0.1)
     logps = shared_prefix_logps(model, *ids(batch), num_generations=GENERATIONS, temperature=TEMPERATURE)
-    loss = grpo_loss(
-        logps,
-        None,
-        batch["advantages"],
-        batch["completion_mask"],
-        ref_per_token_logps=ref,
-        beta=0.1,
-        loss_type=loss_type,
-        max_completion_length=MAX_COMPLETION_LENGTH,
-        use_bias_correction_kl=True,
-    )
+    options = {"ref_per_token_logps": ref, "beta": 0.1, "loss_type": loss_type, "use_bias_correction_kl": True}
+    loss = our_loss(model, batch, None, logps=logps, **options)
     assert_same(loss_and_gradients(model, loss), expected)
 
 
@@ -210,28 +187,11 @@ def test_two_sided_clipping_and_importance_weights(trainer, batch, ours, monkeyp
     model, old, ref = ours
     weights = torch.rand(old.shape, generator=torch.Generator().manual_seed(7)) * 2
     weights = torch.where(batch["completion_mask"] == 1, weights, 1.0)  # as TRL makes them
-    expected = theirs(
-        trainer,
-        {**batch, "importance_sampling_ratio": weights},
-        old,
-        ref,
-        monkeypatch,
-        loss_type=loss_type,
-        delta=1.25,
-        use_vllm=True,
-        vllm_importance_sampling_correction=True,
-    )
-    logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
-    loss = grpo_loss(
-        logps,
-        old,
-        batch["advantages"],
-        batch["completion_mask"],
-        loss_type=loss_type,
-        delta=1.25,
-        importance_weights=weights,
-        max_completion_length=MAX_COMPLETION_LENGTH,
-    )
+    settings = {"loss_type": loss_type, "delta": 1.25}
+    vllm = {"use_vllm": True, "vllm_importance_sampling_correction": True}
+    weighted = {**batch, "importance_sampling_ratio": weights}
+    expected = theirs(trainer, weighted, old, ref, monkeypatch, **settings, **vllm)
+    loss = our_loss(model, batch, old, importance_weights=weights, **settings)
     assert_same(loss_and_gradients(model, loss), expected)
 
 
@@ -246,15 +206,7 @@ def test_micro_batches(trainer, batch, ours, monkeypatch, loss_type):
         expected = theirs(
             trainer, half, old[part], ref[part], monkeypatch, loss_type=loss_type, current_gradient_accumulation_steps=2
         )
-    loss = grpo_loss(
-        per_token_logps(model, *ids(half), temperature=TEMPERATURE),
-        old[part],
-        half["advantages"],
-        half["completion_mask"],
-        loss_type=loss_type,
-        num_items=batch["num_items_in_batch"],
-        max_completion_length=MAX_COMPLETION_LENGTH,
-    )
+    loss = our_loss(model, half, old[part], loss_type=loss_type, num_items=batch["num_items_in_batch"])
     if loss_type not in ("dapo", "cispo", "vespo"):
         loss = loss / 2
     assert_same(loss_and_gradients(model, loss), expected)
@@ -268,36 +220,16 @@ def test_entropies_masks_and_advantages_per_token(trainer, batch, ours, monkeypa
     advantages = batch["advantages"]
     if per_token:
         advantages = advantages[:, None] * torch.randn(old.shape, generator=torch.Generator().manual_seed(8))
-    expected = theirs(
-        trainer,
-        {**batch, "advantages": advantages},
-        old,
-        ref,
-        monkeypatch,
-        loss_type=loss_type,
-        beta=0.1,
-        use_bias_correction_kl=False,
-        top_entropy_quantile=0.4,
-        off_policy_mask_threshold=0.01,
-        entropy_coef=0.3,
-        _entropy_bonus_enabled=True,
-    )
+    changed, settings = {**batch, "advantages": advantages}, {"loss_type": loss_type, "beta": 0.1}
+    options = {"top_entropy_quantile": 0.4, "off_policy_mask_threshold": 0.01, "use_bias_correction_kl": False}
+    options |= {"entropy_coef": 0.3, "_entropy_bonus_enabled": True}
+    expected = theirs(trainer, changed, old, ref, monkeypatch, **settings, **options)
     mask = batch["completion_mask"]
     logps, entropies = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)
     chosen = high_entropy_mask(entropies.detach(), mask, quantile=0.4)
     kept = off_policy_mask(logps, old, advantages, mask, threshold=0.01)
     assert 0 < chosen.sum() < mask.sum() and 0 < kept.mean() < 1
-    loss = grpo_loss(
-        logps,
-        old,
-        advantages,
-        mask,
-        ref_per_token_logps=ref,
-        beta=0.1,
-        loss_type=loss_type,
-        policy_mask=chosen * kept,
-        max_completion_length=MAX_COMPLETION_LENGTH,
-    )
+    loss = our_loss(model, changed, old, logps=logps, ref_per_token_logps=ref, policy_mask=chosen * kept, **settings)
     loss = loss - 0.3 * (entropies * chosen).sum() / chosen.sum()
     assert_same(loss_and_gradients(model, loss), expected)
 
@@ -306,8 +238,7 @@ def test_reinforce_is_trls_cispo_without_cap_at_ratio_one(trainer, batch, ours, 
     model, _, ref = ours
     by_rows = {**batch, "num_items_in_batch": torch.tensor(len(batch["advantages"]))}
     expected = theirs(trainer, by_rows, None, ref, monkeypatch, loss_type="cispo", epsilon_high=1e9)
-    logps = per_token_logps(model, *ids(batch), temperature=TEMPERATURE)
-    loss = grpo_loss(logps, None, batch["advantages"], batch["completion_mask"], loss_type="reinforce")
+    loss = our_loss(model, batch, None, loss_type="reinforce")
     assert_same(loss_and_gradients(model, loss), expected)
 
 
@@ -317,18 +248,8 @@ def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level):
     model, old, ref = ours
     settings = {"loss_type": loss_type, "importance_sampling_level": level}
     high = 1.1 if loss_type == "cispo" else 0.1
-    _, _, expected = theirs(
-        trainer,
-        batch,
-        old,
-        ref,
-        monkeypatch,
-        **settings,
-        beta=0.1,
-        use_bias_correction_kl=False,
-        epsilon_low=0.05,
-        epsilon_high=high,
-    )
+    options = {"beta": 0.1, "use_bias_correction_kl": False, "epsilon_low": 0.05, "epsilon_high": high}
+    _, _, expected = theirs(trainer, batch, old, ref, monkeypatch, **settings, **options)
     mask = batch["completion_mask"]
     with torch.no_grad():
         logps, entropy = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)

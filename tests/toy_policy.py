@@ -108,5 +108,10 @@ def update_policy(model, batch, optimizer, config, *, penalty=None, **state):
     )
 
 
+def timeless(history) -> list[dict]:
+    """The metrics of a run without those of the clock, which are never the same."""
+    return [{name: value for name, value in metrics.items() if name != "step_time"} for metrics in history]
+
+
 def assert_same_weights(one, other, tolerance=1e-7):
     assert_close(weights(one), weights(other), atol=tolerance, rtol=0.0)

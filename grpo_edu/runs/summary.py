@@ -32,9 +32,9 @@ class RunResult:
 
     output: its folder. record: what config.json holds: what was asked for, and what the run was started on.
     history: one dict of metrics a step. before, after: held-out accuracy sampled at temperature 1; `after` is
-    None where the run was stopped. greedy_before, greedy_after: without sampling, None where left out.
-    seconds: from the loading of the model to the last evaluation. steps_before: steps of the history that an earlier
-    call had done, which `seconds` do not hold.
+    None where the run was stopped. seconds: from the loading of the model to the last evaluation.
+    greedy_before, greedy_after: without sampling, None where left out. steps_before: steps of the history that an
+    earlier call had done, which `seconds` do not hold.
     interrupted: Ctrl-C ended it. failure: the error that ended it, else empty.
     """
 
@@ -43,9 +43,9 @@ class RunResult:
     history: list[dict[str, float]]
     before: Evaluation
     after: Evaluation | None
-    greedy_before: Evaluation | None
-    greedy_after: Evaluation | None
     seconds: float
+    greedy_before: Evaluation | None = None
+    greedy_after: Evaluation | None = None
     steps_before: int = 0
     interrupted: bool = False
     failure: str = ""

@@ -115,7 +115,7 @@ def train_on_processes(
         if job.is_main:
             keep_policy(policy, tokenizer, job.folder)
             seconds = time.perf_counter() - started
-            result = RunResult(job.folder.path, record, history, before, after, None, None, seconds, steps_before=done)
+            result = RunResult(job.folder.path, record, history, before, after, seconds, steps_before=done)
             write_result(job.folder, result)
             job.folder.drop_checkpoints()
     state.wait_for_everyone()

@@ -16,13 +16,6 @@ from grpo_edu.continual import forgetting as measures
 from grpo_edu.continual.fisher import fisher_diagonal
 
 
-def transfer_by_loop(matrix: Matrix) -> float:
-    tasks, total = len(matrix[0]), 0.0
-    for task in range(tasks - 1):
-        total += matrix[tasks][task] - matrix[task + 1][task]
-    return total / (tasks - 1)
-
-
 def transfer_by_diagonal(matrix: Matrix) -> float:
     table = np.array(matrix)
     return float((table[-1, :-1] - np.diag(table[1:])[:-1]).mean())
@@ -31,14 +24,6 @@ def transfer_by_diagonal(matrix: Matrix) -> float:
 def transfer_by_zip(matrix: Matrix) -> float:
     changes = [last - after[task] for task, (after, last) in enumerate(zip(matrix[1:-1], matrix[-1], strict=False))]
     return sum(changes) / len(changes)
-
-
-def forgetting_by_columns(matrix: Matrix) -> float:
-    lost = []
-    for task, column in enumerate(list(zip(*matrix, strict=True))[:-1]):
-        *earlier, end = column[task + 1 :]
-        lost.append(max(earlier) - end)
-    return sum(lost) / len(lost)
 
 
 def forgetting_by_mask(matrix: Matrix) -> float:
@@ -176,8 +161,8 @@ def protected_by_lists(weights: Weights, fisher: Weights, ewc_lambda: float, tra
 
 
 RIGHT_ANSWERS = {
-    "backward_transfer": (measures.backward_transfer, transfer_by_loop, transfer_by_diagonal, transfer_by_zip),
-    "forgetting": (measures.forgetting, forgetting_by_columns, forgetting_by_mask, forgetting_by_running),
+    "backward_transfer": (measures.backward_transfer, transfer_by_diagonal, transfer_by_zip),
+    "forgetting": (measures.forgetting, forgetting_by_mask, forgetting_by_running),
     "choose_protection": (choice_by_nesting, choice_by_table, choice_by_count),
     "softmax_fisher": (fisher_by_definition, fisher_by_package, fisher_by_einsum),
     "squares_a_mean": (found_by_zero, found_by_truth, found_by_sign),

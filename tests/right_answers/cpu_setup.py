@@ -175,16 +175,6 @@ def compare_by_function(load, evaluate, trainings):
     return [evaluate(kept), [trained(train) for train in trainings]]
 
 
-def parts_by_formula(parameters, trained, completions, tokens, vocabulary, with_reference):
-    return {
-        "weights": 4 * parameters,
-        "reference": 4 * parameters if with_reference else 0,
-        "gradients": 4 * trained,
-        "optimizer": 8 * trained,
-        "logits": 4 * completions * tokens * vocabulary,
-    }
-
-
 def parts_by_numbers(parameters, trained, completions, tokens, vocabulary, with_reference):
     numbers = {"weights": parameters, "gradients": trained, "optimizer": trained + trained}
     numbers["reference"] = parameters * with_reference
@@ -238,6 +228,6 @@ RIGHT_ANSWERS = {
     "int8_product": (int8_by_numpy, int8_by_float, int8_by_rounding_first),
     "lazy_attribute": (lazy_by_try, lazy_by_get, lazy_by_loop),
     "compare_trainings": (compare_by_state, compare_by_copies, compare_by_function),
-    "memory_parts": (parts_of_the_package, parts_by_formula, parts_by_numbers, parts_by_tensors),
+    "memory_parts": (parts_of_the_package, parts_by_numbers, parts_by_tensors),
     "fewest_passes": (passes_by_divisors, passes_by_room, passes_by_counting_down),
 }

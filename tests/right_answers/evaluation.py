@@ -24,13 +24,6 @@ def wilson_by_formula(successes: int, trials: int) -> list[float]:
     return [middle - reach, middle + reach]
 
 
-def wilson_by_failures(successes: int, trials: int) -> tuple[float, float]:
-    failures = trials - successes
-    middle = (successes + Z**2 / 2) / (trials + Z**2)
-    reach = Z / (trials + Z**2) * math.sqrt(successes * failures / trials + Z**2 / 4)
-    return middle - reach, middle + reach
-
-
 def mcnemar_by_scipy(only_before: int, only_after: int) -> float:
     from scipy.stats import binom
 
@@ -89,16 +82,6 @@ def counts_by_range(percent: float, trials: int, decimals: int) -> list[int]:
     return list(range(max(0, low), min(trials, high) + 1))
 
 
-def counts_by_filter(percent: float, trials: int, decimals: int) -> list[int]:
-    near = filter(lambda count: round(abs(count * 100 / trials - percent), 9) <= 0.5 / 10**decimals, range(trials + 1))
-    return [*near]
-
-
-def mcnemar_by_comb(only_before: int, only_after: int) -> float:
-    n, k = only_before + only_after, min(only_before, only_after)
-    return min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
-
-
 def pass_by_levels(rewards: list[float], k: int) -> float:
     """Each step from one level to the next is gained where at least one of k is above it: pass@k per level."""
     levels, total = sorted({*rewards}), min(rewards)
@@ -119,9 +102,9 @@ def counts_of_the_package(percent: float, trials: int, decimals: int) -> list[in
 
 
 RIGHT_ANSWERS = {
-    "wilson_interval": (significance.wilson_interval, wilson_by_roots, wilson_by_formula, wilson_by_failures),
-    "mcnemar_p": (mcnemar_of_the_package, mcnemar_by_comb, mcnemar_by_scipy, mcnemar_by_recursion),
+    "wilson_interval": (significance.wilson_interval, wilson_by_roots, wilson_by_formula),
+    "mcnemar_p": (mcnemar_of_the_package, mcnemar_by_scipy, mcnemar_by_recursion),
     "false_alarm": (false_alarm_by_loop, false_alarm_by_first, false_alarm_by_log),
     "pass_at_k": (pass_by_levels, pass_by_draws, pass_by_listing),
-    "possible_counts": (counts_of_the_package, counts_by_string, counts_by_range, counts_by_filter),
+    "possible_counts": (counts_of_the_package, counts_by_string, counts_by_range),
 }

@@ -55,13 +55,6 @@ def aggregate_by_weights(per_token_loss, mask, loss_type, max_completion_length)
     return (weights[loss_type] * per_token_loss).sum()
 
 
-def aggregate_by_einsum(per_token_loss, mask, loss_type, max_completion_length):
-    sums, counts = torch.einsum("bc,bc->b", per_token_loss, mask.float()), mask.sum(dim=1)
-    if loss_type == "grpo":
-        return (sums / counts).mean()
-    return sums.sum() / (counts.sum() if loss_type == "dapo" else mask.shape[0] * max_completion_length)
-
-
 def first_by_tokens(advantages, lengths):
     rows = [[-a] * length for a, length in zip(advantages, lengths, strict=True)]
     tokens = sum(rows, [])
@@ -85,14 +78,6 @@ def first_by_insight(advantages, lengths):
     return 0.0, -tilt.item() / sum(lengths), ("good", "neither", "bad")[1 - int(tilt.round(decimals=6).sign())]
 
 
-def sequence_by_loop(per_token_logps, old_per_token_logps, completion_mask):
-    ratios = []
-    for now, old, mask in zip(per_token_logps, old_per_token_logps, completion_mask, strict=True):
-        changes = [a - b for a, b, counts in zip(now, old, mask, strict=True) if counts]
-        ratios.append((sum(changes) / len(changes)).exp())
-    return torch.stack(ratios)
-
-
 def sequence_by_mean(per_token_logps, old_per_token_logps, completion_mask):
     change = torch.where(completion_mask == 1, per_token_logps - old_per_token_logps, torch.nan)
     return change.nanmean(dim=1).exp()
@@ -110,8 +95,8 @@ def sequence_of_the_package(per_token_logps, old_per_token_logps, completion_mas
 
 
 RIGHT_ANSWERS = {
-    "aggregate": (aggregate_of_the_package, aggregate_by_loop, aggregate_by_weights, aggregate_by_einsum),
+    "aggregate": (aggregate_of_the_package, aggregate_by_loop, aggregate_by_weights),
     "first_loss": (first_by_tokens, first_by_aggregate, first_by_insight),
-    "sequence_ratio": (sequence_of_the_package, sequence_by_loop, sequence_by_mean, sequence_by_root),
+    "sequence_ratio": (sequence_of_the_package, sequence_by_mean, sequence_by_root),
     "finite_difference": (difference_by_matrix, difference_by_list, difference_by_clone),
 }

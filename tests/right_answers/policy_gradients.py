@@ -6,7 +6,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 def expected_by_loop(first: Tensor, second: Tensor, rewards: Tensor) -> float:
@@ -41,12 +40,6 @@ def gradient_by_loop(scores: Tensor, old_scores: Tensor, actions: Tensor, reward
         direction[action] += 1
         total += reward * probabilities[action] / old[action] * direction
     return total / len(actions)
-
-
-def gradient_by_one_hot(scores: Tensor, old_scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
-    drawn = functional.one_hot(actions, len(scores)).float()
-    ratio = drawn @ (scores.softmax(dim=0) / old_scores.softmax(dim=0))
-    return (ratio * rewards) @ (drawn - scores.softmax(dim=0)) / len(rewards)
 
 
 def gradient_by_counts(scores: Tensor, old_scores: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
@@ -129,7 +122,7 @@ def tokens_by_masked_logits(logits: Tensor, uniform: Tensor, temperature: float,
 
 RIGHT_ANSWERS = {
     "expected_reward": (expected_by_loop, expected_by_einsum, expected_in_two_steps),
-    "score_function_gradient": (gradient_by_autograd, gradient_by_loop, gradient_by_one_hot, gradient_by_counts),
+    "score_function_gradient": (gradient_by_autograd, gradient_by_loop, gradient_by_counts),
     "reinforce_loss": (loss_by_loop, loss_by_product, loss_without_a_path_through_the_rewards),
     "best_baseline": (baseline_by_formula, baseline_by_autograd, baseline_by_parabola),
     "sample_tokens": (tokens_by_search, tokens_by_loop, tokens_by_masked_logits),

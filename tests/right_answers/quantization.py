@@ -29,12 +29,6 @@ def grid_by_lists(x: Tensor, bits: int) -> tuple[float, int]:
     return scale, round(-min(values) / scale)
 
 
-def grid_by_clamp(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
-    scale = (high - low) / (2**bits - 1)
-    return scale, (-low / scale).round()
-
-
 def grid_by_numpy(x: Tensor, bits: int) -> tuple[float, int]:
     low, high = np.minimum(x.min().item(), 0.0), np.maximum(x.max().item(), 0.0)
     scale = np.ptp([low, high]) / (2**bits - 1)
@@ -61,12 +55,6 @@ def rows_by_loop(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         codes.append([round(value / scale) for value in row])
         scales.append([scale])
     return torch.tensor(codes, dtype=torch.int8), torch.tensor(scales)
-
-
-def rows_by_where(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    largest = weight.abs().amax(dim=1, keepdim=True)
-    scale = torch.where(largest == 0, 1.0, largest / (2 ** (bits - 1) - 1))
-    return torch.round(weight / scale).to(torch.int8), scale
 
 
 def rows_by_numpy(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -179,18 +167,13 @@ def weights_by_log(logps: Tensor, sampling_logps: Tensor, cap: float) -> Tensor:
     return (logps - sampling_logps).clamp(max=math.log(cap)).exp()
 
 
-def weights_by_loop(logps: Tensor, sampling_logps: Tensor, cap: float) -> Tensor:
-    pairs = zip(logps.flatten().tolist(), sampling_logps.flatten().tolist(), strict=True)
-    return torch.tensor([min(cap, math.exp(ours - theirs)) for ours, theirs in pairs]).view_as(logps)
-
-
 RIGHT_ANSWERS = {
-    "affine_grid": (grid_of_the_package, grid_by_lists, grid_by_clamp, grid_by_numpy),
+    "affine_grid": (grid_of_the_package, grid_by_lists, grid_by_numpy),
     "dequantize": (back_by_int, back_by_distribution, back_by_numpy),
-    "quantize_rows": (rows_of_the_package, rows_by_loop, rows_by_where, rows_by_numpy),
+    "quantize_rows": (rows_of_the_package, rows_by_loop, rows_by_numpy),
     "int8_linear": (linear_by_int, linear_by_einsum, linear_by_numpy),
     "quantized_bytes": (bytes_by_tables, bytes_by_tensors, bytes_by_counts),
     "bits_needed": (bits_by_logarithm, bits_by_range, bits_by_length),
     "equality_verdict": (verdict_by_table, verdict_by_middle, verdict_by_nesting),
-    "truncated_weights": (truncated_importance_weights, weights_by_quotient, weights_by_log, weights_by_loop),
+    "truncated_weights": (truncated_importance_weights, weights_by_quotient, weights_by_log),
 }
