@@ -35,6 +35,7 @@ WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 RUN = ROOT / "docs" / "images" / "dashboard_training.png"
 RUN_ALT = "A finished run in the dashboard: settings, curves, accuracy before and after, and sampled completions"
 EXPLORERS = {"AdvantageExplorer": "advantages", "ObjectiveExplorer": "objective"}
+ASKED = re.compile(r"^!\[[^\]]*\]\(docs/images/dashboard_ask\.png\)", re.MULTILINE)
 FACTS = re.compile(r"^Study time ≈ .*$", re.MULTILINE)
 # Code, in which nothing is a link, or else a link. Its label may hold a picture or code.
 CODE = r"(?P<code>^```.*?^```|`[^`\n]*`)"
@@ -199,6 +200,8 @@ def prepare_html(page, code):
             return f'<div class="course-explorer" data-explorer="{kind}">{page}</div>'
         if f"{name}(" in code:
             return f'{page}<div class="course-explorer" data-explorer="{kind}"></div>'
+    if "AskTheModel(" in code:
+        return recorded(page)
     if "TrainingDashboard(" in code and "<img" not in page:
         return f'<img alt="{RUN_ALT}" src="data:image/png;base64,{base64.b64encode(RUN.read_bytes()).decode()}">{page}'
     return page
@@ -209,6 +212,12 @@ def with_explorers(text):
     call = "AdvantageExplorer(num_generations=8)\n```\n"
     live = "".join(f'\n<div class="course-explorer" data-explorer="{kind}"></div>\n' for kind in EXPLORERS.values())
     return text.replace(call, call + live)
+
+
+def recorded(fallback):
+    """The recorded answers of "Ask the model", step by step, or the fallback where no JavaScript runs."""
+    stored = (ROOT / "data" / "curves" / "ask_the_model.json").read_text(encoding="utf-8").strip()
+    return f'<div class="course-explorer" data-explorer="ask" data-recording="{html.escape(stored)}">{fallback}</div>'
 
 
 def bar_text(state, model):
@@ -235,6 +244,7 @@ def prepare(folder, config):
         linked = set()
         if name.endswith(".md"):
             text = with_explorers(prepare_text(text, name, files, repository, linked))
+            text = ASKED.sub(lambda picture: recorded(f"\n\n{picture[0]}\n\n"), text)
         else:
             notebook = json.loads(text)
             prepare_notebook(notebook, name, files, repository, linked)
