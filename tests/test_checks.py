@@ -6,6 +6,7 @@ import pickletools
 import random
 import re
 import signal
+import sys
 import time
 
 import numpy as np
@@ -421,7 +422,27 @@ def test_the_random_state_of_the_notebook_is_left_alone():
     assert torch.equal(torch.rand(1), expected)
 
 
+def test_a_slip_in_one_part_costs_points_in_this_part_only_whatever_the_seed():
+    exercise = KNOWN["combine_rewards"]
+    for seed in range(60):
+        parts = [torch.stack([one.args[0] for one in calls]) for calls in trial(exercise, seed).calls]
+        *others, last = [part.isnan().all(dim=2).any() for part in parts]
+        assert last and not any(others), seed
+
+
 # ---- points for nbgrader ----
+
+
+def test_what_an_answer_writes_to_stderr_is_shown_but_not_there(capsys):
+    """nbgrader's autograder gives no points to a check's cell with output on stderr, and warnings go there."""
+
+    def warns(x):
+        print("UserWarning", file=sys.stderr)
+        return 2 * x
+
+    assert DOUBLE(warns).grade() == 3
+    said = capsys.readouterr()
+    assert "UserWarning" in said.out and said.err == ""
 
 
 def test_grade_returns_points_and_raises_one_line_where_there_are_none(capsys):
