@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from grpo_edu.advantages import group_advantages
-from grpo_edu.checks.grpo_run import Gradients, Shapes, Solved, by_weights, claimed, common_length
+from grpo_edu.checks.grpo_run import Gradients, Shapes, Solved, common_length
+from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import mcnemar
+from grpo_edu.fast import optimizers
+from grpo_edu.losses import grpo_loss
 
 
 def shapes_by_tensors(num_prompts, num_generations, prompt_length, completion_length, vocab_size) -> Shapes:
@@ -49,12 +52,19 @@ def shapes_by_prefix(num_prompts, num_generations, prompt_length, completion_len
     return {**shapes, "prompt_ids": [*a_row, prompt_length], "logits": [*a_token, vocab_size]}
 
 
-def step_by_formula(scores, completion_ids, completion_mask, rewards, num_generations, *rest) -> Tensor:
-    groups = rewards.view(-1, num_generations)
-    scaled = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
-    advantages = torch.where(groups.amax(1, keepdim=True) == groups.amin(1, keepdim=True), 0.0, scaled)
-    share = completion_mask / completion_mask.sum(1, keepdim=True) / len(rewards)
-    return by_weights(scores, completion_ids, share * advantages.flatten()[:, None], *rest)
+def step_of_the_package(
+    scores, completion_ids, completion_mask, rewards, num_generations, learning_rate, updates, clip
+) -> Tensor:
+    places, policy, old = torch.arange(completion_ids.shape[1]), scores, None
+    advantages = group_advantages(rewards, num_generations)
+    for _ in range(updates):
+        policy = policy.clone().requires_grad_()
+        logps = policy.log_softmax(dim=1)[places, completion_ids]
+        old = logps.detach() if old is None else old
+        limits = {"epsilon": clip[0], "epsilon_high": clip[1]}
+        loss = grpo_loss(logps, old, advantages, completion_mask, loss_type="grpo", **limits)
+        policy = (policy - learning_rate * torch.autograd.grad(loss, policy)[0]).detach()
+    return policy
 
 
 def step_by_optimizer(
@@ -93,6 +103,11 @@ def step_by_loop(
                 new[place] += learning_rate * advantage * ratio * slope / sum(mask) / len(rewards)
         now = new
     return now
+
+
+def share_of_the_package(step: int, warmup_steps: int, max_steps: int) -> float:
+    config = GRPOConfig(lr_scheduler_type="linear", warmup_steps=warmup_steps, max_steps=max_steps)
+    return optimizers.learning_rate_share(step, config)
 
 
 def share_by_min(step: int, warmup_steps: int, max_steps: int) -> float:
@@ -181,8 +196,9 @@ def claim_by_scipy(before: Solved, after: Solved) -> tuple[float, str]:
     from scipy.stats import binomtest
 
     changes = [int(new) - int(old) for old, new in zip(before, after, strict=True) if new != old]
-    p_value = binomtest(changes.count(1), len(changes)).pvalue if changes else 1.0
-    return claimed(before, after, p_value)
+    if not changes or binomtest(changes.count(1), len(changes)).pvalue >= 0.05:
+        return sum(changes) / len(before), "not shown"
+    return sum(changes) / len(before), "better" if sum(changes) > 0 else "worse"
 
 
 def claim_by_tensors(before: Solved, after: Solved) -> list:
@@ -194,8 +210,8 @@ def claim_by_tensors(before: Solved, after: Solved) -> list:
 
 RIGHT_ANSWERS = {
     "stage_shapes": (shapes_by_tensors, shapes_by_words, shapes_by_prefix),
-    "grpo_step": (step_by_formula, step_by_optimizer, step_by_loop),
-    "learning_rate_share": (share_by_min, share_by_interpolation, share_by_counting),
+    "grpo_step": (step_of_the_package, step_by_optimizer, step_by_loop),
+    "learning_rate_share": (share_of_the_package, share_by_min, share_by_interpolation, share_by_counting),
     "clipped_gradients": (clipped_by_torch, clipped_by_squares, clipped_by_clamp),
     "tied_groups": (tied_by_means, tied_by_loop, tied_by_extremes),
     "batch_kl": (kl_by_selection, kl_by_where, kl_by_loop),
