@@ -13,7 +13,7 @@ from torch import Tensor
 from grpo_edu import trainer
 from grpo_edu.advantages import group_advantages
 from grpo_edu.checks.compare import Outcome
-from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Mistake, Part, call
+from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Part, call
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import Curve, numbers, stored_curves
 from grpo_edu.checks.objective import completion_mask
@@ -31,8 +31,6 @@ from grpo_edu.studies.broken_runs import (
 )
 
 # ---- name_trouble ----
-
-
 READ = ("reward", "frac_reward_zero_std", "clip_ratio/region_mean")  # the signs that the tree asks for
 STORED = (*READ, "completions/mean_length")
 
@@ -48,13 +46,18 @@ TROUBLES = {
 def name_trouble(curves: Mapping[str, Sequence[float]]) -> str:
     """The first question of the tree that a run's curves answer with yes."""
     reward, tied, clipped = (curves[sign] for sign in READ)
-    if _mean(reward[:4]) < 0.1:
-        return "unpaid"
-    if _mean(tied[:2]) >= 0.5:
-        return "tied"
-    if _mean(reward[-4:]) < 0.5 * _mean(reward[:4]):
-        return "broken down"
-    return "clipped" if max(clipped) > 0 else "not in the curves"
+    answers = {
+        "unpaid": _mean(reward[:4]) < 0.1,
+        "tied": _mean(tied[:2]) >= 0.5,
+        "broken down": _mean(reward[-4:]) < 0.5 * _mean(reward[:4]),
+        "clipped": max(clipped) > 0,
+    }
+    return _first_yes(answers)
+
+
+def _first_yes(answers: Mapping[str, bool], *order: str) -> str:
+    """The first question that is answered with yes; in another order, where one is given, which may leave some out."""
+    return next((question for question in order or answers if answers[question]), "not in the curves")
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -85,94 +88,58 @@ def _made_up(rng: random.Random, trouble: str) -> dict[str, Curve]:
     return dict(zip(READ, map(Curve, (first + last, ties + [0.625] * 6, clipped)), strict=True))
 
 
-def _tree(*order: str, **changed: Callable[[Mapping[str, Sequence[float]]], bool]) -> Callable:
-    """The tree with its questions in this order, some asked in another way; what is left out is not asked."""
-    questions = {
-        "unpaid": lambda curves: _mean(curves["reward"][:4]) < 0.1,
-        "tied": lambda curves: _mean(curves["frac_reward_zero_std"][:2]) >= 0.5,
-        "broken down": lambda curves: _mean(curves["reward"][-4:]) < 0.5 * _mean(curves["reward"][:4]),
-        "clipped": lambda curves: max(curves["clip_ratio/region_mean"]) > 0,
-    } | {name.replace("_", " "): question for name, question in changed.items()}
-
-    def wrong(curves):
-        return next((name for name in order or questions if questions[name](curves)), "not in the curves")
-
-    return wrong
-
-
 check_name_trouble = Exercise(
     name_trouble,
     parts=tuple(
         Part(f"runs of one kind, {number} of 5", 1, _some_run(trouble), draws=24)
         for number, trouble in enumerate(TROUBLES, 1)
     ),
-    mistakes={
-        "ties are asked for before payment": Mistake(
-            "Whoever is never paid ties as well. Keep the order of the tree.",
-            _tree("tied", "unpaid", "broken down", "clipped"),
-        ),
-        "the break-down is asked for before ties": Mistake(
-            "Keep the order of the table.", _tree("unpaid", "broken down", "tied", "clipped")
-        ),
-        "the break-down is asked for first": Mistake(
-            "Keep the order of the table: payment and ties come before it.",
-            _tree("broken down", "unpaid", "tied", "clipped"),
-        ),
-        "clipped tokens are asked for before the break-down": Mistake(
-            "Keep the order of the table.", _tree("unpaid", "tied", "clipped", "broken down")
-        ),
-        "clipped tokens are asked for first": Mistake(
-            "Keep the order of the table: clipping comes last.", _tree("clipped", "unpaid", "tied", "broken down")
-        ),
-        "the last yes is returned, not the first": Mistake(
-            "`return` as soon as a question says yes.", _tree("clipped", "broken down", "tied", "unpaid")
-        ),
-        "one of the first rewards is enough": Mistake(
-            "The *mean* of the first four: a single lucky step pays nobody.",
-            _tree(unpaid=lambda curves: max(curves["reward"][:4]) < 0.1),
-        ),
-        "only the first reward is looked at": Mistake(
-            "The mean of the first *four*.", _tree(unpaid=lambda curves: curves["reward"][0] < 0.1)
-        ),
-        "the reward of the whole run is taken": Mistake(
-            "A run that breaks down was paid in the beginning. Look at the first four steps.",
-            _tree(unpaid=lambda curves: _mean(curves["reward"]) < 0.1),
-        ),
-        "exactly half of the groups is not enough": Mistake(
-            "0.5 *or more*.", _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][:2]) > 0.5)
-        ),
-        "ties are looked for at the end of the run": Mistake(
-            "A healthy run ties more and more. Half of the groups, from the *first* steps on?",
-            _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][-4:]) >= 0.5),
-        ),
-        "ties are looked for in more than two steps": Mistake(
-            "A healthy run ties later: the first *two* steps.",
-            _tree(tied=lambda curves: _mean(curves["frac_reward_zero_std"][:4]) >= 0.5),
-        ),
-        "any drop is taken for a break-down": Mistake(
-            "Below *half* of what it was.",
-            _tree(broken_down=lambda curves: _mean(curves["reward"][-4:]) < _mean(curves["reward"][:4])),
-        ),
-        "exactly half is taken for a break-down": Mistake(
-            "*Below* half.",
-            _tree(broken_down=lambda curves: _mean(curves["reward"][-4:]) <= 0.5 * _mean(curves["reward"][:4])),
-        ),
-        "a break-down is not seen": Mistake(
-            "Compare the last four steps with the first four.", _tree("unpaid", "tied", "clipped")
-        ),
-        "clipping is looked for in the first four steps only": Mistake(
-            "*Ever* above 0: in the first steps the policy has hardly moved.",
-            _tree(clipped=lambda curves: max(curves["clip_ratio/region_mean"][:4]) > 0),
-        ),
-        "clipped tokens are not seen": Mistake(
-            "One update a batch: is the share of clipped tokens ever above 0?", _tree("unpaid", "tied", "broken down")
-        ),
-    },
+    changes="""
+        ties are asked for before payment:
+            _first_yes(answers) -> _first_yes(answers, "tied", "unpaid", "broken down", "clipped")
+            Whoever is never paid ties as well. Keep the order of the tree.
+        the break-down is asked for before ties:
+            _first_yes(answers) -> _first_yes(answers, "unpaid", "broken down", "tied", "clipped")
+            Keep the order of the table.
+        the break-down is asked for first:
+            _first_yes(answers) -> _first_yes(answers, "broken down", "unpaid", "tied", "clipped")
+            Keep the order of the table: payment and ties come before it.
+        clipped tokens are asked for before the break-down:
+            _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "clipped", "broken down")
+            Keep the order of the table.
+        clipped tokens are asked for first:
+            _first_yes(answers) -> _first_yes(answers, "clipped", "unpaid", "tied", "broken down")
+            Keep the order of the table: clipping comes last.
+        the last yes is returned, not the first:
+            _first_yes(answers) -> _first_yes(answers, "clipped", "broken down", "tied", "unpaid")
+            `return` as soon as a question says yes.
+        one of the first rewards is enough: _mean(reward[:4]) < 0.1 -> max(reward[:4]) < 0.1
+            The *mean* of the first four: a single lucky step pays nobody.
+        only the first reward is looked at: _mean(reward[:4]) < 0.1 -> reward[0] < 0.1
+            The mean of the first *four*.
+        the reward of the whole run is taken: _mean(reward[:4]) < 0.1 -> _mean(reward) < 0.1
+            A run that breaks down was paid in the beginning. Look at the first four steps.
+        exactly half of the groups is not enough: >= 0.5 -> > 0.5
+            0.5 *or more*.
+        ties are looked for at the end of the run: tied[:2] -> tied[-4:]
+            A healthy run ties more and more. Half of the groups, from the *first* steps on?
+        ties are looked for in more than two steps: tied[:2] -> tied[:4]
+            A healthy run ties later: the first *two* steps.
+        any drop is taken for a break-down: < 0.5 * _mean -> < _mean
+            Below *half* of what it was.
+        exactly half is taken for a break-down: < 0.5 * _mean -> <= 0.5 * _mean
+            *Below* half.
+        a break-down is not seen: _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "clipped")
+            Compare the last four steps with the first four.
+        clipping is looked for in the first four steps only: max(clipped) -> max(clipped[:4])
+            *Ever* above 0: in the first steps the policy has hardly moved.
+        clipped tokens are not seen: _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "broken down")
+            One update a batch: is the share of clipped tokens ever above 0?
+    """,
 )
 
 
 # ---- find_fault ----
-
 DIAGNOSES = {  # fault: what tells it from all others, and what removes it
     "reward always 0": ("right answers earn 0", "another reward"),
     "chat template skipped": ("the prompt opens no chat turn", "render the prompt"),
@@ -281,71 +248,52 @@ def _confusion(column: int, rows: list[tuple[str, ...]], wanted: list[tuple[str,
 RUNS = ("Run A", "Run B", "Run C")
 
 
-def _with_words(column: int, change: Callable[[str], str]) -> Callable[[], dict[str, Any]]:
-    """A wrong answer in which the words of one column are changed."""
-
-    def wrong() -> dict[str, Any]:
-        found = find_fault()
-        for run in RUNS:
-            words = list(found[run])
-            words[column] = change(words[column])
-            found[run] = tuple(words)
-        return found
-
-    return wrong
-
-
-def _in_another_order() -> dict[str, Any]:
-    found = find_fault()
-    return {**found, **{run: found[other] for run, other in zip(RUNS, RUNS[1:] + RUNS[:1], strict=True)}}
+def _with_words(column: int, change: Callable[[str], str]) -> dict[str, Any]:
+    """The right diagnoses, with the words of one column changed."""
+    found = right_diagnoses(3)
+    for run in RUNS:
+        words = list(found[run])
+        words[column] = change(words[column])
+        found[run] = tuple(words)
+    return found
 
 
 check_find_fault = DrawnExercise(
     find_fault,
     parts=tuple(Part(name, 3, lambda rng: call(), draws=1) for name in ("the faults", "the evidence", "the fixes")),
-    mistakes={
-        "a word is not in the tables": Mistake(
-            "Copy the words of the tables letter by letter.", _with_words(0, str.upper)
-        ),
-        "the runs have changed places": Mistake(
-            "The three diagnoses are right. Which run has which?", _in_another_order
-        ),
-        "it is another fault": Mistake(
-            "Ask the questions of the decision tree again, from the top. In which line of the batch would it differ?",
-            _with_words(0, lambda fault: "KL wrong sign" if fault == "lr too high" else fault),
-        ),
-        "a symptom of many faults is no evidence": Mistake(
-            "Many faults tie groups, or slow a run down. What do you see in this run and in no other?",
-            _with_words(1, lambda evidence: SYMPTOMS[0]),
-        ),
-        "the evidence is of another fault": Mistake(
-            "Point to the number of the curve, or to the line of the batch: is it there, in this run?",
-            _with_words(1, lambda evidence: "completions are cut off"),
-        ),
-        "the learning rate alone is lowered": Mistake(
-            "In a policy that broke down nothing is right any more, so nothing is rewarded. What has to come first?",
-            _with_words(2, lambda fix: LOWER_RATE if "reload" in fix else fix),
-        ),
-        "time or luck is called a fix": Mistake(
-            "The fault acts in every step, and with every seed.", _with_words(2, lambda fix: NO_FIXES[0])
-        ),
-        "the fix removes another fault": Mistake(
-            "Which setting, reward or stage caused what you saw? Change that one.",
-            _with_words(2, lambda fix: "more tokens per completion"),
-        ),
-    },
+    changes="""
+        a word is not in the tables: _with_words(0, str.upper)
+            Copy the words of the tables letter by letter.
+        the runs have changed places:
+            {**right_diagnoses(3), "Run A": right_diagnoses(3)["Run B"], "Run B": right_diagnoses(3)["Run A"]}
+            The three diagnoses are right. Which run has which?
+        it is another fault: _with_words(0, lambda fault: "KL wrong sign" if fault == "lr too high" else fault)
+            Ask the questions of the decision tree again, from the top. In which line of the batch would it differ?
+        a symptom of many faults is no evidence: _with_words(1, lambda evidence: SYMPTOMS[0])
+            Many faults tie groups, or slow a run down. What do you see in this run and in no other?
+        the evidence is of another fault: _with_words(1, lambda evidence: "completions are cut off")
+            Point to the number of the curve, or to the line of the batch: is it there, in this run?
+        the learning rate alone is lowered: _with_words(2, lambda fix: LOWER_RATE if "reload" in fix else fix)
+            In a policy that broke down nothing is right any more, so nothing is rewarded. What has to come first?
+        time or luck is called a fix: _with_words(2, lambda fix: NO_FIXES[0])
+            The fault acts in every step, and with every seed.
+        the fix removes another fault: _with_words(2, lambda fix: "more tokens per completion")
+            Which setting, reward or stage caused what you saw? Change that one.
+    """,
 )
 
 
 # ---- signs_are_right ----
-
-
 def signs_are_right(rewards: Tensor, advantages: Tensor, num_generations: int) -> bool:
     """Whether each advantage has the sign of reward minus group mean, and those of a tied group are exactly 0."""
-    groups = rewards.view(-1, num_generations)
+    groups, given = (one.view(-1, num_generations) for one in (rewards, advantages))
     expected = (groups - groups.mean(dim=1, keepdim=True)).sign()
-    expected[(groups == groups[:, :1]).all(dim=1)] = 0
-    return torch.equal(advantages.sign(), expected.flatten())
+    expected[_tied(groups)] = 0
+    return torch.equal(given.sign(), expected)
+
+
+def _tied(groups: Tensor) -> Tensor:
+    return (groups == groups[:, :1]).all(dim=1)
 
 
 def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
@@ -360,7 +308,7 @@ def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
 
 def _faint_trap(rewards: Tensor, config: GRPOConfig) -> Tensor:
     """The float trap as an eps of 1e-4 leaves it: a tie is worth 0 or at most 0.0006."""
-    tied = (rewards.view(-1, 8) == rewards.view(-1, 8)[:, :1]).all(dim=1).repeat_interleave(8)
+    tied = _tied(rewards.view(-1, 8)).repeat_interleave(8)
     return hasty_advantages(rewards, config) * torch.where(tied, 1e-4, 1.0)
 
 
@@ -382,28 +330,6 @@ def _advantages_from(stages: Sequence[Callable], tied: bool) -> Callable[[random
     return draw
 
 
-def _tied(groups: Tensor) -> Tensor:
-    return (groups == groups[:, :1]).all(dim=1, keepdim=True)
-
-
-def _signs(groups: Tensor) -> Tensor:
-    return (groups - groups.mean(dim=1, keepdim=True)).sign()
-
-
-def _seen_in_groups(right: Callable[[Tensor, Tensor], Any]) -> Callable:
-    """A wrong answer that looks at (N, G) rewards and advantages."""
-
-    def wrong(rewards, advantages, num_generations):
-        return bool(right(rewards.view(-1, num_generations), advantages.view(-1, num_generations)))
-
-    return wrong
-
-
-def _down_the_columns(rewards, advantages, num_generations):
-    columns = [one.view(num_generations, -1).T.flatten() for one in (rewards, advantages)]
-    return signs_are_right(*columns, num_generations)
-
-
 check_signs_are_right = Exercise(
     signs_are_right,
     parts=(
@@ -421,65 +347,38 @@ check_signs_are_right = Exercise(
             draws=40,
         ),
     ),
-    mistakes={
-        "the mean is not that of the own group": Mistake(
-            "A completion competes within its group, not with the batch: one row of `view(-1, num_generations)`.",
-            _seen_in_groups(
-                lambda groups, given: torch.equal(
-                    (groups - groups.mean()).sign().masked_fill(_tied(groups), 0.0), given.sign()
-                )
-            ),
-        ),
-        "groups are read down the columns": Mistake(
-            "A group's rows are adjacent: `view(-1, num_generations)`, a group a row.", _down_the_columns
-        ),
-        "tied groups are left out": Mistake(
-            "A tied group has to have advantages of exactly 0.",
-            _seen_in_groups(
-                lambda groups, given: torch.equal(
-                    _signs(groups).masked_fill(_tied(groups), 0.0), given.masked_fill(_tied(groups), 0.0).sign()
-                )
-            ),
-        ),
-        "almost 0 is taken for 0": Mistake(
-            "A tie is worth *exactly* 0. The float trap may be small in one batch and large in the next.",
-            lambda rewards, given, size: signs_are_right(rewards, given.masked_fill(given.abs() < 1e-3, 0.0), size),
-        ),
-        "the mean of equal rewards is trusted": Mistake(
-            "Eight times 1.3 does not have the mean 1.3 exactly. Ask first whether the rewards are equal.",
-            _seen_in_groups(lambda groups, given: torch.equal(_signs(groups), given.sign())),
-        ),
-        "a standard deviation of 0 is asked for": Mistake(
-            "In a batch of one group, torch's std of equal rewards may not be 0. Compare the rewards with each other.",
-            _seen_in_groups(
-                lambda groups, given: torch.equal(
-                    _signs(groups).masked_fill(groups.std(dim=1, keepdim=True) == 0, 0.0), given.sign()
-                )
-            ),
-        ),
-        "only the sum of the advantages is looked at": Mistake(
-            "In the wrong rows they still add up to 0.", _seen_in_groups(lambda groups, given: given.sum().abs() < 1e-3)
-        ),
-        "only the sums of the groups are looked at": Mistake(
-            "Turned signs add up to 0 as well.",
-            _seen_in_groups(lambda groups, given: (given.sum(dim=1).abs() < 1e-3).all()),
-        ),
-        "one right sign is enough": Mistake(
-            "*All* of them: some are right by accident.",
-            _seen_in_groups(lambda groups, given: (_signs(groups) == given.sign()).any()),
-        ),
-    },
+    changes="""
+        the mean is not that of the own group: groups.mean(dim=1, keepdim=True) -> groups.mean()
+            A completion competes within its group, not with the batch: one row of `view(-1, num_generations)`.
+        groups are read down the columns: one.view(-1, num_generations) -> one.view(num_generations, -1).T
+            A group's rows are adjacent: `view(-1, num_generations)`, a group a row.
+        tied groups are left out: = 0 -> = given[_tied(groups)].sign()
+            A tied group has to have advantages of exactly 0.
+        almost 0 is taken for 0: given.sign() -> given.masked_fill(given.abs() < 1e-3, 0.0).sign()
+            A tie is worth *exactly* 0. The float trap may be small in one batch and large in the next.
+        the mean of equal rewards is trusted: = 0 -> = expected[_tied(groups)]
+            Eight times 1.3 does not have the mean 1.3 exactly. Ask first whether the rewards are equal.
+        a standard deviation of 0 is asked for: _tied(groups) -> groups.std(dim=1) == 0
+            In a batch of one group, torch's std of equal rewards may not be 0. Compare the rewards with each other.
+        only the sum of the advantages is looked at: bool(advantages.sum().abs() < 1e-3)
+            In the wrong rows they still add up to 0.
+        only the sums of the groups are looked at:
+            torch.equal(given.sign(), expected) -> bool((given.sum(dim=1).abs() < 1e-3).all())
+            Turned signs add up to 0 as well.
+        one right sign is enough: torch.equal(given.sign(), expected) -> bool((given.sign() == expected).any())
+            *All* of them: some are right by accident.
+    """,
 )
 
 
 # ---- mask_is_right ----
-
 EOS, PAD = 2, 0
 
 
 def mask_is_right(completion_ids: Tensor, loss_mask: Tensor, eos_token_id: int) -> bool:
     """Whether the mask is 1 from the first token through the first EOS, inclusive, and 0 behind it."""
-    return torch.equal(loss_mask.long(), completion_mask(completion_ids, eos_token_id))
+    mask, right = loss_mask.long(), completion_mask(completion_ids, eos_token_id)
+    return torch.equal(mask, right)
 
 
 def _rollout(rng: random.Random, pad: int) -> Rollout:
@@ -543,19 +442,9 @@ def _one_bad_row(rng: random.Random, rollout: Rollout) -> Tensor:
     return mask
 
 
-def _beside(agree: Callable[[Tensor, Tensor], Any]) -> Callable:
-    """A wrong answer that compares the mask with the right one in another way."""
-
-    def wrong(completion_ids, loss_mask, eos_token_id):
-        return bool(agree(loss_mask, completion_mask(completion_ids, eos_token_id)))
-
-    return wrong
-
-
-def _last_end(completion_ids, loss_mask, eos_token_id):
-    is_eos = (completion_ids == eos_token_id).long()
+def _through_the_last_end(is_eos: Tensor) -> Tensor:
     to_come = is_eos.flip(1).cumsum(dim=1).flip(1) > 0
-    return torch.equal(loss_mask.bool(), to_come | ~is_eos.any(dim=1, keepdim=True))
+    return (to_come | ~is_eos.any(dim=1, keepdim=True)).long()
 
 
 check_mask_is_right = Exercise(
@@ -576,49 +465,38 @@ check_mask_is_right = Exercise(
         Part("healthy masks, some with ones behind the end", 1, _masks(_ones_behind), draws=20),
         Part("healthy masks, some with one wrong row", 1, _masks(_one_bad_row), draws=40),
     ),
-    mistakes={
-        "ones behind the end are let pass": Mistake(
-            "Behind the first end token the mask must be 0: the loss must not see what stands there.",
-            _beside(lambda mask, right: mask[right == 1].all()),
-        ),
-        "missing ones are let pass": Mistake(
-            "Every token through the end has to be seen.", _beside(lambda mask, right: not mask[right == 0].any())
-        ),
-        "only the first token is looked at": Mistake(
-            "The end of a completion can be missing as well.", lambda ids, mask, eos: bool(mask[:, 0].all())
-        ),
-        "only the last token is looked at": Mistake(
-            "The beginning of a completion can be missing as well.",
-            _beside(lambda mask, right: mask.gather(1, right.sum(dim=1, keepdim=True) - 1).all()),
-        ),
-        "the end is taken for padding": Mistake(
-            "Through the first EOS, *inclusive*: a healthy batch has to pass.",
-            lambda ids, mask, eos: torch.equal(mask.long(), (ids != eos).long().cumprod(dim=1)),
-        ),
-        "the last end token is taken for the end": Mistake(
-            "Behind the *first* one nothing counts, another end token neither.", _last_end
-        ),
-        "one right row is enough": Mistake(
-            "*All* rows.", _beside(lambda mask, right: (mask == right).all(dim=1).any())
-        ),
-        "only the first row is looked at": Mistake(
-            "*Every* row: one alone may be wrong.", lambda ids, mask, eos: mask_is_right(ids[:1], mask[:1], eos)
-        ),
-        "only the number of ones is compared": Mistake(
-            "A shifted row may have as many. Compare place by place.",
-            _beside(lambda mask, right: torch.equal(mask.sum(dim=1), right.sum(dim=1))),
-        ),
-    },
+    changes="""
+        ones behind the end are let pass: torch.equal(mask, right) -> bool(mask[right == 1].all())
+            Behind the first end token the mask must be 0: the loss must not see what stands there.
+        missing ones are let pass: torch.equal(mask, right) -> not mask[right == 0].any()
+            Every token through the end has to be seen.
+        only the first token is looked at: torch.equal(mask, right) -> bool(mask[:, 0].all())
+            The end of a completion can be missing as well.
+        only the last token is looked at:
+            torch.equal(mask, right) -> bool(mask.gather(1, right.sum(dim=1, keepdim=True) - 1).all())
+            The beginning of a completion can be missing as well.
+        the end is taken for padding:
+            completion_mask(completion_ids, eos_token_id) -> (completion_ids != eos_token_id).long().cumprod(dim=1)
+            Through the first EOS, *inclusive*: a healthy batch has to pass.
+        the last end token is taken for the end:
+            completion_mask(completion_ids, eos_token_id) -> _through_the_last_end(completion_ids == eos_token_id)
+            Behind the *first* one nothing counts, another end token neither.
+        one right row is enough: torch.equal(mask, right) -> bool((mask == right).all(dim=1).any())
+            *All* rows.
+        only the first row is looked at: torch.equal(mask, right) -> torch.equal(mask[0], right[0])
+            *Every* row: one alone may be wrong.
+        only the number of ones is compared: torch.equal(mask, right) -> torch.equal(mask.sum(dim=1), right.sum(dim=1))
+            A shifted row may have as many. Compare place by place.
+    """,
 )
 
 
 # ---- ratio_is_one ----
-
-
 def ratio_is_one(per_token_logps: Tensor, old_per_token_logps: Tensor, loss_mask: Tensor) -> bool:
     """Whether exp(logp - old) is 1 up to 0.001 on every token that counts."""
-    ratio = (per_token_logps - old_per_token_logps).exp()
-    return bool(((ratio - 1).abs()[loss_mask.bool()] < 1e-3).all())
+    logs, mask = per_token_logps - old_per_token_logps, loss_mask.bool()
+    far = (logs.exp() - 1).abs()
+    return bool((far[mask] < 1e-3).all())
 
 
 def _fresh_or_stale(low: float, high: float, padding: bool) -> Callable[[random.Random], Call]:
@@ -648,15 +526,6 @@ def _fresh_or_stale(low: float, high: float, padding: bool) -> Callable[[random.
 FRESH, ONES = torch.tensor([[-1.0, -0.5, -2.0]]), torch.tensor([[1, 1, 0]])
 
 
-def _judged_by(judge: Callable[[Tensor, Tensor], Tensor]) -> Callable:
-    """A wrong answer that looks at logp - old and the mask."""
-
-    def wrong(per_token_logps, old_per_token_logps, loss_mask):
-        return bool(judge(per_token_logps - old_per_token_logps, loss_mask))
-
-    return wrong
-
-
 check_ratio_is_one = Exercise(
     ratio_is_one,
     parts=(
@@ -672,61 +541,38 @@ check_ratio_is_one = Exercise(
             ),
         ),
     ),
-    mistakes={
-        "padding counts": Mistake(
-            "Whatever stands behind the end was never sampled. Use the mask.",
-            _judged_by(lambda apart, mask: (apart.abs() < 1e-3).all()),
-        ),
-        "padding is multiplied away": Mistake(
-            "It may hold anything, and 0 times infinity, or NaN, is NaN. Pick the tokens that count instead.",
-            _judged_by(lambda apart, mask: ((apart.exp() - 1).abs() * mask).max() < 1e-3),
-            also=(_judged_by(lambda apart, mask: (apart.abs() * mask).max() < 1e-3),),
-        ),
-        "only the mean is looked at": Mistake(
-            "Ups and downs cancel. *Every* token's ratio has to be 1.",
-            _judged_by(lambda apart, mask: apart[mask.bool()].mean().abs() < 1e-3),
-        ),
-        "only the mean ratio is looked at": Mistake(
-            "Ups and downs nearly cancel. *Every* ratio has to be 1.",
-            _judged_by(lambda apart, mask: (apart.exp()[mask.bool()].mean() - 1).abs() < 1e-3),
-        ),
-        "ratios below 1 are let pass": Mistake(
-            "How *far* from 1, up or down? `abs`.",
-            _judged_by(lambda apart, mask: (apart.exp() - 1)[mask.bool()].max() < 1e-3),
-        ),
-        "ratios above 1 are let pass": Mistake(
-            "How *far* from 1, up or down? `abs`.",
-            _judged_by(lambda apart, mask: (1 - apart.exp())[mask.bool()].max() < 1e-3),
-        ),
-        "exact equality is asked for": Mistake(
-            "Two computations differ in their last digits: up to 0.001 is 1.",
-            _judged_by(lambda apart, mask: (apart[mask.bool()] == 0).all()),
-        ),
-        "the logarithms are divided": Mistake(
-            "The ratio of the *probabilities*: `exp` of the difference.",
-            lambda logps, old, mask: bool(((logps / old - 1).abs()[mask.bool()] < 1e-3).all()),
-        ),
-        "the mask is multiplied on before 1 is taken off": Mistake(
-            "In padding that leaves 0 - 1, which is far from 0.",
-            _judged_by(lambda apart, mask: (apart.exp() * mask - 1).abs().max() < 1e-3),
-        ),
-        "whatever the clip lets pass is taken for 1": Mistake(
-            "0.2 is how far a ratio may go later. In the first update it has to be 1.",
-            _judged_by(lambda apart, mask: (apart.exp() - 1).abs()[mask.bool()].max() < 0.2),
-        ),
-        "only the first token is looked at": Mistake(
-            "All tokens that count.", _judged_by(lambda apart, mask: (apart[:, 0].abs() < 1e-3).all())
-        ),
-        "the difference of the logarithms is compared with 1": Mistake(
-            "The ratio is 1 where the *logarithms* are equal.",
-            _judged_by(lambda apart, mask: ((apart - 1).abs()[mask.bool()] < 1e-3).all()),
-        ),
-    },
+    changes="""
+        padding counts: far[mask] -> far
+            Whatever stands behind the end was never sampled. Use the mask.
+        padding is multiplied away: far[mask] -> (far * loss_mask)
+            It may hold anything, and 0 times infinity, or NaN, is NaN. Pick the tokens that count instead.
+            or: (logs.exp() - 1).abs() -> logs.abs(); far[mask] -> (far * loss_mask)
+        only the mean is looked at: (logs.exp() - 1).abs() -> logs[mask].mean().abs(); far[mask] -> far
+            Ups and downs cancel. *Every* token's ratio has to be 1.
+        only the mean ratio is looked at:
+            (logs.exp() - 1).abs() -> (logs[mask].exp().mean() - 1).abs(); far[mask] -> far
+            Ups and downs nearly cancel. *Every* ratio has to be 1.
+        ratios below 1 are let pass: (logs.exp() - 1).abs() -> logs.exp() - 1
+            How *far* from 1, up or down? `abs`.
+        ratios above 1 are let pass: (logs.exp() - 1).abs() -> 1 - logs.exp()
+            How *far* from 1, up or down? `abs`.
+        exact equality is asked for: far[mask] < 1e-3 -> logs[mask] == 0
+            Two computations differ in their last digits: up to 0.001 is 1.
+        the logarithms are divided: per_token_logps - old -> per_token_logps / old; logs.exp() - 1 -> logs - 1
+            The ratio of the *probabilities*: `exp` of the difference.
+        the mask is multiplied on before 1 is taken off: logs.exp() - 1 -> logs.exp() * loss_mask - 1; far[mask] -> far
+            In padding that leaves 0 - 1, which is far from 0.
+        whatever the clip lets pass is taken for 1: < 1e-3 -> < 0.2
+            0.2 is how far a ratio may go later. In the first update it has to be 1.
+        only the first token is looked at: far[mask] -> far[:, 0]
+            All tokens that count.
+        the difference of the logarithms is compared with 1: logs.exp() - 1 -> logs - 1
+            The ratio is 1 where the *logarithms* are equal.
+    """,
 )
 
 
 # ---- mend ----
-
 MENDED = {
     "num_generations": 8,
     "max_completion_length": 96,
@@ -752,7 +598,8 @@ def broken_settings(settings: Settings) -> list[str]:
 
 def mend(settings: Settings) -> Settings:
     """The same settings, with what is ill replaced by what is right."""
-    return {**settings, **{name: MENDED[name] for name in broken_settings(settings)}}
+    ill = broken_settings(settings)
+    return {**settings, **{name: MENDED[name] for name in ill}}
 
 
 ILL = {
@@ -786,22 +633,12 @@ def _ill_with(first: Sequence[str], second: Sequence[str]) -> Callable[[random.R
     return draw
 
 
-def _changed_in_place(settings):
-    settings.update(mend(settings))
-    return settings
-
-
 LIMITS = {"num_generations": 4, "max_completion_length": 48, "learning_rate": 1e-3}
 
 
-def _too_strict(*names: str) -> Callable[[Settings], Settings]:
-    """The limits of these settings count as ill."""
-
-    def wrong(settings: Settings) -> Settings:
-        at_the_limit = {name: MENDED[name] for name in names if settings[name] == LIMITS[name]}
-        return {**mend(settings), **at_the_limit}
-
-    return wrong
+def _at_the_limit(settings: Settings, *names: str) -> list[str]:
+    """Those of these settings, or of all, that are as far as they may go."""
+    return [name for name in names or LIMITS if settings[name] == LIMITS[name]]
 
 
 check_mend = Exercise(
@@ -811,32 +648,26 @@ check_mend = Exercise(
         Part("a sick number, and a sick function", 2, _ill_with(list(ILL)[:3], list(ILL)[3:]), draws=20),
         Part("a healthy setup", 1, lambda rng: call(_sound(rng)), draws=20),
     ),
-    mistakes={
-        "only one fault is mended": Mistake(
-            "Go on looking when you have found one.",
-            lambda settings: {**settings, **{name: MENDED[name] for name in broken_settings(settings)[:1]}},
-        ),
-        "sound settings are changed too": Mistake(
-            "4 completions a group, 128 tokens, 1e-4: what is not ill stays.", lambda settings: {**settings, **MENDED}
-        ),
-        "the seed is lost": Mistake(
-            "The run must stay comparable: everything that is not ill stays, the seed too.",
-            lambda settings: {**mend(settings), "seed": 0},
-        ),
-        "limits themselves count as ill": Mistake("*Below* 4, *below* 48, *above* 1e-3.", _too_strict(*LIMITS)),
-        "4 completions a group count as ill": Mistake("*Below* 4.", _too_strict("num_generations")),
-        "48 tokens count as ill": Mistake("*Below* 48.", _too_strict("max_completion_length")),
-        "a learning rate of 1e-3 counts as ill": Mistake("*Above* 1e-3.", _too_strict("learning_rate")),
-        "only what was changed is returned": Mistake(
-            "All six settings: a run needs them all.",
-            lambda settings: {name: MENDED[name] for name in broken_settings(settings)},
-        ),
-        "the stand-ins stay": Mistake(
-            "A stage that was replaced is ill whatever the numbers say.",
-            lambda settings: {**mend(settings), "replaced": settings["replaced"]},
-        ),
-        "the settings that were handed in are changed": Mistake(
-            "Return a new dict: the broken run's record must stay as it was.", _changed_in_place
-        ),
-    },
+    changes="""
+        only one fault is mended: name in ill -> name in ill[:1]
+            Go on looking when you have found one.
+        sound settings are changed too: {**settings, **MENDED}
+            4 completions a group, 128 tokens, 1e-4: what is not ill stays.
+        the seed is lost: {**mend(settings), "seed": 0}
+            The run must stay comparable: everything that is not ill stays, the seed too.
+        limits themselves count as ill: name in ill -> name in ill + _at_the_limit(settings)
+            *Below* 4, *below* 48, *above* 1e-3.
+        4 completions a group count as ill: name in ill -> name in ill + _at_the_limit(settings, "num_generations")
+            *Below* 4.
+        48 tokens count as ill: name in ill -> name in ill + _at_the_limit(settings, "max_completion_length")
+            *Below* 48.
+        a learning rate of 1e-3 counts as ill: name in ill -> name in ill + _at_the_limit(settings, "learning_rate")
+            *Above* 1e-3.
+        only what was changed is returned: {name: MENDED[name] for name in broken_settings(settings)}
+            All six settings: a run needs them all.
+        the stand-ins stay: {**mend(settings), "replaced": settings["replaced"]}
+            A stage that was replaced is ill whatever the numbers say.
+        the settings that were handed in are changed: settings.update(mend(settings)) or settings
+            Return a new dict: the broken run's record must stay as it was.
+    """,
 )
