@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,13 +28,6 @@ def _late_best(rng: random.Random) -> Call:
     return call(matrix)
 
 
-def _gained_and_known(rng: random.Random) -> Call:
-    matrix = _matrix(rng, rng.choice([3, 4]))
-    matrix[-1][0] = round(rng.uniform(0.7, 0.9), 2)  # the first task is best in the end
-    matrix[0][1] = round(rng.uniform(0.7, 0.9), 2)  # the second was known before any stage
-    return call(matrix)
-
-
 # ---- backward_transfer ----
 def backward_transfer(matrix: Matrix) -> float:
     """The mean change of a task since its own stage, of all tasks but the last."""
@@ -54,7 +48,7 @@ check_backward_transfer = Exercise(
             In the end minus after its own stage: a loss is negative.
         the changes are added up: sum(changes) / len(changes) -> sum(changes)
             A mean over the tasks, of which there are T − 1.
-        it is compared with the task's best moment: -forgetting(matrix)
+        it is compared with the task's best moment: -forgetting(matrix, range(len(matrix[0])))
             That would be minus the forgetting. Here: after the task's own stage.
         it is compared with the model before any stage: matrix[task + 1][task] -> matrix[0][task]
             What the task's own stage taught is no transfer.
@@ -63,40 +57,58 @@ check_backward_transfer = Exercise(
 
 
 # ---- forgetting ----
-def forgetting(matrix: Matrix) -> float:
-    """The mean loss since the best moment from a task's own stage on, of all tasks but the last."""
+def forgetting(matrix: Matrix, order: Sequence[int]) -> float:
+    """The mean loss since the best moment from a task's own stage on, of all tasks but the one that was taught last."""
     lost = []
-    for task in range(len(matrix[0]) - 1):
-        before = matrix[task + 1 : -1]
+    for stage, task in enumerate(order[:-1], 1):
+        before = matrix[stage:-1]
         lost.append(max(row[task] for row in before) - matrix[-1][task])
     return sum(lost) / len(lost)
+
+
+ORDERS = ([1, 2, 0], [2, 0, 1], [1, 2, 3, 0], [3, 0, 1, 2], [2, 3, 1, 0], [1, 3, 0, 2])  # none is its own inverse
+
+
+def _late_best_in_order(rng: random.Random) -> Call:
+    order = rng.choice(ORDERS)
+    matrix = _matrix(rng, len(order))
+    matrix[2][order[0]] = round(rng.uniform(0.7, 0.9), 2)  # the first task was best after the second stage
+    return call(matrix, order)
+
+
+def _gained_and_known(rng: random.Random) -> Call:
+    order = rng.choice(ORDERS)
+    matrix = _matrix(rng, len(order))
+    matrix[-1][order[0]] = round(rng.uniform(0.7, 0.9), 2)  # the first task is best in the end
+    matrix[0][order[1]] = round(rng.uniform(0.7, 0.9), 2)  # the second was known before any stage
+    return call(matrix, order)
 
 
 check_forgetting = Exercise(
     forgetting,
     parts=(
-        Part("a task that was best after a later stage", 2, _late_best),
-        Part(
-            "a task that went on getting better, and one that was known before",
-            1,
-            _gained_and_known,
-            always=(call([[0.5, 0.2, 0.1], [0.3, 0.6, 0.2], [0.4, 0.3, 0.7], [0.2, 0.4, 0.8]]),),
-        ),
+        Part("a task that was best after a later stage", 2, _late_best_in_order),
+        Part("a task that went on getting better, and one that was known before", 1, _gained_and_known),
     ),
     changes="""
-        it is compared with the task's own stage only: -backward_transfer(matrix)
+        the order plays no part: enumerate(order[:-1], 1) -> enumerate(range(len(order) - 1), 1)
+            A column is a task, and `order` says which stage taught it. Here they differ.
+        the order is read the other way round:
+            enumerate(order[:-1], 1) -> [(s + 1, task) for task, s in enumerate(order) if matrix[s + 1 : -1]]
+            `order[0]` is the task that the first stage taught. It is not the stage that taught task 0.
+        it is compared with the task's own stage only: max(row[task] for row in before) -> before[0][task]
             That is minus the backward transfer. A task may have been at its best later.
-        the last task counts as well: sum(lost) / len(lost) -> sum(lost) / len(matrix[0])
+        the last task counts as well: sum(lost) / len(lost) -> sum(lost) / len(order)
             Nothing came after it, so nothing can be lost: divide by T − 1.
-        the last row is among the best moments: matrix[task + 1 : -1] -> matrix[task + 1 :]
+        the last row is among the best moments: matrix[stage:-1] -> matrix[stage:]
             A task that is best in the end was not forgotten at all: its loss is negative, not 0.
-        rows before the task's own stage count: matrix[task + 1 : -1] -> matrix[:-1]
+        rows before the task's own stage count: matrix[stage:-1] -> matrix[:-1]
             Only from the row after its own stage on was it taught.
-        the first row is one too early: matrix[task + 1 : -1] -> matrix[task:-1]
-            Row 0 is the model before any stage: task j is taught by the stage that ends in row j + 1.
-        all rows count: matrix[task + 1 : -1] -> matrix
+        the first row is one too early: matrix[stage:-1] -> matrix[stage - 1 : -1]
+            Row 0 is the model before any stage: the first stage ends in row 1.
+        all rows count: matrix[stage:-1] -> matrix
             Neither the rows before the task's own stage, nor the last one.
-            or: matrix[task + 1 : -1] -> matrix[task:]
+            or: matrix[stage:-1] -> matrix[stage - 1 :]
         the losses are added up: sum(lost) / len(lost) -> sum(lost)
             A mean over the tasks.
     """,
@@ -246,34 +258,42 @@ check_squares_a_mean = Exercise(
 
 
 # ---- ewc_penalty ----
-def ewc_penalty(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> Tensor:
-    """λ/2 Σ F (θ − θ*)² over the weights that the Fisher names."""
+Anchors = list[tuple[Weights, Weights]]  # of each earlier task the Fisher and the weights
+
+
+def ewc_penalty(weights: Weights, anchors: Anchors, ewc_lambda: float) -> Tensor:
+    """λ/2 Σ F (θ − θ*)², over the weights that each task's Fisher names, and over the tasks."""
     terms = []
-    for name, importance in fisher.items():
-        distance = weights[name] - anchor_params[name]
-        terms.append((importance * distance**2).sum())
+    for fisher, old_weights in anchors:
+        for name, importance in fisher.items():
+            distance = weights[name] - old_weights[name]
+            terms.append((importance * distance**2).sum())
     return ewc_lambda / 2 * torch.stack(terms).sum()
 
 
-def _all_named(rng: random.Random) -> Call:
-    shapes = {"layer": (2, 3), "bias": (2,)}
-    weights, anchor = ({name: numbers(rng, *shape) for name, shape in shapes.items()} for _ in range(2))
-    fisher = {name: numbers(rng, *shape, low=0.0, high=3.0) for name, shape in shapes.items()}
-    return call(weights, fisher, anchor, rng.choice([3.0, 10.0, 50.0]))
+SHAPES = {"layer": (2, 3), "bias": (2,)}
+
+
+def _anchored(rng: random.Random, tasks: int) -> Call:
+    def tensors(low: float = -2.0, high: float = 2.0) -> Weights:
+        return {name: numbers(rng, *shape, low=low, high=high) for name, shape in SHAPES.items()}
+
+    anchors = [(tensors(low=0.0, high=3.0), tensors()) for _ in range(tasks)]
+    return call(tensors(), anchors, rng.choice([3.0, 10.0, 50.0]))
 
 
 def _one_free(rng: random.Random) -> Call:
-    made = _all_named(rng)
-    made.args[1].pop("bias")
+    made = _anchored(rng, rng.choice([2, 3]))
+    rng.choice(made.args[1])[0].pop("bias")
     return made
 
 
 check_ewc_penalty = Exercise(
     ewc_penalty,
     parts=(
-        Part("every weight has a Fisher", 1, _all_named),
-        Part("a weight that the Fisher does not name", 1, _one_free),
-        Part("its gradient", 1, _all_named, ask=gradient_of),
+        Part("one earlier task", 1, lambda rng: _anchored(rng, 1)),
+        Part("several, one of which leaves a weight free", 1, _one_free),
+        Part("the gradient, with two of them", 1, lambda rng: _anchored(rng, 2), ask=gradient_of),
     ),
     changes="""
         the half is missing: ewc_lambda / 2 -> ewc_lambda
@@ -286,12 +306,20 @@ check_ewc_penalty = Exercise(
             F (θ − θ*)².
         the Fisher plays no part: importance * distance**2 -> distance**2
             That is plain L2. Each weight's distance has its own price.
-        the anchor plays no part: weights[name] - anchor_params[name] -> weights[name]
+        the anchor plays no part: weights[name] - old_weights[name] -> weights[name]
             It pulls back to θ*, not to 0.
+        only the first task is protected: in anchors -> in anchors[:1]
+            Every earlier task has springs of its own: go through the whole list.
+        only the newest task is protected: in anchors -> in anchors[-1:]
+            Every earlier task has springs of its own: go through the whole list.
+        all tasks pull to the newest weights: old_weights[name] -> anchors[-1][1][name]
+            Each task's springs end at the weights that this task left.
+        it is divided by the number of tasks: ewc_lambda / 2 -> ewc_lambda / 2 / len(anchors)
+            The springs of all tasks add up.
         a mean stands where a sum should: (importance * distance**2).sum() -> (importance * distance**2).mean()
             Add up over all weights.
         the Fisher is asked for a weight that it does not name:
-            ewc_penalty(weights, {name: fisher[name] for name in weights}, anchor_params, ewc_lambda)
+            fisher.items() -> [(name, fisher[name]) for name in weights]
             Go through the names of `fisher`: the other weights are free.
     """,
 )
@@ -301,7 +329,7 @@ check_ewc_penalty = Exercise(
 def protected(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
     """What `train` returns, with the EWC penalty around the weights as they are at the call."""
     anchor = {name: weight.detach().clone() for name, weight in weights.items()}
-    return train(weights, lambda now: ewc_penalty(now, fisher, anchor, ewc_lambda))
+    return train(weights, lambda now: ewc_penalty(now, [(fisher, anchor)], ewc_lambda))
 
 
 def _some_training(rng: random.Random) -> Call:
@@ -322,12 +350,12 @@ check_protected = Exercise(
         the anchor is part of the graph: weight.detach().clone() -> weight.clone()
             The penalty is there, but its gradient is 0: what pulls at the weights pulls at the anchor as well.
             `detach()`.
-        the penalty has no gradient: anchor, ewc_lambda) -> anchor, ewc_lambda).detach()
+        the penalty has no gradient: , ewc_lambda) -> , ewc_lambda).detach()
             It pulls at nothing: a number, of `.item()` or `float()`, or made of weights that were detached. Leave it a
             tensor, of the weights themselves.
-        the half is missing: anchor, ewc_lambda) -> anchor, 2 * ewc_lambda)
+        the half is missing: , ewc_lambda) -> , 2 * ewc_lambda)
             λ/2, as in `ewc_penalty`.
-        the Fisher plays no part: now, fisher -> now, {name: torch.ones_like(f) for name, f in fisher.items()}
+        the Fisher plays no part: (fisher, -> ({name: torch.ones_like(f) for name, f in fisher.items()},
             That is plain L2. Each weight's distance has its own price.
         a copy is trained:
             train(weights -> train({name: w.detach().clone().requires_grad_() for name, w in weights.items()}

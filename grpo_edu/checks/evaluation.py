@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from statistics import NormalDist
 
 from grpo_edu.checks.core import Call, Exercise, Part, call
 
-Z = 1.959964  # of a 95% interval
-
 
 # ---- wilson_interval ----
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's interval of a share, at 95%."""
-    z = Z
+def wilson_interval(successes: int, trials: int, level: float) -> tuple[float, float]:
+    """Wilson's interval of a share, at any confidence level."""
+    z = NormalDist().inv_cdf(0.5 + level / 2)
     share, divisor = successes / trials, 1 + z**2 / trials
     variance = share * (1 - share) / trials
     middle = (share + z**2 / (2 * trials)) / divisor
@@ -22,29 +21,36 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     return middle - reach, middle + reach
 
 
-def _some_counts(rng: random.Random) -> Call:
+LEVELS = (0.8, 0.9, 0.99)
+
+
+def _some_counts(rng: random.Random, *levels: float) -> Call:
     trials = rng.choice([10, 20, 60, 300])
-    return call(rng.randrange(1, trials), trials)
+    return call(rng.randrange(1, trials), trials, rng.choice(levels))
 
 
 def _extreme_counts(rng: random.Random) -> Call:
     trials = rng.choice([5, 10, 60])
-    return call(rng.choice([0, trials]), trials)
+    return call(rng.choice([0, trials]), trials, rng.choice(LEVELS))
 
 
-def _normal_interval(share: float, variance: float) -> tuple[float, float]:
-    reach = Z * math.sqrt(variance)
+def _normal_interval(share: float, variance: float, z: float) -> tuple[float, float]:
+    reach = z * math.sqrt(variance)
     return share - reach, share + reach
 
 
 check_wilson_interval = Exercise(
     wilson_interval,
-    parts=(Part("from 10 to 300 problems", 3, _some_counts), Part("none right, or all", 1, _extreme_counts)),
+    parts=(
+        Part("at 95%", 1, lambda rng: _some_counts(rng, 0.95)),
+        Part("at other levels", 2, lambda rng: _some_counts(rng, *LEVELS)),
+        Part("none right, or all", 1, _extreme_counts),
+    ),
     tolerance=1e-4,  # z = 1.96 will do
     changes="""
-        that is the normal interval: middle - reach, middle + reach -> _normal_interval(share, variance)
+        that is the normal interval: middle - reach, middle + reach -> _normal_interval(share, variance, z)
             At 0 of 10 it has no width at all. Wilson's has a z² in three places.
-            or: middle - reach, middle + reach -> tuple(min(1, max(0, x)) for x in _normal_interval(share, variance))
+            or: middle - reach, middle + reach -> tuple(min(1, max(0, x)) for x in _normal_interval(share, variance, z))
         the middle is not moved: middle - reach, middle + reach -> share - reach, share + reach
             Wilson's middle lies nearer to one half than the share does.
         nothing is divided by 1 + z²/n: 1 + z**2 / trials -> 1
@@ -57,8 +63,10 @@ check_wilson_interval = Exercise(
             The root is a standard error; the reach is z of them.
         the root holds z²/(4n), not z²/(4n²): 4 * trials**2 -> 4 * trials
             Under the root both terms shrink with n, the second twice.
-        z is that of 90%: z = Z -> z = 1.644854
-            95% leaves 2.5% on either side: z = 1.96.
+        all that is left out lies on one side: 0.5 + level / 2 -> level
+            An interval of 95% leaves out 2.5% on either side. With which probability does a number lie below z, then?
+        the level plays no part: NormalDist().inv_cdf(0.5 + level / 2) -> 1.959964
+            A promise of 99% needs a wider interval than one of 80%: how does z depend on the level?
         these are percent: middle - reach, middle + reach -> 100 * (middle - reach), 100 * (middle + reach)
             Shares between 0 and 1.
     """,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.checks.core import Call, Exercise, Part, call
-from grpo_edu.checks.inputs import numbers
+from grpo_edu.checks.inputs import mask_of, numbers
 
 
 # ---- inputs ----
@@ -370,49 +370,69 @@ check_equality_verdict = Exercise(
 
 
 # ---- truncated_weights ----
-def truncated_weights(per_token_logps: Tensor, sampling_per_token_logps: Tensor, cap: float) -> Tensor:
-    """(B, C), how much more often the policy would have sampled each token than its copy did, at most `cap`."""
-    logs = per_token_logps - sampling_per_token_logps
-    return logs.exp().clamp(max=cap)
+def truncated_weights(
+    per_token_logps: Tensor, sampling_per_token_logps: Tensor, completion_mask: Tensor, cap: float
+) -> Tensor:
+    """(B,), how much more often the policy would have written each completion than its copy did, at most `cap`."""
+    logs = (per_token_logps - sampling_per_token_logps).masked_fill(completion_mask == 0, 0.0)
+    ratio = logs.sum(dim=1).exp()
+    return ratio.clamp(max=cap)
 
 
-def _sampled(rng: random.Random) -> Call:
-    sampling = numbers(rng, 2, 3, low=-3.0, high=-0.7)
-    return call(sampling + numbers(rng, 2, 3, low=-0.6, high=0.6), sampling, rng.choice([2.0, 3.0]))
-
-
-def _some_far(rng: random.Random) -> Call:
-    made = _sampled(rng)
-    logps, sampling = (part.view(-1) for part in made.args[:2])
-    seldom, often = rng.sample(range(6), 2)  # tokens that the copy hardly ever draws, and draws far too often
-    logps[seldom], sampling[seldom] = round(rng.uniform(-1.0, -0.2), 2), -6.0
-    logps[often], sampling[often] = round(rng.uniform(-4.0, -3.0), 2), -0.5
-    return made
+def _completions(rng: random.Random, *, infinite: bool) -> Call:
+    """Four completions in any order: what the comments say holds for each product and the cap of 2."""
+    apart, sampling = numbers(rng, 4, 4, low=0.4, high=0.6), numbers(rng, 4, 4, low=-3.0, high=-0.9)
+    sampling[1, 0] = -4.5
+    apart[1, 0], apart[1, 1] = 2.5 + apart[1, 0], -2.7 - apart[1, 1]  # one token is above the cap, the product is not
+    apart[2] = -apart[2]  # below 1 / cap
+    apart[3] += 0.2  # even the logarithm is above the cap; the first product is above it, its tokens are not
+    logps, mask = sampling + apart, mask_of([2, rng.choice([2, 3]), 3, 4], 4)
+    if infinite:
+        logps[0, 2:] = logps[1, 3] = sampling[0, 3] = sampling[2, 3] = -torch.inf
+    order = rng.sample(range(4), 4)
+    return call(logps[order], sampling[order], mask[order], 2.0)
 
 
 check_truncated_weights = Exercise(
     truncated_weights,
     parts=(
-        Part("a copy that is near", 1, _sampled),
-        Part("a token that the copy hardly ever draws, and one that it draws far too often", 2, _some_far),
+        Part("completions of different lengths", 2, lambda rng: _completions(rng, infinite=False)),
+        Part("padding of minus infinity", 1, lambda rng: _completions(rng, infinite=True)),
     ),
     changes="""
-        the ratio is upside down: logs.exp() -> (-logs).exp()
-            What the copy draws too seldom is to count more: π over π_q.
-        the ratio has no exponential: logs.exp() -> logs
+        the ratio is upside down:
+            truncated_weights(sampling_per_token_logps, per_token_logps, completion_mask, cap)
+            What the copy writes too seldom is to count more: π over π_q.
+        the ratio has no exponential: logs.sum(dim=1).exp() -> logs.sum(dim=1)
             These are *log*-probabilities.
-        the logarithms are divided: (per_token_logps / sampling_per_token_logps).clamp(max=cap)
+        the logarithms are divided: per_token_logps - sampling -> per_token_logps / sampling
             The logarithm of a ratio is a difference of logarithms.
-            or: per_token_logps - sampling -> per_token_logps / sampling
-        nothing is cut off: logs.exp().clamp(max=cap) -> logs.exp()
-            One token with a huge weight rules the batch: at most the cap.
+        each token has a weight: logs.sum(dim=1).exp() -> logs.exp()
+            That is the notebook's weight. Here a completion has one: what is the probability of all of its tokens?
+        each token is capped, not the completion: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1)
+            Small ratios may multiply to a large one, and a large one may be made up for. Which number gets the cap?
+            or: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1); ratio.clamp(max=cap) -> ratio
+        that is the geometric mean: logs.sum(dim=1) -> logs.sum(dim=1) / completion_mask.sum(dim=1)
+            So did the sequence ratio of exercises 06. Here the probabilities of all tokens are multiplied.
+        the ratios of the tokens are averaged:
+            logs.sum(dim=1).exp() -> (logs.exp() * completion_mask).sum(dim=1) / completion_mask.sum(dim=1)
+            The probability of a completion is a product over its tokens.
+        padding counts:
+            truncated_weights(per_token_logps, sampling_per_token_logps, torch.ones_like(completion_mask), cap)
+            What stands behind the end was not sampled.
+        padding is multiplied away: .masked_fill(completion_mask == 0, 0.0) -> * completion_mask
+            0 times infinity, or NaN, is NaN. Replace what is in the padding instead.
+        nothing is cut off: ratio.clamp(max=cap) -> ratio
+            One completion with a huge weight rules the batch: at most the cap.
         it is cut off from below: max=cap -> min=cap
             The cap is the *most* that a weight may be.
         it is cut off on both sides: max=cap -> 1 / cap, cap
-            The cap is the *most* that a weight may be. A token that the copy draws too often keeps its small weight.
-        the logarithm is cut off, at the cap itself: logs.exp().clamp(max=cap) -> logs.clamp(max=cap).exp()
+            The cap is the *most* that a weight may be. A completion that the copy writes too often keeps
+            its small weight.
+        the logarithm is cut off, at the cap itself:
+            logs.sum(dim=1).exp() -> logs.sum(dim=1).clamp(max=cap).exp(); ratio.clamp(max=cap) -> ratio
             The cap is one for weights, not for their logarithms.
-        weights above the cap become 0: logs.exp().clamp(max=cap) -> logs.exp() * (logs.exp() <= cap)
-            Cut off, not thrown away: such a token counts as much as the cap.
+        weights above the cap become 0: ratio.clamp(max=cap) -> ratio * (ratio <= cap)
+            Cut off, not thrown away: such a completion counts as much as the cap.
     """,
 )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.checks.continual import Matrix, ewc_penalty
+from grpo_edu.checks.continual import Anchors, Matrix, ewc_penalty
 from grpo_edu.checks.inputs import Training, Weights
 from grpo_edu.continual import forgetting as measures
 from grpo_edu.continual.fisher import fisher_diagonal
@@ -26,18 +26,26 @@ def transfer_by_zip(matrix: Matrix) -> float:
     return sum(changes) / len(changes)
 
 
-def forgetting_by_mask(matrix: Matrix) -> float:
-    table = torch.tensor(matrix, dtype=torch.float64)
-    taught = torch.ones_like(table).tril(-1).bool()  # rows from a task's own stage on
-    best = table.masked_fill(~taught, -torch.inf)[:-1].amax(dim=0)
-    return (best - table[-1])[:-1].mean().item()
+def forgetting_of_the_package(matrix: Matrix, order: list[int]) -> float:
+    return measures.forgetting([[row[task] for task in order] for row in matrix])
 
 
-def forgetting_by_running(matrix: Matrix) -> float:
-    best: list[float] = []
-    for stage, row in enumerate(matrix[1:-1]):
-        best = [max(old, new) for old, new in zip(best, row, strict=False)] + [row[stage]]
-    return float(np.mean([old - new for old, new in zip(best, matrix[-1], strict=False)]))
+def forgetting_by_stages(matrix: Matrix, order: list[int]) -> float:
+    stage_of = {task: stage for stage, task in enumerate(order, 1)}
+    lost = []
+    for task, column in enumerate(zip(*matrix, strict=True)):
+        *earlier, end = column[stage_of[task] :]
+        if earlier:
+            lost.append(max(earlier) - end)
+    return sum(lost) / len(lost)
+
+
+def forgetting_by_running(matrix: Matrix, order: list[int]) -> float:
+    best: dict[int, float] = {}
+    for row, task in zip(matrix[1:-1], order, strict=False):
+        best[task] = 0.0
+        best = {known: max(old, row[known]) for known, old in best.items()}
+    return float(np.mean([old - matrix[-1][known] for known, old in best.items()]))
 
 
 def choice_by_nesting(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
@@ -110,25 +118,26 @@ def found_by_sign(fishers: list[Callable[[Tensor], Tensor]]) -> int:
     return next(place for place, fisher in enumerate(fishers) if not torch.allclose(fisher(same), fisher(turned)))
 
 
-def penalty_by_loop(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> Tensor:
+def penalty_by_loop(weights: Weights, anchors: Anchors, ewc_lambda: float) -> Tensor:
     total = 0.0
-    for name, matrix in fisher.items():
-        for f, now, then in zip(matrix.flatten(), weights[name].flatten(), anchor_params[name].flatten(), strict=True):
-            total = total + f * (now - then) ** 2
+    for fisher, old in anchors:
+        for name, matrix in fisher.items():
+            for f, now, then in zip(matrix.flatten(), weights[name].flatten(), old[name].flatten(), strict=True):
+                total = total + f * (now - then) ** 2
     return torch.as_tensor(0.5 * ewc_lambda * total)
 
 
-def penalty_by_flattening(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> Tensor:
-    flat = [torch.cat([part[name].flatten() for name in fisher]) for part in (weights, fisher, anchor_params)]
-    moved = flat[0] - flat[2]
-    return ewc_lambda * (moved * flat[1]) @ moved / 2
+def penalty_by_flattening(weights: Weights, anchors: Anchors, ewc_lambda: float) -> Tensor:
+    named = [(weights[name], fisher[name], old[name]) for fisher, old in anchors for name in fisher]
+    now, stiffness, old = (torch.cat([one.flatten() for one in parts]) for parts in zip(*named, strict=True))
+    return ewc_lambda * ((now - old) * stiffness) @ (now - old) / 2
 
 
-def penalty_by_roots(weights: Weights, fisher: Weights, anchor_params: Weights, ewc_lambda: float) -> Tensor:
+def penalty_by_tasks(weights: Weights, anchors: Anchors, ewc_lambda: float) -> Tensor:
     penalty = torch.zeros(())
-    for name in fisher:
-        penalty = penalty + ((ewc_lambda * fisher[name] / 2).sqrt() * (weights[name] - anchor_params[name])).norm() ** 2
-    return penalty
+    for fisher, old in anchors:
+        penalty = penalty + sum((fisher[name] * (weights[name] - old[name]).square()).sum() for name in fisher)
+    return penalty * ewc_lambda / 2
 
 
 def protected_by_deepcopy(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
@@ -144,7 +153,7 @@ def protected_by_deepcopy(weights: Weights, fisher: Weights, ewc_lambda: float, 
 def protected_by_zeros(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
     with torch.no_grad():
         anchor = {name: weight + 0.0 for name, weight in weights.items()}
-    return train(weights, lambda now: ewc_penalty(now, fisher, anchor, ewc_lambda))
+    return train(weights, lambda now: ewc_penalty(now, [(fisher, anchor)], ewc_lambda))
 
 
 def protected_by_lists(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
@@ -162,10 +171,10 @@ def protected_by_lists(weights: Weights, fisher: Weights, ewc_lambda: float, tra
 
 RIGHT_ANSWERS = {
     "backward_transfer": (measures.backward_transfer, transfer_by_diagonal, transfer_by_zip),
-    "forgetting": (measures.forgetting, forgetting_by_mask, forgetting_by_running),
+    "forgetting": (forgetting_of_the_package, forgetting_by_stages, forgetting_by_running),
     "choose_protection": (choice_by_nesting, choice_by_table, choice_by_count),
     "softmax_fisher": (fisher_by_definition, fisher_by_package, fisher_by_einsum),
     "squares_a_mean": (found_by_zero, found_by_truth, found_by_sign),
-    "ewc_penalty": (penalty_by_loop, penalty_by_flattening, penalty_by_roots),
+    "ewc_penalty": (penalty_by_loop, penalty_by_flattening, penalty_by_tasks),
     "protected": (protected_by_deepcopy, protected_by_zeros, protected_by_lists),
 }

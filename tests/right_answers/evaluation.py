@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 from grpo_edu import evaluation as significance
-from grpo_edu.checks.evaluation import Z
 from grpo_edu.studies import power
 
 
-def wilson_by_roots(successes: int, trials: int) -> tuple[float, float]:
-    # the shares p at which |successes/trials − p| = Z · sqrt(p (1 − p) / trials): a quadratic equation in p
-    share = successes / trials
-    a, b, c = 1 + Z**2 / trials, -(2 * share + Z**2 / trials), share**2
+def wilson_by_roots(successes: int, trials: int, level: float) -> tuple[float, float]:
+    # the shares p at which |successes/trials − p| = z · sqrt(p (1 − p) / trials): a quadratic equation in p
+    share, z2 = successes / trials, NormalDist().inv_cdf((1 - level) / 2) ** 2
+    a, b, c = 1 + z2 / trials, -(2 * share + z2 / trials), share**2
     root = math.sqrt(max(0.0, b * b - 4 * a * c))
     return (-b - root) / (2 * a), (-b + root) / (2 * a)
 
 
-def wilson_by_formula(successes: int, trials: int) -> list[float]:
-    share, z2 = successes / trials, Z * Z
-    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    reach = Z / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    return [middle - reach, middle + reach]
+def wilson_by_table(successes: int, trials: int, level: float) -> tuple[float, float]:
+    z = {0.8: 1.2816, 0.9: 1.6449, 0.95: 1.96, 0.99: 2.5758}[level]
+    failures = trials - successes
+    middle = (successes + z**2 / 2) / (trials + z**2)
+    reach = z / (trials + z**2) * math.sqrt(successes * failures / trials + z**2 / 4)
+    return middle - reach, middle + reach
 
 
 def mcnemar_by_scipy(only_before: int, only_after: int) -> float:
@@ -102,7 +103,7 @@ def counts_of_the_package(percent: float, trials: int, decimals: int) -> list[in
 
 
 RIGHT_ANSWERS = {
-    "wilson_interval": (significance.wilson_interval, wilson_by_roots, wilson_by_formula),
+    "wilson_interval": (significance.wilson_interval, wilson_by_roots, wilson_by_table),
     "mcnemar_p": (mcnemar_of_the_package, mcnemar_by_scipy, mcnemar_by_recursion),
     "false_alarm": (false_alarm_by_loop, false_alarm_by_first, false_alarm_by_log),
     "pass_at_k": (pass_by_levels, pass_by_draws, pass_by_listing),

@@ -159,12 +159,19 @@ def verdict_by_nesting(low: float, high: float, margin: float) -> str:
     return answer
 
 
-def weights_by_quotient(logps: Tensor, sampling_logps: Tensor, cap: float) -> Tensor:
-    return torch.minimum(logps.exp() / sampling_logps.exp(), torch.tensor(cap))
+def weights_of_the_package(logps: Tensor, sampling_logps: Tensor, mask: Tensor, cap: float) -> Tensor:
+    ours, theirs = (torch.where(mask == 1, one, 0.0).sum(dim=1) for one in (logps, sampling_logps))
+    return truncated_importance_weights(ours, theirs, cap)
 
 
-def weights_by_log(logps: Tensor, sampling_logps: Tensor, cap: float) -> Tensor:
-    return (logps - sampling_logps).clamp(max=math.log(cap)).exp()
+def weights_by_product(logps: Tensor, sampling_logps: Tensor, mask: Tensor, cap: float) -> Tensor:
+    ratios = torch.where(mask.bool(), logps.exp() / sampling_logps.exp(), 1.0)
+    return torch.minimum(ratios.prod(dim=1), torch.tensor(cap))
+
+
+def weights_by_log(logps: Tensor, sampling_logps: Tensor, mask: Tensor, cap: float) -> Tensor:
+    logs = (logps - sampling_logps).where(mask == 1, torch.nan)
+    return logs.nansum(dim=1).clamp(max=math.log(cap)).exp()
 
 
 RIGHT_ANSWERS = {
@@ -175,5 +182,5 @@ RIGHT_ANSWERS = {
     "quantized_bytes": (bytes_by_tables, bytes_by_tensors, bytes_by_counts),
     "bits_needed": (bits_by_logarithm, bits_by_range, bits_by_length),
     "equality_verdict": (verdict_by_table, verdict_by_middle, verdict_by_nesting),
-    "truncated_weights": (truncated_importance_weights, weights_by_quotient, weights_by_log),
+    "truncated_weights": (weights_of_the_package, weights_by_product, weights_by_log),
 }
