@@ -65,6 +65,8 @@ check_wilson_interval = Exercise(
             Under the root both terms shrink with n, the second twice.
         all that is left out lies on one side: 0.5 + level / 2 -> level
             An interval of 95% leaves out 2.5% on either side. With which probability does a number lie below z, then?
+        the level is taken for z: NormalDist().inv_cdf(0.5 + level / 2) -> level
+            z is a number of standard errors, and the level a probability. Which z belongs to it?
         the level plays no part: NormalDist().inv_cdf(0.5 + level / 2) -> 1.959964
             A promise of 99% needs a wider interval than one of 80%: how does z depend on the level?
         these are percent: middle - reach, middle + reach -> 100 * (middle - reach), 100 * (middle + reach)
