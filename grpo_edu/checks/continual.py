@@ -88,7 +88,12 @@ check_forgetting = Exercise(
     forgetting,
     parts=(
         Part("a task that was best after a later stage", 2, _late_best_in_order),
-        Part("a task that went on getting better, and one that was known before", 1, _gained_and_known),
+        Part(
+            "a task that went on getting better, and one that was known before",
+            1,
+            _gained_and_known,
+            always=(call([[0.1, 0.5, 0.2], [0.2, 0.3, 0.6], [0.7, 0.4, 0.3], [0.8, 0.2, 0.4]], [1, 2, 0]),),
+        ),
     ),
     changes="""
         the order plays no part: enumerate(order[:-1], 1) -> enumerate(range(len(order) - 1), 1)

@@ -110,11 +110,6 @@ def share_of_the_package(step: int, warmup_steps: int, max_steps: int) -> float:
     return optimizers.learning_rate_share(step, config)
 
 
-def share_by_min(step: int, warmup_steps: int, max_steps: int) -> float:
-    falling = (max_steps - step) / (max_steps - warmup_steps)
-    return min(step / warmup_steps, falling) if warmup_steps else falling
-
-
 def share_by_interpolation(step: int, warmup_steps: int, max_steps: int) -> float:
     places, heights = [0, warmup_steps, max_steps], [0.0, 1.0, 0.0]
     if not warmup_steps:
@@ -211,7 +206,7 @@ def claim_by_tensors(before: Solved, after: Solved) -> list:
 RIGHT_ANSWERS = {
     "stage_shapes": (shapes_by_tensors, shapes_by_words, shapes_by_prefix),
     "grpo_step": (step_of_the_package, step_by_optimizer, step_by_loop),
-    "learning_rate_share": (share_of_the_package, share_by_min, share_by_interpolation, share_by_counting),
+    "learning_rate_share": (share_of_the_package, share_by_interpolation, share_by_counting),
     "clipped_gradients": (clipped_by_torch, clipped_by_squares, clipped_by_clamp),
     "tied_groups": (tied_by_means, tied_by_loop, tied_by_extremes),
     "batch_kl": (kl_by_selection, kl_by_where, kl_by_loop),
