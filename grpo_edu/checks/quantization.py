@@ -409,6 +409,7 @@ check_truncated_weights = Exercise(
             The logarithm of a ratio is a difference of logarithms.
         each token has a weight: logs.sum(dim=1).exp() -> logs.exp()
             That is the notebook's weight. Here a completion has one: what is the probability of all of its tokens?
+            or: (per_token_logps - sampling_per_token_logps).exp().clamp(max=cap)
         each token is capped, not the completion: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1)
             Small ratios may multiply to a large one, and a large one may be made up for. Which number gets the cap?
             or: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1); ratio.clamp(max=cap) -> ratio
