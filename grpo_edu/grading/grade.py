@@ -20,7 +20,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -129,6 +129,8 @@ def grade_submissions(
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
         error.add_note(f"the results of {len(grades)} of {len(found)} students are kept; go on with --resume")
         raise
+    order = [one.key for one in found]
+    grades.sort(key=lambda grade: order.index(grade.key))
     course = [one for one in course if notebooks or any(one.name in grade.handed_in for grade in grades)] or course
     enter_points(given, grades, course)
     graded_columns = {column for grade in grades for column in grade.by_hand}
@@ -197,7 +199,10 @@ def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None
 def _answered(
     found: Sequence[Submission], answer: Callable[[Submission], Answers], workers: int, stop: threading.Event
 ) -> Generator[Answers]:
-    """Each student's answers, in order; what goes wrong with one of them is a message about this student."""
+    """Each student's answers, as they come; what goes wrong with one of them is a message about this student.
+
+    Not in order: one student may take minutes, and what the others handed in must not wait for that to be kept.
+    """
 
     def work(submission: Submission) -> Answers:
         try:
@@ -209,7 +214,8 @@ def _answered(
 
     pool = ThreadPoolExecutor(workers)
     try:
-        yield from pool.map(work, found)
+        for done in as_completed([pool.submit(work, one) for one in found]):
+            yield done.result()
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)

@@ -6,6 +6,7 @@ Their templates lie in ``data/pages``. jinja2 escapes every text in them, becaus
 from __future__ import annotations
 
 import base64
+import functools
 import io
 from collections import Counter
 from collections.abc import Sequence
@@ -65,9 +66,10 @@ def plot_questions(shares: Sequence[tuple[float, str]]) -> Figure:
     return figure
 
 
-def page(template: str, **content: Any) -> str:
-    """A page from a template of data/pages; what is not `Markup` is escaped."""
-    environment = Environment(
+@functools.cache
+def _templates() -> Environment:
+    """The templates, each compiled once for all students."""
+    return Environment(
         loader=FileSystemLoader(data_dir() / "pages"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -75,7 +77,11 @@ def page(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(f"{template}.html.j2").render(content)
+
+
+def page(template: str, **content: Any) -> str:
+    """A page from a template of data/pages; what is not `Markup` is escaped."""
+    return _templates().get_template(f"{template}.html.j2").render(content)
 
 
 def image(figure: Figure, words: str) -> Markup:
