@@ -6,6 +6,7 @@ import pickletools
 import random
 import re
 import signal
+import sys
 import time
 
 import numpy as np
@@ -422,6 +423,18 @@ def test_the_random_state_of_the_notebook_is_left_alone():
 
 
 # ---- points for nbgrader ----
+
+
+def test_what_an_answer_writes_to_stderr_is_shown_but_not_there(capsys):
+    """nbgrader's autograder gives no points to a check's cell with output on stderr, and warnings go there."""
+
+    def warns(x):
+        print("UserWarning", file=sys.stderr)
+        return 2 * x
+
+    assert DOUBLE(warns).grade() == 3
+    said = capsys.readouterr()
+    assert "UserWarning" in said.out and said.err == ""
 
 
 def test_grade_returns_points_and_raises_one_line_where_there_are_none(capsys):

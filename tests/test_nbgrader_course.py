@@ -61,16 +61,16 @@ def test_nbgrader_releases_and_grades_the_masters_and_so_do_we(tmp_path):
         by_hand = gradebook.find_grade("open-choose-g", NAME, NAME, "ana")
         unwritten = gradebook.find_grade("open-tie-curve", NAME, NAME, "ana")
         assert by_hand.needs_manual_grade and not unwritten.needs_manual_grade
-        by_hand.manual_score = 3
+        by_hand.manual_score, by_hand.extra_credit = 3, 0.5
         gradebook.db.commit()
     nbgrader(course, "export")
     (theirs,) = csv.DictReader((course / "grades.csv").read_text().splitlines())
-    assert float(theirs["score"]) == 10.5 and float(theirs["max_score"]) == 27  # 3 of 3, 4.5 of 5, 3 by hand
+    assert float(theirs["score"]) == 11 and float(theirs["max_score"]) == 27  # 3 of 3, 4.5 of 5, 3.5 by hand
 
     assert main(["grade", str(course), "--output", str(tmp_path / "ours"), "--seed", "5", "--workers", "1"]) == 0
     (ours,) = csv.DictReader((tmp_path / "ours" / "grades.csv").read_text().splitlines())
-    assert (ours["student"], ours["total"], ours["out of"], ours["notes"]) == ("ana", "10.5", "27", "")
-    assert (ours["04 open-choose-g"], ours["04 open-tie-curve"]) == ("3", "0")
+    assert (ours["student"], ours["total"], ours["out of"], ours["notes"]) == ("ana", "11", "27", "")
+    assert (ours["04 open-choose-g"], ours["04 open-tie-curve"]) == ("3.5", "0")
 
 
 def test_a_course_is_laid_out_once(tmp_path):

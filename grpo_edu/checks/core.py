@@ -16,12 +16,13 @@ import inspect
 import os
 import random
 import re
+import sys
 import sysconfig
 import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -195,8 +196,9 @@ class Exercise:
             )
         if seed is None:
             seed = int(os.environ.get(SEED_VARIABLE) or int.from_bytes(os.urandom(4)))
-        found = self._ask(answer, trial(self, seed).calls)
-        return self.judge(found, seed, slip_credit(), slips.notebook_variable(answer))
+        with redirect_stderr(sys.stdout):  # nbgrader gives no points to a cell with anything on stderr, as warnings are
+            found = self._ask(answer, trial(self, seed).calls)
+            return self.judge(found, seed, slip_credit(), slips.notebook_variable(answer))
 
     def _ask(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
         """The outcomes in each part; an answer that the student interrupts is not asked again."""

@@ -116,7 +116,7 @@ def points_in_gradebook(path: Path, masters: Sequence[Master]) -> Points:
                     for grade in notebook.grades:
                         column = columns.get((notebook.name, grade.name))
                         if column and grade.manual_score is not None:
-                            found[submission.student_id, "", column] = grade.manual_score
+                            found[submission.student_id, "", column] = grade.score  # with the extra credit
     return found
 
 
