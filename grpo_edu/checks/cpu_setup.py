@@ -144,7 +144,7 @@ def choose_threads(counts: list[int], seconds: list[float], usable_cores: float)
 def _rising(rng: random.Random) -> Call:
     one, serial = rng.randrange(100, 900), rng.choice([0.0, 0.05, 0.2])
     usable = rng.choice([2, 2.5, 4, 6])
-    times = [one * (serial + (1 - serial) / min(count, usable)) * (1.2 if count > usable else 1) for count in COUNTS]
+    times = [one * (serial + (1 - serial) / min(count, usable)) * (1.6 if count > usable else 1) for count in COUNTS]
     return call(list(COUNTS), [round(time) / 1000 for time in times], usable)
 
 

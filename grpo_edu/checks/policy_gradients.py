@@ -397,7 +397,7 @@ def _kept_of_logits(logits: Tensor, temperature: float, min_p: float) -> Tensor:
 check_sample_tokens = Exercise(
     sample_tokens,
     parts=(
-        Part("temperature 1", 2, _some_rows((1.0,), (0.1, 0.25)), draws=8),
+        Part("temperature 1", 2, _some_rows((1.0,), (0.1, 0.25)), draws=16),
         Part("other temperatures", 2, _some_rows((0.5, 2.0, 3.0), (0.1, 0.25, 0.5)), draws=16),
     ),
     mistakes={

@@ -286,8 +286,9 @@ def combine_rewards(rewards_per_func: Tensor, weights: Sequence[float]) -> Tenso
 
 def _some_table(rng: random.Random, missing: int) -> Call:
     table = torch.tensor([[rng.randrange(1, 5) / 4 for _ in range(3)] for _ in range(4)])
-    for place in rng.sample(range(9), missing):
-        table[place // 3, place % 3] = math.nan
+    _, *others = rng.sample(range(3), 3)  # one of the functions applies to all: no row without any
+    for place in rng.sample(range(8), missing):
+        table[place // 2, others[place % 2]] = math.nan
     return call(table, rng.choice([[1.0, 0.5, 0.25], [2.0, 1.0, 0.5]]))
 
 
