@@ -104,6 +104,8 @@ def test_points_by_hand_come_from_a_filled_copy_of_the_table(tmp_path):
     assert table(grades_table([grade], [graded]))[1][2:7] == ["0", "2.5", "0", "2.5", "11"]
     assert "2.5 of 4 points" in feedback_page(grade, [graded])
     assert table(canvas_table([grade], [graded]))[1][5:] == ["11"]
+    enter_points({("Ana", "", "04 open-a"): 3.0}, [grade], [ASKED])  # a gradebook has no whole numbers
+    assert "3 of 4 points" in feedback_page(grade, [graded])
 
 
 @pytest.mark.parametrize("written", ["five", "4.5", "-1", "1,5"])

@@ -150,7 +150,7 @@ def enter_points(given: Points, grades: Sequence[StudentGrade], masters: Sequenc
     columns = [open_column(one, asked) for one in masters for asked in one.open_questions]
     for grade in grades:
         keys = {column: (*grade.key, column) for column in columns}
-        grade.by_hand = {column: given[key] for column, key in keys.items() if key in given}
+        grade.by_hand = {column: plain_number(given[key]) for column, key in keys.items() if key in given}
 
 
 def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
