@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from forty_submissions import ALL, LEFT_BEHIND, NAME, right, write_submissions
 
 from grpo_edu.cli.main import main
+from grpo_edu.grading.grade import _answered
 from grpo_edu.grading.sandbox import isolation_problem
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
@@ -203,6 +205,19 @@ def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path):
     (place / "bo" / f"{NAME}.ipynb").write_text(json.dumps(right()))
     assert main(["grade", str(place), "--output", str(tmp_path / "out"), "--resume", "--workers", "1"]) == 0
     assert [row["total"] for row in rows_of(tmp_path / "out" / "grades.csv")] == ["19", "19"]
+
+
+def test_a_student_who_takes_long_delays_nobody():
+    others_are_kept = threading.Event()
+
+    def answer(student):
+        assert student == "quick" or others_are_kept.wait(timeout=30)
+        return student
+
+    answered = _answered(["slow", "quick"], answer, 2, threading.Event())
+    assert next(answered) == "quick"
+    others_are_kept.set()
+    assert list(answered) == ["slow"]
 
 
 @pytest.mark.parametrize(
