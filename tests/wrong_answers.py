@@ -14,9 +14,9 @@ from grpo_edu.losses import per_token_kl
 # ---- the values are right, the gradient is missing ----
 
 
-def logps_by_loop(logits, input_ids, prompt_length):
+def logps_by_loop(logits, input_ids, prompt_length, temperature):
     rows = []
-    for row_logits, ids in zip(logits.double(), input_ids.tolist(), strict=True):
+    for row_logits, ids in zip(logits.double() / temperature, input_ids.tolist(), strict=True):
         row = []
         for place in range(prompt_length, len(ids)):
             scores = row_logits[place - 1]
@@ -25,11 +25,11 @@ def logps_by_loop(logits, input_ids, prompt_length):
     return torch.tensor(rows)
 
 
-def clip_without_graph(per_token_logps, old_per_token_logps, advantages, epsilon):
+def clip_without_graph(per_token_logps, old_per_token_logps, advantages, epsilon_low, epsilon_high):
     with torch.no_grad():
         ratio = (per_token_logps - old_per_token_logps).exp()
         gain = advantages[:, None]
-        return -torch.min(ratio * gain, ratio.clamp(1 - epsilon, 1 + epsilon) * gain)
+        return -torch.min(ratio * gain, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * gain)
 
 
 def k3_by_list(per_token_logps, ref_per_token_logps):
@@ -46,12 +46,12 @@ def k3_of_a_detached_ratio(per_token_logps, ref_per_token_logps):
     return apart.exp().detach() - apart - 1
 
 
-def aggregate_by_list(per_token_loss, mask, loss_type, max_completion_length):
+def aggregate_by_list(per_token_loss, mask, loss_type, max_completion_length, update_rows, update_tokens):
     rows = [row[counted == 1].tolist() for row, counted in zip(per_token_loss, mask, strict=True)]
     tokens = sum(rows, [])
     if loss_type == "grpo":
-        return sum(sum(row) / len(row) for row in rows) / len(rows)
-    return sum(tokens) / (len(tokens) if loss_type == "dapo" else len(rows) * max_completion_length)
+        return sum(sum(row) / len(row) for row in rows) / update_rows
+    return sum(tokens) / (update_tokens if loss_type == "dapo" else update_rows * max_completion_length)
 
 
 def sequence_detached(per_token_logps, old_per_token_logps, completion_mask):
@@ -70,8 +70,9 @@ def chunks_by_item(states, chosen, logits_of, vocab_size, size):
 # ---- right except on telling inputs ----
 
 
-def logps_by_exponentials(logits, input_ids, prompt_length):
-    chances = logits.exp() / logits.exp().sum(dim=-1, keepdim=True)
+def logps_by_exponentials(logits, input_ids, prompt_length, temperature):
+    scores = (logits / temperature).exp()
+    chances = scores / scores.sum(dim=-1, keepdim=True)
     return chances[:, prompt_length - 1 : -1].log().gather(2, input_ids[:, prompt_length:, None]).squeeze(2)
 
 

@@ -236,7 +236,8 @@ class Polynomial:
 def train_tiny(answer: Callable[..., Any], role: str, seed: int) -> dict[str, int]:
     """Train `tiny` with a student's function for a few seconds; how many of 60 held-out problems it won and lost.
 
-    role: what the function is: "reward", "reinforce" (a loss of whole completions), "token loss" or "aggregate".
+    role: what the function is: "reward", "reinforce" (a loss of whole completions), "token loss" or "aggregate" (of a
+    micro-batch).
     """
     import grpo_edu
 
@@ -267,11 +268,12 @@ def train_tiny(answer: Callable[..., Any], role: str, seed: int) -> dict[str, in
             old = logps.detach() if old is None else old
             losses = -(logps - old).exp() * advantages[:, None]
             if role == "reinforce":
-                loss = answer((logps * mask).sum(dim=1), rewards, rewards.mean().item())
+                loss = answer(logps, mask, rewards, rewards.mean().item())
             elif role == "token loss":
-                loss = (answer(logps, old, advantages, 0.2) * mask).sum() / mask.sum()
+                loss = (answer(logps, old, advantages, 0.2, 0.28) * mask).sum() / mask.sum()
             elif role == "aggregate":
-                loss = answer(losses, mask, "grpo", length)
+                halves = [*zip(losses.chunk(2), mask.chunk(2), strict=True)]  # two micro-batches
+                loss = sum(answer(*half, "grpo", length, len(mask), int(mask.sum())) for half in halves)
             else:
                 loss = (losses * mask).sum() / mask.sum()
             optimizer.zero_grad()

@@ -14,14 +14,21 @@ from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 
 # ---- aggregate ----
-def aggregate(per_token_loss: Tensor, mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor:
-    """The loss of a batch, from those of its tokens, for "grpo", "dapo" and "dr_grpo"."""
-    losses, rows = per_token_loss * mask, len(mask)
+def aggregate(
+    per_token_loss: Tensor,
+    mask: Tensor,
+    loss_type: str,
+    max_completion_length: int,
+    update_rows: int,
+    update_tokens: int,
+) -> Tensor:
+    """What a micro-batch adds to the loss of an update, for "grpo", "dapo" and "dr_grpo"."""
+    losses = per_token_loss * mask
     if loss_type == "grpo":
-        return (losses.sum(dim=1) / mask.sum(dim=1)).sum() / rows
+        return (losses.sum(dim=1) / mask.sum(dim=1)).sum() / update_rows
     if loss_type == "dapo":
-        return losses.sum() / mask.sum()
-    return losses.sum() / (rows * max_completion_length)
+        return losses.sum() / update_tokens
+    return losses.sum() / (update_rows * max_completion_length)
 
 
 TYPES = ("grpo", "dapo", "dr_grpo")
@@ -29,7 +36,8 @@ TYPES = ("grpo", "dapo", "dr_grpo")
 
 def _losses_for(loss_type: str, rng: random.Random) -> Call:
     lengths = [rng.randrange(1, 4), rng.randrange(1, 4), 5]
-    return call(numbers(rng, 3, 5), mask_of(lengths, 5), loss_type, rng.choice([6, 8, 10]))
+    rows, tokens = 3 * rng.randrange(2, 5), sum(lengths) + rng.randrange(5, 40)
+    return call(numbers(rng, 3, 5), mask_of(lengths, 5), loss_type, rng.choice([6, 8, 10]), rows, tokens)
 
 
 check_aggregate = TrainedExercise(
@@ -42,23 +50,39 @@ check_aggregate = TrainedExercise(
         trained_part("aggregate"),
     ),
     changes="""
-        padding counts: aggregate(per_token_loss, torch.ones_like(mask), loss_type, max_completion_length)
-            Multiply by the mask, and divide by what is left.
-        padding counts in the number of tokens:
-            losses, rows = per_token_loss * mask -> losses, mask, rows = per_token_loss * mask, torch.ones_like(mask)
-            Divide by the number of tokens with mask 1: of the row, or of all.
-        the number of rows is missing: len(mask) -> 1
+        padding counts: per_token_loss * mask -> per_token_loss; mask.sum(dim=1) -> mask.shape[1]
+            Only tokens with mask 1 count, in a sum and in a number of tokens.
+        padding counts in the sum: per_token_loss * mask -> per_token_loss
+            Only tokens with mask 1 count.
+        padding counts in the number of tokens: mask.sum(dim=1) -> mask.shape[1]
+            The mean of a row is over its tokens with mask 1.
+        the micro-batch is taken for the whole update:
+            aggregate(per_token_loss, mask, loss_type, max_completion_length, len(mask), mask.sum())
+            The micro-batches are added up. What would the sum of two means be?
+        the rows of the micro-batch are counted:
+            aggregate(per_token_loss, mask, loss_type, max_completion_length, len(mask), update_tokens)
+            B is the number of rows in the whole update.
+        the tokens of the micro-batch are counted:
+            aggregate(per_token_loss, mask, loss_type, max_completion_length, update_rows, mask.sum())
+            "dapo" divides by the tokens of the whole update.
+        each micro-batch counts equally: / update_tokens -> / mask.sum() * len(mask) / update_rows
+            That is BNPO: the weight of a token depends on how the update was cut. "dapo" weighs all tokens alike.
+        the number of rows is missing:
+            aggregate(per_token_loss, mask, loss_type, max_completion_length, 1, update_tokens)
             "grpo" is a *mean* over the rows, and "dr_grpo" divides by B as well as by the limit.
-        the limit is missing: rows * max_completion_length -> rows
+        the limit is missing: update_rows * max_completion_length -> update_rows
             "dr_grpo" divides by B · max_completion_length.
-        the width of this batch is taken for the limit: rows * max_completion_length -> rows * mask.shape[1]
+        the width of this batch is taken for the limit: (update_rows * max_completion_length) -> mask.numel()
             Dr. GRPO divides by a constant that no batch changes: max_completion_length.
-        all tokens weigh alike, whatever was asked: aggregate(per_token_loss, mask, "dapo", max_completion_length)
+            or: update_rows * max_completion_length -> update_rows * mask.shape[1]
+        all tokens weigh alike, whatever was asked:
+            aggregate(per_token_loss, mask, "dapo", max_completion_length, update_rows, update_tokens)
             "grpo" takes the mean of each row first.
-        rows weigh alike, whatever was asked: aggregate(per_token_loss, mask, "grpo", max_completion_length)
+        rows weigh alike, whatever was asked:
+            aggregate(per_token_loss, mask, "grpo", max_completion_length, update_rows, update_tokens)
             "dapo" counts tokens, not rows.
         the mean of a column is taken, not of a row:
-            (losses.sum(dim=1) / mask.sum(dim=1)).sum() / rows -> (losses.sum(dim=0) / mask.sum(dim=0)).mean()
+            (losses.sum(dim=1) / mask.sum(dim=1)).sum() / update_rows -> (losses.sum(dim=0) / mask.sum(dim=0)).mean()
             A row is a completion: dim=1.
         the sum is not divided: (per_token_loss * mask).sum()
             Divide by what the loss type names.
@@ -107,7 +131,7 @@ def _different_lengths(rng: random.Random) -> Call:
 
 
 def _equal_lengths(rng: random.Random) -> Call:
-    """Thirds do not add up to 0: what comes out is a rounding error."""
+    """Rounded thirds do not always add up to 0: what comes out is a rounding error."""
     while True:
         advantages, lengths = _one_group(rng, 3)
         if first_loss(advantages, lengths[:1] * 3)[1]:
@@ -124,8 +148,8 @@ check_first_loss = Exercise(
         the sign is missing: of_dapo = -sum(summed) -> of_dapo = sum(summed)
             Where the ratio is 1, the loss of a token is *minus* its advantage.
             or: return of_grpo, of_dapo -> return -of_grpo, -of_dapo
-        a rounding error tells something: longer(of_dapo) -> "good" if of_dapo < 0 else "bad"
-            Thirds do not add up to 0: within a millionth it is "neither".
+        a rounding error counts as a difference in length: longer(of_dapo) -> "good" if of_dapo < 0 else "bad"
+            Rounded thirds need not add up to exactly 0: within a millionth of 0 it is "neither".
         the tokens of each side are added up: longer(of_dapo) -> _side_with_more_tokens(advantages, lengths)
             Many short completions have many tokens, too: read the verdict from the sign of the second number.
         the verdict is read from "grpo": longer(of_dapo) -> "neither"
@@ -154,7 +178,7 @@ def sequence_ratio(per_token_logps: Tensor, old_per_token_logps: Tensor, complet
 
 def _moved_completions(rng: random.Random) -> Call:
     lengths = [rng.randrange(2, 5), rng.randrange(2, 5), 6]
-    old = numbers(rng, 3, 6, low=-2.0, high=-0.5)
+    old = numbers(rng, 3, 6, low=-2.0, high=-0.6)
     return call(old + numbers(rng, 3, 6, low=-0.5, high=0.5), old, mask_of(lengths, 6))
 
 

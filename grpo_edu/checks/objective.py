@@ -12,29 +12,34 @@ from grpo_edu.checks.inputs import gradient_of, numbers
 from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 # ---- completion_mask ----
-EOS, PAD = 7, 0
+ENDS, PAD = [7, 5], 0
 
 
-def completion_mask(completion_ids: Tensor, eos_token_id: int) -> Tensor:
-    """(B, C), 1 through the first EOS inclusive; all ones where there is none."""
-    is_eos = completion_ids == eos_token_id
+def completion_mask(completion_ids: Tensor, eos_token_ids: list[int]) -> Tensor:
+    """(B, C), 1 through the first of the end tokens inclusive; all ones where there is none."""
+    is_eos = torch.isin(completion_ids, torch.tensor(eos_token_ids))
     ends_before = is_eos.cumsum(dim=1) - is_eos.long()
     return (ends_before == 0).long()
 
 
 def _some_completions(rng: random.Random) -> Call:
-    rows = [[rng.randrange(1, 7) for _ in range(6)]]
-    for padding in (PAD, EOS):
+    """A row without an end token, and rows that end with each of the two, padded with 0 or with an end token."""
+    rows = [[rng.randrange(1, 5) for _ in range(6)]]
+    for end, padding in ((ENDS[0], PAD), (ENDS[1], PAD), (ENDS[0], ENDS[1]), (ENDS[1], ENDS[1])):
         length = rng.randrange(1, 5)
-        rows.append([*(rng.randrange(1, 7) for _ in range(length)), EOS, *[padding] * (5 - length)])
+        rows.append([*(rng.randrange(1, 5) for _ in range(length)), end, *[padding] * (5 - length)])
     rng.shuffle(rows)
-    return call(torch.tensor(rows), EOS)
+    return call(torch.tensor(rows), rng.sample(ENDS, 2))
 
 
 check_completion_mask = Exercise(
     completion_mask,
     parts=(Part("ends at different places, and none at all", 3, _some_completions),),
     changes="""
+        only the first end token of the list is looked for: completion_mask(completion_ids, eos_token_ids[:1])
+            Any token of the list ends a completion.
+        only the last end token of the list is looked for: completion_mask(completion_ids, eos_token_ids[-1:])
+            Any token of the list ends a completion. Does a later one overwrite what was found before?
         the end token is masked out: ends_before == 0 -> is_eos.cumsum(dim=1) == 0
             Through the first end token, *inclusive*: stopping is to be learned.
         padding counts up to a second end token: ends_before == 0 -> is_eos.cumsum(dim=1) <= 1
@@ -42,7 +47,7 @@ check_completion_mask = Exercise(
             *before* a place.
         ones and zeros have changed places: ends_before == 0 -> ends_before > 0
             1 where a token counts.
-        it is counted along the batch: completion_mask(completion_ids.T, eos_token_id).T
+        it is counted along the batch: completion_mask(completion_ids.T, eos_token_ids).T
             A row is a completion: dim=1.
         all end tokens count, and what lies between: ends_before == 0 -> is_eos.flip(1).cumsum(dim=1).flip(1) > 0
             Through the *first* end token.
@@ -63,9 +68,9 @@ check_completion_mask = Exercise(
 
 
 # ---- completion_logps ----
-def completion_logps(logits: Tensor, input_ids: Tensor, prompt_length: int) -> Tensor:
+def completion_logps(logits: Tensor, input_ids: Tensor, prompt_length: int, temperature: float) -> Tensor:
     """(B, C), the log-probability of each completion token; row t of the logits predicts token t + 1."""
-    rows, ids = logits[:, prompt_length - 1 : -1], input_ids[:, prompt_length:]
+    rows, ids = logits[:, prompt_length - 1 : -1] / temperature, input_ids[:, prompt_length:]
     logps = rows.log_softmax(dim=-1)
     return logps.gather(2, ids[:, :, None]).squeeze(2)
 
@@ -73,7 +78,7 @@ def completion_logps(logits: Tensor, input_ids: Tensor, prompt_length: int) -> T
 def _logits(rng: random.Random, rows: int, length: int, prompt: int) -> Call:
     vocabulary = 5
     ids = torch.tensor([[rng.randrange(vocabulary) for _ in range(length)] for _ in range(rows)])
-    return call(numbers(rng, rows, length, vocabulary), ids, prompt)
+    return call(numbers(rng, rows, length, vocabulary), ids, prompt, rng.choice([0.5, 0.8, 1.5, 2.0]))
 
 
 def _few_logits(rng: random.Random) -> Call:
@@ -82,7 +87,7 @@ def _few_logits(rng: random.Random) -> Call:
 
 
 LARGE_LOGITS = call(
-    torch.tensor([[[100.0, -100.0, 0.0], [-80.0, 90.0, 100.0], [0.0, 0.0, 0.0]]]), torch.tensor([[0, 1, 0]]), 1
+    torch.tensor([[[100.0, -100.0, 0.0], [-80.0, 90.0, 100.0], [0.0, 0.0, 0.0]]]), torch.tensor([[0, 1, 0]]), 1, 0.8
 )
 
 check_completion_logps = Exercise(
@@ -95,7 +100,14 @@ check_completion_logps = Exercise(
     changes="""
         the row of the token itself is read: logits[:, prompt_length - 1 : -1] -> logits[:, prompt_length:]
             The logits at a token predict the next one.
-        the prompt is scored as well: completion_logps(logits, input_ids, 1)
+        the temperature is ignored: completion_logps(logits, input_ids, prompt_length, 1.0)
+            The tokens were drawn from softmax(logits / temperature).
+        the logits are multiplied by the temperature: -1] / temperature -> -1] * temperature
+            A temperature above 1 makes the probabilities more alike.
+        the log-probabilities are divided by the temperature:
+            -1] / temperature -> -1]; log_softmax(dim=-1) -> log_softmax(dim=-1) / temperature
+            The probabilities must still add up to 1. Which step ensures that, and what comes before it?
+        the prompt is scored as well: completion_logps(logits, input_ids, 1, temperature)
             Only completion tokens were sampled.
         these are logits, no log-probabilities: rows.log_softmax(dim=-1) -> rows
             What makes the probabilities of a row add up to 1?
@@ -105,42 +117,45 @@ check_completion_logps = Exercise(
             rows.log_softmax(dim=-1) -> (rows.exp() / rows.exp().sum(dim=-1, keepdim=True)).log()
             exp(100) is more than fp32 holds. `log_softmax` subtracts the largest logit before it takes exponentials.
             or: log_softmax(dim=-1) -> softmax(dim=-1).log()
-        the first completion token is missing: completion_logps(logits, input_ids, prompt_length)[:, 1:]
+        the first completion token is missing: completion_logps(logits, input_ids, prompt_length, temperature)[:, 1:]
             The last token of the prompt predicts it.
         the ids are shifted as well: input_ids[:, prompt_length:] -> input_ids[:, prompt_length - 1 : -1]
             Only the logits begin one place earlier: the ids are those of the completion.
         the likeliest token is scored: logps.gather(2, ids[:, :, None]).squeeze(2) -> logps.amax(dim=-1)
             Not what the model would have said: what stands in input_ids.
-        the sign is turned: -completion_logps(logits, input_ids, prompt_length)
+        the sign is turned: -completion_logps(logits, input_ids, prompt_length, temperature)
             A log-probability is never positive.
         `squeeze()` drops the batch as well: squeeze(2) -> squeeze()
             With one row, or one token, it drops that dimension, too: say which, `squeeze(2)`.
         softmax runs over the wrong dimension: rows.log_softmax(dim=-1) -> rows.log_softmax(dim=1)
             The probabilities of the vocabulary add up to 1, dim=-1.
-            or: rows.log_softmax(dim=-1) -> logits.log_softmax(dim=1)[:, prompt_length - 1 : -1]
+            or: rows.log_softmax(dim=-1) -> (logits / temperature).log_softmax(dim=1)[:, prompt_length - 1 : -1]
     """,
 )
 
 
 # ---- clipped_loss ----
-def clipped_loss(per_token_logps: Tensor, old_per_token_logps: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
-    """(B, C), −min(ρ A, clip(ρ, 1 − ε, 1 + ε) A) with ρ = exp(logp − old)."""
+def clipped_loss(
+    per_token_logps: Tensor, old_per_token_logps: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float
+) -> Tensor:
+    """(B, C), −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A) with ρ = exp(logp − old)."""
     gain = advantages[:, None]
     ratio = (per_token_logps - old_per_token_logps).exp()
-    clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
+    clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     return -torch.min(ratio * gain, clipped * gain)
 
 
 def _some_policies(rng: random.Random) -> Call:
-    old = numbers(rng, 4, 3, low=-3.0, high=-0.5)
+    """No log-probability is above 0."""
+    old = numbers(rng, 4, 3, low=-3.0, high=-0.7)
     change = numbers(rng, 4, 3, low=-0.6, high=0.6)
     advantages = torch.tensor([1.0, -1.0, 0.5, -2.0]) * round(rng.uniform(0.5, 1.5), 1)
-    return call(old + change, old, advantages, rng.choice([0.1, 0.2, 0.3]))
+    return call(old + change, old, advantages, *rng.choice([(0.1, 0.3), (0.2, 0.4), (0.3, 0.1), (0.4, 0.2)]))
 
 
 def _first_update(rng: random.Random) -> Call:
     old = numbers(rng, 2, 3, low=-3.0, high=-0.5)
-    return call(old, old.clone(), numbers(rng, 2), 0.2)
+    return call(old, old.clone(), numbers(rng, 2), 0.2, 0.28)
 
 
 check_clipped_loss = TrainedExercise(
@@ -158,17 +173,24 @@ check_clipped_loss = TrainedExercise(
             Where the advantage is negative, the smaller ratio is the larger gain: multiply both first.
         the clipped ratio has no advantage: clipped * gain -> clipped
             min compares two gains: ρ A and clip(ρ) A.
-        the product is clipped, not the ratio: clipped * gain -> (ratio * gain).clamp(1 - epsilon, 1 + epsilon)
+        the product is clipped, not the ratio: clipped * gain -> (ratio * gain).clamp(1 - epsilon_low, 1 + epsilon_high)
             Clip ρ, then multiply.
-        the bounds lie around 0: clamp(1 - epsilon, 1 + epsilon) -> clamp(-epsilon, epsilon)
-            A ratio is near 1: from 1 − ε to 1 + ε.
+        the two reaches have changed places:
+            clamp(1 - epsilon_low, 1 + epsilon_high) -> clamp(1 - epsilon_high, 1 + epsilon_low)
+            Which of them says how far the ratio may rise?
+        both bounds have the same reach: 1 + epsilon_high -> 1 + epsilon_low
+            The ratio may rise by another amount than it may fall.
+            or: 1 - epsilon_low -> 1 - epsilon_high
+        the bounds lie around 0: clamp(1 - epsilon_low, 1 + epsilon_high) -> clamp(-epsilon_low, epsilon_high)
+            A ratio is near 1: so are its bounds.
         nothing is clipped: torch.min(ratio * gain, clipped * gain) -> ratio * gain
             What holds the ratio near 1?
         max stands where min should: torch.min -> torch.max
             The objective is the *smaller* of two gains.
         the sign is missing: -torch.min -> torch.min
             An optimizer makes a loss small; the objective is to be large.
-        the ratio is upside down: clipped_loss(old_per_token_logps, per_token_logps, advantages, epsilon)
+        the ratio is upside down:
+            clipped_loss(old_per_token_logps, per_token_logps, advantages, epsilon_low, epsilon_high)
             The policy that learns stands above the one that sampled.
         the ratio has no exponential:
             (per_token_logps - old_per_token_logps).exp() -> per_token_logps - old_per_token_logps
@@ -185,7 +207,8 @@ def k3(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor:
 
 
 def _two_policies(rng: random.Random) -> Call:
-    logps = numbers(rng, 2, 3, low=-3.0, high=-0.2)
+    """No log-probability is above 0, that of the reference neither."""
+    logps = numbers(rng, 2, 3, low=-4.0, high=-1.6)
     return call(logps, logps + numbers(rng, 2, 3, low=-1.5, high=1.5))
 
 

@@ -34,23 +34,25 @@ def difference_by_clone(function, x, h):
     return out
 
 
-def aggregate_of_the_package(per_token_loss, mask, loss_type, max_completion_length):
-    return reduce_loss(per_token_loss, mask, loss_type=loss_type, max_completion_length=max_completion_length)
+def aggregate_of_the_package(per_token_loss, mask, loss_type, max_completion_length, update_rows, update_tokens):
+    share = 1 if loss_type == "dapo" else len(mask) / update_rows
+    options = {"max_completion_length": max_completion_length, "num_items": update_tokens}
+    return share * reduce_loss(per_token_loss, mask, loss_type=loss_type, **options)
 
 
-def aggregate_by_loop(per_token_loss, mask, loss_type, max_completion_length):
+def aggregate_by_loop(per_token_loss, mask, loss_type, max_completion_length, update_rows, update_tokens):
     rows = [row[counted == 1] for row, counted in zip(per_token_loss, mask, strict=True)]
     tokens = torch.cat(rows)
     if loss_type == "grpo":
-        return sum(row.mean() for row in rows) / len(rows)
-    return sum(tokens) / (len(tokens) if loss_type == "dapo" else len(rows) * max_completion_length)
+        return sum(row.mean() for row in rows) / update_rows
+    return sum(tokens) / (update_tokens if loss_type == "dapo" else update_rows * max_completion_length)
 
 
-def aggregate_by_weights(per_token_loss, mask, loss_type, max_completion_length):
+def aggregate_by_weights(per_token_loss, mask, loss_type, max_completion_length, update_rows, update_tokens):
     weights = {
-        "grpo": mask / mask.sum(dim=1, keepdim=True) / len(mask),
-        "dapo": mask / mask.sum(),
-        "dr_grpo": mask / (len(mask) * max_completion_length),
+        "grpo": mask / mask.sum(dim=1, keepdim=True) / update_rows,
+        "dapo": mask / update_tokens,
+        "dr_grpo": mask / (update_rows * max_completion_length),
     }
     return (weights[loss_type] * per_token_loss).sum()
 
@@ -66,7 +68,8 @@ def first_by_tokens(advantages, lengths):
 def first_by_aggregate(advantages, lengths):
     mask = mask_of(lengths, max(lengths))
     loss = -torch.tensor(advantages)[:, None].expand(mask.shape)
-    of_grpo, of_dapo = (aggregate(loss, mask, loss_type, max(lengths)).item() for loss_type in ("grpo", "dapo"))
+    sizes = max(lengths), len(mask), int(mask.sum())
+    of_grpo, of_dapo = (aggregate(loss, mask, loss_type, *sizes).item() for loss_type in ("grpo", "dapo"))
     if of_dapo < -1e-6:
         return of_grpo, of_dapo, "good"
     return of_grpo, of_dapo, "bad" if of_dapo > 1e-6 else "neither"

@@ -48,18 +48,20 @@ def gradient_by_counts(scores: Tensor, old_scores: Tensor, actions: Tensor, rewa
     return ((earned - earned.sum() * scores.softmax(dim=0)) / len(rewards)).float()
 
 
-def loss_by_loop(logps: Tensor, rewards: Tensor, baseline: float) -> Tensor:
-    losses = [-(reward - baseline) * logp for reward, logp in zip(rewards, logps, strict=True)]
+def loss_by_loop(logps: Tensor, mask: Tensor, rewards: Tensor, baseline: float) -> Tensor:
+    losses = []
+    for row, counts, reward in zip(logps, mask, rewards, strict=True):
+        losses.append(-(reward - baseline) * row[counts == 1].sum())
     return sum(losses) / len(losses)
 
 
-def loss_by_product(logps: Tensor, rewards: Tensor, baseline: float) -> Tensor:
-    return (baseline - rewards) @ logps / len(logps)
+def loss_by_product(logps: Tensor, mask: Tensor, rewards: Tensor, baseline: float) -> Tensor:
+    return ((baseline - rewards) @ (logps * mask)).sum() / len(logps)
 
 
-def loss_without_a_path_through_the_rewards(logps: Tensor, rewards: Tensor, baseline: float) -> Tensor:
+def loss_by_tokens(logps: Tensor, mask: Tensor, rewards: Tensor, baseline: float) -> Tensor:
     advantages = (rewards - baseline).detach()
-    return torch.mean(-advantages * logps)
+    return torch.where(mask == 1, -advantages[:, None] * logps, 0.0).sum() / len(rewards)
 
 
 def baseline_by_formula(probabilities, rewards):
@@ -123,7 +125,7 @@ def tokens_by_masked_logits(logits: Tensor, uniform: Tensor, temperature: float,
 RIGHT_ANSWERS = {
     "expected_reward": (expected_by_loop, expected_by_einsum, expected_in_two_steps),
     "score_function_gradient": (gradient_by_autograd, gradient_by_loop, gradient_by_counts),
-    "reinforce_loss": (loss_by_loop, loss_by_product, loss_without_a_path_through_the_rewards),
+    "reinforce_loss": (loss_by_loop, loss_by_product, loss_by_tokens),
     "best_baseline": (baseline_by_formula, baseline_by_autograd, baseline_by_parabola),
     "sample_tokens": (tokens_by_search, tokens_by_loop, tokens_by_masked_logits),
 }
