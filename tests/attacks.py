@@ -54,7 +54,7 @@ for place in places:
         for cell in json.load(open(path))["cells"]:
             if cell["cell_type"] == "code":
                 exec("".join(cell["source"]))
-assert tie_probability(0.5, 2) == 0.5
+assert tie_probability([0.5, 0.5], 2) == 0.5
 """
 DEAF = """
 import signal

@@ -19,8 +19,8 @@ NAME = "04_group_advantages"
 ALL = 19
 
 RIGHT = {
-    "tie_probability": "def tie_probability(p, num_generations):\n"
-    "    return p**num_generations + (1 - p) ** num_generations",
+    "tie_probability": "def tie_probability(chances, num_generations):\n"
+    "    return sum(chance**num_generations for chance in chances)",
     "group_advantages": "def group_advantages(rewards, num_generations):\n"
     "    out = []\n"
     "    for group in rewards.split(num_generations):\n"
@@ -207,7 +207,10 @@ def ordinary():
             changed(right(), "code-01", "raise RuntimeError('gone')"),
             Expected(19, "code-01: locked and changed"),
         ),
-        "uma_lambda": (right(tie_probability="tie_probability = lambda p, n: p**n + (1 - p) ** n"), Expected(19)),
+        "uma_lambda": (
+            right(tie_probability="tie_probability = lambda chances, n: sum(p**n for p in chances)"),
+            Expected(19),
+        ),
         "vic_magic": (right("%matplotlib inline\n!echo hello\nname = input('?')"), Expected(19, "EOFError")),
     }
 

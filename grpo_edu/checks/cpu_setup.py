@@ -19,33 +19,35 @@ from grpo_edu.checks.inputs import Computer, Loading, Shift, sum_of_weights
 
 
 # ---- best_seconds ----
-def best_seconds(task: Callable[[], None], clock: Callable[[], float], repeats: int) -> float:
-    """The shortest of `repeats` runs, after one that warms up."""
+def best_seconds(task: Callable[[], None], clock: Callable[[], float], repeats: int, loops: int) -> float:
+    """The time of one run in the shortest of `repeats` measurements of `loops` runs, after a run that warms up."""
     task()  # warms up
     times = []
     for _ in range(repeats):
         start = clock()
-        task()
-        times.append(clock() - start)
+        for _ in range(loops):
+            task()
+        times.append((clock() - start) / loops)
     return min(times)
 
 
 def _some_runs(rng: random.Random) -> Call:
-    """A slow first run; the shortest comes last of those that count, and a shorter one right after it."""
-    repeats = rng.randrange(3, 7)
-    best = rng.randrange(200, 300)
-    others = rng.sample(range(best + 20, best + 200), repeats - 1)
-    runs = [rng.randrange(600, 900), *others, best, best - 15]
+    """A slow first run; the shortest measurement comes last, a shorter one after it, the shortest run in a long one."""
+    repeats, loops = rng.randrange(3, 7), rng.randrange(2, 5)
+    runs = [rng.randrange(600, 900)]
+    for shortest in [*[400] * (repeats - 2), 200, 100]:
+        runs += [rng.randrange(shortest, shortest + 50) for _ in range(loops)]
+    runs[1:1] = [50, *[900] * (loops - 1)]
     computer = Computer([one / 1000 for one in runs], now=float(rng.randrange(1, 9)))
-    return call(computer.task, computer.clock, repeats)
+    return call(computer.task, computer.clock, repeats, loops)
 
 
 def _fast_first_run(rng: random.Random) -> Call:
     """By chance the first run is the shortest of all."""
     made = _some_runs(rng)
     computer = made.args[0].__self__
-    computer.seconds[0] = round(min(computer.seconds) - rng.randrange(20, 90) / 1000, 3)
-    return call(computer.task, computer.clock, made.args[2])
+    computer.seconds[0] = rng.randrange(10, 40) / 1000
+    return call(computer.task, computer.clock, *made.args[2:])
 
 
 check_best_seconds = Exercise(
@@ -58,18 +60,26 @@ check_best_seconds = Exercise(
         the first run counts: task()  # warms up -> repeats += 1
             Let the task run once to warm up, without measuring it, then measure it `repeats` times.
             or: task()  # warms up -> pass
-        the time is read from another clock: best_seconds(task, perf_counter, repeats)
+        the time is read from another clock: best_seconds(task, perf_counter, repeats, loops)
             `clock` is handed in: ask it, not the computer's own clock.
-        it is the time of all runs together: min(times) -> sum(times)
-            Measure each run by itself: ask the clock inside the loop.
+        it is the time of a whole measurement: / loops -> / 1
+            How long did *one* run take?
+        the clock is read for every run: best_seconds(task, clock, repeats * loops, 1)
+            The clock is read before the first and after the last run of a measurement, and not in between.
+        repeats and loops have changed places: best_seconds(task, clock, loops, repeats)
+            Which of them counts the measurements?
+        every measurement warms up: start = clock() -> start = (task(), clock())[1]
+            One warm-up is enough, before the first measurement.
+        it is the time of all measurements together: min(times) -> sum(times)
+            Measure `repeats` times, and choose one of these times.
         it is the mean: min(times) -> statistics.mean(times)
-            Whatever else the computer does can only add time. Which run was disturbed least?
+            Whatever else the computer does can only add time. Which measurement was disturbed least?
         it is the median: min(times) -> statistics.median(times)
-            Whatever else the computer does can only add time. Which run was disturbed least?
-        it is the longest run: min(times) -> max(times)
+            Whatever else the computer does can only add time. Which measurement was disturbed least?
+        it is the longest measurement: min(times) -> max(times)
             Whatever else the computer does can only add time.
-        one run too many is measured: best_seconds(task, clock, repeats + 1)
-            How many runs does `repeats` ask for?
+        one measurement too many is made: best_seconds(task, clock, repeats + 1, loops)
+            How many measurements does `repeats` ask for?
         the difference is turned round: clock() - start -> start - clock()
             Later minus earlier: a duration is positive.
     """,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math  # noqa: F401  a mistake needs it
 import random
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from grpo_edu import advantages
-from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
+from grpo_edu.advantages import rloo_advantages as rloo  # noqa: F401  mistakes need it
+from grpo_edu.checks.core import Call, Exercise, Part, call
 
 # ---- inputs ----
 
@@ -59,53 +60,23 @@ def tied(base: float) -> Callable[[random.Random], Call]:
 
 
 def group_advantages(rewards: Tensor, num_generations: int) -> Tensor:
-    """The package's, with the standard deviation of the group."""
-    return advantages.group_advantages(rewards, num_generations)
+    """Reward minus the mean of its group, divided by the group's standard deviation + 1e-4; 0 where a group ties."""
+    groups = rewards.view(-1, num_generations)
+    mean, std = groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True)
+    tied = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
+    return ((groups - mean) / (std + 1e-4)).masked_fill(tied, 0.0).flatten()
 
 
-def _all_equal(groups: Tensor) -> Tensor:
-    return groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
+def _std(groups: Tensor, dim: int) -> Tensor:
+    """The sample standard deviation; of a single number NaN, without torch's warning."""
+    centered = groups - groups.mean(dim=dim, keepdim=True)
+    return (centered.square().sum(dim=dim, keepdim=True) / (groups.shape[dim] - 1)).sqrt()
 
 
-def _never(groups: Tensor) -> Tensor:
-    return torch.zeros(len(groups), 1, dtype=torch.bool)
-
-
-def _centered(groups: Tensor) -> Tensor:
-    return groups - groups.mean(dim=1, keepdim=True)
-
-
-def _standardized(groups: Tensor) -> Tensor:
-    return _centered(groups) / (groups.std(dim=1, keepdim=True) + 1e-4)
-
-
-def _in_groups(
-    formula: Callable[[Tensor], Tensor], tie: Callable[[Tensor], Tensor] = _all_equal
-) -> Callable[[Tensor, int], Tensor]:
-    """A wrong answer that computes another formula of the (N, G) rewards, or tests for ties in another way."""
-
-    def wrong(rewards: Tensor, num_generations: int) -> Tensor:
-        groups = rewards.view(-1, num_generations)
-        return formula(groups).masked_fill(tie(groups), 0.0).flatten()
-
-    return wrong
-
-
-def _down_the_columns(groups: Tensor) -> Tensor:
-    centered = groups - groups.mean(dim=0)
-    std = (centered.square().sum(dim=0) / (len(groups) - 1)).sqrt()  # std() would warn for 1 group
-    return centered / (std + 1e-4)
-
-
-def _swapped_sizes(rewards: Tensor, num_generations: int) -> Tensor:
-    centered = _centered(rewards.view(num_generations, -1))
-    std = (centered.square().sum(dim=1, keepdim=True) / (centered.shape[1] - 1)).sqrt()  # std() would warn for 1 column
-    return (centered / (std + 1e-4)).flatten()
-
-
-def _mixed_groups(rewards: Tensor, num_generations: int) -> Tensor:
-    groups = rewards.view(num_generations, -1).T
-    return group_advantages(groups.flatten(), num_generations).view_as(groups).T.flatten()
+def _mixed(rewards: Tensor, num_generations: int) -> Tensor:
+    """Advantages within groups whose completions are not adjacent."""
+    order = torch.arange(len(rewards)).view(num_generations, -1).T.flatten()
+    return group_advantages(rewards[order], num_generations)[order.argsort()]
 
 
 check_group_advantages = Exercise(
@@ -115,119 +86,105 @@ check_group_advantages = Exercise(
         Part("groups of two", 1, lambda rng: call(some_rewards(rng, 2, 2), 2)),
         Part("a group that ties", 1, tied(0.0), draws=16),
     ),
-    mistakes={
-        "the standard deviation divides by G": Mistake(
-            "Sample or population? See what `correction` does in `std`.",
-            _in_groups(lambda groups: _centered(groups) / (groups.std(dim=1, keepdim=True, unbiased=False) + 1e-4)),
-        ),
-        "the groups are mixed": Mistake(
-            "A group's rows are adjacent. Which shape makes a row of each group?", _mixed_groups
-        ),
-        "there are G groups of N": Mistake(
-            "N groups of G: the *last* number of a view is how long its rows are.", _swapped_sizes
-        ),
-        "the standard deviation is that of the batch": Mistake(
-            "Whose spread should a group be measured with?",
-            _in_groups(lambda groups: _centered(groups) / (groups.std() + 1e-4)),
-        ),
-        "the mean is that of the batch": Mistake(
-            "A completion is compared with its own group only.",
-            _in_groups(lambda groups: (groups - groups.mean()) / (groups.std(dim=1, keepdim=True) + 1e-4)),
-        ),
-        "the whole batch is one group": Mistake(
-            "A completion is compared with its own group only.",
-            _in_groups(lambda groups: (groups - groups.mean()) / (groups.std() + 1e-4)),
-        ),
-        "the mean runs over the groups": Mistake(
-            "In (N, G) a group is a row: its mean goes along dim=1, with keepdim=True.",
-            _in_groups(lambda groups: (groups - groups.mean(dim=0)) / (groups.std(dim=1, keepdim=True) + 1e-4)),
-            also=(_in_groups(_down_the_columns),),
-        ),
-        "it is divided by the variance": Mistake(
-            "The standard deviation is the root of the variance.",
-            _in_groups(lambda groups: _centered(groups) / (groups.var(dim=1, keepdim=True) + 1e-4)),
-        ),
-        "the sign is turned": Mistake(
-            "A completion that is better than its group has a positive advantage.",
-            lambda rewards, g: -group_advantages(rewards, g),
-        ),
-        "nothing is divided by the standard deviation": Mistake(
-            "That is Dr. GRPO. The paper's formula has two parts.",
-            lambda rewards, g: advantages.group_advantages(rewards, g, scale_rewards="none"),
-        ),
-        "eps is missing": Mistake(
-            "What keeps a nearly tied group from being blown up?",
-            _in_groups(lambda groups: _centered(groups) / groups.std(dim=1, keepdim=True)),
-        ),
-        "the result has two dimensions": Mistake(
-            "One number a completion, in the order of the rewards.",
-            lambda rewards, g: group_advantages(rewards, g).view(-1, g),
-        ),
-        "a tie is worth a rounding error": Mistake(
-            "Sixteen times 1.69, divided by sixteen: is it 1.69? Ask whether the rewards are exactly equal.",
-            _in_groups(_standardized, _never),
-        ),
-        "a tie is looked for in the standard deviation": Mistake(
-            "With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.",
-            _in_groups(_standardized, lambda groups: groups.std(dim=1, keepdim=True) == 0),
-        ),
-        "a small standard deviation counts as a tie": Mistake(
-            "Only rewards that are exactly equal tie.",
-            _in_groups(_standardized, lambda groups: groups.std(dim=1, keepdim=True) <= 1e-6),
-        ),
-    },
-    tolerance=1e-5,
+    changes="""
+        the standard deviation divides by G:
+            groups.std(dim=1, keepdim=True) -> groups.std(dim=1, keepdim=True, unbiased=False)
+            Sample or population? See what `correction` does in `std`.
+        the groups are mixed: _mixed(rewards, num_generations)
+            A group's rows are adjacent. Which shape makes a row of each group?
+        there are G groups of N:
+            view(-1, num_generations) -> view(num_generations, -1); groups.std(dim=1, keepdim=True) -> _std(groups, 1)
+            N groups of G: the *last* number of a view is how long its rows are.
+        the standard deviation is that of the batch: groups.std(dim=1, keepdim=True) -> groups.std()
+            Whose spread should a group be measured with?
+        the mean is that of the batch: groups.mean(dim=1, keepdim=True) -> groups.mean()
+            A completion is compared with its own group only.
+        the whole batch is one group:
+            groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True) -> groups.mean(), groups.std()
+            A completion is compared with its own group only.
+        the mean runs over the groups: groups.mean(dim=1, keepdim=True) -> groups.mean(dim=0)
+            In (N, G) a group is a row: its mean goes along dim=1, with keepdim=True.
+            or: groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True) -> groups.mean(0), _std(groups, 0)
+        it is divided by the variance: groups.std( -> groups.var(
+            The standard deviation is the root of the variance.
+        the sign is turned: groups - mean -> mean - groups
+            A completion that is better than its group has a positive advantage.
+        nothing is divided by the standard deviation: (groups - mean) / (std + 1e-4) -> groups - mean
+            That is Dr. GRPO. The paper's formula has two parts.
+        eps is missing: std + 1e-4 -> std
+            What keeps a nearly tied group from being blown up?
+        the result has two dimensions: .flatten() -> .clone()
+            One number a completion, in the order of the rewards.
+        a tie is worth a rounding error: .masked_fill(tied, 0.0) -> .clone()
+            Sixteen times 1.69, divided by sixteen: is it 1.69? Ask whether the rewards are exactly equal.
+        a tie is looked for in the standard deviation: masked_fill(tied -> masked_fill(std == 0
+            With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
+        a small standard deviation counts as a tie: masked_fill(tied -> masked_fill(std <= 1e-6
+            Only rewards that are exactly equal tie.
+    """,
 )
 
 
 # ---- tie_probability ----
 
 
+def tie_probability(chances: list[float], num_generations: int) -> float:
+    """Σ chance^G: the probability that all completions get the same reward, whichever it is."""
+    return sum(chance**num_generations for chance in chances)
+
+
+def _some_chances(rng: random.Random) -> Call:
+    """The chances, in twentieths, of two rewards, three or four."""
+    cuts = sorted(rng.sample(range(1, 20), rng.choice([1, 2, 3])))
+    shares = [high - low for low, high in zip([0, *cuts], [*cuts, 20], strict=True)]
+    return call([share / 20 for share in shares], rng.choice([2, 3, 4, 8]))
+
+
+def _plain_chances(rng: random.Random) -> Call:
+    return call(rng.choice([[0.0, 1.0], [1.0, 0.0, 0.0], [0.5, 0.5], [0.25] * 4]), rng.choice([2, 4]))
+
+
 check_tie_probability = Exercise(
-    advantages.tie_probability,
+    tie_probability,
     parts=(
-        Part("from G = 2 to 16", 2, lambda rng: call(rng.randrange(5, 100, 10) / 100, rng.choice([2, 3, 4, 8, 16]))),
-        Part("p = 0, ½ and 1", 1, lambda rng: call(rng.choice([0.0, 0.5, 1.0]), rng.choice([2, 8])), draws=24),
+        Part("two rewards to four", 2, _some_chances, draws=10),
+        Part("one reward is certain, or all are equally likely", 1, _plain_chances, draws=24),
     ),
-    mistakes={
-        "only groups that are all right count": Mistake(
-            "A group that is wrong throughout teaches nothing either.", lambda p, g: p**g
-        ),
-        "only groups that are all wrong count": Mistake(
-            "A group that is right throughout teaches nothing either.", lambda p, g: (1 - p) ** g
-        ),
-        "that is the probability of no tie": Mistake(
-            "Is it more likely to tie with G = 2 or with G = 16?", lambda p, g: 1 - p**g - (1 - p) ** g
-        ),
-        "the two chances are multiplied": Mistake(
-            "The group is all right *or* all wrong, never both at once.", lambda p, g: p**g * (1 - p) ** g
-        ),
-        "all wrong is taken to be as likely as all right": Mistake(
-            "Who is right with chance p is wrong with 1 − p.", lambda p, g: 2 * p**g
-        ),
-        "every group is taken for a pair": Mistake(
-            "G completions have to agree, not two.", lambda p, g: p**2 + (1 - p) ** 2
-        ),
-        "the exponent is G − 1": Mistake(
-            "The first completion has to be right as well.", lambda p, g: p ** (g - 1) + (1 - p) ** (g - 1)
-        ),
-        "chances are multiplied by G": Mistake(
-            "All G must agree: are chances of independent things added?", lambda p, g: g * p + g * (1 - p)
-        ),
-    },
+    changes="""
+        only one of the rewards is counted: chances[0] ** num_generations
+            The group ties with *each* of the rewards.
+            or: chances[-1] ** num_generations
+        only the most probable reward is counted: max(chances) ** num_generations
+            The group ties with *each* of the rewards, also with a rare one.
+        two different rewards are expected: chances[0] ** num_generations + (1 - chances[0]) ** num_generations
+            1 − p is the chance of all other rewards together. Those rewards may differ from each other.
+        that is the probability of no tie: 1 - tie_probability(chances, num_generations)
+            Is it more likely to tie with G = 2 or with G = 16?
+        the chances are multiplied: math.prod(chances) ** num_generations
+            All get the first reward *or* all get the second, never both at once.
+        all rewards are taken to be equally likely: len(chances) ** (1 - num_generations)
+            What is the first argument for?
+        every group is taken for a pair: chance**num_generations -> chance**2
+            G completions have to agree, not two.
+        the exponent is G − 1: chance**num_generations -> chance ** (num_generations - 1)
+            The first completion has to get this reward as well.
+        chances are multiplied by G: chance**num_generations -> chance * num_generations
+            All G must agree: are chances of independent things added?
+    """,
 )
 
 
 # ---- degenerate_groups ----
 
 
-def _tie_where(agree: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int], Tensor]:
-    """A wrong answer that asks each row of the (N, G) rewards in another way."""
-    return lambda rewards, num_generations: agree(rewards.view(-1, num_generations))
+def degenerate_groups(rewards: Tensor, num_generations: int) -> Tensor:
+    """(N,) bool, whether all rewards of a group are equal."""
+    groups = rewards.view(-1, num_generations)
+    return (groups == groups[:, :1]).all(dim=1)
 
 
 check_degenerate_groups = Exercise(
-    advantages.degenerate_groups,
+    degenerate_groups,
     parts=(
         Part(
             "right or wrong, 1 or 0",
@@ -242,41 +199,27 @@ check_degenerate_groups = Exercise(
             always=(call(torch.tensor([0.5, 0.5, 0.5, 0.5, 0.25, 0.5, 0.5, 0.5]), 4),),  # halves equal their mean
         ),
     ),
-    mistakes={
-        "a small standard deviation counts as a tie": Mistake(
-            "Two rewards that differ by a millionth differ.", _tie_where(lambda groups: groups.std(dim=1) < 1e-4)
-        ),
-        "a standard deviation of 0 is asked for": Mistake(
-            "With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.",
-            _tie_where(lambda groups: groups.std(dim=1) == 0),
-        ),
-        "rewards must equal their mean": Mistake(
-            "The mean of sixteen times 1.69 is not 1.69. Compare the rewards with each other.",
-            _tie_where(lambda groups: (_centered(groups) == 0).all(dim=1)),
-        ),
-        "only groups of ones or of zeros tie": Mistake(
-            "Rewards of 1.69 tie as well, where all are equal.",
-            _tie_where(lambda groups: (groups == 0).all(dim=1) | (groups == 1).all(dim=1)),
-        ),
-        "a group that is right throughout is no tie": Mistake(
-            "All right is a tie as well.", _tie_where(lambda groups: (groups == 0).all(dim=1))
-        ),
-        "any stands where all should": Mistake(
-            "A reward always equals itself. *All* of a group must equal the first.",
-            _tie_where(lambda groups: torch.ones(len(groups), dtype=torch.bool)),
-        ),
-        "these are the groups that do not tie": Mistake(
-            "True where a group ties.", _tie_where(lambda groups: ~_all_equal(groups)[:, 0])
-        ),
-        "one answer a completion": Mistake(
-            "One truth value a group, shape (N,): do *all* of its rewards agree?",
-            _tie_where(lambda groups: (groups == groups[:, :1]).flatten()),
-        ),
-        "the groups are mixed": Mistake(
-            "A group's rows are adjacent.",
-            lambda rewards, g: advantages.degenerate_groups(rewards.view(g, -1).T.flatten(), g),
-        ),
-    },
+    changes="""
+        a small standard deviation counts as a tie: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) < 1e-4
+            Two rewards that differ by a millionth differ.
+        a standard deviation of 0 is asked for: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) == 0
+            With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
+        rewards must equal their mean: groups[:, :1] -> groups.mean(dim=1, keepdim=True)
+            The mean of sixteen times 1.69 is not 1.69. Compare the rewards with each other.
+        only groups of ones or of zeros tie:
+            (groups == groups[:, :1]).all(dim=1) -> (groups == 0).all(dim=1) | (groups == 1).all(dim=1)
+            Rewards of 1.69 tie as well, where all are equal.
+        a group that is right throughout is no tie: groups[:, :1] -> 0
+            All right is a tie as well.
+        any stands where all should: .all( -> .any(
+            A reward always equals itself. *All* of a group must equal the first.
+        these are the groups that do not tie: return ( -> return ~(
+            True where a group ties.
+        one answer a completion: .all(dim=1) -> .flatten()
+            One truth value a group, shape (N,): do *all* of its rewards agree?
+        the groups are mixed: degenerate_groups(rewards.view(num_generations, -1).T.flatten(), num_generations)
+            A group's rows are adjacent.
+    """,
 )
 
 
@@ -285,25 +228,13 @@ check_degenerate_groups = Exercise(
 
 def rloo_advantages(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
     """Reward minus the mean of the others that are complete; 0 for a truncated one, and where nobody is left."""
-    return _left_out(rewards, num_generations, truncated)
-
-
-def _left_out(
-    rewards: Tensor,
-    num_generations: int,
-    truncated: Tensor,
-    *,
-    baseline: Callable[[Tensor], float] = lambda others: others.mean().item(),
-    own: bool = False,
-) -> Tensor:
-    """RLOO with another number made of the others; `own`: a completion is one of the others."""
-    advantages = torch.zeros_like(rewards)
+    result = torch.zeros_like(rewards)
     for start in range(0, len(rewards), num_generations):
-        rows = [row for row in range(start, start + num_generations) if not truncated[row]]
-        for row in rows if len(rows) > 1 else []:
-            others = rewards[[other for other in rows if own or other != row]]
-            advantages[row] = rewards[row] - baseline(others)
-    return advantages
+        complete = [row for row in range(start, start + num_generations) if not truncated[row]]
+        for row in complete if len(complete) > 1 else []:
+            others = [other for other in complete if other != row]
+            result[row] = rewards[row] - rewards[others].mean()
+    return result
 
 
 def _cut_short(rng: random.Random, left: int) -> Call:
@@ -315,64 +246,36 @@ def _cut_short(rng: random.Random, left: int) -> Call:
     return call(rewards + 0.25 * truncated, 4, truncated)
 
 
-def _whole_sum(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
-    """The others are added up with the truncated ones, and divided by the number of complete ones."""
-    groups = rewards.view(-1, num_generations)
-    complete = ~truncated.view(-1, num_generations)
-    others = (complete.sum(dim=1, keepdim=True) - 1).clamp(min=1)
-    return ((groups - (groups.sum(dim=1, keepdim=True) - groups) / others) * complete).flatten()
-
-
-def _alone_keeps_its_reward(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
-    alone = (~truncated).view(-1, num_generations).sum(dim=1).repeat_interleave(num_generations) == 1
-    return torch.where(alone & ~truncated, rewards, rloo_advantages(rewards, num_generations, truncated))
-
-
 check_rloo_advantages = Exercise(
     rloo_advantages,
     parts=(
         Part("two or more completions of each group are complete", 2, lambda rng: _cut_short(rng, 2), draws=8),
         Part("one is complete, or none", 1, lambda rng: _cut_short(rng, rng.choice([0, 1])), draws=12),
     ),
-    mistakes={
-        "truncated completions are not left out": Mistake(
-            "What is the last argument for?", lambda rewards, g, truncated: advantages.rloo_advantages(rewards, g)
-        ),
-        "truncated completions are among the others": Mistake(
-            "They do not get an advantage, and nobody is compared with them either.",
-            lambda rewards, g, truncated: advantages.rloo_advantages(rewards, g).masked_fill(truncated, 0.0),
-        ),
-        "truncated completions are compared with the others": Mistake(
-            "Nothing is to be learned from them: 0.",
-            lambda rewards, g, truncated: torch.where(
-                truncated, advantages.rloo_advantages(rewards, g), rloo_advantages(rewards, g, truncated)
-            ),
-        ),
-        "truncated completions count as a reward of 0": Mistake(
-            "Left out is not the same as wrong: the number of the others gets smaller.",
-            lambda rewards, g, truncated: advantages.rloo_advantages(rewards * ~truncated, g).masked_fill(
-                truncated, 0.0
-            ),
-        ),
-        "the sum holds truncated completions, but the number does not": Mistake(
-            "Sum and number must be of the same completions.", _whole_sum
-        ),
-        "a completion is part of its own baseline": Mistake(
-            "Leave one out: the mean of the others.",
-            lambda rewards, g, truncated: _left_out(rewards, g, truncated, own=True),
-        ),
-        "the sum of the others is not divided": Mistake(
-            "Compare with their *mean*.",
-            lambda rewards, g, truncated: _left_out(rewards, g, truncated, baseline=lambda others: others.sum().item()),
-        ),
-        "the only complete one keeps its reward": Mistake(
-            "It has nobody to be compared with: 0.", _alone_keeps_its_reward
-        ),
-        "the sign is turned": Mistake(
-            "A completion that is better than the others has a positive advantage.",
-            lambda *args: -rloo_advantages(*args),
-        ),
-    },
+    changes="""
+        truncated completions are not left out: rloo(rewards, num_generations)
+            What is the last argument for?
+        truncated completions are among the others: rloo(rewards, num_generations).masked_fill(truncated, 0.0)
+            They do not get an advantage, and nobody is compared with them either.
+        truncated completions are compared with the others:
+            torch.where(truncated, rloo(rewards, num_generations), rloo_advantages(rewards, num_generations, truncated))
+            Nothing is to be learned from them: 0.
+        truncated completions count as a reward of 0:
+            rloo(rewards * ~truncated, num_generations).masked_fill(truncated, 0.0)
+            Left out is not the same as wrong: the number of the others gets smaller.
+        the sum holds truncated completions, but the number does not:
+            rewards[others].mean() -> (rewards[start : start + num_generations].sum() - rewards[row]) / len(others)
+            Sum and number must be of the same completions.
+        a completion is part of its own baseline: [other for other in complete if other != row] -> complete
+            Leave one out: the mean of the others.
+        the sum of the others is not divided: .mean() -> .sum()
+            Compare with their *mean*.
+        the only complete one keeps its reward:
+            len(complete) > 1 -> complete; rewards[others].mean() -> rewards[others].mean().nan_to_num()
+            It has nobody to be compared with: 0.
+        the sign is turned: rewards[row] - rewards[others].mean() -> rewards[others].mean() - rewards[row]
+            A completion that is better than the others has a positive advantage.
+    """,
 )
 
 
@@ -381,10 +284,11 @@ check_rloo_advantages = Exercise(
 
 def dynamic_sampling(rewards: Tensor, num_generations: int, groups_needed: int) -> tuple[Tensor, int]:
     """The numbers (K,) of the first groups that do not tie, at most `groups_needed`, and the completions written."""
-    tied = advantages.degenerate_groups(rewards, num_generations)
-    kept = (~tied).nonzero().flatten()[:groups_needed]
-    full = len(kept) == groups_needed
-    return kept, (int(kept[-1]) + 1) * num_generations if full else len(rewards)
+    groups = rewards.view(-1, num_generations)
+    useful = groups.amax(dim=1) > groups.amin(dim=1)
+    kept = useful.nonzero().flatten()[:groups_needed]
+    sampled = int(kept[-1]) + 1 if len(kept) == groups_needed else len(groups)
+    return kept, sampled * num_generations
 
 
 def _many_groups(few: bool) -> Callable[[random.Random], Call]:
@@ -405,102 +309,43 @@ def _many_groups(few: bool) -> Callable[[random.Random], Call]:
     return draw
 
 
-def _groups_where(keep: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int, int], tuple[Tensor, int]]:
-    """A wrong answer that keeps other rows of the (N, G) rewards."""
-
-    def wrong(rewards: Tensor, g: int, needed: int) -> tuple[Tensor, int]:
-        kept = keep(rewards.view(-1, g)).nonzero().flatten()[:needed]
-        return kept, (int(kept[-1]) + 1) * g if len(kept) == needed else len(rewards)
-
-    return wrong
-
-
-def _with_price(price: Callable[[Tensor, Tensor, int, int], int]) -> Callable[[Tensor, int, int], tuple[Tensor, int]]:
-    """A wrong answer with another number of completions: price(kept, rewards, G, needed)."""
-
-    def wrong(rewards: Tensor, g: int, needed: int) -> tuple[Tensor, int]:
-        kept, _ = dynamic_sampling(rewards, g, needed)
-        return kept, price(kept, rewards, g, needed)
-
-    return wrong
-
-
-def _with_groups(change: Callable[[Tensor, Tensor, int, int], Tensor]) -> Callable[[Tensor, int, int], tuple]:
-    """A wrong answer with other numbers of groups: change(kept, rewards, G, needed)."""
-
-    def wrong(rewards: Tensor, g: int, needed: int) -> tuple[Tensor, int]:
-        kept, price = dynamic_sampling(rewards, g, needed)
-        return change(kept, rewards, g, needed), price
-
-    return wrong
-
-
-def _all_kept(rewards: Tensor, g: int) -> Tensor:
-    return dynamic_sampling(rewards, g, len(rewards))[0]
-
-
 check_dynamic_sampling = Exercise(
     dynamic_sampling,
     parts=(
         Part("more groups than are needed", 3, _many_groups(few=False), draws=8),
         Part("fewer groups than are needed", 1, _many_groups(few=True)),
     ),
-    mistakes={
-        "groups that are all right are kept": Mistake(
-            "Groups that are all right have no gradient either.",
-            _groups_where(lambda groups: (groups > 0).any(dim=1) & (groups != 0.7).any(dim=1)),
-            also=(_groups_where(lambda groups: (groups != 0).any(dim=1)),),
-        ),
-        "groups that are all wrong are kept": Mistake(
-            "Groups that are all wrong have no gradient either.",
-            _groups_where(lambda groups: (groups < 1).any(dim=1)),
-            also=(_groups_where(lambda groups: (groups < 1).any(dim=1) & (groups != 0.7).any(dim=1)),),
-        ),
-        "only ties at 0 and at 1 are dropped": Mistake(
-            "Four rewards of 0.7 tie as well: are all rewards of the group equal?",
-            _groups_where(lambda groups: ~((groups == 0).all(dim=1) | (groups == 1).all(dim=1))),
-        ),
-        "the tied groups are kept": Mistake(
-            "Keep the groups that do *not* tie.", _groups_where(lambda groups: _all_equal(groups)[:, 0])
-        ),
-        "more groups are returned than are needed": Mistake(
-            "The update needs `groups_needed` groups; cut the list there.",
-            _with_groups(lambda kept, rewards, g, needed: _all_kept(rewards, g)),
-        ),
-        "the last groups are taken": Mistake(
-            "Sampling stops as soon as there are enough groups: take the first ones.",
-            _with_groups(lambda kept, rewards, g, needed: _all_kept(rewards, g)[-needed:]),
-        ),
-        "these are rows, not groups": Mistake(
-            "One number per group: row 0 to G − 1 are group 0.",
-            _with_groups(lambda kept, rewards, g, needed: (kept[:, None] * g + torch.arange(g)).flatten()),
-            also=(_with_groups(lambda kept, rewards, g, needed: kept * g),),
-        ),
-        "counting begins at 1": Mistake(
-            "The first group is number 0.", _with_groups(lambda kept, rewards, g, needed: kept + 1)
-        ),
-        "only the kept completions are paid for": Mistake(
-            "The completions of tied groups were written as well.",
-            _with_price(lambda kept, rewards, g, needed: len(kept) * g),
-        ),
-        "all groups are paid for": Mistake(
-            "Sampling stops when there are enough: nothing after that group is written.",
-            _with_price(lambda kept, rewards, g, needed: len(rewards)),
-        ),
-        "the last group is not paid for": Mistake(
-            "Groups are counted from 0: how many are there up to number 3?",
-            _with_price(lambda kept, rewards, g, needed: int(kept[-1]) * g if len(kept) == needed else len(rewards)),
-        ),
-        "where groups are missing, sampling ends with the last useful one": Mistake(
-            "A search that does not find enough goes on to the end.",
-            _with_price(lambda kept, rewards, g, needed: (int(kept[-1]) + 1) * g),
-        ),
-        "groups are paid for, not completions": Mistake(
-            "Each group has G completions.",
-            lambda rewards, g, needed: (
-                dynamic_sampling(rewards, g, needed)[0],
-                dynamic_sampling(rewards, g, needed)[1] // g,
-            ),
-        ),
-    },
+    changes="""
+        groups that are all right are kept: groups.amax(dim=1) > groups.amin(dim=1) -> (groups != 0).any(dim=1)
+            Groups that are all right have no gradient either.
+            or: groups.amax(dim=1) > groups.amin(dim=1) -> (groups != 0).any(dim=1) & (groups != 0.7).any(dim=1)
+        groups that are all wrong are kept: groups.amax(dim=1) > groups.amin(dim=1) -> (groups < 1).any(dim=1)
+            Groups that are all wrong have no gradient either.
+            or: groups.amax(dim=1) > groups.amin(dim=1) -> (groups < 1).any(dim=1) & (groups != 0.7).any(dim=1)
+        only ties at 0 and at 1 are dropped:
+            groups.amax(dim=1) > groups.amin(dim=1) -> ~((groups == 0).all(dim=1) | (groups == 1).all(dim=1))
+            Four rewards of 0.7 tie as well: are all rewards of the group equal?
+        the tied groups are kept: groups.amax(dim=1) > -> groups.amax(dim=1) ==
+            Keep the groups that do *not* tie.
+        more groups are returned than are needed: return kept -> return useful.nonzero().flatten()
+            The update needs `groups_needed` groups; cut the list there.
+        the last groups are taken: return kept -> return useful.nonzero().flatten()[-groups_needed:]
+            Sampling stops as soon as there are enough groups: take the first ones.
+        these are rows, not groups: return kept -> return kept * num_generations
+            One number per group: row 0 to G − 1 are group 0.
+            or: return kept -> return torch.arange(len(rewards)).view_as(groups)[kept].flatten()
+        counting begins at 1: return kept -> return kept + 1
+            The first group is number 0.
+        only the kept completions are paid for: sampled * num_generations -> len(kept) * num_generations
+            The completions of tied groups were written as well.
+        all groups are paid for: sampled * num_generations -> len(rewards)
+            Sampling stops when there are enough: nothing after that group is written.
+        the last group is not paid for: int(kept[-1]) + 1 -> int(kept[-1])
+            Groups are counted from 0: how many are there up to number 3?
+        where groups are missing, sampling ends with the last useful one:
+            int(kept[-1]) + 1 if len(kept) == groups_needed else len(groups) -> int(kept[-1]) + 1
+            A search that does not find enough goes on to the end.
+        groups are paid for, not completions: sampled * num_generations -> sampled
+            Each group has G completions.
+    """,
 )

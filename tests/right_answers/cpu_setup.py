@@ -12,31 +12,36 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
 
 
-def seconds_by_list(task, clock, repeats):
-    def once():
+def seconds_by_list(task, clock, repeats, loops):
+    def measured(runs):
         start = clock()
-        task()
+        for _ in range(runs):
+            task()
         return clock() - start
 
-    return min([once() for _ in range(repeats + 1)][1:])
+    measured(1)
+    return min([measured(loops) for _ in range(repeats)]) / loops
 
 
-def seconds_by_running_min(task, clock, repeats):
+def seconds_by_running_min(task, clock, repeats, loops):
     task()
     best = math.inf
     while repeats:
-        start = clock()
-        task()
-        best, repeats = min(best, clock() - start), repeats - 1
+        start, left = clock(), loops
+        while left:
+            task()
+            left -= 1
+        best, repeats = min(best, (clock() - start) / loops), repeats - 1
     return best
 
 
-def seconds_by_marks(task, clock, repeats):
+def seconds_by_marks(task, clock, repeats, loops):
     marks = []
-    for _ in range(1 + repeats):
+    for run in range(1 + repeats * loops):
         task()
-        marks.append(clock())
-    return sorted(late - early for early, late in zip(marks, marks[1:], strict=False))[0]
+        if run % loops == 0:
+            marks.append(clock())
+    return sorted(late - early for early, late in zip(marks, marks[1:], strict=False))[0] / loops
 
 
 def script_by_sort(lines):

@@ -31,23 +31,23 @@ def by_variance(rewards: Tensor, num_generations: int) -> Tensor:
     return torch.where(tie, torch.zeros(()), centered / (std + 1e-4)).flatten()
 
 
-def ties_by_outcomes(p: float, num_generations: int) -> float:
-    all_right = all_wrong = 1.0
-    for _ in range(num_generations):
-        all_right *= p
-        all_wrong *= 1 - p
-    return all_right + all_wrong
+def ties_by_outcomes(chances: list[float], num_generations: int) -> float:
+    total = 0.0
+    for chance in chances:
+        all_alike = 1.0
+        for _ in range(num_generations):
+            all_alike *= chance
+        total += all_alike
+    return total
 
 
-def ties_by_tensor(p: float, num_generations: int) -> float:
-    return torch.tensor([p, 1 - p], dtype=torch.float64).pow(num_generations).sum().item()
+def ties_by_tensor(chances: list[float], num_generations: int) -> float:
+    return torch.tensor(chances, dtype=torch.float64).pow(num_generations).sum().item()
 
 
-def ties_by_complement(p: float, num_generations: int) -> float:
-    from math import comb
-
-    mixed = sum(comb(num_generations, k) * p**k * (1 - p) ** (num_generations - k) for k in range(1, num_generations))
-    return 1 - mixed
+def ties_after_the_first(chances: list[float], num_generations: int) -> float:
+    """Whatever the first completion gets, the others must get it too."""
+    return sum(chance * chance ** (num_generations - 1) for chance in chances)
 
 
 def equal_by_loop(rewards: Tensor, num_generations: int) -> Tensor:
@@ -122,7 +122,7 @@ def informative_by_numpy(rewards: Tensor, num_generations: int, groups_needed: i
 
 RIGHT_ANSWERS = {
     "group_advantages": (by_loop, by_numpy, by_variance),
-    "tie_probability": (ties_by_outcomes, ties_by_tensor, ties_by_complement),
+    "tie_probability": (ties_by_outcomes, ties_by_tensor, ties_after_the_first),
     "degenerate_groups": (equal_by_loop, equal_by_range, equal_by_first),
     "rloo_advantages": (rloo_by_loop, rloo_by_sum, rloo_by_matrix),
     "dynamic_sampling": (informative_by_loop, informative_by_range, informative_by_numpy),
