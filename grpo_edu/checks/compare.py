@@ -66,7 +66,9 @@ def _difference(got: Any, expected: Any, tolerance: float) -> str | None:
         same_kind = isinstance(got, type(expected)) or (isinstance(expected, bool) and _is_bool(got))
         if not same_kind:
             return f"it is {kind(got)}, not {kind(expected)}"
-        return None if got == expected else OTHER
+        if got == expected:
+            return None
+        return f"it is {bool(got)}, not {expected}" if isinstance(expected, bool) else OTHER
     if isinstance(expected, Number):
         if isinstance(got, str) or not isinstance(got, Number) or _is_bool(got):
             return f"it is {kind(got)}, not a number"
@@ -192,9 +194,12 @@ def _tensor_difference(got: Any, expected: Tensor, tolerance: float) -> str | No
     wrong = ~torch.isclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
     if not bool(wrong.any()):
         return None
+    text = f"{int(wrong.sum())} of {wrong.numel()} values differ"
+    if expected.dtype == torch.bool:
+        place = tuple(wrong.nonzero()[0].tolist())
+        return f"{text}: in place {[*place]}, counted from 0, it is {got[place].item()}, not {expected[place].item()}"
     pairs = zip(one[wrong][:MOST_COMPARED].tolist(), other[wrong][:MOST_COMPARED].tolist(), strict=True)
     ways = {how_far(*pair, counted=not got.is_floating_point()) for pair in pairs}
-    text = f"{int(wrong.sum())} of {wrong.numel()} values differ"
     return f"{text}: {ways.pop().replace('it', 'each', 1)}" if len(ways) == 1 else text
 
 

@@ -50,13 +50,6 @@ class PartResult:
         return [(what, text) for what, text in rows if text]
 
 
-class NothingEarned(AssertionError):
-    """An answer that earned no point; a notebook shows its one line, without a traceback."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
-
-
 @dataclass(frozen=True)
 class Feedback:
     """The parts of one exercise, judged. seed: makes the same inputs again."""
@@ -81,16 +74,10 @@ class Feedback:
         return list(dict.fromkeys(part.mistake for part in self.parts if part.mistake and part.certain))
 
     def grade(self) -> float:
-        """Show the feedback and return the points, as nbgrader reads them from the last line of a test cell.
-
-        Raises:
-            NothingEarned: no point, which nbgrader takes from an error alone.
-        """
+        """Show the feedback and return the points, 0 too, as nbgrader reads them from the last line of a test cell."""
         from IPython.display import display
 
         display(self)
-        if not self.points:
-            raise NothingEarned(f"{self.exercise}: 0 of {self.max_points} points so far.")
         return self.points
 
     def __str__(self) -> str:
@@ -200,7 +187,7 @@ def _is_missing(value: Any) -> bool:
 def _how_wrong(given: Any, wanted: Any, tolerance: float) -> str | None:
     """What is wrong with an answer, in words, or None where it is right."""
     found = difference(given, wanted, tolerance)
-    if found == OTHER:
+    if found and (found == OTHER or isinstance(given, bool)):
         return f"{shown(given)} is not the answer"
     is_number = isinstance(given, (int, float)) and math.isfinite(given)
     return f"{shown(given)}{found.removeprefix('it')}" if found and is_number else found
