@@ -175,11 +175,11 @@ check_clipped_loss = TrainedExercise(
             min compares two gains: ρ A and clip(ρ) A.
         the product is clipped, not the ratio: clipped * gain -> (ratio * gain).clamp(1 - epsilon_low, 1 + epsilon_high)
             Clip ρ, then multiply.
-        the two reaches have changed places:
+        epsilon_low and epsilon_high have changed places:
             clamp(1 - epsilon_low, 1 + epsilon_high) -> clamp(1 - epsilon_high, 1 + epsilon_low)
             Which of them says how far the ratio may rise?
-        both bounds have the same reach: 1 + epsilon_high -> 1 + epsilon_low
-            The ratio may rise by another amount than it may fall.
+        both bounds use the same epsilon: 1 + epsilon_high -> 1 + epsilon_low
+            The ratio may rise by one amount, and fall by another one.
             or: 1 - epsilon_low -> 1 - epsilon_high
         the bounds lie around 0: clamp(1 - epsilon_low, 1 + epsilon_high) -> clamp(-epsilon_low, epsilon_high)
             A ratio is near 1: so are its bounds.
