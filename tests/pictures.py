@@ -6,6 +6,8 @@ from matplotlib.text import Text
 
 from grpo_edu.figures.style import PAPER, WIDE, WIDTH
 
+EDGE = 3  # dots between a text and the edge, of 100 per inch
+
 
 def texts(figure: Figure) -> list[Text]:
     """The texts that are drawn; tick labels outside the limits of their axis exist, but are not."""
@@ -29,7 +31,7 @@ def assert_readable(figure: Figure) -> None:
     boxes = [text.get_window_extent() for text in found]
     for text, box in zip(found, boxes, strict=True):
         assert text.get_fontsize() >= 9, text
-        assert figure.bbox.x0 - 1 <= box.x0 and box.x1 <= figure.bbox.x1 + 1, text
-        assert figure.bbox.y0 - 1 <= box.y0 and box.y1 <= figure.bbox.y1 + 1, text
+        assert figure.bbox.x0 + EDGE <= box.x0 and box.x1 <= figure.bbox.x1 - EDGE, text
+        assert figure.bbox.y0 + EDGE <= box.y0 and box.y1 <= figure.bbox.y1 - EDGE, text
         over = [other for other, place in zip(found, boxes, strict=True) if other is not text and box.overlaps(place)]
         assert not over, (text, over)

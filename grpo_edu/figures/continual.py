@@ -67,7 +67,7 @@ def _draw_matrix(
     axes.set_xticks(range(len(tasks)), [task.replace("_", " ") for task in tasks])
     names = ["before", *(f"after {task.replace('_', ' ')}" for task in tasks)]
     axes.set_yticks(range(len(names)), names if labeled else [""] * len(names))
-    axes.tick_params(length=0)
+    axes.tick_params(length=0, labelsize=SMALL + 1)
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)

@@ -59,6 +59,7 @@ def decision_tree() -> Figure:
     """
     heights = [1.0 + 0.36 * len(faults) for _, _, faults in TREE]
     figure = sheet(WIDE, 0.78 * sum(heights))
+    figure.get_layout_engine().set(w_pad=0.04, h_pad=0.04)  # its boxes need the width
     axes = figure.add_subplot()
     axes.set(xlim=(0, 10), ylim=(-sum(heights), 0.1))
     axes.axis("off")

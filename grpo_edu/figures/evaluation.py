@@ -55,7 +55,7 @@ def interval_rows(
         shares = [percent(count / trials, *wilson_interval(count, trials)) for count in successes]
         intervals(axes, number, shares, [row + shift for row in range(len(names))], label=label, capsize=2)
     name_rows(axes, names)
-    axes.set_xlim(0, 100)
+    axes.set_xlim(-2, 102)  # space for a marker at either end
     if len(counts) > 1:
         legend_below(axes)
     return figure

@@ -80,15 +80,15 @@ def sum_and_exploits(
         columns: names of the rewards, the last one of their sum.
 
     >>> figure = sum_and_exploits({"yours": {"a": 1.0, "b": -0.5}}, {"guess": [True, False]}, ["a", "sum"])
-    >>> [axes.get_title(loc="left") for axes in figure.axes]
-    ['Weighted parts of the reward', 'Exploits']
+    >>> figure.axes[0].get_title(loc="left")
+    'Weighted parts of the reward'
     """
     heights = [1.1 + 0.35 * len(paid), 0.9 + 0.19 * len(passed)]
     figure = sheet(7.0, sum(heights) + 0.4)
     top, below = figure.subplots(2, 1, height_ratios=heights)
     _draw_parts(top, paid)
-    style_axes(below, "Exploits", "", "")
-    for good, number, label in ((True, 0, "honest work earns more"), (False, 1, "the exploit pays as much")):
+    style_axes(below, "Exploits\n● resisted    ✖ paid as much as honest work", "", "")
+    for good, number in ((True, 0), (False, 1)):
         found = [
             (column, row)
             for row, values in enumerate(passed.values())
@@ -96,13 +96,11 @@ def sum_and_exploits(
             if bool(value) is good
         ]
         xs, ys = zip(*found, strict=True) if found else ((), ())
-        below.plot(xs, ys, linestyle="none", label=label, **{**look(number), "marker": "o" if good else "X"})
+        below.plot(xs, ys, linestyle="none", **{**look(number), "marker": "o" if good else "X"})
     name_rows(below, list(passed))
     below.set_xticks(range(len(columns)), list(columns))
     below.set_xlim(-0.5, len(columns) - 0.5)
     below.xaxis.tick_top()
-    handles, labels = below.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, **OPEN_LEGEND)
     return figure
 
 
@@ -120,7 +118,7 @@ def _draw_parts(axes: Axes, paid: Mapping[str, Mapping[str, float]]) -> None:
     name_rows(axes, list(paid))
     axes.axvline(0, color=INK, linewidth=0.8)
     low, high = axes.get_xlim()
-    axes.set_xlim(min(low, 0), max(high, 1) * 1.15)
+    axes.set_xlim(min(low, 0), max(high, 1) * 1.2)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.25), ncols=max(1, min(4, len(names))), **OPEN_LEGEND)
 
 

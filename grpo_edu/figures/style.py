@@ -49,7 +49,9 @@ def sheet(width: float, height: float) -> "Figure":
     """An empty figure of this size in inches on the light background; every figure of the course begins as one."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+    figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # inches of air, so that no label touches the edge
+    return figure
 
 
 def image_tag(picture: bytes, kind: str, alt: str, width: int) -> str:
@@ -63,7 +65,6 @@ def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[A
     """A figure of `count` panels, two per row; with an odd number the first panel takes the whole first row."""
     rows = (count + 1) // 2
     figure = sheet(WIDTH, height or (3.2 if rows == 1 else 2.4 * rows))
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # inches of air, so that no label touches the edge
     cells = figure.add_gridspec(rows, 2)
     places = [cells[0, :]] if count % 2 else []
     places += [cells[row, column] for row in range(count % 2, rows) for column in (0, 1)]
