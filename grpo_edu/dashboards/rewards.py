@@ -39,6 +39,8 @@ class RewardLab(Explorer):
     """
 
     def __init__(self, rewards: Mapping[str, Callable] | None = None) -> None:
+        import torch  # noqa: F401  now: a limit that ends a reward in the middle of this import may crash Python
+
         self.functions = dict(rewards or REWARDS)
         self.problem = EXPLOITS[0].problem
         known = {"the honest solution": self.problem.solution}
