@@ -35,6 +35,7 @@ WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 RUN = ROOT / "docs" / "images" / "dashboard_training.png"
 RUN_ALT = "A finished run in the dashboard: settings, curves, accuracy before and after, and sampled completions"
 EXPLORERS = {"AdvantageExplorer": "advantages", "ObjectiveExplorer": "objective"}
+ASKED = re.compile(r"^!\[[^\]]*\]\(docs/images/dashboard_ask\.png\)", re.MULTILINE)
 FACTS = re.compile(r"^Study time ≈ .*$", re.MULTILINE)
 # Code, in which nothing is a link, or else a link. Its label may hold a picture or code.
 CODE = r"(?P<code>^```.*?^```|`[^`\n]*`)"
@@ -211,6 +212,13 @@ def with_explorers(text):
     return text.replace(call, call + live)
 
 
+def with_recording(text):
+    """The first page, where the picture of "Ask the model" makes room for its recorded answers, step by step."""
+    stored = (ROOT / "data" / "curves" / "ask_the_model.json").read_text(encoding="utf-8").strip()
+    box = f'<div class="course-explorer" data-explorer="ask" data-recording="{html.escape(stored)}">'
+    return ASKED.sub(lambda picture: f"{box}\n\n{picture[0]}\n\n</div>", text)
+
+
 def bar_text(state, model):
     """The text of a stored progress bar when it had ended, such as "100% 20/20 [00:12<00:00, reward=0.83]"."""
     children = state.get(model, {}).get("state", {}).get("children", [])
@@ -234,7 +242,7 @@ def prepare(folder, config):
         text = (ROOT / name).read_text(encoding="utf-8")
         linked = set()
         if name.endswith(".md"):
-            text = with_explorers(prepare_text(text, name, files, repository, linked))
+            text = with_recording(with_explorers(prepare_text(text, name, files, repository, linked)))
         else:
             notebook = json.loads(text)
             prepare_notebook(notebook, name, files, repository, linked)

@@ -279,3 +279,20 @@ def test_the_live_figures_answer_to_their_controls(open_page):
     box.get_by_label("ratio").fill("1.5")
     assert "not pushed" in box.locator("[role=status]").inner_text()
     shoot(page, "book_objective_phone_dark")
+
+
+@pytest.mark.browser
+def test_the_first_page_shows_step_by_step_how_the_model_was_asked(open_page):
+    page = open_page("README.html", PHONE)
+    box = page.locator("[data-explorer=ask]")
+    recorded = json.loads((REPOSITORY / "data" / "curves" / "ask_the_model.json").read_text(encoding="utf-8"))
+    for button, rows in (("2 Score", recorded["before"]), ("4 Ask again", recorded["after"])):
+        box.get_by_role("button", name=button).click()
+        shown = box.locator("li").all_inner_texts()
+        assert len(shown) == len(rows)
+        for text, row in zip(shown, rows, strict=True):
+            assert row["text"] in text and f"reward {row['reward']:.0f}" in text
+    box.get_by_role("button", name="3 Train").click()
+    first_right = next(row for row in recorded["before"] if row["reward"])
+    assert f"{first_right['then']:.0%}" in box.locator("[role=status]").inner_text()
+    shoot(page, "book_asked_phone")

@@ -1,5 +1,5 @@
-/* Two dashboards of the course in plain JavaScript, for pages without Python: AdvantageExplorer and ObjectiveExplorer.
-   The functions in `courseExplorers` agree with the package; tests/test_book.py compares them. */
+/* Dashboards of the course in plain JavaScript, for pages without Python: AdvantageExplorer, ObjectiveExplorer, and a
+   recording of AskTheModel. The functions in `courseExplorers` agree with the package; tests/test_book.py compares them. */
 "use strict";
 
 // ---- the mathematics ----
@@ -217,6 +217,58 @@ function objective(place) {
   });
 }
 
+function percent(share) {
+  return share < 1e-4 ? "under 0.01%" : `${Number((100 * share).toPrecision(2))}%`;
+}
+
+/* One answer: its text, and below it what is known of it in this scene. */
+function answerRow(row, facts) {
+  const text = element("div", { class: "answer" }, row.text);
+  return element("li", row.reward ? { class: "right" } : {}, text, element("div", {}, facts.join(" · ")));
+}
+
+/* The recorded answers in four scenes, one for each button. */
+function ask(place) {
+  const { question, before, after, series } = JSON.parse(place.dataset.recording);
+  const [[, right], [steps, now]] = [series[0], series[series.length - 1]];
+  const size = before.length;
+  const chance = row => `probability ${percent(row.chance)}`;
+  const scored = row => [`extracted: ${row.answer ?? "none"}`, `reward ${row.reward}`,
+    `advantage ${row.advantage < 0 ? "−" : "+"}${Math.abs(row.advantage).toFixed(2)}`];
+  const best = before.find(row => row.reward);
+  const scenes = {
+    "1 Ask": [before, row => [chance(row)],
+      `A small model answers the question ${size} times. It draws each token at random, so the answers differ. Below each ` +
+      "answer is the probability that the model writes exactly this."],
+    "2 Score": [before, scored,
+      "A program extracts what follows the mark #### and compares it with the right answer: reward 1 or 0. " +
+      `${right} of ${size} answers are right. The advantage compares each reward with the others of the group. ` +
+      "Training makes answers with a positive advantage more likely, and the others less likely."],
+    "3 Train": [before, row => [`probability ${percent(row.chance)} → ${percent(row.then)}`],
+      `The model has been trained for ${steps} steps, on other questions. The first answers once more: the probability ` +
+      `of the right one was ${percent(best.chance)} and is ${percent(best.then)} now.`],
+    "4 Ask again": [after, row => [...scored(row), chance(row)],
+      `The trained model answers the same question again: ${now} of ${size} answers are right, before it was ${right}.`],
+  };
+  const words = element("p", { role: "status" });
+  const answers = element("ol", { class: "answers" });
+  const buttons = element("div", { class: "rewards", role: "group", "aria-label": "Steps of the recording" });
+  const show = chosen => {
+    const [rows, facts, text] = scenes[chosen];
+    words.textContent = text;
+    answers.replaceChildren(...rows.map(row => answerRow(row, facts(row))));
+    for (const button of buttons.children) button.setAttribute("aria-pressed", String(button.textContent === chosen));
+  };
+  for (const name of Object.keys(scenes)) {
+    const button = element("button", { type: "button" }, name);
+    button.addEventListener("click", () => show(name));
+    buttons.append(button);
+  }
+  place.replaceChildren(element("p", { class: "name" }, "Ask the model (a recording)"), element("p", {}, question), buttons,
+    words, answers);
+  show("1 Ask");
+}
+
 window.courseExplorers = { groupAdvantages, tieProbability, tokenObjective };
-const KINDS = { advantages, objective };
+const KINDS = { advantages, objective, ask };
 for (const place of document.querySelectorAll("[data-explorer]")) KINDS[place.dataset.explorer](place);
