@@ -59,7 +59,13 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    folder, home = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("home")
+    with running_lab(tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("home")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def running_lab(folder, home):
+    """A server for a copy of the course in `folder`, with the files of its user in `home`."""
     for part in ("notebooks", "exercises", "benchmarks", "data", "docs"):
         if (REPOSITORY / part).is_dir():
             shutil.copytree(REPOSITORY / part, folder / part, ignore=shutil.ignore_patterns(".*", "__pycache__"))
