@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 _DPI, _CSS_DPI = 192, 96  # two dots of the picture for each pixel of the page, so it is sharp on a dense screen
 
-# Controls and picture stand side by side and wrap in a narrow page; each label stands above its control.
+# Controls and picture stand side by side and wrap in a narrow page; each label stands above its control. On a phone a
+# picture scrolls by itself, because its letters would be too small if it shrank to the page.
 _CSS = """
 .grpo-edu-dashboard,.grpo-edu-dashboard .widget-box{overflow:visible}
 .grpo-edu-dashboard h2{margin:4px 0;font-size:1.15em}
 .grpo-edu-columns{display:flex;flex-flow:row wrap;gap:8px 28px;align-items:flex-start}
 .grpo-edu-controls{flex:1 1 16em;min-width:0;max-width:30em}
-.grpo-edu-stage{flex:2 1 32em;min-width:0;max-width:100%}
+.grpo-edu-stage{flex:2 1 640px;min-width:0;max-width:100%}
+.grpo-edu-stage .widget-html-content{overflow-x:auto}
+.grpo-edu-stage img{min-width:600px}
 .grpo-edu-controls .widget-inline-hbox{flex-flow:row wrap;height:auto;width:auto;max-width:100%}
 .grpo-edu-controls .widget-inline-hbox>.widget-label{width:100%;text-align:left;white-space:normal;\
 height:auto;line-height:1.6}
@@ -44,7 +47,8 @@ height:auto;line-height:1.6}
 .grpo-edu-dashboard progress{width:100%;height:1.1em;accent-color:BLUE}
 .grpo-edu-dashboard :focus-visible{outline:2px solid RED;outline-offset:2px}
 """.replace("BLUE", COLORS[0]).replace("RED", COLORS[1])
-# A slider's handle has no name of its own, and a region that screen readers follow must be there before its text.
+# A slider's handle has no name of its own, a region that screen readers follow must be there before its text, and what
+# scrolls must be reached by keyboard.
 _NAMES = """
 const box=this.closest('.grpo-edu-dashboard');
 if(box&&!box.dataset.named){box.dataset.named=1;
@@ -55,8 +59,10 @@ slider.querySelector('.noUi-handle')?.setAttribute('aria-label',text);
 const number=slider.querySelector('.widget-readout');
 number?.setAttribute('role','textbox');number?.setAttribute('aria-label',text+', as a number');}
 const said='.grpo-edu-message .widget-html-content';
-for(const status of box.querySelectorAll(said))status.setAttribute('aria-live','polite');};
-name();new MutationObserver(name).observe(box,{childList:true,subtree:true});}
+for(const status of box.querySelectorAll(said))status.setAttribute('aria-live','polite');
+for(const part of box.querySelectorAll('.grpo-edu-stage .widget-html-content'))
+if(part.scrollWidth>part.clientWidth)part.tabIndex=0;else part.removeAttribute('tabindex');};
+name();new MutationObserver(name).observe(box,{childList:true,subtree:true});new ResizeObserver(name).observe(box);}
 """
 
 
