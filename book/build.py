@@ -200,6 +200,8 @@ def prepare_html(page, code):
             return f'<div class="course-explorer" data-explorer="{kind}">{page}</div>'
         if f"{name}(" in code:
             return f'{page}<div class="course-explorer" data-explorer="{kind}"></div>'
+    if "AskTheModel(" in code:
+        return recorded(page)
     if "TrainingDashboard(" in code and "<img" not in page:
         return f'<img alt="{RUN_ALT}" src="data:image/png;base64,{base64.b64encode(RUN.read_bytes()).decode()}">{page}'
     return page
@@ -212,11 +214,10 @@ def with_explorers(text):
     return text.replace(call, call + live)
 
 
-def with_recording(text):
-    """The first page, where the picture of "Ask the model" makes room for its recorded answers, step by step."""
+def recorded(fallback):
+    """The recorded answers of "Ask the model", step by step, or the fallback where no JavaScript runs."""
     stored = (ROOT / "data" / "curves" / "ask_the_model.json").read_text(encoding="utf-8").strip()
-    box = f'<div class="course-explorer" data-explorer="ask" data-recording="{html.escape(stored)}">'
-    return ASKED.sub(lambda picture: f"{box}\n\n{picture[0]}\n\n</div>", text)
+    return f'<div class="course-explorer" data-explorer="ask" data-recording="{html.escape(stored)}">{fallback}</div>'
 
 
 def bar_text(state, model):
@@ -242,7 +243,8 @@ def prepare(folder, config):
         text = (ROOT / name).read_text(encoding="utf-8")
         linked = set()
         if name.endswith(".md"):
-            text = with_recording(with_explorers(prepare_text(text, name, files, repository, linked)))
+            text = with_explorers(prepare_text(text, name, files, repository, linked))
+            text = ASKED.sub(lambda picture: recorded(f"\n\n{picture[0]}\n\n"), text)
         else:
             notebook = json.loads(text)
             prepare_notebook(notebook, name, files, repository, linked)

@@ -282,8 +282,9 @@ def test_the_live_figures_answer_to_their_controls(open_page):
 
 
 @pytest.mark.browser
-def test_the_first_page_shows_step_by_step_how_the_model_was_asked(open_page):
-    page = open_page("README.html", PHONE)
+@pytest.mark.parametrize("name", ["README", "notebooks/00_start_here"])
+def test_the_first_pages_show_step_by_step_how_the_model_was_asked(open_page, name):
+    page = open_page(f"{name}.html", PHONE)
     box = page.locator("[data-explorer=ask]")
     recorded = json.loads((REPOSITORY / "data" / "curves" / "ask_the_model.json").read_text(encoding="utf-8"))
     for button, rows in (("2 Score", recorded["before"]), ("4 Ask again", recorded["after"])):
@@ -295,4 +296,5 @@ def test_the_first_page_shows_step_by_step_how_the_model_was_asked(open_page):
     box.get_by_role("button", name="3 Train").click()
     first_right = next(row for row in recorded["before"] if row["reward"])
     assert f"{first_right['then']:.0%}" in box.locator("[role=status]").inner_text()
-    shoot(page, "book_asked_phone")
+    box.scroll_into_view_if_needed()
+    shoot(page, f"book_asked_phone_{Path(name).stem}")

@@ -279,7 +279,7 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> str:
         color = COLORS[0] if row["reward"] == 1 else COLORS[1]
         chance = _percent(row["chance"]) + (f" → <b>{_percent(row['then'])}</b>" if "then" in row else "")
         extracted = "none" if row["answer"] is None else html.escape(str(row["answer"]))
-        text = f'<td {cell};border-left:5px solid {color};min-width:11em">{html.escape(row["text"])}</td>'
+        text = f'<td {cell};border-left:5px solid {color};overflow-wrap:anywhere">{html.escape(row["text"])}</td>'
         cells = [extracted, f"{row['reward']:.0f}", f"{row['advantage']:+.2f}", chance]
         values = "".join(f'<td {cell}">{value}</td>' for value in cells)
         lines.append(f"<tr>{text}{values}</tr>")

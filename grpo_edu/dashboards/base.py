@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 _DPI, _CSS_DPI = 192, 96  # two dots of the picture for each pixel of the page, so it is sharp on a dense screen
 
-# Controls and picture stand side by side and wrap in a narrow page; each label stands above its control. On a phone a
-# picture scrolls by itself, because its letters would be too small if it shrank to the page.
+# Controls and picture stand side by side; in a narrow page the controls come first, in columns if they fit. Each label
+# stands above its control. On a phone a picture scrolls by itself, as its letters would be too small if it shrank.
 _CSS = """
 .grpo-edu-dashboard,.grpo-edu-dashboard .widget-box{overflow:visible}
 .grpo-edu-dashboard h2{margin:4px 0;font-size:1.15em}
 .grpo-edu-columns{display:flex;flex-flow:row wrap;gap:8px 28px;align-items:flex-start}
-.grpo-edu-controls{flex:1 1 16em;min-width:0;max-width:30em}
+.grpo-edu-dashboard .grpo-edu-controls{flex:1 1 16em;min-width:0;\
+display:grid;grid-template-columns:repeat(auto-fit,minmax(min(16em,100%),1fr));column-gap:28px;align-items:start}
+.grpo-edu-controls>.grpo-edu-buttons{grid-column:1/-1}
 .grpo-edu-stage{flex:2 1 640px;min-width:0;max-width:100%}
 .grpo-edu-stage .widget-html-content{overflow-x:auto}
-.grpo-edu-stage img{min-width:600px}
+.grpo-edu-stage img{min-width:500px}
+.grpo-edu-stage td:first-child{min-width:11em}
 .grpo-edu-controls .widget-inline-hbox{flex-flow:row wrap;height:auto;width:auto;max-width:100%}
 .grpo-edu-controls .widget-inline-hbox>.widget-label{width:100%;text-align:left;white-space:normal;\
 height:auto;line-height:1.6}
