@@ -27,7 +27,7 @@ _CSS = """
 .grpo-edu-dashboard .grpo-edu-controls{flex:1 1 16em;min-width:0;\
 display:grid;grid-template-columns:repeat(auto-fit,minmax(min(16em,100%),1fr));column-gap:28px;align-items:start}
 .grpo-edu-controls>.grpo-edu-buttons{grid-column:1/-1}
-.grpo-edu-stage{flex:2 1 640px;min-width:0;max-width:100%}
+.grpo-edu-stage{flex:2 1 600px;min-width:0;max-width:100%}
 .grpo-edu-stage .widget-html-content{overflow-x:auto}
 .grpo-edu-stage img{min-width:500px}
 .grpo-edu-stage td:first-child{min-width:11em}
