@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import gc
 import json
 import sys
 import threading
@@ -135,7 +134,6 @@ def measure_cycles(cycles: int = CYCLES) -> dict[str, Any]:
         if "Stopped" not in board.message.value:
             raise RuntimeError(board.message.value)
         return_large_blocks()
-        gc.collect()
         held.append(resident_bytes())
         used.append(_bytes_in_use())
         threads.append(threading.active_count())
