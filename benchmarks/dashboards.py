@@ -120,7 +120,7 @@ def measure_cycles(cycles: int = CYCLES) -> dict[str, Any]:
     """Start, the first step, Stop, so many times; memory and threads after the first twenty and at the end.
 
     Two kinds of memory: what the program uses, which would grow with a leak, and what the process has from the system.
-    The second also holds freed blocks that the C library keeps for later; it grows at first and then stays.
+    The second also holds freed blocks that the C library keeps for later.
     """
     board = _board(steps=200, generations=2, prompts=1, length=16)
     held, used, threads, answers = [], [], [], []
