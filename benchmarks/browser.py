@@ -18,7 +18,7 @@ from benchmarks.harness import spread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-LOADS, KEYS, OPENINGS = 7, 12, 3  # loads of the app, key presses for each explorer, openings of the notebook
+LOADS, KEYS, OPENINGS = 3, 5, 1  # loads of the app, key presses for each explorer, openings of the notebook
 TIMEOUT = 240_000  # ms
 TABS = {  # tab → the slider that is moved
     "Advantages": "success rate p",
