@@ -44,7 +44,8 @@ WATCH = """() => {
 LEARNING = {
     "first reward beside the bar, s": ("bar = tqdm(training", "text=/reward=/"),
     "curve of the training, s": ("figure = training_curves(", "img"),
-    "accuracy before and after, s": ("html_image(accuracy_comparison(", "img"),
+    "accuracy before and after, s": ("after = grpo_edu.evaluate(", "img"),
+    "the result again, above the key points, s": ('title="Your run', "img"),
 }
 # The share of an element's height that is on the screen.
 IN_VIEW = """element => {
