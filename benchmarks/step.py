@@ -8,8 +8,8 @@ the same problems, reward and settings, in float32 without gradient checkpointin
 the same.
 
 Prints tables and writes ``benchmarks/results/step_tiny.json`` or ``step_494M.json``, with the floor: the least time
-that the step's products and memory traffic would take at this machine's measured rates. tiny: 2 minutes; 494M: 10,
-and ``--parts`` takes it piece by piece.
+that the step's products and memory traffic would take at this machine's measured rates, and a profile: the seconds of
+each phase of a step of this package. tiny: 2 minutes; 494M: 10, and ``--parts`` takes it piece by piece.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_pr
 from grpo_edu.machine.step_process import never_tied
 from grpo_edu.problems.templates import LEVELS, Problem
 from grpo_edu.scale.trl_backend import train_with_trl
+from grpo_edu.trainer import Stages, score_rollout, start_training
 
 SCALES = ("tiny", "494M")
-PARTS = ("step", "rollout", "floor")
+PARTS = ("step", "rollout", "floor", "phases")
 STILL = 1e-7  # a learning rate at which the policy stays what it is
 TINY = GRPOConfig(learning_rate=STILL, max_steps=10_000)
 LARGE = GRPOConfig(prompts_per_step=1, max_completion_length=64, learning_rate=STILL, max_steps=10_000)
@@ -223,6 +224,65 @@ def floors(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[str
     return {"counts": step, "rates": rate, "seconds": found}
 
 
+class Stopwatch:
+    """Adds up the seconds that functions take, by name.
+
+    >>> watch = Stopwatch()
+    >>> watch.timed("sums", sum)([1, 2]), list(watch.seconds), watch.seconds["sums"] > 0
+    (3, ['sums'], True)
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def timed(self, name: str, function: Callable) -> Callable:
+        """The same function, with its seconds added up under `name`."""
+
+        def call(*args: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+        return call
+
+
+def phases(model, tokenizer, problems: list[Problem], reward: Callable, config: GRPOConfig, rounds: int) -> dict:
+    """Seconds of each phase of a training step of this package; one step before them does not count.
+
+    "forward pass" is what remains of the step: besides the forward pass and the loss, the trainer's own bookkeeping.
+    """
+    state, watch = start_training(model, tokenizer, problems, config), Stopwatch()
+    state.sampler.generate = watch.timed("rollout", state.sampler.generate)
+    state.stepper.add = watch.timed("backward pass", state.stepper.add)
+    state.stepper.finish = watch.timed("optimizer", state.stepper.finish)
+    stages = Stages(score=watch.timed("rewards", score_rollout))
+    steps: dict[str, list[float]] = {}
+    for metrics in train(model, tokenizer, problems, reward, config, state=state, stages=stages):
+        step, watch.seconds = watch.seconds, {}
+        if metrics["step"] == 1:
+            continue
+        step["forward pass"] = metrics["step_time"] - sum(step.values())
+        for name, seconds in (step | {"whole step": metrics["step_time"]}).items():
+            steps.setdefault(name, []).append(seconds)
+        if metrics["step"] > rounds:
+            break
+    return {name: spread(seconds) for name, seconds in steps.items()}
+
+
+def profile(scale: str, rounds: int) -> dict[str, dict]:
+    """The phases of a step at one scale, by the dtype of the weights."""
+    if scale == "tiny":
+        return {"float32": phases(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, TINY, rounds)}
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        model, tokenizer = large_policy(dtype)
+        problems = [long_problem(tokenizer, LARGE_PROMPT)]
+        found[dtype] = phases(model, tokenizer, problems, never_tied, LARGE, rounds)
+    return found
+
+
 def setting(scale: str) -> tuple:
     """Model, tokenizer, prompts and settings of a rollout; at 494M in bfloat16, as a rollout there should be."""
     if scale == "tiny":
@@ -241,6 +301,8 @@ def measure(scale: str, part: str, rounds: int) -> dict[str, Any]:
         return compare_steps(sides(scale), rounds, keep=scale == "tiny")
     if part == "rollout":
         return compare_rollouts(*setting(scale), rounds)
+    if part == "phases":
+        return profile(scale, rounds)
     return floors(*setting(scale))
 
 
@@ -268,6 +330,11 @@ def tables(record: dict[str, Any]) -> str:
     if "floor" in record:
         floor = record["floor"]["seconds"]
         lines.append(f"floor: rollout {floor['rollout']:.2f} s, update {floor['update']:.2f} s")
+    rows = [
+        {"weights": dtype, **{name: between(seconds) for name, seconds in found.items()}}
+        for dtype, found in record.get("phases", {}).items()
+    ]
+    lines += ["", markdown(rows)] if rows else []
     return "\n".join(lines)
 
 

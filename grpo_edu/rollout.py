@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.cores import FreeCores
+from grpo_edu.fast.lora import has_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -201,6 +202,7 @@ def generate(
     repetition_penalty: float = 1.0,
     stop_tokens: Sequence[int | str] = (),
     tool: Tool | None = None,
+    pack_weights: bool = True,
     generator: torch.Generator | None = None,
 ) -> Rollout:
     """Sample `num_generations` completions of every prompt.
@@ -218,6 +220,8 @@ def generate(
         repetition_penalty: of the tokens of the prompt and of the completion so far, see `penalize_repetitions`.
         stop_tokens: ids or texts of further tokens that end a completion.
         tool: a tool that the policy may call. Its replies count towards max_completion_length.
+        pack_weights: sample from a packed copy of a large model's weights where there is plenty of memory, see
+            `grpo_edu.fast.packed_weights`.
         generator: random number generator; the same random seed gives the same rollout.
 
     Returns:
@@ -230,6 +234,7 @@ def generate(
             is not a token, the tokenizer has no pad or stop token, or the model's logits are not finite.
     """
     from grpo_edu.fast.decoding import TreeDecoder  # imports transformers
+    from grpo_edu.fast.packed_weights import packed_weights
 
     filters: dict[str, Any] = dict(top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty)
     _check_arguments(num_generations, max_completion_length, temperature, **filters)
@@ -243,7 +248,7 @@ def generate(
     # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(model.device)
-    with _inference(model), FreeCores() as cores:
+    with _inference(model), FreeCores() as cores, packed_weights(model, *shape, active=pack_weights):
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, max_completion_length)
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete
         rows = samples // num_generations  # the row of the decoder for each of them
@@ -296,7 +301,12 @@ class Sampler:
         return self.model
 
     def generate(self, prompts: Sequence[str], generator: torch.Generator | None) -> Rollout:
-        """`num_generations` completions of each rendered prompt."""
+        """`num_generations` completions of each rendered prompt.
+
+        A run that saves memory does not spend it on a packed copy of the weights.
+        """
+        config = self.config
+        saves_memory = config.memory_budget_gib or config.gradient_checkpointing or config.optimizer_in_backward
         return generate(
             self.policy(),
             self.tokenizer,
@@ -309,6 +319,7 @@ class Sampler:
             min_p=self.config.min_p,
             repetition_penalty=self.config.repetition_penalty,
             tool=self.tool,
+            pack_weights=not (saves_memory or has_adapters(self.model)),
             generator=generator,
         )
 
