@@ -2,17 +2,21 @@
 
 A model of that shape with random weights, in float32 and in each scheme. Measured: bytes, the time to quantize, a
 decode step with 1 and with 8 rows (all in turn, so that a slow minute slows all alike), and a rollout of 8 completions
-of 64 tokens by float32 and by int8. Then the probe is asked which is fastest with 8 rows. 3 minutes, 8 GB.
+of 64 tokens by float32 and by int8. "Packed" is the same model with the weights in oneDNN's own layout, as rollouts
+of several completions use it (`grpo_edu.fast.packed_weights`). Then the probe is asked which scheme is fastest with 8
+rows. 4 minutes, 12 GB.
 Writes ``benchmarks/results/quantization_speed.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -22,6 +26,7 @@ from benchmarks.quantization_probe import probe_schemes
 from benchmarks.step import LARGE, LARGE_PROMPT, large_policy, long_problem
 from grpo_edu import generate, render_prompt
 from grpo_edu.config import QUANTIZATION_SCHEMES
+from grpo_edu.fast.packed_weights import packed_weights
 from grpo_edu.quantization.model import quantize_model, stored_bytes
 
 COMMAND = "python -m benchmarks.quantization_speed"
@@ -107,7 +112,11 @@ def measure(part: str, rounds: int) -> dict:
     models = {"float32": model, **{scheme: quantize_model(model, scheme) for scheme in QUANTIZATION_SCHEMES}}
     sizes = {name: stored_bytes(small) for name, small in models.items()}
     sizes[f"{ROLLOUT}, embeddings kept"] = stored_bytes(quantize_model(model, ROLLOUT, embeddings=False))
-    decode = {str(rows): decode_times(models, rows, rounds) for rows in ROWS}
+    with ExitStack() as packing:
+        for name in ("float32", "bf16"):
+            models[f"{name}, packed"] = copy.deepcopy(models[name])
+            packing.enter_context(packed_weights(models[f"{name}, packed"], rows=8, steps=64))
+        decode = {str(rows): decode_times(models, rows, rounds) for rows in ROWS}
     config = model.config
     del model, models
     probe = probe_schemes(config, rows=8)
@@ -122,7 +131,7 @@ def table(record: dict) -> str:
         [
             {
                 "scheme": name,
-                "MB": round(record["bytes"][name] / 1e6),
+                "MB": round(record["bytes"][name.removesuffix(", packed")] / 1e6),
                 **{f"ms at {rows}": between(decode[rows][name]["ms"], 1) for rows in decode},
                 **{f"× float32 at {rows}": between(decode[rows][name]["times as fast"], 1) for rows in decode},
             }

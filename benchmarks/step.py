@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,7 +40,7 @@ from benchmarks.harness import (
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt, train
 from grpo_edu.machine.step_process import never_tied
 from grpo_edu.problems.templates import LEVELS, Problem
-from grpo_edu.scale.trl_backend import train_with_trl
+from grpo_edu.scale.trl_backend import train_with_trl, trl_settings
 from grpo_edu.trainer import Stages, score_rollout, start_training
 
 SCALES = ("tiny", "494M")
@@ -71,18 +72,30 @@ def long_problem(tokenizer, length: int) -> Problem:
     raise ValueError(f"length: no prompt reaches {length} tokens")
 
 
-def start_tiny(config: GRPOConfig, backend: Callable, **options: Any) -> Iterator[dict]:
+def start_tiny(config: GRPOConfig, backend: Callable) -> Iterator[dict]:
     """A training of the shipped model."""
-    return backend(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, config, **options)
+    return backend(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, config)
 
 
-def start_large(backend: Callable, dtype: str, **options: Any) -> Iterator[dict]:
+def start_large(backend: Callable, dtype: str) -> Iterator[dict]:
     """A training at the shape of Qwen2-0.5B; making its weights, and a step of one token, go before it."""
     model, tokenizer = large_policy(dtype)
     warm_up = replace(LARGE, max_completion_length=1, num_generations=2, max_steps=1)
-    for _ in backend(model, tokenizer, [long_problem(tokenizer, 1)], never_tied, warm_up, **options):
+    for _ in backend(model, tokenizer, [long_problem(tokenizer, 1)], never_tied, warm_up):
         pass
-    return backend(model, tokenizer, [long_problem(tokenizer, LARGE_PROMPT)], never_tied, LARGE, **options)
+    return backend(model, tokenizer, [long_problem(tokenizer, LARGE_PROMPT)], never_tied, LARGE)
+
+
+def stock_as_it_comes(model, tokenizer, problems, reward, config: GRPOConfig) -> Iterator[dict]:
+    """Stock TRL with the mixed precision and the gradient checkpointing that it has by default."""
+    import trl
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = trl_settings(config) | {"bf16": True, "gradient_checkpointing": True}
+        arguments = trl.GRPOConfig(output_dir=folder, **settings)
+        yield from train_with_trl(
+            model, tokenizer, problems, reward, config, rollout="transformers", arguments=arguments
+        )
 
 
 def sides(scale: str) -> dict[str, Callable[[], Iterator[dict]]]:
@@ -96,7 +109,7 @@ def sides(scale: str) -> dict[str, Callable[[], Iterator[dict]]]:
         }
     return {
         "stock TRL": partial(start_large, stock, "float32"),
-        "stock TRL, as it comes": partial(start_large, stock, "float32", bf16=True, gradient_checkpointing=True),
+        "stock TRL, as it comes": partial(start_large, stock_as_it_comes, "float32"),
         "stock TRL, bfloat16 weights": partial(start_large, stock, "bfloat16"),
         "grpo_edu": partial(start_large, train, "float32"),
         "grpo_edu, bfloat16 weights": partial(start_large, train, "bfloat16"),

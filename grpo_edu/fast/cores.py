@@ -28,7 +28,9 @@ SPIN_COUNT = 20_000
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
 _LONG_SPIN = 100_000  # rounds from which a busy computer stalls
-_SHORTEST_LOOK, _LONGEST_LOOK = 0.1, 2.0  # seconds over which the use of the cores is averaged
+# Seconds over which the use of the cores is averaged. The system counts it in hundredths of a second for each core, so
+# over a tenth of a second rounding alone looked like a busy program now and then.
+_SHORTEST_LOOK, _LONGEST_LOOK = 0.25, 2.0
 _TOLERATED = 0.25  # of a core: what other programs may use before torch gives up a thread
 
 # Where torch came first, OpenMP has read its variables already: what is set below reaches child processes only.
@@ -77,7 +79,7 @@ class FreeCores:
     """Let torch compute with as many threads as cores are free, and never more than it has now; a context.
 
     `look` measures again; call it between two operations, as often as you like. It is cheap, because it measures at
-    most ten times per second. On exit torch has the number of threads that it had on entry. Where the user has set
+    most four times per second. On exit torch has the number of threads that it had on entry. Where the user has set
     ``OMP_DYNAMIC=false``, OpenMP's variable for a fixed number of threads, nothing changes.
 
     >>> with FreeCores() as cores:
@@ -99,7 +101,7 @@ class FreeCores:
             torch.set_num_threads(self._limit)
 
     def look(self) -> None:
-        """Choose the number of threads anew where the last measurement is at least a tenth of a second old."""
+        """Choose the number of threads anew where the last measurement is at least a quarter of a second old."""
         if self._fixed:
             return
         import torch
@@ -127,7 +129,7 @@ class OtherPrograms:
         self._cores = 0.0
 
     def cores(self) -> float:
-        """Cores that other programs kept busy since the last measurement, such as 1.5; measured every tenth second.
+        """Cores that other programs kept busy since the last measurement, such as 1.5; four measurements per second.
 
         After a pause of more than two seconds the average says little about the present, so it is not taken.
         """

@@ -66,7 +66,7 @@ def _can_be_packed(layer: nn.Module) -> bool:
 
 def _packed_product(layer: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
     """The forward pass of a linear layer with its weights packed for products of about `rows` rows."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight, rows)
+    packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
     return partial(_product, packed, layer.bias)
 
 

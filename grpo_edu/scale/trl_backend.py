@@ -62,6 +62,7 @@ def train_with_trl(
     config: GRPOConfig,
     *,
     rollout: str = "grpo_edu",
+    arguments: trl.GRPOConfig | None = None,
 ) -> Generator[dict[str, float], None, None]:
     """Train `model` in place with TRL's `GRPOTrainer`; yields the metrics of each step, as `trainer.train` does.
 
@@ -71,11 +72,11 @@ def train_with_trl(
     Args:
         model, tokenizer, problems, reward_funcs, config: as for `trainer.train`. A reward function gets chat messages
             where this package's trainer gives it strings, as always in TRL.
-        rollout: what samples the completions, see `build_trainer`.
+        rollout, arguments: what samples the completions, and TRL's own configuration, see `build_trainer`.
 
     Raises ValueError: as `build_trainer`. Errors inside TRL are raised unchanged.
     """
-    trainer = build_trainer(model, tokenizer, problems, reward_funcs, config, rollout=rollout)
+    trainer = build_trainer(model, tokenizer, problems, reward_funcs, config, rollout=rollout, arguments=arguments)
     relay = _Relay()
     trainer.add_callback(report_steps(config, relay.metrics.put, before_step=relay.wait, before_update=relay.check))
     with ThreadPoolExecutor(1) as pool:
