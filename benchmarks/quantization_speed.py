@@ -114,8 +114,8 @@ def measure(part: str, rounds: int) -> dict:
     sizes[f"{ROLLOUT}, embeddings kept"] = stored_bytes(quantize_model(model, ROLLOUT, embeddings=False))
     with ExitStack() as packing:
         for name in ("float32", "bf16"):
-            models[f"{name}, packed"] = copy.deepcopy(models[name])
-            packing.enter_context(packed_weights(models[f"{name}, packed"], rows=8, steps=64))
+            models[f"packed {name}"] = copy.deepcopy(models[name])
+            packing.enter_context(packed_weights(models[f"packed {name}"], rows=8, steps=64))
         decode = {str(rows): decode_times(models, rows, rounds) for rows in ROWS}
     config = model.config
     del model, models
@@ -131,7 +131,7 @@ def table(record: dict) -> str:
         [
             {
                 "scheme": name,
-                "MB": round(record["bytes"][name.removesuffix(", packed")] / 1e6),
+                "MB": round(record["bytes"][name.removeprefix("packed ")] / 1e6),
                 **{f"ms at {rows}": between(decode[rows][name]["ms"], 1) for rows in decode},
                 **{f"× float32 at {rows}": between(decode[rows][name]["times as fast"], 1) for rows in decode},
             }

@@ -106,9 +106,10 @@ def legend_above_data(axes: "Axes", columns: int) -> None:
 
 
 def legend_below(axes: "Axes") -> None:
-    """A legend in one row under the panel, where it covers neither curves nor the title."""
+    """A legend in one row under the panel, or in rows of three, where it covers neither curves nor the title."""
     handles, labels = axes.get_legend_handles_labels()
-    axes.figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **OPEN_LEGEND)
+    columns = len(labels) if len(labels) <= 5 else 3
+    axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns, **OPEN_LEGEND)
 
 
 def name_rows(axes: "Axes", names: Collection[str]) -> None:
