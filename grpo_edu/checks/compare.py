@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OTHER = "the value is another one"
+OTHER = "it is not the expected one"
 PLAIN = (bool, int, float, str)  # what most entries of lists are, compared without further questions
 SHOWN = 300  # characters of a value that a message holds
 MOST_COMPARED = 20  # values of a tensor that are looked at for what is wrong with all of them

@@ -108,7 +108,7 @@ check_forgetting = Exercise(
         the last row is among the best moments: matrix[stage:-1] -> matrix[stage:]
             A task that is best in the end was not forgotten at all: its loss is negative, not 0.
         rows before the task's own stage count: matrix[stage:-1] -> matrix[:-1]
-            Only from the row after its own stage on was it taught.
+            Start at the row after the task's own stage.
         the first row is one too early: matrix[stage:-1] -> matrix[stage - 1 : -1]
             Row 0 is the model before any stage: the first stage ends in row 1.
         all rows count: matrix[stage:-1] -> matrix
@@ -350,8 +350,7 @@ check_protected = Exercise(
     parts=(Part("a short training in place", 3, _some_training),),
     changes="""
         the anchor is no copy: weight.detach().clone() -> weight.detach()
-            The training changes the weights in place, and your anchor with them: the penalty stays 0. `clone()`, once,
-            before the training.
+            The training changes the weights in place. Does your anchor share its memory with them?
         the anchor is part of the graph: weight.detach().clone() -> weight.clone()
             The penalty is there, but its gradient is 0: what pulls at the weights pulls at the anchor as well.
             `detach()`.

@@ -89,7 +89,7 @@ check_group_advantages = Exercise(
     changes="""
         the standard deviation divides by G:
             groups.std(dim=1, keepdim=True) -> groups.std(dim=1, keepdim=True, unbiased=False)
-            Sample or population? See what `correction` does in `std`.
+            `unbiased=False` divides by G. Which one does the formula want?
         the groups are mixed: _mixed(rewards, num_generations)
             A group's rows are adjacent. Which shape makes a row of each group?
         there are G groups of N:
@@ -116,7 +116,7 @@ check_group_advantages = Exercise(
         the result has two dimensions: .flatten() -> .clone()
             One number a completion, in the order of the rewards.
         a tie is worth a rounding error: .masked_fill(tied, 0.0) -> .clone()
-            Sixteen times 1.69, divided by sixteen: is it 1.69? Ask whether the rewards are exactly equal.
+            Add up sixteen rewards of 1.69 and divide by 16: is it exactly 1.69? Ask whether the rewards are equal.
         a tie is looked for in the standard deviation: masked_fill(tied -> masked_fill(std == 0
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         a small standard deviation counts as a tie: masked_fill(tied -> masked_fill(std <= 1e-6
@@ -200,12 +200,12 @@ check_degenerate_groups = Exercise(
         ),
     ),
     changes="""
-        a small standard deviation counts as a tie: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) < 1e-4
+        nearly equal rewards count as a tie: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) < 1e-4
             Two rewards that differ by a millionth differ.
         a standard deviation of 0 is asked for: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) == 0
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         rewards must equal their mean: groups[:, :1] -> groups.mean(dim=1, keepdim=True)
-            The mean of sixteen times 1.69 is not 1.69. Compare the rewards with each other.
+            The computed mean of sixteen rewards of 1.69 need not be exactly 1.69. Compare the rewards with each other.
         only groups of ones or of zeros tie:
             (groups == groups[:, :1]).all(dim=1) -> (groups == 0).all(dim=1) | (groups == 1).all(dim=1)
             Rewards of 1.69 tie as well, where all are equal.

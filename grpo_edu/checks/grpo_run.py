@@ -197,7 +197,7 @@ check_grpo_step = Exercise(
         the whole batch is one group: rewards, num_generations -> rewards, len(rewards)
             Each prompt's completions are compared among themselves.
         groups are taken by stride: group_advantages -> _by_stride
-            A group's rows are neighbors: view(-1, G).
+            A group's rows are neighbors. Which shape has one group in each row?
         the learning rate is missing: learning_rate * slope -> slope
             scores − learning_rate · gradient.
         completions are divided by the width: / mask.sum(dim=1) -> / mask.shape[1]
@@ -373,7 +373,7 @@ check_tied_groups = Exercise(
         all groups are asked at once: .all(dim=1) -> .all()
             Ask each row: all(dim=1).
         groups are taken by stride: rewards.view(-1, num_generations) -> rewards.view(num_generations, -1).T
-            A group's rewards are neighbors: view(-1, G).
+            A group's rewards are neighbors. Which shape has one group in each row?
     """,
 )
 
@@ -479,7 +479,7 @@ check_claim = Exercise(
         the test is one-sided: mcnemar(before, after).p_value -> mcnemar(before, after).p_value / 2
             A change for the worse would have been a change as well.
         the direction is not looked at: else "worse" -> else "better"
-            A change that is surely there may be one for the worse.
+            A significant change can also be a loss.
         the gain is relative: (sum(after) - sum(before)) / len(before) -> sum(after) / sum(before) - 1
             The share solved after, minus the share solved before.
         the gain is a count: (sum(after) - sum(before)) / len(before) -> sum(after) - sum(before)

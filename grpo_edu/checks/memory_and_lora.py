@@ -403,9 +403,9 @@ check_best_rates = Exercise(
             The one at which most was solved.
         these are counts, not rates: min(found, key=lambda rate: (-found[rate], rate)) -> max(found.values())
             Return the learning rate itself, the key.
-        of equal ones, the first in the table is taken: (-found[rate], rate) -> -found[rate]
+        of equally good rates, the first in the table is taken: (-found[rate], rate) -> -found[rate]
             The smaller one; the table is in no order.
-        of equal ones, the larger is taken: (-found[rate], rate) -> (-found[rate], -rate)
+        of equally good rates, the larger is taken: (-found[rate], rate) -> (-found[rate], -rate)
             The smaller one.
     """,
 )

@@ -43,8 +43,8 @@ check_completion_mask = Exercise(
         the end token is masked out: ends_before == 0 -> is_eos.cumsum(dim=1) == 0
             Through the first end token, *inclusive*: stopping is to be learned.
         padding counts up to a second end token: ends_before == 0 -> is_eos.cumsum(dim=1) <= 1
-            `cumsum` counts the place itself: at the first end token it is 1, and behind it as well. Count those
-            *before* a place.
+            `cumsum` counts the position itself: it is 1 at the first end token and after it as well. Count those
+            *before* a position.
         ones and zeros have changed places: ends_before == 0 -> ends_before > 0
             1 where a token counts.
         it is counted along the batch: completion_mask(completion_ids.T, eos_token_ids).T
@@ -53,16 +53,16 @@ check_completion_mask = Exercise(
             Through the *first* end token.
         a completion without an end is one token long:
             ends_before == 0 -> torch.arange(is_eos.shape[1]) <= is_eos.int().argmax(dim=1)[:, None]
-            `argmax` of a row of zeros is 0. Where there is no end token, every token was said.
+            `argmax` of a row of zeros is 0. Where there is no end token, every token counts.
         only end tokens are masked out: ends_before == 0 -> ~is_eos
-            What comes behind the first end token was never said.
+            What follows the first end token is not part of the completion.
         padding alone is masked out: ends_before == 0 -> completion_ids != PAD
             A pad token may be the end token as well: go by the first end token.
         the mask is shifted by one: ends_before == 0 -> torch.nn.functional.pad(ends_before == 0, (1, -1))
             The first token of a completion counts.
         a completion without an end counts for nothing:
             ends_before == 0 -> (ends_before == 0) & is_eos.any(dim=1, keepdim=True)
-            Where there is no end token, every token was said.
+            Where there is no end token, every token counts.
     """,
 )
 
@@ -120,9 +120,9 @@ check_completion_logps = Exercise(
         the first completion token is missing: completion_logps(logits, input_ids, prompt_length, temperature)[:, 1:]
             The last token of the prompt predicts it.
         the ids are shifted as well: input_ids[:, prompt_length:] -> input_ids[:, prompt_length - 1 : -1]
-            Only the logits begin one place earlier: the ids are those of the completion.
+            Only the logits begin one position earlier: the ids are those of the completion.
         the likeliest token is scored: logps.gather(2, ids[:, :, None]).squeeze(2) -> logps.amax(dim=-1)
-            Not what the model would have said: what stands in input_ids.
+            Not the most likely token: the one in input_ids.
         the sign is turned: -completion_logps(logits, input_ids, prompt_length, temperature)
             A log-probability is never positive.
         `squeeze()` drops the batch as well: squeeze(2) -> squeeze()
@@ -168,7 +168,7 @@ check_clipped_loss = TrainedExercise(
     ),
     changes="""
         the clip has no min: torch.min(ratio * gain, clipped * gain) -> clipped * gain
-            A clip alone also blocks the way home. Take the smaller of the two.
+            A clip alone also blocks the way back. Take the smaller of the two.
         min is taken before the advantage comes in: (ratio * gain, clipped * gain) -> (ratio, clipped) * gain
             Where the advantage is negative, the smaller ratio is the larger gain: multiply both first.
         the clipped ratio has no advantage: clipped * gain -> clipped
@@ -185,7 +185,7 @@ check_clipped_loss = TrainedExercise(
             A ratio is near 1: so are its bounds.
         nothing is clipped: torch.min(ratio * gain, clipped * gain) -> ratio * gain
             What holds the ratio near 1?
-        max stands where min should: torch.min -> torch.max
+        max stands where min should, or the minus is inside min: torch.min -> torch.max
             The objective is the *smaller* of two gains.
         the sign is missing: -torch.min -> torch.min
             An optimizer makes a loss small; the objective is to be large.

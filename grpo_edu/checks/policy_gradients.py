@@ -170,7 +170,7 @@ check_reinforce_loss = TrainedExercise(
         it is the mean over tokens: .mean() -> .sum() / mask.sum()
             Divide by the number of completions.
         it is made of probabilities: logps * mask -> logps.exp() * mask
-            The logarithm belongs into the loss: ∇ log π, not ∇π.
+            The logarithm belongs in the loss: ∇ log π, not ∇π.
             or: * completions) -> * completions.exp())
         the mean of the rewards is the baseline: rewards - baseline -> rewards - rewards.mean()
             Use the baseline that is handed in.

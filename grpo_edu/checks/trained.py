@@ -1,20 +1,26 @@
-"""Exercises whose last part trains `tiny` with the answer: what counts is the policy that comes out."""
+"""Exercises whose last part trains `tiny` with the answer: what counts is the policy that comes out.
+
+It trains only with an answer whose other parts are right. A wrong loss often makes `tiny` better as well, which would
+tell a student nothing, and a training takes many seconds.
+"""
 
 from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Outcome, Part
+from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Outcome, Part, attempt
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import train_tiny
 from grpo_edu.evaluation import mcnemar
 
 ALPHA = 0.01  # of McNemar's test; a right answer has p < 1e-3
 TRAINED = "a policy that is trained with it"
+WAITING = Outcome(problem="not trained", detail="the training begins when all other parts are right")
 
 
 def trained_part(role: str) -> Part:
@@ -35,11 +41,26 @@ class TrainedExercise(Exercise):
         """The same exercise without that part, its last."""
         return Exercise(self.reference, self.parts[:-1], self.mistakes, self.tolerance)
 
+    def _ask(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
+        """The outcomes in each part; the answer trains where those before are what the reference returns."""
+        found, training = super()._ask(answer, parts[:-1]), parts[-1][0]
+        pairs = zip(chain(*found), chain(*parts[:-1]), strict=True)
+        if not all(one.same_as(attempt(self.reference, call), self.tolerance) for one, call in pairs):
+            return [*found, [WAITING]]
+        print(f"{self.name}: all other parts are right. Now it trains `tiny`, for 10 to 30 seconds.", flush=True)
+        return [*found, [attempt(answer, training)]]
+
     def judge(
         self, found: Sequence[Sequence[Outcome]], seed: int, credit: float = SLIP_CREDIT, variable: str = ""
     ) -> Feedback:
         """Grade an answer: the trained part by what the policy solves, the others as always."""
+        feedback = self.untrained.judge(found[:-1], seed, credit, variable)
         part, outcome = self.parts[-1], found[-1][0]
+        if not all(other.passed for other in feedback.parts):
+            nothing = feedback.parts[0].mistake == "not written yet"
+            waiting = PartResult(part.name, 0, part.points, why=WAITING.detail)
+            waiting = replace(waiting, mistake="not written yet", hint=feedback.parts[0].hint) if nothing else waiting
+            return replace(feedback, parts=(*feedback.parts, waiting))
         role, drawn = self.calls(part, seed)[0].args
         result = PartResult(
             part.name,
@@ -48,13 +69,10 @@ class TrainedExercise(Exercise):
             given=f"8 steps of 4 × 8 completions with your function as {role}, seed {drawn}",
             expected=f"more held-out problems solved than before (McNemar p < {ALPHA})",
         )
-        if outcome.problem == "NotImplementedError":
-            result = replace(result, got="nothing", why=outcome.detail, mistake="not written yet")
-        elif outcome.problem:
+        if outcome.problem:
             result = replace(result, got=f"raises {outcome.problem}", why=outcome.detail)
         else:
             result = _judged(result, outcome.value)
-        feedback = self.untrained.judge(found[:-1], seed, credit, variable)
         return replace(feedback, parts=(*feedback.parts, result))
 
 

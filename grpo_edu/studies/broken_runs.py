@@ -311,7 +311,7 @@ def one_batch(
     metrics, batch = list(steps)[-1]
     rollout, size = batch.rollout, case.broken.config.num_generations
     lines = [
-        f"step {step}: {len(batch.rewards) // size} group(s) of {size}, "
+        f"step {step}: {len(batch.rewards) // size} group(s) of {size}, of which the first are shown, "
         f"completions cut off ≈ {rollout.is_truncated.float().mean():.0%}, "
         f"clipped tokens ≈ {metrics.get('clip_ratio/region_mean', 0.0):.1%}"
     ]
