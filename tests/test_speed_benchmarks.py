@@ -99,11 +99,13 @@ def test_the_step_in_a_small_setting(monkeypatch, tmp_path, capsys):
     assert "| grpo_edu |" in shown and "floor: rollout" in shown
 
 
-def test_targets_are_judged_on_this_package_alone():
+def test_targets_are_judged_on_this_package_in_float32():
     slow, fast = ({"times as fast as stock TRL": {"median": ratio}} for ratio in (1.0, 5.0))
     record = {"step": {"stock TRL": fast, "grpo_edu": slow}, "rollout": {"grpo_edu": slow}}
     assert list(step.verdicts(record, "tiny").values()) == [False, False]
-    record["step"]["grpo_edu, bfloat16 weights"] = {"times as fast as stock TRL": {"median": 3.0}}
+    record["step"]["grpo_edu, bfloat16 weights"] = fast
+    assert list(step.verdicts(record, "494M").values()) == [False]
+    record["step"]["grpo_edu"] = fast
     assert list(step.verdicts(record, "494M").values()) == [True]
 
 
