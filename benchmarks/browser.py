@@ -132,7 +132,7 @@ def _run_all(browser: Any, lab: Any, pictures: Path | None) -> dict[str, Any]:
     seen: dict[str, list[float]] = {}
     signs, shots = {}, 0
     for name, (source, sign) in LEARNING.items():
-        cell = page.locator(".jp-CodeCell", has_text=source)
+        cell = page.locator(".jp-CodeCell", has_text=source).first
         cell.get_by_text("[*]:").wait_for()  # its stored output has made room
         signs[name] = cell.locator(".jp-OutputArea").locator(sign).first
 
