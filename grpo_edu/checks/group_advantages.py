@@ -117,6 +117,9 @@ check_group_advantages = Exercise(
             One number a completion, in the order of the rewards.
         a tie is worth a rounding error: .masked_fill(tied, 0.0) -> .clone()
             Add up sixteen rewards of 1.69 and divide by 16: is it exactly 1.69? Ask whether the rewards are equal.
+        a tie is looked for in the whole batch:
+            amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True) -> amax() == groups.amin()
+            One group may tie while the others do not.
         a tie is looked for in the standard deviation: masked_fill(tied -> masked_fill(std == 0
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         a small standard deviation counts as a tie: masked_fill(tied -> masked_fill(std <= 1e-6
@@ -211,6 +214,9 @@ check_degenerate_groups = Exercise(
             Rewards of 1.69 tie as well, where all are equal.
         a group that is right throughout is no tie: groups[:, :1] -> 0
             All right is a tie as well.
+        only the first and the last reward are compared:
+            (groups == groups[:, :1]).all(dim=1) -> groups[:, 0] == groups[:, -1]
+            A group of 1, 0, 1 does not tie.
         any stands where all should: .all( -> .any(
             A reward always equals itself. *All* of a group must equal the first.
         these are the groups that do not tie: return ( -> return ~(

@@ -59,6 +59,13 @@ check_aggregate = TrainedExercise(
         the micro-batch is taken for the whole update:
             aggregate(per_token_loss, mask, loss_type, max_completion_length, len(mask), mask.sum())
             The micro-batches are added up. What would the sum of two means be?
+        the micro-batch is taken for the whole update in "grpo": / update_rows -> / len(mask)
+            The micro-batches are added up. What would the sum of two means be?
+        the rows of the micro-batch are counted in "dr_grpo": (update_rows * max -> (len(mask) * max
+            B is the number of rows in the whole update.
+        the mean of the rows is missing:
+            (losses.sum(dim=1) / mask.sum(dim=1)).sum() / update_rows -> losses.sum() / update_rows
+            "grpo" first takes the mean of each row over its tokens.
         the rows of the micro-batch are counted:
             aggregate(per_token_loss, mask, loss_type, max_completion_length, len(mask), update_tokens)
             B is the number of rows in the whole update.

@@ -123,6 +123,11 @@ check_completion_logps = Exercise(
             Only the logits begin one position earlier: the ids are those of the completion.
         the likeliest token is scored: logps.gather(2, ids[:, :, None]).squeeze(2) -> logps.amax(dim=-1)
             Not the most likely token: the one in input_ids.
+        one number per row is returned: completion_logps(logits, input_ids, prompt_length, temperature).sum(dim=1)
+            One number for each token. The loss adds them up later.
+        the logits and the ids begin one position early:
+            -1] / temperature -> ] / temperature; input_ids[:, prompt_length:] -> input_ids[:, prompt_length - 1 :]
+            How many completion tokens are there? The logits at a token predict the next one.
         the sign is turned: -completion_logps(logits, input_ids, prompt_length, temperature)
             A log-probability is never positive.
         `squeeze()` drops the batch as well: squeeze(2) -> squeeze()
