@@ -159,8 +159,13 @@ def sandboxed_kernel(folder, python):
 
 def read_roster(path):
     """The rows of the roster, each with a name and a role."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise Stop(f'{path} is not UTF-8 ({error}). Save it as "CSV UTF-8", which spreadsheets offer.') from error
+    if not {"name", "role"} <= set(next(csv.reader(lines), [])):
+        raise Stop(f"{path}: the first line must name the columns, separated by commas. It looks like this:\n{SAMPLE}")
+    rows = list(csv.DictReader(lines))
     for number, row in enumerate(rows, start=2):
         name, role = row.get("name") or "", row.get("role") or ""
         if not re.fullmatch(r"[a-z][a-z0-9_-]{0,30}", name):
@@ -173,6 +178,17 @@ def read_roster(path):
     if not any(row["role"] == "instructor" for row in rows):
         raise Stop(f"{path} has no instructor")
     return rows
+
+
+def read_release(text):
+    """The numbers of the assignments to release, ["all"] or ["none"]."""
+    known = sorted({path.name[:2] for path in (ROOT / "solutions").glob("*.ipynb")})
+    names = [name.strip() for name in text.split(",")]
+    if names not in (["all"], ["none"]) and (unknown := [name for name in names if name not in known]):
+        raise Stop(
+            f"--release: {', '.join(map(repr, unknown))} is unknown; write all, none or some of {','.join(known)}"
+        )
+    return names
 
 
 def user(name):
@@ -309,7 +325,8 @@ def main():
     parser.add_argument("--demo", action="store_true", help="try it alone: one account, no root, this computer only")
     options = parser.parse_args()
     try:
-        set_up(options.folder.resolve(), options.demo, options.account, options.roster, options.release.split(","))
+        release = read_release(options.release)
+        set_up(options.folder.resolve(), options.demo, options.account, options.roster, release)
     except (Stop, OSError) as word:
         print(f"classroom: {word}", file=sys.stderr)
         return 1

@@ -290,3 +290,42 @@ def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
         check=True,
     )
     assert Path(told.stdout.strip()) == site / "grpo_edu" / "_data"
+
+
+@pytest.fixture(scope="module")
+def classroom():
+    if sys.platform != "linux":
+        pytest.skip("a classroom needs Linux")
+    spec = importlib.util.spec_from_file_location("set_up", REPOSITORY / "classroom" / "set_up.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("name,role\nJörg,student\n".encode("latin-1"), ["UTF-8"]),
+        (b"name;role\nteacher;instructor\n", ["commas", "name,role"]),
+        (b"", ["commas", "name,role"]),
+        (b"name,role\nana,student\n", ["no instructor"]),
+        (b"name,role\nteacher,boss\n", ["line 2", "'boss'"]),
+    ],
+)
+def test_a_roster_that_cannot_be_read_is_refused_with_what_to_do(classroom, tmp_path, content, words):
+    path = tmp_path / "roster.csv"
+    path.write_bytes(content)
+    with pytest.raises(classroom.Stop) as stop:
+        classroom.read_roster(path)
+    assert all(word in str(stop.value) for word in words)
+
+
+def test_a_roster_of_a_spreadsheet_is_read(classroom, tmp_path):
+    (tmp_path / "roster.csv").write_bytes(b"\xef\xbb\xbfname,role\r\nteacher,instructor\r\nana,student\r\n")
+    assert [row["name"] for row in classroom.read_roster(tmp_path / "roster.csv")] == ["teacher", "ana"]
+
+
+def test_assignments_to_release_are_checked_before_anything_is_set_up(classroom):
+    assert classroom.read_release("02, 04") == ["02", "04"] and classroom.read_release("none") == ["none"]
+    with pytest.raises(classroom.Stop, match=r"'2'.*00,01,02"):
+        classroom.read_release("2,04")
