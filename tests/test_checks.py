@@ -185,8 +185,8 @@ def test_a_wrong_answer_is_shown_with_its_input_and_named():
     first = random.Random("3 double small").randrange(3, 9)
     text = str(feedback)
     assert text.startswith("double: 1.5 of 3 points")
-    assert f"input    tensor([{first}., 1.])" in text
-    shown = re.findall(r"(?:expected|got) +tensor\(\[ *([0-9]+)\.", text)
+    assert f"input    x=tensor([{first}.0, 1.0])" in text
+    shown = re.findall(r"(?:expected|got) +tensor\(\[([0-9]+)\.", text)
     assert shown[:2] == [str(2 * first), str(first * first)]
     assert "looks like: it is squared" in text and "hint: Look at 3 and 9." in text
 
@@ -287,13 +287,13 @@ def test_an_interrupted_answer_names_the_input_and_the_seconds(monkeypatch, caps
         feedback = DOUBLE(endless, seed=0)
     finally:
         signal.signal(signal.SIGALRM, previous)
-    third = trial(DOUBLE, 0).calls[0][2].text()
+    third = trial(DOUBLE, 0).calls[0][2]
     assert len(asked) == 3 and feedback.points == 0
-    assert feedback.parts[0].given == third and feedback.mistakes == ["a loop that does not end"]
+    assert feedback.parts[0].given == third.text(["x"]) and feedback.mistakes == ["a loop that does not end"]
     assert feedback.parts[1].got == "not tried"
     assert re.search(r"interrupted after \d s, at `(x = x \+ 0|while True:)`", feedback.parts[0].why)
     warning = capsys.readouterr().out
-    assert "still at work after 0.2 s" in warning and third in warning
+    assert "still at work after 0.2 s" in warning and third.text() in warning
 
 
 def test_returning_nothing_is_said():
@@ -354,7 +354,7 @@ def test_a_huge_result_is_judged_at_once(result):
 @pytest.mark.parametrize("seed", range(20))
 def test_an_input_on_the_border_is_always_among_them(seed):
     feedback = BORDER(lambda x: 3 > x, seed=seed)
-    assert feedback.mistakes == ["the border is left out"] and feedback.parts[0].given == "3"
+    assert feedback.mistakes == ["the border is left out"] and feedback.parts[0].given == "x=3"
 
 
 def test_a_mistake_is_known_in_each_of_its_ways():
@@ -366,7 +366,7 @@ def test_a_mistake_is_known_in_each_of_its_ways():
 def test_the_input_that_is_shown_tells_this_mistake_from_the_others():
     part = Part("large", 1, lambda rng: call(5), always=(call(9),))  # at 5 another mistake comes to the same
     exercise = Exercise(is_small, (part,), BORDER.mistakes)
-    assert exercise(lambda x: x < 99).parts[0].given == "9"
+    assert exercise(lambda x: x < 99).parts[0].given == "x=9"
 
 
 def test_an_input_may_say_how_it_is_asked():
@@ -491,18 +491,18 @@ def test_nbgrader_reads_these_points():
         ("2", 2.0, "it is a text, not a number"),
         (1.0, True, "it is a number, not a truth value"),
         (True, False, "it is True, not False"),
-        ([True, True], [True, False], "in place [1], counted from 0: it is True, not False"),
+        ([True, True], [True, False], "entry [1], counted from 0: it is True, not False"),
         (
             torch.tensor([[True], [False]]),
             torch.tensor([[True], [True]]),
-            "1 of 2 values differ: in place [1, 0], counted from 0, it is False, not True",
+            "1 of 2 values differ: entry [1, 0], counted from 0, is False, not True",
         ),
         (None, "a", "it is None, not a text"),
         ([1, 2], [1, 2, 3], "it has 2 entries, not 3"),
         ([1], [1, 2, 3], "it has 1 entry, not 3"),
         ((1.0, None), [1.0, None], None),
-        ([1.0, 0.0], [1.0, None], "in place [1], counted from 0: it is a number, not None"),
-        ([[1.0], [1.0, 2.0]], [[1.0], [1.0, 3.0]], "in place [1][1], counted from 0: it is 1 too low"),
+        ([1.0, 0.0], [1.0, None], "entry [1], counted from 0: it is a number, not None"),
+        ([[1.0], [1.0, 2.0]], [[1.0], [1.0, 3.0]], "entry [1][1], counted from 0: it is 1 too low"),
         ({"a": 1.0}, {"a": 2.0}, "under 'a': it is 2 times too small"),
         ({"b": 1.0}, {"a": 1.0}, "its keys are ['b'], not ['a']"),
     ],
@@ -569,3 +569,41 @@ def test_only_a_significant_gain_counts_and_what_is_no_count_earns_nothing(value
     exercise = KNOWN["accuracy_reward"]
     others = [attempt(exercise.reference, one) for one in exercise.calls(exercise.parts[0], 3)]
     assert exercise.judge([others, [Outcome(value)]], 3).points == 3 + points
+
+
+def test_the_group_that_is_judged_wrongly_is_shown_with_all_its_digits():
+    def nearly(rewards, num_generations):
+        return rewards.view(-1, num_generations).std(dim=1) < 1e-6
+
+    part = KNOWN["degenerate_groups"](nearly, seed=1).parts[1]
+    assert "1.000001" in part.given and "…" not in part.given and part.got == "tensor([True])"
+
+
+def test_several_faults_are_named_and_earn_nothing():
+    def as_it_came(rewards, num_generations):
+        groups = rewards.view(num_generations, -1)
+        std = groups.std(dim=1, keepdim=True, unbiased=False)
+        return ((groups - groups.mean(dim=1, keepdim=True)) / (std + 1e-4)).flatten()
+
+    feedback = KNOWN["group_advantages"](as_it_came, seed=1)
+    assert feedback.points == 0 and core.SEVERAL in feedback.mistakes[0]
+
+
+def test_a_gradient_is_shown_with_the_name_of_its_argument():
+    def doubled(logits, input_ids, prompt_length, temperature):
+        return 2 * KNOWN["completion_logps"].reference(logits, input_ids, prompt_length, temperature)
+
+    def divided_in_place(logits, *rest):
+        logits /= 2
+        return doubled(logits, *rest)
+
+    part = KNOWN["completion_logps"](doubled, seed=1).parts[2]
+    assert all("gradient for logits" in text for text in (part.expected, part.got, part.why))
+    assert {part.mistake for part in KNOWN["completion_logps"](divided_in_place, seed=1).parts} == {
+        "the input is changed in place"
+    }
+
+
+def test_a_long_tensor_is_cut_between_its_numbers():
+    text = shown(torch.arange(400.0).view(4, 100))
+    assert text.startswith("tensor([[0.0, 1.0, ") and text.endswith(", …],\n        …])") and len(text) < 400

@@ -43,7 +43,7 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:
     >>> difference([1.0, 2.0], [1.0, 2.0]), difference(torch.ones(3), torch.ones(2))
     (None, 'the shape is (3,), not (2,)')
     >>> difference([1.25], [0.25]), difference(torch.ones(2), torch.ones(2) / 3)
-    ('in place [0], counted from 0: it is 5 times too large', '2 of 2 values differ: each is 3 times too large')
+    ('entry [0], counted from 0: it is 5 times too large', '2 of 2 values differ: each is 3 times too large')
     """
     try:
         if type(got) is type(expected) and type(got) in PLAIN and got == expected:
@@ -125,16 +125,39 @@ def kind(value: Any) -> str:
 def shown(value: Any, digits: int = 6) -> str:
     """A value in a message, cut where it is long; a function by its name, and 0 without a sign.
 
-    digits: of a number that stands alone.
+    digits: of a number that stands alone; those of a tensor have at most 7.
 
-    >>> shown(torch.tensor([1.0, 2.0])), shown(0.1 + 0.2), shown([-0.0, 0.5]), shown("".join), shown(math.prod)
-    ('tensor([1., 2.])', '0.3', '[0.0, 0.5]', "''.join", 'prod')
+    >>> shown(torch.tensor([1.0, 2e-5])), shown(0.1 + 0.2), shown([-0.0, 0.5]), shown("".join), shown(math.prod)
+    ('tensor([1.0, 2e-05])', '0.3', '[0.0, 0.5]', "''.join", 'prod')
     """
     try:
+        if isinstance(value, Tensor) and not _without_values(value) and not value.is_complex():
+            return _tensor_text(value, min(digits, 7))
         text = f"{value + 0.0:.{digits}g}" if isinstance(value, float) else _text(value)
     except Exception as error:  # the __repr__ of a student's own class
         text = f"{kind(value)} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= SHOWN else text[:SHOWN] + " …"
+
+
+def _tensor_text(tensor: Tensor, digits: int) -> str:
+    """Each row in a line of its own, whole numbers and truth values as they are; what is left out is an ellipsis."""
+
+    def text(part: Tensor, depth: int) -> str:
+        if not part.ndim:
+            number = part.item()
+            return repr(float(f"{number + 0.0:.{digits}g}")) if part.is_floating_point() else str(number)
+        pieces, length = [], 0
+        for place in range(len(part)):
+            piece = text(part[place], depth + 1)
+            length += len(piece) + 2
+            if place and length > SHOWN:
+                pieces.append("…")
+                break
+            pieces.append(piece)
+        return f"[{(', ' if part.ndim == 1 else ',' + chr(10) + ' ' * depth).join(pieces)}]"
+
+    usual = tensor.dtype in (torch.float32, torch.int64, torch.bool)
+    return f"tensor({text(tensor.detach(), 8)}{'' if usual else f', dtype={tensor.dtype}'})"
 
 
 def _text(value: Any) -> str:
@@ -197,7 +220,7 @@ def _tensor_difference(got: Any, expected: Tensor, tolerance: float) -> str | No
     text = f"{int(wrong.sum())} of {wrong.numel()} values differ"
     if expected.dtype == torch.bool:
         place = tuple(wrong.nonzero()[0].tolist())
-        return f"{text}: in place {[*place]}, counted from 0, it is {got[place].item()}, not {expected[place].item()}"
+        return f"{text}: entry {[*place]}, counted from 0, is {got[place].item()}, not {expected[place].item()}"
     pairs = zip(one[wrong][:MOST_COMPARED].tolist(), other[wrong][:MOST_COMPARED].tolist(), strict=True)
     ways = {how_far(*pair, counted=not got.is_floating_point()) for pair in pairs}
     return f"{text}: {ways.pop().replace('it', 'each', 1)}" if len(ways) == 1 else text
@@ -238,7 +261,7 @@ def _mapping_difference(got: Any, expected: Mapping, tolerance: float) -> str | 
 
 
 def _inside(place: int, found: str) -> str:
-    """What was found wrong in one place of a list, and where, as Python would be asked for it: `[1][0]`."""
-    if found.startswith("in place ["):
-        return f"in place [{place}]{found.removeprefix('in place ')}"
-    return f"in place [{place}], counted from 0: {found}"
+    """What was found wrong in one entry of a list, and where, as Python would be asked for it: `[1][0]`."""
+    if found.startswith("entry ["):
+        return f"entry [{place}]{found.removeprefix('entry ')}"
+    return f"entry [{place}], counted from 0: {found}"

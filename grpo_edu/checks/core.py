@@ -34,24 +34,38 @@ import torch
 from grpo_edu.checks import slips
 from grpo_edu.checks.compare import Outcome, difference, kind, shown
 from grpo_edu.checks.feedback import Feedback, PartResult
+from grpo_edu.checks.inputs import FIRST
 
 SEED_VARIABLE, CREDIT_VARIABLE = "GRPO_EDU_CHECK_SEED", "GRPO_EDU_SLIP_CREDIT"
 SLIP_CREDIT = 0.5  # the share of its points that a part earns where one named slip explains all that is wrong
+SEVERAL = "faults are left"  # in the name of a mistake that is more than a single slip, and earns nothing
 PATIENCE = 10.0  # seconds until a check says on which input the answer is still at work
 
 
 @dataclass(frozen=True)
 class Call:
-    """One set of arguments. ask: calls the function with them, when the check needs more than its return value."""
+    """One set of arguments.
+
+    ask: calls the function with them, when the check needs more than its return value. says: what a student reads, when
+    the arguments themselves say too little.
+    """
 
     args: tuple = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     ask: Callable[..., Any] | None = None
+    says: str = ""
 
-    def text(self) -> str:
-        """The arguments as they would be typed, a number with more digits than fp32 has."""
-        named = [f"{name}={shown(value, digits=12)}" for name, value in self.kwargs.items()]
-        return ", ".join([*(shown(value, digits=12) for value in self.args), *named])
+    def text(self, names: Sequence[str] = ()) -> str:
+        """The arguments as they would be typed, a number with more digits than fp32 has.
+
+        names: of those without a keyword. Where an argument takes several lines, each begins one.
+        """
+        if self.says:
+            return self.says
+        starts = [f"{name}=" for name in names[: len(self.args)]] or [""] * len(self.args)
+        pairs = [*zip(starts, self.args, strict=True), *((f"{name}=", value) for name, value in self.kwargs.items())]
+        texts = [start + shown(value, digits=12).replace("\n", "\n" + " " * len(start)) for start, value in pairs]
+        return (",\n" if any("\n" in text for text in texts) else ", ").join(texts)
 
 
 def call(*args: Any, **kwargs: Any) -> Call:
@@ -134,13 +148,16 @@ def mistakes_in(text: str, reference: Callable) -> dict[str, Mistake]:
     """The mistakes that a text lists, by name.
 
     A mistake is a line ``name: old -> new`` or ``name: new``, as in `changed`, and its indented hint. A long change may
-    stand in the line below its name. An indented line ``or: old -> new`` adds another way to make the mistake.
+    stand in the line below its name, and goes on after a line that ends with a semicolon. An indented line
+    ``or: old -> new`` adds another way to make the mistake.
     """
     found = {}
     for entry in re.split(r"\n(?=\S)", textwrap.dedent(text).strip()) if text else ():
         first, *lines = [line.strip() for line in entry.splitlines()]
         name, change = first.split(":", 1)
         changes = [change.strip() or lines.pop(0)]
+        while changes[0].endswith(";"):
+            changes[0] += " " + lines.pop(0)
         changes += [line.removeprefix("or: ") for line in lines if line.startswith("or: ")]
         hint = " ".join(line for line in lines if not line.startswith("or: "))
         wrong, *also = [changed(reference, one) for one in changes]
@@ -157,7 +174,8 @@ class Exercise:
 
     reference: a right answer, whose name is that of the exercise. parts: what is graded. mistakes: from the name of
     each common mistake to a wrong answer that makes it, at least four. tolerance: absolute and relative, for results.
-    changes: the mistakes as a text, see `mistakes_in`; they come before others.
+    changes: the mistakes as a text, see `mistakes_in`; they come before others. excerpt: of a call with a long input,
+    the expected value and another one, the part that differs, as three texts; None where all is to be shown.
     """
 
     reference: Callable
@@ -165,6 +183,7 @@ class Exercise:
     mistakes: dict[str, Mistake] = field(default_factory=dict)
     tolerance: float = 1e-5
     changes: str = ""
+    excerpt: Callable[[Call, Any, Any], tuple[str, str, str] | None] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mistakes", mistakes_in(self.changes, self.reference) | self.mistakes)
@@ -173,6 +192,11 @@ class Exercise:
     def name(self) -> str:
         """The name of the exercise and of the function to write."""
         return self.reference.__name__
+
+    @functools.cached_property
+    def arguments(self) -> list[str]:
+        """The names of the function's arguments."""
+        return list(inspect.signature(self.reference).parameters)
 
     @property
     def max_points(self) -> int:
@@ -235,7 +259,7 @@ class Exercise:
         everywhere = drawn.mistake(found, range(len(self.parts))) or slips.wrong_form(
             expected, all_found, self.tolerance
         )
-        if not everywhere or slips.is_constant(all_found, expected):
+        if not everywhere or SEVERAL in everywhere.name or slips.is_constant(all_found, expected):
             credit = 0.0
         parts = []
         for number, part in enumerate(self.parts):
@@ -250,14 +274,17 @@ class Exercise:
             named = named or drawn.mistake(found, [number])
             place = drawn.telling(named.name if named else "", found, number, failed)
             one, other = found[number][place], drawn.expected[number][place]
+            texts = drawn.calls[number][place].text(self.arguments), self._said(other), self._said(one)
+            if self.excerpt and not one.problem:
+                texts = self.excerpt(drawn.calls[number][place], other.value, one.value) or texts
             parts.append(
                 PartResult(
                     part.name,
                     round(credit * part.points, 2),
                     part.points,
-                    given=drawn.calls[number][place].text(),
-                    expected=_said(other),
-                    got=_said(one),
+                    given=texts[0],
+                    expected=texts[1],
+                    got=texts[2],
                     why=self._why(one, other),
                     mistake=named.name if named else "",
                     hint=named.hint if named else "",
@@ -271,7 +298,17 @@ class Exercise:
             return found.detail or "no error was raised"
         if found.changed and not expected.changed:
             return "the input was changed"
-        return difference(found.value, expected.value, self.tolerance) or "the input was not changed"
+        why = difference(found.value, expected.value, self.tolerance) or "the input was not changed"
+        return why.replace(FIRST, self.arguments[0])
+
+    def _said(self, outcome: Outcome) -> str:
+        """What a call came to; a gradient with the name of its argument."""
+        if outcome.problem:
+            return outcome.problem if outcome is NOT_TRIED else f"raises {outcome.problem}"
+        key = slips.GRADIENT + FIRST
+        if isinstance(outcome.value, dict) and outcome.value.keys() == {key}:
+            return f"{slips.GRADIENT}{self.arguments[0]}:\n{shown(outcome.value[key])}"
+        return shown(outcome.value) if outcome.value is not None else kind(None)
 
 
 class Trial:
@@ -389,9 +426,3 @@ def _line_of(error: BaseException) -> str:
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(libraries)]
     line = frames[-1].line if frames else ""
     return f", at `{line}`" if line else ""
-
-
-def _said(outcome: Outcome) -> str:
-    if outcome.problem:
-        return outcome.problem if outcome is NOT_TRIED else f"raises {outcome.problem}"
-    return shown(outcome.value) if outcome.value is not None else kind(None)

@@ -38,8 +38,12 @@ def _some_runs(rng: random.Random) -> Call:
     for shortest in [*[400] * (repeats - 2), 200, 100]:
         runs += [rng.randrange(shortest, shortest + 50) for _ in range(loops)]
     runs[1:1] = [50, *[900] * (loops - 1)]
-    computer = Computer([one / 1000 for one in runs], now=float(rng.randrange(1, 9)))
-    return call(computer.task, computer.clock, repeats, loops)
+    return _timed(Computer([one / 1000 for one in runs], now=float(rng.randrange(1, 9))), repeats, loops)
+
+
+def _timed(computer: Computer, repeats: int, loops: int) -> Call:
+    says = f"run times: {', '.join(map(str, computer.seconds))}; repeats={repeats}, loops={loops}"
+    return Call((computer.task, computer.clock, repeats, loops), says=says)
 
 
 def _fast_first_run(rng: random.Random) -> Call:
@@ -47,7 +51,7 @@ def _fast_first_run(rng: random.Random) -> Call:
     made = _some_runs(rng)
     computer = made.args[0].__self__
     computer.seconds[0] = rng.randrange(10, 40) / 1000
-    return call(computer.task, computer.clock, *made.args[2:])
+    return _timed(computer, *made.args[2:])
 
 
 check_best_seconds = Exercise(
@@ -70,6 +74,10 @@ check_best_seconds = Exercise(
             Which of them counts the measurements?
         every measurement warms up: start = clock() -> start = (task(), clock())[1]
             One warm-up is enough, before the first measurement.
+            or: task()  # warms up -> pass; start = clock() -> start = (task(), clock())[1]
+        the warm-up counts as a measurement:
+            task()  # warms up -> pass; times = [] -> times = [-clock() + (task(), clock())[1]]
+            The first run may be slow, or fast by chance: its time is not one of the `repeats` measurements.
         it is the time of all measurements together: min(times) -> sum(times)
             Measure `repeats` times, and choose one of these times.
         it is the mean: min(times) -> statistics.mean(times)

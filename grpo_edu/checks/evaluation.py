@@ -18,7 +18,8 @@ def wilson_interval(successes: int, trials: int, level: float) -> tuple[float, f
     variance = share * (1 - share) / trials
     middle = (share + z**2 / (2 * trials)) / divisor
     reach = z * math.sqrt(variance + z**2 / (4 * trials**2)) / divisor
-    return middle - reach, middle + reach
+    low, high = middle - reach, middle + reach
+    return round(low, 12), round(high, 12)  # a rounding error could be below 0
 
 
 LEVELS = (0.8, 0.9, 0.99)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math  # noqa: F401  a mistake needs it
 import random
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_edu.advantages import rloo_advantages as rloo  # noqa: F401  mistakes need it
+from grpo_edu.checks.compare import number_kind, shown
 from grpo_edu.checks.core import Call, Exercise, Part, call
 
 # ---- inputs ----
@@ -56,6 +58,24 @@ def tied(base: float) -> Callable[[random.Random], Call]:
     return draw
 
 
+def one_group(given: Call, expected: Tensor, got: Any) -> tuple[str, str, str] | None:
+    """Of more than 16 rewards the first group with a wrong result: its rewards, what is expected, and what came."""
+    rewards, size = given.args
+    comparable = isinstance(got, Tensor) and got.shape == expected.shape and number_kind(got) == number_kind(expected)
+    if len(rewards) <= 16 or not comparable or got.layout != torch.strided or got.is_meta:
+        return None
+    groups = len(rewards) // size
+    right, ours = expected.view(groups, -1), got.detach().reshape(groups, -1)
+    same = torch.isclose(ours.double(), right.double(), rtol=1e-5, atol=1e-5, equal_nan=True).all(dim=1)
+    number = int(same.int().argmin())
+    rows = slice(number * size, (number + 1) * size)
+    return (
+        f"one of {groups} groups, rewards[{rows.start}:{rows.stop}]:\n{shown(rewards[rows], digits=12)}",
+        shown(right[number]),
+        shown(ours[number]),
+    )
+
+
 # ---- group_advantages ----
 
 
@@ -79,6 +99,13 @@ def _mixed(rewards: Tensor, num_generations: int) -> Tensor:
     return group_advantages(rewards[order], num_generations)[order.argsort()]
 
 
+def _as_it_came(rewards: Tensor, num_generations: int) -> Tensor:
+    """The colleague's function, with its three faults."""
+    groups = rewards.view(num_generations, -1)
+    mean, std = groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True, unbiased=False)
+    return ((groups - mean) / (std + 1e-4)).flatten()
+
+
 check_group_advantages = Exercise(
     group_advantages,
     parts=(
@@ -92,6 +119,7 @@ check_group_advantages = Exercise(
             `unbiased=False` divides by G. Which one does the formula want?
         the groups are mixed: _mixed(rewards, num_generations)
             A group's rows are adjacent. Which shape makes a row of each group?
+            or: view(-1, num_generations) -> view(num_generations, -1).T
         there are G groups of N:
             view(-1, num_generations) -> view(num_generations, -1); groups.std(dim=1, keepdim=True) -> _std(groups, 1)
             N groups of G: the *last* number of a view is how long its rows are.
@@ -124,7 +152,20 @@ check_group_advantages = Exercise(
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         a small standard deviation counts as a tie: masked_fill(tied -> masked_fill(std <= 1e-6
             Only rewards that are exactly equal tie.
+        at least two faults are left, in the layout and in the standard deviation:
+            view(-1, num_generations) -> view(num_generations, -1);
+            std(dim=1, keepdim=True) -> std(dim=1, keepdim=True, unbiased=False)
+            or: _as_it_came(rewards, num_generations)
+            Which shape makes a row of each group? Which number does the standard deviation divide by?
+        two faults are left, in the standard deviation and where a group ties:
+            std(dim=1, keepdim=True) -> std(dim=1, keepdim=True, unbiased=False); masked_fill(tied, 0.0) -> clone()
+            Which number does the standard deviation divide by? And what does a group of equal rewards get?
+        two faults are left, in the layout and where a group ties:
+            view(-1, num_generations) -> view(num_generations, -1);
+            groups.std(dim=1, keepdim=True) -> _std(groups, 1); masked_fill(tied, 0.0) -> clone()
+            Which shape makes a row of each group? And what does a group of equal rewards get?
     """,
+    excerpt=one_group,
 )
 
 
@@ -226,6 +267,7 @@ check_degenerate_groups = Exercise(
         the groups are mixed: degenerate_groups(rewards.view(num_generations, -1).T.flatten(), num_generations)
             A group's rows are adjacent.
     """,
+    excerpt=one_group,
 )
 
 

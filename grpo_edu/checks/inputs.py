@@ -21,6 +21,7 @@ from grpo_edu.checks.slips import GRADIENT
 from grpo_edu.problems.templates import data_dir
 
 Weights = dict[str, Tensor]
+FIRST = "the first argument"  # its name in a result of `gradient_of`, because a student may rename it
 
 
 def numbers(rng: random.Random, *shape: int, low: float = -2.0, high: float = 2.0) -> Tensor:
@@ -117,7 +118,7 @@ def gradient_of(function: Callable[..., Any], first: Any, *rest: Any) -> dict[st
 
     It is None where the result is no tensor, or autograd finds no way back from it.
     """
-    given = first if isinstance(first, dict) else {"the first argument": first}
+    given = first if isinstance(first, dict) else {FIRST: first}
     leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
     result = function(leaves if isinstance(first, dict) else next(iter(leaves.values())), *rest)
     if not isinstance(result, Tensor) or not result.requires_grad:

@@ -169,6 +169,7 @@ check_reinforce_loss = TrainedExercise(
             A completion's probability is a product over its tokens. What does the logarithm make of a product?
         it is the mean over tokens: .mean() -> .sum() / mask.sum()
             Divide by the number of completions.
+            or: .mean() -> .sum() / mask.numel()
         it is made of probabilities: logps * mask -> logps.exp() * mask
             The logarithm belongs in the loss: ∇ log π, not ∇π.
             or: * completions) -> * completions.exp())
@@ -178,6 +179,21 @@ check_reinforce_loss = TrainedExercise(
             A loss is one number.
         two means are multiplied: baseline) * completions).mean() -> baseline).mean() * completions.mean())
             Multiply completion by completion, then take the mean.
+        two faults are left, in what the mask multiplies and in where the mean is taken:
+            logps * mask -> logps.exp() * mask;
+            baseline) * completions).mean() -> baseline).mean() * completions.mean())
+            What is the logarithm of a product? And is a mean of products the product of the means?
+        two faults are left, in the sign and in where the mean is taken:
+            -((rewards -> ((rewards; baseline) * completions).mean() -> baseline).mean() * completions.mean())
+            Should the loss rise or fall when a good completion becomes likelier? Is a mean of products the product of
+            the means?
+        two faults are left, in the sign and in what the mask multiplies:
+            -((rewards -> ((rewards; logps * mask -> logps.exp() * mask
+            Should the loss rise or fall when a good completion becomes likelier? What is the logarithm of a product?
+        all three faults are left:
+            logps * mask -> logps.exp() * mask;
+            -((rewards - baseline) * completions).mean() -> (rewards - baseline).mean() * completions.mean()
+            Go through the function by hand for the worked example, as the larger hint of the task says.
     """,
 )
 

@@ -60,6 +60,8 @@ def fact(found: Sequence[Outcome], expected: Sequence[Outcome]) -> Slip | None:
     pairs = list(zip(found, expected, strict=True))
     if all(one.value is None and not one.problem for one in found) and expected[0].value is not None:
         return NOTHING
+    if any("in-place operation" in one.detail for one in found):
+        return CHANGED
     if any(_is_cut_off(one, other) for one, other in pairs):
         return CUT_OFF
     if any(one.problem == "RuntimeError" and "must match the size of tensor" in one.detail for one in found):

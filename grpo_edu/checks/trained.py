@@ -41,11 +41,15 @@ class TrainedExercise(Exercise):
         """The same exercise without that part, its last."""
         return Exercise(self.reference, self.parts[:-1], self.mistakes, self.tolerance)
 
-    def _ask(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
-        """The outcomes in each part; the answer trains where those before are what the reference returns."""
-        found, training = super()._ask(answer, parts[:-1]), parts[-1][0]
+    def may_train(self, found: Sequence[Sequence[Outcome]], parts: Sequence[Sequence[Call]]) -> bool:
+        """Whether the outcomes of all parts but the last are what the reference returns on the same inputs."""
         pairs = zip(chain(*found), chain(*parts[:-1]), strict=True)
-        if not all(one.same_as(attempt(self.reference, call), self.tolerance) for one, call in pairs):
+        return all(one.same_as(attempt(self.reference, call), self.tolerance) for one, call in pairs)
+
+    def _ask(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
+        """The outcomes in each part; the answer trains where the other parts are right."""
+        found, training = super()._ask(answer, parts[:-1]), parts[-1][0]
+        if not self.may_train(found, parts):
             return [*found, [WAITING]]
         print(f"{self.name}: all other parts are right. Now it trains `tiny`, for 10 to 30 seconds.", flush=True)
         return [*found, [attempt(answer, training)]]
@@ -61,12 +65,12 @@ class TrainedExercise(Exercise):
             waiting = PartResult(part.name, 0, part.points, why=WAITING.detail)
             waiting = replace(waiting, mistake="not written yet", hint=feedback.parts[0].hint) if nothing else waiting
             return replace(feedback, parts=(*feedback.parts, waiting))
-        role, drawn = self.calls(part, seed)[0].args
+        _, drawn = self.calls(part, seed)[0].args
         result = PartResult(
             part.name,
             0,
             part.points,
-            given=f"8 steps of 4 × 8 completions with your function as {role}, seed {drawn}",
+            given=f"8 steps of 4 × 8 completions with your `{self.name}`, seed {drawn}",
             expected=f"more held-out problems solved than before (McNemar p < {ALPHA})",
         )
         if outcome.problem:
