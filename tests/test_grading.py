@@ -18,9 +18,14 @@ import psutil
 import pytest
 from forty_submissions import ALL, LEFT_BEHIND, NAME, right, write_submissions
 
+from grpo_edu.checks.compare import Outcome
+from grpo_edu.checks.reward_functions import accuracy_reward
 from grpo_edu.cli.main import main
 from grpo_edu.grading.grade import _answered
-from grpo_edu.grading.sandbox import isolation_problem
+from grpo_edu.grading.repair import Step
+from grpo_edu.grading.run import collect, inputs_of
+from grpo_edu.grading.sandbox import Limits, isolation_problem
+from grpo_edu.grading.student import _as_json, outcomes
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
@@ -181,6 +186,30 @@ def test_masters_get_all_points(tmp_path):
     (row,) = rows_of(tmp_path / "out" / "grades.csv")
     assert row["student"] == "solutions" and row["total"] == row["out of"] and row["notes"] == ""
     assert len([name for name in row if name[:2].isdigit()]) >= 40
+
+
+@pytest.mark.parametrize(("answer", "asked"), [(accuracy_reward, [[0], [1]]), (lambda *_, **__: [0.0] * 5, [[0]])])
+def test_a_training_begins_when_the_other_parts_are_right(answer, asked):
+    class Student:
+        """Answers in this process, but does not train."""
+
+        def __init__(self):
+            self.asked = []
+
+        def run(self, task, most_seconds):
+            calls = inputs_of("accuracy_reward", 5)
+            parts = [part for part in range(2) if [0, part] not in task["answered"]]
+            self.asked.append(parts)
+            found = [[Outcome()] if part else outcomes(answer, calls[part], Limits()) for part in parts]
+            messages = [
+                {"answer": [0, part], "outcomes": list(map(_as_json, one))}
+                for part, one in zip(parts, found, strict=True)
+            ]
+            return messages, {"end": "done", "seconds": 0.1, "printed": 0, "code": 0, "new": True, "output": ""}
+
+    student = Student()
+    collect(student, [Step("ask", "accuracy_reward", "")], seed=5, limits=Limits(), seconds_left=60)
+    assert student.asked == asked
 
 
 def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path):

@@ -13,6 +13,7 @@ from grpo_edu.checks import exercises
 from grpo_edu.checks.compare import Outcome
 from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, trial
 from grpo_edu.checks.feedback import Feedback, PartResult
+from grpo_edu.checks.trained import TrainedExercise
 from grpo_edu.grading.exercises import Master
 from grpo_edu.grading.files import Submission, read_notebook, shown
 from grpo_edu.grading.repair import Step, best_master, looks, open_answers, repaired, steps, written_answers
@@ -58,10 +59,15 @@ def _packed_inputs(name: str, seed: int) -> str:
 def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limits, seconds_left: float) -> Transcript:
     """Run all steps; where one ends the process, note it, and start again without it.
 
+    What is trained comes last, in a process of its own, and only for answers whose other parts are right.
+
     Raises SandboxFault where the sandbox does not start, or a new process in it ends before the student's code runs.
     """
     found, skip, faults = Transcript(), list[int](), 0
     places = {step.name: place for place, step in enumerate(steps) if step.kind == "ask"}
+    waiting = {
+        name: len(inputs_of(name, seed)) - 1 for name in places if isinstance(exercises()[name], TrainedExercise)
+    }
     for _ in range(MOST_STARTS):
         total = min(limits.total_seconds, seconds_left - found.seconds)
         if total < 1:
@@ -70,7 +76,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
             "steps": [[step.kind, step.name, step.source] for step in steps],
             "calls": {name: _packed_inputs(name, seed) for name in places},
             "skip": skip,
-            "answered": [[places[name], part] for name, part in found.outcomes],
+            "answered": [[places[name], part] for name, part in {*found.outcomes, *waiting.items()}],
             "limits": asdict(replace(limits, total_seconds=total)),
         }
         messages, ending = sandbox.run(task, total)
@@ -81,7 +87,12 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
             found.troubles.append("it wrote on the way on which answers are sent; the rest was not tried")
             return found
         if ending["end"] == "done":
-            return found
+            right = [name for name in waiting if _may_train(name, found, seed)]
+            if not right:
+                return found
+            for name in right:
+                del waiting[name]
+            continue
         why = _why(ending, limits)
         if at is None:
             faults += ending["new"]  # none of the student's code has run in it, so the fault is not the student's
@@ -104,6 +115,13 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
                 found.troubles.append(f"{name}: {why}")
     found.troubles.append("the rest was not tried: the time for one student is used up")
     return found
+
+
+def _may_train(name: str, found: Transcript, seed: int) -> bool:
+    """Whether all parts of an exercise but the one that is trained are right."""
+    exercise, inputs = exercises()[name], inputs_of(name, seed)
+    others = [found.outcomes.get((name, number), []) for number in range(len(inputs) - 1)]
+    return isinstance(exercise, TrainedExercise) and all(others) and exercise.may_train(others, inputs)
 
 
 def _take_all(
