@@ -160,12 +160,13 @@ def sandboxed_kernel(folder, python):
 def read_roster(path):
     """The rows of the roster, each with a name and a role."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            columns, rows = reader.fieldnames or (), list(reader)
     except UnicodeDecodeError as error:
         raise Stop(f'{path} is not UTF-8 ({error}). Save it as "CSV UTF-8", which spreadsheets offer.') from error
-    if not {"name", "role"} <= set(next(csv.reader(lines), [])):
+    if not {"name", "role"} <= set(columns):
         raise Stop(f"{path}: the first line must name the columns, separated by commas. It looks like this:\n{SAMPLE}")
-    rows = list(csv.DictReader(lines))
     for number, row in enumerate(rows, start=2):
         name, role = row.get("name") or "", row.get("role") or ""
         if not re.fullmatch(r"[a-z][a-z0-9_-]{0,30}", name):

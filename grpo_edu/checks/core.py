@@ -221,11 +221,15 @@ class Exercise:
         if seed is None:
             seed = int(os.environ.get(SEED_VARIABLE) or int.from_bytes(os.urandom(4)))
         with redirect_stderr(sys.stdout):  # nbgrader gives no points to a cell with anything on stderr, as warnings are
-            found = self._ask(answer, trial(self, seed).calls)
+            found = self._ask(answer, seed)
             return self.judge(found, seed, slip_credit(), slips.notebook_variable(answer))
 
-    def _ask(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
-        """The outcomes in each part; an answer that the student interrupts is not asked again."""
+    def _ask(self, answer: Callable, seed: int) -> list[list[Outcome]]:
+        """The outcomes in each part, on the inputs of a seed."""
+        return self._outcomes(answer, trial(self, seed).calls)
+
+    def _outcomes(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
+        """The outcomes on the inputs of each part; an answer that the student interrupts is not asked again."""
         found: list[list[Outcome]] = []
         stopped = False
         with _patience(self.name) as now_at:

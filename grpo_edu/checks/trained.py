@@ -10,10 +10,9 @@ import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
-from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Outcome, Part, attempt
+from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Outcome, Part, attempt, trial
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import train_tiny
 from grpo_edu.evaluation import mcnemar
@@ -41,18 +40,19 @@ class TrainedExercise(Exercise):
         """The same exercise without that part, its last."""
         return Exercise(self.reference, self.parts[:-1], self.mistakes, self.tolerance)
 
-    def may_train(self, found: Sequence[Sequence[Outcome]], parts: Sequence[Sequence[Call]]) -> bool:
-        """Whether the outcomes of all parts but the last are what the reference returns on the same inputs."""
-        pairs = zip(chain(*found), chain(*parts[:-1]), strict=True)
-        return all(one.same_as(attempt(self.reference, call), self.tolerance) for one, call in pairs)
+    def may_train(self, found: Sequence[Sequence[Outcome]], seed: int) -> bool:
+        """Whether the outcomes of all parts but the last, on the inputs of a seed, are what the reference returns."""
+        drawn = trial(self.untrained, seed)
+        return not any(drawn.failed(found, part) for part in range(len(self.untrained.parts)))
 
-    def _ask(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
+    def _ask(self, answer: Callable, seed: int) -> list[list[Outcome]]:
         """The outcomes in each part; the answer trains where the other parts are right."""
-        found, training = super()._ask(answer, parts[:-1]), parts[-1][0]
-        if not self.may_train(found, parts):
+        *others, training = trial(self, seed).calls
+        found = self._outcomes(answer, others)
+        if not self.may_train(found, seed):
             return [*found, [WAITING]]
         print(f"{self.name}: all other parts are right. Now it trains `tiny`, for 10 to 30 seconds.", flush=True)
-        return [*found, [attempt(answer, training)]]
+        return [*found, [attempt(answer, training[0])]]
 
     def judge(
         self, found: Sequence[Sequence[Outcome]], seed: int, credit: float = SLIP_CREDIT, variable: str = ""

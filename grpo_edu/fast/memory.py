@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from grpo_edu.fast.cores import control_groups, number_in
 
@@ -156,16 +156,24 @@ def recomputed_layers(model: nn.Module, active: bool = True) -> Iterator[None]:
         return
     from torch.utils.checkpoint import checkpoint
 
-    layers = checkpointed_layers(model)
+    with replaced_forward(
+        checkpointed_layers(model), lambda layer: partial(checkpoint, layer.forward, use_reentrant=False)
+    ):
+        yield
+
+
+@contextmanager
+def replaced_forward(layers: Sequence[nn.Module], make: Callable[[Any], Callable]) -> Iterator[None]:
+    """A context in which each layer computes with the function that `make` returns for it."""
     own: list[Callable | None] = [layer.__dict__.get("forward") for layer in layers]
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     try:
+        for layer in layers:
+            layer.forward = make(layer)
         yield
     finally:
         for layer, forward in zip(layers, own, strict=True):
             if forward is None:
-                del layer.forward
+                layer.__dict__.pop("forward", None)  # absent where `make` failed before this layer
             else:
                 layer.forward = forward
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.fast.memory import memory_bytes
+from grpo_edu.fast.memory import memory_bytes, replaced_forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,13 +44,8 @@ def packed_weights(model: PreTrainedModel, rows: int, steps: int, *, active: boo
     size = sum(layer.weight.nbytes for layer in layers)
     if size and memory_bytes()[1] < _FREE_MEMORY * size:
         layers = []
-    try:
-        for layer in layers:
-            layer.forward = _packed_product(layer, rows)
+    with replaced_forward(layers, lambda layer: _packed_product(layer, rows)):
         yield
-    finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
 
 
 def _can_be_packed(layer: nn.Module) -> bool:

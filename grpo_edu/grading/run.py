@@ -119,9 +119,9 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
 
 def _may_train(name: str, found: Transcript, seed: int) -> bool:
     """Whether all parts of an exercise but the one that is trained are right."""
-    exercise, inputs = exercises()[name], inputs_of(name, seed)
-    others = [found.outcomes.get((name, number), []) for number in range(len(inputs) - 1)]
-    return isinstance(exercise, TrainedExercise) and all(others) and exercise.may_train(others, inputs)
+    exercise = exercises()[name]
+    others = [found.outcomes.get((name, number), []) for number in range(len(exercise.parts) - 1)]
+    return isinstance(exercise, TrainedExercise) and all(others) and exercise.may_train(others, seed)
 
 
 def _take_all(
