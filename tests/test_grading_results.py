@@ -166,7 +166,7 @@ def test_pages_show_the_mistake_and_escape_everything():
     assert (
         "3 of 10 points" in page and "it is squared" in page and "<code>here</code>" in page and "late; and wet" in page
     )
-    assert "04_two: 0 of 5 points" in page and "Not handed in." in page
+    assert "04_two: 0 of 5 points" in page and "Not handed in" in page
     summary = summary_page(
         [grade, ana(), nobody()], [ONE, TWO], file_names([(EVIL, ""), (EVIL, "77"), ("Ana", "77")]), ["Seed: 0"]
     )

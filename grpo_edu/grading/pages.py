@@ -107,15 +107,16 @@ def feedback_page(grade: StudentGrade, masters: Sequence[Master]) -> str:
 
 def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
     """What a person grades: each open question with its model answer and rubric, and what every student wrote."""
-    from nbconvert.filters import markdown2html
+    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
+    markdown = MarkdownWithMath(renderer=IPythonRenderer(escape=False, exclude_anchor_links=True))
     return page(
         "open_answers",
         grades=grades,
         masters=masters,
         to_grade=TO_GRADE,
         open_column=open_column,
-        markdown=lambda text: Markup(markdown2html(text)),
+        markdown=lambda text: Markup(markdown.render(text)),
     )
 
 
