@@ -32,12 +32,15 @@ SLOW_FILES = {
     "test_checks",
     "test_cli",
     "test_cluster",
+    "test_cores",
     "test_course",
     "test_curriculum",
     "test_dashboards",
+    "test_figures",
     "test_grading",
     "test_grading_attacks",
     "test_grading_sandbox",
+    "test_gym",
     "test_challenge",
     "test_memory",
     "test_pretraining",
@@ -45,6 +48,7 @@ SLOW_FILES = {
     "test_profiles",
     "test_real_scale",
     "test_resume",
+    "test_runs",
     "test_speed_benchmarks",
     "test_startup",
     "test_step_process",
@@ -55,7 +59,14 @@ SLOW_FILES = {
 
 
 # Two workers share the files in this order, so that no long file is left for the end.
-LONGEST_FILES = ["test_grading_attacks", "test_grading", "test_app", "test_browser_dashboards", "test_browser"]
+LONGEST_FILES = [
+    "test_grading_attacks",
+    "test_grading",
+    "test_app",
+    "test_browser_dashboards",
+    "test_browser",
+    "test_trainer",
+]
 
 
 def pytest_collection_modifyitems(items):

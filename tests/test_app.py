@@ -74,6 +74,7 @@ def take_slots(folder, trials, start, end, taken):
         end.wait()
 
 
+@pytest.mark.slow
 def test_a_slot_whose_process_was_killed_goes_to_exactly_one_of_three(tmp_path):
     trials, processes = 20, multiprocessing.get_context("spawn")
     gone = subprocess.Popen([sys.executable, "-c", ""])

@@ -158,6 +158,7 @@ def test_what_evaluate_does_when_nothing_is_said(monkeypatch, policy):
         assert options["generator"].initial_seed() == 0
 
 
+@pytest.mark.slow
 def test_a_task_of_reasoning_gym_is_judged_by_its_own_scorer(monkeypatch, policy):
     pytest.importorskip("reasoning_gym")
     right, wrong = gym_problems("reasoning-gym:leg_counting", "heldout", 2)

@@ -152,6 +152,7 @@ def silent_hub(monkeypatch):
         yield constants.ENDPOINT
 
 
+@pytest.mark.slow
 def test_a_hub_that_never_answers_is_given_up_within_seconds(silent_hub):
     for load, remedy in (
         (lambda: load_policy("owner/absent"), "hf download owner/absent"),
