@@ -111,7 +111,7 @@ check_mcnemar_p = Exercise(
             A change for the worse would have been a change as well: twice the tail.
         that is the probability of this very count: _tail(smaller, pairs) -> math.comb(pairs, smaller) / 2**pairs
             At least as unequal: add up the tail.
-        the smallest count is left out of the tail: _tail(smaller, pairs) -> _tail(smaller - 1, pairs)
+        the last term of the tail, at the smaller count, is missing: _tail(smaller, pairs) -> _tail(smaller - 1, pairs)
             From 0 to the smaller count, inclusive.
         the tail does not end at the smaller count: _tail(smaller, pairs) -> _tail(only_before, pairs)
             To min(b, c), whichever of the two it is.
