@@ -3,8 +3,10 @@
 Needs root (it makes three users and removes them), Node.js, bubblewrap, chromium and a package index for JupyterHub.
 """
 
+import contextlib
 import csv
 import os
+import random
 import re
 import shutil
 import signal
@@ -97,8 +99,7 @@ def room():
         if not (folder / "hub" / "classroom-stamp").exists():
             pytest.skip(f"JupyterHub could not be installed: {done.stderr[-500:]}")
         assert done.returncode == 0, done.stderr
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = three_free_ports()
         settings = folder / "settings.toml"
         settings.write_text(settings.read_text().replace("port = 8000", f"port = {port}"))
         with (folder / "state" / "hub.log").open("w") as log:
@@ -112,6 +113,16 @@ def room():
             yield address, folder, {row["name"]: row["password"] for row in csv.DictReader(file)}
     finally:
         clean_up(hub, top)
+
+
+def three_free_ports():
+    """The first of three free ports in a row, below those that the system gives to whoever asks for any."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for number in range(port, port + 3):
+                held.enter_context(socket.create_server(("127.0.0.1", number)))
+            return port
 
 
 def wait_for(address, hub, log):

@@ -260,5 +260,7 @@ check_possible_counts = Exercise(
             `range(trials)` ends one before `trials`: 100% may be true.
         none right is never tried: if abs -> if count and abs
             Counts begin at 0.
+        neither none right nor all right is tried: if abs -> if 0 < count < trials and abs
+            0% and 100% may be true as well.
     """,
 )
