@@ -100,7 +100,7 @@ def how_far(one: float, other: float, *, counted: bool = False) -> str:
         return "it is NaN" if math.isnan(one) else f"it is {'minus ' * (one < 0)}infinite"
     if not math.isfinite(other):
         return f"it is a finite number, not {other}"
-    if math.isclose(one, -other, rel_tol=1e-4):
+    if math.isclose(one, -other, rel_tol=1e-2):  # a rounded answer as well
         return "it has the opposite sign"
     if one * other > 0 and not (counted and abs(other) < 10):  # a count of 2 in place of 1 is 1 too high
         for times, word in ((one / other, "large"), (other / one, "small")):
