@@ -226,6 +226,11 @@ def test_overlapping_intervals_are_ties():
     assert [rank(one, entries) for one in entries] == [1, 1, 3, 4, 1]
 
 
+def test_the_interval_of_an_accuracy_ends_at_its_bounds():
+    two_seeds = Entry("two seeds", "tiny", [0.6, 0.84]).estimate  # Student's factor is 12.7: 0.72 ± 1.52
+    assert (two_seeds.low, two_seeds.high) == (0.0, 1.0) and two_seeds.value == pytest.approx(0.72)
+
+
 def test_the_page_about_the_challenge_shows_the_stored_results():
     record = json.loads((REPOSITORY / "benchmarks" / "results" / "challenge.json").read_text())
     page = (REPOSITORY / "docs" / "challenge.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,7 +286,10 @@ class Entry:
     @property
     def estimate(self) -> Estimate | None:
         """The mean accuracy with its interval over the seeds; None for a single seed or a rejected submission."""
-        return None if self.rejected or len(self.accuracies) < 2 else mean_estimate(self.accuracies)
+        if self.rejected or len(self.accuracies) < 2:
+            return None
+        mean = mean_estimate(self.accuracies)
+        return replace(mean, low=max(0.0, mean.low), high=min(1.0, mean.high))
 
 
 class Judge:
@@ -459,7 +462,7 @@ def plot_entries(entries: Sequence[Entry], start: str) -> Figure:
         axes, f"Accuracy after training from {start}", "", "held-out accuracy (%), with 95% intervals over the seeds"
     )
     estimates = [one.estimate for one in entries if one.estimate]
-    shares = [percent(one.value, max(0.0, one.low), min(1.0, one.high)) for one in estimates]
+    shares = [percent(one.value, one.low, one.high) for one in estimates]
     intervals(axes, 0, shares, range(len(shares)))
     name_rows(axes, [one.name.replace("$", r"\$") for one in entries])  # matplotlib would read formulas
     axes.set_xlim(0, 100)
