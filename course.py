@@ -107,7 +107,7 @@ def run(command, errors=None, **extra):
             for line in child.stderr or ():
                 errors.append(line)
                 if "Retrying" in line:
-                    say("no answer from the package index yet; pip tries again")
+                    say("no answer from the package index yet; pip tries again, so just wait")
             return child.wait()
         except KeyboardInterrupt:  # Ctrl-C reached the child too: let it end in its own way
             try:

@@ -42,8 +42,9 @@ def test_right_answers_in_many_types(capsys, answer, expected):
 @pytest.mark.parametrize(
     ("answer", "expected", "words"),
     [
-        (0.75, 0.5, ["0.75", "0.25 too high"]),
-        (0.25, 0.5, ["0.25", "2 times too small"]),
+        (0.75, 0.5, ["0.75 is too high"]),
+        (0.25, 0.5, ["0.25 is too small"]),
+        (50.0, 0.5, ["50 is 100 times too large"]),
         (0.52, 0.5, ["too high"]),
         ("0.5", 0.5, ["a text", "not a number"]),
         ([0.5], 0.5, ["a list", "not a number"]),

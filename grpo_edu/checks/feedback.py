@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -124,8 +125,13 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Escaped, with what stands between backticks as code."""
+    """Escaped, with what stands between backticks as code and words between asterisks emphasized.
+
+    >>> _code("The *mean* of `a * b`, not 2 * 3 * 4.")
+    'The <em>mean</em> of <code>a * b</code>, not 2 * 3 * 4.'
+    """
     pieces = html.escape(text).split("`")
+    pieces[::2] = [re.sub(r"(?<!\w)\*(\w[^*]*)\*(?!\w)", r"<em>\1</em>", piece) for piece in pieces[::2]]
     return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))
 
 
@@ -149,7 +155,9 @@ def _part_html(part: PartResult) -> str:
 
 # ---- *Your turn*, at the end of a section of a notebook ----
 def your_turn(answer: Any, expected: Any, hint: str = "", tolerance: float = 1e-3) -> None:
-    """Print whether a short answer is right, and how far off it is if not.
+    """Print whether a short answer is right, and if not, in which direction it is wrong.
+
+    How far a number is off is not said, because this would give the answer away; only a factor of ten or more is.
 
     answer: the student's; None, also inside a list, means that it is still missing. expected: the right answer: a
     number, a text, a list or a tensor. tolerance: how much a number may differ, absolute or relative. Lists, tuples,
@@ -160,7 +168,9 @@ def your_turn(answer: Any, expected: Any, hint: str = "", tolerance: float = 1e-
     >>> your_turn(0.5, 0.5)
     Correct: 0.5
     >>> your_turn(0.25, 0.5, hint="Divide by the number of right answers.")
-    Not yet: 0.25 is 2 times too small. Hint: Divide by the number of right answers.
+    Not yet: 0.25 is too small. Hint: Divide by the number of right answers.
+    >>> your_turn(500.0, 0.5)
+    Not yet: 500 is 1000 times too large.
     """
     given, wanted = _plain(answer), _plain(expected)
     if _is_missing(given):
@@ -189,5 +199,9 @@ def _how_wrong(given: Any, wanted: Any, tolerance: float) -> str | None:
     found = difference(given, wanted, tolerance)
     if found and (found == OTHER or isinstance(given, bool)):
         return f"{shown(given)} is not the answer"
-    is_number = isinstance(given, (int, float)) and math.isfinite(given)
-    return f"{shown(given)}{found.removeprefix('it')}" if found and is_number else found
+    if not found or not isinstance(given, (int, float)) or not math.isfinite(given):
+        return found
+    distance = re.fullmatch(r"it is (\S+) (times )?too (\w+)", found)
+    if distance and not (distance[2] and float(distance[1]) >= 10):
+        found = f"it is too {distance[3]}"
+    return f"{shown(given)}{found.removeprefix('it')}"

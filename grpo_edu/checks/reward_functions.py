@@ -90,7 +90,7 @@ check_extract_number = Exercise(
     parts=(
         Part("worked answers", 2, _plain_texts, draws=8, always=tuple(map(call, PLAIN_TEXTS))),
         Part(
-            "commas, corrections, hedges, no marker at all",
+            "commas, corrections, two numbers, no marker at all",
             3,
             _hard_texts,
             draws=20,
@@ -129,7 +129,7 @@ check_extract_number = Exercise(
             Only what stands behind `####` was *given* as the answer.
         1,200 is read as 1: number if re.fullmatch(r"-?\d+", number) else None -> _first_number(line)
             Take the thousands commas out before you look for digits.
-        a hedge is paid for its first number:
+        two numbers are paid for the first:
             number if re.fullmatch(r"-?\d+", number) else None -> _first_number(number)
             Two numbers are no answer: the text behind the marker must be one number, and nothing else.
             or: number if re.fullmatch(r"-?\d+", number) else None -> (re.match(r"-?\d+", number) or [None])[0]

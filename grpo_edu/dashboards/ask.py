@@ -169,7 +169,8 @@ class AskTheModel(Dashboard):
                 self.trained += 1
                 done = int(metrics["step"])
                 left = (steps - done) * (time.perf_counter() - began) / done
-                self._tell(f"Step {done} of {steps}: reward {metrics['reward']:.2f}, {left:.0f} s left", done / steps)
+                reward = f"mean reward on other problems {metrics['reward']:.2f}"
+                self._tell(f"Step {done} of {steps}: {reward}, {left:.0f} s left", done / steps)
                 if done % _EVERY == 0:
                     self._sample(session, self.trained)
                     self._show()
@@ -193,14 +194,15 @@ class AskTheModel(Dashboard):
             tied = right in (0, size)
             equal = "All rewards are equal, so every advantage is 0 and this group teaches nothing."
             unequal = "Answers with a positive advantage would be made more likely, the others less likely."
-            return f"{right} of {size} answers are right. {equal if tied else unequal} Press Train to see it happen."
+            then = "Press Train: the model trains on other problems and answers this question again."
+            return f"{right} of {size} answers are right. {equal if tied else unequal} {then}"
         steps, now = self.series[-1]
         best = max(self.before, key=lambda row: row["reward"])
         change = f"{_percent(best['chance'])} before and is {_percent(best['then'])} now"
         example = f" The probability of the first right answer was {change}." if best["reward"] == 1 else ""
         return (
-            f"Before training {right} of {size} answers were right, after {steps} steps {now} of {size}. The left "
-            f"table shows how probable each of the first answers was, and how probable it is now.{example}"
+            f"Before training {right} of {size} answers were right, after {steps} steps {now} of {size}. The "
+            f"table “Before training” shows how probable each answer was, and how probable it is now.{example}"
         )
 
     def _show(self) -> None:
@@ -213,7 +215,8 @@ class AskTheModel(Dashboard):
         stored = json.loads((data_dir() / "curves" / RECORDED).read_text(encoding="utf-8"))
         self.picture.value = answers_html(stored["before"], stored["after"], stored["series"])
         self.alt = f"Recorded answers to the question “{stored['question']}”"
-        self.say(f"These answers were recorded. {stored['words']} Press Ask for answers of your own, then Train.")
+        then = "Press Ask to let the model answer on this computer, then Train."
+        self.say(f"These answers were recorded. {stored['words']} {then}")
 
     def _reset(self, button: object = None) -> None:
         if self.busy:

@@ -26,6 +26,8 @@ def probability_svg(
 ) -> str:
     """An SVG that plays the frames in a loop: one row per action with its probability as a bar and as a curve.
 
+    It shows the last frame first, and then begins at the start.
+
     Args:
         frames: F >= 2 rows of K probabilities, the first before training, one more after each update.
         names: K names, each drawn at the left of its row; at most 16 characters are shown well.
@@ -44,7 +46,8 @@ def probability_svg(
     ends = [*starts[1:], length]
     height = _TOP + _ROW * len(names) + _FOOT
     rules = [
-        f".frame{{visibility:hidden;animation:{length:.2f}s step-end infinite}}",
+        # It begins with the last frame: some browsers do not start an animation that JupyterLab has just inserted.
+        f".frame{{visibility:hidden;animation:{length:.2f}s step-end -{starts[-1]:.2f}s infinite}}",
         # whoever asks for less motion sees the last frame
         f"@media (prefers-reduced-motion:reduce){{.frame{{animation:none!important}}#f{last}{{visibility:visible}}}}",
     ]

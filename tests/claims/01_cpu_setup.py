@@ -9,8 +9,8 @@ assert imports > startup["model"]
 assert held["gradients"] == held["weights"] == 4 * model.num_parameters()
 assert held["optimizer"] == 2 * held["weights"]
 
-# the small products gain nothing from a second thread worth speaking of
-assert one / two < 1.5
+# the small products gain nothing from a second thread; another program may slow one of the two down to a half
+assert one / two < 3
 before, after = in_a_new_process(late).partition("≈")[2].split(" and ")
 assert before.strip() == after.strip()
 assert in_a_new_process(early, OMP_NUM_THREADS="1") == "threads: 1"
