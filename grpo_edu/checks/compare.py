@@ -90,11 +90,15 @@ def close(one: float, other: float, tolerance: float) -> bool:
     return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def how_far(one: float, other: float, *, counted: bool = False) -> str:
-    """In which way one number differs from the other, which is the right one. counted: they are whole numbers.
+def how_far(one: float, other: float, *, counted: bool = False, roughly: bool = False) -> str:
+    """In which way one number differs from the other, which is the right one.
+
+    counted: they are whole numbers. roughly: leave the distance out, unless it is a factor of ten or more.
 
     >>> how_far(math.nan, 2.0), how_far(-3.0, 3.0), how_far(0.5, 2.0), how_far(2.5, 2.0)
     ('it is NaN', 'it has the opposite sign', 'it is 4 times too small', 'it is 0.5 too high')
+    >>> how_far(0.5, 2.0, roughly=True), how_far(2.5, 2.0, roughly=True), how_far(0.2, 2.0, roughly=True)
+    ('it is too small', 'it is too high', 'it is 10 times too small')
     """
     if not math.isfinite(one):
         return "it is NaN" if math.isnan(one) else f"it is {'minus ' * (one < 0)}infinite"
@@ -105,8 +109,10 @@ def how_far(one: float, other: float, *, counted: bool = False) -> str:
     if one * other > 0 and not (counted and abs(other) < 10):  # a count of 2 in place of 1 is 1 too high
         for times, word in ((one / other, "large"), (other / one, "small")):
             if round(times) > 1 and math.isclose(times, round(times), rel_tol=1e-4):
-                return f"it is {round(times)} times too {word}"
-    return f"it is {shown(abs(one - other), 3)} too {'high' if one > other else 'low'}"
+                factor = "" if roughly and round(times) < 10 else f"{round(times)} times "
+                return f"it is {factor}too {word}"
+    distance = "" if roughly else f"{shown(abs(one - other), 3)} "
+    return f"it is {distance}too {'high' if one > other else 'low'}"
 
 
 def kind(value: Any) -> str:

@@ -9,10 +9,11 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_edu.checks.compare import OTHER, difference, shown
+from grpo_edu.checks.compare import OTHER, difference, how_far, shown
 from grpo_edu.figures.style import COLORS
 
 WIDTH = 88
+_EMPHASIS = re.compile(r"(?<!\w)\*(\w[^*]*)\*(?!\w)")
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,10 @@ def _code(text: str) -> str:
     'The <em>mean</em> of <code>a * b</code>, not 2 * 3 * 4.'
     """
     pieces = html.escape(text).split("`")
-    pieces[::2] = [re.sub(r"(?<!\w)\*(\w[^*]*)\*(?!\w)", r"<em>\1</em>", piece) for piece in pieces[::2]]
-    return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))
+    return "".join(
+        f"<code>{piece}</code>" if number % 2 else _EMPHASIS.sub(r"<em>\1</em>", piece)
+        for number, piece in enumerate(pieces)
+    )
 
 
 def _part_html(part: PartResult) -> str:
@@ -201,7 +204,6 @@ def _how_wrong(given: Any, wanted: Any, tolerance: float) -> str | None:
         return f"{shown(given)} is not the answer"
     if not found or not isinstance(given, (int, float)) or not math.isfinite(given):
         return found
-    distance = re.fullmatch(r"it is (\S+) (times )?too (\w+)", found)
-    if distance and not (distance[2] and float(distance[1]) >= 10):
-        found = f"it is too {distance[3]}"
+    if isinstance(wanted, (int, float)) and not isinstance(wanted, bool):
+        found = how_far(given, wanted, counted=isinstance(given, int), roughly=True)
     return f"{shown(given)}{found.removeprefix('it')}"

@@ -9,8 +9,19 @@ assert imports > startup["model"]
 assert held["gradients"] == held["weights"] == 4 * model.num_parameters()
 assert held["optimizer"] == 2 * held["weights"]
 
-# the small products gain nothing from a second thread; another program may slow one of the two down to a half
-assert one / two < 3
+
+# the small products gain nothing from a second thread worth speaking of; what another program did to one of the two
+# measurements is gone when both are made again
+def gain_of_a_second_thread():
+    seconds_of = {}
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        seconds_of[count] = best_seconds(tasks["small products"], repeats=20)
+    torch.set_num_threads(threads_before)
+    return seconds_of[1] / seconds_of[2]
+
+
+assert one / two < 1.5 or min(gain_of_a_second_thread() for _ in range(10)) < 1.5
 before, after = in_a_new_process(late).partition("≈")[2].split(" and ")
 assert before.strip() == after.strip()
 assert in_a_new_process(early, OMP_NUM_THREADS="1") == "threads: 1"
