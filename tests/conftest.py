@@ -49,6 +49,7 @@ SLOW_FILES = {
     "test_real_scale",
     "test_resume",
     "test_runs",
+    "test_smollm2",
     "test_speed_benchmarks",
     "test_startup",
     "test_step_process",

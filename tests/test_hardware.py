@@ -87,6 +87,7 @@ def test_a_healthy_place_passes():
         "packages",
         "problems",
         "tiny model",
+        "SmolLM2",
         "disk space",
         "memory",
         "threads",

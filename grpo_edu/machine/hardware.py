@@ -112,6 +112,7 @@ def doctor_checks() -> list[Check]:
         ("packages", _check_packages),
         ("problems", _check_problems),
         ("tiny model", _check_model),
+        ("SmolLM2", _check_smollm2),
         ("disk space", _check_disk),
         ("memory", _check_memory),
         ("threads", _check_threads),
@@ -179,6 +180,18 @@ def _check_model() -> tuple[bool, str, str]:
     except (OSError, ValueError, RuntimeError) as error:
         return False, f"{type(error).__name__}: {error}", remedy
     return True, f"loads, {model.num_parameters():,} parameters", ""
+
+
+def _check_smollm2() -> tuple[bool, str, str]:
+    """Only what uses this model needs it, so it is no fault where it is not installed."""
+    from grpo_edu.models import SMOLLM2_INSTALL, smollm2_dir, smollm2_file
+
+    folder = smollm2_dir()
+    if folder.is_dir():
+        return True, f"converted, in {folder}", ""
+    if smollm2_file() is None:
+        return True, f"not installed; only notebook 14 and `--model smollm2` need it: {SMOLLM2_INSTALL}", ""
+    return True, f"installed; the first use converts it into {folder.parent}", ""
 
 
 def _check_disk() -> tuple[bool, str, str]:

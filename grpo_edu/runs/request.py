@@ -290,8 +290,11 @@ def read_run_result(folder: Path) -> dict[str, Any] | None:
 def absolute_source(model: str | Path) -> str:
     """Return what to load for a model's name; a path is made absolute, so that it holds in every working folder."""
     source = model_source(model)
-    is_folder = source != "tiny" and Path(source).expanduser().is_dir()
-    return str(Path(source).expanduser().absolute()) if is_folder else str(source)
+    if not Path(source).expanduser().is_dir():
+        return str(source)
+    from grpo_edu.models import SMOLLM2, list_models
+
+    return str(source) if source in (*list_models(), SMOLLM2) else str(Path(source).expanduser().absolute())
 
 
 def default_folder(request: RunRequest, *, overwrite: bool = False) -> RunFolder:
