@@ -11,15 +11,23 @@ wait at the same time.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import copy
 import functools
+import importlib.util
 import inspect
 import math
+import signal
+import sys
+import threading
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from numbers import Real
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import LARGEST_REWARD
@@ -30,6 +38,7 @@ from grpo_edu.prompts import MARKER, completion_text, extract_answer, normalize_
 if TYPE_CHECKING:
     import torch
 
+REWARD_SECONDS = 300.0  # the longest that a reward function may take for one batch; one that waits is an `async def`
 Completion = str | list[dict]
 RewardFunction = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
 
@@ -155,42 +164,143 @@ def reward_name(reward_func: RewardFunction) -> str:
     return getattr(reward_func, "__name__", type(reward_func).__name__)
 
 
-class _Naming:
-    """A context that raises a RuntimeError with the name of the reward function for any exception inside."""
+def load_reward(spec: str) -> RewardFunction:
+    """Load a reward function of your own, named as FILE.py:function or package.module:function.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    Raises ValueError, or FileNotFoundError, that says what is wrong with the file, the name or the function.
+    """
+    place, _, name = spec.rpartition(":")
+    module = _load_module(place, spec)
+    function = getattr(module, name, None)
+    if not callable(function) or isinstance(function, type):
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        what = "is not a function" if hasattr(module, name) else "does not exist"
+        raise ValueError(f"`rewards`: {name!r} {what} in {place}; it defines {', '.join(own) or 'nothing'}.")
+    parameters = inspect.signature(function).parameters.values()
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        raise ValueError(
+            f"`rewards`: {spec} does not take what every reward is called with; write def {name}(completions, "
+            "**kwargs), with the columns that it reads, such as answer, before **kwargs."
+        )
+    return function
+
+
+def check_columns(reward_func: RewardFunction, columns: Sequence[str]) -> None:
+    """Raise ValueError where a reward function requires a column that the problems do not have."""
+    known = ("prompts", "completions", "completion_ids", *columns)
+    for parameter in inspect.signature(reward_func).parameters.values():
+        optional = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        if not optional and parameter.default is inspect.Parameter.empty and parameter.name not in known:
+            raise ValueError(
+                f"`rewards`: {reward_name(reward_func)} requires the column {parameter.name!r}, which the problems "
+                f"lack; they have {', '.join(columns)}."
+            )
+
+
+def _load_module(place: str, spec: str) -> ModuleType:
+    """Import a file, or a module by its name."""
+    path = Path(place).expanduser()
+    try:
+        if path.suffix != ".py":
+            return importlib.import_module(place)
+        if not path.is_file():
+            raise FileNotFoundError(f"`rewards`: file {place} does not exist. Check the path in {spec}.")
+        found = importlib.util.spec_from_file_location(f"grpo_edu_reward_{path.stem}", path.resolve())
+        assert found is not None and found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[found.name] = module  # where dataclasses and pickle look for it
+        found.loader.exec_module(module)
+        return module
+    except FileNotFoundError:
+        raise
+    except SyntaxError as error:
+        raise ValueError(f"`rewards`: {error.filename}:{error.lineno}: {error.msg}; correct this line.") from None
+    except (Exception, SystemExit) as error:  # whatever the code of its author does
+        missing = isinstance(error, ModuleNotFoundError) and path.suffix != ".py"
+        advice = (
+            f"for a file write {place}.py:{spec.rpartition(':')[2]}" if missing else "run it with Python alone first"
+        )
+        raise ValueError(f"`rewards`: importing {place} raised {type(error).__name__}: {error}; {advice}.") from error
+
+
+class _Naming:
+    """A context that raises a RuntimeError with the name of the reward function for any exception inside.
+
+    In the main thread, a function that takes longer than `seconds` is interrupted, as by Ctrl-C, and is named too.
+    where: finds the words that say on which completion it happened.
+    """
+
+    def __init__(self, name: str, seconds: float | None = None, where: Callable[[], str] = str) -> None:
+        self.name, self.seconds, self.where, self.late = name, seconds, where, False
 
     def __enter__(self) -> None:
-        return None
+        self._timer: threading.Timer | None = None
+        if self.seconds is not None and threading.current_thread() is threading.main_thread():
+            self._timer = threading.Timer(self.seconds, self._interrupt)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _interrupt(self) -> None:
+        self.late, main = True, threading.main_thread().ident
+        if hasattr(signal, "pthread_kill") and main is not None:  # which ends a sleep as well
+            signal.pthread_kill(main, signal.SIGINT)
+        else:
+            _thread.interrupt_main()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.late and isinstance(error, KeyboardInterrupt):
+            raise RuntimeError(
+                f"the reward function '{self.name}' did not return within {self.seconds:g} seconds; look for an "
+                "endless loop, or make a function that waits for a judge an `async def`"
+            ) from None
         if isinstance(error, Exception):
             raise RuntimeError(
-                f"the reward function '{self.name}' raised {type(error).__name__}: {error}. It is called as "
-                f"{self.name}(prompts=…, completions=…, **columns); accept the arguments it does not need with **kwargs"
+                f"the reward function '{self.name}' raised {type(error).__name__}: {error}{self.where()}. It is called "
+                f"as {self.name}(prompts=…, completions=…, **columns); accept what it does not need with **kwargs"
             ) from error
 
 
-def _checked(name: str, returned: Any, length: int) -> list[float]:
-    """The `length` rewards that a reward function returned, as floats, with NaN for None."""
+def _first_that_fails(function: RewardFunction, inputs: Mapping[str, Any]) -> str:
+    """The words that name the first completion on which a function raises when it gets the rows one by one."""
+    for row, completion in enumerate(inputs["completions"]):
+        one = {key: copy.deepcopy([value[row]]) if isinstance(value, list) else value for key, value in inputs.items()}
+        try:
+            function(**one)
+        except Exception:  # the error itself is raised by the caller
+            return f", for the first time on completion {row}, {_shown(completion)}"
+    return ""
+
+
+def _shown(completion: Completion) -> str:
+    """A completion in a message, cut after 200 characters."""
+    return repr(completion_text(completion)[:200])
+
+
+def _checked(name: str, returned: Any, completions: Sequence[Completion]) -> list[float]:
+    """The rewards that a function returned for these completions, as floats, with NaN for None."""
+    length = len(completions)
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     returns = f"the reward function '{name}' returned"
     if not isinstance(values, list | tuple):
         raise ValueError(f"{returns} {type(returned).__name__}; return a list of {length} numbers, one per completion")
     if len(values) != length:
         raise ValueError(f"{returns} {len(values)} rewards for {length} completions; return exactly one per completion")
-    return [math.nan if value is None else _checked_value(returns, value, row) for row, value in enumerate(values)]
+    return [
+        math.nan if value is None else _checked_value(returns, value, f"completion {row}, {_shown(completions[row])}")
+        for row, value in enumerate(values)
+    ]
 
 
-def _checked_value(returns: str, value: Any, row: int) -> float:
+def _checked_value(returns: str, value: Any, completion: str) -> float:
     remedy = f"return a number of at most {LARGEST_REWARD:g} in size, or None where the function does not apply"
     if hasattr(value, "tolist"):  # a 0-dimensional tensor or array
         value = value.tolist()
     if not isinstance(value, Real):
-        raise ValueError(f"{returns} {value!r} ({type(value).__name__}) for completion {row}; {remedy}")
+        raise ValueError(f"{returns} {value!r} ({type(value).__name__}) for {completion}; {remedy}")
     if not abs(value) <= LARGEST_REWARD:  # type: ignore[operator]  # False for NaN; typeshed's Real does not compare
-        raise ValueError(f"{returns} {value} for completion {row}; {remedy}")
+        raise ValueError(f"{returns} {value} for {completion}; {remedy}")
     return float(value)
 
 
@@ -258,11 +368,11 @@ def compute_rewards(
     returned = []
     for name, function in zip(names, functions, strict=True):
         own = {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in inputs.items()}
-        with _Naming(name):
+        with _Naming(name, REWARD_SECONDS, partial(_first_that_fails, function, inputs)):
             returned.append(function(**own))
     if any(map(inspect.isawaitable, returned)):
         returned = _wait_for_all(names, returned)
-    table = [_checked(name, values, len(completions)) for name, values in zip(names, returned, strict=True)]
+    table = [_checked(name, values, completions) for name, values in zip(names, returned, strict=True)]
     unscored = [row for row, rewards in enumerate(zip(*table, strict=True)) if all(map(math.isnan, rewards))]
     if unscored:
         text = (

@@ -34,7 +34,7 @@ from grpo_edu.losses import (
     weighted_sum,
 )
 from grpo_edu.metrics import masked_mean, rollout_metrics
-from grpo_edu.problems.templates import Problem, ProblemOrder
+from grpo_edu.problems.templates import Problem, ProblemOrder, columns_of
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards, reward_name
@@ -112,9 +112,7 @@ def score_rollout(
         prompts=[problem.prompt for problem in rows],
         completions=rollout.completions,
         completion_ids=completion_ids,
-        answer=[problem.answer for problem in rows],
-        level=[problem.level for problem in rows],
-        solution=[problem.solution for problem in rows],
+        **columns_of(rows),
     )
     rewards = combine_rewards(rewards_per_func, config.reward_weights)
     loss_mask = rollout.policy_mask

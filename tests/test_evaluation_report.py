@@ -57,11 +57,11 @@ def test_steps_of_a_reference():
 def test_the_number_of_problems(monkeypatch):
     asked = []
 
-    def load_split(data, split, *, data_path, n):
-        asked.append((data, n))
+    def load_asked(request, split, *, n):
+        asked.append((request["data"], n))
         raise LookupError
 
-    monkeypatch.setattr(evaluation_report, "load_split", load_split)
+    monkeypatch.setattr(evaluation_report, "load_asked", load_asked)
     for data in ("basic", "gsm8k", "basic,gsm8k"):
         with pytest.raises(LookupError):
             report_evaluation(data=data)

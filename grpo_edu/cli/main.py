@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from grpo_edu import __version__
-from grpo_edu.cli import app, grading, machine, studies, train
+from grpo_edu.cli import app, grading, machine, own, studies, train
 from grpo_edu.cli.options import Parser, add_common_options, complain, notes_of, option_names, subparsers
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -29,6 +29,7 @@ COMMANDS = {
     "train": ("train a policy with GRPO, and evaluate it before and after", train),
     "profiles": ("list the profiles of train, or print one", train),
     "evaluate": ("measure a policy's accuracy on held-out problems", train),
+    "reward-check": ("try a reward of your own before any training", own),
     "curriculum": ("train on one task after another, and measure forgetting", studies),
     "app": ("open the dashboards in a browser", app),
     "grade": ("grade a folder of students' exercises in a sandbox", grading),
@@ -54,7 +55,7 @@ def build_parser() -> ArgumentParser:
         command = commands.add_parser(name, help=about, description=text, allow_abbrev=False)
         if name == "train":
             command.usage = "grpo-edu train [OPTIONS]"
-        getattr(module, f"add_{name}_options")(command)
+        getattr(module, f"add_{_plain(name)}_options")(command)
         add_common_options(command)
     return parser
 
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, subparsers(parser)[arguments.command])
             _, module = COMMANDS[arguments.command]
-            code = getattr(module, f"run_{arguments.command}_command")(arguments)
+            code = getattr(module, f"run_{_plain(arguments.command)}_command")(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of the output is gone: end silently, as Unix tools do
@@ -95,6 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = option_names(_message(error), subparsers(parser)[arguments.command])
         complain(f"error: {message}", error)
         return 1 if _failed_during_work(error) else 2
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def _show_warning(command: ArgumentParser, message: Warning | str, *where: object) -> None:

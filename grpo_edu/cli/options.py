@@ -32,7 +32,9 @@ TOPICS: dict[str, dict[str, str]] = {
         "prompt_template": "text with {problem} in it, instead of the chat template",
     },
     "problems": {
-        "data": "sets, with commas: {data}",
+        "data": "sets, with commas: {data}, or a file of yours",
+        "heldout": "your held-out problems (otherwise a fifth of your file)",
+        "columns": "names in your file, such as question=problem,answer=target",
         "data_path": "folder with GSM8K's train.jsonl and test.jsonl",
         "num_problems": "training problems (otherwise all)",
         "shuffle_dataset": "use the problems in random order",
@@ -46,7 +48,7 @@ TOPICS: dict[str, dict[str, str]] = {
         "backend": "what trains",
     },
     "rewards": {
-        "rewards": "with commas: {rewards}",
+        "rewards": "with commas: {rewards}, FILE.py:function",
         "reward_weights": "one weight per reward (otherwise 1 each)",
         "multi_objective_aggregation": "add rewards first, or scale each first",
     },

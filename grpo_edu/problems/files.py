@@ -10,9 +10,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_edu.problems.hub import hub_or_cache
 from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, data_dir
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 GSM8K_HUB_ID = "openai/gsm8k"
-_PROBLEM_FIELDS = tuple(field.name for field in fields(Problem))
+_PROBLEM_FIELDS = ("prompt", "answer", "level", "solution")
 _CALCULATOR_NOTE = re.compile(r"<<[^<>]*>>")
 
 
-def _records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+def json_records(path: Path, keys: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and the object of each line, which has a string for each of `keys`. Blank lines are skipped."""
     found = False
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
@@ -53,7 +52,7 @@ def _records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, s
         found = True
         yield number, record
     if not found:
-        raise ValueError(f"{path}: the file holds no problems; each line needs {', '.join(keys)}")
+        raise ValueError(f"{path}: the file holds no problems; each line needs {', '.join(keys) or 'a question'}")
 
 
 def read_problems(path: str | Path) -> list[Problem]:
@@ -70,7 +69,8 @@ def read_problems(path: str | Path) -> list[Problem]:
     True
     """
     return [
-        Problem(**{key: record[key] for key in _PROBLEM_FIELDS}) for _, record in _records(Path(path), _PROBLEM_FIELDS)
+        Problem(**{key: record[key] for key in _PROBLEM_FIELDS})
+        for _, record in json_records(Path(path), _PROBLEM_FIELDS)
     ]
 
 
@@ -85,7 +85,7 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     for index, problem in enumerate(problems):
         if not isinstance(problem, Problem):
             raise ValueError(f"problems[{index}] must be a Problem, got {type(problem).__name__}")
-    text = "".join(json.dumps(asdict(problem), ensure_ascii=False) + "\n" for problem in problems)
+    text = "".join(json.dumps(problem.row(), ensure_ascii=False) + "\n" for problem in problems)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -132,7 +132,7 @@ def load_problems(level: str | Sequence[str], split: str = "train", n: int | Non
     return problems
 
 
-def _gsm8k_problem(record: dict[str, str], where: str) -> Problem:
+def _gsm8k_problem(record: dict[str, Any], where: str) -> Problem:
     """A GSM8K record as a problem, without its calculator notes `<<48/2=24>>` and with the answer in canonical form."""
     answer = extract_answer(record["answer"]) if MARKER in record["answer"] else None
     if answer is None:
@@ -160,7 +160,7 @@ def load_gsm8k(split: str = "train", path: str | Path | None = None, n: int | No
         file = source = Path(path) / f"{split}.jsonl" if Path(path).is_dir() else Path(path)
         if not file.is_file():
             raise FileNotFoundError(f"path: file {source} does not exist; pass a folder with {split}.jsonl, or a file")
-        records = _records(file, ("question", "answer"))
+        records = json_records(file, ("question", "answer"))
     return _first([_gsm8k_problem(record, f"{source}:{number}") for number, record in records], n, source)
 
 
@@ -186,4 +186,4 @@ def to_dataset(problems: Iterable[Problem]) -> Dataset:
     """
     from datasets import Dataset
 
-    return Dataset.from_list([asdict(problem) for problem in problems])
+    return Dataset.from_list([problem.row() for problem in problems])

@@ -19,9 +19,10 @@ import json
 import operator
 import random
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 LEVELS = ("basic", "intermediate", "advanced")
 DOMAINS = ("sorting", "coin_flip")
@@ -69,12 +70,32 @@ class Problem:
     answer: the canonical answer, for example ``"36"``, ``"7, 15, 23"`` or ``"heads"``.
     level: one of `LEVELS` or `DOMAINS`, or the name of an outside source (``"gsm8k"``).
     solution: the worked solution, ending in ``#### answer``.
+    columns: further columns of a file of your own, which a reward function gets by their names.
     """
 
     prompt: str
     answer: str
     level: str
     solution: str
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def row(self) -> dict[str, Any]:
+        """The problem as one row of a table: its fields, and its further columns by their own names."""
+        fields = {"prompt": self.prompt, "answer": self.answer, "level": self.level, "solution": self.solution}
+        return {**fields, **self.columns}
+
+
+def columns_of(problems: Sequence[Problem]) -> dict[str, list]:
+    """What a reward function gets of B problems besides the prompts: one list of B entries per column.
+
+    A column that a problem does not have is None there, as in TRL.
+
+    >>> columns_of([Problem("1 + 1?", "2", "own", "#### 2", {"unit": "cm"})])["unit"]
+    ['cm']
+    """
+    rows = [problem.row() for problem in problems]
+    names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,7 @@ def fingerprint(model: nn.Module) -> str:
 
 def data_fingerprint(problems: Sequence[Problem]) -> str:
     """A hash of problems in their order: equal for equal problems only."""
-    return hashlib.sha256(json.dumps([asdict(problem) for problem in problems]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([problem.row() for problem in problems], default=str).encode()).hexdigest()
 
 
 def check_same_data(stored: Mapping[str, str] | None, found: Mapping[str, str], start: Path) -> None:

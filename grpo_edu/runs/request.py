@@ -18,8 +18,20 @@ from grpo_edu import __version__
 from grpo_edu.config import DTYPE_CHOICES, GRPOConfig
 from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
-from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem
-from grpo_edu.rewards import RewardFunction, accuracy_reward, format_reward, length_reward, reward_name, steps_reward
+from grpo_edu.problems.own import UNANSWERED, is_own, own_problems, parse_columns
+from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, Scorer, columns_of, register_scorer
+from grpo_edu.prompts import completion_text
+from grpo_edu.rewards import (
+    RewardFunction,
+    accuracy_reward,
+    check_columns,
+    compute_rewards,
+    format_reward,
+    length_reward,
+    load_reward,
+    reward_name,
+    steps_reward,
+)
 from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
 
 DATA = (*LEVELS, *DOMAINS, "gsm8k")
@@ -45,10 +57,13 @@ class RunRequest:
     Names (of data, rewards, layers and trackers) may be given as one string with commas or as a sequence.
 
     model: a shipped model such as "tiny", a folder (also the folder of an earlier run), or a Hub id.
-    data: names of problem sets, see `DATA`, or reasoning-gym:TASK.
+    data: names of problem sets, see `DATA`, reasoning-gym:TASK, or files of your own, see `grpo_edu.problems.own`.
+    heldout: file with the held-out problems; without it, a fifth of the questions of each file of your own.
+    columns: which column of a file of your own holds what, as field=column.
     data_path: folder with GSM8K's train.jsonl and test.jsonl, so that the Hub is not asked.
     num_problems: training problems, taken evenly from the sets; by default all of them.
-    rewards: names of reward functions, see `REWARDS`, or functions with TRL's signature.
+    rewards: names of reward functions, see `REWARDS`, FILE.py:function, package.module:function, or functions with
+        TRL's signature.
     config: the settings of GRPO.
     backend: what trains the model: this package, or TRL's GRPOTrainer.
     dtype: number format of the weights; "auto" measures on this computer which format is faster.
@@ -56,7 +71,7 @@ class RunRequest:
     lora_rank: train LoRA adapters of this rank; 0 trains all weights.
     lora_alpha: the adapters are scaled by lora_alpha / lora_rank; by default lora_alpha is twice the rank.
     lora_targets: names of the layers that get adapters.
-    n: held-out problems for the evaluations, balanced over the sets.
+    n: held-out problems for the evaluations, balanced over the sets; of a file of your own at most those it has.
     greedy: also evaluate with greedy decoding; by default, if an evaluation takes less than three seconds.
     checkpoint_every: steps between two checkpoints, from which the run can be resumed; 0 writes none.
     track: trackers that also receive the metrics, see `TRACKERS`; all of them stay on this computer.
@@ -75,6 +90,8 @@ class RunRequest:
 
     model: str = "tiny"
     data: tuple[str, ...] = LEVELS
+    heldout: str | None = None
+    columns: tuple[str, ...] = ()
     data_path: str | None = None
     num_problems: int | None = None
     rewards: tuple[str | RewardFunction, ...] = ("accuracy",)
@@ -91,7 +108,7 @@ class RunRequest:
     track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("model", "data_path"):
+        for name in ("model", "data_path", "heldout"):
             value = getattr(self, name)
             self._set(name, str(value) if isinstance(value, Path) else value)
         hints = get_type_hints(type(self))
@@ -100,6 +117,7 @@ class RunRequest:
         for name, known in self.choices.items():
             parse_names((getattr(self, name),), known, name)
         self._set("data", check_data(self.data))
+        self._set("columns", split_names(self.columns))
         self._set("rewards", _reward_entries(self.rewards))
         self._set("lora_targets", split_names(self.lora_targets))
         self._set("track", parse_names(self.track, TRACKERS, "track") if self.track else ())
@@ -125,6 +143,11 @@ class RunRequest:
             raise ValueError(
                 f"`lora_alpha` is {self.lora_alpha}, but no adapters are trained; set `lora_rank` as well."
             )
+        _check_own(self.data, self.heldout, self.columns)
+        if len(set(self.reward_names)) < len(self.reward_names):
+            raise ValueError(
+                f"`rewards`: two functions have one name in {', '.join(self.reward_names)}; give each its own."
+            )
         weights = self.config.reward_weights
         if weights is not None and len(weights) != len(self.rewards):
             names = ", ".join(self.reward_names)
@@ -148,8 +171,21 @@ class RunRequest:
 
     @property
     def reward_names(self) -> list[str]:
-        """Names of the reward functions, as they appear in the metrics."""
-        return [reward_name(function) for function in self.reward_functions]
+        """Names of the reward functions, as they appear in the metrics; nothing is loaded for them."""
+        return [_reward_label(entry) for entry in self.rewards]
+
+    def load_problems(self) -> tuple[list[Problem], list[Problem]]:
+        """Return the problems to train on and those to evaluate on.
+
+        Raises ValueError and OSError for files, rewards and numbers that are not valid.
+        """
+        asked = {name: getattr(self, name) for name in RUN_FIELDS}
+        problems = load_asked(asked, "train", n=self.num_problems, argument="num_problems")
+        heldout = load_asked(asked, "heldout", n=self.n)
+        score_unanswered([*problems, *heldout], self.rewards)
+        for function in self.reward_functions:
+            check_columns(function, list(columns_of(problems)))
+        return problems, heldout
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> RunRequest:
@@ -228,8 +264,7 @@ class RunRecord:
         """Describe a run that starts now, in this process and folder."""
         import torch
 
-        if request.data_path is not None:
-            request = replace(request, data_path=str(Path(request.data_path).expanduser().absolute()))
+        request = with_absolute_paths(request)
         return cls(request, absolute_source(request.model), command, library_versions(), torch.get_num_threads())
 
     def to_dict(self) -> dict[str, Any]:
@@ -278,7 +313,59 @@ def read_resumable(output: str | Path, rewards: Rewards | None = None) -> RunRec
 def heldout_problems(stored: Mapping[str, Any]) -> list[Problem]:
     """Load the problems that a stored run was evaluated on. stored: what `read_run_config` read."""
     n = stored["num_heldout"] if "num_heldout" in stored else stored["n"]
-    return load_split(stored["data"], "heldout", data_path=stored["data_path"], n=n)
+    problems = load_asked(stored, "heldout", n=n)
+    score_unanswered(problems, stored.get("rewards", ()))
+    return problems
+
+
+def load_asked(asked: Mapping[str, Any], split: str, *, n: int | None, argument: str = "n") -> list[Problem]:
+    """Load problems by the options of a run, from a request or from a stored one; otherwise as `load_split`."""
+    places = {name: asked[name] for name in ("data_path", "heldout", "columns") if asked.get(name)}
+    return load_split(asked["data"], split, n=n, argument=argument, **places)
+
+
+def score_unanswered(problems: Sequence[Problem], rewards: Sequence[str | RewardFunction]) -> None:
+    """Let the first reward of your own score problems without an answer: right is what it pays at least 1.
+
+    Raises ValueError where there are such problems but no such reward.
+    """
+    found = {(problem.level, problem.prompt): problem for problem in problems if problem.level.startswith(UNANSWERED)}
+    if not found:
+        return
+    own = [reward for reward in rewards if reward not in REWARDS and _short(_reward_label(reward)) not in REWARDS]
+    if not own:
+        level = next(iter(found))[0].removeprefix(UNANSWERED)
+        raise ValueError(
+            f"`data`: {level} has no column for the answer, so accuracy cannot be measured; name it with `columns` "
+            "answer=COLUMN, or give a reward of your own as `rewards` FILE.py:function."
+        )
+    (function,) = reward_functions(own[:1])
+
+    def score(completion: str | list[dict], question: str | list[dict], level: str) -> float:
+        text = question if isinstance(question, str) else question[-1]["content"]
+        columns = columns_of([found[level, text]])
+        return float(compute_rewards([function], prompts=[question], completions=[completion], **columns)[0, 0])
+
+    register_scorer(UNANSWERED, Scorer(lambda completion: completion_text(completion).strip() or None, score))
+
+
+def with_absolute_paths(request: RunRequest) -> RunRequest:
+    """Return a request whose files are found from every working folder."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute())
+
+    def reward(entry: str | RewardFunction) -> str | RewardFunction:
+        place, sign, name = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
+        return f"{absolute(place)}:{name}" if sign and place.endswith(".py") else entry
+
+    return replace(
+        request,
+        data=tuple(absolute(name) if is_own_set(name) else name for name in request.data),
+        rewards=tuple(map(reward, request.rewards)),
+        data_path=None if request.data_path is None else absolute(request.data_path),
+        heldout=None if request.heldout is None else absolute(request.heldout),
+    )
 
 
 def read_run_result(folder: Path) -> dict[str, Any] | None:
@@ -301,7 +388,8 @@ def default_folder(request: RunRequest, *, overwrite: bool = False) -> RunFolder
     """Return `runs/tiny-levels-seed0` or the like, with a number where that exists and is not to be replaced."""
     path = Path(request.model)
     label = path.parent.name if path.name == "model" else path.name
-    sets = "levels" if request.data == LEVELS else "-".join(request.data).replace(":", "-")
+    names = [Path(name).stem if is_own_set(name) else name for name in request.data]
+    sets = "levels" if request.data == LEVELS else "-".join(names).replace(":", "-")
     name = f"{label or 'model'}-{sets}-seed{request.config.seed}"
     return RunFolder(Path("runs") / name) if overwrite else RunFolder.unused(name)
 
@@ -346,7 +434,24 @@ def check_data(data: str | Sequence[str]) -> tuple[str, ...]:
     tasks = [name for name in names if is_gym(name)]
     for task in tasks:
         check_task(task)
-    return parse_names(names, (*DATA, *tasks, f"{PREFIX}TASK"), "data")
+    own = [name for name in names if is_own_set(name)]
+    return parse_names(names, (*DATA, *tasks, *own, f"{PREFIX}TASK", "FILE"), "data")
+
+
+def is_own_set(name: str) -> bool:
+    """Return whether a name of `data` is a file or a folder of your own."""
+    return name not in DATA and not is_gym(name) and (is_own(name) or Path(name).expanduser().exists())
+
+
+def _check_own(data: Sequence[str], heldout: str | None, columns: Sequence[str]) -> None:
+    """Refuse options for files of your own that have no effect."""
+    own = [name for name in data if is_own_set(name)]
+    parse_columns(columns)
+    for name, value in (("heldout", heldout), ("columns", columns)):
+        if value and not own:
+            raise ValueError(f"`{name}` is about a file of your own, but `data` names none: {', '.join(data)}.")
+    if heldout and len(own) > 1:
+        raise ValueError(f"`heldout` is one file, but `data` names {len(own)} files: {', '.join(own)}; join them.")
 
 
 def reward_functions(rewards: Rewards) -> list[RewardFunction]:
@@ -357,7 +462,10 @@ def reward_functions(rewards: Rewards) -> list[RewardFunction]:
     >>> [function.__name__ for function in reward_functions("accuracy,format_reward")]
     ['accuracy_reward', 'format_reward']
     """
-    return [REWARDS[entry] if isinstance(entry, str) else entry for entry in _reward_entries(rewards)]
+    return [
+        (REWARDS[entry] if entry in REWARDS else load_reward(entry)) if isinstance(entry, str) else entry
+        for entry in _reward_entries(rewards)
+    ]
 
 
 def _reward_entries(rewards: Rewards) -> tuple[str | RewardFunction, ...]:
@@ -365,12 +473,21 @@ def _reward_entries(rewards: Rewards) -> tuple[str | RewardFunction, ...]:
     entries: list[str | RewardFunction] = []
     for reward in [rewards] if isinstance(rewards, str) or callable(rewards) else rewards:
         if isinstance(reward, str):
-            entries += parse_names([_short(name) for name in split_names(reward)], tuple(REWARDS), "rewards")
+            names = [_short(name) for name in split_names(reward)]
+            own = [name for name in names if all(name.rpartition(":"))]
+            entries += parse_names(names, (*REWARDS, *own, "FILE.py:function"), "rewards")
         else:
             entries.append(reward)
     if not entries:
         raise ValueError(f"`rewards` is empty; choose from {', '.join(REWARDS)}, or write a function.")
     return tuple(entries)
+
+
+def _reward_label(entry: str | RewardFunction) -> str:
+    """Return the name of a reward function in the metrics."""
+    if not isinstance(entry, str):
+        return reward_name(entry)
+    return reward_name(REWARDS[entry]) if entry in REWARDS else entry.rpartition(":")[2]
 
 
 def _short(name: str) -> str:
@@ -382,7 +499,7 @@ def _stored_rewards(names: Sequence[str], given: Rewards | None) -> tuple[str | 
     """Return the reward functions of a stored run: the package's by their names, others as they are given again."""
     wanted = [_short(name) for name in names]
     functions = {} if given is None else {_short(reward_name(one)): one for one in reward_functions(given)}
-    known = all(name in REWARDS for name in wanted) if given is None else list(functions) == wanted
+    known = all(name in REWARDS or ":" in name for name in wanted) if given is None else list(functions) == wanted
     if not known:
         raise ValueError(
             f"`rewards`: the run was started with {', '.join(names)}; give the same functions to resume it."
@@ -395,16 +512,20 @@ def load_split(
     split: str = "heldout",
     *,
     data_path: str | Path | None = None,
+    heldout: str | Path | None = None,
+    columns: Sequence[str] = (),
     n: int | None = None,
     argument: str = "n",
 ) -> list[Problem]:
     """Load problems of the named sets, one set after the other, `n` in all and balanced between the sets.
 
     Args:
-        data: names of `DATA`, or tasks of reasoning-gym.
+        data: names of `DATA`, tasks of reasoning-gym, or files of your own.
         split: "train" or "heldout" (which for GSM8K is its test set).
         data_path: the folder or file of GSM8K; None asks the Hub.
-        n: how many in all; the first sets get one more where it does not divide. None takes everything.
+        heldout, columns: of a file of your own, see `grpo_edu.problems.own.own_problems`.
+        n: how many in all; the first sets get one more where it does not divide. None takes everything. Of the held-out
+            problems of your own, all are taken where there are fewer.
         argument: what error messages call `n`.
 
     Raises ValueError: an unknown split, fewer problems than `n`, or a `data_path` that no set reads; and what
@@ -428,6 +549,9 @@ def load_split(
             found = gym_problems(name, split, share)
         elif name == "gsm8k":
             found = load_gsm8k("train" if split == "train" else "test", data_path)
+        elif is_own_set(name):
+            found = own_problems(name, split, heldout=heldout, columns=columns)
+            share = min(share, len(found)) if share is not None and split == "heldout" else share
         else:
             found = load_problems(name, split)
         share = len(found) if share is None else share

@@ -41,7 +41,6 @@ from grpo_edu.runs.request import (
     check_data,
     default_config,
     default_folder,
-    load_split,
     plain_template,
     read_resumable,
 )
@@ -174,10 +173,7 @@ class _Work:
 def _load(folder: RunFolder, record: RunRecord) -> _Work:
     """Load problems and model of a run; raises ValueError and OSError for what cannot be loaded."""
     request = record.request
-    problems = load_split(
-        request.data, "train", data_path=request.data_path, n=request.num_problems, argument="num_problems"
-    )
-    heldout = load_split(request.data, "heldout", data_path=request.data_path, n=request.n)
+    problems, heldout = request.load_problems()
     folder.check_apart(record.source)
     policy, tokenizer = open_policy(record)
     start = fingerprint(policy) if request.backend == "grpo_edu" else ""

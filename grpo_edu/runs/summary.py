@@ -17,7 +17,15 @@ from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.prompts import MARKER
 from grpo_edu.runs.folder import model_source
-from grpo_edu.runs.request import RunRecord, check_data, default_config, load_split
+from grpo_edu.runs.request import (
+    Rewards,
+    RunRecord,
+    RunRequest,
+    check_data,
+    default_config,
+    load_asked,
+    score_unanswered,
+)
 from grpo_edu.runs.symptoms import find_symptoms
 
 if TYPE_CHECKING:
@@ -345,6 +353,9 @@ def report_evaluation(
     *,
     data: str | Sequence[str] = LEVELS,
     data_path: str | Path | None = None,
+    heldout: str | Path | None = None,
+    columns: str | Sequence[str] = (),
+    rewards: Rewards = "accuracy",
     split: str = "heldout",
     n: int | None = None,
     seed: int = 0,
@@ -356,13 +367,16 @@ def report_evaluation(
     """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `evaluate`.
 
     n: problems, balanced over the sets; None: 300, and of GSM8K alone all 1,319.
+    heldout, columns, rewards: of a file of your own, as in `RunRequest`; a reward scores problems without an answer.
 
     Raises ValueError and OSError for bad input, with a word on what to do.
     """
     data = check_data(data)
     if n is None and data != ("gsm8k",):
         n = DEFAULT_N
-    problems = load_split(data, split, data_path=data_path, n=n)
+    request = RunRequest(str(model), data, heldout=heldout, columns=columns, data_path=data_path, rewards=rewards)  # type: ignore[arg-type]
+    problems = load_asked(vars(request), split, n=n)
+    score_unanswered(problems, request.rewards)
     length = max_completion_length or default_config(data).max_completion_length
     with PeakMemory() as memory:
         policy, tokenizer = load_policy(model_source(model), dtype)

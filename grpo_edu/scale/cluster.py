@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from grpo_edu.config import ROLLOUTS
 from grpo_edu.problems.files import data_dir
 from grpo_edu.runs.profiles import Profile
-from grpo_edu.runs.request import absolute_source
+from grpo_edu.runs.request import absolute_source, with_absolute_paths
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -208,10 +208,8 @@ def deepspeed_config(job: ClusterJob) -> str:
 
 def job_profile(job: ClusterJob) -> str:
     """Return the settings of the training run as the JSON of a profile, with absolute paths."""
-    settings = job.adapted.request().to_settings()
+    settings = with_absolute_paths(job.adapted.request()).to_settings()
     settings["model"] = absolute_source(settings["model"])
-    if settings["data_path"] is not None:
-        settings["data_path"] = str(Path(settings["data_path"]).expanduser().absolute())
     return json.dumps({"about": job.profile.about, **settings}, indent=2, ensure_ascii=False) + "\n"
 
 

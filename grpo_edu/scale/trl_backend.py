@@ -24,7 +24,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -139,7 +138,7 @@ def build_trainer(
         reward_funcs=list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs],
         args=arguments,
         train_dataset=Dataset.from_list(
-            [{**asdict(problem), "prompt": chat_messages(problem.prompt)} for problem in problems]
+            [{**problem.row(), "prompt": chat_messages(problem.prompt)} for problem in problems]
         ),
         processing_class=tokenizer,
         rollout_func=sampler,

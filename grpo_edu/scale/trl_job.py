@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,7 +32,7 @@ from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.profiles import load_profile
 from grpo_edu.runs.recording import open_logs
-from grpo_edu.runs.request import RunRecord, RunRequest, load_split, read_record, read_run_result
+from grpo_edu.runs.request import RunRecord, RunRequest, read_record, read_run_result
 from grpo_edu.runs.run import keep_policy, open_policy, with_adapters
 from grpo_edu.runs.summary import RunResult, write_result
 from grpo_edu.runs.tracking import check_trackers
@@ -100,7 +100,7 @@ def train_on_processes(
             job.claim(record, held)
         policy, tokenizer = open_policy(record)
         policy = with_adapters(policy.to(state.device), request)
-        problems, heldout = job.load_problems()
+        problems, heldout = request.load_problems()
         before = job.evaluation_before(policy, tokenizer, heldout)
         trainer = build_trainer(
             policy, tokenizer, problems, request.reward_functions, request.config, rollout=rollout, arguments=arguments
@@ -186,13 +186,6 @@ class _Job:
                 f"output: {self.folder.path} holds a run with other settings; choose another folder, or remove it"
             )
         held.enter_context(self.folder.resume())
-
-    def load_problems(self) -> tuple[list[Problem], list[Problem]]:
-        """Return the problems to train on and those to evaluate on."""
-        request = self.request
-        given: dict[str, Any] = {"data_path": request.data_path}
-        problems = load_split(request.data, "train", n=request.num_problems, argument="num_problems", **given)
-        return problems, load_split(request.data, "heldout", n=request.n, **given)
 
     def evaluate(
         self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, heldout: Sequence[Problem]

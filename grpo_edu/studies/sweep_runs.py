@@ -26,7 +26,7 @@ from grpo_edu.runs.checkpoint import check_fingerprint, check_same_data, data_fi
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog
 from grpo_edu.runs.profiles import Profile
-from grpo_edu.runs.request import RunRecord, load_split
+from grpo_edu.runs.request import RunRecord, load_asked, score_unanswered
 from grpo_edu.runs.run import open_policy, with_adapters
 from grpo_edu.studies.sweep import (
     Range,
@@ -106,10 +106,10 @@ def _describe(profile: Profile, plan: SweepPlan, command: str) -> dict[str, Any]
 def _problems(config: Mapping[str, Any]) -> dict[str, list[Problem]]:
     """Problems to train on ("train"), to choose settings by ("search") and to compare on ("judge")."""
     plan = SweepPlan.from_dict(config["sweep"])
-    path, count = config["data_path"], config["num_problems"]
-    everything = load_split(config["data"], "train", data_path=path, n=count, argument="num_problems")
+    everything = load_asked(config, "train", n=config["num_problems"], argument="num_problems")
     training, validation = split_validation(everything, plan.num_validation)
-    heldout = load_split(config["data"], "heldout", data_path=path, n=plan.num_heldout)
+    heldout = load_asked(config, "heldout", n=plan.num_heldout)
+    score_unanswered([*everything, *heldout], config["rewards"])
     return {"train": training, "search": validation, "judge": heldout}
 
 

@@ -1,0 +1,53 @@
+"""`grpo-edu reward-check`: what is done with a task of your own."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from contextlib import suppress
+
+from grpo_edu.cli.options import given_options
+from grpo_edu.cli.train import add_run_options
+from grpo_edu.rewards import check_columns
+from grpo_edu.runs.request import RunRequest
+
+_TRIED = 8  # problems, of which each is answered in every way
+_MARGIN = 1e-6  # below it two float32 means count as equal
+
+
+def add_reward_check_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu reward-check`."""
+    command.add_argument("reward", help="FILE.py:function, package.module:function, or the name of a built-in one")
+    add_run_options(command, ("data", "heldout", "columns", "data_path"))
+
+
+def run_reward_check_command(arguments: Namespace) -> int:
+    """Print what a reward pays for right, wrong, empty and exploiting answers; returns the exit code."""
+    places = given_options(arguments, ("data", "heldout", "columns", "data_path"))
+    request = RunRequest(rewards=(arguments.reward,), **places)
+    problems, _ = request.load_problems()
+    from grpo_edu.studies.exploits import RIGHT, judge_reward, try_reward
+
+    (function,), (name,) = request.reward_functions, request.reward_names
+    chosen = problems[:: max(1, len(problems) // _TRIED)][:_TRIED]
+    paid = try_reward(function, chosen)
+    best = min(paid[right] for right in RIGHT) if RIGHT[0] in paid else None
+    exploits = (
+        [] if best is None else [key for key, value in paid.items() if key not in RIGHT and value > best - _MARGIN]
+    )
+    if arguments.json:
+        print(json.dumps({"reward": name, "paid": paid, "exploits": exploits}))
+        return 0
+    print(f"What {name} pays, on average over {len(chosen)} training problems:")
+    print("\n".join(f"  {key:<32}{value:.2f}" for key, value in paid.items()))
+    if max(paid.values()) - min(paid.values()) < _MARGIN:
+        print(f"It pays {max(paid.values()):.2f} to every answer, so there is nothing to learn from it.")
+    elif best is None:
+        print("The problems have no answers, so read the list: what is paid most is what training will produce.")
+    else:
+        print(f"Paid as well as right answers: {', '.join(exploits) or 'no attempt without the right answer'}.")
+    with suppress(ValueError):  # a function that requires columns of the file
+        check_columns(function, ("answer", "level", "solution"))
+        holes = [verdict.exploit.name for verdict in judge_reward(function) if not verdict.holds]
+        print(f"Of the course's own list of exploits, paid as well as honest work: {', '.join(holes) or 'none'}.")
+    return 0

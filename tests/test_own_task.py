@@ -1,0 +1,279 @@
+"""A task of your own: problems from a file, a reward from a file, and what is said about those that are not valid."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_edu.cli.main import main
+from grpo_edu.problems.own import own_problems, question_key
+from grpo_edu.problems.templates import scorer_of
+from grpo_edu.rewards import compute_rewards, load_reward
+from grpo_edu.runs.log import read_log
+from grpo_edu.runs.request import RunRequest, load_split
+
+SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unit": "cm"} for n in range(20)]
+REWARD = "def mine(completions, unit, **kwargs):\n    return [float(len(c) % 3) for c, u in zip(completions, unit)]\n"
+
+
+def write(path: Path, content) -> Path:
+    """Write bytes, a text, or rows as JSON lines."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        text = content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content)
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def as_csv(rows) -> str:
+    lines = [",".join(rows[0]), *(",".join(f'"{value}"' for value in row.values()) for row in rows)]
+    return "\n".join(lines)
+
+
+@pytest.fixture(params=["jsonl", "json", "csv", "tsv", "parquet", "folder", "saved"])
+def table(request, tmp_path):
+    """The same twenty sums in every kind of file."""
+    from datasets import Dataset
+
+    kind, path = request.param, tmp_path / f"sums.{request.param}"
+    if kind == "jsonl":
+        return write(path, SUMS)
+    if kind == "json":
+        return write(path, json.dumps(SUMS))
+    if kind in ("csv", "tsv"):
+        text = as_csv(SUMS)
+        return write(path, "\ufeff" + (text if kind == "csv" else text.replace(",", "\t")))
+    if kind == "parquet":
+        Dataset.from_list(SUMS).to_parquet(path)
+        return path
+    folder = tmp_path / "sums"
+    if kind == "saved":
+        Dataset.from_list(SUMS).save_to_disk(folder)
+    else:
+        folder.mkdir()
+        write(folder / "train.jsonl", SUMS)
+    return folder
+
+
+def test_every_kind_of_file_gives_the_same_problems(table):
+    train, heldout = (own_problems(table, split) for split in ("train", "heldout"))
+    assert len(train) == 16 and len(heldout) == 4
+    assert {(p.prompt, p.answer) for p in train + heldout} == {(row["question"], row["answer"]) for row in SUMS}
+    assert all(problem.level == "sums" and problem.columns == {"unit": "cm"} for problem in train + heldout)
+    shuffled = write(table.parent / "again.jsonl", list(reversed(SUMS)))
+    assert {p.prompt for p in own_problems(shuffled, "heldout")} == {p.prompt for p in heldout}
+
+
+def test_columns_are_mapped_and_two_files_stay_apart(tmp_path):
+    rows = [{"problem text": row["question"], "target": f"So #### {row['answer']}"} for row in SUMS]
+    train, held = write(tmp_path / "a.jsonl", rows[:15]), write(tmp_path / "b.jsonl", rows[15:])
+    columns = ("question=problem text", "answer=target")
+    problems = own_problems(train, "train", heldout=held, columns=columns)
+    assert len(problems) == 15 and problems[3].answer == "6" and problems[3].solution == "So #### 6"
+    assert len(load_split((str(train),), heldout=held, columns=columns, n=300)) == 5  # fewer than asked for
+    write(held, [*rows[15:], {"problem text": " what is 3 + 3?", "target": "6"}])
+    with pytest.raises(ValueError, match=r"b\.jsonl:6: .*what is 3 \+ 3.*training"):
+        own_problems(train, "train", heldout=held, columns=columns)
+
+
+def test_a_repeated_question_is_never_on_both_sides(tmp_path):
+    path = write(tmp_path / "twice.jsonl", SUMS + SUMS)
+    train, heldout = own_problems(path, "train"), own_problems(path, "heldout")
+    assert len(train) == 32 and len(heldout) == 4
+    assert not {question_key(p.prompt) for p in train} & {question_key(p.prompt) for p in heldout}
+
+
+QUESTION, GOOD = '{"question": "1 + 1?", "answer": "2"}\n', SUMS
+# What is wrong → the file's name, what it holds, further options, and words that the message must have.
+BAD_FILES = {
+    "missing": ("gone.jsonl", None, (), ("gone.jsonl", "does not exist")),
+    "empty": ("a.jsonl", "", (), ("a.jsonl", "no problems")),
+    "one question": ("a.jsonl", QUESTION, (), ("a.jsonl", "at least two")),
+    "not JSON": ("a.jsonl", QUESTION + "{oops\n", (), ("a.jsonl:2", "JSON")),
+    "a list per line": ("a.jsonl", QUESTION + "[1]\n", (), ("a.jsonl:2", "list")),
+    "bytes that are no text": ("a.jsonl", b'\xff\xfe{"question"', (), ("a.jsonl:1", "JSON")),
+    "one object as .json": ("a.json", "{}", (), ("a.json", "list of JSON objects")),
+    "lines as .json": ("a.json", QUESTION * 2, (), ("a.json:2", ".jsonl")),
+    "another kind": ("a.xlsx", "PK", (), ("a.xlsx", ".jsonl", ".csv")),
+    "no question": ("a.jsonl", [{"q": "1?", "answer": "1"}] * 2, (), ("a.jsonl:1", "question", "q, answer")),
+    "question is a number": ("a.jsonl", [{"question": 7, "answer": "1"}] * 2, (), ("a.jsonl:1", "text", "int")),
+    "question is empty": ("a.jsonl", [{"question": " ", "answer": "1"}] * 2, (), ("a.jsonl:1", "empty")),
+    "question is a chat": ("a.jsonl", [{"prompt": [{"role": "user"}], "answer": "1"}] * 2, (), ("a.jsonl:1", "list")),
+    "half a character": ("a.jsonl", '{"question": "\\ud800", "answer": 1}\n' + QUESTION, (), ("a.jsonl:1", "half")),
+    "answer is null": ("a.jsonl", [*SUMS, {"question": "?", "answer": None}], (), ("a.jsonl:21", "answer", "None")),
+    "answer is empty": ("a.jsonl", [*SUMS, {"question": "?", "answer": ""}], (), ("a.jsonl:21", "empty")),
+    "answer is a sentence": (
+        "a.jsonl",
+        [*SUMS, {"question": "?", "answer": "it is so"}],
+        (),
+        (":21", "it is so", "####"),
+    ),
+    "two answers": ("a.jsonl", [*SUMS, {"question": "?", "answer": "#### 4 or 5"}], (), (":21", "4 or 5")),
+    "no answer, no reward": ("a.jsonl", [{"question": f"{n}?"} for n in range(9)], (), ("answer", "--rewards")),
+    "answer missing in a row": ("a.jsonl", [*SUMS, {"question": "?"}], (), ("answer", "--rewards")),
+    "a name that is taken": (
+        "a.jsonl",
+        [*SUMS, {"question": "?", "answer": 1, "completions": 1}],
+        (),
+        (":21", "completions", "rename"),
+    ),
+    "CSV without a header": ("a.csv", '"1 + 1?",2\n"2 + 2?",4\n', (), ("a.csv:2", "question")),
+    "CSV with a torn row": ("a.csv", "question,answer\n1?,1\n2?\n", (), ("a.csv:3", "1 values", "2 columns")),
+    "CSV with a comma too many": ("a.csv", "question,answer\n1,2?,3\n", (), ("a.csv:2", "3 values", "quotes")),
+    "CSV in Latin-1": ("a.csv", "question,answer\ncafé?,1\n".encode("latin-1"), (), ("a.csv", "UTF-8")),
+    "CSV with two equal names": ("a.csv", "question,question\n1?,1\n", (), ("a.csv:1", "once")),
+    "CSV with an open quote": ("a.csv", 'question,answer\n"1?,1\n', (), ("a.csv", "CSV")),
+    "not Parquet": ("a.parquet", "question", (), ("a.parquet", "Parquet")),
+    "a column that is missing": ("a.jsonl", GOOD, ("--columns", "question=text"), (":1", "question=text", "unit")),
+    "a field that is unknown": ("a.jsonl", GOOD, ("--columns", "query=question"), ("--columns", "query=question")),
+    "a mapping without =": ("a.jsonl", GOOD, ("--columns", "question"), ("--columns", "FIELD=COLUMN")),
+    "held-out file missing": ("a.jsonl", GOOD, ("--heldout", "gone.csv"), ("gone.csv", "does not exist")),
+    "held-out file is the file": ("a.jsonl", GOOD, ("--heldout", "a.jsonl"), ("a.jsonl:1", "training question")),
+    "too few for a step": ("a.jsonl", GOOD[:5], (), ("--prompts-per-step", "4")),
+    "more than there are": ("a.jsonl", GOOD, ("--num-problems", "99"), ("--num-problems", "16")),
+}
+TOP = "def mine(completions, **kwargs):\n    "
+# What is wrong → the file, the name of the reward, and words that the message must have.
+BAD_REWARDS = {
+    "missing file": (None, "mine", ("r.py", "does not exist")),
+    "missing function": (TOP + "return []", "other", ("other", "does not exist", "mine")),
+    "a number": ("mine = 3", "mine", ("mine", "not a function")),
+    "a class": ("class mine:\n    pass", "mine", ("mine", "not a function")),
+    "a syntax error": ("def mine(:\n", "mine", ("r.py:1", "syntax")),
+    "an import that fails": ("import no_such_library", "mine", ("no_such_library",)),
+    "an error on import": ("1 / 0", "mine", ("ZeroDivisionError",)),
+    "an exit on import": ("raise SystemExit(3)", "mine", ("SystemExit",)),
+    "no **kwargs": ("def mine(completions):\n    return []", "mine", ("mine", "**kwargs")),
+    "a column that is missing": ("def mine(completions, unt, **kwargs):\n    return []", "mine", ("unt", "unit")),
+    "raises": (TOP + "return [1 / (c != kwargs['completions2']) for c in completions]", "mine", ("mine", "KeyError")),
+    "returns None": (TOP + "return None", "mine", ("mine", "NoneType")),
+    "returns one number": (TOP + "return 1.0", "mine", ("mine", "float")),
+    "returns too few": (TOP + "return [1.0]", "mine", ("mine", "1 rewards", "128 completions")),
+    "returns texts": (TOP + "return ['1'] * len(completions)", "mine", ("mine", "'1'", "completion 0")),
+    "returns NaN": (TOP + "return [float('nan')] * len(completions)", "mine", ("mine", "nan", "completion 0")),
+    "returns infinity": (TOP + "return [float('inf')] * len(completions)", "mine", ("mine", "inf", "completion 0")),
+    "a matrix": (TOP + "import torch\n    return torch.ones(len(completions), 2)", "mine", ("mine", "completion 0")),
+    "None for all": (TOP + "return [None] * len(completions)", "mine", ("mine", "None")),
+    "two of one name": (TOP + "return []", "mine,other.py:mine", ("mine, mine",)),
+}
+
+
+@pytest.fixture
+def refused(policy_dir, tmp_path, monkeypatch, capsys):
+    """Call `grpo-edu train` with bad input; returns its one line of error after a look at what is left."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*options: str) -> str:
+        before = set(tmp_path.rglob("*"))
+        output = tmp_path / "run"
+        code = main(["train", "--model", str(policy_dir), "--output", str(output), "--n", "2", "--no-greedy", *options])
+        assert (
+            code in (1, 2)
+            and not output.exists()
+            and {p for p in tmp_path.rglob("*") if "pycache" not in str(p)} == before
+        )
+        errors = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+        assert len(errors) == 1
+        return errors[0]
+
+    return call
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_bad_file_is_one_clear_sentence_and_loses_nothing(refused, tmp_path, case):
+    name, content, options, words = BAD_FILES[case]
+    if content is not None:
+        write(tmp_path / name, content)
+    message = refused("--data", name, *options)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("case", BAD_REWARDS)
+def test_a_bad_reward_is_one_clear_sentence_and_loses_nothing(refused, tmp_path, case):
+    content, name, words = BAD_REWARDS[case]
+    write(tmp_path / "sums.jsonl", SUMS)
+    if content is not None:
+        write(tmp_path / "r.py", content)
+    message = refused("--data", "sums.jsonl", "--rewards", f"r.py:{name}", "--max-completion-length", "4")
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("words", ["mymodule.reward", "nowhere_at_all:reward"])
+def test_a_reward_that_is_no_file_says_how_to_name_one(refused, words):
+    assert ".py:" in refused("--rewards", words, "--data", "basic")
+
+
+CHECKED = {
+    "accuracy": (
+        "right, with its working         1.00",
+        "write nothing                   0.00",
+        "no attempt without",
+        "own list",
+        "none.",
+    ),
+    "r.py:any_answer": ("another problem's answer        1.00", "hedge", "list every answer"),
+    "r.py:always": ("0.50 to every", "nothing to learn"),
+}
+
+
+@pytest.mark.parametrize("reward", CHECKED)
+def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, reward):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sums.jsonl", SUMS)
+    any_answer = "def any_answer(completions, **kwargs):\n    return [float('####' in c) for c in completions]\n"
+    always = "def always(completions, unit, **kwargs):\n    return [0.5] * len(completions)\n"
+    write(tmp_path / "r.py", any_answer + always)
+    assert main(["reward-check", reward, "--data", "sums.jsonl"]) == 0
+    text = capsys.readouterr().out
+    assert all(words in text for words in CHECKED[reward]), text
+
+
+def test_the_completion_on_which_a_reward_raises_is_named():
+    def mine(completions, **kwargs):
+        return [1 / len(completion) for completion in completions]
+
+    with pytest.raises(RuntimeError, match="'mine' raised ZeroDivisionError.* completion 2, ''"):
+        compute_rewards(mine, prompts=["?"] * 3, completions=["a", "b", ""])
+
+
+@pytest.mark.usefixtures("ctrl_c_works")
+@pytest.mark.parametrize("wait", ["while True: pass", "import time; time.sleep(60)"])
+def test_a_reward_that_hangs_is_named(tmp_path, monkeypatch, wait):
+    monkeypatch.setattr("grpo_edu.rewards.REWARD_SECONDS", 0.2)
+    mine = load_reward(f"{write(tmp_path / 'r.py', TOP + wait)}:mine")
+    with pytest.raises(RuntimeError, match="'mine' did not return within 0.2 seconds"):
+        compute_rewards(mine, prompts=["?"], completions=["a"])
+
+
+def test_a_run_on_your_own_file_with_your_own_reward(policy_dir, tmp_path, monkeypatch, capsys):
+    """The reward gets the file's columns; the run is found again from another folder, and evaluated on the same."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sums.jsonl", SUMS)
+    write(tmp_path / "r.py", REWARD)
+    small = ["--steps", "2", "--prompts-per-step", "2", "--num-generations", "4", "--max-completion-length", "8"]
+    own = ["--data", "sums.jsonl", "--rewards", "accuracy,r.py:mine", "--no-greedy"]
+    assert main(["train", "--model", str(policy_dir), "--output", "run", *own, *small]) == 0
+    assert "rewards/mine/mean" in read_log(tmp_path / "run" / "metrics.jsonl")[0]
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["data"] == [str(tmp_path / "sums.jsonl")] and stored["rewards"][1] == f"{tmp_path / 'r.py'}:mine"
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["accuracy_before"]["n"] == 4
+    capsys.readouterr()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["evaluate", "--model", "../run", "--data", "../sums.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["n"] == 4
+
+
+def test_problems_without_an_answer_are_scored_by_your_reward(tmp_path):
+    questions = [{"question": f"Say {n}.", "wanted": str(n)} for n in range(10)]
+    text = "def says(completions, wanted, **kwargs):\n    return [float(w in c) for c, w in zip(completions, wanted)]"
+    reward = f"{write(tmp_path / 'r.py', text)}:says"
+    request = RunRequest(data=(str(write(tmp_path / "say.jsonl", questions)),), rewards=(reward,))
+    train, heldout = request.load_problems()
+    problem = heldout[0]
+    scorer = scorer_of(problem.level)
+    wanted = problem.columns["wanted"]
+    assert scorer is not None and scorer_of("say") is None
+    assert scorer.score(f"it is {wanted}", problem.prompt, problem.level) == 1
+    assert scorer.score("nothing", problem.prompt, problem.level) == 0 and len(train) == 8
