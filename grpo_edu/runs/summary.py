@@ -374,8 +374,8 @@ def report_evaluation(
     data = check_data(data)
     if n is None and data != ("gsm8k",):
         n = DEFAULT_N
-    request = RunRequest(str(model), data, heldout=heldout, columns=columns, data_path=data_path, rewards=rewards)  # type: ignore[arg-type]
-    problems = load_asked(vars(request), split, n=n)
+    request = RunRequest(str(model), data, heldout=heldout, columns=columns, rewards=rewards)  # type: ignore[arg-type]
+    problems = load_asked({**vars(request), "data_path": data_path}, split, n=n)
     score_unanswered(problems, request.rewards)
     length = max_completion_length or default_config(data).max_completion_length
     with PeakMemory() as memory:
