@@ -222,6 +222,12 @@ class GRPOConfig:
                 "multi_objective_aggregation = 'normalize_then_sum' has no effect with advantage_estimator = "
                 f"{self.advantage_estimator!r}. Set advantage_estimator='group'."
             )
+        if self.scale_rewards in ("batch", "mean") and self.advantage_estimator != "group":
+            raise ValueError(
+                f"scale_rewards = {self.scale_rewards!r} has no effect with advantage_estimator = "
+                f"{self.advantage_estimator!r}, which does not scale rewards. Set advantage_estimator='group', or "
+                "leave scale_rewards out."
+            )
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             raise ValueError(
                 f"warmup_steps must be 0 with lr_scheduler_type = 'constant', which has no warm-up; got "

@@ -343,7 +343,7 @@ def test_curriculum_command(policy_dir, profile, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--profile", "steep"], "--profile.*steep.*file"),
-        (["--protect", "ewc"], "--strength is 0.*--protect ewc"),
+        (["--protect", "ewc"], "--protect is ewc.*no effect.*--strength"),
         (["--protect", "ewc", "--strength", "-5"], "--strength.*-5.0"),
         (["--resume", "here", "--strength", "3"], "--strength.*--resume"),
         (["--resume", "nowhere"], "holds no curriculum"),

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.request import parse_names, split_names
 
 if TYPE_CHECKING:
@@ -125,6 +126,13 @@ def _seed(given: int | None) -> int | None:
     return int(text)
 
 
+_CHALLENGE_NEEDS = (
+    Need("output without_isolation", lambda typed: typed["action"] == "judge", "the action judge"),
+    Need("to", lambda typed: typed["action"] == "submit", "the action submit"),
+    Need("name", lambda typed: typed["action"] != "judge", "the action run or submit"),
+)
+
+
 def add_challenge_options(command: ArgumentParser) -> None:
     """The options of the command."""
     add = command.add_argument
@@ -139,13 +147,15 @@ def add_challenge_options(command: ArgumentParser) -> None:
     add("--budget", type=int, metavar="N", help="sampled tokens per run (default: 10000 from tiny, 25000 from halfway)")
     add("--seed", type=int, metavar="N", help="draws the problems and the runs' seeds (default: a new one)")
     add("--output", metavar="DIR", help="judge: new folder for leaderboard.html and leaderboard.json")
-    add("--to", metavar="DIR", default="submissions", help="submit: where the copy goes (default: submissions)")
+    add("--to", metavar="DIR", help="submit: where the copy goes (default: submissions)")
     add("--name", metavar="NAME", help="submit: name of the copy (default: the folder's name)")
     add("--without-isolation", action="store_true", help="judge: run submissions as yourself (docs/grading.md)")
 
 
 def run_challenge_command(arguments: Namespace) -> int:
     """Run, submit or judge; returns the exit code."""
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    check_effects(given, given, _CHALLENGE_NEEDS)
     forget_working_directory()  # it may hold a student's torch.py
     from grpo_edu.grading.challenge import BUDGETS, Rules, judge_submissions
     from grpo_edu.machine.hardware import machine
@@ -187,7 +197,7 @@ def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules
     from grpo_edu.grading.sandbox import isolation_problem
 
     name = arguments.name or folder.resolve().name
-    target = Path(arguments.to) / name
+    target = Path(arguments.to or "submissions") / name
     if arguments.action == "submit" and target.exists():
         raise FileExistsError(f"--name: {target} exists; remove it to replace your submission, or give another name")
     problem = isolation_problem()

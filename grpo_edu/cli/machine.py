@@ -12,12 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.cli.options import Parser, add_common_options, add_options, given_options
 from grpo_edu.cli.train import add_train_options
+from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
 from grpo_edu.runs.profiles import PROFILES, load_profile
 from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS
 from grpo_edu.scale.cluster import ClusterJob, write_job
 
 # The options of `grpo-edu cluster` that are fields of `ClusterJob`.
 _JOB_FIELDS = tuple(field.name for field in fields(ClusterJob) if field.name not in ("profile", "fixed"))
+
+# The job is always trained by TRL, and evaluates with sampling only.
+_CLUSTER_NEEDS = (
+    *RUN_NEEDS,
+    Need("deepspeed", lambda job: job["gpus_per_node"] > 0, "`gpus_per_node` above 0"),
+    Need("gradient_accumulation_steps", lambda job: job["micro_batch_size"] is None, "no `micro_batch_size`"),
+    Need("greedy backend", lambda job: False, "grpo-edu train"),
+)
+_BENCH_NEEDS = (Need("report", lambda bench: bench["report"] or not bench["json"], "a FILE next to `json`"),)
 
 if TYPE_CHECKING:
     from grpo_edu.machine.hardware import Check
@@ -98,6 +108,8 @@ def run_bench_command(arguments: Namespace) -> int:
     """Measure this computer and print the row; returns the exit code."""
     from grpo_edu.machine.bench import add_row, machine_text, measure_machine, read_table_file, report_text
 
+    if arguments.report is not None:
+        check_effects({"report": arguments.report}, vars(arguments), _BENCH_NEEDS)
     if arguments.report:
         read_table_file(arguments.report)  # before half a minute is spent
     found = measure_machine(rounds=arguments.rounds)
@@ -134,6 +146,8 @@ def run_cluster_command(arguments: Namespace) -> int:
     if sys.prefix != sys.base_prefix:
         options = {"environment": sys.prefix, **options}
     job = ClusterJob(load_profile(arguments.profile).override(given), fixed=tuple(given), **options)
+    settings = {**job.adapted.request().to_settings(), **{name: getattr(job, name) for name in _JOB_FIELDS}}
+    check_effects({**given, **options}, {**settings, "backend": "trl"}, _CLUSTER_NEEDS)
     files = write_job(job, arguments.output, overwrite=arguments.overwrite)
     config = job.adapted.config()
     if arguments.json:

@@ -56,7 +56,7 @@ def build_parser() -> ArgumentParser:
         if name == "train":
             command.usage = "grpo-edu train [OPTIONS]"
         getattr(module, f"add_{_plain(name)}_options")(command)
-        add_common_options(command)
+        add_common_options(command, json=name != "app")
     return parser
 
 

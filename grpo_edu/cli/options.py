@@ -143,9 +143,10 @@ def subparsers(parser: ArgumentParser) -> dict[str, ArgumentParser]:
     return next((action.choices for action in parser._actions if isinstance(action.choices, dict)), {})
 
 
-def add_common_options(command: ArgumentParser) -> None:
-    """Add the options that every command has."""
-    command.add_argument("--json", action="store_true", help="print one JSON object last on stdout")
+def add_common_options(command: ArgumentParser, *, json: bool = True) -> None:
+    """Add the options that every command has. json: whether it has a result to print."""
+    if json:
+        command.add_argument("--json", action="store_true", help="print one JSON object last on stdout")
     command.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
 
 

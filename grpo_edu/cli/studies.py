@@ -10,13 +10,34 @@ from functools import partial
 from grpo_edu.cli.options import add_options, chosen_dtype, given_options, refuse_with_resume, say_loading
 from grpo_edu.cli.train import add_folder_options, add_run_options
 from grpo_edu.config import GRPOConfig
-from grpo_edu.continual.stages import FISHERS, PROFILES, PROTECTIONS, Curriculum, load_curriculum
+from grpo_edu.continual.stages import (
+    FISHERS,
+    PROFILES,
+    PROTECTION_NEEDS,
+    PROTECTIONS,
+    Curriculum,
+    load_curriculum,
+    protection_settings,
+)
+from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
 from grpo_edu.runs.profiles import Profile, load_profile
 from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, parse_space, sweep_text
 
 _SETTINGS = ("model", "data", "data_path", "dtype", "n", "rewards", "max_steps")
 _PLAN = ("trials", "seeds", "judge_seeds", "num_validation", "sampler_seed")
 _PLACES = ("output", "overwrite")
+# A new folder in runs/ replaces nothing.
+_FOLDER_NEED = Need("overwrite", lambda run: "output" in run, "`output`")
+_SWEEP_NEEDS = (
+    *RUN_NEEDS,
+    _FOLDER_NEED,
+    Need("sampler_seed", lambda run: run["grid"] is None, "more settings to choose from than `trials`, or a range"),
+)
+_CURRICULUM_NEEDS = (
+    *PROTECTION_NEEDS,
+    _FOLDER_NEED,
+    Need("data_path", lambda run: "gsm8k" in run["data"], "a stage of the `profile` with gsm8k"),
+)
 
 
 def add_sweep_options(command: ArgumentParser) -> None:
@@ -54,6 +75,8 @@ def run_sweep_command(arguments: Namespace) -> int:
     else:
         profile, plan = asked_sweep(arguments)
         request = profile.request()
+        given = given_options(arguments, (*_SETTINGS, *SWEPT, *_PLAN, *_PLACES))
+        check_effects(given, {**given, **request.to_settings(), "grid": plan.grid}, _SWEEP_NEEDS)
         say_loading(request.model)
         from grpo_edu.studies.sweep_runs import start_sweep
 
@@ -135,12 +158,10 @@ def chosen_curriculum(arguments: Namespace) -> Curriculum:
     """Return the profile with what the options override."""
     curriculum = load_curriculum(getattr(arguments, "profile", "domains"))
     changes = given_options(arguments, ("strength", "fisher", "online"))
+    given = changes | given_options(arguments, ("protect", "data_path", *_PLACES))
     if hasattr(arguments, "protect"):
         changes["method"] = arguments.protect
-    protection = replace(curriculum.protection, **changes)
-    if "method" in changes and protection.method != "none" and not protection.strength:
-        raise ValueError(
-            f"`strength` is 0, so `protect` {protection.method} would protect nothing; give a positive `strength`."
-        )
-    curriculum = replace(curriculum, protection=protection)
+    data = {name for stage in curriculum.stages for name in stage.data}
+    check_effects(given, {**given, **protection_settings(curriculum, **changes), "data": data}, _CURRICULUM_NEEDS)
+    curriculum = replace(curriculum, protection=replace(curriculum.protection, **changes))
     return curriculum.with_seed(arguments.seed) if hasattr(arguments, "seed") else curriculum

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_edu.cli.options import add_options, chosen_dtype, complain, given_options, refuse_with_resume, say_loading
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import LEVELS
+from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text
 from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS, SPLITS, RunRequest
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from grpo_edu.runs.summary import RunResult
 
 _PLACES = ("output", "overwrite")
+_EVALUATE_NEEDS = (Need("seed", lambda run: run["temperature"] > 0, "a `temperature` above 0"),)
 
 
 def add_run_options(command: ArgumentParser, names: Collection[str] = RUN_FIELDS) -> None:
@@ -66,6 +68,7 @@ def run_train_command(arguments: Namespace) -> int:
     else:
         settings = given_options(arguments, (*RUN_FIELDS, *CONFIG_FIELDS))
         request = load_profile(getattr(arguments, "profile", "standard")).override(settings).request()
+        check_effects(settings, request.to_settings())
         say_loading(request.model)
         from grpo_edu.runs.run import start_run
 
@@ -109,7 +112,7 @@ def add_evaluate_options(command: ArgumentParser) -> None:
     add = command.add_argument
     add("--n", type=int, metavar="N", help="problems, balanced over the sets (default: 300; of GSM8K alone all 1,319)")
     add("--split", choices=SPLITS, default="heldout", help="heldout (default; for GSM8K this is test) or train")
-    add("--seed", type=int, default=0, metavar="N", help="random seed of the sampling (default: 0)")
+    add("--seed", type=int, default=SUPPRESS, metavar="N", help="random seed of the sampling (default: 0)")
     add("--temperature", type=float, default=1.0, metavar="X", help="of the sampling; 0 is greedy (default: 1.0)")
     add(
         "--max-completion-length",
@@ -122,6 +125,7 @@ def add_evaluate_options(command: ArgumentParser) -> None:
 def run_evaluate_command(arguments: Namespace) -> int:
     """Evaluate a policy and print the report; returns the exit code."""
     model = getattr(arguments, "model", "tiny")
+    check_effects(given_options(arguments, ["seed"]), vars(arguments), _EVALUATE_NEEDS)
     say_loading(model)
     from grpo_edu.runs.summary import report_evaluation
 
@@ -130,7 +134,7 @@ def run_evaluate_command(arguments: Namespace) -> int:
         **given_options(arguments, ("data_path", "heldout", "columns", "rewards")),
         "split": arguments.split,
         "n": arguments.n,
-        "seed": arguments.seed,
+        "seed": getattr(arguments, "seed", 0),
         "temperature": arguments.temperature,
         "max_completion_length": arguments.max_completion_length,
         "dtype": chosen_dtype(getattr(arguments, "dtype", "float32"), model, trains_weights=False),

@@ -14,8 +14,9 @@ from typing import Any
 
 from grpo_edu.config import GRPOConfig, SupervisedConfig
 from grpo_edu.problems.templates import LEVELS
+from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.profiles import load_profile
-from grpo_edu.runs.request import REWARDS, check_data, default_config, parse_names
+from grpo_edu.runs.request import REWARDS, RunRequest, check_data, default_config, parse_names
 
 METHODS = ("supervised", "grpo")
 PROTECTIONS = ("none", "ewc", "l2", "replay", "kl")
@@ -96,6 +97,20 @@ class Protection:
             raise ValueError(f"decay: {self.decay} must be from 0 to 1")
 
 
+# What the parts of a curriculum need to have an effect (`grpo_edu.runs.effects`), as options and as keys of a file.
+_METHOD = "(`protect`, in a file `method`)"
+PROTECTION_NEEDS = (
+    Need("strength", lambda own: own["method"] != "none", f"the protection ewc, l2, replay or kl {_METHOD}"),
+    Need("protect method", lambda own: own["method"] == "none" or own["strength"] != 0, "a `strength` above 0"),
+    Need("fisher num_examples", lambda own: own["method"] == "ewc", f"the protection ewc {_METHOD}"),
+    Need("num_examples", lambda own: own["fisher"] != "lightning", "another `fisher` than lightning"),
+    Need("online", lambda own: own["method"] in ("ewc", "l2"), f"the protection ewc or l2 {_METHOD}"),
+    Need("online", lambda own: own["stages"] > 2, "at least three stages, because the first two have one anchor"),
+    Need("decay", lambda own: own["online"], "`online`"),
+)
+_STAGE_NEEDS = (Need("rewards", lambda own: own["method"] == "grpo", "`method` grpo"),)
+
+
 @dataclass(frozen=True)
 class Curriculum:
     """At least two stages, one task each, and their protection."""
@@ -166,7 +181,9 @@ def load_curriculum(profile: str | Path) -> Curriculum:
         raise ValueError(f"profile: {profile} is neither a file nor one of {', '.join(PROFILES)}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return curriculum_from_dict(content)
+        curriculum = curriculum_from_dict(content)
+        _check_effects(content, curriculum)
+        return curriculum
     except ValueError as error:
         raise ValueError(f"profile: {path}: {error}") from None
 
@@ -187,6 +204,20 @@ def curriculum_from_dict(content: Mapping[str, Any]) -> Curriculum:
     protection = content.get("protection", {})
     _check_keys(protection, Protection, "protection")
     return Curriculum(tuple(map(_stage, stages)), Protection(**protection))
+
+
+def _check_effects(content: Mapping[str, Any], curriculum: Curriculum) -> None:
+    """Raise ValueError for a key of a file that has no effect next to the others."""
+    check_effects(content.get("protection", {}), protection_settings(curriculum), PROTECTION_NEEDS)
+    for written, stage in zip(content["stages"], curriculum.stages, strict=True):
+        check_effects(written, {"method": stage.method}, _STAGE_NEEDS)
+        if isinstance(stage.config, GRPOConfig):
+            check_effects(written.get("config", {}), RunRequest(config=stage.config).to_settings())
+
+
+def protection_settings(curriculum: Curriculum, **changes: Any) -> dict[str, Any]:
+    """Return what `PROTECTION_NEEDS` asks about a curriculum whose protection gets some changes."""
+    return {**asdict(curriculum.protection), **changes, "stages": len(curriculum.stages)}
 
 
 def _stage(content: Mapping[str, Any]) -> Stage:

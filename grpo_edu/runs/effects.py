@@ -1,0 +1,122 @@
+"""Which options need others to have an effect: one table, and the error for an option that would change nothing.
+
+An option that was typed and changes nothing is an error, because whoever typed it believes the opposite. `RUN_NEEDS`
+has the options of a training run; a command with options of its own adds rows (`grpo_edu.continual.stages`,
+`grpo_edu.cli`). Needs no torch, so that the command line reads the table at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What some options need to have an effect.
+
+    options: their names, with blanks. holds: settings of the whole run → whether they have one.
+    remedy: what they need, for the message, with the names of settings in backticks.
+    """
+
+    options: str
+    holds: Callable[[Settings], bool]
+    remedy: str
+
+
+def _is_clipped(settings: Settings) -> bool:
+    """Whether ratios can differ from 1, in a loss whose clip bounds are 1 − ε and 1 + ε."""
+    from grpo_edu.losses import UNCLIPPED  # imports torch
+
+    return settings["num_iterations"] > 1 and settings["loss_type"] not in ("cispo", *UNCLIPPED)
+
+
+def _tokens_differ(settings: Settings) -> bool:
+    """Whether one ratio per completion and one per token have different gradients.
+
+    Where every ratio is 1 their gradients add up to the same, unless something else weights the tokens differently.
+    """
+    if settings["loss_type"] in ("vespo", "reinforce"):
+        return bool(settings["beta"] and settings["use_bias_correction_kl"])
+    return (
+        settings["num_iterations"] > 1
+        or settings["top_entropy_quantile"] < 1
+        or bool(settings["rollout_quantization"] and settings["importance_sampling_correction"])
+        or bool(settings["beta"] and settings["use_bias_correction_kl"])
+    )
+
+
+# In a run, every other option has an effect whatever the others are. A new option that needs another gets a row here.
+RUN_NEEDS: tuple[Need, ...] = (
+    Need("lora_alpha lora_targets", lambda run: run["lora_rank"] > 0, "`lora_rank` above 0"),
+    Need(
+        "scale_rewards",
+        lambda run: run["advantage_estimator"] == "group" or run["scale_rewards"] == "none",
+        "`advantage_estimator` group, because the others do not scale rewards",
+    ),
+    Need(
+        "scale_rewards",
+        lambda run: run["multi_objective_aggregation"] == "sum_then_normalize",
+        "`multi_objective_aggregation` sum_then_normalize, because the other always scales by group and batch",
+    ),
+    Need(
+        "epsilon delta", _is_clipped, "`num_iterations` of at least 2 and a `loss_type` with clip bounds such as grpo"
+    ),
+    Need(
+        "epsilon_high",
+        lambda run: run["loss_type"] == "cispo" or _is_clipped(run),
+        "`num_iterations` of at least 2 and a `loss_type` with clip bounds such as grpo, or `loss_type` cispo",
+    ),
+    Need(
+        "importance_sampling_level",
+        _tokens_differ,
+        "`num_iterations` of at least 2 and a `loss_type` with a ratio, because in the first update every ratio is 1",
+    ),
+    Need(
+        "off_policy_mask_threshold",
+        lambda run: run["num_iterations"] > 1 or run["rollout_quantization"] is not None,
+        "`num_iterations` of at least 2 or `rollout_quantization`, because otherwise the policy that is trained is the "
+        "policy that sampled",
+    ),
+    Need("use_bias_correction_kl", lambda run: run["beta"] > 0, "`beta` above 0"),
+    Need("ref_model_mixup_alpha ref_model_sync_steps", lambda run: run["sync_ref_model"], "`sync_ref_model`"),
+    Need(
+        "importance_sampling_correction importance_sampling_clip_max",
+        lambda run: run["rollout_quantization"] is not None,
+        "`rollout_quantization`",
+    ),
+    Need(
+        "importance_sampling_clip_max",
+        lambda run: run["importance_sampling_correction"],
+        "`importance_sampling_correction`",
+    ),
+    Need(
+        "lr_scheduler_type",
+        lambda run: run["lr_scheduler_type"] != "constant_with_warmup" or run["warmup_steps"] > 0,
+        "`warmup_steps` above 0",
+    ),
+    Need("abort_grad_norm", lambda run: run["backend"] == "grpo_edu", "`backend` grpo_edu"),
+)
+
+
+def check_effects(given: Settings, settings: Settings, needs: Sequence[Need] = RUN_NEEDS) -> None:
+    """Raise ValueError for an option that was given and has no effect next to the settings of the whole run.
+
+    The error names the option and what it needs. An option that is False asks for what holds anyway.
+
+    >>> needs = [Need("strength", lambda run: run["method"] != "none", "`method`")]
+    >>> check_effects({"strength": 50}, {"method": "none"}, needs)
+    Traceback (most recent call last):
+    ...
+    ValueError: `strength` is 50, which has no effect here: it needs `method`. Change that, or leave `strength` out.
+    """
+    for need in needs:
+        for name in need.options.split():
+            if name in given and given[name] is not False and not need.holds(settings):
+                raise ValueError(
+                    f"`{name}` is {given[name]}, which has no effect here: it needs {need.remedy}. Change that, or "
+                    f"leave `{name}` out."
+                )
