@@ -64,10 +64,12 @@ MAY_IMPORT = {
     "checks": {"spine", "problems", "fast", "quantization", "continual", "studies", "figures"},
     "grading": {"spine", "checks", "runs", "figures", "problems"},
     "dashboards": {"spine", "problems", "fast", "quantization", "runs", "continual", "machine", "studies", "figures"},
+    "minimal": {"spine"},  # the same algorithm in one file, without the spine
     "__main__": {"cli"},
 }
 # Where only a few modules of the spine are meant.
 PARTS_OF_THE_SPINE = {
+    "minimal": {"prompts"},
     "problems": {"prompts"},
     "fast": {"config", "rollout"},
     "quantization": {"config", "rollout"},
@@ -76,7 +78,7 @@ PARTS_OF_THE_SPINE = {
 
 
 def test_the_top_of_the_package_is_the_algorithm():
-    on_top = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+    on_top = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "minimal"}
     assert on_top == SPINE
 
 

@@ -1,0 +1,150 @@
+"""All of GRPO in one file, to read from top to bottom after notebook 05, and to copy and change.
+
+A step samples a group of completions for each of a few problems, scores them, compares each reward with the others of
+its group, and makes the better completions more likely. The functions stand in this order; `train` calls them.
+
+`grpo_edu.trainer` takes the same step faster and with more choices; `tests/test_minimal.py` compares the two.
+
+    python -m grpo_edu.minimal                          # trains the tiny model; each step takes a few seconds
+    python -m grpo_edu.minimal MODEL problems.jsonl     # your own model and problems
+"""
+
+import copy
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo_edu.prompts import render_prompt  # puts a question into the chat format that the model knows
+
+
+@dataclass
+class Group:
+    """G completions of one prompt. The prompt has P tokens and the longest completion has C."""
+
+    ids: Tensor  # (G, P + C): prompt, completion, then padding; it comes last, so no token that counts can see it
+    mask: Tensor  # (G, C): 1 for each token of a completion up to and including its first end token, then 0
+    rewards: Tensor  # (G,)
+    advantages: Tensor  # (G,)
+    old_logps: Tensor  # (G, C): log π_old of each token, under the policy that sampled
+    ref_logps: Tensor  # (G, C): log π_ref of each token, under the policy before training
+
+
+@torch.no_grad()
+def sample_group(model: Any, prompt: Tensor, G: int, max_completion_length: int, end: int) -> tuple[Tensor, Tensor]:
+    """Sample G completions of a prompt (P,): draw o_t ~ π(· | prompt, o_1 … o_t−1) until the end token is drawn."""
+    ids = prompt.repeat(G, 1)
+    running = torch.ones(G, dtype=torch.long)  # 0 for a completion that has ended
+    mask: list[Tensor] = []
+    while running.any() and len(mask) < max_completion_length:
+        probabilities = model(ids).logits[:, -1].softmax(dim=-1)
+        tokens = torch.multinomial(probabilities, num_samples=1)[:, 0]
+        tokens = torch.where(running == 1, tokens, end)
+        ids = torch.cat([ids, tokens[:, None]], dim=1)
+        mask.append(running)
+        running = running * (tokens != end)
+    return ids, torch.stack(mask, dim=1)
+
+
+def accuracy(completion: str, answer: str) -> float:
+    """The reward: 1 if the last `####` is followed by the right answer, else 0."""
+    _, marker, last = completion.rpartition("####")
+    return float(marker == "####" and last.strip() == answer)
+
+
+def group_advantages(rewards: Tensor, scale_rewards: bool) -> Tensor:
+    """How much better each completion is than its group: A_i = (r_i − mean(r)) / (std(r) + 0.0001)."""
+    return (rewards - rewards.mean()) / (rewards.std() + 1e-4 if scale_rewards else 1)
+
+
+def log_probabilities(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """log π(o_t | prompt, o_1 … o_t−1) of each sampled token, (G, C), from the logits at the position before it."""
+    length = mask.shape[1]
+    logits = model(ids).logits[:, -length - 1 : -1]
+    return logits.log_softmax(dim=-1).gather(dim=2, index=ids[:, -length:, None])[:, :, 0]
+
+
+def token_losses(logps: Tensor, group: Group, epsilon: float, beta: float) -> Tensor:
+    """The loss of each token, (G, C): the clipped objective, plus β times the estimate k3 of the KL divergence.
+
+    ℓ = −min(ρ A, clip(ρ, 1 − ε, 1 + ε) A) + β (exp(d) − d − 1),   ρ = π(o) / π_old(o),   d = log π_ref(o) − log π(o)
+    """
+    ratio = (logps - group.old_logps).exp()
+    A = group.advantages[:, None]  # (G, 1): every token of a completion has the advantage of the completion
+    d = group.ref_logps - logps
+    return -torch.min(ratio * A, ratio.clamp(1 - epsilon, 1 + epsilon) * A) + beta * (d.exp() - d - 1)
+
+
+def token_weights(mask: Tensor, loss_type: str, B: int, num_tokens: int, max_completion_length: int) -> Tensor:
+    """The weight of each token of a group, (G, C), in the loss of a batch of B completions: L = Σ w ℓ over its tokens.
+
+    "grpo" is the mean over each completion and then over the completions. Notebook 06 explains "dapo" and "dr_grpo".
+    """
+    lengths = mask.sum(dim=1, keepdim=True)
+    constant = B * max_completion_length
+    return {"grpo": mask / (B * lengths), "dapo": mask / num_tokens, "dr_grpo": mask / constant}[loss_type]
+
+
+def train(
+    model: Any,
+    tokenizer: Any,
+    problems: list[dict[str, str]],  # each has a "prompt" and an "answer"
+    reward: Callable[[str, str], float] = accuracy,
+    *,
+    max_steps: int = 40,
+    prompts_per_step: int = 4,  # problems per step
+    num_generations: int = 8,  # G, completions per problem
+    max_completion_length: int = 96,
+    num_iterations: int = 1,  # updates per batch; from the second on, the ratios differ from 1
+    learning_rate: float = 1e-4,
+    epsilon: float = 0.2,
+    beta: float = 0.0,
+    loss_type: str = "grpo",
+    scale_rewards: bool = True,
+) -> Iterator[dict[str, float]]:
+    """Train the model in place; yields the mean reward of each step, and loss and gradient norm of its last update."""
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    for step in range(1, max_steps + 1):
+        groups = []
+        for problem in random.sample(problems, prompts_per_step):
+            text = render_prompt(tokenizer, problem["prompt"])
+            prompt = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+            ids, mask = sample_group(model, prompt, num_generations, max_completion_length, tokenizer.eos_token_id)
+            completions = tokenizer.batch_decode(ids[:, len(prompt) :], skip_special_tokens=True)
+            rewards = torch.tensor([reward(completion, problem["answer"]) for completion in completions])
+            with torch.no_grad():
+                old_logps, ref_logps = log_probabilities(model, ids, mask), log_probabilities(reference, ids, mask)
+            groups.append(Group(ids, mask, rewards, group_advantages(rewards, scale_rewards), old_logps, ref_logps))
+        B = prompts_per_step * num_generations
+        num_tokens = sum(int(group.mask.sum()) for group in groups)
+        for _ in range(num_iterations):
+            total_loss = 0.0
+            optimizer.zero_grad()
+            for group in groups:
+                logps = log_probabilities(model, group.ids, group.mask)
+                weights = token_weights(group.mask, loss_type, B, num_tokens, max_completion_length)
+                loss = (weights * token_losses(logps, group, epsilon, beta)).sum()
+                loss.backward()  # adds the gradient of this group to the gradients of those before
+                total_loss += loss.item()
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0).item()
+            optimizer.step()
+        mean_reward = torch.stack([group.rewards for group in groups]).mean().item()
+        yield {"step": step, "reward": mean_reward, "loss": total_loss, "grad_norm": grad_norm}
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parent
+    data = here.parent / "data" if (here.parent / "data").is_dir() else here / "_data"  # in a clone, or installed
+    name, file = sys.argv[1:] or (data / "models" / "tiny", data / "problems" / "basic_train.jsonl")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(name, dtype="float32"), AutoTokenizer.from_pretrained(name)
+    problems = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    for metrics in train(model, tokenizer, problems):
+        print("   ".join(f"{key} {value:.3g}" for key, value in metrics.items()))
