@@ -111,7 +111,30 @@ CHOICES = {
         base={"max_steps": 16, "num_generations": 4},
         rates=(2e-4, 4e-4),
     ),
+    # Two factors, two levels each: GSPO's authors changed the ratio and the bound together, Dr. GRPO's the scaling and
+    # the weights of the tokens. The bounds are those of PPO and of GSPO.
+    "ratio and bound": Choice(
+        arms={
+            f"{level} ratio, {size} bound": {"importance_sampling_level": level, "epsilon": low, "epsilon_high": high}
+            for level in ("token", "sequence")
+            for size, low, high in (("wide", 0.2, 0.2), ("narrow", 3e-4, 4e-4))
+        },
+        base={"max_steps": 15, "num_iterations": 2, "loss_type": "grpo"},
+        rates=(5e-5, 1e-4, 2e-4),
+        model="tiny",
+    ),
+    "scaling and weights": Choice(
+        arms={
+            f"{weights}, {scaling}": {"loss_type": weights, "scale_rewards": scaling}
+            for weights in ("grpo", "dr_grpo")
+            for scaling in ("group", "none")
+        },
+        base={"max_steps": 15, "num_iterations": 2},
+        rates=(1e-4, 2e-4, 4e-4),
+        model="tiny",
+    ),
 }
+FACTORIAL = ("ratio and bound", "scaling and weights")  # the effects of each factor are reported as well
 
 
 @cache

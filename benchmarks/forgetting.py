@@ -40,6 +40,9 @@ KNOWN = (*LEVELS, "sorting", "coin_flip")  # what the model was pretrained on
 KINDS = {"puzzles A": range(5), "puzzles B": range(5, 10)}  # the two halves of data/puzzles.json
 TASKS = ("known", *KINDS)
 ORDERS = {"A first": ("puzzles A", "puzzles B"), "B first": ("puzzles B", "puzzles A")}
+# What anybody would try first: a lower rate, and as many steps as the new task then needs.
+SLOWLY = ((5e-4, 160), (3e-4, 160), (3e-4, 240), (3e-4, 320), (1e-4, 480))  # (rate, steps) of each stage
+PROTECTED_SLOWLY = ("ewc sampled", "replay")  # the two best protections, with the chosen rate and steps
 SELECTION_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
 RATES, STEPS = (1e-4, 3e-4, 1e-3), (20, 40, 80)
 NUM_KNOWN = {"validation": 20, "heldout": 30}  # problems of each of the five sets in an evaluation
@@ -215,6 +218,62 @@ def strengths(ledger: Ledger) -> dict[str, float]:
     return found
 
 
+def slow_setting(ledger: Ledger) -> tuple[float, int] | None:
+    """The rate and steps of `SLOWLY` with the best average on the validation problems; None while one is missing."""
+    rows = ledger.select(phase="select slowly", method="none")
+    if len(rows) < len(SLOWLY):
+        return None
+    best = max(rows, key=lambda row: (scores(row)["average"], -row["steps"]))
+    return best["rate"], best["steps"]
+
+
+def slow_strengths(ledger: Ledger) -> dict[str, float]:
+    """Method → the strength with the best average at the slow setting, as `strengths` at the tuned one."""
+    found = {}
+    for method in PROTECTED_SLOWLY:
+        rows = ledger.select(phase="select slowly", method=method)
+        if len(rows) == len(GRIDS[method]):
+            best = max(rows, key=lambda row: (scores(row)["average"], -GRIDS[method].index(row["strength"])))
+            found[method] = best["strength"]
+    return found
+
+
+def select_slowly(ledger: Ledger, late: Late) -> None:
+    """First rate and steps without protection, then the strengths of the protections there: the selection's rule."""
+    for rate, steps in SLOWLY:
+        run_slowly(ledger, late, "none", 0, rate, steps)
+    setting = slow_setting(ledger)
+    for method in PROTECTED_SLOWLY if setting else ():
+        for strength in GRIDS[method]:
+            run_slowly(ledger, late, method, strength, *setting)
+
+
+def run_slowly(ledger: Ledger, late: Late, method: str, strength: float, rate: float, steps: int) -> None:
+    """One run of the selection, unless it is stored or the time is over."""
+    key = {"phase": "select slowly", "method": method, "strength": strength, "rate": rate, "steps": steps}
+    if late() or ledger.find(**key):
+        return
+    settings = dict.fromkeys(KINDS, (rate, steps))
+    found = run_order("A first", method, strength, SELECTION_SEED, settings, "validation")
+    ledger.add(**key, seed=SELECTION_SEED, **found)
+    print(method, strength, rate, steps, scores(found), found["seconds"], flush=True)
+
+
+def report_slowly(ledger: Ledger, late: Late) -> None:
+    """The reported seeds at the slow setting: unprotected and protected, in both orders."""
+    setting = slow_setting(ledger)
+    chosen = {"none": 0.0, **slow_strengths(ledger)}
+    for seed in SEEDS if setting else ():
+        for order in ORDERS:
+            for method, strength in chosen.items():
+                key = {"phase": "report", "order": order, "method": f"slow {method}", "seed": seed}
+                if late() or ledger.find(**key):
+                    continue
+                found = run_order(order, method, strength, seed, dict.fromkeys(KINDS, setting), "heldout")
+                ledger.add(**key, strength=strength, **found)
+                print(order, seed, "slow", method, strength, scores(found), found["seconds"], flush=True)
+
+
 def report(ledger: Ledger, late: Late) -> None:
     """The reported seeds: unprotected, joint, and every method at its chosen strength, in both orders."""
     start = ledger.find(phase="before")
@@ -352,10 +411,12 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     """Means over seeds with Student's intervals: accuracies at the end, and paired differences to "none"."""
     before = {task: share(bits) for task, bits in ledger.find(phase="before")["after"].items()}
     found: dict[str, Any] = {"before": before, "tuned": tuned(ledger), "strengths": strengths(ledger), "orders": {}}
+    found |= {"slow setting": slow_setting(ledger), "slow strengths": slow_strengths(ledger)}
     for order in ORDERS:
         plain = {row["seed"]: row for row in ledger.select(phase="report", order=order, method="none")}
         found["orders"][order] = {}
-        for method in ("none", "joint", *GRIDS):
+        slow = [f"slow {method}" for method in ("none", *PROTECTED_SLOWLY)]
+        for method in ("none", "joint", *GRIDS, *slow):
             runs = ledger.select(phase="report", order=order, method=method)
             if len(runs) == len(SEEDS) == len(plain):
                 pairs = [(scores(run), scores(plain[run["seed"]])) for run in runs]
@@ -398,6 +459,8 @@ def main() -> int:
     if len(ledger.select(phase="tune")) == 2 * len(RATES) * len(STEPS):
         select(ledger, late)
         report(ledger, late)
+        select_slowly(ledger, late)
+        report_slowly(ledger, late)
     if ledger.find(phase="before"):
         save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger))
     return 0

@@ -2,7 +2,8 @@
 
 GRPO trains the model `halfway`, which has half learned ten kinds of puzzles, and the greedy accuracy on held-out
 puzzles is compared with two baselines: supervised training on as many tokens, and the same GRPO run with its rewards
-shuffled among the completions. Then pass@k is estimated before and after GRPO. Each run is one line of
+shuffled among the completions. Two further cold starts with other seeds show how much depends on the start, and pass@k
+is estimated before and after GRPO, in total and for each kind of puzzle. Each run is one line of
 ``benchmarks/results/skill.jsonl``. The same command continues where it stopped, and ``skill.json`` holds the summary.
 """
 
@@ -12,6 +13,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,9 +32,10 @@ from grpo_edu import (
 )
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.evaluation import Evaluation, mcnemar, paired_bootstrap
+from grpo_edu.evaluation import Evaluation, crossed_bootstrap, mcnemar, paired_bootstrap
 from grpo_edu.problems.puzzles import puzzle_splits
 from grpo_edu.rewards import check_equations
+from recipes.cold_start import CONFIG as COLD_START
 
 COMMAND = "python -m benchmarks.skill"
 LEDGER = RESULTS / "skill.jsonl"
@@ -42,8 +45,9 @@ STEPS, RATE = 60, 1e-4  # 16 prompts × 8 completions, the package's default set
 SUPERVISED_RATE = 1e-3  # that of the cold start
 SEEDS = (0, 1, 2, 3, 4)
 LENGTH = 64  # tokens; the longest worked solution has about 30
-SAMPLES, KS = 64, (1, 2, 4, 8, 16, 32, 64)
-NUM_PASS = 150  # held-out puzzles for pass@k
+STARTS = (2, 3)  # seeds of two more cold starts; `halfway` is the one of seed 1
+SAMPLES, KS = 1024, (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+NUM_PASS, NUM_KINDS = 150, 10  # held-out puzzles for pass@k; their kinds take turns
 ARMS = ("grpo", "shuffled", "supervised")
 TIMES = ("seconds", "cpu_seconds")
 
@@ -94,21 +98,25 @@ def anatomy(found: Evaluation) -> dict[str, float]:
     return {"answered": valid, "true_equations": sum(equations) / max(1, len(equations))}
 
 
-def pass_curve(model, tokenizer, seed: int = 1) -> dict[str, Any]:
-    """pass@k from 64 samples at temperature 1 of each held-out problem, and how many of them are right."""
+def pass_counts(model, tokenizer, seed: int) -> list[int]:
+    """How many of 1,024 samples at temperature 1 are right, for each of the first 150 held-out puzzles."""
     problems = puzzle_splits()["heldout"][:NUM_PASS]
     generator, counts = torch.Generator().manual_seed(seed), []
-    for start in range(0, len(problems), 10):
-        part = problems[start : start + 10]
-        prompts = [render_prompt(tokenizer, problem.prompt) for problem in part]
-        rollout = generate(
-            model, tokenizer, prompts, num_generations=SAMPLES, max_completion_length=LENGTH, generator=generator
-        )
-        answers = [problem.answer for problem in part for _ in range(SAMPLES)]
-        right = accuracy_reward(rollout.completions, answers)
-        counts += [int(sum(right[row : row + SAMPLES])) for row in range(0, len(right), SAMPLES)]
-    curve = {str(k): sum(pass_at_k(SAMPLES, count, k) for count in counts) / len(counts) for k in KS}
-    return {"pass": curve, "counts": counts}
+    for problem in problems:
+        prompt = render_prompt(tokenizer, problem.prompt)
+        right = 0
+        for _ in range(0, SAMPLES, 256):
+            rollout = generate(
+                model, tokenizer, [prompt], num_generations=256, max_completion_length=LENGTH, generator=generator
+            )
+            right += int(sum(accuracy_reward(rollout.completions, [problem.answer] * 256)))
+        counts.append(right)
+    return counts
+
+
+def pass_curve(counts: Sequence[int]) -> dict[str, float]:
+    """pass@k for each k of `KS`, the mean over puzzles, from the number of right samples of each puzzle."""
+    return {str(k): sum(pass_at_k(SAMPLES, count, k) for count in counts) / len(counts) for k in KS}
 
 
 def trained_policy(seed: int) -> tuple:
@@ -145,15 +153,35 @@ def report(ledger: Ledger, arms: Sequence[str], seeds: Sequence[int], late: Call
                 save_policy(model, tokenizer, MODELS / f"{arm}-{seed}", overwrite=True)
 
 
-def report_pass(ledger: Ledger, seeds: Sequence[int], late: Callable[[], bool]) -> None:
-    """pass@k before, and after each GRPO run."""
-    for seed in (None, *seeds):
-        if late() or ledger.find(phase="pass", seed=seed):
+def report_starts(ledger: Ledger, seeds: Sequence[int], late: Callable[[], bool]) -> None:
+    """GRPO from two more cold starts, which differ from `halfway` in their seed only."""
+    heldout = puzzle_splits()["heldout"]
+    for start in STARTS:
+        missing = [seed for seed in seeds if not ledger.find(phase="starts", start=start, seed=seed)]
+        if late() or not missing:
             continue
-        ledger.add(
-            phase="pass", seed=seed, **pass_curve(*(load_policy(MODEL) if seed is None else trained_policy(seed)))
-        )
-        print("pass@k", seed, ledger.rows[-1]["pass"], flush=True)
+        model, tokenizer = load_policy("tiny")
+        *_, _ = finetune(model, tokenizer, puzzle_splits()["train"], replace(COLD_START, seed=start))
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        if not ledger.find(phase="before starts", start=start):
+            ledger.add(phase="before starts", start=start, **outcome(model, tokenizer, heldout))
+        for seed in missing:
+            if late():
+                return
+            model.load_state_dict(weights)
+            spent = train_until(run_arm(model, tokenizer, "grpo", seed), steps=STEPS)
+            ledger.add(phase="starts", start=start, seed=seed, **spent, **outcome(model, tokenizer, heldout))
+            print(f"start {start} seed {seed}: greedy {share(ledger.rows[-1]['greedy']):.1%} {spent}", flush=True)
+
+
+def report_pass(ledger: Ledger, seeds: Sequence[int], late: Callable[[], bool]) -> None:
+    """The counts behind pass@k: two draws before training, and one after each GRPO run."""
+    for seed, draw in ((None, 1), (None, 2), *((seed, 1) for seed in seeds)):
+        if late() or ledger.find(phase="pass 1024", seed=seed, draw=draw):
+            continue
+        policy = load_policy(MODEL) if seed is None else trained_policy(seed)
+        ledger.add(phase="pass 1024", seed=seed, draw=draw, counts=pass_counts(*policy, draw))
+        print("pass@k", seed, draw, pass_curve(ledger.rows[-1]["counts"]), flush=True)
 
 
 def outcome(model, tokenizer, problems: Sequence) -> dict[str, Any]:
@@ -187,6 +215,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             "seeds": [row["seed"] for row in runs],
             **{way: [share(row[way]) for row in runs] for way in start},
             **{f"{way}_gain": estimate(values) for way, values in gains.items() if len(values) > 1},
+            "over seeds and puzzles": gains_of(before, runs) if len(runs) > 1 else None,
             "per_kind": [sum(share(row["greedy"][kind::10]) for row in runs) / len(runs) for kind in range(10)],
             "per_seed": [vars(paired_bootstrap(*pair)) for pair in pairs],
             "p_value": [mcnemar(*pair).p_value for pair in pairs],
@@ -199,20 +228,58 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             }
             pairs = [by_seed["grpo"][seed] - value for seed, value in by_seed[other].items() if seed in by_seed["grpo"]]
             found[f"grpo minus {other}"] = estimate(pairs)
-    base, after = (
-        ledger.find(phase="pass", seed=None),
-        [row for row in ledger.select(phase="pass") if row["seed"] is not None],
-    )
-    if base and len(after) > 1:
-        found["pass"] = {
-            str(k): {
-                "before": base["pass"][str(k)],
-                "after": [row["pass"][str(k)] for row in after],
-                "change": estimate([row["pass"][str(k)] - base["pass"][str(k)] for row in after]),
-            }
-            for k in KS
-        }
+    for start in STARTS:
+        first, runs = ledger.find(phase="before starts", start=start), ledger.select(phase="starts", start=start)
+        if first and len(runs) > 1:
+            found.setdefault("starts", {})[str(start)] = gains_of(first, runs)
+    if found.get("starts") and "grpo" in found:
+        runs = sorted(ledger.select(phase="report", arm="grpo"), key=lambda row: row["seed"])
+        found["starts"]["1"] = gains_of(before, runs)
+        means = [row["greedy"]["difference"] for row in found["starts"].values()]
+        found["over starts"] = {"greedy_gain": estimate(means), "starts": len(means)}
+    draws = ledger.select(phase="pass 1024", seed=None)
+    after = [row["counts"] for row in ledger.select(phase="pass 1024") if row["seed"] is not None]
+    if draws and len(after) > 1:
+        found["pass"] = pass_summary([row["counts"] for row in draws], after)
     return found
+
+
+def gains_of(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The gain with its interval over seeds and puzzles, greedy and sampled."""
+    return {
+        way: vars(
+            crossed_bootstrap(
+                [[bit == "1" for bit in before[way]]] * len(runs), [[bit == "1" for bit in run[way]] for run in runs]
+            )
+        )
+        for way in ("greedy", "sampled")
+    }
+
+
+def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """pass@k before (each draw) and after (each seed), the change over seeds and puzzles, and both by kind.
+
+    A puzzle is solved if one of its 1,024 samples is right. "gained" and "lost" compare each seed with the first draw.
+    """
+    first = draws[0]
+    change = {}
+    for k in KS:
+        old, new = ([[pass_at_k(SAMPLES, c, k) for c in row] for row in rows] for rows in ([first] * len(after), after))
+        change[str(k)] = vars(crossed_bootstrap(old, new))
+    return {
+        "before": [pass_curve(counts) for counts in draws],
+        "after": [pass_curve(counts) for counts in after],
+        "change": change,
+        "by kind": [
+            {
+                "before": pass_curve(first[kind::NUM_KINDS]),
+                "after": [pass_curve(counts[kind::NUM_KINDS]) for counts in after],
+            }
+            for kind in range(NUM_KINDS)
+        ],
+        "gained": [sum(new > 0 and not old for old, new in zip(first, counts, strict=True)) for counts in after],
+        "lost": [sum(old > 0 and not new for old, new in zip(first, counts, strict=True)) for counts in after],
+    }
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, bool]:
@@ -228,7 +295,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 def main() -> int:
     """Run what is missing; exit 1 where a statement does not hold."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parts = (*ARMS, "pass")
+    parts = (*ARMS, "starts", "pass")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="only these")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
@@ -239,6 +306,8 @@ def main() -> int:
         return time.perf_counter() > deadline
 
     report(Ledger(LEDGER), [arm for arm in ARMS if arm in options.parts], options.seeds, late)
+    if "starts" in options.parts:
+        report_starts(Ledger(LEDGER), options.seeds, late)
     if "pass" in options.parts:
         report_pass(Ledger(LEDGER), options.seeds, late)
     found = summary(Ledger(LEDGER))

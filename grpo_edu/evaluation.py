@@ -175,6 +175,56 @@ def paired_bootstrap(
     return PairedDifference(float(differences.mean()), float(low), float(high))
 
 
+def crossed_bootstrap(
+    before: Sequence[Sequence[float]],
+    after: Sequence[Sequence[float]],
+    *,
+    num_resamples: int = 10_000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> PairedDifference:
+    r"""The interval of the mean of after − before that varies over training seeds *and* problems (Owen 2007).
+
+    With the differences :math:`d_{sp}` of S seeds on the same P problems, each resample draws S seeds and P problems
+    with replacement, independently of each other, and takes the mean
+
+    .. math:: \frac{1}{S P} \sum_{s, p} v_s w_p d_{sp}
+
+    where :math:`v_s` and :math:`w_p` count how often a seed and a problem were drawn. An interval over seeds alone
+    (`mean_estimate`) says what another training run would give on the *same* problems, and `paired_bootstrap` what the
+    same run would give on other problems. This one says what another run would give on other problems of the kind.
+
+    Args:
+        before, after: S lists of P finite numbers (bools count as 0 and 1), one list per seed; the problems have the
+            same order in all lists. If all runs start from one evaluated model, repeat its list S times.
+        num_resamples, seed, confidence: as for `paired_bootstrap`.
+
+    Raises ValueError for fewer than two seeds, lists of different lengths, or numbers that are not finite.
+
+    >>> crossed_bootstrap([[0, 0, 1, 0]] * 2, [[1, 1, 1, 0], [1, 0, 1, 0]])
+    PairedDifference(difference=0.375, low=0.0, high=0.875)
+    """
+    _check_confidence(confidence)
+    _check_pairs(before, after)
+    if len(before) < 2:
+        raise ValueError("before and after have one list each, but an interval over seeds needs two; run more seeds")
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
+    lengths = {len(row) for rows in (before, after) for row in rows}
+    if len(lengths) > 1 or 0 in lengths:
+        raise ValueError(f"before and after must have one number per problem in every list, got lengths {lengths}")
+    differences = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
+    if not np.isfinite(differences).all():
+        raise ValueError("before and after must contain finite numbers only, got NaN or infinity")
+    rng, (seeds, problems) = np.random.default_rng(seed), differences.shape
+    drawn_seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=num_resamples)
+    drawn_problems = rng.multinomial(problems, np.full(problems, 1 / problems), size=num_resamples)
+    means = np.einsum("rs,sp,rp->r", drawn_seeds, differences, drawn_problems, optimize=True) / differences.size
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(means, [tail, 100 - tail])
+    return PairedDifference(float(differences.mean()), float(low), float(high))
+
+
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     r"""The unbiased estimate, from n samples, that at least one of k samples is correct (Chen et al. 2021).
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import FrozenInstanceError
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from grpo_edu.evaluation import mcnemar, paired_bootstrap, pass_at_k, wilson_interval
+from grpo_edu.evaluation import crossed_bootstrap, mcnemar, paired_bootstrap, pass_at_k, wilson_interval
 
 COUNTS = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -129,6 +129,49 @@ def test_the_narrowest_interval_is_around_the_median_resample():
     assert wide.low < narrow.low < narrow.high < wide.high
     one = paired_bootstrap(*numbers, num_resamples=1)
     assert one.low == one.high != one.difference
+
+
+def test_the_crossed_bootstrap_draws_seeds_and_problems_independently():
+    differences = np.array([[0.0, 1.0, 3.0], [2.0, 7.0, 5.0]])  # two seeds, three problems
+    means = [
+        differences[np.ix_(seeds, problems)].mean()
+        for seeds in product(range(2), repeat=2)
+        for problems in product(range(3), repeat=3)
+    ]  # all 4 × 27 resamples, each equally likely
+    found = crossed_bootstrap(np.zeros((2, 3)).tolist(), differences.tolist(), confidence=0.84, num_resamples=50_000)
+    assert found.difference == 3.0
+    assert (found.low, found.high) == pytest.approx(np.percentile(means, [8, 92]))  # far from a jump: 1 and 16/3
+
+
+def test_the_crossed_bootstrap_is_wider_than_what_varies_over_problems_or_seeds_only():
+    rng = np.random.default_rng(0)
+    after = (rng.random((5, 300)) < 0.3 + 0.1 * rng.standard_normal((5, 1)) + 0.3 * rng.random(300)).astype(float)
+    before = np.zeros_like(after)
+
+    def width(*pairs):
+        found = crossed_bootstrap(*pairs)
+        return found.high - found.low
+
+    problems_only = width(before, np.tile(after.mean(axis=0), (5, 1)))
+    seeds_only = width(before, np.tile(after.mean(axis=1, keepdims=True), (1, 300)))
+    assert width(before, after) > max(problems_only, seeds_only)
+    of_pairs = paired_bootstrap(before[0], after.mean(axis=0))
+    assert problems_only == pytest.approx(of_pairs.high - of_pairs.low, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ([[0, 1]], [[1, 1]], "two"),
+        ([[0], [1]], [[1]], "same length"),
+        ([[0], [1, 0]], [[1], [1, 0]], "lengths"),
+        ([[], []], [[], []], "lengths"),
+        ([[0], [math.inf]], [[1], [1]], "finite"),
+    ],
+)
+def test_the_crossed_bootstrap_refuses(before, after, message):
+    with pytest.raises(ValueError, match=message):
+        crossed_bootstrap(before, after)
 
 
 @pytest.mark.parametrize("result", [mcnemar([True], [False]), paired_bootstrap([0], [1])])
