@@ -120,7 +120,7 @@ CHOICES = {
             for size, low, high in (("wide", 0.2, 0.2), ("narrow", 3e-4, 4e-4))
         },
         base={"max_steps": 15, "num_iterations": 2, "loss_type": "grpo"},
-        rates=(5e-5, 1e-4, 2e-4),
+        rates=(5e-5, 1e-4, 2e-4, 4e-4, 8e-4),
         model="tiny",
     ),
     "scaling and weights": Choice(
@@ -130,7 +130,7 @@ CHOICES = {
             for scaling in ("group", "none")
         },
         base={"max_steps": 15, "num_iterations": 2},
-        rates=(1e-4, 2e-4, 4e-4),
+        rates=(1e-4, 2e-4, 4e-4, 8e-4),
         model="tiny",
     ),
 }
