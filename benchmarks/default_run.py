@@ -1,9 +1,8 @@
 """The claim of notebook 07 on five seeds: ``python -m benchmarks.default_run``.
 
 Each seed is one ``grpo-edu train --seed S --json`` in a process of its own, from loading the model to the last
-evaluation. Then the model before and the saved model after are evaluated once more, with a sampling seed of its own for
-each run, and the gain gets an interval over seeds and problems. Writes ``benchmarks/results/default_run.json`` and,
-from the first seed, the picture of docs/measured.md; prints a table.
+evaluation. Writes ``benchmarks/results/default_run.json`` and, from the first seed, the picture of docs/measured.md;
+prints a table.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import RESULTS, estimate, exit_code, save
-from grpo_edu import LEVELS, evaluate, load_policy, load_problems
-from grpo_edu.evaluation import crossed_bootstrap
+from benchmarks.harness import RESULTS, exit_code, save
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.default_run"
@@ -29,39 +26,13 @@ def run_seed(seed: int, folder: Path) -> dict:
     command = [sys.executable, "-m", "grpo_edu", "train", "--seed", str(seed), "--greedy"]
     command += ["--output", str(folder), "--json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    return {**found, "bits": {"before": bits("tiny", seed), "after": bits(folder / "model", seed)}}
-
-
-def bits(model: str | Path, seed: int) -> dict[str, str]:
-    """A 1 or 0 for each of the 300 held-out problems, sampled (with a stream of this seed's own) and greedy."""
-    policy, problems = load_policy(model), load_problems(LEVELS, "heldout", n=100)
-    found = {
-        "sampled": evaluate(*policy, problems, seed=1000 + seed),
-        "greedy": evaluate(*policy, problems, temperature=0),
-    }
-    return {way: "".join(str(int(correct)) for correct in each.correct) for way, each in found.items()}
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def kept(run: dict) -> dict:
     """What the study stores of a run."""
     accuracies = ("accuracy_before", "accuracy_after", "greedy_before", "greedy_after")
-    return {name: run[name] for name in (*accuracies, "p_value", "seconds", "steps", "seed", "bits")}
-
-
-def gains(runs: list[dict]) -> dict[str, dict]:
-    """The gain of sampled and greedy accuracy, with its interval over seeds, and over seeds and problems."""
-    found = {}
-    for way in ("sampled", "greedy"):
-        before, after = ([[int(bit) for bit in run["bits"][when][way]] for run in runs] for when in ("before", "after"))
-        means = [sum(new) / len(new) - sum(old) / len(old) for old, new in zip(before, after, strict=True)]
-        found[way] = {
-            "before": [sum(row) / len(row) for row in before],
-            "after": [sum(row) / len(row) for row in after],
-            "over seeds": estimate(means),
-            "over seeds and problems": vars(crossed_bootstrap(before, after)),
-        }
-    return found
+    return {name: run[name] for name in (*accuracies, "p_value", "seconds", "steps", "seed")}
 
 
 def verdicts(runs: list[dict]) -> dict[str, bool]:
@@ -109,9 +80,7 @@ def main() -> int:
         options.picture.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(Path(scratch) / f"seed{options.seeds[0]}" / "accuracy.png", options.picture)
     judged = verdicts(runs)
-    measured = gains(runs) if len(runs) > 1 else {}
-    save(options.output, COMMAND, {"verdicts": judged, "gains": measured, "runs": runs})
-    print("\n" + json.dumps(measured, indent=1))
+    save(options.output, COMMAND, {"verdicts": judged, "runs": runs})
     print("\n" + table(runs) + "\n")
     return exit_code(judged)
 
