@@ -20,7 +20,7 @@ from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, re
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from grpo_edu.rollout import Tool
+    from grpo_edu.extras.tools import Tool
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ def evaluate(
         batch_size: number of problems per batch, at least 1.
         seed: random seed of the sampling.
         progress: show a progress bar in a notebook or a terminal, with this text if it is one.
-        tool: a tool that the policy may call (`grpo_edu.rollout.Tool`).
+        tool: a tool that the policy may call (`grpo_edu.extras.tools.Tool`).
     """
     import torch
     from tqdm.auto import tqdm

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from grpo_edu.config import GRPOConfig
+from grpo_edu.extras.sampling import RepetitionPenalty, filter_logits
+from grpo_edu.extras.tools import Tool, ToolReplies, token_id
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters
 
@@ -35,8 +35,7 @@ def sample_tokens(
     top_p: float = 1.0,
     top_k: int = 0,
     min_p: float = 0.0,
-    seen: Tensor | None = None,
-    repetition_penalty: float = 1.0,
+    penalize: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per sample by inverting the cumulative distribution.
 
@@ -48,8 +47,8 @@ def sample_tokens(
         uniform: (m,) float64 in [0, 1), one number per sample.
         rows: (m,) long, the row of `logits` for each sample; None: one sample per row, so m = n.
         temperature: 0 selects the most likely token.
-        top_p, top_k, min_p: see `filter_logits`.
-        seen, repetition_penalty: see `penalize_repetitions`, which comes before the filters; None: no penalty.
+        top_p, top_k, min_p: see `grpo_edu.extras.sampling.filter_logits`.
+        penalize: changes the logits / temperature before the filters (`RepetitionPenalty` in the same module).
 
     Returns:
         Tokens (m,) long, and their log-probabilities (m,) float32 in nats, at this temperature (1 if it is 0), before
@@ -62,8 +61,8 @@ def sample_tokens(
     """
     scaled = logits.float() / (temperature or 1.0)
     scores = logps = torch.log_softmax(scaled, dim=-1)
-    if seen is not None:
-        scores = torch.log_softmax(penalize_repetitions(scaled, seen, repetition_penalty), dim=-1)
+    if penalize is not None:
+        scores = torch.log_softmax(penalize(scaled), dim=-1)
     if rows is None:
         rows = torch.arange(len(logits), device=logits.device)
     if temperature == 0:
@@ -74,48 +73,6 @@ def sample_tokens(
         threshold = uniform[:, None] * cumulative[:, -1:]  # after filtering, the probabilities do not sum to 1
         tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
     return tokens, logps[rows, tokens]
-
-
-def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
-    """Set the logits (n, V) of tokens that must not be sampled to -inf, with the order and definitions of transformers.
-
-    `top_k` keeps the k most likely tokens, and those that tie with the last of them (0 is off). Then `top_p` keeps the
-    smallest set of the most likely tokens with a total probability of at least p (1 is off; nucleus sampling, arXiv
-    1904.09751). Then `min_p` keeps the tokens that are at least min_p times as likely as the most likely one (0 is off;
-    arXiv 2407.01082). The most likely token is always kept. The logits are already divided by the temperature.
-
-    >>> logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
-    >>> filter_logits(logits, top_p=0.7).exp().round(decimals=2)
-    tensor([[0.5000, 0.3000, 0.0000]])
-    """
-    if top_k > 0:
-        kth = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, float("-inf"))
-    if top_p < 1:
-        ascending, order = logits.sort(dim=-1)
-        removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-        removed[:, -1] = False
-        logits = logits.masked_fill(removed.scatter(1, order, removed), float("-inf"))
-    if min_p > 0:
-        probabilities = logits.softmax(dim=-1)
-        likeliest = probabilities.amax(dim=-1, keepdim=True)
-        logits = logits.masked_fill(probabilities < min_p * likeliest, float("-inf"))
-    return logits
-
-
-def penalize_repetitions(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Make tokens that were seen before less likely: positive logits are divided by the penalty, others multiplied.
-
-    The definition is that of transformers (CTRL, arXiv 1909.05858). A penalty below 1 makes them more likely.
-
-    Args:
-        logits: (n, V). seen: (n, V) bool, the tokens of the prompt and of the completion so far.
-        penalty: positive; 1 changes nothing.
-
-    >>> penalize_repetitions(torch.tensor([[2.0, -1.0, 2.0]]), torch.tensor([[True, True, False]]), 2.0)
-    tensor([[ 1., -2.,  2.]])
-    """
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 @dataclass(frozen=True)
@@ -153,41 +110,6 @@ class Rollout:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(getattr(self, name).shape)}")
 
 
-def join_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], pad_token_id: int) -> Rollout:
-    """The rollout of some rows of several rollouts, counted through all of them; whole groups."""
-
-    def column(name: str) -> list:
-        values = [value for rollout in rollouts for value in getattr(rollout, name)]
-        return [values[row] for row in rows]
-
-    left = partial(pad_sequence, batch_first=True, padding_side="left")
-    right = partial(pad_sequence, batch_first=True)
-    return Rollout(
-        prompts=column("prompts"),
-        completions=column("completions"),
-        prompt_ids=left(column("prompt_ids"), padding_value=pad_token_id),
-        prompt_mask=left(column("prompt_mask")),
-        completion_ids=right(column("completion_ids"), padding_value=pad_token_id),
-        completion_mask=right(column("completion_mask")),
-        sampling_per_token_logps=right(column("sampling_per_token_logps")),
-        is_truncated=torch.stack(column("is_truncated")),
-        num_generations=rollouts[0].num_generations,
-        tool_mask=None if rollouts[0].tool_mask is None else right(column("tool_mask"), padding_value=1),
-    )
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A tool that the policy calls in the middle of a completion.
-
-    marker: the text of the one token with which the policy ends a call. reply: the completion so far, which ends with
-    the marker → the text that the tool appends to it. The policy reads these tokens, but it did not choose them.
-    """
-
-    marker: str
-    reply: Callable[[str], str]
-
-
 def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -217,9 +139,11 @@ def generate(
         num_generations: G, completions per prompt. It may be 1, because an evaluation needs no groups.
         max_completion_length: the largest number of tokens in a completion.
         temperature, top_p, top_k, min_p: see `sample_tokens`; without filters by default.
-        repetition_penalty: of the tokens of the prompt and of the completion so far, see `penalize_repetitions`.
+        repetition_penalty: of the tokens of the prompt and of the completion so far, see
+            `grpo_edu.extras.sampling.penalize_repetitions`.
         stop_tokens: ids or texts of further tokens that end a completion.
-        tool: a tool that the policy may call. Its replies count towards max_completion_length.
+        tool: a tool that the policy may call (`grpo_edu.extras.tools`). Its replies count towards
+            max_completion_length.
         pack_weights: sample from a packed copy of a large model's weights where there is plenty of memory, see
             `grpo_edu.fast.packed_weights`.
         generator: random number generator; the same random seed gives the same rollout.
@@ -236,14 +160,13 @@ def generate(
     from grpo_edu.fast.decoding import TreeDecoder  # imports transformers
     from grpo_edu.fast.packed_weights import packed_weights
 
-    filters: dict[str, Any] = dict(top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty)
-    _check_arguments(num_generations, max_completion_length, temperature, **filters)
+    filters: dict[str, Any] = dict(top_p=top_p, top_k=top_k, min_p=min_p)
+    _check_arguments(num_generations, max_completion_length, temperature, repetition_penalty, **filters)
     stop_ids = stop_token_ids(model, tokenizer, stop_tokens)
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)
     ids, logps = prompt_ids.new_full(shape, tokenizer.pad_token_id), torch.zeros(shape, device=model.device)
-    marker_id = None if tool is None else _token_id(tokenizer, tool.marker, "tool.marker")
-    tool_mask = torch.ones_like(ids)
+    replies = None if tool is None else ToolReplies(tool, tokenizer, ids)
     lengths = prompt_ids.new_zeros(shape[0])  # 0: not yet complete
     # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
@@ -252,21 +175,17 @@ def generate(
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, max_completion_length)
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete
         rows = samples // num_generations  # the row of the decoder for each of them
-        seen = None
+        penalty = None
         if repetition_penalty != 1:
-            seen = seen_tokens(prompt_ids, prompt_mask, decoder.logits.shape[1])
+            penalty = RepetitionPenalty(repetition_penalty, prompt_ids, prompt_mask, decoder.logits.shape[1])
         for step in range(max_completion_length):
             cores.look()
             tokens, logps[samples, step] = sample_tokens(
-                decoder.logits, uniform[samples, step], rows=rows, temperature=temperature, seen=seen, **filters
+                decoder.logits, uniform[samples, step], rows=rows, temperature=temperature, penalize=penalty, **filters
             )
-            if tool is not None:  # what the tool wrote in advance replaces what was drawn
-                own = tool_mask[samples, step] == 1
-                tokens = torch.where(own, tokens, ids[samples, step])
+            if replies is not None:
+                tokens = replies.write(samples, step, tokens)
             ids[samples, step] = tokens
-            if tool is not None:
-                calls = samples[own & (tokens == marker_id)]
-                _write_replies(tool, tokenizer, ids, tool_mask, calls.tolist(), step + 1)
             stopped = torch.isin(tokens, stop_ids)
             if stopped.any():
                 lengths[samples[stopped]] = step + 1
@@ -274,14 +193,14 @@ def generate(
             if not len(samples) or step + 1 == max_completion_length:
                 break
             parents, rows = rows, decoder.step(rows, tokens)
-            if seen is not None:  # the samples of a row have the same tokens
-                seen = seen.new_empty(decoder.logits.shape).index_copy(0, rows, seen[parents])
-                seen[rows, tokens] = True
+            if penalty is not None:
+                penalty.append(parents, rows, tokens)
     if not torch.isfinite(logps).all():
         raise ValueError("model: the logits are not finite, so training has diverged; try a smaller learning_rate")
-    logps = logps * tool_mask  # the policy did not choose what the tool wrote
-    mask = None if tool is None else tool_mask
-    return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations, mask)
+    tool_mask = None
+    if replies is not None:
+        tool_mask, logps = replies.mask, logps * replies.mask  # the policy did not choose what the tool wrote
+    return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations, tool_mask)
 
 
 @dataclass
@@ -344,35 +263,10 @@ def stop_token_ids(
         raise ValueError(f"stop_tokens must be a list of tokens, got the string {stop_tokens!r}")
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, Sequence) else [eos])} - {None}
-    ids |= {_token_id(tokenizer, stop, "stop_tokens") for stop in stop_tokens}
+    ids |= {token_id(tokenizer, stop, "stop_tokens") for stop in stop_tokens}
     if not ids:
         raise ValueError("tokenizer has no EOS token, so no completion could end; set tokenizer.eos_token")
     return torch.tensor(sorted(ids), device=model.device)
-
-
-def seen_tokens(ids: Tensor, mask: Tensor, vocabulary: int) -> Tensor:
-    """Which of `vocabulary` tokens occur in each row of ids (n, P) where the mask is 1; (n, V) bool."""
-    counts = torch.zeros(len(ids), vocabulary, dtype=mask.dtype, device=ids.device)
-    return counts.scatter_add(1, ids, mask) > 0
-
-
-def _token_id(tokenizer: PreTrainedTokenizerBase, token: int | str, name: str) -> int:
-    """The id of one token, given as a text or an id; the ValueError names the argument."""
-    encoded = tokenizer.encode(token, add_special_tokens=False) if isinstance(token, str) else [token]
-    if len(encoded) != 1 or not 0 <= encoded[0] < len(tokenizer):
-        raise ValueError(f"{name}: {token!r} is not a single token of this tokenizer; use one token, or its id")
-    return encoded[0]
-
-
-def _write_replies(
-    tool: Tool, tokenizer: PreTrainedTokenizerBase, ids: Tensor, tool_mask: Tensor, calls: list[int], start: int
-) -> None:
-    """Write the tool's replies to completions that end before `start` into `ids`, and mark them in `tool_mask`."""
-    for row in calls:
-        reply = tokenizer.encode(tool.reply(tokenizer.decode(ids[row, :start])), add_special_tokens=False)
-        place = slice(start, min(start + len(reply), ids.shape[1]))
-        ids[row, place] = ids.new_tensor(reply)[: place.stop - start]
-        tool_mask[row, place] = 0
 
 
 def encode_prompts(
@@ -410,10 +304,11 @@ def _check_arguments(
     num_generations: int,
     max_completion_length: int,
     temperature: float,
+    repetition_penalty: float,
+    *,
     top_p: float,
     top_k: int,
     min_p: float,
-    repetition_penalty: float,
 ) -> None:
     checks = {
         f"num_generations must be at least 1, got {num_generations}": num_generations >= 1,

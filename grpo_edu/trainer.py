@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages
 from grpo_edu.config import GRPOConfig
+from grpo_edu.extras.resampling import join_rollouts
 from grpo_edu.fast.lora import adapters_off, has_adapters, reference_policy
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
@@ -38,7 +39,7 @@ from grpo_edu.problems.templates import Problem, ProblemOrder, columns_of
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards, reward_name
-from grpo_edu.rollout import Rollout, Sampler, join_rollouts
+from grpo_edu.rollout import Rollout, Sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

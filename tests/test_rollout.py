@@ -27,8 +27,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from grpo_edu.extras.sampling import filter_logits, penalize_repetitions, seen_tokens
 from grpo_edu.fast.decoding import TreeDecoder
-from grpo_edu.rollout import Rollout, filter_logits, generate, penalize_repetitions, sample_tokens, seen_tokens
+from grpo_edu.rollout import Rollout, generate, sample_tokens
 
 PROMPTS = ["Two and two?", "A much longer question about 17 apples and 4 pears.", "x", "How many?"]
 # A random model stops at one token in 259; with these bytes as stop tokens too, rows end early and at

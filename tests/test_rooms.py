@@ -51,15 +51,16 @@ GRAPH = {name: imports(path, KNOWN) - {name} for name, path in KNOWN.items() if 
 
 # room → the rooms that it may import; "spine" is the eleven modules above.
 MAY_IMPORT = {
-    "spine": {"problems", "fast", "quantization"},  # of quantization the trainer takes the sampler of rollouts
+    "spine": {"problems", "fast", "extras", "quantization"},  # of quantization: the sampler of rollouts
     "problems": {"spine"},
     "fast": {"spine"},
     "quantization": {"spine"},
+    "extras": {"spine"},
     "runs": {"spine", "problems", "fast", "scale", "figures"},
     "scale": {"spine", "problems", "fast", "runs"},
     "continual": {"spine", "problems", "fast", "runs", "figures"},
     "machine": {"spine", "problems", "fast", "continual"},
-    "studies": {"spine", "problems", "fast", "runs", "continual", "figures"},
+    "studies": {"spine", "problems", "fast", "extras", "runs", "continual", "figures"},
     "figures": {"spine", "continual"},
     "checks": {"spine", "problems", "fast", "quantization", "continual", "studies", "figures"},
     "grading": {"spine", "checks", "runs", "figures", "problems"},

@@ -8,8 +8,9 @@ from torch.testing import assert_close
 from toy_policy import PROBLEMS, make_model, word_tokenizer
 
 from grpo_edu import GRPOConfig, per_token_logps
+from grpo_edu.extras.tools import Tool
 from grpo_edu.problems.equations import calculate
-from grpo_edu.rollout import Tool, generate
+from grpo_edu.rollout import generate
 from grpo_edu.studies.tool_use import CALCULATOR, encode_turns, tool_splits
 from grpo_edu.trainer import Stages, per_token_loss, score_rollout, start_training, train
 

@@ -1,7 +1,7 @@
 """A policy that calls a calculator in the middle of its completion, and problems whose numbers are too large for it.
 
 The policy writes `[190+55]`, the calculator appends `=245.`, and the policy goes on. Call and reply look like the
-annotations of GSM8K (Cobbe et al. 2021, arXiv 2110.14168). `grpo_edu.rollout.Tool` says how a reply enters a rollout.
+annotations of GSM8K (Cobbe et al. 2021, arXiv 2110.14168). `grpo_edu.extras.tools` says how a reply enters a rollout.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.examples import pad_examples, target_logits
+from grpo_edu.extras.tools import Tool
 from grpo_edu.fast.optimizers import build_optimizer, make_stepper
 from grpo_edu.problems.equations import calculate
 from grpo_edu.problems.templates import STORIES, Problem, ProblemOrder, fill_story, problem_key
 from grpo_edu.prompts import render_prompt
-from grpo_edu.rollout import Tool
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
