@@ -6,12 +6,12 @@
     python3 course.py test     set up if need be, then run everything that CI runs
     python3 course.py book     build the course as a website in build/book (its tools go into .venv-book)
     python3 course.py wheelhouse FOLDER
-                               fetch all packages into a folder, for machines like this one without a network
+                               fetch all packages into a folder, for computers like this one without a network
     python3 course.py classroom DIR
                                JupyterHub with nbgrader for a class (docs/classroom.md; --demo tries it alone)
 
-On Windows say `py course.py lab`. Run any of them again whenever you like: what is done is not done twice.
-Offline, point pip at the wheelhouse with PIP_NO_INDEX=1 and PIP_FIND_LINKS=FOLDER.
+On Windows, type `py course.py lab`. Run any of them as often as you like: what is done is not done twice.
+Without a network, set PIP_NO_INDEX=1 and PIP_FIND_LINKS=FOLDER, the folder that `wheelhouse` filled.
 """
 
 import hashlib
@@ -22,25 +22,37 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-VENV = ROOT / ".venv"
-STAMP = VENV / "course-stamp"  # written last: the set-up is complete, and from what it was made
-REQUIREMENTS = ROOT / "requirements.txt"
+VENV, BOOK_VENV = ROOT / ".venv", ROOT / ".venv-book"  # Jupyter Book needs older packages than JupyterLab does
+REQUIREMENTS, LOCK = ROOT / "requirements.txt", ROOT / "requirements.lock"
+GYM_LOCK = ROOT / "requirements-gym.lock"  # reasoning-gym with what has to be compiled for it
 FIRST_NOTEBOOK = "notebooks/00_start_here.ipynb"
 OLDEST, NEWEST = (3, 11), (3, 13)
-INSTALLED_GB, DOWNLOAD_GB = 3.0, 1.0  # pip keeps its downloads in the temporary folder at first
+INSTALLED_GB = 3.0
 
 # As in grpo_edu/fast/cores.py: OpenMP's threads wait briefly, so that a busy computer does not stall torch. It is set
 # here as well, because a notebook may import torch before grpo_edu.
 WAITING, SPIN_COUNT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"), "20000"
 
-FULL_DISK = "No space left on device|not enough space on the disk|Disk quota exceeded"
-NO_NETWORK = "from versions: none|connection|timed out|SSLError|ProxyError|IncompleteRead"
+# What an installation's error lines may contain, and what the reader can do about it; the first that is found counts.
+ADVICE = {
+    "No space left|not enough space|quota exceeded": "The disk is full. Make room for .venv and for the downloads "
+    "(UV_CACHE_DIR can name another folder for them), and run this again: it goes on.",
+    "Permission denied|Read-only file system|Access is denied": "A folder is read-only. Move the course to a folder "
+    "that you can write to, or let UV_CACHE_DIR name one for the downloads.",
+    "hash mismatch|match the hashes": "A file is not the one that the course was tested with, because its hash is not "
+    "in requirements.lock. Ask whoever keeps the mirror or the wheelhouse.",
+    "error sending|Failed to (fetch|download)|timed out|connection|SSLError|ProxyError": "No connection to the package "
+    "index. Check the network and run this again (behind a proxy: HTTPS_PROXY). Or bring the packages from a computer "
+    "like this one (`python3 course.py wheelhouse FOLDER` there), and set PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER here.",
+    "no (usable )?wheels|no version|not found in|no matching distribution": "A package is missing where it was looked "
+    "for, or has no build for this computer and this Python (PIP_NO_INDEX: {index}, PIP_FIND_LINKS: {links}).",
+    "": "Run this again to go on from what is installed.",
+}
 # What the set-up adds to .venv, as a file and its content.
 LAB_SETTINGS = {  # no question about news, and documents open as a page and not as their source
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -58,7 +70,7 @@ LAB_FILES = {
 
 
 class Stop(Exception):
-    """Something the reader can mend; its text says how."""
+    """A problem that the reader can solve; its text says how."""
 
 
 def say(text):
@@ -66,7 +78,7 @@ def say(text):
 
 
 def check_python(version=sys.version_info, which=shutil.which):
-    """Stop with a clear word under a Python that the course's packages do not support."""
+    """Stop under a Python that the course's packages do not support, and name one that they do."""
     if OLDEST <= tuple(version[:2]) <= NEWEST:
         return
     found = [name for name in ("python3.13", "python3.12", "python3.11") if which(name)]
@@ -74,19 +86,12 @@ def check_python(version=sys.version_info, which=shutil.which):
     raise Stop(f"this is Python {version[0]}.{version[1]}, and the course needs 3.11, 3.12 or 3.13: {hint}")
 
 
-def venv_program(name, os_name=os.name, venv=VENV):
-    """The path of a program inside a virtual environment, on this system."""
-    return venv / "Scripts" / f"{name}.exe" if os_name == "nt" else venv / "bin" / name
+def python_of(venv, os_name=os.name):
+    """The path of a virtual environment's Python, on this system."""
+    return venv / "Scripts" / "python.exe" if os_name == "nt" else venv / "bin" / "python"
 
 
-PYTHON = venv_program("python")
-BOOK_VENV = ROOT / ".venv-book"  # Jupyter Book wants older packages than JupyterLab does
-BOOK_PYTHON = venv_program("python", venv=BOOK_VENV)
-
-
-def torch_index():
-    """Where PyTorch's CPU builds for Linux are, as requirements.txt says."""
-    return re.search(r"--index-url (\S+)", REQUIREMENTS.read_text()).group(1)
+PYTHON = python_of(VENV)
 
 
 def environment(**extra):
@@ -106,8 +111,8 @@ def run(command, errors=None, **extra):
         try:
             for line in child.stderr or ():
                 errors.append(line)
-                if "Retrying" in line:
-                    say("no answer from the package index yet; pip tries again, so just wait")
+                if re.match(" *(Downloading|Building|Prepared|Installed) ", line):
+                    say(line.strip())
             return child.wait()
         except KeyboardInterrupt:  # Ctrl-C reached the child too: let it end in its own way
             try:
@@ -117,111 +122,116 @@ def run(command, errors=None, **extra):
             raise
 
 
-def fingerprint():
-    """What a complete .venv was made from: the pins, its Python, where the folder is, and what was added."""
-    files = (REQUIREMENTS, ROOT / "pyproject.toml", VENV / "pyvenv.cfg")
-    texts = (str(ROOT), os.path.realpath(str(PYTHON)), json.dumps(LAB_FILES))
-    parts = [file.read_bytes() for file in files] + [os.fsencode(text) for text in texts]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
-
-
-def is_set_up():
-    """Whether .venv is complete and up to date; not so when there is none or its making was interrupted."""
-    return STAMP.exists() and PYTHON.exists() and STAMP.read_text() == fingerprint()
-
-
-def check_disk():
-    """Stop before anything is written when the disk cannot hold it."""
-    held = sum(path.lstat().st_size for path in VENV.rglob("*")) / 1e9
-    needs = {tempfile.gettempdir(): DOWNLOAD_GB, str(ROOT): max(INSTALLED_GB - held, 0.5)}
-    for folder, need in needs.items():
-        free = shutil.disk_usage(folder).free / 1e9
-        if free < need:
-            raise Stop(
-                f"{folder} has {free:.1f} GB of disk space free, and {need:.1f} GB is needed. "
-                "Make room (or let TMPDIR name another temporary folder) and run this again."
-            )
-
-
-def make_venv():
-    """Make .venv, unless the one that is there works: starts, has pip, and is of a supported version."""
-    check = f"import pip, sys; sys.exit(not {OLDEST} <= sys.version_info[:2] <= {NEWEST})"
-    if PYTHON.exists() and subprocess.call([str(PYTHON), "-c", check], stderr=subprocess.DEVNULL) == 0:
-        return
-    if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
-        raise Stop("this Python cannot make a virtual environment; on Debian: sudo apt install python3-venv")
-    if Path(sys.prefix).resolve() == VENV:
-        raise Stop("the active .venv has to be made anew: run `deactivate`, then this again.")
-    say("making the virtual environment .venv")
-    attempt(sys.executable, "-m", "venv", "--clear", VENV)
-
-
-def explain(errors):
-    """A clear word for the way an installation failed, from its error lines."""
-    text = "".join(line for line in errors if not line.startswith("WARNING"))
-    missing = re.search(r"No matching distribution found for (\S+)", text)
-    if re.search(FULL_DISK, text):
-        places = f"{ROOT}, or the temporary folder {tempfile.gettempdir()} (TMPDIR can name another)"
-        return f"the disk is full: {places}. Make room and run this again: it goes on."
-    if missing and os.environ.get("PIP_NO_INDEX"):
-        wheelhouse = os.environ.get("PIP_FIND_LINKS", "not set")
-        return f"PIP_NO_INDEX is set, and PIP_FIND_LINKS ({wheelhouse}) has no {missing.group(1)}."
-    if re.search(NO_NETWORK, text, re.IGNORECASE):
-        return (
-            "no connection to the package index. Check the network and run this again (behind a proxy: HTTPS_PROXY).\n"
-            "Or bring the packages from a like machine (`python3 course.py wheelhouse FOLDER` there), and set\n"
-            "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER here."
-        )
-    if missing:
-        return f"there is no build of {missing.group(1)} for this machine and this Python."
-    return f"the installation failed:\n{text}Run this again to go on from what is installed."
-
-
-def attempt(*command):
-    """Run a step of the installation, or stop with a clear word."""
+def attempt(*command, **extra):
+    """Run a step of the installation, or stop with what it said and what to do."""
     errors = []
-    if run(command, errors):
-        raise Stop(explain(errors))
+    if run(command, errors, **extra):
+        advice = next(text for cause, text in ADVICE.items() if re.search(cause, "".join(errors), re.IGNORECASE))
+        index, links = (os.environ.get(name, "not set") for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"))
+        said = "".join(line for line in errors if not line.lower().startswith("warning"))
+        raise Stop(f"the installation failed:\n{said}course: {advice.format(index=index, links=links)}")
 
 
-def attempt_torch(*pip):
-    """Get PyTorch's build for the CPU by itself; only on Linux is it another than the default one."""
-    if sys.platform == "linux":
-        torch = re.search(r"^torch==\S+", REQUIREMENTS.read_text(), re.MULTILINE).group()
-        attempt(*pip, "--no-deps", "--index-url", torch_index(), torch)
+def install(venv, *arguments):
+    """Install by uv. It is told what pip is configured with, because uv does not read pip's mirrors and wheelhouses."""
+    python, pip = python_of(venv), {}
+    listing = subprocess.check_output([str(python), "-m", "pip", "config", "list"], universal_newlines=True)
+    for section in ("global", "install", ":env:"):  # the later ones override the earlier ones, as for pip
+        pip.update(re.findall(rf"^{section}\.(\S+?)='(.*)'", listing, re.MULTILINE))
+    names = {"cert": "SSL_CERT_FILE", "client-cert": "SSL_CLIENT_CERT", "proxy": "HTTPS_PROXY"}
+    extra = {names[key]: value for key, value in pip.items() if key in names}
+    options = ["--no-index"] if pip.get("no-index", "0").lower() in ("1", "true", "yes", "on") else []
+    for key in ("index-url", "extra-index-url", "find-links"):
+        options += [f"--{key}={value}" for value in pip.get(key, "").replace("\\n", " ").split()]
+    options += [f"--allow-insecure-host={host}" for host in pip.get("trusted-host", "").replace("\\n", " ").split()]
+    # As for pip, all indexes count (a wrong file is found out by its hash), and so do the system's certificates.
+    uv = (python, "-m", "uv", "pip", "install", "--index-strategy=unsafe-best-match", "--system-certs")
+    attempt(*uv, f"--python={python}", *options, *arguments, **extra)
+
+
+def get_torch(get):
+    """Get PyTorch's build for the CPU by itself: the default one for Linux would bring gigabytes of CUDA packages.
+
+    What is configured and cached comes first, and then PyTorch's own index, whose address is in requirements.txt.
+    """
+    if sys.platform != "linux":
+        return
+    text = REQUIREMENTS.read_text()
+    torch = re.search(r"^torch==\S+", text, re.MULTILINE).group() + "+cpu"
+    try:
+        get(torch)
+    except Stop as stop:
+        if "No connection" in str(stop):
+            raise
+        get("--extra-index-url", re.search(r"--index-url (\S+)", text).group(1), torch)
+
+
+def fingerprint(venv, *files):
+    """What a complete environment was made from: this file, the pins, its Python, and where the folder is."""
+    texts = [file.read_bytes() for file in (Path(__file__), venv / "pyvenv.cfg", *files)]
+    return hashlib.sha256(b"\0".join([os.fsencode(str(ROOT)), *texts])).hexdigest()
+
+
+def is_complete(venv, *files):
+    """Whether an environment is complete and up to date; not so when there is none or its making was interrupted."""
+    stamp = venv / "course-stamp"  # written last
+    return stamp.exists() and python_of(venv).exists() and stamp.read_text() == fingerprint(venv, *files)
+
+
+def make_venv(venv):
+    """Make an environment that has uv, unless the one that is there works and is of a supported version."""
+    check = f"import pip, sys; sys.exit(not {OLDEST} <= sys.version_info[:2] <= {NEWEST})"
+    python = python_of(venv)
+    if not python.exists() or subprocess.call([str(python), "-c", check], stderr=subprocess.DEVNULL):
+        free = shutil.disk_usage(str(ROOT)).free / 1e9
+        if free < INSTALLED_GB:
+            raise Stop(
+                f"{ROOT} has {free:.1f} GB of disk space free, and {INSTALLED_GB} GB is needed. Make room first."
+            )
+        if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
+            raise Stop("this Python cannot make a virtual environment; on Debian: sudo apt install python3-venv")
+        if Path(sys.prefix).resolve() == venv:
+            raise Stop(f"the active {venv.name} has to be made anew: run `deactivate`, then this again.")
+        say(f"making the virtual environment {venv.name}")
+        attempt(sys.executable, "-m", "venv", "--clear", venv)
+    (venv / "uv.txt").write_text(re.search(r"^uv==(.*\\\n)*.*", LOCK.read_text(), re.MULTILINE).group())
+    attempt(python, "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", venv / "uv.txt")
 
 
 def wheelhouse(folder):
-    """Fetch or build every tested package as a wheel, for machines of this kind with this Python."""
-    make_venv()
+    """Fetch every package of the lock as a wheel, for computers of this kind with this Python."""
+    make_venv(VENV)
     target, start = Path(folder).resolve(), time.monotonic()
-    pip = (PYTHON, "-m", "pip", "wheel", "--wheel-dir", target)
+    pip = (PYTHON, "-m", "pip", "download", "--no-deps", "--dest", target)
     say(f"fetching the tested packages into {target} (about 1 GB)")
-    attempt_torch(*pip)
-    attempt(*pip, "--find-links", target, "-r", REQUIREMENTS)
-    wheels = list(target.glob("*.whl"))
-    size = sum(wheel.stat().st_size for wheel in wheels) / 1e9
-    say(f"{len(wheels)} package(s), {size:.1f} GB, in {time.monotonic() - start:.0f} s")
+    get_torch(lambda *arguments: attempt(*pip, *arguments))
+    attempt(*pip, "--find-links", target, "--requirement", LOCK)
+    attempt(*pip, "--no-build-isolation", "--requirement", GYM_LOCK)
+    files = list(target.iterdir())
+    size = sum(file.stat().st_size for file in files) / 1e9
+    say(f"{len(files)} packages, {size:.1f} GB, in {time.monotonic() - start:.0f} s")
     say("take the folder and the course along; there: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER python3 course.py lab")
-    return 0
 
 
 def setup():
     """Make .venv complete; where it is complete already, do nothing."""
-    if is_set_up():
+    files, start = (LOCK, ROOT / "pyproject.toml"), time.monotonic()
+    if is_complete(VENV, *files):
         return say("the set-up in .venv is up to date")
-    start, pip = time.monotonic(), (PYTHON, "-m", "pip", "install")
-    check_disk()
-    make_venv()
-    say("installing the tested packages into .venv (about 2 GB, one to five minutes, this once)")
-    attempt_torch(*pip)
-    attempt(*pip, "-r", REQUIREMENTS)
+    make_venv(VENV)
+    say("installing the tested packages into .venv (about 2 GB, one to three minutes, this once)")
+    get_torch(lambda *arguments: install(VENV, "--no-deps", "--constraint", LOCK, *arguments))
+    install(VENV, "--no-deps", "--require-hashes", "--only-binary=:all:", "--requirement", LOCK)
+    try:
+        install(VENV, "--no-deps", "--require-hashes", "--requirement", GYM_LOCK)
+    except Stop as stop:
+        say(f"{stop}\ncourse: reasoning-gym is left out (is a C compiler missing?); only `--data gym:TASK` needs it")
     say("installing grpo_edu itself, editable")
-    attempt(*pip, "--no-deps", "--no-build-isolation", "-e", ROOT)
+    install(VENV, "--no-deps", "--no-build-isolation", "--editable", ROOT)
     for place, text in LAB_FILES.items():
         (VENV / place).parent.mkdir(parents=True, exist_ok=True)
         (VENV / place).write_text(text)
-    STAMP.write_text(fingerprint())
+    (VENV / "course-stamp").write_text(fingerprint(VENV, *files))
     say(f"set up in {time.monotonic() - start:.0f} s")
 
 
@@ -270,13 +280,13 @@ def test(arguments, fast=False):
 
 def book(arguments):
     """Build the web book; at first, install what builds it."""
-    pins, stamp = ROOT / "book" / "requirements.txt", BOOK_VENV / "course-stamp"
-    if not (stamp.exists() and stamp.read_text() == pins.read_text()):
+    pins = ROOT / "book" / "requirements.txt"
+    if not is_complete(BOOK_VENV, pins):
+        make_venv(BOOK_VENV)
         say("installing Jupyter Book into .venv-book (about 300 MB, this once)")
-        attempt(sys.executable, "-m", "venv", "--clear", BOOK_VENV)
-        attempt(BOOK_PYTHON, "-m", "pip", "install", "--quiet", "-r", pins)
-        stamp.write_text(pins.read_text())
-    return run([BOOK_PYTHON, ROOT / "book" / "build.py", *arguments])
+        install(BOOK_VENV, "--requirement", pins)
+        (BOOK_VENV / "course-stamp").write_text(fingerprint(BOOK_VENV, pins))
+    return run([python_of(BOOK_VENV), ROOT / "book" / "build.py", *arguments])
 
 
 def parse(arguments):
@@ -288,7 +298,9 @@ def parse(arguments):
     command.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
     command.add_argument("--port", type=int, help="serve on this port (otherwise 8888 or the next free one)")
     commands.add_parser("setup", help="make .venv complete")
-    command = commands.add_parser("wheelhouse", help="fetch all packages into a folder, for machines without a network")
+    command = commands.add_parser(
+        "wheelhouse", help="fetch all packages into a folder, for computers without a network"
+    )
     command.add_argument("folder", metavar="FOLDER")
     command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast] [...]")
     command.add_argument("--fast", action="store_true", help="no slow tests, no browser tests, no notebooks")
@@ -305,7 +317,8 @@ def main(arguments):
         check_python()
         options, rest = parse(arguments)
         if options.command == "wheelhouse":
-            return wheelhouse(options.folder)
+            wheelhouse(options.folder)
+            return 0
         if options.command == "book":
             return book(rest)
         setup()
@@ -314,8 +327,8 @@ def main(arguments):
         if options.command == "classroom":
             return run([PYTHON, ROOT / "classroom" / "set_up.py", *rest])
         return test(rest, options.fast) if options.command == "test" else 0
-    except (Stop, OSError) as word:  # OSError: a read-only folder, say
-        print(f"course: {word}", file=sys.stderr)
+    except (Stop, OSError) as problem:  # OSError: a read-only folder, say
+        print(f"course: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ncourse: stopped; run the same command again and it goes on from there", file=sys.stderr)

