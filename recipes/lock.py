@@ -37,8 +37,8 @@ def lock(wanted: list[str], kept: str, *options: str) -> list[str]:
         source.write_text("\n".join(wanted))
         target.write_text(kept)
         excludes.write_text("" if "--no-deps" in options else "torch\n")
-        command = [sys.executable, "-m", "uv", "pip", "compile", "-q", source, "-o", target, "--excludes", excludes]
-        run([*command, *STYLE, *options], check=True)
+        files = (source, "-o", target, "--excludes", excludes)
+        run([sys.executable, "-m", "uv", "pip", "compile", "-q", *files, *STYLE, *options], check=True)
         return re.findall(r"^\w.*\n(?: .*\n)*", target.read_text(), re.MULTILINE)
 
 
