@@ -4,6 +4,7 @@ GRPO needs no value network, because it samples a group of G completions per pro
 mean of the group. The functions take the B = N·G rewards of N prompts, with the rows of a group adjacent, and raise
 ValueError if B is not a multiple of G, if G < 2, or if a reward is infinite or too large to be squared. A reward of NaN
 means that no reward function applied to this completion: its advantage is 0, and the others are compared without it.
+They compute in the data type of the rewards, but at least in float32: in float16, eps would be rounded away.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grpo_edu.config import LARGEST_REWARD, SCALE_REWARDS
+from grpo_edu.config import LARGEST_REWARD, SCALE_REWARDS, check_numbers
+from grpo_edu.fast.chunked_logps import at_least_float32
 from grpo_edu.rewards import combine_rewards
 
 
@@ -33,16 +35,17 @@ def group_advantages(
     standard deviation positive: in float32 the mean of sixteen rewards of 1.69 is not 1.69.
 
     Args:
-        rewards: (B,), the total reward of each completion; integers and booleans become float32.
+        rewards: (B,), the total reward of each completion.
         num_generations: G >= 2, completions per prompt.
         scale_rewards: "group", "batch", "none" or "mean".
         eps: added to the standard deviation, in units of the reward.
 
     Returns:
-        (B,), without unit, or with "none" in units of the reward.
+        (B,), at least float32, without unit, or with "none" in units of the reward.
 
     Raises:
-        ValueError: see the module; also an unknown ``scale_rewards``, or "mean" with a negative reward.
+        ValueError: see the module; also an unknown ``scale_rewards``, a negative ``eps``, or "mean" with a negative
+            reward.
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0]), 3, scale_rewards="none")
     tensor([ 0.6667, -0.3333, -0.3333,  0.0000,  0.0000,  0.0000])
@@ -50,6 +53,7 @@ def group_advantages(
     tensor([ 0.7070, -0.7070,  0.0000,  0.0000])
     """
     grouped = _grouped(rewards, num_generations)
+    check_numbers(eps=eps)
     if scale_rewards not in SCALE_REWARDS:
         raise ValueError(f"scale_rewards must be one of {', '.join(SCALE_REWARDS)}; got {scale_rewards!r}")
     mean = grouped.nanmean(dim=1, keepdim=True)
@@ -151,22 +155,13 @@ def tie_probability(p: float, num_generations: int) -> float:
     >>> tie_probability(0.5, 2), tie_probability(0.5, 8)
     (0.5, 0.0078125)
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"p must be a probability between 0 and 1, got {p}")
-    _check_group_size(num_generations)
+    check_numbers(p=p, num_generations=num_generations)
     return p**num_generations + (1 - p) ** num_generations
 
 
-def _check_group_size(num_generations: int) -> None:
-    if num_generations < 2:
-        raise ValueError(
-            f"num_generations must be at least 2, got {num_generations}; each completion is compared with its group"
-        )
-
-
 def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
-    """Check rewards (B,) and return them as (N, G) in floating point."""
-    _check_group_size(num_generations)
+    """Check rewards (B,) and return them as (N, G), in at least float32."""
+    check_numbers(num_generations=num_generations)
     if rewards.ndim != 1 or rewards.numel() == 0:
         raise ValueError(f"rewards must have shape (B,) with B > 0, got {tuple(rewards.shape)}")
     if rewards.numel() % num_generations:
@@ -174,7 +169,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
             f"rewards has {rewards.numel()} rows, which is not a multiple of num_generations = {num_generations}; "
             "keep every group whole"
         )
-    rewards = rewards if rewards.is_floating_point() else rewards.float()
+    rewards = at_least_float32(rewards)
     unusable = torch.abs(rewards.double()) > LARGEST_REWARD
     if unusable.any():
         row = int(unusable.nonzero()[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -21,6 +21,89 @@ ROLLOUTS = ("grpo_edu", "transformers", "vllm")  # what may sample for TRL's tra
 DTYPE_CHOICES = ("float32", "bfloat16", "auto")
 LARGEST_REWARD = 1e15  # float32 still holds the squares of such rewards, from which advantages are scaled
 QUANTIZATION_SCHEMES = ("bf16", "int8-dynamic", "int8-weight", "int4-group")
+
+# What a number must be, by its name: in the settings below, and in every function with an argument of this name.
+_RULES: tuple[tuple[str, type, Callable[[Any], bool], str], ...] = (
+    ("num_generations", int, lambda x: x >= 2, "must be at least 2 (each completion is compared with its group)"),
+    (
+        "prompts_per_step max_completion_length max_steps num_iterations gradient_accumulation_steps "
+        "ref_model_sync_steps batch_size chunk_size num_examples num_resamples trials",
+        int,
+        lambda x: x >= 1,
+        "must be at least 1",
+    ),
+    ("warmup_steps max_resamples", int, lambda x: x >= 0, "must not be negative"),
+    ("top_k", int, lambda x: x >= 0, "must be 0 (off) or greater"),
+    ("seed", int, lambda x: -(2**63) <= x < 2**64, "must fit into 64 bits, from -2**63 to 2**64 - 1"),
+    (
+        "learning_rate temperature repetition_penalty memory_budget_gib sapo_temperatures",
+        float,
+        lambda x: 0 < x < math.inf,
+        "must be a positive number",
+    ),
+    (
+        "weight_decay epsilon beta max_grad_norm entropy_coef eps num_items vespo_shape ewc_lambda strength",
+        float,
+        lambda x: 0 <= x < math.inf,
+        "must be 0 or a positive number",
+    ),
+    ("epsilon_high off_policy_mask_threshold threshold", float, lambda x: x >= 0, "must not be negative"),
+    ("importance_sampling_clip_max abort_grad_norm cap", float, lambda x: x > 0, "must be positive"),
+    ("delta", float, lambda x: x >= 1, "must be at least 1, because it is an upper bound of the ratio itself"),
+    ("top_entropy_quantile quantile", float, lambda x: 0 <= x <= 1, "must be between 0 and 1 (all tokens)"),
+    ("decay", float, lambda x: 0 <= x <= 1, "must be between 0 (forget the old tasks) and 1 (keep them whole)"),
+    ("p", float, lambda x: 0 <= x <= 1, "must be a probability between 0 and 1"),
+    ("tail share", float, lambda x: 0 <= x < 1, "must be at least 0 and below 1"),
+    ("confidence power alpha", float, lambda x: 0 < x < 1, "must lie strictly between 0 and 1"),
+    ("top_p", float, lambda x: 0 < x <= 1, "must be greater than 0 and at most 1 (off)"),
+    ("min_p", float, lambda x: 0 <= x <= 1, "must be between 0 (off) and 1"),
+    ("ref_model_mixup_alpha", float, lambda x: 0 < x <= 1, "must be greater than 0 and at most 1 (a copy)"),
+)
+BOUNDS = {name: (kind, holds, demand) for names, kind, holds, demand in _RULES for name in names.split()}
+_MAY_BE_NONE = (
+    "epsilon_high",
+    "delta",
+    "off_policy_mask_threshold",
+    "memory_budget_gib",
+    "abort_grad_norm",
+    "num_items",
+    "chunk_size",
+)
+
+
+def check_numbers(**numbers: Any) -> None:
+    """Check numbers by the names of their arguments: the same name has the same bounds in `GRPOConfig` and elsewhere.
+
+    Of a tuple, each entry is checked. A tensor of one element counts as a number.
+
+    Raises ValueError with the name of the first that is not allowed, its value and what is.
+
+    >>> check_numbers(epsilon=0.2, epsilon_high=None)
+    >>> check_numbers(epsilon=float("nan"))
+    Traceback (most recent call last):
+    ...
+    ValueError: epsilon must be 0 or a positive number, got nan
+    """
+    for name, value in numbers.items():
+        kind, holds, demand = BOUNDS[name]
+        if value is None and name in _MAY_BE_NONE:
+            continue
+        entries = [_plain(entry) for entry in (value if isinstance(value, tuple) else (value,))]
+        if not all(isinstance(entry, Integral if kind is int else Real) for entry in entries):
+            raise ValueError(f"{name} must be a {'whole ' * (kind is int)}number, got {value!r}")
+        require(name, value, all(map(holds, entries)), demand)
+
+
+def require(name: str, value: Any, holds: bool, demand: str) -> None:
+    """Raise ValueError with the name, what is demanded and the value, unless it holds."""
+    if not holds:
+        raise ValueError(f"{name} {demand}, got {value!r}")
+
+
+def _plain(value: Any) -> Any:
+    """The number that a tensor or an array without dimensions holds; None for a truth value, which is no number."""
+    value = value.item() if getattr(value, "shape", None) == () else value
+    return None if isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)
@@ -129,39 +212,8 @@ class GRPOConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
-        at_least_2 = "must be at least 2 (each completion is compared with its group)"
-        self._require("num_generations", self.num_generations >= 2, at_least_2)
-        for name in (
-            "prompts_per_step",
-            "max_completion_length",
-            "max_steps",
-            "num_iterations",
-            "ref_model_sync_steps",
-        ):
-            self._require(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("learning_rate", "temperature", "repetition_penalty"):
-            self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
-        for name in ("weight_decay", "epsilon", "beta", "max_grad_norm", "entropy_coef"):
-            self._require(name, 0 <= getattr(self, name) < math.inf, "must be 0 or a positive number")
-        for name in ("warmup_steps", "max_resamples"):
-            self._require(name, getattr(self, name) >= 0, "must not be negative")
-        self._require("epsilon_high", self.epsilon_high is None or self.epsilon_high >= 0, "must not be negative")
-        delta, threshold = self.delta, self.off_policy_mask_threshold
-        self._require("delta", delta is None or delta >= 1, "must be at least 1, as a bound of the ratio itself")
-        self._require("off_policy_mask_threshold", threshold is None or threshold >= 0, "must not be negative")
-        self._require("top_entropy_quantile", 0 <= self.top_entropy_quantile <= 1, "must be between 0 and 1 (off)")
-        budget, abort = self.memory_budget_gib, self.abort_grad_norm
-        self._require("memory_budget_gib", budget is None or 0 < budget < math.inf, "must be a positive number of GiB")
-        self._require("abort_grad_norm", abort is None or abort > 0, "must be positive, or None for no bound")
-        self._require("importance_sampling_clip_max", self.importance_sampling_clip_max > 0, "must be positive")
-        self._require("top_p", 0 < self.top_p <= 1, "must be greater than 0 and at most 1 (off)")
-        self._require("top_k", self.top_k >= 0, "must be 0 (off) or greater")
-        self._require("min_p", 0 <= self.min_p <= 1, "must be between 0 (off) and 1")
-        alpha = self.ref_model_mixup_alpha
-        self._require("ref_model_mixup_alpha", 0 < alpha <= 1, "must be greater than 0 and at most 1 (a copy)")
-        self._require("seed", -(2**63) <= self.seed < 2**64, "must fit into 64 bits, from -2**63 to 2**64 - 1")
-        parts = self.gradient_accumulation_steps
-        divides = parts >= 1 and self.prompts_per_step % parts == 0
+        check_numbers(**{name: getattr(self, name) for name in BOUNDS if name in _field_types()})
+        divides = self.prompts_per_step % self.gradient_accumulation_steps == 0
         demand = f"must divide prompts_per_step = {self.prompts_per_step} (no group may be split)"
         self._require("gradient_accumulation_steps", divides, demand)
         for name, choices in self.choices.items():
@@ -180,18 +232,10 @@ class GRPOConfig:
         return asdict(self)
 
     def _check_types(self) -> None:
-        """Raise ValueError for a value whose type is not the one that the field is annotated with."""
+        """Raise ValueError for a truth value or a list of weights that is none; `check_numbers` sees to the numbers."""
         for name, types in _field_types().items():
-            value = getattr(self, name)
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if value is None and NoneType in types:
-                continue
             if bool in types:
-                self._require(name, isinstance(value, bool), "must be True or False")
-            elif int in types:
-                self._require(name, is_number and isinstance(value, Integral), "must be a whole number")
-            elif float in types:
-                self._require(name, is_number, "must be a number")
+                self._require(name, isinstance(getattr(self, name), bool), "must be True or False")
         if self.reward_weights is not None:
             is_list = isinstance(self.reward_weights, Iterable)
             self._require("reward_weights", is_list, "must be a list of numbers, one per reward function")
@@ -241,8 +285,7 @@ class GRPOConfig:
             )
 
     def _require(self, name: str, holds: bool, demand: str) -> None:
-        if not holds:
-            raise ValueError(f"{name} {demand}, got {getattr(self, name)!r}")
+        require(name, getattr(self, name), holds, demand)
 
 
 @cache

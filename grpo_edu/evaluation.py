@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo_edu.config import check_numbers
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import Problem, scorer_of
 from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, render_prompt
@@ -101,9 +102,7 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
     >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
     [0.49, 0.943]
     """
-    _check_confidence(confidence)
-    if trials < 1:
-        raise ValueError(f"trials must be at least 1, got {trials}; evaluate on at least one problem")
+    check_numbers(confidence=confidence, trials=trials)
     if not 0 <= successes <= trials:
         raise ValueError(f"successes must be between 0 and trials = {trials}, got {successes}")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -159,10 +158,8 @@ def paired_bootstrap(
     >>> paired_bootstrap([0, 0, 1, 0], [1, 1, 1, 0], seed=0)
     PairedDifference(difference=0.5, low=0.0, high=1.0)
     """
-    _check_confidence(confidence)
+    check_numbers(confidence=confidence, num_resamples=num_resamples)
     _check_pairs(before, after)
-    if num_resamples < 1:
-        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
     differences = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
     if not np.isfinite(differences).all():
         raise ValueError("before and after must contain finite numbers only, got NaN or infinity")
@@ -251,11 +248,6 @@ def _check_pairs(before: Sequence[float], after: Sequence[float]) -> None:
         raise ValueError(f"before and after must have the same length, got {len(before)} and {len(after)}")
     if len(before) == 0:
         raise ValueError("before and after are empty; evaluate on at least one problem")
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95%), got {confidence}")
 
 
 @dataclass(frozen=True)
@@ -438,10 +430,7 @@ def _answer_and_score(problem: Problem, completion: str) -> tuple[str | None, bo
 def _check_problems(problems: Sequence[Problem], batch_size: int, seed: int) -> None:
     if not problems:
         raise ValueError("problems is empty; pass at least one, for example load_problems('basic', 'heldout')")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"seed must fit into 64 bits, from -2**63 to 2**64 - 1, got {seed}")
+    check_numbers(batch_size=batch_size, seed=seed)
     for row, problem in enumerate(problems):
         if scorer_of(problem.level) is None and normalize_answer(problem.answer) is None:
             raise ValueError(f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data")

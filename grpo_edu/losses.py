@@ -17,8 +17,9 @@ All functions take the same arguments under the same names:
 - loss_type: one of `grpo_edu.config.LOSS_TYPES`; `per_token_policy_loss` has the formulas, `token_weights` the weights.
 - importance_sampling_level: "token", or "sequence" (GSPO).
 
-They raise ValueError for shapes that do not match, an unknown name, a negative clip bound, a ``delta`` below 1, and a
-mask that contains anything but 0 and 1.
+They raise ValueError for shapes that do not match, an unknown name, a number that `GRPOConfig` would refuse (a negative
+or undefined clip bound, for example), and a mask that contains anything but 0 and 1. Ratios, KL and sums are computed
+in the data type of the log-probabilities, but at least in float32.
 """
 
 import math
@@ -27,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_edu.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
+from grpo_edu.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES, check_numbers
+from grpo_edu.fast.chunked_logps import at_least_float32
 
 UNCLIPPED = ("sapo", "vespo", "reinforce")  # the losses without clip bounds
 _LOG_WEIGHT = (math.log(1e-8), 20.0)  # the bounds of the logarithm of VESPO's weight, as in TRL
@@ -60,7 +62,7 @@ def importance_ratio(
     """
     check_shapes(per_token_logps, old_per_token_logps=old_per_token_logps, completion_mask=completion_mask)
     check_name("importance_sampling_level", importance_sampling_level, IMPORTANCE_SAMPLING_LEVELS)
-    log_ratio = per_token_logps - old_per_token_logps.detach()
+    log_ratio = at_least_float32(per_token_logps) - at_least_float32(old_per_token_logps.detach())
     if importance_sampling_level == "sequence":
         total = masked(log_ratio, completion_mask).sum(dim=1, keepdim=True)
         log_ratio = total / completion_mask.sum(dim=1, keepdim=True).clamp(min=1)
@@ -122,8 +124,7 @@ def per_token_policy_loss(
     check_row_or_token("ratio", ratio, per_token_logps)
     check_name("loss_type", loss_type, LOSS_TYPES)
     low, high = _clip_bounds(epsilon, epsilon_high)
-    if delta is not None and not delta >= 1:
-        raise ValueError(f"delta must be larger than 1, because it is an upper bound of the ratio itself, got {delta}")
+    check_numbers(delta=delta, sapo_temperatures=sapo_temperatures, vespo_shape=vespo_shape)
     advantages = _per_token(advantages.detach())
 
     def by_sign(upper: float, lower: float) -> Tensor:
@@ -157,11 +158,13 @@ def clip_fractions(
     epsilon_high: float | None = None,
     loss_type: str = "grpo",
     importance_sampling_level: str = "token",
+    delta: float | None = None,
 ) -> dict[str, Tensor]:
     """The fraction of tokens (with "sequence" of completions) whose ratio is clipped.
 
     Low: the ratio is below 1 - ``epsilon`` and the advantage is negative. High: the ratio is above 1 + ``epsilon_high``
-    and the advantage is positive. Region: either of the two. Keys and definitions are the same as in TRL.
+    and the advantage is positive. Region: either of the two. Keys and definitions are the same as in TRL, also in that
+    a ratio is bounded by ``delta`` first: with a ``delta`` of at most 1 + ``epsilon_high``, no ratio counts as high.
 
     Returns:
         "clip_ratio/low_mean", "clip_ratio/high_mean" and "clip_ratio/region_mean"; for "cispo" only
@@ -174,6 +177,7 @@ def clip_fractions(
     """
     check_shapes(per_token_logps, advantages)
     check_name("loss_type", loss_type, LOSS_TYPES)
+    check_numbers(delta=delta)
     low, high = _clip_bounds(epsilon, epsilon_high)
     ratio = importance_ratio(
         per_token_logps, old_per_token_logps, completion_mask, importance_sampling_level=importance_sampling_level
@@ -189,6 +193,8 @@ def clip_fractions(
         return {}
     if loss_type == "cispo":
         return {"cispo_clip_ratio": share((ratio > high) & (advantages > 0))}
+    if delta is not None:
+        ratio = ratio.clamp(max=delta)
     low_clipped = (ratio < 1 - low) & (advantages < 0)
     high_clipped = (ratio > 1 + high) & (advantages > 0)
     return {
@@ -199,10 +205,8 @@ def clip_fractions(
 
 
 def _clip_bounds(epsilon: float, epsilon_high: float | None) -> tuple[float, float]:
-    high = epsilon if epsilon_high is None else epsilon_high
-    if epsilon < 0 or high < 0:
-        raise ValueError(f"epsilon and epsilon_high must not be negative, got {epsilon} and {epsilon_high}")
-    return epsilon, high
+    check_numbers(epsilon=epsilon, epsilon_high=epsilon_high)
+    return epsilon, epsilon if epsilon_high is None else epsilon_high
 
 
 def _sequence_weight(log_ratio: Tensor, importance_weights: Tensor | None) -> Tensor:
@@ -354,6 +358,7 @@ def per_token_loss(
         ref_per_token_logps=ref_per_token_logps,
         importance_weights=importance_weights,
     )
+    check_numbers(beta=beta)
     if beta and ref_per_token_logps is None:
         raise ValueError(
             f"ref_per_token_logps must not be None if beta is {beta}; compute the log-probabilities under the "
@@ -397,7 +402,7 @@ def per_token_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor
     tensor([[0.0000, 0.3069]])
     """
     check_shapes(per_token_logps, ref_per_token_logps=ref_per_token_logps)
-    difference = ref_per_token_logps.detach() - per_token_logps
+    difference = at_least_float32(ref_per_token_logps.detach()) - at_least_float32(per_token_logps)
     return difference.exp() - difference - 1
 
 
@@ -429,6 +434,7 @@ def off_policy_mask(
             [1.]])
     """
     check_shapes(per_token_logps, advantages, sampling_per_token_logps=sampling_per_token_logps)
+    check_numbers(threshold=threshold)
     ratio = importance_ratio(
         per_token_logps, sampling_per_token_logps, completion_mask, importance_sampling_level="sequence"
     )
@@ -453,8 +459,7 @@ def high_entropy_mask(entropies: Tensor, completion_mask: Tensor, *, quantile: f
             [1., 0.]])
     """
     check_shapes(entropies, completion_mask=completion_mask)
-    if not 0 <= quantile <= 1:
-        raise ValueError(f"quantile must be between 0 and 1 (all tokens), got {quantile}")
+    check_numbers(quantile=quantile)
     entropies, real = entropies.float(), completion_mask != 0
     least = torch.quantile(entropies[real], 1 - quantile) if real.any() else math.inf
     return ((entropies >= least) & real).float()
@@ -507,6 +512,9 @@ def token_weights(
     if completion_mask.ndim != 2 or 0 in completion_mask.shape:
         raise ValueError(f"completion_mask must have shape (B, C) and not be empty, got {tuple(completion_mask.shape)}")
     check_name("loss_type", loss_type, LOSS_TYPES)
+    check_numbers(num_items=num_items)
+    if max_completion_length is not None:
+        check_numbers(max_completion_length=max_completion_length)
     mask = completion_mask.double()
     wrong = (mask != 0) & (mask != 1)
     if wrong.any():
@@ -516,10 +524,9 @@ def token_weights(
     if loss_type in ("luspo", "reinforce"):
         return mask / len(mask)
     if loss_type == "dr_grpo":
-        if max_completion_length is None or max_completion_length < 1:
+        if max_completion_length is None:
             raise ValueError(
-                "max_completion_length must be at least 1 for loss_type='dr_grpo', which divides by it; "
-                f"got {max_completion_length}"
+                "max_completion_length must be at least 1 for loss_type='dr_grpo', which divides by it; got None"
             )
         return mask / (len(mask) * max_completion_length)
     if loss_type == "bnpo" or num_items is None:
@@ -536,6 +543,10 @@ def reduce_loss(
     num_items: int | Tensor | None = None,
 ) -> Tensor:
     r"""Reduce the losses of all tokens to a scalar: the sum of the weights of `token_weights` times the losses.
+
+    In CS336's words: its ``masked_normalize`` with a constant of at least 1 is "dapo" with ``num_items`` = constant, and
+    over each row (then the mean of the rows) "dr_grpo" with ``max_completion_length`` = constant. Its ``masked_mean``
+    over each row (then the mean of the rows) is "grpo", but a row without any token counts as 0 here and is NaN there.
 
     Args:
         per_token_loss: (B, C), or (B, 1) for one loss per completion that holds for each of its tokens.
@@ -564,4 +575,5 @@ def weighted_sum(per_token_loss: Tensor, weights: Tensor) -> Tensor:
     tensor(0.5000)
     """
     check_row_or_token("per_token_loss", per_token_loss, weights)
+    per_token_loss = at_least_float32(per_token_loss)
     return (masked(per_token_loss, weights) * weights.to(per_token_loss.dtype)).sum()

@@ -1,8 +1,9 @@
 """Compute the metrics of a GRPO step, as numbers under TRL's metric keys.
 
-The definitions are those of TRL's `GRPOTrainer`, with one deliberate difference: `frac_reward_zero_std` is the fraction
-of groups whose rewards are exactly equal, whereas TRL checks whether a standard deviation is close to 0. All functions
-raise ValueError for shapes that do not match.
+The definitions are those of TRL's `GRPOTrainer`, with two deliberate differences. `frac_reward_zero_std` is the fraction
+of groups whose rewards are exactly equal, whereas TRL checks whether a standard deviation is close to 0. `entropy` is the
+mean of −log π of the sampled tokens, an unbiased estimate at no cost, whereas TRL adds up the whole distribution of each
+token. All functions raise ValueError for shapes that do not match.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.advantages import degenerate_groups, nanstd
+from grpo_edu.fast.chunked_logps import at_least_float32
 
 if TYPE_CHECKING:
     from grpo_edu.rollout import Rollout
@@ -43,6 +45,7 @@ def reward_metrics(
         raise ValueError(f"rewards must have shape ({len(rewards_per_func)},), got {tuple(rewards.shape)}")
     if len(set(names)) != len(names):
         raise ValueError(f"names must be different, got {list(names)}; give each reward function its own __name__")
+    rewards_per_func, rewards = at_least_float32(rewards_per_func), at_least_float32(rewards)
     metrics = {}
     for name, column in zip(names, rewards_per_func.T, strict=True):
         metrics[f"rewards/{name}/mean"] = column.nanmean().item()
@@ -97,6 +100,8 @@ def rollout_metrics(
 def masked_mean(values: Tensor, mask: Tensor) -> float:
     """The mean over the tokens of all completions, which TRL uses for `entropy`, `kl` and `clip_ratio/*`.
 
+    It is 0 where no token counts, as in TRL; CS336's `masked_mean`, which also takes an axis, is NaN there.
+
     Args:
         values: (B, C), one number per token; or (B, 1), one number per completion, averaged without the mask.
         mask: (B, C), 1 for tokens that count.
@@ -106,8 +111,8 @@ def masked_mean(values: Tensor, mask: Tensor) -> float:
     """
     if values.shape != mask.shape:
         if values.shape == (mask.shape[0], 1):
-            return values.float().mean().item()
+            return at_least_float32(values).mean().item()
         raise ValueError(f"values must have the shape of mask, {tuple(mask.shape)}, got {tuple(values.shape)}")
     # torch.where instead of a product, because padding may contain inf or NaN
-    kept = torch.where(mask.bool(), values.float(), 0.0)
+    kept = torch.where(mask.bool(), at_least_float32(values), 0.0)
     return (kept.sum() / mask.sum().clamp(min=1)).item()

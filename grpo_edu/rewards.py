@@ -395,10 +395,10 @@ def combine_rewards(
     look like a reward.
 
     Args:
-        rewards_per_func: (B, K) float, NaN where a function does not apply.
+        rewards_per_func: (B, K), NaN where a function does not apply.
         weights: K finite numbers; None: each is 1.
 
-    Returns: `rewards`, (B,).
+    Returns: `rewards`, (B,), at least float32.
 
     Raises ValueError for other shapes or weights.
 
@@ -408,8 +408,11 @@ def combine_rewards(
     """
     import torch
 
+    from grpo_edu.fast.chunked_logps import at_least_float32
+
     if rewards_per_func.ndim != 2:
         raise ValueError(f"rewards_per_func must be (B, K), got shape {tuple(rewards_per_func.shape)}")
+    rewards_per_func = at_least_float32(rewards_per_func)
     if weights is None:
         weights = torch.ones(rewards_per_func.shape[1])
     weights = torch.as_tensor(weights, dtype=rewards_per_func.dtype, device=rewards_per_func.device)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from grpo_edu.config import GRPOConfig
+from grpo_edu.config import GRPOConfig, check_numbers, require
 from grpo_edu.extras.sampling import RepetitionPenalty, filter_logits
 from grpo_edu.extras.tools import Tool, ToolReplies, token_id
 from grpo_edu.fast.cores import FreeCores
@@ -161,7 +161,9 @@ def generate(
     from grpo_edu.fast.packed_weights import packed_weights
 
     filters: dict[str, Any] = dict(top_p=top_p, top_k=top_k, min_p=min_p)
-    _check_arguments(num_generations, max_completion_length, temperature, repetition_penalty, **filters)
+    check_numbers(max_completion_length=max_completion_length, repetition_penalty=repetition_penalty, **filters)
+    require("num_generations", num_generations, num_generations >= 1, "must be at least 1")
+    require("temperature", temperature, 0 <= temperature < inf, "must be 0 (greedy) or positive")
     stop_ids = stop_token_ids(model, tokenizer, stop_tokens)
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)
@@ -298,30 +300,6 @@ def encode_prompts(
     padded = [[tokenizer.pad_token_id] * (width - len(prompt)) + prompt for prompt in encoded]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in encoded]
     return torch.tensor(padded, device=model.device), torch.tensor(mask, device=model.device)
-
-
-def _check_arguments(
-    num_generations: int,
-    max_completion_length: int,
-    temperature: float,
-    repetition_penalty: float,
-    *,
-    top_p: float,
-    top_k: int,
-    min_p: float,
-) -> None:
-    checks = {
-        f"num_generations must be at least 1, got {num_generations}": num_generations >= 1,
-        f"max_completion_length must be at least 1, got {max_completion_length}": max_completion_length >= 1,
-        f"temperature must be 0 (greedy) or positive, got {temperature}": 0 <= temperature < inf,
-        f"top_p must be greater than 0 and at most 1 (off), got {top_p}": 0 < top_p <= 1,
-        f"top_k must be 0 (off) or greater, got {top_k}": top_k >= 0,
-        f"min_p must be between 0 (off) and 1, got {min_p}": 0 <= min_p <= 1,
-        f"repetition_penalty must be positive (1 is off), got {repetition_penalty}": 0 < repetition_penalty < inf,
-    }
-    for message, holds in checks.items():
-        if not holds:
-            raise ValueError(message)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from grpo_edu.logprobs import group_logps
 from grpo_edu.losses import (
     clip_fractions,
     high_entropy_mask,
+    importance_ratio,
     off_policy_mask,
     per_token_kl,
     per_token_loss,
@@ -393,7 +394,6 @@ def micro_batch_loss(
             beta=config.beta,
             importance_weights=sampler.importance_weights(old, sampled),
             policy_mask=policy_mask,
-            delta=config.delta,
             use_bias_correction_kl=config.use_bias_correction_kl,
             **clip_settings(config),
         )
@@ -460,18 +460,25 @@ def policy_metrics(
     batch: Batch,
     config: GRPOConfig,
 ) -> dict[str, float]:
-    """The fractions of clipped tokens and, with a reference, the KL divergence from it; all tensors are (B, C)."""
+    """The fractions of clipped tokens and, with a reference, the KL divergence from it; all tensors are (B, C).
+
+    With `use_bias_correction_kl` the KL estimate is multiplied by the ratio, as in the loss and as TRL reports it.
+    """
     old = per_token_logps if old_per_token_logps is None else old_per_token_logps
     clipped = clip_fractions(per_token_logps, old, batch.advantages, batch.loss_mask, **clip_settings(config))
     metrics = {key: value.item() for key, value in clipped.items()}
     if ref_per_token_logps is not None:
-        metrics["kl"] = masked_mean(per_token_kl(per_token_logps, ref_per_token_logps), batch.loss_mask)
+        kl = per_token_kl(per_token_logps, ref_per_token_logps)
+        if config.use_bias_correction_kl:
+            level = config.importance_sampling_level
+            kl = kl * importance_ratio(per_token_logps, old, batch.loss_mask, importance_sampling_level=level)
+        metrics["kl"] = masked_mean(kl, batch.loss_mask)
     return metrics
 
 
 def clip_settings(config: GRPOConfig) -> dict[str, Any]:
     """The settings of a config for the importance ratio and its clipping."""
-    names = ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level")
+    names = ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level", "delta")
     return {name: getattr(config, name) for name in names}
 
 

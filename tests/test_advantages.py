@@ -18,6 +18,8 @@ from grpo_edu.advantages import (
     rloo_advantages,
     tie_probability,
 )
+from grpo_edu.metrics import reward_metrics
+from grpo_edu.rewards import combine_rewards
 
 SCALES = ("group", "batch", "none")
 NAN = float("nan")
@@ -137,6 +139,26 @@ def test_whole_numbers_and_booleans_are_rewards_too():
     assert_close(group_advantages(torch.tensor([1, 0]), 2), expected)
     assert_close(group_advantages(torch.tensor([True, False]), 2), expected)
     assert group_advantages(torch.tensor([1.0, 0.0], dtype=torch.float64), 2).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rewards_in_half_precision_are_compared_in_float32(dtype):
+    """In float16, an eps of 1e-4 is lost beside a deviation of 0.5, and 1/3 has an error of 1e-4."""
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.25, 0.5], dtype=dtype)
+    per_func = torch.stack([rewards, 100 * rewards], dim=1)
+    for function in (
+        lambda given, table: group_advantages(given, 3),
+        lambda given, table: group_advantages(given, 3, scale_rewards="mean"),
+        lambda given, table: rloo_advantages(given, 3),
+        lambda given, table: gdpo_advantages(table, 3, [1.0, 0.1]),
+        lambda given, table: combine_rewards(table, [1.0, 0.1]),
+        lambda given, table: torch.tensor([*reward_metrics(table, given, 3, ["a", "b"]).values()]),
+    ):
+        assert torch.equal(function(rewards, per_func), function(rewards.float(), per_func.float()))
+
+
+def test_weights_of_whole_number_rewards_are_not_cut_to_whole_numbers():
+    assert_close(combine_rewards(torch.tensor([[2, 1]]), [0.5, 0.25]), torch.tensor([1.25]))
 
 
 @pytest.mark.parametrize(

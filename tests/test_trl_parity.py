@@ -6,6 +6,7 @@ the tensors that this package gets.
 
 import copy
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_edu.advantages import gdpo_advantages, group_advantages
-from grpo_edu.config import LOSS_TYPES
+from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.fast.packing import shared_prefix_logps
 from grpo_edu.logprobs import per_token_logps
-from grpo_edu.losses import clip_fractions, grpo_loss, high_entropy_mask, off_policy_mask, per_token_kl
+from grpo_edu.losses import grpo_loss, high_entropy_mask, off_policy_mask
 from grpo_edu.rewards import combine_rewards
+from grpo_edu.trainer import policy_metrics
 
 trl = pytest.importorskip("trl")
 
@@ -242,24 +244,25 @@ def test_reinforce_is_trls_cispo_without_cap_at_ratio_one(trainer, batch, ours, 
     assert_same(loss_and_gradients(model, loss), expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"use_bias_correction_kl": True}, {"delta": 1.0}], ids=str)
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", ["grpo", "cispo"])
-def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level):
+def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level, options):
+    """A delta of 1, which GRPOConfig allows, bounds the ratio before TRL asks whether it is above 1 + epsilon_high."""
     model, old, ref = ours
-    settings = {"loss_type": loss_type, "importance_sampling_level": level}
     high = 1.1 if loss_type == "cispo" else 0.1
-    options = {"beta": 0.1, "use_bias_correction_kl": False, "epsilon_low": 0.05, "epsilon_high": high}
-    _, _, expected = theirs(trainer, batch, old, ref, monkeypatch, **settings, **options)
+    settings = {"loss_type": loss_type, "importance_sampling_level": level, "beta": 0.1, "epsilon_high": high}
+    settings |= {"use_bias_correction_kl": False, **options}
+    _, _, expected = theirs(trainer, batch, old, ref, monkeypatch, epsilon_low=0.05, **settings)
     mask = batch["completion_mask"]
     with torch.no_grad():
         logps, entropy = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)
-    shares = clip_fractions(logps, old, batch["advantages"], mask, epsilon=0.05, epsilon_high=high, **settings)
-    assert any(share > 0 for share in shares.values())
-    for name, share in shares.items():
-        assert float(share) == pytest.approx(expected[name], abs=1e-6), name
+    scored = SimpleNamespace(advantages=batch["advantages"], loss_mask=mask)
+    metrics = policy_metrics(logps, old, ref, scored, GRPOConfig(epsilon=0.05, **settings))
+    assert metrics["kl"] > 0 and any(value > 0 for name, value in metrics.items() if "clip" in name)
+    for name, value in metrics.items():
+        assert value == pytest.approx(expected[name], abs=1e-5), name
     assert float(entropy.sum() / mask.sum()) == pytest.approx(expected["entropy"], abs=1e-5)
-    kl = (per_token_kl(logps, ref) * mask).sum() / mask.sum()
-    assert float(kl) == pytest.approx(expected["kl"], abs=1e-5)
 
 
 @pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from grpo_edu.config import GRPOConfig
+from grpo_edu.config import GRPOConfig, check_numbers
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, copy_params, merge_anchors, uniform_fisher
 from grpo_edu.continual.fisher import fisher_diagonal, lightning_fisher, rollout_examples, solution_examples
 from grpo_edu.continual.forgetting import AccuracyMatrix
@@ -142,8 +142,7 @@ def mix_in(problems: Sequence[Problem], earlier: Sequence[Problem], *, share: fl
 
     Raises ValueError for a share outside [0, 1).
     """
-    if not 0 <= share < 1:
-        raise ValueError(f"share: {share} must be at least 0 and below 1")
+    check_numbers(share=share)
     wanted = round(len(problems) * share / (1 - share))
     rng = random.Random(seed)
     drawn = rng.sample(earlier, wanted) if wanted <= len(earlier) else rng.choices(earlier, k=wanted)

@@ -6,20 +6,27 @@ Kirkpatrick et al. 2017 (arXiv 1612.00796). The penalty is a term of the loss: `
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from grpo_edu.config import check_numbers
+
 
 @dataclass(frozen=True)
 class Anchor:
-    """One task to be remembered, by parameter name: how much each weight matters to it, and where the weight was."""
+    """One task to be remembered, by parameter name: how much each weight matters to it, and where the weight was.
+
+    Raises ValueError for a Fisher diagonal with a negative or undefined entry.
+    """
 
     fisher: Mapping[str, Tensor]
     anchor_params: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        check_fisher(self.fisher)
 
 
 def copy_params(model: nn.Module) -> dict[str, Tensor]:
@@ -53,7 +60,8 @@ def ewc_penalty(
     Returns:
         A scalar with gradient, in the unit of the loss.
 
-    Raises ValueError: λ < 0, or a name or shape that does not fit the model.
+    Raises ValueError: λ < 0, a negative or undefined entry of the Fisher diagonal, or a name or shape that does not
+    fit the model.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> model.weight.data = torch.tensor([[1.0, 3.0]])
@@ -61,8 +69,15 @@ def ewc_penalty(
     >>> ewc_penalty(model, fisher, anchor_params, ewc_lambda=10.0)  # 5 · (4 · 1² + 0.5 · 2²)
     tensor(30., grad_fn=<MulBackward0>)
     """
-    if not (ewc_lambda >= 0 and math.isfinite(ewc_lambda)):
-        raise ValueError(f"ewc_lambda: {ewc_lambda} must be 0 or a positive number; a leash cannot push")
+    check_numbers(ewc_lambda=ewc_lambda)
+    check_fisher(fisher)
+    return _penalty(model, fisher, anchor_params, ewc_lambda=ewc_lambda)
+
+
+def _penalty(
+    model: nn.Module, fisher: Mapping[str, Tensor], anchor_params: Mapping[str, Tensor], *, ewc_lambda: float
+) -> Tensor:
+    """`ewc_penalty`, without another look at λ and at all entries of the Fisher diagonal in every step."""
     weights = dict(model.named_parameters())
     check_fits(weights, fisher, "fisher")
     check_fits(weights, {name: anchor_params.get(name) for name in fisher}, "anchor_params")
@@ -71,15 +86,16 @@ def ewc_penalty(
 
 
 def anchor_penalty(anchors: Sequence[Anchor], *, ewc_lambda: float) -> Callable[[nn.Module], Tensor]:
-    """The penalties of several tasks added up, as a function of the model: the `penalty` of a training.
+    """The penalties of several tasks added up, as a function of the model: the `penalty` of a training run.
 
-    Raises ValueError for no anchors; the function raises what `ewc_penalty` raises.
+    Raises ValueError for no anchors or λ < 0; the function raises what `ewc_penalty` raises.
     """
+    check_numbers(ewc_lambda=ewc_lambda)
     if not anchors:
         raise ValueError("anchors is empty: there is no task to protect; train without a penalty")
 
     def penalty(model: nn.Module) -> Tensor:
-        parts = [ewc_penalty(model, anchor.fisher, anchor.anchor_params, ewc_lambda=ewc_lambda) for anchor in anchors]
+        parts = [_penalty(model, anchor.fisher, anchor.anchor_params, ewc_lambda=ewc_lambda) for anchor in anchors]
         return torch.stack(parts).sum()
 
     return penalty
@@ -97,14 +113,24 @@ def merge_anchors(old: Anchor, new: Anchor, *, decay: float = 1.0) -> Anchor:
     >>> merge_anchors(old, new, decay=0.5)
     Anchor(fisher={'w': tensor([3.])}, anchor_params={'w': tensor([2.])})
     """
-    if not 0 <= decay <= 1:
-        raise ValueError(f"decay: {decay} must be from 0 (forget the old tasks) to 1 (keep them whole)")
+    check_numbers(decay=decay)
     if old.fisher.keys() != new.fisher.keys():
         odd = min(old.fisher.keys() ^ new.fisher.keys())
         raise ValueError(f"old and new are of different models: only one of them has a weight {odd!r}")
     check_fits(new.fisher, old.fisher, "old")
     fisher = {name: decay * old.fisher[name] + new.fisher[name] for name in new.fisher}
     return Anchor(fisher, new.anchor_params)
+
+
+def check_fisher(fisher: Mapping[str, Tensor]) -> None:
+    """Raise ValueError, with the name, where an entry is negative, infinite or NaN."""
+    for name, values in fisher.items():
+        wrong = ~((values >= 0) & values.isfinite())
+        if wrong.any():
+            raise ValueError(
+                f"fisher: {name!r} has the entry {values[wrong][0].item():g}, but a mean of squares is a finite number "
+                "that is not negative; compute it with fisher_diagonal(model, examples)"
+            )
 
 
 def check_fits(weights: Mapping[str, Tensor], values: Mapping[str, Tensor | None], argument: str) -> None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from grpo_edu.config import check_numbers
 from grpo_edu.continual.examples import encode_examples, target_logits
+from grpo_edu.fast.chunked_logps import at_least_float32
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,9 +103,8 @@ def fisher_diagonal(
             [0.2500]])}
     """
     weights = _check_arguments(model, examples, kind, tail, batch_size)
-    fisher, mean = (
-        {name: torch.zeros_like(weight, dtype=_at_least_float32(weight)) for name, weight in weights.items()}
-        for _ in range(2)
+    fisher, mean = (  # in at least float32, because squares of small gradients vanish in half precision
+        {name: torch.zeros_like(at_least_float32(weight)) for name, weight in weights.items()} for _ in range(2)
     )
     num_labels = 0
     was_training = model.training
@@ -114,7 +115,7 @@ def fisher_diagonal(
             if not len(labels):
                 raise ValueError(f"examples: number {number - 1} has nothing to predict; leave it out")
             num_labels += len(labels)
-            logps = logits.to(_at_least_float32(logits)).log_softmax(dim=-1)
+            logps = at_least_float32(logits).log_softmax(dim=-1)
             if kind == "true":
                 _add_expected_squares(fisher, logps, weights, tail)
             elif kind == "sampled":
@@ -176,11 +177,6 @@ def rank_correlation(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) 
     return round(float(spearmanr(*flat).statistic), 12)
 
 
-def _at_least_float32(tensor: Tensor) -> torch.dtype:
-    """The tensor's own type, or float32 where that is smaller: squares of small gradients vanish in half precision."""
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not weights:
@@ -196,10 +192,7 @@ def _check_arguments(
         raise ValueError(f"kind: {kind!r} is unknown; choose one of {', '.join(FISHER_KINDS)}")
     if not len(examples):
         raise ValueError("examples is empty: a Fisher needs data; give at least one example")
-    if not 0 <= tail < 1:
-        raise ValueError(f"tail: {tail} must be a probability of at least 0 and below 1")
-    if batch_size < 1:
-        raise ValueError(f"batch_size: {batch_size} must be at least 1")
+    check_numbers(tail=tail, batch_size=batch_size)
     return _trainable(model)
 
 

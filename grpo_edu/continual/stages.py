@@ -6,13 +6,12 @@ Needs no torch, so that the command line reads a profile at once.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_edu.config import GRPOConfig, SupervisedConfig
+from grpo_edu.config import GRPOConfig, SupervisedConfig, check_numbers
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.profiles import load_profile
@@ -87,14 +86,9 @@ class Protection:
             raise ValueError(f"method: {self.method!r} is unknown; choose one of {', '.join(PROTECTIONS)}")
         if self.fisher not in FISHERS:
             raise ValueError(f"fisher: {self.fisher!r} is unknown; choose one of {', '.join(FISHERS)}")
-        if not (self.strength >= 0 and math.isfinite(self.strength)):
-            raise ValueError(f"strength: {self.strength} must be 0 or a positive number")
+        check_numbers(strength=self.strength, num_examples=self.num_examples, decay=self.decay)
         if self.method == "replay" and self.strength >= 1:
             raise ValueError(f"strength: {self.strength} is a share of old problems; it must be below 1")
-        if self.num_examples < 1:
-            raise ValueError(f"num_examples: {self.num_examples} must be at least 1")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay: {self.decay} must be from 0 to 1")
 
 
 # What the parts of a curriculum need to have an effect (`grpo_edu.runs.effects`), as options and as keys of a file.

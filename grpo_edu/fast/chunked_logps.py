@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from grpo_edu.config import check_numbers
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -206,10 +208,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def check_model(model: PreTrainedModel, temperature: float, chunk_size: int | None) -> tuple[nn.Module, nn.Module]:
     """Check the model and the settings before the forward pass; return the model's decoder and its output layer."""
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}; use 1.0 for greedy samples")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    check_numbers(temperature=temperature, chunk_size=chunk_size)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
         raise ValueError(f"model must be a causal language model of transformers, got {type(model).__name__}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from grpo_edu.config import check_numbers
 from grpo_edu.quantization.model import quantize_model
 from grpo_edu.rollout import Rollout, Sampler
 
@@ -80,8 +81,7 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
             f"sampling_per_token_logps: expected shape {tuple(old_per_token_logps.shape)}, got "
             f"{tuple(sampling_per_token_logps.shape)}"
         )
-    if not cap > 0:
-        raise ValueError(f"cap must be positive, got {cap}")
+    check_numbers(cap=cap)
     return (old_per_token_logps.detach() - sampling_per_token_logps).exp().clamp(max=cap)
 
 

@@ -14,6 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from grpo_edu.config import check_numbers, require
 from grpo_edu.problems.templates import data_dir
 
 
@@ -57,8 +58,8 @@ def coverage(interval: Callable[[int, int], tuple[float, float]], share: float, 
     """
     from scipy.stats import binom
 
-    _check_share("share", share)
-    _check_trials(trials)
+    require("share", share, 0 < share < 1, "must lie strictly between 0 and 1")
+    check_numbers(trials=trials)
     bounds = [interval(successes, trials) for successes in range(trials + 1)]
     held = [low <= share <= high for low, high in bounds]
     return float(binom.pmf(np.arange(trials + 1), trials, share)[held].sum())
@@ -106,8 +107,7 @@ def mcnemar_power(only_before: float, only_after: float, trials: int, *, alpha: 
     from scipy.stats import binom
 
     _check_discordant(only_before, only_after)
-    _check_trials(trials)
-    _check_share("alpha", alpha)
+    check_numbers(trials=trials, alpha=alpha)
     differing = only_before + only_after
     counts = np.arange(1, trials + 1)
     # The largest number on the smaller side that is still significant; −1 where there is none.
@@ -186,7 +186,7 @@ def possible_counts(percent: float, trials: int, *, decimals: int = 0) -> list[i
     >>> possible_counts(71.7, 60, decimals=1), possible_counts(89, 60)
     ([43], [])
     """
-    _check_trials(trials)
+    check_numbers(trials=trials)
     if decimals < 0:
         raise ValueError(f"decimals must be at least 0, got {decimals}")
     slack = 0.5 * 10.0**-decimals + 1e-9
@@ -216,33 +216,22 @@ def mcnemar_range(before: int, after: int, trials: int) -> tuple[float, float]:
 
 def _z_values(gain: float, power: float, alpha: float) -> tuple[float, float]:
     """The normal quantiles of error rate and power, the arguments checked."""
-    _check_share("power", power)
-    _check_share("alpha", alpha)
+    check_numbers(power=power, alpha=alpha)
     if gain == 0:
         raise ValueError("before and after are equal: no number of problems shows a difference that is not there")
     return NormalDist().inv_cdf(1 - alpha / 2), NormalDist().inv_cdf(power)
 
 
 def _check_discordant(only_before: float, only_after: float) -> None:
-    if only_before < 0 or only_after < 0 or not 0 < only_before + only_after <= 1:
+    if not (only_before >= 0 and only_after >= 0 and 0 < only_before + only_after <= 1):
         raise ValueError(
             "only_before and only_after must be shares of at least 0 whose sum is above 0 and at most 1, "
             f"got {only_before} and {only_after}"
         )
 
 
-def _check_share(name: str, share: float) -> None:
-    if not 0 < share < 1:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, got {share}")
-
-
-def _check_trials(trials: int) -> None:
-    if trials < 1:
-        raise ValueError(f"trials must be at least 1, got {trials}: evaluate on some problems first")
-
-
 def _check_count(name: str, count: int, trials: int) -> None:
-    _check_trials(trials)
+    check_numbers(trials=trials)
     if not 0 <= count <= trials:
         raise ValueError(f"{name} must lie between 0 and trials ({trials}), got {count}")
 

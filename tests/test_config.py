@@ -1,0 +1,213 @@
+"""The settings of a run, and the same bounds for functions that are called directly."""
+
+import dataclasses
+import json
+import math
+from functools import partial
+from inspect import isfunction, signature
+
+import pytest
+import torch
+
+from grpo_edu import advantages, evaluation, losses
+from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages, tie_probability
+from grpo_edu.config import BOUNDS, GRPOConfig
+from grpo_edu.continual import ewc, fisher
+from grpo_edu.continual.ewc import Anchor, anchor_penalty, ewc_penalty, merge_anchors
+from grpo_edu.continual.fisher import fisher_diagonal
+from grpo_edu.evaluation import paired_bootstrap, wilson_interval
+from grpo_edu.losses import (
+    clip_fractions,
+    grpo_loss,
+    high_entropy_mask,
+    off_policy_mask,
+    per_token_loss,
+    per_token_policy_loss,
+    reduce_loss,
+    token_weights,
+)
+from grpo_edu.quantization import rollouts
+from grpo_edu.quantization.rollouts import mismatch_metrics, truncated_importance_weights
+from grpo_edu.studies import power
+from grpo_edu.studies.power import (
+    coverage,
+    mcnemar_power,
+    mcnemar_range,
+    normal_interval,
+    possible_counts,
+    problems_needed_paired,
+    problems_needed_unpaired,
+)
+
+REFUSED = {
+    "num_generations": [1, 2.5],
+    "prompts_per_step": [0, "16"],
+    "max_resamples": [-1],
+    "max_completion_length": [0, 1.5, None],
+    "max_steps": [0, True],
+    "learning_rate": [0.0, math.nan, math.inf, "1e-4"],
+    "weight_decay": [-0.1],
+    "max_grad_norm": [-1.0],
+    "lr_scheduler_type": ["cosinus"],
+    "warmup_steps": [-1],
+    "num_iterations": [0],
+    "gradient_accumulation_steps": [3, 0],
+    "temperature": [0.0, -1.0],
+    "top_p": [0.0, 1.1],
+    "top_k": [-1],
+    "min_p": [1.5, -0.1],
+    "repetition_penalty": [0.0],
+    "loss_type": ["ppo"],
+    "importance_sampling_level": ["word"],
+    "epsilon": [-0.2],
+    "epsilon_high": [-0.2, math.nan],
+    "delta": [0.9, math.nan, True],
+    "use_bias_correction_kl": ["yes"],
+    "off_policy_mask_threshold": [-0.1],
+    "top_entropy_quantile": [1.1, 20],
+    "entropy_coef": [-0.1],
+    "multi_objective_aggregation": ["mean"],
+    "beta": [-0.04, math.nan],
+    "sync_ref_model": [1],
+    "ref_model_mixup_alpha": [0.0, 1.1],
+    "ref_model_sync_steps": [0],
+    "scale_rewards": ["std"],
+    "advantage_estimator": ["gae"],
+    "reward_weights": [[1.0, math.nan], 1.0],
+    "seed": [0.5, 2**64, -(2**63) - 1],
+    "optim": ["adam"],
+    "memory_budget_gib": [0.0, math.inf, "2"],
+    "rollout_quantization": ["int3"],
+    "importance_sampling_clip_max": [0.0, None],
+    "abort_grad_norm": [0.0, math.nan, "big"],
+    "shuffle_dataset": ["no"],
+    "mask_truncated_completions": [1],
+    "gradient_checkpointing": ["yes"],
+    "optimizer_in_backward": [None],
+    "importance_sampling_correction": [0],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
+def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} .*got "):
+        GRPOConfig(**{name: value})
+
+
+ROWS, ONES = torch.zeros(4, 3), torch.ones(4, 3, dtype=torch.long)
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0])
+LINEAR = torch.nn.Linear(2, 1, bias=False)
+BY_HAND = {"weight": torch.ones(1, 2)}
+# What a notebook or a student calls directly → how, with all arguments that may be left out by name.
+CALLED = {
+    group_advantages: partial(group_advantages, REWARDS, num_generations=2),
+    rloo_advantages: partial(rloo_advantages, REWARDS),
+    degenerate_groups: partial(degenerate_groups, REWARDS),
+    gdpo_advantages: partial(gdpo_advantages, REWARDS[:, None], num_generations=2),
+    tie_probability: partial(tie_probability, p=0.5, num_generations=2),
+    grpo_loss: partial(grpo_loss, ROWS, ROWS, REWARDS, ONES, ref_per_token_logps=ROWS),
+    per_token_loss: partial(per_token_loss, ROWS, ROWS, REWARDS, ONES, ref_per_token_logps=ROWS),
+    per_token_policy_loss: partial(per_token_policy_loss, ROWS, ROWS.exp(), REWARDS),
+    clip_fractions: partial(clip_fractions, ROWS, ROWS, REWARDS, ONES),
+    off_policy_mask: partial(off_policy_mask, ROWS, ROWS, REWARDS, ONES),
+    high_entropy_mask: partial(high_entropy_mask, ROWS, ONES),
+    token_weights: partial(token_weights, ONES),
+    reduce_loss: partial(reduce_loss, ROWS, ONES),
+    truncated_importance_weights: partial(truncated_importance_weights, ROWS, ROWS),
+    mismatch_metrics: partial(mismatch_metrics, ROWS, ROWS, ONES),
+    ewc_penalty: partial(ewc_penalty, LINEAR, BY_HAND, BY_HAND),
+    anchor_penalty: partial(anchor_penalty, [Anchor(BY_HAND, BY_HAND)]),
+    merge_anchors: partial(merge_anchors, Anchor(BY_HAND, BY_HAND), Anchor(BY_HAND, BY_HAND)),
+    fisher_diagonal: partial(fisher_diagonal, LINEAR, [(torch.ones(1, 2), torch.tensor([0]))]),
+    wilson_interval: partial(wilson_interval, 1, trials=2),
+    paired_bootstrap: partial(paired_bootstrap, [1.0, 0.0], [1.0, 1.0]),
+    mcnemar_power: partial(mcnemar_power, 0.1, 0.2, trials=10),
+    problems_needed_paired: partial(problems_needed_paired, 0.1, 0.2),
+    problems_needed_unpaired: partial(problems_needed_unpaired, 0.1, 0.2),
+    coverage: partial(coverage, wilson_interval, share=0.5, trials=2),
+    normal_interval: partial(normal_interval, 1),
+    possible_counts: partial(possible_counts, 50.0),
+    mcnemar_range: partial(mcnemar_range, 1, 2),
+}
+
+
+def numbers_of(function):
+    """The arguments of a function whose names have bounds; those of `grpo_loss` with what it hands on.
+
+    Without seeds: those of numpy are other numbers than those of torch.
+    """
+    names = {*signature(function).parameters} & ({*BOUNDS} - {"seed"})
+    if function is grpo_loss:
+        names |= numbers_of(per_token_loss)
+    if function is per_token_loss:
+        names |= numbers_of(per_token_policy_loss)
+    return names
+
+
+def test_no_function_with_such_an_argument_is_forgotten():
+    for module in (advantages, losses, rollouts, ewc, fisher, evaluation, power):
+        for name, function in vars(module).items():
+            own = isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
+            if own and numbers_of(function) and "model" not in signature(function).parameters:
+                assert function in CALLED, name
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(function, name) for function in CALLED for name in sorted(numbers_of(function))]
+)
+def test_a_function_that_is_called_directly_refuses_what_the_settings_refuse(function, name):
+    values = [-5, math.nan, "0.2", True]
+    for value in [*values, 0] if name == "sapo_temperatures" else values:
+        given = (value, 1.0, 1.0, 1.0) if name == "vespo_shape" else (value, 1.0) if "sapo" in name else value
+        with pytest.raises(ValueError, match=rf"^{name} must .*got .*{value}"):
+            CALLED[function](**{name: given})
+
+
+def test_a_fisher_diagonal_is_a_mean_of_squares():
+    for entry in (-1.0, math.nan, math.inf):
+        wrong = {"weight": torch.tensor([[1.0, entry]])}
+        for use in (partial(ewc_penalty, LINEAR, wrong, BY_HAND, ewc_lambda=1.0), partial(Anchor, wrong, BY_HAND)):
+            with pytest.raises(ValueError, match=rf"^fisher: 'weight' .*{entry:g}"):
+                use()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss_type": "cispo"}, r"^epsilon_high .*'cispo'.*epsilon_high=5\.0"),
+        ({"sync_ref_model": True, "ref_model_sync_steps": 2}, r"^beta .*positive.*sync_ref_model.*got 0\.0"),
+        ({"sync_ref_model": True, "beta": 0.1}, r"^ref_model_sync_steps .*max_steps = 40.*got 512"),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "advantage_estimator": "rloo"},
+            r"^multi_objective_aggregation .*'rloo'.*advantage_estimator='group'",
+        ),
+        ({"warmup_steps": 3}, r"^warmup_steps .*got 3.*'constant_with_warmup'"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_with_a_way_out(settings, message):
+    with pytest.raises(ValueError, match=message):
+        GRPOConfig(**settings)
+    assert GRPOConfig(loss_type="cispo", epsilon_high=5.0).epsilon_high == 5.0
+    assert GRPOConfig(warmup_steps=3, lr_scheduler_type="constant_with_warmup").warmup_steps == 3
+
+
+def test_every_setting_has_a_test_of_refusal():
+    assert {field.name for field in dataclasses.fields(GRPOConfig)} == set(REFUSED)
+
+
+def test_settings_go_through_json_and_cannot_be_changed():
+    config = GRPOConfig(reward_weights=[1.0, 0.2], epsilon_high=0.28, seed=4)
+    assert config.reward_weights == (1.0, 0.2)
+    assert GRPOConfig(**json.loads(json.dumps(config.to_dict()))) == config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1
+    assert GRPOConfig(num_generations=3, prompts_per_step=5).batch_size == 15
+
+
+def test_the_names_are_trls_where_trl_has_one():
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    own = {"prompts_per_step", "max_resamples", "advantage_estimator", "optimizer_in_backward", "memory_budget_gib"}
+    theirs |= {name.removeprefix("vllm_") for name in theirs}  # what corrects for a policy of another kind that samples
+    own |= {"rollout_quantization", "abort_grad_norm"}
+    assert {field.name for field in dataclasses.fields(GRPOConfig)} - theirs == own
