@@ -544,9 +544,10 @@ def reduce_loss(
 ) -> Tensor:
     r"""Reduce the losses of all tokens to a scalar: the sum of the weights of `token_weights` times the losses.
 
-    In CS336's words: its ``masked_normalize`` with a constant of at least 1 is "dapo" with ``num_items`` = constant, and
-    over each row (then the mean of the rows) "dr_grpo" with ``max_completion_length`` = constant. Its ``masked_mean``
-    over each row (then the mean of the rows) is "grpo", but a row without any token counts as 0 here and is NaN there.
+    In CS336's words: its ``masked_normalize`` with a constant of at least 1 is "dapo" with ``num_items`` = constant,
+    and over each row (then the mean of the rows) "dr_grpo" with ``max_completion_length`` = constant. Its
+    ``masked_mean`` over each row (then the mean of the rows) is "grpo", but a row without any token counts as 0 here
+    and is NaN there.
 
     Args:
         per_token_loss: (B, C), or (B, 1) for one loss per completion that holds for each of its tokens.

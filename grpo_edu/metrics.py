@@ -1,9 +1,9 @@
 """Compute the metrics of a GRPO step, as numbers under TRL's metric keys.
 
-The definitions are those of TRL's `GRPOTrainer`, with two deliberate differences. `frac_reward_zero_std` is the fraction
-of groups whose rewards are exactly equal, whereas TRL checks whether a standard deviation is close to 0. `entropy` is the
-mean of −log π of the sampled tokens, an unbiased estimate at no cost, whereas TRL adds up the whole distribution of each
-token. All functions raise ValueError for shapes that do not match.
+The definitions are those of TRL's `GRPOTrainer`, with two deliberate differences. `frac_reward_zero_std` is the
+fraction of groups whose rewards are exactly equal, whereas TRL checks whether a standard deviation is close to 0.
+`entropy` is the mean of −log π of the sampled tokens, an unbiased estimate at no cost, whereas TRL adds up the whole
+distribution of each token. All functions raise ValueError for shapes that do not match.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ import torch
 from grpo_edu import checks
 from grpo_edu.checks import core
 from grpo_edu.checks.__main__ import RIGHT_ANSWERS, WRONG_ANSWERS, answers_in, main, misjudged, table
-from grpo_edu.checks.compare import difference, shown
+from grpo_edu.checks.compare import difference, shown, shown_apart
 from grpo_edu.checks.core import Call, Exercise, Mistake, Outcome, Part, attempt, call, slip_credit, trial
 from grpo_edu.checks.trained import TRAINED, TrainedExercise
 
@@ -119,6 +119,120 @@ def test_an_unwritten_answer_fails_politely(name):
     feedback = KNOWN[name](stub)
     assert feedback.points == 0 and feedback.mistakes == ["not written yet"]
     assert "Traceback" not in str(feedback) and "Not written yet" in str(feedback)
+
+
+def rows_apart(rewards, num_generations):
+    """The rows of a group, where a student takes them to be N rows apart."""
+    return rewards.view(num_generations, -1).T
+
+
+def first_useful(useful, num_generations, groups_needed):
+    kept = useful.nonzero().flatten()[:groups_needed]
+    sampled = int(kept[-1]) + 1 if len(kept) == groups_needed else len(useful)
+    return kept, sampled * num_generations
+
+
+def std_above_0(rewards, num_generations, groups_needed):
+    return first_useful(rewards.view(-1, num_generations).std(dim=1) > 0, num_generations, groups_needed)
+
+
+def std_of_each_group_above_0(rewards, num_generations, groups_needed):
+    useful = torch.stack([group.std() > 0 for group in rewards.split(num_generations)])
+    return first_useful(useful, num_generations, groups_needed)
+
+
+def unlike_their_mean(rewards, num_generations, groups_needed):
+    groups = rewards.view(-1, num_generations)
+    useful = ((groups - groups.mean(dim=1, keepdim=True)).abs() > 0).any(dim=1)
+    return first_useful(useful, num_generations, groups_needed)
+
+
+def groups_apart(rewards, num_generations, groups_needed):
+    groups = rows_apart(rewards, num_generations)
+    return first_useful(groups.amax(dim=1) > groups.amin(dim=1), num_generations, groups_needed)
+
+
+def gate_of_rows_apart(right, bonus, num_generations):
+    share = rows_apart(torch.tensor(right), num_generations).mean(dim=1).repeat(num_generations).tolist()
+    return [one * (1 + extra * (half >= 0.5)) for one, extra, half in zip(right, bonus, share, strict=True)]
+
+
+def others_of_rows_apart(rewards, num_generations, truncated):
+    count, found = len(rewards) // num_generations, torch.zeros_like(rewards)
+    for row in range(len(rewards)):
+        others = [at for at in range(row % count, len(rewards), count) if at != row and not truncated[at]]
+        if others and not truncated[row]:
+            found[row] = rewards[row] - rewards[others].mean()
+    return found
+
+
+def mean_over_the_row(per_token_logps, sampling_per_token_logps, completion_mask, cap):
+    logs = (per_token_logps - sampling_per_token_logps).masked_fill(completion_mask == 0, 0.0)
+    return logs.mean(dim=1).exp().clamp(max=cap)
+
+
+def searched_for(pattern):
+    def extract_number(text):
+        found = re.search(pattern, text)
+        return found.group(1).replace(",", "") if found else None
+
+    return extract_number
+
+
+def turned_product(weight, A, B, alpha):
+    return weight + alpha / A.shape[0] * (A @ B)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "words"),
+    [
+        ("dynamic_sampling", std_above_0, "rounding"),
+        ("dynamic_sampling", std_of_each_group_above_0, "rounding"),
+        ("dynamic_sampling", unlike_their_mean, "rounding"),
+        ("dynamic_sampling", groups_apart, "groups"),
+        ("gated_reward", gate_of_rows_apart, "groups"),
+        ("rloo_advantages", others_of_rows_apart, "groups"),
+        ("truncated_weights", mean_over_the_row, "mean"),
+        ("pass_at_k", lambda rewards, k: 1 - (1 - sum(rewards) / len(rewards)) ** k, "biased"),
+        ("extract_number", searched_for(r"####\s*(-?[\d,]+)"), "first marker"),
+        ("extract_number", searched_for(r"#### *(-?\d+)"), "first marker"),
+        ("extract_number", searched_for(r"#### (\d+)"), "first marker"),
+        ("merged_weight", turned_product, "A @ B"),
+    ],
+)
+def test_what_students_write_is_named(name, answer, words):
+    for seed in range(4):
+        feedback = KNOWN[name](answer, seed=seed)
+        assert any(words in said for said in feedback.mistakes), feedback
+
+
+def test_an_error_is_named_only_where_its_message_is_the_same():
+    """Both raise a RuntimeError of shapes, but only one of them has multiplied A by B."""
+    feedback = KNOWN["merged_weight"](lambda weight, A, B, alpha: weight + A @ B.T, seed=0)
+    assert feedback.mistakes and not any("A @ B" in said for said in feedback.mistakes)
+
+
+def test_the_diagnosis_comes_before_the_tensors_and_these_are_rounded():
+    feedback = KNOWN["group_advantages"](lambda rewards, size: KNOWN["group_advantages"].reference(rewards, size) * 3)
+    text = str(KNOWN["group_advantages"](std_of_g, seed=0))
+    assert text.index("looks like") < text.index("input") < text.index("got")
+    shown = [number for part in feedback.parts for number in re.findall(r"0\.0*(\d+)", part.expected + part.got)]
+    assert shown and max(map(len, shown)) <= 4, feedback
+
+
+def std_of_g(rewards, num_generations):
+    groups = rewards.view(-1, num_generations)
+    std = groups.std(dim=1, keepdim=True, unbiased=False)
+    return ((groups - groups.mean(dim=1, keepdim=True)) / (std + 1e-4)).flatten()
+
+
+def test_values_that_differ_late_are_shown_with_the_digits_that_tell_them_apart():
+    assert shown_apart(torch.tensor([1.0, 1 / 3]), torch.tensor([1.0, 0.25])) == (
+        "tensor([1.0, 0.3333])",
+        "tensor([1.0, 0.25])",
+    )
+    assert shown_apart(torch.tensor([0.70711]), torch.tensor([0.70714])) == ("tensor([0.70711])", "tensor([0.70714])")
+    assert shown_apart(torch.tensor([123456.0]), torch.tensor([0.5]))[0] == "tensor([123456.0])"
 
 
 def test_a_misjudged_answer_would_be_seen():

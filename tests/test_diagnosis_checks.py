@@ -5,7 +5,10 @@ import json
 import pytest
 
 from benchmarks.broken_runs import CURVES, RESULTS, curves
-from grpo_edu.checks.diagnosis import TROUBLES, name_trouble
+from grpo_edu import checks
+from grpo_edu.checks import diagnosis
+from grpo_edu.checks.core import Outcome
+from grpo_edu.checks.diagnosis import KINDS, RUNS, TROUBLES, name_trouble, right_diagnoses
 from grpo_edu.checks.inputs import Curve, stored_curves
 from grpo_edu.studies.broken_runs import CASES
 
@@ -31,3 +34,51 @@ def test_the_rules_name_the_trouble_of_every_stored_run(trouble, arm):
 def test_a_curve_shows_what_the_rules_read():
     assert repr(Curve(step / 10 for step in range(32))) == "[0.00, 0.10, 0.20, 0.30 … 2.80, 2.90, 3.00, 3.10]"
     assert Curve([1.0, 2.0]) == [1.0, 2.0]
+
+
+# ---- the runs without a label ----
+
+
+def test_a_student_has_runs_of_their_own_however_the_name_is_spelled():
+    own = right_diagnoses("Jane Miller")
+    assert {**right_diagnoses("miller, jane"), "student": "Jane Miller"} == own
+    faults = {tuple(right_diagnoses(f"student {number}")[run][0] for run in RUNS) for number in range(60)}
+    assert len(faults) > 40 and {fault for runs in faults for fault in runs} == {one for kind in KINDS for one in kind}
+    with pytest.raises(ValueError, match=r"^student: ' -' .*name"):
+        right_diagnoses(" -")
+
+
+def test_what_a_run_shows_does_not_hold_the_name_of_its_fault():
+    for name, run in checks.unlabelled_runs("Jane Miller").items():
+        fault = right_diagnoses("Jane Miller")[name][0]
+        shown = " ".join([repr(run), str(vars(run)), *(str(getattr(run, part)) for part in dir(run) if part[0] != "_")])
+        assert run.curves == stored_curves(fault)
+        assert not any(case.name in shown or case.fault in shown for case in CASES)
+
+
+def test_students_code_cannot_draw_runs_while_it_is_graded():
+    from grpo_edu.grading import sandbox
+
+    assert f"{diagnosis.unlabelled_runs.__module__.rpartition('.')[2]}.py" not in sandbox._OF_THE_CHECKS
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"student": 3}, "name"), ({"student": " "}, "name"), ({"Run B": ("lr too high",)}, "'Run B'")],
+)
+def test_an_answer_of_another_form_is_told_so(change, words):
+    feedback = checks.check_find_fault(lambda: {**right_diagnoses("Jane Miller"), **change})
+    assert feedback.points == 0 and all(words in part.why for part in feedback.parts)
+
+
+def test_an_answer_about_the_runs_of_another_name_is_worth_a_look():
+    pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
+    from grpo_edu.grading.results import StudentGrade
+    from grpo_edu.grading.run import Transcript, _runs_of_another
+
+    transcript = Transcript(outcomes={("find_fault", 0): [Outcome(right_diagnoses("Jane Miller"))]})
+    for student, number, count in (("jane_miller", "", 0), ("x", "Jane Miller", 0), ("Jim Beam", "7", 1)):
+        found = _runs_of_another(transcript, StudentGrade(student, number))
+        assert len(found) == count and all("Jane Miller" in line for line in found)
+    unwritten = Transcript(outcomes={("find_fault", 0): [Outcome(problem="NameError")]})
+    assert _runs_of_another(unwritten, StudentGrade("x")) == []

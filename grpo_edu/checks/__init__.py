@@ -3,7 +3,7 @@
 Every exercise is one `Exercise`, which is called with the student's function:
 ``check_group_advantages(group_advantages)``. There is one module for each notebook's exercises; `core`, `compare` and
 `feedback` are the engine. ``python -m grpo_edu.checks`` tries every check on right and wrong answers. `your_turn` is
-the feedback on the short questions inside the notebooks.
+the feedback on the short questions inside the notebooks, and `unlabelled_runs` draws the runs of an exercise.
 """
 
 from importlib import import_module
@@ -27,6 +27,8 @@ TOPICS = (  # modules of this folder, in the order of the course
     "diagnosis",
 )
 
+OTHERS = {"your_turn": "feedback", "unlabelled_runs": "diagnosis"}  # what notebooks use besides: name → module
+
 
 def exercises() -> dict[str, "Exercise"]:
     """All exercises by name, in the order of the course."""
@@ -41,11 +43,9 @@ def exercises() -> dict[str, "Exercise"]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `check_NAME` or `your_turn` on first use."""
-    if name == "your_turn":
-        from grpo_edu.checks.feedback import your_turn
-
-        return your_turn
+    """Import `check_NAME`, `your_turn` or `unlabelled_runs` on first use."""
+    if name in OTHERS:
+        return getattr(import_module(f"grpo_edu.checks.{OTHERS[name]}"), name)
     if name.startswith("check_"):
         known = exercises()
         if name.removeprefix("check_") in known:

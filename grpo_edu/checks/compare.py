@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LINE = ", at `"  # what comes between the message of an error and the line of code that raised it
 OTHER = "it is not the expected one"
 PLAIN = (bool, int, float, str)  # what most entries of lists are, compared without further questions
 SHOWN = 300  # characters of a value that a message holds
@@ -26,6 +27,11 @@ class Outcome:
     problem: str = ""
     detail: str = ""
     changed: bool = False
+
+    @property
+    def message(self) -> str:
+        """That of an error, without the line of code."""
+        return self.detail.partition(LINE)[0]
 
     def same_as(self, other: Outcome, tolerance: float) -> bool:
         """Whether two calls had the same result."""
@@ -145,13 +151,28 @@ def shown(value: Any, digits: int = 6) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + " …"
 
 
+def shown_apart(one: Any, other: Any) -> tuple[str, str]:
+    """Two values, those of tensors rounded to four digits, or to as many as tell the two apart.
+
+    >>> shown_apart(torch.tensor([2 / 3]), torch.tensor([1 / 3])), shown_apart(2 / 3, 0.66667)
+    (('tensor([0.6667])', 'tensor([0.3333])'), ('0.666667', '0.66667'))
+    """
+    texts = [(shown(one, digits), shown(other, digits)) for digits in (4, 5, 6, 7)]
+    if not isinstance(other, Tensor):
+        return texts[2]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
+
+
 def _tensor_text(tensor: Tensor, digits: int) -> str:
     """Each row in a line of its own, whole numbers and truth values as they are; what is left out is an ellipsis."""
 
     def text(part: Tensor, depth: int) -> str:
         if not part.ndim:
             number = part.item()
-            return repr(float(f"{number + 0.0:.{digits}g}")) if part.is_floating_point() else str(number)
+            if not part.is_floating_point():
+                return str(number)
+            whole = len(f"{abs(number):.0f}") if math.isfinite(number) else 0
+            return repr(float(f"{number + 0.0:.{max(digits, min(whole, 7))}g}"))
         pieces, length = [], 0
         for place in range(len(part)):
             piece = text(part[place], depth + 1)
@@ -215,7 +236,7 @@ def _tensor_difference(got: Any, expected: Tensor, tolerance: float) -> str | No
     if got.shape != expected.shape:
         return f"the shape is {tuple(got.shape)}, not {tuple(expected.shape)}"
     kinds = [number_kind(tensor) for tensor in (got, expected)]
-    if kinds[0] != kinds[1]:
+    if kinds[0] != kinds[1] and got.numel():  # torch.tensor([]) is of floating-point numbers, and holds none
         return f"it holds {kinds[0]} ({got.dtype}), not {kinds[1]}"
     if torch.equal(got, expected):
         return None

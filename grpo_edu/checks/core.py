@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from grpo_edu.checks import slips
-from grpo_edu.checks.compare import Outcome, difference, kind, shown
+from grpo_edu.checks.compare import LINE, Outcome, difference, kind, shown, shown_apart
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import FIRST
 
@@ -278,7 +278,7 @@ class Exercise:
             named = named or drawn.mistake(found, [number])
             place = drawn.telling(named.name if named else "", found, number, failed)
             one, other = found[number][place], drawn.expected[number][place]
-            texts = drawn.calls[number][place].text(self.arguments), self._said(other), self._said(one)
+            texts = drawn.calls[number][place].text(self.arguments), *self._said(other, one)
             if self.excerpt and not one.problem:
                 texts = self.excerpt(drawn.calls[number][place], other.value, one.value) or texts
             parts.append(
@@ -305,14 +305,22 @@ class Exercise:
         why = difference(found.value, expected.value, self.tolerance) or "the input was not changed"
         return why.replace(FIRST, self.arguments[0])
 
-    def _said(self, outcome: Outcome) -> str:
-        """What a call came to; a gradient with the name of its argument."""
-        if outcome.problem:
-            return outcome.problem if outcome is NOT_TRIED else f"raises {outcome.problem}"
+    def _said(self, *outcomes: Outcome) -> list[str]:
+        """What two calls came to; a gradient with the name of its argument."""
         key = slips.GRADIENT + FIRST
-        if isinstance(outcome.value, dict) and outcome.value.keys() == {key}:
-            return f"{slips.GRADIENT}{self.arguments[0]}:\n{shown(outcome.value[key])}"
-        return shown(outcome.value) if outcome.value is not None else kind(None)
+        gradients = [isinstance(one.value, dict) and one.value.keys() == {key} for one in outcomes]
+        values = [
+            one.value[key] if is_gradient else one.value for one, is_gradient in zip(outcomes, gradients, strict=True)
+        ]
+        said = []
+        for outcome, is_gradient, text in zip(outcomes, gradients, shown_apart(*values), strict=True):
+            if outcome.problem:
+                said.append(outcome.problem if outcome is NOT_TRIED else f"raises {outcome.problem}")
+            elif is_gradient:
+                said.append(f"{slips.GRADIENT}{self.arguments[0]}:\n{text}")
+            else:
+                said.append(text if outcome.value is not None else kind(None))
+        return said
 
 
 class Trial:
@@ -332,7 +340,8 @@ class Trial:
         key = (wrong, part, place)
         if key not in self._theirs:
             self._theirs[key] = attempt(wrong, self.calls[part][place])
-        return found[part][place].same_as(self._theirs[key], self.exercise.tolerance)
+        mine, theirs = found[part][place], self._theirs[key]
+        return mine.same_as(theirs, self.exercise.tolerance) and mine.message == theirs.message
 
     def failed(self, found: Sequence[Sequence[Outcome]], part: int) -> list[int]:
         """The places in a part where an answer and the reference differ."""
@@ -429,4 +438,4 @@ def _line_of(error: BaseException) -> str:
     libraries = (str(Path(__file__).parents[1]), places["stdlib"], places["purelib"], places["platlib"], "<frozen")
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(libraries)]
     line = frames[-1].line if frames else ""
-    return f", at `{line}`" if line else ""
+    return f"{LINE}{line}`" if line else ""

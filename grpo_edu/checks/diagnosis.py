@@ -23,9 +23,11 @@ from grpo_edu.problems.templates import Problem
 from grpo_edu.rewards import accuracy_reward
 from grpo_edu.rollout import Rollout
 from grpo_edu.studies.broken_runs import (
-    drawn_runs,
+    Case,
     eos_as_padding,
+    find,
     hasty_advantages,
+    one_batch,
     shifted_mask,
     transposed_advantages,
 )
@@ -163,22 +165,85 @@ WORDS = (
 )
 
 
-def right_diagnoses(seed: int) -> dict[str, Any]:
-    """What is to be said of the runs that a seed draws: run → (fault, evidence, fix)."""
-    return {"seed": seed, **{run: (case.name, *DIAGNOSES[case.name]) for run, case in drawn_runs(seed).items()}}
+RUNS = ("Run A", "Run B", "Run C")
+KINDS = (  # one run of each is drawn
+    ("reward always 0", "chat template skipped", "length truncation", "tied rewards"),
+    ("G too small", "lr too high", "stale old log-probabilities", "KL wrong sign"),
+    ("std float trap", "groups mixed", "mask off by one", "EOS masked"),
+)
+
+
+def letters_of(student: str) -> str:
+    """The letters and digits of a name in alphabetical order: the same however the name is spaced and turned around.
+
+    >>> letters_of("Miller, Jane") == letters_of("jane_miller")
+    True
+    """
+    return "".join(sorted(sign for sign in student.casefold() if sign.isalnum()))
+
+
+def drawn_cases(student: str) -> dict[str, Case]:
+    """A student's three cases in random order: no useful reward, a fault that curves show, one that a batch shows.
+
+    Raises ValueError for a name without letters and digits.
+    """
+    if not letters_of(student):
+        raise ValueError(f"student: {student!r} has no letters; give your name as your course knows it")
+    rng = random.Random(f"find_fault {letters_of(student)}")
+    names = [rng.choice(kind) for kind in KINDS]
+    rng.shuffle(names)
+    return {run: find(name) for run, name in zip(RUNS, names, strict=True)}
+
+
+@dataclass(frozen=True)
+class UnlabelledRun:
+    """One of a student's runs: what it shows, and not what is wrong with it."""
+
+    student: str
+    run: str
+
+    @property
+    def curves(self) -> list[dict[str, Curve]]:
+        """The curves of the five stored runs, as `stored_curves` returns them."""
+        return stored_curves(drawn_cases(self.student)[self.run].name)
+
+    def batch(self) -> str:
+        """Train `tiny` for four steps with the run's fault, and describe the last batch (see `one_batch`)."""
+        from grpo_edu import LEVELS, load_policy, load_problems
+
+        return one_batch(drawn_cases(self.student)[self.run], *load_policy("tiny"), load_problems(LEVELS, "train"))
+
+
+def unlabelled_runs(student: str) -> dict[str, UnlabelledRun]:
+    """The three runs that a student's name draws.
+
+    >>> list(unlabelled_runs("Mary Jackson").values())[0]
+    UnlabelledRun(student='Mary Jackson', run='Run A')
+    """
+    return {run: UnlabelledRun(student, run) for run in drawn_cases(student)}
+
+
+def right_diagnoses(student: str) -> dict[str, Any]:
+    """What is to be said of a student's runs: run → (fault, evidence, fix)."""
+    found = {run: (case.name, *DIAGNOSES[case.name]) for run, case in drawn_cases(student).items()}
+    return {"student": student, **found}
 
 
 def find_fault() -> dict[str, Any]:
-    """The right diagnoses of one seed."""
-    return right_diagnoses(3)
+    """The right diagnoses of one student's runs."""
+    return right_diagnoses("Mary Jackson")
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnExercise(Exercise):
-    """An exercise whose runs are drawn by the seed that the answer names; each word of a part is worth a point.
+    """An exercise whose runs are drawn by the student's name; each word of a part is worth a point.
 
     The feedback says how many words of a part are right and not which, and never what was expected.
     """
+
+    def student_in(self, outcome: Outcome) -> str:
+        """Whose runs an answer is about, or nothing where it has no such form."""
+        return outcome.value["student"] if not outcome.problem and _rows(outcome.value)[0] else ""
 
     def judge(
         self, found: Sequence[Sequence[Outcome]], seed: int, credit: float = SLIP_CREDIT, variable: str = ""
@@ -197,7 +262,7 @@ class DrawnExercise(Exercise):
                 tuple(PartResult(part.name, 0, part.points, "", "", "", why, *words) for part in self.parts),
                 seed,
             )
-        right = right_diagnoses(outcome.value["seed"])
+        right = right_diagnoses(outcome.value["student"])
         wanted = [right[run] for run in RUNS]
         parts = []
         for column, part in enumerate(self.parts):
@@ -209,7 +274,7 @@ class DrawnExercise(Exercise):
                     part.name,
                     count,
                     part.points,
-                    given=f"the runs of seed {right['seed']}",
+                    given=f"the runs of {right['student']}",
                     got=f"{count} of {len(RUNS)} right",
                     mistake=name,
                     hint=self.mistakes[name].hint if name else "",
@@ -220,8 +285,9 @@ class DrawnExercise(Exercise):
 
 def _rows(answer: Any) -> tuple[list[tuple[str, ...]] | None, str]:
     """The three diagnoses of an answer, or None and what is wrong with its form."""
-    if not isinstance(answer, dict) or type(answer.get("seed")) is not int:
-        return None, 'the result is not a dict with "seed" and a whole number'
+    student = answer.get("student") if isinstance(answer, dict) else None
+    if not isinstance(student, str) or not letters_of(student):
+        return None, 'the result is not a dict with "student" and a name'
     for run in RUNS:
         row = answer.get(run)
         if not isinstance(row, (tuple, list)) or len(row) != 3 or not all(isinstance(word, str) for word in row):
@@ -245,12 +311,9 @@ def _confusion(column: int, rows: list[tuple[str, ...]], wanted: list[tuple[str,
     return "time or luck is called a fix" if given & {*NO_FIXES} else "the fix removes another fault"
 
 
-RUNS = ("Run A", "Run B", "Run C")
-
-
 def _with_words(column: int, change: Callable[[str], str]) -> dict[str, Any]:
     """The right diagnoses, with the words of one column changed."""
-    found = right_diagnoses(3)
+    found = find_fault()
     for run in RUNS:
         words = list(found[run])
         words[column] = change(words[column])
@@ -265,7 +328,7 @@ check_find_fault = DrawnExercise(
         a word is not in the tables: _with_words(0, str.upper)
             Copy the words of the tables letter by letter.
         the runs have changed places:
-            {**right_diagnoses(3), "Run A": right_diagnoses(3)["Run B"], "Run B": right_diagnoses(3)["Run A"]}
+            {**find_fault(), "Run A": find_fault()["Run B"], "Run B": find_fault()["Run A"]}
             The three diagnoses are right. Which run has which?
         it is another fault: _with_words(0, lambda fault: "KL wrong sign" if fault == "lr too high" else fault)
             Ask the questions of the decision tree again, from the top. In which line of the batch would it differ?

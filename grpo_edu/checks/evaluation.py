@@ -184,7 +184,8 @@ check_pass_at_k = Exercise(
     changes="""
         that estimate is biased:
             math.comb(rank, k - 1) -> (rank + 1) ** k - rank**k; math.comb(len(rewards), k) -> len(rewards) ** k
-            (rank / n)^k draws with replacement: the same answer may come twice.
+            (rank / n)^k and 1 − (1 − mean)^k draw with replacement: the same answer may come twice.
+            or: 1 - (1 - sum(rewards) / len(rewards)) ** k
         only rewards of 0 and 1 are counted: pass_at_k([float(one == 1) for one in rewards], k)
             A reward of 0.5 is better than 0: it counts where nothing better was drawn.
             or: pass_at_k([float(one > 0) for one in rewards], k)

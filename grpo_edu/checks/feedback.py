@@ -90,11 +90,11 @@ class Feedback:
         for part in self.parts:
             mark = "✓" if part.passed else "✗"
             lines.append(f"  {mark} {part.name} ({plain_number(part.points)} of {part.max_points})")
-            for what, text in part.rows():
-                lines += _wrapped(f"      {what:9}", text)
             if part.mistake:
                 lines += _wrapped(f"      {part.likeness} ", part.mistake)
                 lines += _wrapped("      hint: ", part.hint)
+            for what, text in part.rows():
+                lines += _wrapped(f"      {what:9}", text)
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.advantages import rloo_advantages as rloo  # noqa: F401  mistakes need it
-from grpo_edu.checks.compare import number_kind, shown
+from grpo_edu.checks.compare import number_kind, shown, shown_apart
 from grpo_edu.checks.core import Call, Exercise, Part, call
 
 # ---- inputs ----
@@ -71,8 +71,7 @@ def one_group(given: Call, expected: Tensor, got: Any) -> tuple[str, str, str] |
     rows = slice(number * size, (number + 1) * size)
     return (
         f"one of {groups} groups, rewards[{rows.start}:{rows.stop}]:\n{shown(rewards[rows], digits=12)}",
-        shown(right[number]),
-        shown(ours[number]),
+        *shown_apart(right[number], ours[number]),
     )
 
 
@@ -285,6 +284,12 @@ def rloo_advantages(rewards: Tensor, num_generations: int, truncated: Tensor) ->
     return result
 
 
+def _rloo_of_mixed_groups(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
+    """The same within groups whose completions are not adjacent."""
+    order = torch.arange(len(rewards)).view(num_generations, -1).T.flatten()
+    return rloo_advantages(rewards[order], num_generations, truncated[order])[order.argsort()]
+
+
 def _cut_short(rng: random.Random, left: int) -> Call:
     """Three groups of four; in one of them `left` completions are complete, and in the others three and all."""
     rewards = some_rewards(rng, 3, 4)
@@ -314,6 +319,8 @@ check_rloo_advantages = Exercise(
         the sum holds truncated completions, but the number does not:
             rewards[others].mean() -> (rewards[start : start + num_generations].sum() - rewards[row]) / len(others)
             Sum and number must be of the same completions.
+        the groups are mixed: _rloo_of_mixed_groups(rewards, num_generations, truncated)
+            A group's rows are adjacent: the first group is rows 0 to G − 1.
         a completion is part of its own baseline: [other for other in complete if other != row] -> complete
             Leave one out: the mean of the others.
         the sum of the others is not divided: .mean() -> .sum()
@@ -340,19 +347,20 @@ def dynamic_sampling(rewards: Tensor, num_generations: int, groups_needed: int) 
 
 
 def _many_groups(few: bool) -> Callable[[random.Random], Call]:
-    """Ten groups of four or eleven, two or three of them all wrong, two or more all right, one tied at 0.7."""
+    """Ten groups of six or eleven: some all wrong, some all right, one tied at 0.5, one where rounding shows."""
 
     def draw(rng: random.Random) -> Call:
         all_right, all_wrong = rng.choice([2, 3]), rng.choice([2, 3])
-        groups = [torch.ones(4)] * all_right + [torch.zeros(4)] * all_wrong + [torch.full((4,), 0.7)]
+        groups = [torch.ones(6)] * all_right + [torch.zeros(6)] * all_wrong
+        groups += [torch.full((6,), 0.5), tied_alone(rng, 6)]
         informative = 10 - len(groups)
         for _ in range(informative):
-            row = [0.0, 1.0, rng.choice([0.0, 1.0]), rng.choice([0.0, 1.0])]
-            groups.append(torch.tensor(rng.sample(row, 4)))
+            row = [0.0, 1.0, *(rng.choice([0.0, 1.0]) for _ in range(4))]
+            groups.append(torch.tensor(rng.sample(row, 6)))
         rng.shuffle(groups)
-        groups += [torch.ones(4)] * few  # the search goes on behind the last useful group
+        groups += [torch.ones(6)] * few  # the search goes on behind the last useful group
         needed = informative + rng.choice([1, 2]) if few else informative - 1
-        return call(torch.cat(groups), 4, needed)
+        return call(torch.cat(groups), 6, needed)
 
     return draw
 
@@ -361,18 +369,31 @@ check_dynamic_sampling = Exercise(
     dynamic_sampling,
     parts=(
         Part("more groups than are needed", 3, _many_groups(few=False), draws=8),
-        Part("fewer groups than are needed", 1, _many_groups(few=True)),
+        Part(
+            "fewer groups than are needed",
+            1,
+            _many_groups(few=True),
+            always=(call(tied_alone(random.Random(0), 16), 16, 1),),  # alone, where torch's std need not be 0
+        ),
     ),
     changes="""
         groups that are all right are kept: groups.amax(dim=1) > groups.amin(dim=1) -> (groups != 0).any(dim=1)
             Groups that are all right have no gradient either.
-            or: groups.amax(dim=1) > groups.amin(dim=1) -> (groups != 0).any(dim=1) & (groups != 0.7).any(dim=1)
+            or: groups.amax(dim=1) > -> (groups == 1).all(dim=1) | (groups.amax(dim=1) >; amin(dim=1) -> amin(dim=1))
         groups that are all wrong are kept: groups.amax(dim=1) > groups.amin(dim=1) -> (groups < 1).any(dim=1)
             Groups that are all wrong have no gradient either.
-            or: groups.amax(dim=1) > groups.amin(dim=1) -> (groups < 1).any(dim=1) & (groups != 0.7).any(dim=1)
+            or: groups.amax(dim=1) > -> (groups == 0).all(dim=1) | (groups.amax(dim=1) >; amin(dim=1) -> amin(dim=1))
         only ties at 0 and at 1 are dropped:
             groups.amax(dim=1) > groups.amin(dim=1) -> ~((groups == 0).all(dim=1) | (groups == 1).all(dim=1))
-            Four rewards of 0.7 tie as well: are all rewards of the group equal?
+            Six rewards of 0.5 tie as well: are all rewards of the group equal?
+        a rounding error counts as a difference:
+            groups.amax(dim=1) > groups.amin(dim=1) -> groups.std(dim=1) > 0
+            The computed mean of sixteen rewards of 1.69 need not be exactly 1.69, and torch's std of them need not be
+            0. Compare the rewards with each other, not with their mean.
+            or: groups.amax(dim=1) > groups.amin(dim=1) -> torch.stack([group.std() > 0 for group in groups])
+            or: groups.amax(dim=1) > groups.amin(dim=1) -> (groups != groups.mean(dim=1, keepdim=True)).any(dim=1)
+        the groups are mixed: rewards.view(-1, num_generations) -> rewards.view(num_generations, -1).T
+            A group's rows are adjacent: the first group is rows 0 to G − 1.
         the tied groups are kept: groups.amax(dim=1) > -> groups.amax(dim=1) ==
             Keep the groups that do *not* tie.
         more groups are returned than are needed: return kept -> return useful.nonzero().flatten()

@@ -270,6 +270,9 @@ check_merged_weight = Exercise(
             r is the number of A's rows, and of B's *columns*.
         the product is transposed: weight + alpha / len(A) * A.T @ B.T
             (out, r) times (r, in): B comes first.
+        A and B have changed places, A @ B: weight + alpha / len(A) * (A @ B)
+            The product needs the shape of the weight, (out, in). Which of the two has `out` rows?
+            or: weight + A @ B * (alpha / len(A))
         the frozen weight is left out: alpha / len(A) * B @ A
             The correction is added to what was there.
         the frozen weight is changed in place: weight.add_(alpha / len(A) * B @ A)

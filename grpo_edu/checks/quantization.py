@@ -413,8 +413,9 @@ check_truncated_weights = Exercise(
         each token is capped, not the completion: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1)
             Small ratios may multiply to a large one, and a large one may be made up for. Which number gets the cap?
             or: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1); ratio.clamp(max=cap) -> ratio
-        that is the geometric mean: logs.sum(dim=1) -> logs.sum(dim=1) / completion_mask.sum(dim=1)
+        that is the geometric mean of the ratios: logs.sum(dim=1) -> logs.sum(dim=1) / completion_mask.sum(dim=1)
             So did the sequence ratio of exercises 06. Here the probabilities of all tokens are multiplied.
+            or: logs.sum(dim=1) -> logs.mean(dim=1)
         the ratios of the tokens are averaged:
             logs.sum(dim=1).exp() -> (logs.exp() * completion_mask).sum(dim=1) / completion_mask.sum(dim=1)
             The probability of a completion is a product over its tokens.

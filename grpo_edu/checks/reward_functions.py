@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu import rewards
-from grpo_edu.checks.core import Call, Exercise, Part, call
+from grpo_edu.checks.core import Call, Exercise, Mistake, Part, call
 from grpo_edu.checks.inputs import pays_for_length, pays_for_marker
 from grpo_edu.checks.trained import TrainedExercise, trained_part
 
@@ -85,6 +86,21 @@ def _only_number(line: str) -> str | None:
     return numbers[0].replace(",", "") if len(numbers) == 1 else None
 
 
+def _search(blanks: str, number: str, commas: str) -> Callable[[str], str | None]:
+    """The first number behind a marker, whatever follows it."""
+
+    def extract_number(text: str) -> str | None:
+        found = re.search(f"####{blanks}({number})", text)
+        return found[1].replace(commas, "") if found else None
+
+    return extract_number
+
+
+_BLANKS = (r"\s*", r"\s+", " *", " ?", " ")
+_NUMBERS = (r"-?[\d,]+", r"-?\d[\d,]*", r"[-\d,]+", r"-?\d+", r"[+-]?\d+", r"\d+", r"[\d,]+")
+_SEARCHES = [_search(*parts) for parts in itertools.product(_BLANKS, _NUMBERS, (",", "_"))]
+
+
 check_extract_number = Exercise(
     extract_number,
     parts=(
@@ -139,6 +155,14 @@ check_extract_number = Exercise(
         the commas stay in the number: .replace(",", "") -> .lower(); -?\d+ -> -?[\d,]+
             1,200 and 1200 are the same answer: give it one spelling.
     """,
+    mistakes={
+        "at least two faults are left: the first marker is read, and words behind the number are let through": Mistake(
+            "`re.search` stops at the first marker and ignores what follows the number. Take the text behind the "
+            "*last* marker, then ask whether the whole line is a number: `re.fullmatch`.",
+            _SEARCHES[0],
+            also=tuple(_SEARCHES[1:]),
+        )
+    },
 )
 
 
@@ -269,6 +293,10 @@ check_gated_reward = Exercise(
             At *least* half.
         only a group that is all right opens the gate: 2 * sum(group) >= -> sum(group) ==
             At least half of the group has to be right.
+        the groups are mixed:
+            row // num_generations * num_generations -> row % (len(right) // num_generations);
+            first : first + num_generations -> first :: len(right) // num_generations
+            A group's rows are adjacent: the first group is rows 0 to G − 1.
         the whole batch is one group: gated_reward(right, bonus, len(right))
             Each prompt has a group of its own.
         the gate is the wrong way round: sum(group) >= -> sum(group) <

@@ -44,7 +44,12 @@ CUT_OFF = Slip(
 )
 BROADCAST = Slip(
     "two tensors of different shapes meet",
-    "Print both shapes. A tensor (rows,) needs a second dimension, `x[:, None]`, to be combined with (rows, columns).",
+    "Print both shapes. Two matrices need the same shape. A tensor (rows,) needs a second dimension, `x[:, None]`, to "
+    "be combined with a matrix (rows, columns).",
+)
+PRODUCT = Slip(
+    "a matrix product of shapes that do not fit",
+    "Print both shapes. In `X @ Y`, X needs as many columns as Y has rows: which of the two comes first?",
 )
 CHANGED = Slip("the input is changed in place", "Compute a new value; leave what was handed in as it is.")
 CONSTANT = Slip("every input gives the same result", "The result has to depend on the arguments of the function.")
@@ -66,6 +71,8 @@ def fact(found: Sequence[Outcome], expected: Sequence[Outcome]) -> Slip | None:
         return CUT_OFF
     if any(one.problem == "RuntimeError" and "must match the size of tensor" in one.detail for one in found):
         return BROADCAST
+    if any(one.problem == "RuntimeError" and "shapes cannot be multiplied" in one.detail for one in found):
+        return PRODUCT
     if any(one.changed and not other.changed for one, other in pairs):
         return CHANGED
     return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_edu.checks import exercises
 from grpo_edu.checks.compare import Outcome
 from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, trial
+from grpo_edu.checks.diagnosis import DrawnExercise, letters_of
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.trained import TrainedExercise
 from grpo_edu.grading.exercises import Master
@@ -242,12 +243,25 @@ def _run(
     left = limits.total_seconds - sum(one.seconds for one in result.transcripts.values())
     transcript = collect(sandbox, steps(whole, master), seed=seed, limits=limits, seconds_left=left)
     result.transcripts[master.name] = transcript
+    grade.looks += [f"{master.name}: {word}" for word in _runs_of_another(transcript, grade)]
     words = [*troubles, *transcript.troubles, *_failures(transcript, master)]
     if transcript.printed > _MUCH:
         words.append("it prints more than 1 MB, which was not kept")
     if master.name not in path.name:
         words.insert(0, f"found under the name {shown(path.name)}")
     grade.troubles += [f"{master.name}: {word}" for word in words]
+
+
+def _runs_of_another(transcript: Transcript, grade: StudentGrade) -> list[str]:
+    """The exercises whose runs were drawn by a name that is not this student's, in any spelling."""
+    found = []
+    for (name, part), outcomes in transcript.outcomes.items():
+        exercise = exercises()[name]
+        if part == 0 and isinstance(exercise, DrawnExercise):
+            student = exercise.student_in(outcomes[0])
+            if student and letters_of(student) not in map(letters_of, (grade.student, grade.lms_id)):
+                found.append(f"{name} is about the runs of {plain(student, 60)!r}, which is not this student's name")
+    return found
 
 
 def _matched(

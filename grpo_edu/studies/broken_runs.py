@@ -8,7 +8,6 @@ wrong on purpose.
 from __future__ import annotations
 
 import inspect
-import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.losses import per_token_loss
+from grpo_edu.losses import per_token_kl, per_token_loss
 from grpo_edu.rewards import RewardFunction, accuracy_reward, format_reward, reward_name
 from grpo_edu.trainer import GRPO_STAGES, Batch, Stages, compute_advantages, score_rollout, start_training, train
 
@@ -91,9 +90,9 @@ def stale_old_logps(old_logps: Tensor | None, ref_logps: Tensor) -> Tensor:
     return ref_logps
 
 
-def subtracted_kl(*args, beta: float, **options) -> Tensor:
+def subtracted_kl(logps, *args, ref_per_token_logps: Tensor, beta: float, **options) -> Tensor:
     """The KL term is subtracted, where it should be added."""
-    return per_token_loss(*args, beta=-beta, **options)
+    return per_token_loss(logps, *args, **options) - beta * per_token_kl(logps, ref_per_token_logps)
 
 
 @dataclass(frozen=True)
@@ -276,27 +275,6 @@ def mended_arm(case: Case) -> str:
     ('healthy', 'KL wrong sign, mended')
     """
     return "healthy" if case.mended is HEALTHY else f"{case.name}, mended"
-
-
-# ---- runs without a label, for the exercise ----
-
-KINDS = (  # one run of each is drawn
-    ("reward always 0", "chat template skipped", "length truncation", "tied rewards"),
-    ("G too small", "lr too high", "stale old log-probabilities", "KL wrong sign"),
-    ("std float trap", "groups mixed", "mask off by one", "EOS masked"),
-)
-
-
-def drawn_runs(seed: int) -> dict[str, Case]:
-    """Three cases in random order: no useful reward, a fault that the curves show, and one that only a batch shows.
-
-    >>> list(drawn_runs(1)) == ["Run A", "Run B", "Run C"] and drawn_runs(1) == drawn_runs(1)
-    True
-    """
-    rng = random.Random(seed)
-    names = [rng.choice(kind) for kind in KINDS]
-    rng.shuffle(names)
-    return {f"Run {letter}": find(name) for letter, name in zip("ABC", names, strict=True)}
 
 
 def one_batch(

@@ -46,13 +46,14 @@ def trouble_backwards(curves):
     return "unpaid" if start < 0.1 else found
 
 
-def _diagnoses_of(seed):
-    return lambda: right_diagnoses(seed)
+def _diagnoses_of(student):
+    return lambda: right_diagnoses(student)
 
 
 def diagnoses_in_lists():
     """As they arrive from another process."""
-    return {name: list(words) if name != "seed" else words for name, words in right_diagnoses(11).items()}
+    right = right_diagnoses("Øyvind 11")
+    return {name: list(words) if name != "student" else words for name, words in right.items()}
 
 
 def signs_by_loop(rewards, advantages, num_generations):
@@ -139,7 +140,7 @@ def mend_by_steps(settings):
 
 RIGHT_ANSWERS = {
     "name_trouble": (trouble_by_tensor, trouble_by_sums, trouble_backwards),
-    "find_fault": (_diagnoses_of(0), _diagnoses_of(2026), diagnoses_in_lists),
+    "find_fault": (_diagnoses_of("Jane Miller"), _diagnoses_of("s2026"), diagnoses_in_lists),
     "signs_are_right": (signs_by_loop, signs_by_package, signs_by_product),
     "mask_is_right": (mask_by_loop, mask_by_cumsum, mask_by_rules),
     "ratio_is_one": (ratio_by_logs, ratio_by_loop, ratio_by_close),
