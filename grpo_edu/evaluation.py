@@ -201,12 +201,10 @@ def crossed_bootstrap(
     >>> crossed_bootstrap([[0, 0, 1, 0]] * 2, [[1, 1, 1, 0], [1, 0, 1, 0]])
     PairedDifference(difference=0.375, low=0.0, high=0.875)
     """
-    _check_confidence(confidence)
+    check_numbers(confidence=confidence, num_resamples=num_resamples)
     _check_pairs(before, after)
     if len(before) < 2:
         raise ValueError("before and after have one list each, but an interval over seeds needs two; run more seeds")
-    if num_resamples < 1:
-        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
     lengths = {len(row) for rows in (before, after) for row in rows}
     if len(lengths) > 1 or 0 in lengths:
         raise ValueError(f"before and after must have one number per problem in every list, got lengths {lengths}")

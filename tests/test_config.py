@@ -15,7 +15,9 @@ from grpo_edu.config import BOUNDS, GRPOConfig
 from grpo_edu.continual import ewc, fisher
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, ewc_penalty, merge_anchors
 from grpo_edu.continual.fisher import fisher_diagonal
-from grpo_edu.evaluation import paired_bootstrap, wilson_interval
+from grpo_edu.evaluation import crossed_bootstrap, paired_bootstrap, wilson_interval
+from grpo_edu.extras import sampling
+from grpo_edu.extras.sampling import filter_logits
 from grpo_edu.losses import (
     clip_fractions,
     grpo_loss,
@@ -119,7 +121,9 @@ CALLED = {
     anchor_penalty: partial(anchor_penalty, [Anchor(BY_HAND, BY_HAND)]),
     merge_anchors: partial(merge_anchors, Anchor(BY_HAND, BY_HAND), Anchor(BY_HAND, BY_HAND)),
     fisher_diagonal: partial(fisher_diagonal, LINEAR, [(torch.ones(1, 2), torch.tensor([0]))]),
+    filter_logits: partial(filter_logits, ROWS),
     wilson_interval: partial(wilson_interval, 1, trials=2),
+    crossed_bootstrap: partial(crossed_bootstrap, [[1.0, 0.0]] * 2, [[1.0, 1.0]] * 2),
     paired_bootstrap: partial(paired_bootstrap, [1.0, 0.0], [1.0, 1.0]),
     mcnemar_power: partial(mcnemar_power, 0.1, 0.2, trials=10),
     problems_needed_paired: partial(problems_needed_paired, 0.1, 0.2),
@@ -145,7 +149,7 @@ def numbers_of(function):
 
 
 def test_no_function_with_such_an_argument_is_forgotten():
-    for module in (advantages, losses, rollouts, ewc, fisher, evaluation, power):
+    for module in (advantages, losses, sampling, rollouts, ewc, fisher, evaluation, power):
         for name, function in vars(module).items():
             own = isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
             if own and numbers_of(function) and "model" not in signature(function).parameters:

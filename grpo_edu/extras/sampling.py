@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from grpo_edu.config import check_numbers
+
 
 def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
     """Set the logits (n, V) of tokens that must not be sampled to -inf, with the order and definitions of transformers.
@@ -16,6 +18,7 @@ def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: 
     >>> filter_logits(logits, top_p=0.7).exp().round(decimals=2)
     tensor([[0.5000, 0.3000, 0.0000]])
     """
+    check_numbers(top_k=top_k, top_p=top_p, min_p=min_p)
     if top_k > 0:
         kth = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < kth, float("-inf"))
