@@ -241,7 +241,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     return 1.0 - float(np.prod(1.0 - k / np.arange(num_samples - num_correct + 1, num_samples + 1)))
 
 
-def _check_pairs(before: Sequence[float], after: Sequence[float]) -> None:
+def _check_pairs(before: Sequence[Any], after: Sequence[Any]) -> None:
     if len(before) != len(after):
         raise ValueError(f"before and after must have the same length, got {len(before)} and {len(after)}")
     if len(before) == 0:

@@ -211,7 +211,8 @@ class UnlabelledRun:
         """Train `tiny` for four steps with the run's fault, and describe the last batch (see `one_batch`)."""
         from grpo_edu import LEVELS, load_policy, load_problems
 
-        return one_batch(drawn_cases(self.student)[self.run], *load_policy("tiny"), load_problems(LEVELS, "train"))
+        model, tokenizer = load_policy("tiny")
+        return one_batch(drawn_cases(self.student)[self.run], model, tokenizer, load_problems(LEVELS, "train"))
 
 
 def unlabelled_runs(student: str) -> dict[str, UnlabelledRun]:

@@ -58,8 +58,8 @@ def coverage(interval: Callable[[int, int], tuple[float, float]], share: float, 
     """
     from scipy.stats import binom
 
-    require("share", share, 0 < share < 1, "must lie strictly between 0 and 1")
-    check_numbers(trials=trials)
+    check_numbers(share=share, trials=trials)
+    require("share", share, share > 0, "must lie strictly between 0 and 1")
     bounds = [interval(successes, trials) for successes in range(trials + 1)]
     held = [low <= share <= high for low, high in bounds]
     return float(binom.pmf(np.arange(trials + 1), trials, share)[held].sum())
