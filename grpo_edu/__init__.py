@@ -24,7 +24,8 @@ _PUBLIC = {  # module: names
     "prompts": "chat_messages render_prompt extract_answer",
     "models": "load_policy save_policy Session",
     "rollout": "Rollout generate",
-    "rewards": "accuracy_reward format_reward steps_reward length_reward compute_rewards combine_rewards",
+    "rewards": "accuracy_reward format_reward steps_reward length_reward "
+    "constraint_reward topic_reward instruction_reward compute_rewards combine_rewards",
     "advantages": "group_advantages rloo_advantages",
     "logprobs": "per_token_logps",
     "losses": "grpo_loss",
@@ -32,7 +33,7 @@ _PUBLIC = {  # module: names
     "config": "GRPOConfig",
     "trainer": "train",
     "scale.trl_backend": "train_with_trl",
-    "evaluation": "Evaluation evaluate compare wilson_interval mcnemar paired_bootstrap pass_at_k",
+    "evaluation": "Evaluation evaluate Fluency fluency compare wilson_interval mcnemar paired_bootstrap pass_at_k",
     "figures.curves": "training_curves accuracy_comparison html_image",
     "runs.summary": "RunResult",
     "runs.run": "run_training resume_training run_evaluation",

@@ -36,20 +36,24 @@ _NO_ANSWER = frozenset({"nan", "none", "null", "inf", "infinity"})
 _ANSWER_IS = re.compile(r"\banswer(?:\s+is\b\s*:?|\s*:)", re.IGNORECASE)
 
 
-def chat_messages(question: str) -> list[dict[str, str]]:
-    """The chat messages for a question: the system prompt, then the question.
+def chat_messages(question: str, system: str | None = SYSTEM_PROMPT) -> list[dict[str, str]]:
+    """The chat messages for a question: the system prompt, unless it is None, then the question.
 
     >>> [message["role"] for message in chat_messages("What is 2 + 3?")]
     ['system', 'user']
     """
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": question}]
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
+def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str, system: str | None = SYSTEM_PROMPT) -> str:
     """Render a question with the tokenizer's chat template, up to the start of the assistant's turn.
 
     A prompt without the template is the most common reason why a reward stays at 0, because an instruction-tuned model
     answers in its format only if the question is in that format.
+
+    Args:
+        system: the system prompt. With None there is none of ours; the chat template may add the model's own.
 
     Raises ValueError for a tokenizer without a chat template.
     """
@@ -58,7 +62,7 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
             "tokenizer has no chat template, so the prompt cannot be put into the model's own format. "
             "Use an instruction-tuned model, or set tokenizer.chat_template."
         )
-    return tokenizer.apply_chat_template(chat_messages(question), add_generation_prompt=True, tokenize=False)
+    return tokenizer.apply_chat_template(chat_messages(question, system), add_generation_prompt=True, tokenize=False)
 
 
 def completion_text(completion: str | list[dict]) -> str:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import LARGEST_REWARD
 from grpo_edu.problems.equations import check_equations
+from grpo_edu.problems.instructions import SET_PREFIX, InstructionCheck, check_instruction
 from grpo_edu.problems.templates import scorer_of
 from grpo_edu.prompts import MARKER, completion_text, extract_answer, normalize_answer
 
@@ -75,12 +76,13 @@ def accuracy_reward(
     A completion without an answer gets 0.0. A *ground truth* without an answer is an error in the data and raises
     ValueError; if it counted as equal to a missing answer, such completions would get 1.0.
 
-    Tasks of reasoning-gym are scored by their own scorer instead, from 0 to 1 (`grpo_edu.problems.gym`).
+    Tasks of reasoning-gym and instructions are scored by their own scorers instead, from 0 to 1
+    (`grpo_edu.problems.gym`, `grpo_edu.problems.instructions`).
 
     Args:
         completions: B completions, strings or chats.
         answer: B ground truths: strings, numbers, or reference solutions that end in `#### x`.
-        prompts, level: B prompts and levels; needed for tasks of reasoning-gym only.
+        prompts, level: B prompts and levels; needed for these two only.
 
     Raises ValueError for a ground truth that is not an answer, or for lists of different lengths.
 
@@ -92,7 +94,7 @@ def accuracy_reward(
     for row, (completion, truth) in enumerate(zip(completions, answer, strict=True)):
         scorer = None if level is None or prompts is None else scorer_of(level[row] or "")
         if scorer is not None and level is not None and prompts is not None:
-            rewards.append(scorer.score(completion, prompts[row], level[row]))
+            rewards.append(scorer.score(completion, prompts[row], level[row], truth))
         else:
             rewards.append(None if truth is None else float(extract_answer(completion) == _ground_truth(truth, row)))
     return rewards
@@ -149,6 +151,66 @@ def length_reward(
         _column("completion_ids", completion_ids, len(completions))
         lengths = [len(ids) for ids in completion_ids]
     return [min(1.0, max(0.0, 1 - (length - target) / target)) for length in lengths]
+
+
+def constraint_reward(
+    completions: Sequence[Completion], answer: list, level: list | None = None, **kwargs: Any
+) -> list[float | None]:
+    """1.0 if a completion obeys every constraint of its instruction, whatever else it says; else 0.0.
+
+    This is the naive reward of notebook 14: a policy learns to obey, and leaves the topic.
+
+    Args:
+        answer: B answers of the problems of `grpo_edu.problems.instructions`.
+        level: B levels; the function does not apply to (returns None for) problems of other sets.
+
+    Raises ValueError for an answer without constraints, or with one that cannot be checked.
+
+    >>> asked = '{"topic": "the sea", "question": true}'
+    >>> constraint_reward(["What is the capital of?", "The sea is wide and calm."], answer=[asked, asked])
+    [1.0, 0.0]
+    """
+    return _instruction_rewards(completions, answer, level, lambda check: all(check.obeyed.values()))
+
+
+def topic_reward(
+    completions: Sequence[Completion], answer: list, level: list | None = None, **kwargs: Any
+) -> list[float | None]:
+    """1.0 if a completion obeys every constraint of its instruction and names the topic; else 0.0.
+
+    Arguments and errors are those of `constraint_reward`.
+
+    >>> asked = '{"topic": "the sea", "exclamation": true}'
+    >>> topic_reward(["The sea is a sea!", "What a day!"], answer=[asked, asked])
+    [1.0, 0.0]
+    """
+    return _instruction_rewards(completions, answer, level, lambda check: all(check.obeyed.values()) and check.on_topic)
+
+
+def instruction_reward(
+    completions: Sequence[Completion], answer: list, level: list | None = None, **kwargs: Any
+) -> list[float | None]:
+    """1.0 if a completion obeys every constraint of its instruction, names the topic and is worth reading; else 0.0.
+
+    It is worth reading by the rules of `grpo_edu.problems.instructions.is_readable`. The accuracy on these problems is
+    the mean of this reward. Arguments and errors are those of `constraint_reward`.
+
+    >>> asked = '{"topic": "the sea", "exclamation": true}'
+    >>> instruction_reward(["The sea is a sea!", "How calm the sea looks this morning!"], answer=[asked, asked])
+    [0.0, 1.0]
+    """
+    return _instruction_rewards(completions, answer, level, lambda check: check.passed)
+
+
+def _instruction_rewards(
+    completions: Sequence[Completion], answer: list, level: list | None, paid: Callable[[InstructionCheck], bool]
+) -> list[float | None]:
+    _column("answer", answer, len(completions))
+    levels = [SET_PREFIX] * len(completions) if level is None else level
+    return [
+        float(paid(check_instruction(completion, truth))) if own.startswith(SET_PREFIX) else None
+        for completion, truth, own in zip(completions, answer, levels, strict=True)
+    ]
 
 
 def reward_name(reward_func: RewardFunction) -> str:

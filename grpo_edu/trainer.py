@@ -36,7 +36,7 @@ from grpo_edu.losses import (
     weighted_sum,
 )
 from grpo_edu.metrics import masked_mean, rollout_metrics
-from grpo_edu.problems.templates import Problem, ProblemOrder, columns_of
+from grpo_edu.problems.templates import Problem, ProblemOrder, columns_of, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards, reward_name
@@ -266,7 +266,7 @@ def sample_batch(
         indices = order.draw(missing, used)
         used += indices
         chosen = [problems[index] for index in indices]
-        prompts = [stages.render(tokenizer, problem.prompt) for problem in chosen]
+        prompts = [stages.render(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in chosen]
         rollout = state.sampler.generate(prompts, state.generator)
         rounds.append(stages.score(rollout, chosen, reward_funcs, config, stages.advantages))
         missing = int(degenerate_groups(rounds[-1].rewards, config.num_generations).sum())
@@ -518,6 +518,6 @@ def check_inputs(model: nn.Module, problems: Sequence[Problem], config: GRPOConf
 
 def longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:
     """The number of tokens of the longest prompt, searched among the hundred with the most characters."""
-    prompts = sorted((problem.prompt for problem in problems), key=len)[-100:]
-    rendered = [render_prompt(tokenizer, prompt) for prompt in prompts]
+    longest = sorted(problems, key=lambda problem: len(problem.prompt))[-100:]
+    rendered = [render_prompt(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in longest]
     return max(map(len, tokenizer(rendered, add_special_tokens=False)["input_ids"]))

@@ -188,7 +188,7 @@ def batches(
     stream, rng = draw_examples(config, seed, excluded), random.Random(seed)
     while True:
         drawn = [next(stream) for _ in range(2048)]
-        encoded = encode_examples(tokenizer, [(problem.prompt, target) for problem, target in drawn])
+        encoded = encode_examples(tokenizer, drawn)
         pool = sorted(encoded, key=lambda row: row[1])
         cuts, start = [], 0
         for end in range(1, len(pool) + 1):

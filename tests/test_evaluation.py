@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 from dataclasses import FrozenInstanceError, asdict
 
@@ -10,9 +11,10 @@ import torch
 from random_policy import byte_tokenizer, random_model
 
 import grpo_edu.rollout
-from grpo_edu.evaluation import Comparison, Evaluation, compare, evaluate, paired_bootstrap
+from grpo_edu.evaluation import Comparison, Evaluation, compare, evaluate, fluency, paired_bootstrap
 from grpo_edu.problems.gym import gym_problems
 from grpo_edu.problems.templates import Problem, make_problems
+from grpo_edu.prompts import render_prompt
 
 
 def evaluation(correct, levels=None, prompts=None, completions=None):
@@ -228,3 +230,20 @@ def test_a_bar_is_shown_in_a_terminal_only_and_when_asked(monkeypatch, policy, p
     monkeypatch.setattr(sys, "stderr", stream)
     assert evaluate(*policy, problems, progress=progress).k == 3
     assert ("\rEvaluating: 100%" in stream.getvalue()) is ("3/3" in stream.getvalue()) is shown
+
+
+def test_fluency_is_what_a_forward_pass_of_each_completion_alone_says(policy):
+    model, tokenizer = policy
+    texts = ["2+3=5.", "", "Five five FIVE six", "a long answer with many different words"]
+    found = fluency(model, tokenizer, evaluation([True] * 4, completions=texts), batch_size=3)
+    for row, text in enumerate(texts):
+        prompt = tokenizer(render_prompt(tokenizer, f"question {row}")).input_ids
+        ids = torch.tensor([prompt + tokenizer(text).input_ids])
+        with torch.no_grad():
+            logps = model(ids).logits[0].log_softmax(-1)
+        alone = [-logps[place - 1, ids[0, place]].item() for place in range(len(prompt), ids.shape[1])]
+        assert found.nll[row] == pytest.approx(sum(alone), rel=1e-4) and found.num_tokens[row] == len(alone)
+    assert found.num_words == [3, 0, 4, 7] and found.distinct_words == [1.0, 0.0, 0.5, 1.0]
+    assert found.perplexity == pytest.approx(math.exp(sum(found.nll) / sum(found.num_tokens)))
+    empty = fluency(model, tokenizer, evaluation([True] * 2, completions=["", ""]))
+    assert math.isnan(empty.perplexity) and empty.to_dict()["num_words"] == 0

@@ -87,7 +87,7 @@ def test_sets_are_named_mixed_and_balanced():
     assert check_data(f"basic, {CHAIN}") == ("basic", CHAIN)
     mixed = load_split(("basic", CHAIN), "heldout", n=5)
     assert [problem.level for problem in mixed] == ["basic"] * 3 + [CHAIN] * 2
-    with pytest.raises(ValueError, match="data.*'hard'.*basic, .*gsm8k, reasoning-gym"):
+    with pytest.raises(ValueError, match="data.*'hard'.*basic, .*gsm8k, .*reasoning-gym"):
         check_data("hard")
 
 

@@ -54,7 +54,7 @@ def gradients():
 
 
 def solutions(tokenizer):
-    rows = encode_examples(tokenizer, [(problem.prompt, problem.solution) for problem in PROBLEMS])
+    rows = encode_examples(tokenizer, [(problem, problem.solution) for problem in PROBLEMS])
     return pad_examples(rows, tokenizer.pad_token_id)
 
 

@@ -20,7 +20,7 @@ from grpo_edu.continual.forgetting import AccuracyMatrix
 from grpo_edu.continual.stages import Curriculum, Protection, Stage
 from grpo_edu.continual.supervised import finetune
 from grpo_edu.evaluation import Evaluation, evaluate
-from grpo_edu.problems.templates import Problem
+from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import generate
 from grpo_edu.runs.request import reward_functions
@@ -174,7 +174,7 @@ def make_anchor(
         rollout = generate(
             model,
             tokenizer,
-            [render_prompt(tokenizer, problem.prompt) for problem in chosen],
+            [render_prompt(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in chosen],
             num_generations=1,
             max_completion_length=stage.config.max_completion_length,
             generator=generator,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
 
 if TYPE_CHECKING:
@@ -15,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def encode_examples(
-    tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[str, str]]
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[Problem, str]]
 ) -> list[tuple[list[int], int]]:
     """Tokenize supervised examples: a rendered question, then its target and the end-of-turn token.
 
     Args:
         tokenizer: with a chat template.
-        examples: pairs of a question and the text that the model is to write.
+        examples: pairs of a problem and the text that the model is to write.
 
     Returns:
         for each example its token ids, and how many of them are the prompt.
     """
-    prompts = [render_prompt(tokenizer, question) for question, _ in examples]
+    prompts = [render_prompt(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem, _ in examples]
     prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     target_ids = tokenizer([target for _, target in examples], add_special_tokens=False)["input_ids"]
     return [(p + t + [tokenizer.eos_token_id], len(p)) for p, t in zip(prompt_ids, target_ids, strict=True)]

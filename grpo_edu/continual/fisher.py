@@ -30,7 +30,7 @@ Forward = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def solution_examples(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> list[Example]:
     """Worked solutions as examples: (L,) token ids of prompt and solution, and whether each is of the solution."""
-    rows = encode_examples(tokenizer, [(problem.prompt, problem.solution) for problem in problems])
+    rows = encode_examples(tokenizer, [(problem, problem.solution) for problem in problems])
     return [(torch.tensor(ids), torch.arange(len(ids)) >= start) for ids, start in rows]
 
 

@@ -56,7 +56,7 @@ def finetune(
     optimizer, scheduler = build_optimizer(model, config)
     stepper = make_stepper(optimizer, config)
     reference = copy.deepcopy(model).requires_grad_(False).eval() if config.beta else None
-    rows = encode_examples(tokenizer, [(problem.prompt, problem.solution) for problem in problems])
+    rows = encode_examples(tokenizer, [(problem, problem.solution) for problem in problems])
     order = ProblemOrder(len(rows), config.seed)
     num_tokens = 0
     model.eval()

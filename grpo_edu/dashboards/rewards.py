@@ -16,7 +16,7 @@ from grpo_edu.figures.rewards import sum_and_exploits
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.prompts import extract_answer
 from grpo_edu.rewards import compute_rewards
-from grpo_edu.runs.request import REWARDS
+from grpo_edu.runs.request import INSTRUCTION_REWARDS, REWARDS
 from grpo_edu.studies.exploits import EXPLOITS, Verdict, judge_reward
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class RewardLab(Explorer):
     def __init__(self, rewards: Mapping[str, Callable] | None = None) -> None:
         import torch  # noqa: F401  now: a limit that ends a reward in the middle of this import may crash Python
 
-        self.functions = dict(rewards or REWARDS)
+        own = {name: function for name, function in REWARDS.items() if name not in INSTRUCTION_REWARDS}
+        self.functions = dict(rewards or own)
         self.problem = EXPLOITS[0].problem
         known = {"the honest solution": self.problem.solution}
         known |= {e.name: e.completion for e in EXPLOITS if e.problem == self.problem}

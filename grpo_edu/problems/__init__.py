@@ -1,3 +1,3 @@
-"""Questions with one right answer: from templates, files, GSM8K or reasoning-gym."""
+"""Questions whose answers can be verified: from templates, files, GSM8K or reasoning-gym, and instructions."""
 
-from grpo_edu.problems import gym  # noqa: F401  registers its scorer
+from grpo_edu.problems import gym, instructions  # noqa: F401  they register their scorers

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.problems.hub import hub_or_cache
+from grpo_edu.problems.instructions import INSTRUCTION_SETS, instruction_problems
 from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, data_dir
 from grpo_edu.prompts import MARKER, extract_answer
 
@@ -114,21 +115,24 @@ def load_problems(level: str | Sequence[str], split: str = "train", n: int | Non
     """The problems of the package for one or several levels or domains.
 
     Args:
-        level: a name of `LEVELS` or `DOMAINS`, or a sequence of such names.
+        level: a name of `LEVELS`, `DOMAINS` or `INSTRUCTION_SETS`, or a sequence of such names.
         split: "train" or "heldout"; the two have no problem in common.
         n: the first n problems *of each level*; None: all of them.
 
     Raises ValueError for an unknown level or split or too large an n.
     """
     _check_split(split, ("train", "heldout"))
-    names = [level] if isinstance(level, str) else list(level)
-    unknown = [name for name in names if name not in LEVELS + DOMAINS]
+    names, known = [level] if isinstance(level, str) else list(level), LEVELS + DOMAINS + INSTRUCTION_SETS
+    unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise ValueError(f"level must be one or several of {', '.join(LEVELS + DOMAINS)}; got {level!r}")
+        raise ValueError(f"level must be one or several of {', '.join(known)}; got {level!r}")
     problems = []
     for name in names:
-        path = data_dir() / "problems" / f"{name}_{split}.jsonl"
-        problems += _first(read_problems(path), n, path)
+        if name in INSTRUCTION_SETS:
+            problems += _first(instruction_problems(name, split), n, name)
+        else:
+            path = data_dir() / "problems" / f"{name}_{split}.jsonl"
+            problems += _first(read_problems(path), n, path)
     return problems
 
 

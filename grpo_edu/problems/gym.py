@@ -88,24 +88,25 @@ def gym_answer(completion: str | list[dict]) -> str | None:
     return (text.rpartition(MARKER)[2].strip() or None) if MARKER in text else None
 
 
-def gym_score(completion: str | list[dict], question: str | list[dict], level: str) -> float:
+def gym_score(completion: str | list[dict], question: str | list[dict], level: str, answer: str = "") -> float:
     """Score a completion with the scorer of its task, from 0 to 1; 0 without an answer.
 
-    question: the prompt, as text or as a chat. level: "reasoning-gym:TASK".
+    question: the prompt, as text or as a chat. level: "reasoning-gym:TASK". answer: not used, since the question
+    identifies the library's entry.
     Raises ValueError for a question that `gym_problems` has not created in this process.
     """
     text = question if isinstance(question, str) else question[-1]["content"]
     entry = _entries.get((level, text))
     if entry is None:
         raise ValueError(f"prompts: {text[:80]!r} is not a question of {level}; load the problems with gym_problems")
-    answer = gym_answer(completion)
-    if answer is None:
+    written = gym_answer(completion)
+    if written is None:
         return 0.0
     score_answer = _library().get_score_answer_fn(level.removeprefix(PREFIX))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from the libraries that scorers use to parse answers
         try:
-            return min(1.0, max(0.0, float(score_answer(answer, entry))))
+            return min(1.0, max(0.0, float(score_answer(written, entry))))
         except _UNREADABLE:
             return 0.0
 

@@ -103,11 +103,13 @@ class Scorer:
     """How the answers to a set of problems are scored if one reference answer is not enough.
 
     answer: completion → its answer, or None.
-    score: completion, question, level → a score from 0 (wrong) to 1 (correct).
+    score: completion, question, level, answer of the problem → a score from 0 (wrong) to 1 (correct).
+    system_prompt: whether the course's system prompt, which asks for an answer after ####, precedes the question.
     """
 
     answer: Callable[[str | list[dict]], str | None]
-    score: Callable[[str | list[dict], str | list[dict], str], float]
+    score: Callable[[str | list[dict], str | list[dict], str, str], float]
+    system_prompt: bool = True
 
 
 _scorers: dict[str, Scorer] = {}
@@ -121,6 +123,16 @@ def register_scorer(prefix: str, scorer: Scorer) -> None:
 def scorer_of(level: str) -> Scorer | None:
     """The scorer of a level; None if an answer is correct when it equals the reference."""
     return next((scorer for prefix, scorer in _scorers.items() if level.startswith(prefix)), None)
+
+
+def prompt_options(level: str) -> dict[str, None]:
+    """Keyword arguments of `grpo_edu.prompts.render_prompt` for a level, some of which have no system prompt of ours.
+
+    >>> prompt_options("basic"), prompt_options("instructions:question")
+    ({}, {'system': None})
+    """
+    scorer = scorer_of(level)
+    return {} if scorer is None or scorer.system_prompt else {"system": None}
 
 
 def make_problems(level: str, n: int, seed: int) -> list[Problem]:

@@ -18,6 +18,7 @@ from grpo_edu import __version__
 from grpo_edu.config import DTYPE_CHOICES, GRPOConfig
 from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
+from grpo_edu.problems.instructions import INSTRUCTION_SETS
 from grpo_edu.problems.own import UNANSWERED, is_own, own_problems, parse_columns
 from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, Scorer, columns_of, register_scorer
 from grpo_edu.prompts import completion_text
@@ -26,28 +27,38 @@ from grpo_edu.rewards import (
     accuracy_reward,
     check_columns,
     compute_rewards,
+    constraint_reward,
     format_reward,
+    instruction_reward,
     length_reward,
     load_reward,
     reward_name,
     steps_reward,
+    topic_reward,
 )
 from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
 
-DATA = (*LEVELS, *DOMAINS, "gsm8k")
+DATA = (*LEVELS, *DOMAINS, "gsm8k", *INSTRUCTION_SETS)
 REWARDS: dict[str, RewardFunction] = {
     "accuracy": accuracy_reward,
     "format": format_reward,
     "steps": steps_reward,
     "length": length_reward,
 }
+INSTRUCTION_REWARDS: dict[str, RewardFunction] = {
+    "constraint": constraint_reward,
+    "topic": topic_reward,
+    "instruction": instruction_reward,
+}
+REWARDS |= INSTRUCTION_REWARDS
 Rewards = str | RewardFunction | Sequence[str | RewardFunction]
 SPLITS = ("heldout", "train")
 BACKENDS = ("grpo_edu", "trl")
 TRACKERS = ("tensorboard", "trackio", "wandb")
 ALL_LAYERS = "all-linear"
 QUESTION = "{problem}"  # where a prompt template holds the question
-_GSM8K_LENGTH = 256  # tokens: a worked solution of grade-school length; the generated problems need fewer
+# Tokens of a worked solution of grade-school length, and of three sentences; generated problems need fewer than 96.
+_GSM8K_LENGTH, _INSTRUCTIONS_LENGTH = 256, 48
 
 
 @dataclass(frozen=True)
@@ -196,7 +207,9 @@ class RunRequest:
         """
         own = {name: settings[name] for name in RUN_FIELDS if name in settings}
         data = check_data(own.get("data", LEVELS))
-        config = default_config(data, **{name: settings[name] for name in CONFIG_FIELDS if name in settings})
+        model, lora_rank = own.get("model", "tiny"), own.get("lora_rank", 0)
+        given = {name: settings[name] for name in CONFIG_FIELDS if name in settings}
+        config = default_config(data, model, lora_rank, **given)
         return cls(**own, config=config)
 
     def to_settings(self) -> dict[str, Any]:
@@ -341,7 +354,7 @@ def score_unanswered(problems: Sequence[Problem], rewards: Sequence[str | Reward
         )
     (function,) = reward_functions(own[:1])
 
-    def score(completion: str | list[dict], question: str | list[dict], level: str) -> float:
+    def score(completion: str | list[dict], question: str | list[dict], level: str, answer: str) -> float:
         text = question if isinstance(question, str) else question[-1]["content"]
         columns = columns_of([found[level, text]])
         return float(compute_rewards([function], prompts=[question], completions=[completion], **columns)[0, 0])
@@ -564,15 +577,34 @@ def load_split(
     return problems
 
 
-def default_config(data: Sequence[str], **settings: Any) -> GRPOConfig:
-    """Make a `GRPOConfig` whose completions are long enough for these sets, with any settings of your own.
+def default_config(data: Sequence[str], model: str | Path = "tiny", lora_rank: int = 0, **settings: Any) -> GRPOConfig:
+    """Make a `GRPOConfig` for these sets and this model, with any settings of your own.
+
+    The completions are long enough for the sets. SmolLM2, and what was trained from it, has a hundred times the weights
+    of the tiny model: the learning rate of all its weights is a tenth, and a step has half as many prompts.
 
     >>> default_config(("gsm8k",), seed=3).max_completion_length
     256
+    >>> default_config(("instructions",), "smollm2").learning_rate
+    1e-05
     """
+    defaults: dict[str, Any] = {}
     if "gsm8k" in data:
-        settings = {"max_completion_length": _GSM8K_LENGTH, **settings}
-    return GRPOConfig(**settings)
+        defaults["max_completion_length"] = _GSM8K_LENGTH
+    elif set(data) <= set(INSTRUCTION_SETS):
+        defaults["max_completion_length"] = _INSTRUCTIONS_LENGTH
+    if _is_smollm2(model):
+        defaults["prompts_per_step"] = 8
+        if not lora_rank:
+            defaults["learning_rate"] = 1e-5
+    return GRPOConfig(**defaults | settings)
+
+
+def _is_smollm2(model: str | Path) -> bool:
+    """Whether a run starts from SmolLM2, or from a run that did."""
+    folder = Path(model).expanduser()
+    earlier = read_run_config(folder.parent if folder.name == "model" else folder)
+    return str(model) == "smollm2" or (earlier is not None and _is_smollm2(earlier.get("source", "")))
 
 
 def plain_template(template: str) -> str:

@@ -72,7 +72,7 @@ def run_training(
 
     `start_run` explains the other arguments, and what is raised.
     """
-    config = config or default_config(check_data(options.get("data", LEVELS)))
+    config = config or default_config(check_data(options.get("data", LEVELS)), model, options.get("lora_rank", 0))
     request = RunRequest(str(model), config=config, **options)
     return start_run(request, output=output, overwrite=overwrite, command=command, progress=progress)
 

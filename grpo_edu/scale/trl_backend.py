@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo_edu.config import ROLLOUTS, GRPOConfig
-from grpo_edu.problems.templates import Problem
+from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import chat_messages
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.rollout import Sampler
@@ -138,7 +138,10 @@ def build_trainer(
         reward_funcs=list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs],
         args=arguments,
         train_dataset=Dataset.from_list(
-            [{**problem.row(), "prompt": chat_messages(problem.prompt)} for problem in problems]
+            [
+                {**problem.row(), "prompt": chat_messages(problem.prompt, **prompt_options(problem.level))}
+                for problem in problems
+            ]
         ),
         processing_class=tokenizer,
         rollout_func=sampler,
