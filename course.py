@@ -266,6 +266,7 @@ def test(arguments, fast=False):
         say("the notebooks are left out: there are none, or --fast or pytest arguments were given")
     else:
         parts["notebooks"] = ["tests/run_notebooks.py", *workers]
+        parts["older processors"] = ["tests/older_processors.py", *workers]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     outcomes = {}
     for name, command in parts.items():

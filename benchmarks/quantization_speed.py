@@ -26,7 +26,7 @@ from benchmarks.quantization_probe import probe_schemes
 from benchmarks.step import LARGE, LARGE_PROMPT, large_policy, long_problem
 from grpo_edu import generate, render_prompt
 from grpo_edu.config import QUANTIZATION_SCHEMES
-from grpo_edu.fast.packed_weights import packed_weights
+from grpo_edu.fast.packed_weights import packed_dtypes, packed_weights
 from grpo_edu.quantization.model import quantize_model, stored_bytes
 
 COMMAND = "python -m benchmarks.quantization_speed"
@@ -113,7 +113,7 @@ def measure(part: str, rounds: int) -> dict:
     sizes = {name: stored_bytes(small) for name, small in models.items()}
     sizes[f"{ROLLOUT}, embeddings kept"] = stored_bytes(quantize_model(model, ROLLOUT, embeddings=False))
     with ExitStack() as packing:
-        for name in ("float32", "bf16"):
+        for name in [name for name in ("float32", "bf16") if models[name].dtype in packed_dtypes()]:
             models[f"packed {name}"] = copy.deepcopy(models[name])
             packing.enter_context(packed_weights(models[f"packed {name}"], rows=8, steps=64))
         decode = {str(rows): decode_times(models, rows, rounds) for rows in ROWS}

@@ -92,6 +92,7 @@ def test_a_healthy_place_passes():
         "memory",
         "threads",
         "waiting",
+        "kernels",
     ]
     assert checks["Python"].ok and checks["problems"].ok
     assert checks["packages"].ok, checks["packages"].detail

@@ -39,8 +39,15 @@ def linear(inputs=64, outputs=48, bias=True):
     return nn.Linear(inputs, outputs, bias=bias)
 
 
-def without_kernels(monkeypatch):
-    monkeypatch.setattr(quantized_layers, "has_kernel", lambda scheme: False)
+def overflowing(q, packed, scale, zero, *, shift=128):
+    """oneDNN's product on a processor without VNNI: two products of 8 bits are added in 16 bits."""
+    weight = packed.to_dense().int()  # (K, N)
+    pairs = ((q + shift).int()[:, :, None] * weight).unflatten(1, (-1, 2)).sum(dim=2)
+    return (pairs.clamp(-(2**15), 2**15 - 1).sum(dim=1) - shift * weight.sum(dim=0)) * scale
+
+
+def broken(*args, **options):
+    return torch.zeros(len(args[0]), len(args[-1]))
 
 
 # ---- layers ----
@@ -73,11 +80,48 @@ def test_the_weights_of_a_layer_are_within_half_a_step(scheme):
 @every_layer
 def test_without_a_kernel_a_layer_says_so_and_gives_the_same(scheme, monkeypatch):
     fast, x = MAKERS[scheme](linear()), torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
-    without_kernels(monkeypatch)
+    monkeypatch.setattr(quantized_layers, "kernel_way", lambda scheme: quantized_layers.DEQUANTIZED)
     with pytest.warns(RuntimeWarning, match=f"no kernel for '{scheme}'"):
         slow = MAKERS[scheme](linear())
     assert torch.equal(slow.parts().q, fast.parts().q)
     assert_close(slow(x), fast(x), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("way", ["that of this processor", quantized_layers.HALVES, quantized_layers.DEQUANTIZED])
+@pytest.mark.filterwarnings("ignore:this processor")
+def test_int8_products_are_exact_in_every_way(way, monkeypatch):
+    if way in (quantized_layers.HALVES, quantized_layers.DEQUANTIZED):
+        monkeypatch.setattr(quantized_layers, "kernel_way", lambda scheme: way)
+    for inputs in (64, 512):
+        plain = linear(inputs)
+        layer = DynamicInt8Linear(plain)
+        assert f"way={layer.way!r}" in repr(layer)
+        for rows in (1, 5, 40):
+            x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(7))
+            step = x.abs().amax(dim=1, keepdim=True) / 127
+            weight = plain.weight.detach()
+            scale = weight.abs().amax(dim=1) / 127
+            sums = (x / step).round().long() @ (weight / scale[:, None]).round().long().t()
+            assert_close(layer(x), step * sums * scale + plain.bias.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_kernel_that_overflows_gets_half_of_each_number_at_a_time(monkeypatch):
+    plain, x = linear(512), torch.randn(5, 512, generator=torch.Generator().manual_seed(8))
+    before = DynamicInt8Linear(plain)(x)
+    monkeypatch.setattr(quantized_layers, "_onednn_product", overflowing)
+    monkeypatch.setattr(quantized_layers, "kernel_way", quantized_layers.kernel_way.__wrapped__)  # ask again
+    layer = DynamicInt8Linear(plain)
+    assert layer.way == quantized_layers.HALVES
+    assert_close(layer(x), before, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "scheme, kernel",
+    [("int8-dynamic", "_onednn_product"), ("int8-weight", "_int8_weight_product"), ("int4-group", "_int4_product")],
+)
+def test_a_kernel_with_wrong_results_is_not_used(scheme, kernel, monkeypatch):
+    monkeypatch.setattr(quantized_layers, kernel, broken)
+    assert quantized_layers.kernel_way.__wrapped__(scheme) == quantized_layers.DEQUANTIZED
 
 
 def test_a_row_does_not_depend_on_the_others_of_its_batch():

@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "runs": {"spine", "problems", "fast", "scale", "figures"},
     "scale": {"spine", "problems", "fast", "runs"},
     "continual": {"spine", "problems", "fast", "runs", "figures"},
-    "machine": {"spine", "problems", "fast", "continual"},
+    "machine": {"spine", "problems", "fast", "quantization", "continual"},
     "studies": {"spine", "problems", "fast", "extras", "runs", "continual", "figures"},
     "figures": {"spine", "continual"},
     "checks": {"spine", "problems", "fast", "quantization", "continual", "studies", "figures"},

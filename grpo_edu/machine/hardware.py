@@ -117,6 +117,7 @@ def doctor_checks() -> list[Check]:
         ("memory", _check_memory),
         ("threads", _check_threads),
         ("waiting", _check_waiting),
+        ("kernels", _check_kernels),
     )
     checks = []
     for name, look in looks:
@@ -227,6 +228,15 @@ def _check_waiting() -> tuple[bool, str, str]:
         f"set GOMP_SPINCOUNT={SPIN_COUNT} before Python or Jupyter starts."
     )
     return False, problem, remedy
+
+
+def _check_kernels() -> tuple[bool, str, str]:
+    from grpo_edu.fast.packed_weights import packed_dtypes
+    from grpo_edu.quantization.layers import KERNEL_SCHEMES, kernel_way
+
+    ways = "; ".join(f"{scheme}: {kernel_way(scheme)}" for scheme in KERNEL_SCHEMES)
+    packed = ", ".join(str(dtype).removeprefix("torch.") for dtype in packed_dtypes()) or "none"
+    return True, f"{ways}; packed weights: {packed} (see docs/hardware.md)", ""
 
 
 def _declared() -> tuple[str, list[str]]:

@@ -3,14 +3,23 @@
 The kernels are PyTorch's own and take plain tensors: oneDNN's int8 product, and products with int8 and int4 weights.
 PyTorch gives them private names, so each name occurs in exactly one function, at the end of this module. Their speed is
 compared with `torch.ao`, torchao, `torch.compile`, ONNX Runtime and OpenVINO in `benchmarks/quantization_kernels.py`.
-On a processor without such a kernel, a layer multiplies by the dequantized weights, which gives the same numbers, but
-slowly.
+
+A kernel may be missing on a processor, and it may be wrong. Without the instructions for int8 that newer processors
+have (VNNI, AMX), oneDNN adds two products of 8 bits in 16 bits, and where these overflow it keeps the largest number
+that fits. `kernel_way` therefore multiplies numbers whose product is known, and decides by the result:
+
+- "kernel": the result is right.
+- "kernel, two halves": it is right for activations from −64 to 64. Each integer is written as the sum of two such
+  halves, so that the result is the same, in about twice the time.
+- "dequantized weights": there is no kernel that is right. This gives the same numbers too, but slowly.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +29,18 @@ from grpo_edu.quantization.numbers import QuantizedTensor, quantize
 GROUP_SIZE = 32  # of int4
 _ROWS_AT_ONCE = 1024  # of a weight that is dequantized
 _FEW = 16  # rows of x up to which the product with int8 weights is faster than dequantizing them
+KERNEL_SCHEMES = ("int8-dynamic", "int8-weight", "int4-group")
+KERNEL, HALVES, DEQUANTIZED = "kernel", "kernel, two halves", "dequantized weights"
 
 
 class QuantizedLayer(nn.Module):
     """The common part of the layers below: buffers but no parameters, and weights that can be read back as numbers.
 
-    in_features, out_features: K and N. bias: (N,) float32 or None.
+    in_features, out_features: K and N. bias: (N,) float32 or None. way: how products are computed, see `kernel_way`.
     """
 
     bias: Tensor | None
+    way: str
 
     def __init__(self, out_features: int, in_features: int, bias: Tensor | None) -> None:
         super().__init__()
@@ -39,6 +51,11 @@ class QuantizedLayer(nn.Module):
     def weight(self) -> Tensor:
         """An (N, K) tensor that takes no memory, for code that asks a layer for its shape."""
         return torch.empty(self.out_features, self.in_features, dtype=torch.int8, device="meta")
+
+    def extra_repr(self) -> str:
+        """The sizes of the layer, and how it multiplies."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{sizes}, way={self.way!r}"
 
     def parts(self) -> QuantizedTensor:
         """The weights (N, K) as whole numbers with their scales."""
@@ -65,7 +82,7 @@ class Int8Linear(QuantizedLayer):
     def __init__(self, rows: Int8Embedding, bias: Tensor | None) -> None:
         super().__init__(len(rows.q), rows.q.shape[1], bias)
         self.rows = rows
-        self.has_kernel = _kernel_or_warning("int8-weight")
+        self.way = _way_or_warning("int8-weight")
 
     @classmethod
     def of(cls, layer: nn.Linear) -> Int8Linear:
@@ -76,7 +93,7 @@ class Int8Linear(QuantizedLayer):
 
     def product(self, x: Tensor) -> Tensor:
         """(M, K) → (M, N), in bfloat16 for few rows, where reading the weights takes most of the time."""
-        if self.has_kernel and len(x) <= _FEW:
+        if self.way == KERNEL and len(x) <= _FEW:
             return _int8_weight_product(x, self.rows.q, self.rows.scale)
         return _dequantized_product(x, self.parts())
 
@@ -120,15 +137,15 @@ class DynamicInt8Linear(QuantizedLayer):
         super().__init__(layer.out_features, layer.in_features, layer.bias)
         parts = quantize(layer.weight.detach(), dim=0)
         self.register_buffer("scale", parts.scale.flatten())
-        self.has_kernel = _kernel_or_warning("int8-dynamic")
-        self.packed = _onednn_pack(parts.q) if self.has_kernel else parts.q
+        self.way = _way_or_warning("int8-dynamic")
+        self.packed = parts.q if self.way == DEQUANTIZED else _onednn_pack(parts.q)
         self.zero = torch.zeros(self.out_features, dtype=torch.int32)
 
     def store(self) -> dict[str, Tensor]:
         return {"q": self.parts().q, **super().store()}
 
     def parts(self) -> QuantizedTensor:
-        q = self.packed.to_dense().t().contiguous() if self.has_kernel else self.packed
+        q = self.packed if self.way == DEQUANTIZED else self.packed.to_dense().t().contiguous()
         scale = self.scale[:, None]
         return QuantizedTensor(q, scale, torch.zeros_like(scale), 8)
 
@@ -136,9 +153,10 @@ class DynamicInt8Linear(QuantizedLayer):
         """(M, K) → (M, N)."""
         step = x.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny).div_(127)
         q = x.div(step).round_()
-        if not self.has_kernel:
+        if self.way == DEQUANTIZED:
             return _dequantized_product(q, self.parts()).mul_(step)
-        return _onednn_product(q, self.packed, self.scale, self.zero).mul_(step)
+        multiply = _onednn_product if self.way == KERNEL else _onednn_product_of_halves
+        return multiply(q, self.packed, self.scale, self.zero).mul_(step)
 
 
 class Int4Linear(QuantizedLayer):
@@ -152,8 +170,8 @@ class Int4Linear(QuantizedLayer):
         parts = quantize(layer.weight.detach(), bits=4, symmetric=False, group_size=GROUP_SIZE)
         self.register_buffer("scale", parts.scale.squeeze(-1).to(torch.bfloat16))  # (N, K/g)
         self.register_buffer("zero_point", parts.zero_point.squeeze(-1).to(torch.uint8))
-        self.has_kernel = _kernel_or_warning("int4-group")
-        self.packed = _int4_pack(parts.q) if self.has_kernel else parts.q
+        self.way = _way_or_warning("int4-group")
+        self.packed = _int4_pack(parts.q) if self.way == KERNEL else parts.q
 
     def store(self) -> dict[str, Tensor]:
         q = self.parts().q
@@ -161,7 +179,7 @@ class Int4Linear(QuantizedLayer):
 
     def parts(self) -> QuantizedTensor:
         q = self.packed
-        if self.has_kernel:  # the product with the unit matrix gives back the weights
+        if self.way == KERNEL:  # the product with the unit matrix gives back the weights
             unit = torch.ones_like(self.scale)
             rows = _int4_product(torch.eye(self.in_features), q, GROUP_SIZE, unit, torch.zeros_like(unit))
             q = (rows + 8).to(torch.uint8).t().contiguous()
@@ -170,7 +188,7 @@ class Int4Linear(QuantizedLayer):
 
     def product(self, x: Tensor) -> Tensor:
         """(M, K) → (M, N)."""
-        if not self.has_kernel:
+        if self.way == DEQUANTIZED:
             return _dequantized_product(x, self.parts())
         zero = (8 - self.zero_point.to(torch.bfloat16)) * self.scale
         return _int4_product(x, self.packed, GROUP_SIZE, self.scale, zero)
@@ -217,43 +235,79 @@ def _onednn_pack(q: Tensor) -> Tensor:
     return torch.ops.onednn.qlinear_prepack(q, None)
 
 
-def _onednn_product(q: Tensor, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """q (M, K), integers from −127 to 127, times packed (N, K) int8, times scale (N,): (M, N) float32.
+def _onednn_product(q: Tensor, packed: Tensor, scale: Tensor, zero: Tensor, *, shift: int = 128) -> Tensor:
+    """q (M, K), integers from −shift to 255 − shift, times packed (N, K) int8, times scale (N,): (M, N) float32.
 
-    Only the product of unsigned integers is fast for every M, so q is passed as q + 128 with the zero point 128. `zero`
+    Only the product of unsigned integers is fast for every M, so q is passed as q + shift with that zero point. `zero`
     (N,) int32 has the zero points of the weights.
     """
     return torch.ops.onednn.qlinear_pointwise(
-        q.add_(128).to(torch.uint8), 1.0, 128, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+        q.add_(shift).to(torch.uint8), 1.0, shift, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
     )
 
 
+def _onednn_product_of_halves(q: Tensor, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The same for q from −127 to 127, and with a kernel that adds pairs of products in 16 bits.
+
+    Each half of q is from −64 to 64, or from 0 to 128 when it is shifted, and 2 · 128 · 127 = 32,512 fits into 16 bits.
+    Both are multiplied in one call, because with few rows most of its time is for reading the weights.
+    """
+    upper = q.div(2).floor_()
+    upper, lower = _onednn_product(torch.cat([upper, q.sub_(upper)]), packed, scale, zero, shift=64).chunk(2)
+    return upper + lower
+
+
 @functools.cache
-def has_kernel(scheme: str) -> bool:
-    """Whether the kernel of a scheme works here, which is tried once on a small layer."""
-    x, q = torch.ones(1, 32), torch.ones(16, 32, dtype=torch.int8)
-    scale = torch.ones(16)
+def kernel_way(scheme: str) -> str:
+    """How the products of a scheme are computed here: `KERNEL`, `HALVES` or `DEQUANTIZED`.
+
+    It is tried once per process, with the integers that a layer multiplies, the largest ones among them.
+    """
+    if scheme == "int8-dynamic":
+        for way, multiply in ((KERNEL, _onednn_product), (HALVES, _onednn_product_of_halves)):
+            if _is_right(partial(_multiply_int8_dynamic, multiply), largest=127):
+                return way
+        return DEQUANTIZED
+    right = _is_right(_multiply_int8, largest=127) if scheme == "int8-weight" else _is_right(_multiply_int4, largest=7)
+    return KERNEL if right else DEQUANTIZED
+
+
+def _is_right(multiply: Callable[[Tensor, Tensor], Tensor], largest: int) -> bool:
+    """Whether a product of x with integers up to ±127 and q up to ±largest is right, for one row and for several."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-127, 128, (40, 512), generator=generator).float()
+    q = torch.randint(-largest, largest + 1, (256, 512), generator=generator)
+    x[0], q[0] = 127, largest
+    exact = x @ q.float().t()  # all sums are below 2²⁴, so they are exact in float32
     try:
-        if scheme == "int8-weight":
-            _int8_weight_product(x, q, scale)
-        elif scheme == "int8-dynamic":
-            _onednn_product(x, _onednn_pack(q), scale, torch.zeros(16, dtype=torch.int32))
-        else:
-            groups = torch.ones(16, 1, dtype=torch.bfloat16)
-            _int4_product(x, _int4_pack(q), 32, groups, groups)
+        found = [multiply(x[:rows].clone(), q.to(torch.int8)) for rows in (1, len(x))]
     except (RuntimeError, AttributeError):  # NotImplementedError is a RuntimeError
         return False
-    return True
+    bound = exact.max() / 256  # bfloat16 rounds a result by up to so much; an overflow halves the largest one
+    return all(bool((product - exact[: len(product)]).abs().max() <= bound) for product in found)
 
 
-def _kernel_or_warning(scheme: str) -> bool:
-    """`has_kernel`, with a warning if there is none."""
-    if not has_kernel(scheme):
+def _multiply_int8_dynamic(multiply: Callable[..., Tensor], x: Tensor, q: Tensor) -> Tensor:
+    return multiply(x, _onednn_pack(q), torch.ones(len(q)), torch.zeros(len(q), dtype=torch.int32))
+
+
+def _multiply_int8(x: Tensor, q: Tensor) -> Tensor:
+    return _int8_weight_product(x, q, torch.ones(len(q)))
+
+
+def _multiply_int4(x: Tensor, q: Tensor) -> Tensor:
+    unit = torch.ones(len(q), q.shape[1] // GROUP_SIZE, dtype=torch.bfloat16)
+    return _int4_product(x, _int4_pack(q + 8), GROUP_SIZE, unit, torch.zeros_like(unit))
+
+
+def _way_or_warning(scheme: str) -> str:
+    """`kernel_way`, with a warning if there is no kernel."""
+    way = kernel_way(scheme)
+    if way == DEQUANTIZED:
         warnings.warn(
-            f"this processor or build of PyTorch has no kernel for {scheme!r}; the weights are dequantized for every "
-            "product, which gives the same numbers, but slowly",
+            f"this processor or build of PyTorch has no kernel for {scheme!r} that is right; the weights are "
+            "dequantized for every product, which gives the same numbers, but slowly",
             RuntimeWarning,
             stacklevel=3,
         )
-        return False
-    return True
+    return way

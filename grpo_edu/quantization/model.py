@@ -1,6 +1,7 @@
-"""Quantized copies of a model for sampling and serving: a quarter of the memory, several times the speed.
+"""Quantized copies of a model for sampling and serving: a quarter of the memory, and more speed where it is large.
 
-`quantize_model` makes a copy with integer matrices and leaves the original as it was. The arithmetic is in
+How much faster a copy is depends on the processor: see `grpo_edu.quantization.layers` for those without instructions
+for int8. `quantize_model` makes a copy with integer matrices and leaves the original as it was. The arithmetic is in
 `grpo_edu.quantization.numbers`, and the layers are in `grpo_edu.quantization.layers`.
 
 ========================  =================================================  ====================================

@@ -1,0 +1,41 @@
+"""Run the numerical tests and three notebooks again as on older processors: ``python tests/older_processors.py``.
+
+torch and oneDNN choose their code by the instructions of the processor, so a result that is right here may be wrong on
+a processor with fewer of them: a product of int8 numbers overflows where VNNI is missing. Two variables forbid them the
+newer instructions. Options go to pytest, as with ``run_notebooks.py``.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+QUANTIZED = ("quantization", "packed_weights")
+NUMERICAL = (
+    *QUANTIZED,
+    *("quantized_numbers", "quantized_rollouts", "advantages", "logprobs", "chunked_logps", "losses", "optimizers"),
+    *("rollout", "metrics", "fisher", "ewc", "trl_parity"),
+)
+# variables, tests, notebooks
+PASSES = (
+    ({"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, NUMERICAL, ("01", "09", "11")),
+    ({"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}, QUANTIZED, ()),
+)
+
+
+def main(options):
+    """Run every pass, also after one has failed; 0 only if all are well."""
+    failed = False
+    for variables, tests, notebooks in PASSES:
+        print("as with", " ".join(f"{name}={value}" for name, value in variables.items()), flush=True)
+        names = [next((ROOT / "notebooks").glob(f"{number}_*.ipynb")).stem for number in notebooks]
+        commands = [["-m", "pytest", "-q", *options, *(f"tests/test_{name}.py" for name in tests)]]
+        commands += [["tests/run_notebooks.py", "-q", *options, *names]] if names else []
+        for command in commands:
+            failed |= subprocess.call([sys.executable, *command], cwd=ROOT, env=os.environ | variables) != 0
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
