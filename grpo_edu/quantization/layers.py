@@ -28,7 +28,7 @@ from grpo_edu.quantization.numbers import QuantizedTensor, quantize
 
 GROUP_SIZE = 32  # of int4
 _ROWS_AT_ONCE = 1024  # of a weight that is dequantized
-_FEW = 16  # rows of x up to which the product with int8 weights is faster than dequantizing them
+_FEW = 16  # rows of x up to which the product with int8 weights is faster than dequantizing them (AVX2 or newer)
 KERNEL_SCHEMES = ("int8-dynamic", "int8-weight", "int4-group")
 KERNEL, HALVES, DEQUANTIZED = "kernel", "kernel, two halves", "dequantized weights"
 
