@@ -1,5 +1,8 @@
 """The dashboards without a browser: each control changes what it claims to, and bad choices are explained."""
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -433,3 +436,55 @@ def wait_for(holds, seconds=60):
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+# A process that imports PyTorch once and leaves children that compute in a thread, each at another moment.
+LEAVING = """
+import os, random, sys, time
+import torch
+from grpo_edu.dashboards import worker as workers
+
+workers.GRACE = 0.1
+step = lambda: torch.tanh(torch.ones(60, 60, requires_grad=True) @ torch.ones(60, 60)).sum().backward()
+
+def obedient(worker):
+    while True:
+        worker.goes_on()
+        step()
+
+def deaf(worker):
+    while True:
+        step()
+
+def interrupted(worker):
+    try:
+        workers.cut_off(lambda: deaf(None), 0.05, "a reward")
+    except TimeoutError:
+        pass
+
+def leave(number, work, pause):
+    if work is interrupted:
+        workers._interrupt = lambda thread: None  # as if it waited inside a C function when it was cut off
+        interrupted(None)
+        workers._interrupt = interrupt
+    else:
+        worker = workers.Worker(work, after=lambda error: None)
+        worker.start()
+        time.sleep(random.Random(number).uniform(0, 0.1))
+        if pause:
+            worker.pause()
+    sys.exit(0)
+
+interrupt = workers._interrupt
+for number in range(6):
+    if (child := os.fork()) == 0:
+        leave(number, [obedient, deaf, interrupted][number % 3], pause=number % 4 == 3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
+def test_python_can_be_left_while_a_worker_computes():
+    """Python ends daemon threads; in PyTorch's C++ code that aborted the process (SIGABRT, exit code -6)."""
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=300)
+    assert (done.stdout.split(), done.stderr) == (["0"] * 6, "")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ class Worker:
     def start(self) -> None:
         """Begin; returns at once."""
         self._began.set()
-        _in_thread(self._run)
+        _in_thread(self._run, self.stop)
 
     def stop(self) -> None:
         """Ask the work to end at its next call of `goes_on`."""
@@ -89,28 +91,54 @@ class Worker:
             self._ended.set()
 
 
-_idle: list[queue.SimpleQueue] = []  # one per thread that waits for work
+_idle: list[tuple[threading.Thread, queue.SimpleQueue]] = []  # the threads that wait for work
+_busy: dict[threading.Thread, Callable[[], None]] = {}  # the threads that have work, and what asks each to end it
+GRACE, PATIENCE = 2.0, 4.0  # seconds for work to end where it can be interrupted, and for all threads to end, at exit
 
 
-def _in_thread(call: Callable[[], None]) -> None:
-    """Run a call in a daemon thread, if possible in one that an earlier call has left.
+def _in_thread(call: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Run a call in a daemon thread, if possible in one that an earlier call has left; `stop` asks it to end.
 
     A `ThreadPoolExecutor` will not do: the program waits for its threads before it ends, and a paused run never ends.
     The threads are used again because PyTorch keeps memory for each thread that has computed: with a new thread per
     training run, memory grew by half a megabyte per run.
     """
     try:
-        calls = _idle.pop()
+        thread, calls = _idle.pop()
     except IndexError:
         calls = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(calls,), name="grpo_edu worker", daemon=True).start()
+        thread = threading.Thread(target=_serve, args=(calls,), name="grpo_edu worker", daemon=True)
+        thread.start()
+    _busy[thread] = stop
     calls.put(call)
 
 
 def _serve(calls: queue.SimpleQueue) -> None:
+    thread = threading.current_thread()
     while True:
-        calls.get()()
-        _idle.append(calls)
+        with suppress(Stopped):
+            calls.get()()
+        del _busy[thread]
+        _idle.append((thread, calls))
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise `Stopped` in a thread, as soon as it executes Python code."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the work of all threads before Python ends.
+
+    Python ends a daemon thread at the moment at which it returns from a C function. In the middle of PyTorch's C++ code
+    this aborts the whole process ("terminate called without an active exception").
+    """
+    start = time.monotonic()
+    while any(thread.is_alive() for thread in list(_busy)) and (waited := time.monotonic() - start) < PATIENCE:
+        for thread, stop in list(_busy.items()):
+            stop() if waited < GRACE else _interrupt(thread)
+        time.sleep(0.01)
 
 
 def _outcome(call: Callable[..., Any], *arguments: Any) -> Future:
@@ -133,11 +161,19 @@ def cut_off(call: Callable[[], Any], seconds: float, name: str) -> Any:
     5
     """
     outcomes: list[Future] = []
-    thread = threading.Thread(target=lambda: outcomes.append(_outcome(call)), name="grpo_edu cut off", daemon=True)
+
+    def answer() -> None:
+        try:
+            outcomes.append(_outcome(call))
+        finally:
+            _busy.pop(threading.current_thread(), None)
+
+    thread = threading.Thread(target=answer, name="grpo_edu cut off", daemon=True)
+    _busy[thread] = lambda: _interrupt(thread)
     thread.start()
     thread.join(seconds)
     if not outcomes:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
+        _interrupt(thread)
         thread.join(1.0)
         raise TimeoutError(f"{name} took longer than {seconds:g} seconds and was cut off; look for an endless loop")
     return outcomes[0].result()
