@@ -8,8 +8,10 @@ or one word), so that ``#### 48 or 49`` is not an answer. Numbers are compared a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,33 +38,98 @@ _NO_ANSWER = frozenset({"nan", "none", "null", "inf", "infinity"})
 _ANSWER_IS = re.compile(r"\banswer(?:\s+is\b\s*:?|\s*:)", re.IGNORECASE)
 
 
-def chat_messages(question: str, system: str | None = SYSTEM_PROMPT) -> list[dict[str, str]]:
-    """The chat messages for a question: the system prompt, unless it is None, then the question.
+@dataclass(frozen=True)
+class PromptStyle:
+    """What stands around a question in the chat that the model continues.
+
+    system: the system message; None for none, "" for the one that belongs to the problem. examples: questions with worked answers that come first (few-shot).
+    template_kwargs: further variables of the chat template, such as enable_thinking.
+    """
+
+    system: str | None = ""
+    examples: tuple[tuple[str, str], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+_STYLE_KEY = "grpo_edu_prompt"  # in tokenizer_config.json, so that a saved policy is asked in the way it was trained
+
+
+def prompt_style(tokenizer: PreTrainedTokenizerBase) -> PromptStyle:
+    """The prompt style that a tokenizer carries; the course's own where it carries none."""
+    stored = getattr(tokenizer, "init_kwargs", {}).get(_STYLE_KEY)
+    if stored is None:
+        return PromptStyle()
+    examples = tuple((question, answer) for question, answer in stored["examples"])
+    return PromptStyle(stored["system"], examples, dict(stored["template_kwargs"]))
+
+
+def set_prompt_style(tokenizer: PreTrainedTokenizerBase, style: PromptStyle) -> None:
+    """Let a tokenizer carry a prompt style, which is saved and loaded with it.
+
+    Raises ValueError for a variable that the chat template does not use.
+    """
+    for name in style.template_kwargs:
+        if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template or "")):
+            raise ValueError(
+                f"`chat_template_kwargs`: the chat template of this model does not use {name!r}; check the name, or "
+                "leave it out."
+            )
+    tokenizer.init_kwargs[_STYLE_KEY] = asdict(style)
+
+
+def chat_messages(
+    question: str, system: str | None = SYSTEM_PROMPT, style: PromptStyle | None = None
+) -> list[dict[str, str]]:
+    """The chat messages for a question: the system prompt, unless it is None, examples of the style, then the question.
+
+    system: used where the style has no system message of its own.
 
     >>> [message["role"] for message in chat_messages("What is 2 + 3?")]
     ['system', 'user']
+    >>> [message["role"] for message in chat_messages("2 + 3?", None, PromptStyle(examples=(("1 + 1?", "#### 2"),)))]
+    ['user', 'assistant', 'user']
     """
+    style = PromptStyle() if style is None else style
+    system = system if style.system == "" else style.system
     messages = [] if system is None else [{"role": "system", "content": system}]
+    for asked, answered in style.examples:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
     return [*messages, {"role": "user", "content": question}]
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str, system: str | None = SYSTEM_PROMPT) -> str:
-    """Render a question with the tokenizer's chat template, up to the start of the assistant's turn.
+    """Render a question with the tokenizer's chat template and prompt style, up to the start of the assistant's turn.
 
     A prompt without the template is the most common reason why a reward stays at 0, because an instruction-tuned model
     answers in its format only if the question is in that format.
 
     Args:
-        system: the system prompt. With None there is none of ours; the chat template may add the model's own.
+        system: the system prompt, where the tokenizer's prompt style has none of its own. With None there is none of
+            ours; the chat template may add the model's own.
 
-    Raises ValueError for a tokenizer without a chat template.
+    Raises ValueError for a tokenizer without a chat template, or with one that refuses such messages.
     """
+    return render_messages(tokenizer, chat_messages(question, system, prompt_style(tokenizer)))
+
+
+def render_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
+    """Render chat messages as `render_prompt` does."""
+    from jinja2 import TemplateError
+
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             "tokenizer has no chat template, so the prompt cannot be put into the model's own format. "
             "Use an instruction-tuned model, or set tokenizer.chat_template."
         )
-    return tokenizer.apply_chat_template(chat_messages(question, system), add_generation_prompt=True, tokenize=False)
+    variables = prompt_style(tokenizer).template_kwargs
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **variables)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(
+            f"the chat template of this model refuses the messages ({roles}): {error}. Most templates that do so have "
+            "no system message: set `system_prompt` to none, and write what the model should do into the questions."
+        ) from None
 
 
 def completion_text(completion: str | list[dict]) -> str:

@@ -1,16 +1,24 @@
 """A task of your own: problems from a file, a reward from a file, and what is said about those that are not valid."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from random_policy import byte_tokenizer, random_model
 
 from grpo_edu.cli.main import main
+from grpo_edu.config import GRPOConfig
+from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.own import own_problems, question_key
 from grpo_edu.problems.templates import scorer_of
-from grpo_edu.rewards import compute_rewards, load_reward
+from grpo_edu.prompts import render_prompt
+from grpo_edu.rewards import accuracy_reward, compute_rewards, load_reward
+from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.request import RunRequest, load_split
+from grpo_edu.runs.request import RunRecord, RunRequest, load_split
+from grpo_edu.runs.run import open_policy
+from grpo_edu.scale.trl_backend import train_with_trl
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unit": "cm"} for n in range(20)]
 REWARD = "def mine(completions, unit, **kwargs):\n    return [float(len(c) % 3) for c, u in zip(completions, unit)]\n"
@@ -159,6 +167,21 @@ BAD_REWARDS = {
 }
 
 
+BAD_PROMPTS = {
+    "a file that is missing": (("--system-prompt", "gone.txt"), ("--system-prompt", "gone.txt", "does not exist")),
+    "an empty text": (("--system-prompt", " "), ("--system-prompt", "none")),
+    "with a plain template": (
+        ("--system-prompt", "x", "--prompt-template", "{problem}"),
+        ("--system-prompt", "no effect"),
+    ),
+    "no variable": (("--chat-template-kwargs", "thinking"), ("--chat-template-kwargs", "name=value")),
+    "a variable without effect": (("--chat-template-kwargs", "thinking=false"), ("--chat-template-kwargs", "thinking")),
+    "more examples than problems": (("--num-examples", "99"), ("--num-examples", "99", "16")),
+    "no number": (("--num-examples", "-1"), ("--num-examples", "-1")),
+    "completions": (("--keep-completions", "-1"), ("--keep-completions", "-1")),
+}
+
+
 @pytest.fixture
 def refused(policy_dir, tmp_path, monkeypatch, capsys):
     """Call `grpo-edu train` with bad input; returns its one line of error after a look at what is left."""
@@ -187,6 +210,123 @@ def test_a_bad_file_is_one_clear_sentence_and_loses_nothing(refused, tmp_path, c
         write(tmp_path / name, content)
     message = refused("--data", name, *options)
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("case", BAD_PROMPTS)
+def test_a_bad_prompt_is_one_clear_sentence_and_loses_nothing(refused, tmp_path, case):
+    options, words = BAD_PROMPTS[case]
+    write(tmp_path / "sums.jsonl", SUMS)
+    message = refused("--data", "sums.jsonl", *options)
+    assert all(word in message for word in words), message
+
+
+@pytest.fixture
+def without_system(tmp_path):
+    """The folder of a policy whose chat template refuses a system message."""
+    tokenizer = byte_tokenizer()
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    tokenizer.chat_template = refuse + tokenizer.chat_template + "{% if loud %}LOUD{% endif %}"
+    save_policy(random_model(tokenizer, stop_ids=range(0, 256, 16)), tokenizer, tmp_path / "gemma")
+    return tmp_path / "gemma"
+
+
+SMALL = (
+    "--steps",
+    "3",
+    "--prompts-per-step",
+    "2",
+    "--num-generations",
+    "4",
+    "--max-completion-length",
+    "8",
+    "--no-greedy",
+)
+
+
+def test_the_prompt_is_shown_stored_and_travels_with_the_model(without_system, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sums.jsonl", SUMS)
+    run = ["train", "--model", str(without_system), "--data", "sums.jsonl", "--output", "run", *SMALL]
+    assert main(run) == 2
+    assert "--system-prompt to none" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    prompt = ("--system-prompt", "none", "--num-examples", "2", "--chat-template-kwargs", "loud=true")
+    assert main([*run, *prompt]) == 0
+    look = (tmp_path / "run" / "first_look.txt").read_text()
+    assert look in capsys.readouterr().err
+    policy, tokenizer = load_policy(tmp_path / "run" / "model")
+    train, _ = RunRequest(data=("sums.jsonl",), num_examples=2).load_problems()
+    rendered = render_prompt(tokenizer, train[0].prompt)
+    assert rendered in look and rendered.count("#### ") == 2 and rendered.endswith("LOUD")
+    assert "14 to train on, 4 held out" in look and "'<|im_end|>'" in look
+    assert read_completions(tmp_path / "run")[0].prompt.startswith(rendered.partition(train[0].prompt)[0])
+
+
+def test_the_system_prompt_of_a_file_reaches_trl_too(policy_dir, tmp_path):
+    text = write(tmp_path / "short.txt", "Answer with one number.")
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
+    request = RunRequest(str(policy_dir), data=(str(tmp_path / "sums.jsonl"),), system_prompt=str(text), num_examples=1)
+    policy, tokenizer = open_policy(RunRecord.start(request))
+    problems, _ = request.load_problems()
+    config = GRPOConfig(prompts_per_step=2, num_generations=4, max_completion_length=8, max_steps=1)
+    seen = {}
+    list(train_with_trl(policy, tokenizer, problems, accuracy_reward, config, on_sampled=seen.update))
+    assert set(seen["prompt"]) <= {render_prompt(tokenizer, problem.prompt) for problem in problems}
+    assert "Answer with one number." in seen["prompt"][0] and len(seen["advantage"]) == 8
+    assert {len(seen[name]) for name in ("prompt", "completion", "reward", "truncated")} == {8}
+    assert len(seen["rewards"]["accuracy_reward"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("most", "rows"), [(24, {1: 8, 2: 8, 3: 8}), (13, {1: 4, 2: 4, 3: 4}), (9, {1: 4, 3: 4}), (3, {3: 3}), (0, {})]
+)
+def test_completions_are_kept_up_to_a_bound_and_a_torn_end_is_left_out(tmp_path, most, rows):
+    config = GRPOConfig(num_generations=4, prompts_per_step=2, max_steps=3)
+    columns = {name: list(range(8)) for name in ("prompt", "completion", "reward", "advantage", "truncated")}
+    columns["rewards"] = {"mine": [0.5] * 8}
+
+    def steps() -> dict[int, int]:
+        found = {}
+        for step in (1, 2, 3):
+            with suppress(ValueError):
+                found[step] = len(read_completions(tmp_path, step))
+        return found
+
+    path = tmp_path / "completions.jsonl.gz"
+    with CompletionLog(path, most, config) as log:
+        for step in (1, 2, 3):
+            log.append(step, columns)
+    assert steps() == rows
+    if rows:
+        path.write_bytes(path.read_bytes()[:-30])
+        assert steps() == {step: count for step, count in rows.items() if step < 3}
+        with CompletionLog(path, most, config, done=1) as log:
+            log.append(2, columns)
+        assert steps() == {step: count for step, count in rows.items() if step < 3}
+
+
+def test_what_was_sampled_can_be_read(policy_dir, tmp_path, capsys):
+    write(tmp_path / "sums.jsonl", SUMS)
+    run, reward = str(tmp_path / "run"), f"{write(tmp_path / 'r.py', REWARD)}:mine"
+    own = ["--data", str(tmp_path / "sums.jsonl"), "--rewards", reward, "--n", "2"]
+    assert main(["train", "--model", str(policy_dir), "--output", run, *own, *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["show", run, "--step", "2", "--worst", "2", "--best", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    sampled = read_completions(run, 2)
+    assert [len(found["worst"]), len(found["best"]), len(sampled)] == [2, 1, 8]
+    assert found["best"][0]["reward"] == max(one.reward for one in sampled) >= found["worst"][0]["reward"]
+    for one in sampled:
+        assert one.rewards == {"mine": one.reward} == {"mine": len(one.completion) % 3}
+    assert abs(sum(one.advantage for one in sampled[:4])) < 1e-4  # a group
+    assert sampled[0].reward == pytest.approx(sampled[0].rewards["mine"])
+    assert main(["show", run]) == 0
+    text = capsys.readouterr().out
+    assert "Step 3" in text and text.count("=== worst") == 5
+    assert by_reward(read_completions(run))[0].completion in (Path(run) / "summary.md").read_text()
+    for typed, words in ((["--step", "9"], "1 to 3"), (["--worst", "0"], "--worst"), ([], "keeps no completions")):
+        folder = str(tmp_path) if not typed else run
+        assert main(["show", folder, *typed]) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", BAD_REWARDS)

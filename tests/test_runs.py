@@ -49,7 +49,17 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_policy(folder)[0].state_dict()
 
 
-RUN_FILES = {"config.json", "metrics.jsonl", "model", "result.json", "summary.md", "curves.png", "accuracy.png"}
+RUN_FILES = {
+    "config.json",
+    "first_look.txt",
+    "completions.jsonl.gz",
+    "metrics.jsonl",
+    "model",
+    "result.json",
+    "summary.md",
+    "curves.png",
+    "accuracy.png",
+}
 
 
 def test_a_run_keeps_everything(run, policy_dir, tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ COMMANDS = {
     "profiles": ("list the profiles of train, or print one", train),
     "evaluate": ("measure a policy's accuracy on held-out problems", train),
     "reward-check": ("try a reward of your own before any training", own),
+    "show": ("read what a run sampled, with rewards and advantages", own),
     "curriculum": ("train on one task after another, and measure forgetting", studies),
     "app": ("open the dashboards in a browser", app),
     "grade": ("grade a folder of students' exercises in a sandbox", grading),

@@ -30,6 +30,9 @@ TOPICS: dict[str, dict[str, str]] = {
         "model": "a shipped model such as tiny, a folder (also of a run), or a Hub id",
         "dtype": "number format of the weights; auto measures which is faster here",
         "prompt_template": "text with {problem} in it, instead of the chat template",
+        "system_prompt": "text, a file that holds it, or none",
+        "num_examples": "solved training problems in front of every question",
+        "chat_template_kwargs": "variables of the chat template: enable_thinking=false",
     },
     "problems": {
         "data": "sets, with commas: {data}, or a file of yours",
@@ -62,6 +65,7 @@ TOPICS: dict[str, dict[str, str]] = {
         "n": "held-out problems for the evaluations",
         "greedy": "also evaluate without sampling (otherwise if that is quick)",
         "checkpoint_every": "steps between checkpoints; 0 writes none",
+        "keep_completions": "most completions kept, with their rewards; 0: none",
         "track": "trackers on this computer, with commas: {track}",
     },
     "sampling": {

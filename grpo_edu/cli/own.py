@@ -1,10 +1,11 @@
-"""`grpo-edu reward-check`: what is done with a task of your own."""
+"""`grpo-edu reward-check` and `grpo-edu show`: what is done with a task of your own and its run."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
+from dataclasses import asdict
 
 from grpo_edu.cli.options import given_options
 from grpo_edu.cli.train import add_run_options
@@ -50,4 +51,36 @@ def run_reward_check_command(arguments: Namespace) -> int:
         check_columns(function, ("answer", "level", "solution"))
         holes = [verdict.exploit.name for verdict in judge_reward(function) if not verdict.holds]
         print(f"Of the course's own list of exploits, paid as well as honest work: {', '.join(holes) or 'none'}.")
+    return 0
+
+
+def add_show_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu show`."""
+    add = command.add_argument
+    add("run", help="folder of a run")
+    add("--step", type=int, metavar="N", help="of which step (default: the last that is kept)")
+    add("--worst", type=int, metavar="N", help="so many completions with the lowest reward (default: 5)")
+    add("--best", type=int, metavar="N", help="so many completions with the highest reward")
+
+
+def run_show_command(arguments: Namespace) -> int:
+    """Print completions that a run sampled, with their rewards and advantages; returns the exit code."""
+    from grpo_edu.runs.completions import by_reward, read_completions, sampled_text
+
+    counts = {"best": arguments.best, "worst": arguments.worst}
+    if all(count is None for count in counts.values()):
+        counts["worst"] = 5
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {count}.")
+    sampled = read_completions(arguments.run, arguments.step)
+    chosen = {name: by_reward(sampled, best=name == "best")[:count] for name, count in counts.items() if count}
+    if arguments.json:
+        print(json.dumps({name: [asdict(one) for one in rows] for name, rows in chosen.items()}))
+        return 0
+    mean = sum(one.reward for one in sampled) / len(sampled)
+    print(f"Step {sampled[0].step}: {len(sampled)} completions are kept, mean reward {mean:.2f}")
+    for name, rows in chosen.items():
+        for one in rows:
+            print(f"\n=== {name}: {one.prompt}\n--- {sampled_text(one)}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Collection
 from dataclasses import replace
@@ -74,7 +75,7 @@ def run_train_command(arguments: Namespace) -> int:
 
         dtype = chosen_dtype(request.dtype, request.model, trains_weights=not request.lora_rank)
         places = given_options(arguments, _PLACES)
-        result = start_run(replace(request, dtype=dtype), command=arguments.typed, **places)
+        result = start_run(replace(request, dtype=dtype), command=arguments.typed, say=say_once, **places)
     if arguments.json or not result.interrupted:
         print(json.dumps(result.to_dict()) if arguments.json else training_text(result), flush=True)
     if result.interrupted:
@@ -83,6 +84,11 @@ def run_train_command(arguments: Namespace) -> int:
         complain(f"interrupted after {done}; model, metrics and summary are saved in {result.output}{further}")
         return 130
     return 0
+
+
+def say_once(text: str) -> None:
+    """Show the first look at a run next to the messages, so that the output holds the result alone."""
+    print(text, end="", file=sys.stderr, flush=True)
 
 
 def training_text(result: RunResult) -> str:

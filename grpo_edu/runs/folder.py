@@ -1,7 +1,9 @@
 """The folder of a run: what was asked for, what happened, and the model. Each file is either complete or absent.
 
 config.json     what was asked for, written first
+first_look.txt  problems, rendered prompts and stop tokens, as they were before training
 metrics.jsonl   one line per step, written during training
+completions.jsonl.gz   what was sampled, with rewards and advantages, for `read_completions`
 model/          the trained policy, for `load_policy`
 summary.md      one page to read, with curves.png and accuracy.png
 result.json     accuracies, intervals and p-value, written last
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOCK_NAME = ".lock"
+COMPLETIONS = "completions.jsonl.gz"
 
 
 @contextmanager
@@ -101,7 +104,16 @@ def _acquire(lock: FileLock) -> bool:
 
 # What a run, a curriculum or a sweep that is replaced leaves: config.json, by which a run is recognized, goes last.
 _REPLACED = (
-    *("result.json", "summary.md", "curves.png", "accuracy.png", "metrics.jsonl", "before.json"),
+    *(
+        "result.json",
+        "summary.md",
+        "curves.png",
+        "accuracy.png",
+        "metrics.jsonl",
+        "before.json",
+        "first_look.txt",
+        COMPLETIONS,
+    ),
     *("model", "adapters", "checkpoints", "diagnosis", "tensorboard", "wandb"),
     *("stage-*", "matrix.json", "matrix.png", "sweep.json", "sweep.png", "optuna.log", "runs.jsonl"),
 )
@@ -114,6 +126,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser().absolute()
         self.metrics = self.path / "metrics.jsonl"
+        self.completions = self.path / COMPLETIONS
         self.model = self.path / "model"
         self.checkpoints = self.path / "checkpoints"
         self.diagnosis = self.path / "diagnosis"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.runs.checkpoint import random_states, save_checkpoint, save_failed_batch, set_random_states
+from grpo_edu.runs.completions import CompletionLog
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog
 from grpo_edu.runs.request import RunRecord
@@ -142,6 +143,7 @@ def record_steps(
     history: Sequence[dict[str, float]] = (),
     begin: Callable[[], None] | None = None,
     keeper: Keeper | None = None,
+    sampled: Callable[[], Mapping[str, Any]] | None = None,
     progress: bool = True,
 ) -> tuple[list[dict[str, float]], BaseException | None]:
     """Let the training run and log each step; returns its history and what stopped it early, or None.
@@ -152,7 +154,7 @@ def record_steps(
         begin: claims the folder of a new run. It is called when the first step is done, so that nothing is replaced by
             a run that never was; what stops the training before that is raised. Numbers that went wrong in the very
             first step are worth a folder, where there is none yet.
-        keeper: writes checkpoints. progress: show a bar.
+        keeper: writes checkpoints. sampled: returns what the last step sampled, to be kept. progress: show a bar.
     """
     from tqdm.auto import tqdm
 
@@ -160,11 +162,11 @@ def record_steps(
     bar = tqdm(total=max_steps, initial=len(done), desc="Training", disable=None if progress else True)
     try:
         with closing(training), bar, WholeSteps() as steps, ExitStack() as files:
-            logs = open_logs(files, folder, done, record) if begin is None else []
+            logs = open_logs(files, folder, done, record, sampled) if begin is None else []
             for metrics in training:
                 if begin is not None:
                     begin()
-                    begin, logs = None, open_logs(files, folder, done, record)
+                    begin, logs = None, open_logs(files, folder, done, record, sampled)
                 for append in logs:
                     append(metrics)
                 done.append(metrics)
@@ -193,9 +195,13 @@ def record_steps(
 
 
 def open_logs(
-    files: ExitStack, folder: RunFolder, history: Sequence[dict[str, float]], record: RunRecord
+    files: ExitStack,
+    folder: RunFolder,
+    history: Sequence[dict[str, float]],
+    record: RunRecord,
+    sampled: Callable[[], Mapping[str, Any]] | None = None,
 ) -> list[Callable[[dict[str, float]], None]]:
-    """What each step is handed to: the run's log first, then its trackers.
+    """What each step is handed to: the run's log first, then its trackers and the completions that are kept.
 
     They start with these steps and no others: a run that was killed may have logged more than it kept.
     """
@@ -208,6 +214,12 @@ def open_logs(
     for metrics in history:
         for append in logs:
             append(metrics)
+    if sampled is not None:
+        request = record.request
+        kept = files.enter_context(
+            CompletionLog(folder.completions, request.keep_completions, request.config, done=len(history))
+        )
+        logs.append(lambda metrics: kept.append(int(metrics["step"]), sampled()))
     return logs
 
 

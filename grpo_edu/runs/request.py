@@ -21,7 +21,7 @@ from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
 from grpo_edu.problems.instructions import INSTRUCTION_SETS
 from grpo_edu.problems.own import UNANSWERED, is_own, own_problems, parse_columns
 from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, Scorer, columns_of, register_scorer
-from grpo_edu.prompts import completion_text
+from grpo_edu.prompts import PromptStyle, completion_text
 from grpo_edu.rewards import (
     RewardFunction,
     accuracy_reward,
@@ -57,6 +57,8 @@ BACKENDS = ("grpo_edu", "trl")
 TRACKERS = ("tensorboard", "trackio", "wandb")
 ALL_LAYERS = "all-linear"
 QUESTION = "{problem}"  # where a prompt template holds the question
+NO_SYSTEM_PROMPT = "none"
+_LONGEST_PATH = 250
 # Tokens of a worked solution of grade-school length, and of three sentences; generated problems need fewer than 96.
 _GSM8K_LENGTH, _INSTRUCTIONS_LENGTH = 256, 48
 
@@ -79,12 +81,17 @@ class RunRequest:
     backend: what trains the model: this package, or TRL's GRPOTrainer.
     dtype: number format of the weights; "auto" measures on this computer which format is faster.
     prompt_template: a text that contains {problem}, used in place of the model's chat template.
+    system_prompt: the system message: a text, a file that holds it, or "none"; by default the model's own style, which
+        is the course's for a model that no run has trained.
+    num_examples: training problems that come first in every prompt, with their solutions (few-shot).
+    chat_template_kwargs: variables of the chat template, as name=value, such as enable_thinking=false.
     lora_rank: train LoRA adapters of this rank; 0 trains all weights.
     lora_alpha: the adapters are scaled by lora_alpha / lora_rank; by default lora_alpha is twice the rank.
     lora_targets: names of the layers that get adapters.
     n: held-out problems for the evaluations, balanced over the sets; of a file of your own at most those it has.
     greedy: also evaluate with greedy decoding; by default, if an evaluation takes less than three seconds.
     checkpoint_every: steps between two checkpoints, from which the run can be resumed; 0 writes none.
+    keep_completions: most completions to keep with their rewards and advantages, spread over the steps; 0 keeps none.
     track: trackers that also receive the metrics, see `TRACKERS`; all of them stay on this computer.
 
     Raises ValueError that names the option, its value and the remedy.
@@ -110,12 +117,16 @@ class RunRequest:
     backend: str = "grpo_edu"
     dtype: str = "float32"
     prompt_template: str | None = None
+    system_prompt: str | None = None
+    num_examples: int = 0
+    chat_template_kwargs: tuple[str, ...] = ()
     lora_rank: int = 0
     lora_alpha: float | None = None
     lora_targets: tuple[str, ...] = (ALL_LAYERS,)
     n: int = 300
     greedy: bool | None = None
     checkpoint_every: int = 0
+    keep_completions: int = 10_000
     track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -128,7 +139,9 @@ class RunRequest:
         for name, known in self.choices.items():
             parse_names((getattr(self, name),), known, name)
         self._set("data", check_data(self.data))
-        self._set("columns", split_names(self.columns))
+        for name in ("columns", "chat_template_kwargs"):
+            self._set(name, split_names(getattr(self, name)))
+        template_variables(self.chat_template_kwargs)
         self._set("rewards", _reward_entries(self.rewards))
         self._set("lora_targets", split_names(self.lora_targets))
         self._set("track", parse_names(self.track, TRACKERS, "track") if self.track else ())
@@ -139,14 +152,21 @@ class RunRequest:
         object.__setattr__(self, name, value)
 
     def _check_numbers(self) -> None:
-        for name in ("checkpoint_every", "lora_rank"):
+        for name in ("checkpoint_every", "lora_rank", "num_examples", "keep_completions"):
             value = getattr(self, name)
             if value < 0:
                 raise ValueError(f"`{name}` must be 0 (none) or a positive whole number, got {value}.")
         if self.lora_alpha is not None and not self.lora_alpha > 0:
             raise ValueError(f"`lora_alpha` must be a positive number, got {self.lora_alpha}.")
+        if self.system_prompt is not None:
+            _system_text(self.system_prompt)
         if self.prompt_template is not None:
             plain_template(self.prompt_template)
+            for name in ("system_prompt", "num_examples", "chat_template_kwargs"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"`{name}` has no effect with `prompt_template`, which is the whole prompt; write it in there."
+                    )
 
     def _check_pairs(self) -> None:
         """Refuse options that are each valid, but not together."""
@@ -190,13 +210,34 @@ class RunRequest:
 
         Raises ValueError and OSError for files, rewards and numbers that are not valid.
         """
-        asked = {name: getattr(self, name) for name in RUN_FIELDS}
-        problems = load_asked(asked, "train", n=self.num_problems, argument="num_problems")
-        heldout = load_asked(asked, "heldout", n=self.n)
+        _, problems = self._examples_and_problems()
+        heldout = load_asked(vars(self), "heldout", n=self.n)
         score_unanswered([*problems, *heldout], self.rewards)
         for function in self.reward_functions:
             check_columns(function, list(columns_of(problems)))
         return problems, heldout
+
+    def _examples_and_problems(self) -> tuple[list[Problem], list[Problem]]:
+        """Return the training problems that stand in the prompt, and those to train on."""
+        problems = load_asked(vars(self), "train", n=self.num_problems, argument="num_problems")
+        if self.num_examples >= len(problems):
+            raise ValueError(
+                f"`num_examples` is {self.num_examples}, but there are only {len(problems)} training problems."
+            )
+        return problems[: self.num_examples], problems[self.num_examples :]
+
+    def prompt_style(self, style: PromptStyle) -> PromptStyle:
+        """Return a model's own prompt style with what this run changes of it."""
+        if self.system_prompt is not None:
+            style = replace(style, system=_system_text(self.system_prompt))
+        if self.chat_template_kwargs:
+            style = replace(style, template_kwargs=template_variables(self.chat_template_kwargs))
+        if self.num_examples:
+            examples, _ = self._examples_and_problems()
+            if not all(example.solution for example in examples):
+                raise ValueError("`num_examples`: these problems have no answers that could be shown; leave it out.")
+            style = replace(style, examples=tuple((example.prompt, example.solution) for example in examples))
+        return style
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> RunRequest:
@@ -378,6 +419,9 @@ def with_absolute_paths(request: RunRequest) -> RunRequest:
         rewards=tuple(map(reward, request.rewards)),
         data_path=None if request.data_path is None else absolute(request.data_path),
         heldout=None if request.heldout is None else absolute(request.heldout),
+        system_prompt=None
+        if request.system_prompt is None
+        else _system_text(request.system_prompt) or NO_SYSTEM_PROMPT,
     )
 
 
@@ -605,6 +649,42 @@ def _is_smollm2(model: str | Path) -> bool:
     folder = Path(model).expanduser()
     earlier = read_run_config(folder.parent if folder.name == "model" else folder)
     return str(model) == "smollm2" or (earlier is not None and _is_smollm2(earlier.get("source", "")))
+
+
+def _system_text(system_prompt: str) -> str | None:
+    """Return the system message that an option means: a text, or what a file holds; None for "none".
+
+    Raises FileNotFoundError for a file that does not exist, and ValueError for an empty text.
+    """
+    if system_prompt == NO_SYSTEM_PROMPT:
+        return None
+    text, path = system_prompt, Path(system_prompt).expanduser()
+    if "\n" not in text and len(text) < _LONGEST_PATH:
+        if path.is_file():
+            text = path.read_text(encoding="utf-8-sig")
+        elif path.suffix in (".txt", ".md") and " " not in text:
+            raise FileNotFoundError(f"`system_prompt`: file {system_prompt} does not exist. Check the path.")
+    if not text.strip():
+        raise ValueError(f"`system_prompt` is empty; write {NO_SYSTEM_PROMPT} for no system message.")
+    return text.strip()
+
+
+def template_variables(entries: Sequence[str]) -> dict[str, Any]:
+    """Read name=value entries; a value is read as JSON where it is JSON, and as a text otherwise.
+
+    >>> template_variables(("enable_thinking=false", "style=short"))
+    {'enable_thinking': False, 'style': 'short'}
+    """
+    found: dict[str, Any] = {}
+    for entry in entries:
+        name, sign, value = entry.partition("=")
+        if not sign or not name.strip().isidentifier():
+            raise ValueError(f"`chat_template_kwargs`: {entry!r} is not valid; write name=value.")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
+    return found
 
 
 def plain_template(template: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora, save_adapters
 from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import LEVELS, Problem
+from grpo_edu.prompts import prompt_style, set_prompt_style
 from grpo_edu.runs.checkpoint import (
     check_same_data,
     data_fingerprint,
@@ -31,7 +32,9 @@ from grpo_edu.runs.checkpoint import (
     load_checkpoint,
     same_threads,
 )
+from grpo_edu.runs.completions import columns_of_batch
 from grpo_edu.runs.folder import RunFolder
+from grpo_edu.runs.look import first_look
 from grpo_edu.runs.recording import STOPS, Keeper, noting, record_steps, sigterm_interrupts
 from grpo_edu.runs.request import (
     ALL_LAYERS,
@@ -46,7 +49,7 @@ from grpo_edu.runs.request import (
 )
 from grpo_edu.runs.summary import RunResult, report_evaluation, write_result
 from grpo_edu.runs.tracking import check_trackers
-from grpo_edu.trainer import start_training, train
+from grpo_edu.trainer import check_inputs, start_training, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -84,6 +87,7 @@ def start_run(
     overwrite: bool = False,
     command: str = "",
     progress: bool = True,
+    say: Callable[[str], None] = lambda text: None,
 ) -> RunResult:
     """Do a new run, and save it in a folder.
 
@@ -98,6 +102,7 @@ def start_run(
         overwrite: replace the run that `output` holds.
         command: what was typed, for the summary.
         progress: show progress bars, in a notebook or a terminal but not in a pipe.
+        say: gets the first look at problems and prompts, before anything is sampled.
 
     Raises:
         ValueError, OSError: input that is not valid, with the remedy; nothing has been written then.
@@ -116,7 +121,7 @@ def start_run(
     record = RunRecord.start(request, command)
     with ExitStack() as held, sigterm_interrupts():
         begin = partial(_begin, held, folder, record, overwrite)
-        return _execute(folder, record, begin, progress, started)
+        return _execute(folder, record, begin, progress, started, say)
 
 
 def resume_training(output: str | Path, *, rewards: Rewards | None = None, progress: bool = True) -> RunResult:
@@ -148,9 +153,12 @@ def run_evaluation(model: str | Path = "tiny", *, n: int = 300, **options: Any) 
     return report_evaluation(model, n=n, **options).evaluation
 
 
-def _begin(held: ExitStack, folder: RunFolder, record: RunRecord, overwrite: bool, before: dict[str, Any]) -> None:
+def _begin(
+    held: ExitStack, folder: RunFolder, record: RunRecord, overwrite: bool, look: str, before: dict[str, Any]
+) -> None:
     """Claim the folder of a new run: check it again, lock it, and write what the run began with."""
     held.enter_context(folder.begin(record.to_dict(), overwrite=overwrite))
+    folder.write_text("first_look.txt", look)
     if record.request.checkpoint_every:
         folder.write_json("before.json", before)
 
@@ -181,12 +189,21 @@ def _load(folder: RunFolder, record: RunRecord) -> _Work:
 
 
 def _execute(
-    folder: RunFolder, record: RunRecord, begin: Callable[[dict[str, Any]], None] | None, progress: bool, started: float
+    folder: RunFolder,
+    record: RunRecord,
+    begin: Callable[[str, dict[str, Any]], None] | None,
+    progress: bool,
+    started: float,
+    say: Callable[[str], None] = lambda text: None,
 ) -> RunResult:
     """Evaluate, train, save, evaluate again. begin: claims the folder of a new run; None resumes a run."""
     request, config, resumes = record.request, record.request.config, begin is None
     work = _load(folder, record)
     policy, tokenizer = work.policy, work.tokenizer
+    look = first_look(request, work.problems, work.heldout, policy, tokenizer)
+    check_inputs(policy, work.problems, config)
+    if not resumes:
+        say(look)
     folder.check_room(_room_needed(policy, config, request.checkpoint_every))
     test = partial(
         evaluate,
@@ -200,7 +217,7 @@ def _execute(
     stored = _read_before(folder, data) if resumes else None
     before, greedy_before = stored or _evaluate_before(partial(test, policy, progress=bars["before"]), request.greedy)
     kept = {"sampled": asdict(before), "greedy": greedy_before and asdict(greedy_before), "data": data}
-    training, keeper, earlier = _training(folder, request, work, resumes, kept)
+    training, keeper, earlier, sampled = _training(folder, request, work, resumes, kept)
     history, stopped = record_steps(
         training,
         folder,
@@ -208,7 +225,8 @@ def _execute(
         history=earlier,
         progress=progress,
         keeper=keeper,
-        begin=None if begin is None else partial(begin, kept),
+        sampled=sampled,
+        begin=None if begin is None else partial(begin, look, kept),
     )
     with noting(folder, len(history)):
         if keeper is not None and (
@@ -278,20 +296,23 @@ def _evaluate_before(test: Callable[..., Evaluation], greedy: bool | None) -> tu
 
 def _training(
     folder: RunFolder, request: RunRequest, work: _Work, resumes: bool, before: dict[str, Any]
-) -> tuple[Generator[dict[str, float]], Keeper | None, list[dict[str, float]]]:
-    """Return the training, what writes its checkpoints, and the metrics of the steps that were done before."""
+) -> tuple[Generator[dict[str, float]], Keeper | None, list[dict[str, float]], Callable[[], Mapping[str, Any]]]:
+    """Return the training, what writes its checkpoints, the metrics of earlier steps, and what the last one sampled."""
     config, functions = request.config, request.reward_functions
     if request.backend == "trl":
         from grpo_edu.scale.trl_backend import train_with_trl
 
-        return train_with_trl(work.policy, work.tokenizer, work.problems, functions, config), None, []
+        last: dict[str, Any] = {}
+        training = train_with_trl(work.policy, work.tokenizer, work.problems, functions, config, on_sampled=last.update)
+        return training, None, [], lambda: last
     state = start_training(work.policy, work.tokenizer, work.problems, config)
     history: list[dict[str, float]] = []
     checkpoint = latest_checkpoint(folder.checkpoints) if resumes else None
     if checkpoint is not None:
         history = load_checkpoint(checkpoint, work.policy, state, config, fingerprint=work.start)
     keeper = Keeper(folder, request.checkpoint_every, work.policy, state, config, work.start, before)
-    return train(work.policy, work.tokenizer, work.problems, functions, config, state=state), keeper, history
+    training = train(work.policy, work.tokenizer, work.problems, functions, config, state=state)
+    return training, keeper, history, lambda: columns_of_batch(state.batch, request.reward_names)
 
 
 def _room_needed(policy: PreTrainedModel, config: GRPOConfig, checkpoint_every: int) -> int:
@@ -303,7 +324,7 @@ def _room_needed(policy: PreTrainedModel, config: GRPOConfig, checkpoint_every: 
 
 
 def open_policy(record: RunRecord) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model that a run starts from, and give its tokenizer the run's prompt template.
+    """Load the model that a run starts from, and give its tokenizer the run's prompt.
 
     Raises what `load_policy` raises.
     """
@@ -311,6 +332,9 @@ def open_policy(record: RunRecord) -> tuple[PreTrainedModel, PreTrainedTokenizer
     policy, tokenizer = load_policy(record.source, request.dtype)
     if request.prompt_template is not None:
         tokenizer.chat_template = plain_template(request.prompt_template)
+    style = prompt_style(tokenizer)
+    if (asked := request.prompt_style(style)) != style:
+        set_prompt_style(tokenizer, asked)
     return policy, tokenizer
 
 

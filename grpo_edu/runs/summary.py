@@ -16,6 +16,7 @@ from grpo_edu.models import load_policy
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.prompts import MARKER
+from grpo_edu.runs.completions import by_reward, read_completions, sampled_text
 from grpo_edu.runs.folder import model_source
 from grpo_edu.runs.request import (
     Rewards,
@@ -187,8 +188,10 @@ def summary(result: RunResult) -> str:
         throughput_text(result),
         "## Samples",
         _samples(result),
+        _kept(result),
         "## Files",
-        "`config.json` what was asked for · `metrics.jsonl` one line a step · "
+        "`config.json` what was asked for · `first_look.txt` problems, prompts and stop tokens · `metrics.jsonl` one "
+        "line a step · `completions.jsonl.gz` what was sampled · "
         "`model/` the trained policy, for `load_policy` · `result.json` the numbers above",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -241,6 +244,19 @@ def _samples(result: RunResult) -> str:
             if evaluation is not None:
                 parts.append(f"{name} ({verdict(evaluation, row)}):\n{_fenced(evaluation.completions[row])}")
     return "\n\n".join(parts)
+
+
+def _kept(result: RunResult) -> str:
+    """The completions with the highest and the lowest reward of the last step that was kept."""
+    try:
+        sampled = by_reward(read_completions(result.output))
+    except ValueError:
+        return ""
+    parts = [
+        f"## What was trained on\n\nOf step {sampled[0].step}, the completions with the highest and the lowest reward. "
+        f"`grpo-edu show {result.output} --step {sampled[0].step} --worst 5` shows more of them, of any step."
+    ]
+    return "\n\n".join([*parts, *(_fenced(sampled_text(one)) for one in (sampled[-1], sampled[0]))])
 
 
 def verdict(evaluation: Evaluation, row: int) -> str:

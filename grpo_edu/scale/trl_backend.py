@@ -15,6 +15,7 @@ rows. One setting has a different effect: TRL's weight decay leaves out biases a
 from __future__ import annotations
 
 import copy
+import math
 import queue
 import shutil
 import tempfile
@@ -30,7 +31,7 @@ import torch
 
 from grpo_edu.config import ROLLOUTS, GRPOConfig
 from grpo_edu.problems.templates import Problem, prompt_options
-from grpo_edu.prompts import chat_messages
+from grpo_edu.prompts import chat_messages, completion_text, prompt_style, render_messages
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.rollout import Sampler
 from grpo_edu.trainer import check_inputs
@@ -62,6 +63,7 @@ def train_with_trl(
     *,
     rollout: str = "grpo_edu",
     arguments: trl.GRPOConfig | None = None,
+    on_sampled: Callable[[dict[str, Any]], None] = lambda columns: None,
 ) -> Generator[dict[str, float], None, None]:
     """Train `model` in place with TRL's `GRPOTrainer`; yields the metrics of each step, as `trainer.train` does.
 
@@ -72,6 +74,7 @@ def train_with_trl(
         model, tokenizer, problems, reward_funcs, config: as for `trainer.train`. A reward function gets chat messages
             where this package's trainer gives it strings, as always in TRL.
         rollout, arguments: what samples the completions, and TRL's own configuration, see `build_trainer`.
+        on_sampled: gets `sampled_columns` of each step, before its metrics.
 
     Raises ValueError: as `build_trainer`. Errors inside TRL are raised unchanged.
     """
@@ -84,7 +87,9 @@ def train_with_trl(
         try:
             for _ in range(config.max_steps):
                 relay.asked.release()
-                yield relay.metrics.get() or training.result()
+                metrics = relay.metrics.get() or training.result()
+                on_sampled(sampled_columns(trainer))
+                yield metrics
             relay.asked.release()
             training.result()
         finally:
@@ -127,6 +132,7 @@ def build_trainer(
         settings = trl_settings(config)
         temporary = tempfile.mkdtemp(prefix="grpo-edu-trl-")
         arguments = trl.GRPOConfig(output_dir=temporary, use_vllm=rollout == "vllm", **settings)
+    style = prompt_style(tokenizer)
     sampler = None
     if rollout == "grpo_edu":
         # Several processes need different random numbers, and a checkpoint must hold their state: TRL seeds the global
@@ -139,19 +145,38 @@ def build_trainer(
         args=arguments,
         train_dataset=Dataset.from_list(
             [
-                {**problem.row(), "prompt": chat_messages(problem.prompt, **prompt_options(problem.level))}
+                {**problem.row(), "prompt": chat_messages(problem.prompt, style=style, **prompt_options(problem.level))}
                 for problem in problems
             ]
         ),
         processing_class=tokenizer,
         rollout_func=sampler,
     )
+    trainer.chat_template_kwargs = dict(style.template_kwargs)
     trainer.remove_callback(PrinterCallback)  # it prints every step's metrics
     if config.beta:
         _set_reference(trainer, config)
     if temporary is not None:
         weakref.finalize(trainer, shutil.rmtree, temporary, ignore_errors=True)
     return trainer
+
+
+def sampled_columns(trainer: trl.GRPOTrainer) -> dict[str, Any]:
+    """Return what TRL's last step sampled, of all processes, in the columns that a run keeps."""
+    logs, tokenizer = trainer._logs, trainer.processing_class
+    rewards = {
+        name: [None if math.isnan(value) else value for value in column] for name, column in logs["rewards"].items()
+    }
+    weights = trainer.reward_weights.tolist()
+    rows = zip(*rewards.values(), strict=True)
+    return {
+        "prompt": [one if isinstance(one, str) else render_messages(tokenizer, one) for one in logs["prompt"]],
+        "completion": [completion_text(one) for one in logs["completion"]],
+        "rewards": rewards,
+        "reward": [sum(w * value for w, value in zip(weights, row, strict=True) if value is not None) for row in rows],
+        "advantage": [round(value, 6) for value in logs["advantages"]],
+        "truncated": [None] * len(logs["prompt"]),
+    }
 
 
 def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: int | None = None) -> dict[str, Any]:
@@ -241,10 +266,7 @@ def group_rollout(
 
     def rollout_func(prompts: list, trainer: trl.GRPOTrainer) -> dict[str, list]:
         tokenizer = trainer.processing_class
-        rendered = [
-            tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-            for prompt in prompts[:: config.num_generations]
-        ]
+        rendered = [render_messages(tokenizer, prompt) for prompt in prompts[:: config.num_generations]]
         model = trainer.accelerator.unwrap_model(trainer.model)
         rollout = Sampler(model, tokenizer, config).generate(rendered, generator)
         return {

@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,13 +31,14 @@ from grpo_edu.config import ROLLOUTS
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import read_log
+from grpo_edu.runs.look import first_look
 from grpo_edu.runs.profiles import load_profile
 from grpo_edu.runs.recording import open_logs
 from grpo_edu.runs.request import RunRecord, RunRequest, read_record, read_run_result
 from grpo_edu.runs.run import keep_policy, open_policy, with_adapters
 from grpo_edu.runs.summary import RunResult, write_result
 from grpo_edu.runs.tracking import check_trackers
-from grpo_edu.scale.trl_backend import build_trainer, ignore_known_warnings, report_steps, trl_settings
+from grpo_edu.scale.trl_backend import build_trainer, ignore_known_warnings, report_steps, sampled_columns, trl_settings
 
 if TYPE_CHECKING:
     import trl
@@ -101,6 +103,8 @@ def train_on_processes(
         policy, tokenizer = open_policy(record)
         policy = with_adapters(policy.to(state.device), request)
         problems, heldout = request.load_problems()
+        if job.is_main:
+            job.folder.write_text("first_look.txt", first_look(request, problems, heldout, policy, tokenizer))
         before = job.evaluation_before(policy, tokenizer, heldout)
         trainer = build_trainer(
             policy, tokenizer, problems, request.reward_functions, request.config, rollout=rollout, arguments=arguments
@@ -108,7 +112,9 @@ def train_on_processes(
         checkpoint = last_checkpoint(job.folder.checkpoints)
         history = job.stored_history(checkpoint)
         done = len(history)
-        trainer.add_callback(report_steps(request.config, job.step_log(record, history, held)))
+        trainer.add_callback(
+            report_steps(request.config, job.step_log(record, history, held, partial(sampled_columns, trainer)))
+        )
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         after = job.evaluate(policy, tokenizer, heldout)
         result = None
@@ -236,12 +242,12 @@ class _Job:
         return [metrics for metrics in read_log(self.folder.metrics) if metrics["step"] <= done]
 
     def step_log(
-        self, record: RunRecord, history: list[dict[str, float]], held: ExitStack
+        self, record: RunRecord, history: list[dict[str, float]], held: ExitStack, sampled: Callable[[], dict[str, Any]]
     ) -> Callable[[dict[str, float]], None]:
         """Return what the metrics of each step are given to: the run's log and trackers, in the main process."""
         if not self.is_main:
             return lambda metrics: None
-        logs = [history.append, *open_logs(held, self.folder, history, record)]
+        logs = [history.append, *open_logs(held, self.folder, history, record, sampled)]
 
         def report(metrics: dict[str, float]) -> None:
             for append in logs:

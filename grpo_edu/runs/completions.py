@@ -1,0 +1,159 @@
+"""What a run sampled: completions with the reward of each function and the advantage, in `completions.jsonl.gz`.
+
+One JSON line per step, compressed. Each line is a member of the gzip file of its own, so that a killed run leaves a
+file that can be read, and any tool that reads gzip reads all of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.runs.folder import COMPLETIONS
+
+if TYPE_CHECKING:
+    from grpo_edu.trainer import Batch
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One completion of a step.
+
+    prompt: as the model read it. rewards: of each function, None where it does not apply.
+    truncated: it did not end; None where that is not known.
+    """
+
+    step: int
+    prompt: str
+    completion: str
+    rewards: Mapping[str, float | None]
+    reward: float
+    advantage: float
+    truncated: bool | None
+
+
+def columns_of_batch(batch: Batch | None, names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of a batch that are kept, B entries each. names: of its K reward functions."""
+    assert batch is not None
+    per_func = batch.rewards_per_func.T.tolist()
+    return {
+        "prompt": batch.rollout.prompts,
+        "completion": batch.rollout.completions,
+        "rewards": {name: list(map(_plain, values)) for name, values in zip(names, per_func, strict=True)},
+        "reward": list(map(_plain, batch.rewards.tolist())),
+        "advantage": [round(value, 6) for value in batch.advantages.tolist()],
+        "truncated": batch.rollout.is_truncated.tolist(),
+    }
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+class CompletionLog(AbstractContextManager):
+    """Append the completions of each step to the file of a run, at most `most` in the whole run.
+
+    Where that is fewer than the run samples, the first groups of every step are kept; where it is fewer than one group
+    per step, one group of every so many steps, the last one among them.
+
+    Args:
+        path: the file. most: completions; 0 keeps none. config: of the run. done: steps that the file keeps, of a run
+            that is resumed; later ones are dropped.
+    """
+
+    def __init__(self, path: Path, most: int, config: GRPOConfig, *, done: int = 0) -> None:
+        size, steps = config.num_generations, config.max_steps
+        groups = most // (steps * size)  # per step
+        self.steps, self.every = steps, 1 if groups else math.ceil(steps / max(1, most // size))
+        self.rows = groups * size or min(most, size)
+        kept = [line for line in _lines(path) if json.loads(line)["step"] <= done] if done and path.is_file() else []
+        path.unlink(missing_ok=True)
+        self._file = open(path, "ab", buffering=0) if most else None
+        for line in kept:
+            self._write(line)
+
+    def append(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Write the completions of one step."""
+        if self._file is None or (self.steps - step) % self.every:
+            return
+        cut = {
+            name: {func: column[: self.rows] for func, column in values.items()}
+            if isinstance(values, Mapping)
+            else values[: self.rows]
+            for name, values in columns.items()
+        }
+        self._write(json.dumps({"step": step, **cut}, ensure_ascii=False).encode())
+
+    def _write(self, line: bytes) -> None:
+        assert self._file is not None
+        member = gzip.compress(line + b"\n", mtime=0)
+        try:
+            while member:
+                member = member[self._file.write(member) :]
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}; free some space", str(self._file.name)) from error
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of the file; a last one that a kill cut short is left out."""
+    with gzip.open(path) as file:
+        while True:
+            try:
+                line = file.readline()
+            except (EOFError, gzip.BadGzipFile):
+                return
+            if not line.endswith(b"\n"):
+                return
+            yield line[:-1]
+
+
+def read_completions(folder: str | Path, step: int | None = None) -> list[Sampled]:
+    """Read the completions that a run kept of one step; None takes the last step that was kept.
+
+    Raises ValueError where the run kept none, or none of this step.
+    """
+    path = Path(folder) / COMPLETIONS
+    lines = [json.loads(line) for line in _lines(path)] if path.is_file() else []
+    if not lines:
+        raise ValueError(f"`run`: {folder} keeps no completions; train with `keep_completions` above 0.")
+    steps = [line["step"] for line in lines]
+    if step is not None and step not in steps:
+        known = f"{steps[0]} to {steps[-1]}" + (f", every {steps[1] - steps[0]} steps" if len(steps) > 1 else "")
+        raise ValueError(f"`step`: no completions of step {step} are kept in {folder}; it keeps steps {known}.")
+    line = lines[-1] if step is None else lines[steps.index(step)]
+    rows = zip(*(line[name] for name in ("prompt", "completion", "reward", "advantage", "truncated")), strict=True)
+    return [
+        Sampled(
+            line["step"],
+            prompt,
+            completion,
+            {name: values[row] for name, values in line["rewards"].items()},
+            math.nan if reward is None else reward,
+            advantage,
+            truncated,
+        )
+        for row, (prompt, completion, reward, advantage, truncated) in enumerate(rows)
+    ]
+
+
+def by_reward(sampled: Sequence[Sampled], *, best: bool = False) -> list[Sampled]:
+    """Order completions by their reward, the lowest first or, with `best`, the highest; equal ones keep their order."""
+    return sorted(sampled, key=lambda one: -one.reward if best else one.reward)
+
+
+def sampled_text(one: Sampled) -> str:
+    """One completion as a terminal and summary.md show it."""
+    parts = ", ".join(f"{name} {'-' if value is None else f'{value:.2f}'}" for name, value in one.rewards.items())
+    end = "; cut off at the length limit" if one.truncated else ""
+    return f"reward {one.reward:.2f} ({parts}), advantage {one.advantage:+.2f}{end}\n{one.completion}"

@@ -1,0 +1,55 @@
+"""A look at what a run will train on, before it trains: the problems, the rendered prompts and the stop tokens.
+
+Most runs that learn nothing show why on this page: the wrong column, a prompt that lacks the chat template, or prompts
+that leave no room for an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo_edu.problems.own import HELDOUT_SHARE
+from grpo_edu.problems.templates import Problem
+from grpo_edu.prompts import render_prompt
+from grpo_edu.rollout import stop_token_ids
+from grpo_edu.runs.request import RunRequest, is_own_set
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_RENDERED, _SHOWN = 500, 3  # problems whose prompts are counted, and shown
+
+
+def first_look(
+    request: RunRequest,
+    problems: Sequence[Problem],
+    heldout: Sequence[Problem],
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> str:
+    """Return the page: how many problems, how long in tokens, three rendered prompts, and what ends a completion."""
+    counted = problems[:_RENDERED]
+    rendered = [render_prompt(tokenizer, problem.prompt) for problem in counted]
+    lengths = sorted(len(ids) for ids in tokenizer(rendered, add_special_tokens=False)["input_ids"])
+    longest, context = request.config.max_completion_length, getattr(policy.config, "max_position_embeddings", None)
+    room = f"; with up to {longest} tokens of completion, {lengths[-1] + longest} of the model's {context}"
+    stops = tokenizer.convert_ids_to_tokens(stop_token_ids(policy, tokenizer).tolist())
+    own = [Path(name).name for name in request.data if is_own_set(name)]
+    split = ""
+    if own and request.heldout is None:
+        split = (
+            f" (one in {HELDOUT_SHARE} questions, chosen by their hashes, unless {' and '.join(own)} is split already)"
+        )
+    lines = [
+        f"Problems: {len(problems)} to train on, {len(heldout)} held out{split}",
+        f"Prompts: {lengths[0]} to {lengths[-1]} tokens{room if context else ''}",
+        f"A completion ends at: {', '.join(map(repr, stops))}",
+    ]
+    further = dict.fromkeys(name for problem in problems for name in problem.columns)
+    if further:
+        lines.append(f"Further columns for the rewards: {', '.join(further)}")
+    for number, prompt in enumerate(rendered[:_SHOWN], start=1):
+        lines += [f"--- prompt {number} of {len(problems)}", prompt]
+    return "\n".join(lines) + "\n---\n"
