@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grpo_edu.config import LARGEST_REWARD, SCALE_REWARDS, check_numbers
 from grpo_edu.fast.chunked_logps import at_least_float32
+from grpo_edu.fast.memory import widest
 from grpo_edu.rewards import combine_rewards
 
 
@@ -170,7 +171,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
             "keep every group whole"
         )
     rewards = at_least_float32(rewards)
-    unusable = torch.abs(rewards.double()) > LARGEST_REWARD
+    unusable = torch.abs(rewards.to(widest(rewards.device))) > LARGEST_REWARD
     if unusable.any():
         row = int(unusable.nonzero()[0])
         raise ValueError(

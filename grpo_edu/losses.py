@@ -30,6 +30,7 @@ from torch import Tensor
 
 from grpo_edu.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES, check_numbers
 from grpo_edu.fast.chunked_logps import at_least_float32
+from grpo_edu.fast.memory import widest
 
 UNCLIPPED = ("sapo", "vespo", "reinforce")  # the losses without clip bounds
 _LOG_WEIGHT = (math.log(1e-8), 20.0)  # the bounds of the logarithm of VESPO's weight, as in TRL
@@ -515,7 +516,7 @@ def token_weights(
     check_numbers(num_items=num_items)
     if max_completion_length is not None:
         check_numbers(max_completion_length=max_completion_length)
-    mask = completion_mask.double()
+    mask = completion_mask.to(widest(completion_mask.device))
     wrong = (mask != 0) & (mask != 1)
     if wrong.any():
         raise ValueError(f"completion_mask must contain only 0 and 1, got {mask[wrong][0].item():g}")

@@ -77,7 +77,7 @@ def completion_metrics(completion_mask: Tensor, is_truncated: Tensor) -> dict[st
     lengths = completion_mask.sum(dim=1).float()
     terminated = lengths[~is_truncated.bool()]
     if terminated.numel() == 0:
-        terminated = torch.zeros(1)
+        terminated = lengths.new_zeros(1)
     metrics = {}
     for suffix, values in (("length", lengths), ("terminated_length", terminated)):
         metrics[f"completions/mean_{suffix}"] = values.mean().item()

@@ -28,6 +28,7 @@ import torch
 from filelock import FileLock
 
 from grpo_edu import collector_paused
+from grpo_edu.config import DEVICES
 from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
 from grpo_edu.problems.hub import hub_or_cache, meant_as_folder
 from grpo_edu.problems.templates import data_dir
@@ -168,6 +169,31 @@ def load_policy(
     if model.get_memory_footprint() >= LARGE_MODEL:
         return_large_blocks()
     return model.eval(), tokenizer
+
+
+_WORTH_A_GPU = 50_000_000  # parameters; a step of a smaller model is mostly waiting, which a GPU does not shorten
+
+
+def choose_device(device: str = "auto", num_parameters: int = _WORTH_A_GPU) -> torch.device:
+    """The device that a model of so many parameters runs on: for "auto" a GPU if there is one and it is worth it.
+
+    Raises ValueError for an unknown device, or one that this computer does not have.
+
+    >>> choose_device("cpu")
+    device(type='cpu')
+    """
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device == "auto":
+        found = [name for name in ("cuda", "mps") if available[name] and num_parameters >= _WORTH_A_GPU]
+        return torch.device(found[0] if found else "cpu")
+    if device not in available:
+        raise ValueError(f"`device`: {device!r} is unknown; choose from {', '.join(DEVICES)}.")
+    if not available[device]:
+        here = ", ".join(name for name, there in available.items() if there)
+        raise ValueError(
+            f"`device`: {device} is not available to PyTorch on this computer, which has {here}; use auto."
+        )
+    return torch.device(device)
 
 
 def load_config(name: str | Path = "tiny") -> PretrainedConfig:

@@ -445,7 +445,7 @@ def compute_rewards(
         if len(unscored) == len(completions):
             raise ValueError(text)
         warnings.warn(f"{text}. Their advantage is 0.", RuntimeWarning, stacklevel=2)
-    return torch.tensor(table, dtype=torch.float32).T.contiguous()
+    return torch.tensor(table, dtype=torch.float32, device="cpu").T.contiguous()
 
 
 def combine_rewards(
@@ -476,7 +476,7 @@ def combine_rewards(
         raise ValueError(f"rewards_per_func must be (B, K), got shape {tuple(rewards_per_func.shape)}")
     rewards_per_func = at_least_float32(rewards_per_func)
     if weights is None:
-        weights = torch.ones(rewards_per_func.shape[1])
+        weights = rewards_per_func.new_ones(rewards_per_func.shape[1])
     weights = torch.as_tensor(weights, dtype=rewards_per_func.dtype, device=rewards_per_func.device)
     if weights.shape != rewards_per_func.shape[1:]:
         raise ValueError(

@@ -21,6 +21,7 @@ from grpo_edu.extras.sampling import RepetitionPenalty, filter_logits
 from grpo_edu.extras.tools import Tool, ToolReplies, token_id
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters
+from grpo_edu.fast.memory import widest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -44,7 +45,7 @@ def sample_tokens(
 
     Args:
         logits: (n, V), not yet divided by the temperature.
-        uniform: (m,) float64 in [0, 1), one number per sample.
+        uniform: (m,) float64 in [0, 1), one number per sample; the sum has its type.
         rows: (m,) long, the row of `logits` for each sample; None: one sample per row, so m = n.
         temperature: 0 selects the most likely token.
         top_p, top_k, min_p: see `grpo_edu.extras.sampling.filter_logits`.
@@ -69,7 +70,7 @@ def sample_tokens(
         tokens = scores.argmax(dim=-1)[rows]
     else:
         probabilities = filter_logits(scores, top_k=top_k, top_p=top_p, min_p=min_p).exp()
-        cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)[rows]
+        cumulative = probabilities.cumsum(dim=-1, dtype=uniform.dtype)[rows]
         threshold = uniform[:, None] * cumulative[:, -1:]  # after filtering, the probabilities do not sum to 1
         tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
     return tokens, logps[rows, tokens]
@@ -172,7 +173,8 @@ def generate(
     lengths = prompt_ids.new_zeros(shape[0])  # 0: not yet complete
     # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
-    uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(model.device)
+    drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device=source)
+    uniform = drawn.to(model.device, widest(model.device))
     with _inference(model), FreeCores() as cores, packed_weights(model, *shape, active=pack_weights):
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, max_completion_length)
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete

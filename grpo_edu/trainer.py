@@ -115,7 +115,7 @@ def score_rollout(
         completions=rollout.completions,
         completion_ids=completion_ids,
         **columns_of(rows),
-    )
+    ).to(rollout.completion_ids.device)
     rewards = combine_rewards(rewards_per_func, config.reward_weights)
     loss_mask = rollout.policy_mask
     if config.mask_truncated_completions:
@@ -145,7 +145,7 @@ def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
     A group whose rewards are all equal has zero advantages. It has no gradient and is left out, unless the loss has a
     KL term, needs the entropies of all tokens, or has advantages that are not 0 for equal rewards.
     """
-    groups = torch.arange(len(batch.rewards)).view(-1, config.num_generations)
+    groups = torch.arange(len(batch.rewards), device=batch.rewards.device).view(-1, config.num_generations)
     needs_all = config.beta or config.entropy_coef or config.top_entropy_quantile < 1
     untied = config.advantage_estimator == "none" or config.multi_objective_aggregation == "normalize_then_sum"
     if not (needs_all or untied):
@@ -272,7 +272,8 @@ def sample_batch(
         missing = int(degenerate_groups(rounds[-1].rewards, config.num_generations).sum())
     if len(rounds) == 1:
         return rounds[0], rounds[0]
-    sampled = join_batches(rounds, torch.arange(len(used)), tokenizer.pad_token_id, config, stages)
+    everything = torch.arange(len(used), device=rounds[0].rewards.device)
+    sampled = join_batches(rounds, everything, tokenizer.pad_token_id, config, stages)
     tied = degenerate_groups(sampled.rewards, config.num_generations)
     groups = tied.long().argsort(stable=True)[: config.prompts_per_step]  # those that do not tie come first
     return join_batches([sampled], groups, tokenizer.pad_token_id, config, stages), sampled
@@ -283,7 +284,7 @@ def join_batches(
 ) -> Batch:
     """The batch of some groups of several batches, counted through all of them, with the advantages of this batch."""
     size = config.num_generations
-    rows = (groups[:, None] * size + torch.arange(size)).flatten()
+    rows = (groups[:, None] * size + torch.arange(size, device=groups.device)).flatten()
     rollout = join_rollouts([batch.rollout for batch in batches], rows.tolist(), pad_token_id)
     rewards = torch.cat([batch.rewards for batch in batches])[rows]
     rewards_per_func = torch.cat([batch.rewards_per_func for batch in batches])[rows]

@@ -1,10 +1,12 @@
 """A task of your own: problems from a file, a reward from a file, and what is said about those that are not valid."""
 
+import io
 import json
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from random_policy import byte_tokenizer, random_model
 
 from grpo_edu.cli.main import main
@@ -17,7 +19,7 @@ from grpo_edu.rewards import accuracy_reward, compute_rewards, load_reward
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.request import RunRecord, RunRequest, load_split
-from grpo_edu.runs.run import open_policy
+from grpo_edu.runs.run import open_policy, run_evaluation
 from grpo_edu.scale.trl_backend import train_with_trl
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unit": "cm"} for n in range(20)]
@@ -327,6 +329,78 @@ def test_what_was_sampled_can_be_read(policy_dir, tmp_path, capsys):
         folder = str(tmp_path) if not typed else run
         assert main(["show", folder, *typed]) == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def trained(policy_dir, tmp_path_factory):
+    """A run with adapters on a file of your own, with a reward from a file and a prompt of its own."""
+    place = tmp_path_factory.mktemp("own")
+    write(place / "sums.jsonl", SUMS)
+    reward = f"{write(place / 'r.py', REWARD)}:mine"
+    own = ["--data", str(place / "sums.jsonl"), "--rewards", reward, "--system-prompt", "Be short.", "--lora-rank", "2"]
+    assert main(["train", "--model", str(policy_dir), "--output", str(place / "run"), *own, *SMALL]) == 0
+    return place / "run"
+
+
+def test_a_run_and_its_base_can_be_asked(trained, policy_dir, capsys, monkeypatch):
+    asked = ["chat", str(trained), "--temperature", "0", "--json"]
+    assert main([*asked, "--question", "What is 1 + 1?", "--question", "2?"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert list(first) == ["question", "base", "trained"] and second["question"] == "2?"
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is 1 + 1?\n\n"))
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    assert main(["chat", str(policy_dir), "--question", "2?", "--seed", "1"]) == 0
+    assert capsys.readouterr().out.startswith("answer:")
+
+
+def test_the_app_asks_a_run_next_to_its_base(trained):
+    from grpo_edu.dashboards import AskTheModel
+
+    board = AskTheModel(num_generations=2, parent=trained.parent)
+    board.model.value = str(trained)
+    board._ask(None)
+    assert len(board.before) == len(board.after) == 2 and [steps for steps, _ in board.series] == [0, 3]
+    assert "After 3 steps" in board.picture.value
+    board.close()
+
+
+def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "mine"
+    assert main(["export", str(trained), str(folder)]) == 0
+    policy, tokenizer = load_policy(trained / "model")
+    model, plain = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    text = render_prompt(tokenizer, "Was kostet 1 + 1? 1,200 – ~")
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Was kostet 1 + 1? 1,200 – ~"}]
+    assert plain.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == text
+    ids = plain(text, add_special_tokens=False, return_tensors="pt")
+    assert ids["input_ids"].tolist() == [tokenizer(text, add_special_tokens=False)["input_ids"]]
+    assert torch.equal(model(**ids).logits, policy(**ids).logits) and not hasattr(model, "peft_config")
+    card = (folder / "README.md").read_text()
+    result = json.loads((trained / "result.json").read_text())
+    for words in (
+        "def mine(",
+        "sums.jsonl",
+        "Be short.",
+        "learning_rate",
+        "Wilson",
+        f"{result['accuracy_after']['accuracy']:.1%}",
+    ):
+        assert words in card
+    assert str(trained.parent) not in card
+    data = {"data": str(trained.parent / "sums.jsonl"), "max_completion_length": 8}
+    assert run_evaluation(folder, **data).to_dict()["k"] == result["accuracy_after"]["k"]
+    capsys.readouterr()
+    for source, target, words in (
+        (trained, folder, "not empty"),
+        (folder, tmp_path / "new", "no training run"),
+        (tmp_path / "gone", tmp_path / "new", "no training run"),
+        (trained, trained / "inside", "outside"),
+    ):
+        assert main(["export", str(source), str(target)]) == 2
+        assert words in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("case", BAD_REWARDS)

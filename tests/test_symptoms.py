@@ -156,3 +156,15 @@ def test_a_run_that_learned_nothing_says_so_everywhere(policy_dir, tmp_path):
     assert not any("gradient" in text for text in paid.warnings)
     readable = replace(paid, before=GOOD, after=GOOD)
     assert "## Warnings" not in summary(readable) and "Warning" not in training_text(readable)
+
+
+def test_cut_off_completions_and_a_constant_reward_are_named():
+    step = {"reward": 0.5, "grad_norm": 1.0, "frac_reward_zero_std": 0.0, "entropy": 0.2}
+    cut = {**step, "completions/clipped_ratio": 0.125}
+    (text,) = find_symptoms([cut] * 8, GRPOConfig(max_completion_length=50))
+    assert "`max_completion_length` = 50" in text and "12%" in text
+    assert not find_symptoms([{**cut, "completions/clipped_ratio": 0.1}] * 8, GRPOConfig())
+    paid = {"rewards/a/mean": 0.5, "rewards/a/std": 0.2, "rewards/b/mean": 1.0, "rewards/b/std": 0.0}
+    (text,) = find_symptoms([{**step, **paid}] * 3, GRPOConfig())
+    assert text.startswith("b (1)") and "same" in text
+    assert not find_symptoms([{**step, **paid, "rewards/b/mean": mean} for mean in (0.0, 1.0)], GRPOConfig())

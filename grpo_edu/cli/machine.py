@@ -25,7 +25,7 @@ _CLUSTER_NEEDS = (
     *RUN_NEEDS,
     Need("deepspeed", lambda job: job["gpus_per_node"] > 0, "`gpus_per_node` above 0"),
     Need("gradient_accumulation_steps", lambda job: job["micro_batch_size"] is None, "no `micro_batch_size`"),
-    Need("greedy backend", lambda job: False, "grpo-edu train"),
+    Need("greedy backend device", lambda job: False, "grpo-edu train"),
 )
 _BENCH_NEEDS = (Need("report", lambda bench: bench["report"] or not bench["json"], "a FILE next to `json`"),)
 

@@ -31,6 +31,8 @@ COMMANDS = {
     "evaluate": ("measure a policy's accuracy on held-out problems", train),
     "reward-check": ("try a reward of your own before any training", own),
     "show": ("read what a run sampled, with rewards and advantages", own),
+    "chat": ("ask a trained policy and its base model side by side", own),
+    "export": ("write a run's policy as a transformers folder with a model card", own),
     "curriculum": ("train on one task after another, and measure forgetting", studies),
     "app": ("open the dashboards in a browser", app),
     "grade": ("grade a folder of students' exercises in a sandbox", grading),

@@ -1,13 +1,15 @@
-"""`grpo-edu reward-check` and `grpo-edu show`: what is done with a task of your own and its run."""
+"""What is done with a task of your own and its run: `grpo-edu reward-check`, `show`, `chat` and `export`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 
-from grpo_edu.cli.options import given_options
+from grpo_edu.cli.options import given_options, say_loading
 from grpo_edu.cli.train import add_run_options
 from grpo_edu.rewards import check_columns
 from grpo_edu.runs.request import RunRequest
@@ -83,4 +85,62 @@ def run_show_command(arguments: Namespace) -> int:
     for name, rows in chosen.items():
         for one in rows:
             print(f"\n=== {name}: {one.prompt}\n--- {sampled_text(one)}")
+    return 0
+
+
+def add_chat_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu chat`."""
+    add = command.add_argument
+    add("run", help="folder of a run, whose base model answers next to it; or a model alone")
+    add("--question", action="append", metavar="TEXT", help="ask this and end; may be repeated")
+    add("--temperature", type=float, metavar="X", help="0 is greedy (default: that of the run)")
+    add("--max-completion-length", type=int, metavar="N", help="most tokens of an answer (default: as in the run)")
+    add("--seed", type=int, default=0, metavar="N", help="random seed of the sampling (default: 0)")
+
+
+def run_chat_command(arguments: Namespace) -> int:
+    """Answer questions until the input ends; returns the exit code."""
+    say_loading(arguments.run)
+    import torch
+
+    from grpo_edu.runs.export import start_conversation
+
+    talk = start_conversation(
+        arguments.run, max_completion_length=arguments.max_completion_length, temperature=arguments.temperature
+    )
+    generator = torch.Generator().manual_seed(arguments.seed)
+    for question in arguments.question or _typed_questions():
+        answers = talk.answers(question, generator)
+        if arguments.json:
+            print(json.dumps({"question": question, **answers}), flush=True)
+        else:
+            print("\n".join(f"{name + ':':<9}{text}" for name, text in answers.items()), flush=True)
+    return 0
+
+
+def _typed_questions() -> Iterator[str]:
+    """The lines that are typed, or come through a pipe, until Ctrl-D or Ctrl-C."""
+    if sys.stdin.isatty():
+        print("Type a question, and end with Ctrl-D.", file=sys.stderr)
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            question = input("> " if sys.stdin.isatty() else "").strip()
+            if question:
+                yield question
+
+
+def add_export_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu export`."""
+    command.add_argument("run", help="folder of a run")
+    command.add_argument("folder", help="new folder for model, tokenizer and model card")
+    command.add_argument("--overwrite", action="store_true", help="replace what the folder holds")
+
+
+def run_export_command(arguments: Namespace) -> int:
+    """Write a run's policy as an ordinary transformers folder; returns the exit code."""
+    from grpo_edu.runs.export import export_run
+
+    folder = export_run(arguments.run, arguments.folder, overwrite=arguments.overwrite)
+    text = f"{folder} holds the model, its tokenizer and README.md, the model card."
+    print(json.dumps({"folder": str(folder)}) if arguments.json else text)
     return 0

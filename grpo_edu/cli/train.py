@@ -114,7 +114,7 @@ def _flag(setting: re.Match[str]) -> str:
 
 def add_evaluate_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu evaluate`."""
-    add_run_options(command, ("model", "data", "heldout", "columns", "data_path", "rewards", "dtype"))
+    add_run_options(command, ("model", "data", "heldout", "columns", "data_path", "rewards", "dtype", "device"))
     add = command.add_argument
     add("--n", type=int, metavar="N", help="problems, balanced over the sets (default: 300; of GSM8K alone all 1,319)")
     add("--split", choices=SPLITS, default="heldout", help="heldout (default; for GSM8K this is test) or train")
@@ -137,7 +137,7 @@ def run_evaluate_command(arguments: Namespace) -> int:
 
     asked: dict[str, Any] = {
         "data": getattr(arguments, "data", ",".join(LEVELS)),
-        **given_options(arguments, ("data_path", "heldout", "columns", "rewards")),
+        **given_options(arguments, ("data_path", "heldout", "columns", "rewards", "device")),
         "split": arguments.split,
         "n": arguments.n,
         "seed": getattr(arguments, "seed", 0),

@@ -39,7 +39,7 @@ class _Tab:
 
 _TABS = {
     "Ask": _Tab(
-        AskTheModel,
+        lambda: AskTheModel(parent=_runs()),
         "00_start_here",
         {"Two answers to a question": {"size": 2}, "Many answers, more training": {"size": 16, "steps": 40}},
     ),

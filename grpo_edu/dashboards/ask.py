@@ -6,6 +6,7 @@ import html
 import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from grpo_edu.figures.style import COLORS
 from grpo_edu.problems.templates import LEVELS, Problem, data_dir
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
 from grpo_edu.rewards import accuracy_reward
+from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.request import load_split
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 RECORDED = "ask_the_model.json"  # shown until the model was asked: `python -m benchmarks.dashboards`
 _LENGTH = 96  # tokens of an answer
 _EVERY = 5  # steps of training between two looks at the same question
+_TINY = "tiny, which can be trained here"
 _OWN = "type your own question"
 _COLUMNS = ("answer", "extracted", "reward", "advantage", "probability")
 
@@ -37,19 +40,24 @@ class AskTheModel(Dashboard):
     The answers that were sampled first are kept, and the page shows how probable each of them has become. Training uses
     the course's training problems, not the question itself.
 
+    With a stored run chosen as the model, its base model and the trained one answer side by side.
+
     Args:
         num_generations: G, answers to a question, from 2 to 16.
         steps: of one training run.
+        parent: the folder in which the runs' folders are.
 
     >>> board = AskTheModel(num_generations=4)
     >>> board.problem().answer
     '81'
     """
 
-    def __init__(self, num_generations: int = 8, steps: int = 20) -> None:
+    def __init__(self, num_generations: int = 8, steps: int = 20, parent: str | Path = "runs") -> None:
         problems = load_split(LEVELS, "heldout", n=12)
         self._known = {problem.prompt: problem for problem in problems}
         short = [(f"{problem.level}: {shorten(problem.prompt, 48)}", problem.prompt) for problem in problems]
+        runs = {folder.parent.name: str(folder.parent) for folder in sorted(Path(parent).glob("*/model"))}
+        self.model = widgets.Dropdown(options=[(_TINY, ""), *runs.items()], description="Model", value="")
         self.choose = widgets.Dropdown(options=[*short, (_OWN, "")], description="Question", value=problems[4].prompt)
         self.question = widgets.Textarea(value=problems[4].prompt, description="You can change it here", rows=4)
         self.answer = widgets.Text(value=problems[4].answer, description="Right answer (for the reward)")
@@ -66,10 +74,13 @@ class AskTheModel(Dashboard):
         )
         self.progress = widgets.HTML()
         self._session: Session | None = None
+        self._trained: dict[str, Any] = {}
+        self._run_steps = 0
         self._forget()
         self.choose.observe(self._chosen, "value")
+        self.model.observe(lambda change: self._change_model(), "value")
         about = "Ask a question, then train the model and see how its answers to the same question change."
-        controls = [buttons, self.choose, self.question, self.answer, self.size, self.steps]
+        controls = [buttons, self.model, self.choose, self.question, self.answer, self.size, self.steps]
         super().__init__("Ask the model", controls, about)
         self.stage.children = (self.message, self.progress, self.picture)
         self._show_recorded()
@@ -103,16 +114,33 @@ class AskTheModel(Dashboard):
         self.work(task)
 
     def _load(self) -> Session:
-        from grpo_edu.models import Session
+        from grpo_edu.models import Session, load_policy
 
         if self._session is None:
             self._tell("Loading the model", 0)
-            self._session = Session("tiny")
+            if self.model.value:
+                stored = read_run_config(self.model.value) or {}
+                self._session = Session(stored["source"])
+                trained, self._session.tokenizer = load_policy(model_source(self.model.value))
+                self._trained, self._run_steps = trained.state_dict(), stored["config"]["max_steps"]
+            else:
+                self._session = Session("tiny")
         return self._session
 
     def _ask(self, worker: Worker) -> None:
         """Answer the question, with the model as it is now."""
         session, asked = self._load(), (self.problem(), self.size.value)
+        if self.model.value:
+            self._forget()
+            self._asked = asked
+            session.reset()
+            self._tell("Sampling answers", 0.3)
+            self._sample(session, 0)
+            session.model.load_state_dict(self._trained)
+            self._tell("Sampling answers", 0.6)
+            self._sample(session, self._run_steps)
+            self._show()
+            return
         if self._asked != asked or not self.trained:
             self.before, self.after, self.series = [], [], []
             self._asked, self._rollout = asked, None
@@ -156,6 +184,8 @@ class AskTheModel(Dashboard):
         """Train on the course's problems, and look at the question every few steps."""
         from grpo_edu.trainer import train
 
+        if self.model.value:
+            raise ValueError("This run is trained already. Choose the tiny model to train it here.")
         if not self.before or self._asked != (self.problem(), self.size.value):
             self._ask(worker)
         session, steps = self._load(), self.steps.value
@@ -227,6 +257,15 @@ class AskTheModel(Dashboard):
         self._forget()
         self.picture.value = self.alt = ""
         self.say("The model is as it was before training. Press Ask.")
+
+    def _change_model(self) -> None:
+        self.halt()
+        self._session = None
+        self._forget()
+        self.picture.value = self.alt = ""
+        self.say(
+            "Press Ask: the base model and the trained one answer." if self.model.value else "Press Ask, then Train."
+        )
 
     def _chosen(self, change: dict) -> None:
         problem = self._known.get(change["new"])

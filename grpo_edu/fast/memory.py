@@ -25,7 +25,7 @@ GIB = 2**30
 LARGE_MODEL = 2**28  # bytes of weights from which on freed memory is given back
 
 # What torch's CPU allocator says when the system gives it no memory, on Linux and macOS, and on Windows.
-_ALLOCATOR_WORDS = ("can't allocate memory", "not enough memory")
+_ALLOCATOR_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 _MEMORY_FILES = (  # limit, usage, and the part of memory.stat that is cache and would be given back
@@ -122,8 +122,17 @@ def _high_water_mark() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating-point type of a device: float64, and float32 on Apple's GPU, which has no other.
+
+    >>> widest(torch.device("cpu")), widest(torch.device("mps"))
+    (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out: Python's MemoryError, or the RuntimeError of torch's CPU allocator.
+    """Whether `error` says that memory ran out: Python's MemoryError, or the RuntimeError of torch's allocators.
 
     >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("shapes do not match"))
     (True, False)

@@ -155,7 +155,9 @@ def pass_budget(model: PreTrainedModel, config: GRPOConfig, longest_prompt: int)
     held = held_bytes(shape, config)
     to_come = held["gradients"] + held["optimizer"]
     if config.memory_budget_gib is None:
-        return (1 - _SPARE) * memory_bytes()[1] - to_come
+        device = next(model.parameters()).device
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory_bytes()[1]
+        return (1 - _SPARE) * free - to_come
     fixed = resident_bytes() + to_come
     tokens, rows = longest_prompt + config.max_completion_length, 1
     predictions = config.max_completion_length

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_edu.config import GRPOConfig, SupervisedConfig
+from grpo_edu.fast.memory import widest
 
 
 def build_optimizer(
@@ -238,7 +239,7 @@ def _gradient(weight: Tensor) -> Tensor:
 
 def _length(lengths: Iterable[Tensor]) -> Tensor:
     """The norm of a gradient from the norms of its parts."""
-    return torch.stack([length.double() for length in lengths]).norm() if lengths else torch.zeros(())
+    return torch.stack([length.to(widest(length.device)) for length in lengths]).norm() if lengths else torch.zeros(())
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

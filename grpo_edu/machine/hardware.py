@@ -115,6 +115,7 @@ def doctor_checks() -> list[Check]:
         ("SmolLM2", _check_smollm2),
         ("disk space", _check_disk),
         ("memory", _check_memory),
+        ("device", _check_device),
         ("threads", _check_threads),
         ("waiting", _check_waiting),
         ("kernels", _check_kernels),
@@ -205,6 +206,15 @@ def _check_memory() -> tuple[bool, str, str]:
     total, available = memory_bytes()
     remedy = f"Close other programs or notebook kernels until {MIN_MEMORY / GIB:.0f} GiB are available."
     return available >= MIN_MEMORY, f"{available / GIB:.1f} of {total / GIB:.1f} GiB available", remedy
+
+
+def _check_device() -> tuple[bool, str, str]:
+    from grpo_edu.models import choose_device
+
+    device = choose_device().type
+    if device == "cpu":
+        return True, "cpu, for models of every size", ""
+    return True, f"{device} for models of 50 million parameters and more, cpu for smaller ones", ""
 
 
 def _check_threads() -> tuple[bool, str, str]:

@@ -220,8 +220,10 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
         kind, _, rest = name.partition(".")
         if kind == "optimizer":
             index, _, key = rest.partition(".")
-            own = state.optimizer.state[parameters[int(index)]]
-            own[key] = value.clone() if isinstance(value, Tensor) else value
+            parameter = parameters[int(index)]
+            if isinstance(value, Tensor):  # a count of steps stays on the CPU, where AdamW keeps it
+                value = value.clone().to(parameter.device) if value.dim() else value.clone()
+            state.optimizer.state[parameter][key] = value
         elif kind == "reference" and state.reference is not None:
             state.reference.get_parameter(rest).data.copy_(value)
     for group, rate in zip(state.optimizer.param_groups, numbers["learning_rates"], strict=True):

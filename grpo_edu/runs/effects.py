@@ -98,6 +98,11 @@ RUN_NEEDS: tuple[Need, ...] = (
         lambda run: run["lr_scheduler_type"] != "constant_with_warmup" or run["warmup_steps"] > 0,
         "`warmup_steps` above 0",
     ),
+    Need(
+        "system_prompt num_examples chat_template_kwargs",
+        lambda run: run["prompt_template"] is None,
+        "the model's chat template, and `prompt_template` takes its place",
+    ),
     Need("abort_grad_norm", lambda run: run["backend"] == "grpo_edu", "`backend` grpo_edu"),
 )
 

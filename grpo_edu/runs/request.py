@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, ClassVar, get_args, get_type_hints
 
 from grpo_edu import __version__
-from grpo_edu.config import DTYPE_CHOICES, GRPOConfig
+from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig
 from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
 from grpo_edu.problems.instructions import INSTRUCTION_SETS
@@ -80,6 +80,7 @@ class RunRequest:
     config: the settings of GRPO.
     backend: what trains the model: this package, or TRL's GRPOTrainer.
     dtype: number format of the weights; "auto" measures on this computer which format is faster.
+    device: where the model runs: "auto" takes a GPU for models of at least 50 million parameters, if there is one.
     prompt_template: a text that contains {problem}, used in place of the model's chat template.
     system_prompt: the system message: a text, a file that holds it, or "none"; by default the model's own style, which
         is the course's for a model that no run has trained.
@@ -104,7 +105,7 @@ class RunRequest:
     ValueError: `lora_rank` must be 0 (none) or a positive whole number, got -1.
     """
 
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"backend": BACKENDS, "dtype": DTYPE_CHOICES}
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"backend": BACKENDS, "dtype": DTYPE_CHOICES, "device": DEVICES}
 
     model: str = "tiny"
     data: tuple[str, ...] = LEVELS
@@ -116,6 +117,7 @@ class RunRequest:
     config: GRPOConfig = field(default_factory=GRPOConfig)
     backend: str = "grpo_edu"
     dtype: str = "float32"
+    device: str = "auto"
     prompt_template: str | None = None
     system_prompt: str | None = None
     num_examples: int = 0
@@ -162,11 +164,6 @@ class RunRequest:
             _system_text(self.system_prompt)
         if self.prompt_template is not None:
             plain_template(self.prompt_template)
-            for name in ("system_prompt", "num_examples", "chat_template_kwargs"):
-                if getattr(self, name):
-                    raise ValueError(
-                        f"`{name}` has no effect with `prompt_template`, which is the whole prompt; write it in there."
-                    )
 
     def _check_pairs(self) -> None:
         """Refuse options that are each valid, but not together."""

@@ -21,7 +21,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora, save_adapters
 from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
-from grpo_edu.models import load_policy, save_policy
+from grpo_edu.models import choose_device, load_policy, save_policy
 from grpo_edu.problems.templates import LEVELS, Problem
 from grpo_edu.prompts import prompt_style, set_prompt_style
 from grpo_edu.runs.checkpoint import (
@@ -323,8 +323,10 @@ def _room_needed(policy: PreTrainedModel, config: GRPOConfig, checkpoint_every: 
     return shape.weights + (2 * checkpoint if checkpoint_every else 0)
 
 
-def open_policy(record: RunRecord) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def open_policy(record: RunRecord, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model that a run starts from, and give its tokenizer the run's prompt.
+
+    device: where to load it, in place of the request's.
 
     Raises what `load_policy` raises.
     """
@@ -332,6 +334,13 @@ def open_policy(record: RunRecord) -> tuple[PreTrainedModel, PreTrainedTokenizer
     policy, tokenizer = load_policy(record.source, request.dtype)
     if request.prompt_template is not None:
         tokenizer.chat_template = plain_template(request.prompt_template)
+    place = choose_device(device or request.device, policy.num_parameters())
+    if place.type != "cpu" and request.config.rollout_quantization is not None:
+        raise ValueError(
+            f"`rollout_quantization` {request.config.rollout_quantization} computes on the CPU alone, but the model is "
+            f"on {place.type}; leave it out, or set `device` to cpu."
+        )
+    policy = policy.to(place)  # type: ignore[arg-type]
     style = prompt_style(tokenizer)
     if (asked := request.prompt_style(style)) != style:
         set_prompt_style(tokenizer, asked)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, evaluate, mcnemar, wilson_interval
 from grpo_edu.fast.memory import GIB, PeakMemory
-from grpo_edu.models import load_policy
+from grpo_edu.models import choose_device, load_policy
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.prompts import MARKER
@@ -254,7 +254,7 @@ def _kept(result: RunResult) -> str:
         return ""
     parts = [
         f"## What was trained on\n\nOf step {sampled[0].step}, the completions with the highest and the lowest reward. "
-        f"`grpo-edu show {result.output} --step {sampled[0].step} --worst 5` shows more of them, of any step."
+        "`grpo-edu show` with this folder, `--step` and `--worst` shows more."
     ]
     return "\n\n".join([*parts, *(_fenced(sampled_text(one)) for one in (sampled[-1], sampled[0]))])
 
@@ -378,6 +378,7 @@ def report_evaluation(
     temperature: float = 1.0,
     max_completion_length: int | None = None,
     dtype: str = "float32",
+    device: str = "auto",
     progress: bool = True,
 ) -> EvaluationReport:
     """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `evaluate`.
@@ -396,6 +397,7 @@ def report_evaluation(
     length = max_completion_length or default_config(data).max_completion_length
     with PeakMemory() as memory:
         policy, tokenizer = load_policy(model_source(model), dtype)
+        policy = policy.to(choose_device(device, policy.num_parameters()))  # type: ignore[arg-type]
         started = time.perf_counter()
         evaluation = evaluate(
             policy,

@@ -13,6 +13,7 @@ from grpo_edu.evaluation import Evaluation, mcnemar
 
 _FEW = 4  # steps at the beginning and at the end of a run whose mean is compared
 _SIGNIFICANT = 0.05
+_CUT, _OFTEN_CUT = "completions/clipped_ratio", 0.1
 _FEW_ANSWERS = 0.05  # share of completions with an answer
 
 
@@ -35,7 +36,9 @@ def find_symptoms(
     found = [_answers(config, before, after)]
     if history:
         found += [_rewards(history, config, before), _entropy(history, config, after)]
-        found += [_accuracy(history, config, before, after)]
+        found += [_accuracy(history, config, before, after), _constant(history)]
+        if not any("`max_completion_length`" in text for text in found):
+            found.append(_cut_off(history, config))
     return [text for text in found if text]
 
 
@@ -134,6 +137,36 @@ def _answers(config: GRPOConfig, before: Evaluation | None, after: Evaluation | 
     return (
         f"{found}. Read the samples: the prompt may lack the chat template (`prompt_template`), the model may not "
         f"know the format (#### answer), or `max_completion_length` ({config.max_completion_length}) may be too small."
+    )
+
+
+def _cut_off(history: Sequence[Mapping[str, float]], config: GRPOConfig) -> str:
+    """Whether more than a tenth of the completions were cut off, at the beginning or at the end."""
+    first, last = _ends([{**step, _CUT: step.get(_CUT, 0.0)} for step in history], _CUT)
+    if max(first, last) <= _OFTEN_CUT:
+        return ""
+    return (
+        f"{first:.0%} of the completions were cut off at first and {last:.0%} in the end, because they reached "
+        f"`max_completion_length` = {config.max_completion_length}. They have no answer, so the run teaches brevity "
+        f"instead of the task: raise it, to {2 * config.max_completion_length} for example."
+    )
+
+
+def _constant(history: Sequence[Mapping[str, float]]) -> str:
+    """Whether one of several reward functions paid the same for every completion of the run."""
+    names = [
+        key[len("rewards/") : -len("/std")] for key in history[0] if key.startswith("rewards/") and key.endswith("/std")
+    ]
+    constant = []
+    for name in names:
+        means = {step[f"rewards/{name}/mean"] for step in history}
+        if len(means) == 1 and all(step[f"rewards/{name}/std"] == 0 for step in history):
+            constant.append(f"{name} ({means.pop():g})")
+    if not constant or len(names) == 1:  # one reward alone: the groups tie, which is said above
+        return ""
+    return (
+        f"{', '.join(constant)} paid the same for every completion of the run, so it taught nothing. Try it with "
+        "`grpo-edu reward-check`, and read the completions with `grpo-edu show`."
     )
 
 

@@ -129,7 +129,7 @@ def build_trainer(
     ignore_known_warnings()
     temporary = None
     if arguments is None:
-        settings = trl_settings(config)
+        settings = {**trl_settings(config), "use_cpu": model.device.type == "cpu"}
         temporary = tempfile.mkdtemp(prefix="grpo-edu-trl-")
         arguments = trl.GRPOConfig(output_dir=temporary, use_vllm=rollout == "vllm", **settings)
     style = prompt_style(tokenizer)

@@ -100,7 +100,7 @@ def train_on_processes(
     with ExitStack() as held:
         if job.is_main:
             job.claim(record, held)
-        policy, tokenizer = open_policy(record)
+        policy, tokenizer = open_policy(record, device="cpu")  # accelerate chooses the process's own device
         policy = with_adapters(policy.to(state.device), request)
         problems, heldout = request.load_problems()
         if job.is_main:

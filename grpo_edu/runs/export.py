@@ -1,0 +1,167 @@
+"""Take a trained policy out of its run: a transformers folder with a model card, and two models to talk to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_edu.models import choose_device, load_policy, save_policy
+from grpo_edu.prompts import chat_messages, prompt_style, render_prompt
+from grpo_edu.runs.folder import model_source, read_run_config
+from grpo_edu.runs.request import read_run_result
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_QUESTION = "YOUR QUESTION"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A trained policy and the model that it was trained from, which are asked with one prompt.
+
+    models: "base" and "trained", or one entry for a model that no run has trained. tokenizer: of all of them.
+    max_completion_length, temperature: of the answers.
+    """
+
+    models: dict[str, PreTrainedModel]
+    tokenizer: PreTrainedTokenizerBase
+    max_completion_length: int
+    temperature: float
+
+    def answers(self, question: str, generator: torch.Generator | None = None) -> dict[str, str]:
+        """Return the answer of each model to a question."""
+        from grpo_edu.rollout import generate
+
+        prompt = [render_prompt(self.tokenizer, question)]
+        return {
+            name: generate(
+                model,
+                self.tokenizer,
+                prompt,
+                num_generations=1,
+                max_completion_length=self.max_completion_length,
+                temperature=self.temperature,
+                generator=generator,
+            ).completions[0]
+            for name, model in self.models.items()
+        }
+
+
+def start_conversation(
+    run: str | Path, *, max_completion_length: int | None = None, temperature: float | None = None
+) -> Conversation:
+    """Load a run's policy and the model that it started from, or a model alone; by default with the run's settings.
+
+    Raises what `load_policy` raises, and FileNotFoundError for a run that was stopped before it saved a model.
+    """
+    stored = read_run_config(run) or {}
+    settings = stored.get("config", {})
+    trained, tokenizer = load_policy(model_source(run), stored.get("dtype"))
+    models = {"trained" if settings else "answer": trained}
+    if settings:
+        models = {"base": load_policy(stored["source"], stored.get("dtype"))[0], **models}
+    device = choose_device("auto", trained.num_parameters())
+    models = {name: model.to(device) for name, model in models.items()}  # type: ignore[arg-type]
+    return Conversation(
+        models,
+        tokenizer,
+        max_completion_length or settings.get("max_completion_length", 256),
+        settings.get("temperature", 1.0) if temperature is None else temperature,
+    )
+
+
+def export_run(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Write the trained policy of a run into an ordinary transformers folder with a model card; returns the folder.
+
+    Adapters were merged when the run saved its model. The folder loads with transformers, TRL and vLLM.
+
+    Raises ValueError for a folder that holds no training run, FileNotFoundError for a run without a model,
+    FileExistsError where `folder` is not empty and `overwrite` is False, and OSError where it cannot be written.
+    """
+    run, folder = Path(run).expanduser(), Path(folder).expanduser().absolute()
+    stored = read_run_config(run)
+    if stored is None or "config" not in stored:
+        raise ValueError(f"`run`: {run} holds no training run; name the folder that `grpo-edu train` wrote.")
+    if run.absolute() in (folder, *folder.parents):
+        raise ValueError(f"`folder`: {folder} lies in the run itself; choose a folder outside it.")
+    model, tokenizer = load_policy(model_source(run), stored.get("dtype"))
+    save_policy(model, tokenizer, folder, overwrite=overwrite)
+    names = folder / "tokenizer_config.json"
+    content = json.loads(names.read_text(encoding="utf-8"))
+    content["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that older transformers know as well
+    names.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(
+        model_card(stored, read_run_result(run), tokenizer, folder.name), encoding="utf-8"
+    )
+    return folder
+
+
+def model_card(
+    stored: dict[str, Any], result: dict[str, Any] | None, tokenizer: PreTrainedTokenizerBase, name: str
+) -> str:
+    """Return the model card of a run: data, reward, settings, accuracy with its interval, and how to ask the model.
+
+    stored, result: what config.json and result.json of the run hold.
+    """
+    config, style = stored["config"], prompt_style(tokenizer)
+    data = ", ".join(Path(name).name for name in stored["data"])
+    base = stored["model"]
+    header = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [grpo, grpo_edu]"]
+    if "/" in base and not Path(stored["source"]).is_dir():
+        header.insert(0, f"base_model: {base}")
+    settings = {**{key: stored.get(key) for key in ("lora_rank", "dtype", "backend")}, **config}
+    messages = json.dumps(chat_messages(_QUESTION, style), ensure_ascii=False, indent=4)
+    variables = "".join(f", {key}={value!r}" for key, value in style.template_kwargs.items())
+    parts = [
+        "\n".join(["---", *header, "---"]),
+        f"# {name}",
+        f"{Path(base).name} trained with GRPO by grpo_edu {stored['grpo_edu']} on {data}.",
+        "## Accuracy",
+        _accuracy(result, config["seed"]),
+        "## Rewards",
+        *(_reward(reward) for reward in stored["rewards"]),
+        "## How to ask it",
+        "The model was trained with this prompt and ends its answer with its end-of-turn token.",
+        f"""```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("{name}")
+messages = {messages}
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False{variables})
+inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
+output = model.generate(**inputs, max_new_tokens={config["max_completion_length"]}, do_sample=False)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```""",
+        "## Settings",
+        "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in settings.items())]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _accuracy(result: dict[str, Any] | None, seed: int) -> str:
+    if result is None or result["accuracy_after"] is None:
+        return "The run was stopped before the policy was evaluated."
+    rows = {"sampled, temperature 1": "accuracy", "greedy": "greedy"}
+    lines = ["| | before | after |", "|---|---|---|"]
+    for label, name in rows.items():
+        pair = [result[f"{name}_{when}"] for when in ("before", "after")]
+        if all(pair):
+            cells = (f"{p['accuracy']:.1%} [{100 * p['low']:.1f}, {100 * p['high']:.1f}]" for p in pair)
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    n = result["accuracy_after"]["n"]
+    note = f"{n} held-out problems, 95% Wilson intervals; one run with seed {seed}, {result['steps']} steps."
+    return "\n".join(lines) + f"\n\n{note} Exact McNemar test, sampled: p = {result['p_value']:.2g}."
+
+
+def _reward(entry: str) -> str:
+    """The name of a reward, with its source where it comes from a file that is still there."""
+    place, _, name = entry.rpartition(":")
+    file = Path(place)
+    if place.endswith(".py") and file.is_file():
+        return f"`{name}` of this file:\n\n```python\n{file.read_text(encoding='utf-8').rstrip()}\n```"
+    return f"`{entry}`"

@@ -1,0 +1,53 @@
+"""The model's device: no tensor of a step is made on another one, which shows where a step runs on the model's alone."""
+
+import pytest
+import torch
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import evaluate
+from grpo_edu.fast.lora import add_lora
+from grpo_edu.models import choose_device, load_policy
+from grpo_edu.problems.files import load_problems
+from grpo_edu.rewards import accuracy_reward, length_reward
+from grpo_edu.trainer import train
+
+SETTINGS = {
+    "plain": {},
+    "reference": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1},
+    "two updates": {"num_iterations": 2, "importance_sampling_level": "sequence", "off_policy_mask_threshold": 1.0},
+    "tokens": {"top_entropy_quantile": 0.5, "entropy_coef": 0.1, "loss_type": "dapo"},
+    "resampled": {"max_resamples": 2},
+    "filters": {"top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2},
+    "memory": {"gradient_checkpointing": True, "gradient_accumulation_steps": 2, "memory_budget_gib": 100.0},
+    "in backward": {"optimizer_in_backward": True, "optim": "adafactor"},
+    "each reward": {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": (1.0, 0.1)},
+    "leave one out": {"advantage_estimator": "rloo", "scale_rewards": "none", "mask_truncated_completions": True},
+    "batch": {"scale_rewards": "batch", "lr_scheduler_type": "cosine", "warmup_steps": 1},
+    "vespo": {"loss_type": "vespo"},
+    "adapters": {"beta": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_tensor_of_a_step_is_made_on_another_device(name):
+    """Any tensor that is made without a device would be one of "meta", and fail next to the model's own."""
+    model, tokenizer = load_policy("tiny")
+    if name == "adapters":
+        model = add_lora(model, rank=2)
+    config = GRPOConfig(max_steps=2, prompts_per_step=2, num_generations=4, max_completion_length=24, **SETTINGS[name])
+    problems = load_problems("basic", n=8)
+    with torch.device("meta"):
+        history = list(train(model, tokenizer, problems, [accuracy_reward, length_reward], config))
+        found = evaluate(model, tokenizer, problems, max_completion_length=24)
+    assert len(history) == 2 and found.n == 8
+
+
+def test_the_device_is_chosen_by_what_is_there_and_by_size(monkeypatch):
+    assert choose_device("cpu").type == "cpu"
+    for there in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert choose_device("auto", 134_000_000).type == ("cuda" if there else "cpu")
+        assert choose_device("auto", 1_000_000).type == "cpu"
+    for device, words in (("cuda", "cuda is not available.*cpu"), ("tpu", "'tpu' is unknown.*auto")):
+        with pytest.raises(ValueError, match=f"`device`: {words}"):
+            choose_device(device)
