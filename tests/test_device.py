@@ -1,4 +1,4 @@
-"""The model's device: no tensor of a step is made on another one, which shows where a step runs on the model's alone."""
+"""The model's device: no tensor of a step is made on another one."""
 
 import pytest
 import torch

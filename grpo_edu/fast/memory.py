@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from grpo_edu.fast.cores import control_groups, number_in
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 GIB = 2**30
@@ -125,9 +126,12 @@ def _high_water_mark() -> int:
 def widest(device: torch.device) -> torch.dtype:
     """The widest floating-point type of a device: float64, and float32 on Apple's GPU, which has no other.
 
+    >>> import torch
     >>> widest(torch.device("cpu")), widest(torch.device("mps"))
     (torch.float64, torch.float32)
     """
+    import torch
+
     return torch.float32 if device.type == "mps" else torch.float64
 
 

@@ -65,7 +65,7 @@ def start_conversation(
     if settings:
         models = {"base": load_policy(stored["source"], stored.get("dtype"))[0], **models}
     device = choose_device("auto", trained.num_parameters())
-    models = {name: model.to(device) for name, model in models.items()}  # type: ignore[arg-type]
+    models = {name: model.to(device) for name, model in models.items()}
     return Conversation(
         models,
         tokenizer,

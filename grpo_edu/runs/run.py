@@ -340,7 +340,7 @@ def open_policy(record: RunRecord, device: str | None = None) -> tuple[PreTraine
             f"`rollout_quantization` {request.config.rollout_quantization} computes on the CPU alone, but the model is "
             f"on {place.type}; leave it out, or set `device` to cpu."
         )
-    policy = policy.to(place)  # type: ignore[arg-type]
+    policy = policy.to(place)
     style = prompt_style(tokenizer)
     if (asked := request.prompt_style(style)) != style:
         set_prompt_style(tokenizer, asked)

@@ -397,7 +397,7 @@ def report_evaluation(
     length = max_completion_length or default_config(data).max_completion_length
     with PeakMemory() as memory:
         policy, tokenizer = load_policy(model_source(model), dtype)
-        policy = policy.to(choose_device(device, policy.num_parameters()))  # type: ignore[arg-type]
+        policy = policy.to(choose_device(device, policy.num_parameters()))
         started = time.perf_counter()
         evaluation = evaluate(
             policy,
