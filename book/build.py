@@ -25,7 +25,15 @@ HERE = Path(__file__).resolve().parent
 MODEL_CARD = "data/models/tiny/README.md"
 # The documents in the order of the book, by reader; a document that is not named here comes last.
 DOCUMENTS = {
-    "For students": ["syllabus", "glossary", "dashboards", "your_own_task", "challenge", "troubleshooting", "comparison"],
+    "For students": [
+        "syllabus",
+        "glossary",
+        "dashboards",
+        "your_own_task",
+        "challenge",
+        "troubleshooting",
+        "comparison",
+    ],
     "For instructors": ["teaching", "grading", "classroom", "security", "publishing"],
     "How we know": ["measured", "checked", "hardware", "quantization_study"],
     "Going further": ["cluster", "contributing"],
