@@ -18,6 +18,7 @@ from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards, load_reward
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
 from grpo_edu.runs.log import read_log
+from grpo_edu.runs.profiles import load_profile
 from grpo_edu.runs.request import RunRecord, RunRequest, load_split
 from grpo_edu.runs.run import open_policy, run_evaluation
 from grpo_edu.scale.trl_backend import train_with_trl
@@ -401,6 +402,25 @@ def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, c
     ):
         assert main(["export", str(source), str(target)]) == 2
         assert words in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_a_job_for_a_cluster_carries_your_task(policy_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sums.jsonl", SUMS)
+    write(tmp_path / "r.py", REWARD)
+    write(tmp_path / "short.txt", "Be short.")
+    own = ["--data", "sums.jsonl", "--rewards", "accuracy,r.py:mine", "--system-prompt", "short.txt"]
+    job = ["cluster", "--output", "job", "--profile", "quick", "--nodes", "1", "--", "--model", str(policy_dir), *own]
+    assert main(job) == 0
+    request = load_profile(tmp_path / "job" / "job.json").request()
+    for name in ("sums.jsonl", "r.py", "short.txt"):
+        (tmp_path / name).unlink()
+    train, heldout = request.load_problems()
+    assert (len(train), len(heldout)) == (16, 4) and request.system_prompt == "Be short."
+    assert request.rewards == ("accuracy", f"{tmp_path / 'job' / 'task' / 'r.py'}:mine")
+    job[2] = "other"
+    assert main(job) == 2 and "does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("case", BAD_REWARDS)

@@ -2,6 +2,7 @@
 
 job.sbatch            what Slurm runs: it finds the main node and starts one launcher per node
 job.json              the settings of the training run, as a profile
+task/                 your own problems and rewards, where the run has some
 accelerate_gpu.yaml   for nodes with GPUs: one process per GPU, through DeepSpeed unless it is left out
 accelerate_cpu.yaml   for nodes without: one process per node, connected over gloo
 deepspeed.json        ZeRO stage 2 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): each process holds a
@@ -17,15 +18,17 @@ import json
 import math
 import re
 import shlex
+import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from grpo_edu.config import ROLLOUTS
 from grpo_edu.problems.files import data_dir
+from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.profiles import Profile
-from grpo_edu.runs.request import absolute_source, with_absolute_paths
+from grpo_edu.runs.request import RunRequest, absolute_source, is_own_set, with_absolute_paths
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -135,13 +138,14 @@ def write_job(job: ClusterJob, folder: str | Path, *, overwrite: bool = False) -
     Raises FileExistsError if one of them exists and `overwrite` is False; OSError if they cannot be written.
     """
     folder = Path(folder).expanduser().absolute()
-    texts = {"job.sbatch": sbatch_script(job, folder), "job.json": job_profile(job)}
+    carried, request = carry_task(job.adapted.request(), folder / "task")
+    texts = {"job.sbatch": sbatch_script(job, folder), "job.json": job_profile(job, request)}
     if job.gpus_per_node:
         texts["accelerate_gpu.yaml"] = accelerate_config(job, folder, gpu=True)
     texts["accelerate_cpu.yaml"] = accelerate_config(job, folder, gpu=False)
     if job.uses_deepspeed:
         texts["deepspeed.json"] = deepspeed_config(job)
-    existing = [name for name in texts if (folder / name).exists()]
+    existing = [name for name in (*texts, *(f"task/{path.name}" for path in carried)) if (folder / name).exists()]
     if existing and not overwrite:
         raise FileExistsError(
             f"output: {folder / existing[0]} already exists; choose another folder, or use --overwrite"
@@ -149,7 +153,13 @@ def write_job(job: ClusterJob, folder: str | Path, *, overwrite: bool = False) -
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in texts]
+    for target, source in carried.items():
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        else:
+            shutil.copy2(source, target)
+    return [*(folder / name for name in texts), *carried]
 
 
 def sbatch_script(job: ClusterJob, folder: Path) -> str:
@@ -206,9 +216,39 @@ def deepspeed_config(job: ClusterJob) -> str:
     )
 
 
-def job_profile(job: ClusterJob) -> str:
+def carry_task(request: RunRequest, folder: Path) -> tuple[dict[Path, Path], RunRequest]:
+    """Return what is to be copied into a folder, target → source, and the request that reads it from there.
+
+    Raises ValueError where two files have one name, and what loading problems and rewards raises.
+    """
+    request = with_absolute_paths(request)
+    carried: dict[Path, Path] = {}
+
+    def move(path: str) -> str:
+        source, target = Path(path), folder / Path(path).name
+        if carried.setdefault(target, source) != source:
+            raise ValueError(f"data: {source} and {carried[target]} have one name; rename one of them")
+        return str(target)
+
+    def reward(entry: str | RewardFunction) -> str | RewardFunction:
+        place, sign, name = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
+        return f"{move(place)}:{name}" if sign and place.endswith(".py") else entry
+
+    own = any(map(is_own_set, request.data))
+    if own or any(reward(entry) != entry for entry in request.rewards):
+        request.load_problems()  # a file or reward that is not valid is refused here, and not on the nodes
+    moved = replace(
+        request,
+        data=tuple(move(name) if is_own_set(name) else name for name in request.data),
+        heldout=None if request.heldout is None else move(request.heldout),
+        rewards=tuple(map(reward, request.rewards)),
+    )
+    return carried, moved
+
+
+def job_profile(job: ClusterJob, request: RunRequest) -> str:
     """Return the settings of the training run as the JSON of a profile, with absolute paths."""
-    settings = with_absolute_paths(job.adapted.request()).to_settings()
+    settings = request.to_settings()
     settings["model"] = absolute_source(settings["model"])
     return json.dumps({"about": job.profile.about, **settings}, indent=2, ensure_ascii=False) + "\n"
 
