@@ -42,7 +42,8 @@ _ANSWER_IS = re.compile(r"\banswer(?:\s+is\b\s*:?|\s*:)", re.IGNORECASE)
 class PromptStyle:
     """What stands around a question in the chat that the model continues.
 
-    system: the system message; None for none, "" for the one that belongs to the problem. examples: questions with worked answers that come first (few-shot).
+    system: the system message; None for none, "" for the one that belongs to the problem.
+    examples: questions with worked answers that come first (few-shot).
     template_kwargs: further variables of the chat template, such as enable_thinking.
     """
 

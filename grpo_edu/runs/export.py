@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.models import choose_device, load_policy, save_policy
+from grpo_edu.problems.instructions import INSTRUCTION_SETS
 from grpo_edu.prompts import chat_messages, prompt_style, render_prompt
 from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.request import read_run_result
@@ -24,19 +25,20 @@ class Conversation:
     """A trained policy and the model that it was trained from, which are asked with one prompt.
 
     models: "base" and "trained", or one entry for a model that no run has trained. tokenizer: of all of them.
-    max_completion_length, temperature: of the answers.
+    max_completion_length, temperature: of the answers. options: of `render_prompt`.
     """
 
     models: dict[str, PreTrainedModel]
     tokenizer: PreTrainedTokenizerBase
     max_completion_length: int
     temperature: float
+    options: dict[str, None] = field(default_factory=dict)
 
     def answers(self, question: str, generator: torch.Generator | None = None) -> dict[str, str]:
         """Return the answer of each model to a question."""
         from grpo_edu.rollout import generate
 
-        prompt = [render_prompt(self.tokenizer, question)]
+        prompt = [render_prompt(self.tokenizer, question, **self.options)]
         return {
             name: generate(
                 model,
@@ -71,6 +73,7 @@ def start_conversation(
         tokenizer,
         max_completion_length or settings.get("max_completion_length", 256),
         settings.get("temperature", 1.0) if temperature is None else temperature,
+        _options(stored),
     )
 
 
@@ -114,7 +117,7 @@ def model_card(
     if "/" in base and not Path(stored["source"]).is_dir():
         header.insert(0, f"base_model: {base}")
     settings = {**{key: stored.get(key) for key in ("lora_rank", "dtype", "backend")}, **config}
-    messages = json.dumps(chat_messages(_QUESTION, style), ensure_ascii=False, indent=4)
+    messages = json.dumps(chat_messages(_QUESTION, style=style, **_options(stored)), ensure_ascii=False, indent=4)
     variables = "".join(f", {key}={value!r}" for key, value in style.template_kwargs.items())
     parts = [
         "\n".join(["---", *header, "---"]),
@@ -141,6 +144,11 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
         "\n".join(["| setting | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in settings.items())]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _options(stored: dict[str, Any]) -> dict[str, None]:
+    """The options of `render_prompt` for the problems of a run, which instructions have of their own."""
+    return {"system": None} if set(stored.get("data", [""])) <= set(INSTRUCTION_SETS) else {}
 
 
 def _accuracy(result: dict[str, Any] | None, seed: int) -> str:

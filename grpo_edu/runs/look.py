@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_edu.problems.own import HELDOUT_SHARE
-from grpo_edu.problems.templates import Problem
+from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import stop_token_ids
 from grpo_edu.runs.request import RunRequest, is_own_set
@@ -31,7 +31,7 @@ def first_look(
 ) -> str:
     """Return the page: how many problems, how long in tokens, three rendered prompts, and what ends a completion."""
     counted = problems[:_RENDERED]
-    rendered = [render_prompt(tokenizer, problem.prompt) for problem in counted]
+    rendered = [render_prompt(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in counted]
     lengths = sorted(len(ids) for ids in tokenizer(rendered, add_special_tokens=False)["input_ids"])
     longest, context = request.config.max_completion_length, getattr(policy.config, "max_position_embeddings", None)
     room = f"; with up to {longest} tokens of completion, {lengths[-1] + longest} of the model's {context}"
