@@ -9,7 +9,9 @@ import pytest
 from forty_submissions import NAME, right
 
 from grpo_edu.cli.main import main
+from grpo_edu.grading import kernel
 from grpo_edu.grading import sandbox as module
+from grpo_edu.grading.kernel import memory_is_counted
 from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, isolation_problem
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -141,3 +143,47 @@ def test_limits_below_any_use_are_refused(name):
     for value in (0, float("nan")):
         with pytest.raises(ValueError, match=name):
             Limits(**{name: value})
+
+
+@needs_isolation
+@pytest.mark.skipif(not memory_is_counted(), reason="this account can make no control group that counts memory")
+def test_memory_of_all_processes_together_is_limited(sandbox):
+    """Eight processes with 200 MB each: none of them is over its own limit."""
+    hold = "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        kept = b'x' * 200 * 2**20\n"
+    hold += "        time.sleep(15)\n        os._exit(0)\nassert os.wait()[1] == 9"
+    assert said_by(sandbox, hold) == [""]
+
+
+def test_where_memory_is_counted_for_each_process_only_that_is_said(monkeypatch):
+    monkeypatch.setattr(module, "isolation_problem", lambda: "")
+    for counted in (True, False):
+        told = []
+        monkeypatch.setattr(module, "memory_is_counted", lambda counted=counted: counted)
+        module.check_isolation(True, told.append)
+        assert bool(told) is not counted and all("security.md" in line for line in told)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's sandbox forbids namespaces without the filter")
+def test_root_does_not_grade_where_the_kernels_calls_are_unknown(monkeypatch):
+    monkeypatch.setattr(kernel.platform, "machine", lambda: "riscv64")
+    assert "riscv64" in isolation_problem()
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "place"),
+    [
+        ("0::/user/session\n", {"cgroup.subtree_control": "cpu memory"}, (".", "memory.max")),
+        ("0::/user/session\n", {"user/cgroup.subtree_control": "memory\n"}, ("user", "memory.max")),
+        ("0::/user/session\n", {"user/cgroup.subtree_control": "cpu pids"}, None),
+        ("4:memory:/mine\n0::/\n", {}, ("memory/mine", "memory.limit_in_bytes")),
+        ("", {}, None),
+    ],
+)
+def test_the_place_of_a_group_that_counts_memory(tmp_path, monkeypatch, own, files, place):
+    monkeypatch.setattr(kernel, "_GROUPS", tmp_path)
+    monkeypatch.setattr(kernel, "_OWN", tmp_path / "own")
+    for name, text in {"own": own, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = kernel._place()
+    assert (found and found[:2]) == (place and (tmp_path / place[0], place[1]))

@@ -63,13 +63,17 @@ def run_doctor_command(arguments: Namespace) -> int:
 
 def grading_checks() -> list[Check]:
     """Whether students' code can be isolated, where the packages for grading are installed; no student needs it."""
+    from grpo_edu.grading.kernel import memory_is_counted
     from grpo_edu.grading.sandbox import REMEDY, isolation_problem
     from grpo_edu.machine.hardware import Check
 
     if find_spec("nbgrader") is None or find_spec("torch") is None:
         return []
     problem = isolation_problem()
-    detail = f"not possible here, which matters to instructors only: {problem}" if problem else "isolated by bubblewrap"
+    together = "all of a student's processes together" if memory_is_counted() else "each process"
+    detail = f"isolated by bubblewrap, with a limit on the memory of {together}"
+    if problem:
+        detail = f"not possible here, which matters to instructors only: {problem}"
     return [Check("grading", True, detail, REMEDY if problem else "")]
 
 

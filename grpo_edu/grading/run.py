@@ -183,6 +183,8 @@ def _why(ending: dict[str, Any], limits: Limits) -> str:
         return f"it was not done within {limits.seconds:g} s and had to be killed"
     if how == "total time":
         return "the time for one student is used up"
+    if how == "memory":
+        return f"it used more than {limits.memory / 2**30:g} GB of memory and had to be killed"
     if how == "garbled":
         return "it wrote on the way on which answers are sent"
     if code is None:

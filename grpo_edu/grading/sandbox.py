@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import pickle
+import platform
 import select
 import shutil
 import signal
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpo_edu
+from grpo_edu.grading.kernel import MemoryGroup, call_filter, filter_file, memory_is_counted
 from grpo_edu.problems.templates import data_dir
 
 REMEDY = (
@@ -42,6 +44,7 @@ _KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT")
 _MOST_ANSWERS = 2**24  # bytes that the process may send for one notebook
 _POLL = 0.25  # seconds between two looks at the time that the process has used
 _LISTENING = 60.0  # seconds within which the process must read what is sent to it
+_LIBRARIES = 2**29  # bytes that Python and its libraries take before a student's code runs, and some more
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,10 @@ class Limits:
     seconds: CPU time of a cell, and of a part of a question, after which an alarm interrupts it. grace: seconds until
     the process is killed that did not react to the alarm. total_seconds: CPU time for all notebooks of a student.
     patience: each of these may take this many times as long by the clock, because a busy computer must not change a
-    grade. memory: bytes per process, beyond what the libraries map. file_size: bytes of a file; all files together may
-    have four times as much. output: printed bytes that are kept. processes: with threads, at a time.
+    grade. memory: bytes per process, beyond what the libraries map; where the kernel can count it, also the most that
+    all processes and files in memory may have together, beyond 0.5 GB. file_size: bytes of a file; all files in /tmp
+    may have four times as much, and those in /dev/shm again. output: printed bytes that are kept. processes: with
+    threads, at a time.
     """
 
     seconds: float = 20.0
@@ -75,12 +80,21 @@ def isolation_problem() -> str:
     bwrap = _bwrap()
     if bwrap is None:
         return "bubblewrap (`bwrap`) is not installed."
-    become = f"import os; os.setresuid(*[{_free_user()}] * 3); " if os.geteuid() == 0 else ""
-    command = [*_confined(bwrap, Limits(), ()), sys.executable, "-P", "-c", f"{become}import grpo_edu.checks, IPython"]
+    become = ""
+    if os.geteuid() == 0:
+        become = f"import os; os.setresuid(*[{_free_user()}] * 3); "
+        if not call_filter():
+            return (
+                f"The filter of system calls that root needs does not know {platform.machine()}; use another account."
+            )
+    program = [sys.executable, "-P", "-c", f"{become}import grpo_edu.checks, IPython"]
     try:
-        done = subprocess.run(
-            command, env=_environment("/tmp"), stdin=subprocess.DEVNULL, capture_output=True, timeout=60, cwd="/"
-        )
+        with filter_file() as refused:
+            done = subprocess.run(
+                [*_confined(bwrap, Limits(), (), refused=refused), *program],
+                env=_environment("/tmp"), stdin=subprocess.DEVNULL, capture_output=True, timeout=60, cwd="/",
+                pass_fds=[] if refused is None else [refused],
+            )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not work on this system: {error}."
     if done.returncode == 0:
@@ -94,6 +108,8 @@ def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
     problem = isolation_problem() if isolated else ""
     if problem:
         raise ValueError(f"students' code cannot be isolated, so nothing was run. {problem} {REMEDY}")
+    if isolated and not memory_is_counted():
+        tell("Memory is limited for each process, not for all of a student's together (docs/security.md says why).")
     if not isolated:
         tell("WARNING: students' code runs without isolation. It can read, change and send whatever you can.")
 
@@ -104,8 +120,13 @@ def _bwrap() -> str | None:
     return shutil.which("bwrap", path=os.pathsep.join([*places, "/usr/bin", "/bin"]))
 
 
-def _confined(bwrap: str, limits: Limits, hidden: Sequence[Path], closed: Sequence[str] = ()) -> list[str]:
-    """The command line of bubblewrap, up to the program that it is to start; `closed` folders of the data are empty."""
+def _confined(
+    bwrap: str, limits: Limits, hidden: Sequence[Path], closed: Sequence[str] = (), *, refused: int | None = None
+) -> list[str]:
+    """The command line of bubblewrap, up to the program that it is to start.
+
+    closed: folders of the data that are empty. refused: an open file with a filter of system calls.
+    """
     # Signals from within never reach the first process of a PID namespace, so no student's code can end or stop it.
     command = [bwrap, "--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL"]
     command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -113,6 +134,7 @@ def _confined(bwrap: str, limits: Limits, hidden: Sequence[Path], closed: Sequen
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
     else:
         command += ["--unshare-user", "--disable-userns"]
+    command += [] if refused is None else ["--seccomp", str(refused)]
     size = str(4 * limits.file_size)
     command += ["--proc", "/proc", "--dev", "/dev"]
     command += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp", "--perms", "1777", "--size", size]
@@ -241,6 +263,7 @@ class Sandbox:
         self._first = -1  # a handle on the sandbox's first process, with which all others in it end
         self._channel = -1
         self._rest, self._output, self._printed, self._sent, self._is_garbled = b"", b"", 0, 0, False
+        self._group: MemoryGroup | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -253,9 +276,9 @@ class Sandbox:
         """Run one notebook for at most so many seconds; what its process said, and how it ended.
 
         Returns:
-            The messages, of which any may be a lie; and `end` ("done", "ended", "time", "total time", "garbled"),
-            `code` (exit status, if known), `seconds` used, `printed` bytes, `output`, `new`: it was the first task of
-            its process.
+            The messages, of which any may be a lie; and `end` ("done", "ended", "memory", "time", "total time",
+            "garbled"), `code` (exit status, if known), `seconds` used, `printed` bytes, `output`, `new`: it was the
+            first task of its process.
 
         Raises:
             SandboxFault: the process cannot be started, or grading was stopped.
@@ -265,6 +288,7 @@ class Sandbox:
             self._start()
         self._printed, self._output, self._sent = 0, b"", 0
         begun, before, messages, code = time.monotonic(), self._processor_time(), list[dict](), None
+        ended = self._ended_for_memory()
         try:
             self._send(task)
             how, code = self._watch(messages, begun, before, seconds)
@@ -273,6 +297,8 @@ class Sandbox:
         except OSError:
             how = "ended"
         used = max(self._processor_time() - before, (time.monotonic() - begun) / self.limits.patience)
+        if how == "ended" and self._ended_for_memory() > ended:
+            how = "memory"
         if how != "done":
             how = "done" if how == "silent" else how
             self.close()  # whatever the student's code did to it, the next task finds a new one
@@ -303,29 +329,37 @@ class Sandbox:
             process.stdin.close()
         process.stdout.close()
         os.close(self._channel)
+        if self._group:
+            self._group.close()
 
     def _start(self) -> None:
-        python = [sys.executable, "-P", "-m", self.program]
+        command = [sys.executable, "-P", "-m", self.program]
         env = _environment("/tmp" if self.isolated else self._folder.name)
         if not self.isolated:
             env["PYTHONPATH"] = str(Path(grpo_edu.__file__).resolve().parents[1])
         self._channel, channel_end = os.pipe()
         info, info_end = os.pipe()
-        command = [*python, str(channel_end)]
-        if self.isolated:
-            confined = _confined(str(_bwrap()), self.limits, self.hidden, self.closed)
-            command = [*confined[:-1], "--info-fd", str(info_end), *confined[-1:], *command]
+        command += [str(channel_end)]
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=env,
-                cwd=self._folder.name,
-                pass_fds=[channel_end, info_end],
-                start_new_session=True,
-            )
+            with filter_file() as refused:
+                fds = [channel_end, info_end]
+                if self.isolated:
+                    confined = _confined(str(_bwrap()), self.limits, self.hidden, self.closed, refused=refused)
+                    command = [*confined[:-1], "--info-fd", str(info_end), *confined[-1:], *command]
+                    fds += [] if refused is None else [refused]
+                if self.isolated and memory_is_counted():
+                    self._group = MemoryGroup(self.limits.memory + _LIBRARIES)
+                    command, env = [*self._group.enter, *command], {**env, **self._group.env}
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    cwd=self._folder.name,
+                    pass_fds=fds,
+                    start_new_session=True,
+                )
         finally:
             os.close(channel_end)
             os.close(info_end)
@@ -457,6 +491,9 @@ class Sandbox:
         if self._is_garbled and not found:
             raise Garbled
         return found
+
+    def _ended_for_memory(self) -> int:
+        return self._group.ended() if self._group else 0
 
     def _processor_time(self) -> float:
         """CPU time of all processes in the sandbox so far, as the system counts it."""

@@ -158,6 +158,8 @@ def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path,
         os.setsid()
         become(user)
         _allow_tracing(True)
+        with contextlib.suppress(OSError):  # where memory ends, this process goes before the one that forks
+            Path("/proc/self/oom_score_adj").write_text("1000")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(channel, 3)
