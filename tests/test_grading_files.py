@@ -34,12 +34,25 @@ def found_in(folder):
         (["Ana M_77_assignsubmission_file_/04_group_advantages.ipynb"], {"Ana M": 1}),
         (["homework of bo.ipynb"], {"homework of bo": 1}),
         (["submitted/ana/03/04_group_advantages.ipynb", "nbgrader_config.py", "source/03/x.ipynb"], {"ana": 1}),
+        (["submitted/ana/03/04_group_advantages.ipynb", "submitted/bo/03/x.ipynb"], {"ana": 1, "bo": 1}),
+        (["ana/x.ipynb", "bo/y.ipynb", "submitted/z.ipynb"], {"ana": 1, "bo": 1, "submitted": 1}),
+        (["ana/x.ipynb", "submitted/bo/03/y.ipynb"], {"ana": 1, "submitted": 1}),
+        (["submitted/04_group_advantages.ipynb"], {"submitted": 1}),
         (["ana/.ipynb_checkpoints/x.ipynb", "ana/x.ipynb", "__MACOSX/ana/x.ipynb", ".DS_Store"], {"ana": 1}),
     ],
 )
 def test_each_layout_gives_its_students(tmp_path, names, students):
     lay(tmp_path, *names)
     assert {student: len(files) for student, files in found_in(tmp_path).items()} == students
+
+
+def test_a_folder_called_submitted_among_others_is_a_student_with_a_message(tmp_path):
+    lay(tmp_path, "ana/x.ipynb", "submitted/bo/03/y.ipynb")
+    found = {one.student: one.troubles for one in find_submissions(tmp_path, MASTERS)}
+    assert found["ana"] == [] and "nbgrader" in found["submitted"][0]
+    (tmp_path / "class" / "ana").mkdir(parents=True)
+    (tmp_path / "class" / "submitted").symlink_to(tmp_path)
+    assert [one.student for one in find_submissions(tmp_path / "class", MASTERS)] == ["ana", "submitted"]
 
 
 def test_a_students_own_folder_is_one_student(tmp_path):

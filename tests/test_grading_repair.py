@@ -14,8 +14,9 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classro
 
 from nbgrader.preprocessors import CheckCellMetadata  # noqa: E402
 
-from grpo_edu.grading.exercises import definitions, load_masters  # noqa: E402
-from grpo_edu.grading.repair import best_master, looks, open_answers, repaired, steps  # noqa: E402
+from grpo_edu.grading.exercises import load_masters  # noqa: E402
+from grpo_edu.grading.repair import best_master, looks, open_answers, repaired, steps, written_answers  # noqa: E402
+from grpo_edu.grading.syntax import definitions  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MASTERS = load_masters(REPOSITORY / "solutions")
@@ -86,6 +87,45 @@ def test_the_last_written_copy_counts_and_an_empty_one_never_hides_it():
     mended, _ = repaired(doubled(right(), "tie-probability", later), MASTER)
     assert source_of(mended, "tie-probability") == later
     assert RIGHT["tie_probability"] in [cell.source for cell in mended.cells]  # still there, and runs before
+
+
+EMPTY = (
+    "def tie_probability(chances, num_generations):\n    raise NotImplementedError",
+    "def tie_probability(chances, num_generations):\n    pass",
+    "import math\n\ndef tie_probability(chances, num_generations):\n    '''Not yet.'''\n    ...",
+    "%matplotlib inline\ndef tie_probability(p, n): return None",
+)
+
+
+def run_cells(notebook):
+    """What the names of a repaired notebook are in the end, without its checks."""
+    names = {}
+    for step in steps(notebook, MASTER):
+        if step.kind == "cell" and "def " in step.source:
+            exec("import torch\n" + step.source.replace("%matplotlib inline", ""), names)
+    return names
+
+
+@pytest.mark.parametrize("empty", EMPTY, ids=["raise", "pass", "with an import", "with a magic"])
+def test_a_short_empty_copy_never_hides_an_answer(empty):
+    own = nbformat.v4.new_code_cell(empty)
+    behind = right()
+    behind.cells.insert(1 + next(n for n, one in enumerate(behind.cells) if one.id == "tie-probability"), own)
+    for notebook in (
+        doubled(right(), "tie-probability", empty),
+        changed(right(RIGHT["tie_probability"]), "tie-probability", empty),
+        behind,
+    ):
+        mended, _ = repaired(notebook, MASTER)
+        assert run_cells(mended)["tie_probability"]([0.5, 0.5], 2) == 0.5
+        assert written_answers(notebook, MASTER) == len(RIGHT)
+    mended, _ = repaired(changed(student_notebook(), "tie-probability", empty), MASTER)
+    assert source_of(mended, "tie-probability") == empty and written_answers(mended, MASTER) == 0
+
+
+def test_cells_as_they_were_handed_out_do_not_hide_answers_in_a_cell_of_ones_own():
+    mended, _ = repaired(answered({}, ["\n\n".join(RIGHT.values())]), MASTER)
+    assert run_cells(mended)["tie_probability"]([0.5, 0.5], 2) == 0.5
 
 
 def test_locked_cells_and_checks_are_the_masters_again():
@@ -232,11 +272,48 @@ def test_checks_themselves_are_never_run_in_the_students_process():
         ("x = grpo_edu.advantages.rloo_advantages", "the package's own rloo_advantages"),
         ("checks.exercises()", "checks.exercises"),
         ("checks.check_tie_probability.reference", "check_tie_probability.reference"),
+        ("import os\nos.write(3, b'19')", "os.write"),
+        ("import os as o\no.kill(1, 9)", "os.kill"),
+        ("from os import _exit as leave\nleave(0)", "os._exit"),
+        ("from os import *", "os.*"),
+        ("__import__('o' + 's')", "__import__"),
+        ("import importlib", "importlib"),
+        ("from importlib import import_module", "importlib"),
+        ("exec('1')", "exec"),
+        ("%%time\nx = eval('1')", "eval"),
+        ("import threading", "threading"),
+        ("import concurrent.futures", "concurrent.futures"),
+        ("import atexit, math", "atexit"),
+        ("import os\nfile = os.memfd_create('x')", "memfd_create"),
+        ("import os\ngetattr(os, 'wri' + 'te')(3, b'')", "getattr"),
+        ("().__class__.__base__.__subclasses__()", "__subclasses__"),
+        ("class Yes(float):\n    def __eq__(self, other): return True", "__eq__"),
+        ("lines = !ls /", "a shell command"),
+        ("%%bash\nls", "a shell command"),
+        ("import grpo_edu.advantages as a\nx = a.rloo_advantages", "the package's own rloo_advantages"),
+        ("from grpo_edu import advantages\nx = advantages.rloo_advantages", "the package's own rloo_advantages"),
+        ("from grpo_edu import *", "grpo_edu.*"),
+        ("import os\nos.environ['GRPO_EDU_CHECK_SEED'] = '1'", "GRPO_EDU_CHECK_SEED"),
     ],
 )
 def test_what_is_worth_a_look(source, word):
     mended, _ = repaired(right(source), MASTER)
     assert any(word in look for look in looks(mended, MASTER))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "# os._exit, threading and exec are forbidden",
+        "print('uses subprocess and ctypes')",
+        "import os\npath = os.path.join('a', 'b')\nos.makedirs(path, exist_ok=True)",
+        "evaluated = model.eval()\nexecuted = {'exec': 1}['exec']",
+        "checks.check_tie_probability(tie_probability).grade()",
+    ],
+)
+def test_what_is_not(source):
+    mended, _ = repaired(right(source), MASTER)
+    assert looks(mended, MASTER) == []
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ this package and no nbgrader.
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import shutil
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from grpo_edu.grading.syntax import definitions
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -23,7 +24,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT_STUB = "*Write your answer here: a few sentences, with the numbers that support it.*"
 CHECK_CALL = re.compile(r"checks\.check_(\w+)\(")
 _ONE_CHECK = re.compile(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)")
-_DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*=[ \t]*lambda\b", re.MULTILINE)
 
 
 def student_version(master: NotebookNode) -> NotebookNode:
@@ -153,26 +153,6 @@ class Master:
         """Of all questions that are graded."""
         points = sum(question.points for question in self.questions)
         return points + sum(question.points for question in self.open_questions if self.hand_graded)
-
-
-@lru_cache(maxsize=4096)
-def definitions(source: str) -> tuple[str, ...]:
-    """The functions and classes that a cell defines at its top level, even where it is no Python.
-
-    >>> definitions("%matplotlib inline\\ndef f(x):\\n    y = lambda: 0\\ng = lambda x: x\\nh = g(1)")
-    ('f', 'g')
-    """
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser is a student's to break
-        return tuple(one or other for one, other in _DEFINITION.findall(source))
-    found = []
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.append(node.name)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return tuple(found)
 
 
 def load_masters(folder: Path) -> list[Master]:

@@ -1,7 +1,8 @@
 """Whose notebooks are in a folder of submissions, and what is in them, however they were encoded.
 
 Understood are a folder of student folders, a folder of notebooks (as Canvas's download, or with the students' names
-in their files' names), Moodle's folders, one student's own folder, and nbgrader's course (``submitted/STUDENT/…``).
+in their files' names), Moodle's folders, one student's own folder, and nbgrader's course (``submitted/STUDENT/…``). A
+folder `submitted` with students of the class next to it is one of theirs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ _CANVAS = re.compile(r"(?P<name>[^_]+?)(?:_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)",
 _MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_.*", re.DOTALL)
 _OTHER = " is no notebook"
 _NOBODYS = (".ipynb_checkpoints", ".git", ".Trash", "__MACOSX", "nbgrader_config.py")
+_OF_A_COURSE = ("submitted", "source", "release", "autograded", "feedback")
+_NOT_A_COURSE = (
+    "the folder submitted was read as one student's, because others are next to it; if it is nbgrader's, grade it alone"
+)
 _SEPARATORS = " _-.,()[]"
 _CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -65,7 +70,7 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
         raise FileNotFoundError(f"submissions: there is no folder {folder}")
     if not folder.is_dir():
         raise NotADirectoryError(f"submissions: {folder} is a file; give the folder of all submissions")
-    place = folder / "submitted" if (folder / "submitted").is_dir() else folder
+    place = folder / "submitted" if _is_course(folder) else folder
     found: dict[tuple[str, str], Submission] = {}
     for path in sorted(place.iterdir()):
         is_folder = path.is_dir() and not path.is_symlink()
@@ -73,6 +78,8 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
             continue
         student, lms_id = _whose(path, place, masters)
         submission = found.setdefault((student, lms_id), Submission(student, lms_id))
+        if path.name == "submitted" and is_folder:
+            submission.troubles.append(_NOT_A_COURSE)
         _collect(path, submission)
     if not found:
         raise FileNotFoundError(f"submissions: {place} is empty; give a folder of student folders or of notebooks")
@@ -87,6 +94,18 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
             submission.student = f"{name} ({number})"
         taken.add(submission.key)
     return sorted(found.values(), key=lambda one: one.key)
+
+
+def _is_course(folder: Path) -> bool:
+    """Whether the students are in ``submitted``, as in nbgrader's course, and not next to it."""
+    inside = folder / "submitted"
+    if inside.is_symlink() or not inside.is_dir():
+        return False
+    if any((folder / name).is_file() for name in ("nbgrader_config.py", "gradebook.db")):
+        return True
+    others = [path for path in folder.iterdir() if path.is_dir() or path.suffix == ".ipynb"]
+    known = all(path.name in _OF_A_COURSE or path.name.startswith(".") for path in others)
+    return known and any(path.is_dir() for path in inside.iterdir())
 
 
 def shown(name: str) -> str:

@@ -86,9 +86,9 @@ class MemoryGroup:
             program = shutil.which("systemd-run", path="/usr/bin:/bin")
             whose = [] if os.geteuid() == 0 else ["--user"]
             limits = ["-p", f"MemoryMax={most}", "-p", "MemorySwapMax=0"]
-            names = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
-            self.env = {name: os.environ[name] for name in names if name in os.environ}
-            clean = ["/usr/bin/env", *(part for name in names for part in ("-u", name))]
+            needed = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+            self.env = {name: os.environ[name] for name in needed if name in os.environ}
+            clean = ["/usr/bin/env", *(part for name in needed for part in ("-u", name))]
             self.enter = [program, *whose, "--scope", "--quiet", "--collect", *limits, "--", *clean] if program else []
         elif (place := _place()) is not None:
             above, *names = place
@@ -111,9 +111,10 @@ class MemoryGroup:
 
     def ended(self) -> int:
         """How many processes the kernel has ended here because there was no memory left, as far as it is known."""
-        for name in ("memory.events", "memory.oom_control") if self._folder else ():
+        folder = self._folder
+        for path in (folder / "memory.events", folder / "memory.oom_control") if folder else ():
             with contextlib.suppress(OSError):
-                lines = (self._folder / name).read_text().splitlines()
+                lines = path.read_text().splitlines()
                 return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
         return 0
 

@@ -13,30 +13,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from grpo_edu.grading.exercises import CHECK_CALL, Master, definitions
+from grpo_edu.grading.exercises import CHECK_CALL, Master
+from grpo_edu.grading.syntax import definitions, odd_uses, without_empty, written
 from grpo_edu.grading.values import plain
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 
-# What an answer has no need of: other processes, frames and the insides of Python or of the checks.
-_ODD = re.compile(
-    r"\b(?:_getframe|currentframe|inspect\.stack|gc\.get_\w+|ctypes|subprocess|socket|sys\.modules|os\.(?:_exit|kill|fork"
-    r"|system)|builtins|getattr\(checks|checks\.(?!check_)\w+|check_\w+\.\w+|GRPO_EDU_\w+|__eq__)"
-)
-
-_WORD = re.compile(r"\w+")
+_ODD_CHECKS = re.compile(r"grpo_edu\.checks\.(?!check_\w+$)")  # more of the checks than a call
 _MOST_LOOKS = 12
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is done in order: run a cell (`source`, called `name` in messages), or ask for the function `name`."""
+    """What is done in order: run a cell (`source`, called `name` in messages), or ask for the function `name`.
+
+    is_own: the cell is none of the master's.
+    """
 
     kind: str
     name: str
     source: str = ""
+    is_own: bool = False
 
 
 def best_master(notebook: NotebookNode, file_name: str, masters: Sequence[Master]) -> Master | None:
@@ -77,7 +76,7 @@ def repaired(notebook: NotebookNode, master: Master) -> tuple[NotebookNode, list
     present: set[str] = set()
     for cell, role in zip(notebook.cells, roles, strict=True):
         if role is None:
-            if not _is_check_call(cell) and not _is_stub(cell, master):  # another copy of these has nothing to say
+            if not _is_check_call(cell) and _is_written(cell, master):  # another copy of these has nothing to say
                 result.append(_plain(cell, f"own-{len(result)}"))
             continue
         original, locked = master.cells[role], not master.cells[role].metadata.nbgrader.solution
@@ -89,9 +88,19 @@ def repaired(notebook: NotebookNode, master: Master) -> tuple[NotebookNode, list
         result.append(fresh)
         present.add(role)
     troubles += _restore(result, present, master)
+    _take_out_what_hides_answers(result, master)
     whole = copy.deepcopy(master.notebook)
     whole.cells = result
     return whole, troubles
+
+
+def _take_out_what_hides_answers(cells: list[NotebookNode], master: Master) -> None:
+    """Take an empty definition out of its cell where another cell has one that is written."""
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    there = {name for cell in code for name in written(cell.source)} & {*master.answers}
+    for cell in code:
+        if there & {*definitions(cell.source)} - written(cell.source):
+            cell.source = without_empty(cell.source, there)
 
 
 def _roles(notebook: NotebookNode, master: Master) -> tuple[list[str | None], list[str]]:
@@ -160,17 +169,16 @@ def _is_check_call(cell: NotebookNode) -> bool:
     return cell.cell_type == "code" and bool(CHECK_CALL.match(source)) and "\n" not in source
 
 
-def _is_stub(cell: NotebookNode, master: Master) -> bool:
-    """Whether this is an answer's cell as it was handed out."""
-    stubs = {master.cells[role].source.strip() for role in master.answers.values()}
-    return cell.cell_type == "code" and cell.source.strip() in stubs
+def _is_written(cell: NotebookNode, master: Master) -> bool:
+    """Whether a cell is more than answers that nobody has written, as they were handed out or shorter."""
+    return cell.cell_type != "code" or not cell.source or bool(without_empty(cell.source, master.answers))
 
 
 def written_answers(notebook: NotebookNode, master: Master) -> int:
-    """How many of the master's functions a notebook defines, without counting cells as they were handed out."""
-    own = [cell for cell in notebook.cells if cell.cell_type == "code" and not _is_stub(cell, master)]
-    written = {name for cell in own for name in definitions(cell.source)} & {*master.answers}
-    return len(written) + len(open_answers(notebook, master))
+    """How many of the master's functions a notebook defines, without counting those that are empty."""
+    own = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    found = {name for cell in own for name in written(cell.source)} & {*master.answers}
+    return len(found) + len(open_answers(notebook, master))
 
 
 def open_answers(notebook: NotebookNode, master: Master) -> dict[str, str]:
@@ -187,11 +195,12 @@ def _chosen(role: str, numbers: list[int], notebook: NotebookNode, master: Maste
         return numbers[0]
     names = {name for name, cell_id in master.answers.items() if cell_id == role}
 
-    def written(number: int) -> tuple[bool, bool, int]:
+    def worth(number: int) -> tuple[bool, bool, bool, int]:
         source = notebook.cells[number].source
-        return bool(names & {*definitions(source)}), source.strip() != original.source.strip(), number
+        changed = source.strip() != original.source.strip()
+        return bool(names & written(source)), bool(names & {*definitions(source)}), changed, number
 
-    return max(numbers, key=written)
+    return max(numbers, key=worth)
 
 
 def _plain(cell: NotebookNode, cell_id: str) -> NotebookNode:
@@ -208,10 +217,10 @@ def _restore(cells: list[NotebookNode], present: set[str], master: Master) -> li
     unwritten: list[str] = []
     locked: list[str] = []
     before = None
-    written = {name for cell in cells if cell.cell_type == "code" for name in definitions(cell.source)}
+    there = {name for cell in cells if cell.cell_type == "code" for name in written(cell.source)}
     for role, original in master.cells.items():
         names = {name for name, cell_id in master.answers.items() if cell_id == role}
-        if role not in present and names and names <= written:
+        if role not in present and names and names <= there:
             elsewhere.append(role)
             continue
         if role not in present:
@@ -247,8 +256,8 @@ def steps(notebook: NotebookNode, master: Master) -> list[Step]:
     found = []
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code" and cell.id not in names and cell.source.strip():
-            name = cell.id if cell.id in master.cells else f"no. {number + 1}"
-            found.append(Step("cell", name, cell.source))
+            is_own = cell.id not in master.cells
+            found.append(Step("cell", f"no. {number + 1}" if is_own else cell.id, cell.source, is_own))
         found += [Step("ask", name) for name in asked.get(number, [])]
     last = max((place for place, step in enumerate(found) if step.kind == "ask"), default=-1)
     return found[: last + 1]  # what follows, a training perhaps, changes no answer
@@ -256,12 +265,14 @@ def steps(notebook: NotebookNode, master: Master) -> list[Step]:
 
 def looks(notebook: NotebookNode, master: Master) -> list[str]:
     """What in a student's own cells an instructor may want to look at; it says nothing of guilt."""
-    own = [cell for cell in notebook.cells if cell.cell_type == "code" and not _is_locked(cell)]
-    lines = [line for cell in own for line in cell.source.splitlines()]
-    words = sorted({word for line in lines for word in _ODD.findall(line)})
-    found = [f"uses {plain(word, 60)}" for word in words[:_MOST_LOOKS]]
-    package = {word for line in lines if "grpo_edu" in line for word in _WORD.findall(line)}
-    return found + [f"uses the package's own {name}" for name in master.answers if name in package]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    own, given = ([cell.source for cell in code if _is_locked(cell) is locked] for locked in (False, True))
+    used = odd_uses(own, given)
+    package = {path for path in used if path.partition(".")[0] == "grpo_edu"}
+    odd = {path for path in package if path.endswith("*") or _ODD_CHECKS.match(path)} | (used - package)
+    found = [f"uses {plain(path, 60)}" for path in sorted(odd)[:_MOST_LOOKS]]
+    names = {path.rpartition(".")[2] for path in package}
+    return found + [f"uses the package's own {name}" for name in master.answers if name in names]
 
 
 def _is_locked(cell: NotebookNode) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,8 @@ from grpo_edu.grading.values import decode, plain
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-MOST_STARTS = 12  # processes for one notebook, each past what ended the one before
+MOST_CELLS = 8  # cells of one's own that may end the process before those behind them are left out
+MOST_PARTS = 2  # parts of an exercise that may end it before the others count as having done so
 _MOST_FAULTS = 3  # processes in a row that end before any of the student's code runs
 _MUCH = 2**20  # printed bytes worth a message
 _MOST_TROUBLES = 20  # messages about one student
@@ -60,19 +62,24 @@ def _packed_inputs(name: str, seed: int) -> str:
 def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limits, seconds_left: float) -> Transcript:
     """Run all steps; where one ends the process, note it, and start again without it.
 
-    What is trained comes last, in a process of its own, and only for answers whose other parts are right.
+    What is trained comes last, in a process of its own, and only for answers whose other parts are right. Whatever
+    ends a process costs nothing but itself, as long as the student's time lasts.
 
     Raises SandboxFault where the sandbox does not start, or a new process in it ends before the student's code runs.
     """
-    found, skip, faults = Transcript(), list[int](), 0
+    found, skip, faults, fatal = Transcript(), list[int](), 0, Counter[str]()
     places = {step.name: place for place, step in enumerate(steps) if step.kind == "ask"}
     waiting = {
         name: len(inputs_of(name, seed)) - 1 for name in places if isinstance(exercises()[name], TrainedExercise)
     }
-    for _ in range(MOST_STARTS):
+    own = {place for place, step in enumerate(steps) if step.is_own}
+    # What may end a process, each once; only a process that lies about where it is needs more starts than this.
+    most = MOST_CELLS + len(steps) - len(own) + MOST_PARTS * len(places) + _MOST_FAULTS
+    for _ in range(most):
         total = min(limits.total_seconds, seconds_left - found.seconds)
         if total < 1:
-            break
+            found.troubles.append("the rest was not tried: the time for one student is used up")
+            return found
         task = {
             "steps": [[step.kind, step.name, step.source] for step in steps],
             "calls": {name: _packed_inputs(name, seed) for name in places},
@@ -105,16 +112,23 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
             skip = [*skip, place]
             found.errors[steps[place].name] = why
             found.troubles.append(f"cell {steps[place].name}: left out, {why}")
+            behind = [one for one in own if one > place]
+            if len(own & {*skip}) == MOST_CELLS and behind:
+                skip += behind
+                found.troubles.append(f"after {MOST_CELLS} such cells, the {len(behind)} other own cells: left out")
         else:
             name, late = steps[place].name, ending["end"] in ("time", "total time")
+            fatal[name] += 1
             # who did not react to the alarm would not in the other parts either
             for number, one in enumerate(exercises()[name].parts):
-                if number == part or (late and (name, number) not in found.outcomes):
+                others = late or fatal[name] == MOST_PARTS
+                if number == part or (others and (name, number) not in found.outcomes):
+                    waiting.pop(name, None)
                     outcome = Outcome(problem="TimeoutError" if late else "SystemExit", detail=why)
                     found.outcomes[name, number] = [outcome] * one.tries
             if f"{name}: {why}" not in found.troubles:
                 found.troubles.append(f"{name}: {why}")
-    found.troubles.append("the rest was not tried: the time for one student is used up")
+    found.troubles.append(f"the rest was not tried: the process ended {most} times")
     return found
 
 

@@ -1,0 +1,181 @@
+"""What a cell's syntax tree says: what it defines, which of that is not written yet, and what is worth a look."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+
+_DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*=[ \t]*lambda\b", re.MULTILINE)
+_MAGIC = re.compile(r"^([ \t]*)(?:[\w, \t]+=[ \t]*)?[%!].*$", re.MULTILINE)  # lines that IPython makes Python of
+_SHELL = re.compile(r"^[ \t]*(?:[\w, \t]+=[ \t]*)?(?:!|%%?(?:bash|sh|script|system|sx|cmd)\b)", re.MULTILINE)
+# What an answer has no need of: other processes and threads, frames, the insides of Python or of the checks.
+_MODULES = frozenset(
+    "atexit builtins concurrent ctypes gc importlib inspect mmap multiprocessing psutil pty resource runpy signal "
+    "socket subprocess threading _ctypes _posixsubprocess _socket _thread".split()
+)
+_OF_OS = re.compile(
+    r"_exit|abort|close\w*|dup2?|exec\w+|fdopen|fork\w*|kill\w*|memfd_create|open|pipe2?|popen|posix_\w+|pwrite\w*"
+    r"|set\w*[ug]id|spawn\w+|system|unshare|setns|write\w*|\*"
+)
+_OF_SYS = re.compile(r"_\w+|modules|meta_path|settrace|setprofile|addaudithook|\*")
+_NAMES = frozenset("__import__ __builtins__ __loader__ __spec__ compile eval exec get_ipython".split())
+_ATTRIBUTES = frozenset(
+    "__bases__ __builtins__ __closure__ __code__ __eq__ __globals__ __subclasses__ __mro__ _getframe ag_frame "
+    "currentframe f_back f_globals f_locals gi_frame memfd_create tb_frame".split()
+)
+_VARIABLE = re.compile(r"GRPO_EDU_\w+")
+
+
+@lru_cache(maxsize=4096)
+def tree(source: str) -> ast.Module | None:
+    """The syntax tree of a cell, in which a line of IPython's own is `pass`; None where it is no Python."""
+    return _parsed(source) or _parsed(_MAGIC.sub(r"\1pass", source))
+
+
+def _parsed(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the parser is a student's to break
+        return None
+
+
+@lru_cache(maxsize=4096)
+def definitions(source: str) -> tuple[str, ...]:
+    """The functions and classes that a cell defines at its top level, even where it is no Python.
+
+    >>> definitions("%matplotlib inline\\ndef f(x):\\n    y = lambda: 0\\ng = lambda x: x\\nh = g(1)")
+    ('f', 'g')
+    """
+    module = tree(source)
+    if module is None:
+        return tuple(one or other for one, other in _DEFINITION.findall(source))
+    found = []
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return tuple(found)
+
+
+def written(source: str) -> set[str]:
+    """The definitions of a cell that do something; of two with one name the last counts.
+
+    >>> written("def f(x):\\n    '''Says much.'''\\n    raise NotImplementedError\\n\\ndef g(x):\\n    return x")
+    {'g'}
+    """
+    module = tree(source)
+    empty = {node.name: _is_empty(node) for node in module.body if isinstance(node, _DEFINES)} if module else {}
+    return {name for name in definitions(source) if not empty.get(name)}
+
+
+def without_empty(source: str, names: Collection[str]) -> str:
+    """A cell without those definitions of these names that do nothing; empty where only comments are left."""
+    module = tree(source)
+    if module is None:
+        return source
+    lines: list[str | None] = [*source.split("\n")]
+    left = 0
+    for node in module.body:
+        if isinstance(node, _DEFINES) and node.name in names and _is_empty(node):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            lines[first - 1 : node.end_lineno] = [None] * (1 + (node.end_lineno or first) - first)
+        else:
+            left += not _does_nothing(node) or _MAGIC.match(lines[node.lineno - 1] or "") is not None
+    return "\n".join(line for line in lines if line is not None) if left else ""
+
+
+_DEFINES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _is_empty(node: ast.stmt) -> bool:
+    """Whether a function or class has nothing in it but a docstring, `pass`, `...` or `raise NotImplementedError`."""
+    return isinstance(node, _DEFINES) and all(_does_nothing(one) or _is_empty(one) for one in node.body)
+
+
+def _does_nothing(node: ast.stmt) -> bool:
+    match node:
+        case ast.Pass() | ast.Expr(ast.Constant()) | ast.Return(None) | ast.Return(ast.Constant(None)):
+            return True
+        case ast.Raise(ast.Name("NotImplementedError") | ast.Call(ast.Name("NotImplementedError"))):
+            return True
+    return False
+
+
+def odd_uses(sources: Collection[str], given: Collection[str]) -> set[str]:
+    """What cells use that an answer has no need of, and what they take from the package itself.
+
+    Names are resolved through imports, so that `from os import _exit as leave` is found as ``os._exit``.
+
+    sources: the student's cells. given: the other cells of the notebook, whose imports count as well.
+
+    >>> sorted(odd_uses(["import os as o\\no.write(3, b'')", "exec(x)"], ["from grpo_edu import checks"]))
+    ['exec', 'os.write']
+    """
+    trees = [module for module in map(tree, sources) if module is not None]
+    known = {"grpo_edu": "grpo_edu"}
+    for module in [*filter(None, map(tree, given)), *trees]:
+        for node in ast.walk(module):
+            known |= {local: path for local, path in _imported(node) if local}
+    found = {"a shell command" for source in sources if _SHELL.search(source) and not _parsed(source)}
+    for module in trees:
+        for node in ast.walk(module):
+            found.update(path for path in _used(node, known) if _is_odd(path))
+    return found
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """(name in the notebook, what it stands for) of an import."""
+    if isinstance(node, ast.Import):
+        for one in node.names:
+            yield one.asname or one.name.partition(".")[0], one.name if one.asname else one.name.partition(".")[0]
+    elif isinstance(node, ast.ImportFrom):
+        for one in node.names:
+            yield "" if one.name == "*" else one.asname or one.name, f"{node.module or ''}.{one.name}"
+
+
+def _used(node: ast.AST, known: dict[str, str]) -> Iterator[str]:
+    """The dotted names that a node uses."""
+    if isinstance(node, ast.Import):
+        yield from (one.name for one in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (path for _, path in _imported(node))
+    elif isinstance(node, ast.Name):
+        yield known.get(node.id, node.id if node.id in _NAMES else "")
+    elif isinstance(node, ast.Attribute):
+        yield _dotted(node, known)
+    elif isinstance(node, ast.FunctionDef):
+        yield f".{node.name}"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from _VARIABLE.findall(node.value)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr" and node.args:
+        of = _dotted(node.args[0], known)
+        yield f"getattr({of})" if of.partition(".")[0] in ("os", "sys", "grpo_edu", *_MODULES) else ""
+
+
+def _dotted(node: ast.AST, known: dict[str, str]) -> str:
+    """`a.b.c` with `a` as it was imported; of what is no name only the attributes, as in `.b.c`."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    first = known.get(node.id, "") if isinstance(node, ast.Name) else ""
+    return ".".join([first, *parts])
+
+
+def _is_odd(path: str) -> bool:
+    first, _, rest = path.partition(".")
+    last = path.rpartition(".")[2]
+    if first == "grpo_edu":  # whoever grades is told which of the package's names it is
+        return True
+    return (
+        path in _NAMES
+        or first in _MODULES
+        or (first == "os" and _OF_OS.fullmatch(rest) is not None)
+        or (first == "sys" and _OF_SYS.fullmatch(rest) is not None)
+        or ("." in path and last in _ATTRIBUTES)
+        or path.startswith("getattr(")
+        or _VARIABLE.fullmatch(path) is not None
+    )
