@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ QUIET = (
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 # JupyterLab shows a traceback as it shows what goes to stderr, which no cell should do either.
 FAILED = "[data-mime-type='application/vnd.jupyter.stderr'], [data-mime-type='application/vnd.jupyter.error']"
-START_SECONDS, RUN_SECONDS = 60, 240  # generous: on two idle cores it takes a tenth and a quarter of it
+START_SECONDS, RUN_SECONDS = 180, 240  # generous: on two idle cores it takes a thirtieth and a quarter of it
 
 
 @dataclass
@@ -105,7 +104,7 @@ def running_lab(folder, home):
 def wait_for_server(server, lab, log):
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and server.poll() is None:
-        with contextlib.suppress(urllib.error.URLError):
+        with contextlib.suppress(OSError):
             urllib.request.urlopen(f"{lab.address}/api/status?token={lab.token}", timeout=5).close()
             return
         time.sleep(0.2)
@@ -176,6 +175,10 @@ def open_notebook(browser, lab):  # in this order: without a browser, no server 
         page.goto(f"{lab.address}/lab/workspaces/{theme}/tree/{folder}/{name}.ipynb?reset&token={lab.token}")
         page.wait_for_selector(".jp-NotebookPanel .jp-Notebook", timeout=1000 * START_SECONDS)
         wait_until(lambda: notebook.cells().count() == len(stored.cells), START_SECONDS, "all cells are on the page")
+        # Before a notebook has its kernel, the indicator says "idle" as well, and to run a cell opens the dialog
+        # "Select Kernel", which takes all clicks from then on.
+        kernel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Toolbar-kernelName")
+        wait_until(lambda: kernel.inner_text() not in ("", "No Kernel"), START_SECONDS, "the notebook has its kernel")
         page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=1000 * START_SECONDS)
         return notebook
 
