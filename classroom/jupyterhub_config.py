@@ -47,6 +47,11 @@ c.JupyterHub.load_roles = [
         "groups": ["instructors"],
         "scopes": [f"{scope}!user={ACCOUNT}" for scope in ("access:servers", "servers", "read:users")],
     },
+    {  # `course.py classroom --start` waits until the course's server answers
+        "name": "starter",
+        "services": ["starter"],
+        "scopes": [f"{scope}!user={ACCOUNT}" for scope in ("servers", "read:users")],
+    },
     {"name": "culler", "services": ["culler"], "scopes": ["list:users", "read:users:activity", "servers"]},
 ]
 c.Authenticator.allowed_users = {ACCOUNT}
@@ -63,7 +68,8 @@ else:
 
 minutes = SETTINGS["idle_minutes"]
 c.JupyterHub.services = [
-    {"name": "culler", "command": [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={60 * minutes}"]}
+    {"name": "culler", "command": [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={60 * minutes}"]},
+    {"name": "starter", "api_token": (state / "starter").read_text()},
 ]
 
 

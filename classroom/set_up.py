@@ -12,8 +12,13 @@ import pwd
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +42,11 @@ SECRET = ("solutions", "tests", ".git")  # of the repository: they hold the exer
 NO_FORMGRADER = {f"nbgrader.server_extensions.{name}": False for name in ("formgrader", "course_list")}
 FORMGRADER_PAGES = [f"@jupyter/nbgrader:{name}" for name in ("formgrader", "course-list", "create-assignment")]
 NO_NEWS = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+
+
+STRANGER = "nobody"  # an account that every Linux has; what it can read, the accounts of the class can
+HIDDEN = ("/tmp", "/home", "/root")  # from the kernel in which nbgrader runs students' notebooks
+START_SECONDS = 300  # for the hub and the course's server; a busy computer takes long
 
 
 class Stop(Exception):
@@ -78,14 +88,54 @@ def check(folder, demo):
     version = run("node", "--version").strip()
     if int(version.lstrip("v").split(".")[0]) < 20:
         raise Stop(f"Node.js {version} is too old: {PROXY} needs 20 or newer, which Debian 13 and Ubuntu 25.04 have.")
-    if not demo:
-        for path in (Path(os.path.realpath(sys.executable)), Path(sys.prefix), ROOT, folder):
-            closed = [part for part in (path, *path.parents) if part.exists() and not part.stat().st_mode & 0o001]
-            if closed:
-                raise Stop(
-                    f"students could not read {path}, because {closed[-1]} is closed to them. Put course and DIR into "
-                    "/opt and /srv, say, and make .venv with the system's Python: /usr/bin/python3 course.py setup"
-                )
+
+
+def needed_by_kernel():
+    """The folders that a kernel of the course reads: the course, the interpreter, the packages wherever they lie."""
+    program = Path(os.path.realpath(sys.executable)).parent
+    packages = [path for path in map(Path, sys.path) if path.is_dir() and path != HERE]
+    return sorted({ROOT, Path(sys.prefix), Path(sys.base_prefix), program, *packages})
+
+
+def as_user(name):
+    """How `subprocess` starts a program as this user; as whoever runs this where there is no name."""
+    return {"user": name, "group": user(name).pw_gid, "extra_groups": []} if name else {}
+
+
+def closed_folder(path, name):
+    """The first folder on the way to `path`, or itself, that this user may not enter; None where all are open."""
+    way = [*reversed(path.parents), path]
+    script = 'for one; do [ -x "$one" ] || { echo "$one"; exit; }; done; [ -r "$one" ] || echo "$one"'
+    found = run("/bin/sh", "-c", script, "sh", *way, cwd="/", **as_user(name)).strip()
+    return Path(found) if found else None
+
+
+def check_readable(paths, name):
+    """Stop where a user cannot read what a kernel needs, with the name of the folder that is closed."""
+    for path in paths:
+        closed = closed_folder(path, name)
+        if closed:
+            raise Stop(
+                f"the account {name} cannot read {path}, because {closed} is closed to it, so no notebook would run. "
+                f"Open that folder (chmod o+rx {closed}), or put course and DIR into /opt and /srv, say, and make "
+                ".venv with the system's Python: /usr/bin/python3 course.py setup"
+            )
+
+
+def try_kernel(folder, name, home):
+    """Stop where nbgrader's kernel does not start for this account: what it runs students' notebooks in."""
+    env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+    imports = "import ipykernel_launcher, torch, grpo_edu.checks"
+    command = [*sandboxed_kernel(folder, sys.executable)[0], sys.executable, "-c", imports]
+    if not shutil.which("bwrap"):
+        raise Stop("bubblewrap is missing, which keeps students' code from the masters: sudo apt install bubblewrap")
+    try:
+        run(*command, env=env, cwd="/", **as_user(name))
+    except Stop as why:
+        raise Stop(
+            f"bubblewrap must keep students' code from the masters while nbgrader runs it. The kernel that it starts "
+            f"{f'for the account {name} ' if name else ''}does not run here:\n{why}"
+        ) from why
 
 
 def install(folder, python):
@@ -113,6 +163,7 @@ def configure(folder, account, kernel):
         write(folder / "settings.toml", SETTINGS + account)
     shutil.copyfile(HERE / "jupyterhub_config.py", folder / "jupyterhub_config.py")
     (folder / "state").mkdir(mode=0o700, exist_ok=True)
+    write(folder / "state" / "starter", secrets.token_hex(16), 0o600)
     exchange = folder / "exchange"
     exchange.mkdir(exist_ok=True)
     exchange.chmod(0o1777)  # nbgrader wants it open; nobody can remove what another one put there
@@ -142,13 +193,12 @@ def sandboxed_kernel(folder, python):
     nbgrader reaches the kernel through it.
     """
     command = ["bwrap", "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc", "--clearenv"]
-    command += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    for hidden in ("/tmp", "/home", "/root", str(folder)):
-        command += ["--tmpfs", hidden]
-    # what the kernel needs, where it lies in a folder that is hidden
-    needed = sorted({str(ROOT), sys.prefix, sys.base_prefix})
-    for path in needed:
-        command += ["--ro-bind", path, path]
+    command += ["--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    hidden = [Path(path) for path in (*HIDDEN, folder) if Path(path).is_dir()]
+    for path in hidden:
+        command += ["--tmpfs", str(path)]
+    for path in needed_by_kernel():  # where it lies in a folder that is hidden
+        command += ["--ro-bind", str(path), str(path)] if any(one in path.parents for one in hidden) else []
     for name in SECRET:
         command += ["--tmpfs", str(ROOT / name)] if (ROOT / name).is_dir() else []
     command += ["--setenv", "HOME", "/tmp", "--setenv", "PATH", "/usr/bin:/bin", "--chdir", "/tmp"]
@@ -249,19 +299,11 @@ def make_course(folder, account, rows, release):
         ".local/share/jupyter/kernels/python3/kernel.json": kernel_spec(sandboxed_kernel(folder, kernel)[1]),
     }.items():
         write(course / name, json.dumps(content))
-    as_account = {}
     if account:
         run("chown", "--recursive", f"{account}:", course)
         course.chmod(0o700)
-        as_account = {"user": account, "group": account, "extra_groups": []}
     env = {"HOME": str(course), "PATH": f"{folder / 'hub' / 'bin'}:/usr/bin:/bin", "LANG": "C.UTF-8"}
-    try:
-        run(*sandboxed_kernel(folder, kernel)[0], "true", env=env, cwd=course, **as_account)
-    except Stop as why:
-        raise Stop(
-            "bubblewrap must keep students' code from the masters while nbgrader runs it, and does not work here. On "
-            f"Debian: sudo apt install bubblewrap\n{why}"
-        ) from why
+    try_kernel(folder, account, course)
     students = [
         {key: row.get(key) or None for key in ("name", "first_name", "last_name", "email")}
         for row in rows
@@ -273,7 +315,7 @@ def make_course(folder, account, rows, release):
     ]
     say(f"making the students' versions of {len(wanted)} assignments")
     code = [folder / "hub" / "bin" / "python", HERE / "release.py", json.dumps(students), *wanted]
-    run(*code, env=env, cwd=course, **as_account)
+    run(*code, env=env, cwd=course, **as_user(account))
     say(f"released: {', '.join(name[1:] for name in wanted if name[0] == '+') or 'none yet'}")
 
 
@@ -289,6 +331,50 @@ def make_demo(folder, account):
         write(folder / "state" / "password", secrets.token_urlsafe(9), 0o600)
 
 
+def start(folder, account):
+    """Run the hub until Ctrl-C; say where it is as soon as the course's server answers."""
+    with (folder / "settings.toml").open("rb") as file:
+        settings = tomllib.load(file)
+    hub = subprocess.Popen([folder / "hub" / "bin" / "jupyterhub", "-f", "jupyterhub_config.py"], cwd=folder)
+    signal.signal(signal.SIGTERM, lambda *_: hub.terminate())
+    try:
+        wait_for_course(f"http://127.0.0.1:{settings['port'] + 1}/hub/api/users/{account}", folder, hub)
+        protocol = "https" if settings["certificate"] else "http"
+        say(f"ready: {protocol}://{settings['ip'] or 'NAME'}:{settings['port']} (Ctrl-C ends it)")
+        return hub.wait()
+    except KeyboardInterrupt:  # the hub has got it as well
+        return hub.wait()
+    except Stop:
+        hub.terminate()
+        hub.wait()
+        raise
+
+
+def wait_for_course(address, folder, hub):
+    """Ask the hub to start the course's server; return once it answers."""
+    token = (folder / "state" / "starter").read_text()
+    deadline = time.monotonic() + START_SECONDS
+    ask = urllib.request.Request(f"{address}/server", method="POST", headers={"Authorization": f"token {token}"})
+    look = urllib.request.Request(address, headers={"Authorization": f"token {token}"})
+    said = "it does not answer"
+    while time.monotonic() < deadline and hub.poll() is None:
+        try:
+            with urllib.request.urlopen(look, timeout=5) as answer:
+                server = json.load(answer)["servers"].get("", {})
+            if server.get("ready"):
+                return
+            if not server.get("pending"):
+                urllib.request.urlopen(ask, timeout=60).close()
+        except urllib.error.HTTPError as error:
+            said = f"it answers {error.code}: {error.read().decode(errors='replace')[-300:]}"
+        except OSError as error:
+            said = str(error)
+        time.sleep(0.5)
+    if hub.poll() is not None:
+        raise Stop(f"the hub ended with exit code {hub.returncode}; its last lines, above, say why")
+    raise Stop(f"the hub did not start the course's server within {START_SECONDS} s: {said}")
+
+
 def set_up(folder, demo, account, roster, release):
     check(folder, demo)
     folder.mkdir(parents=True, exist_ok=True)
@@ -302,6 +388,9 @@ def set_up(folder, demo, account, roster, release):
         )
     (folder / "roster.csv").chmod(0o600)  # names and addresses are nobody else's business
     rows = read_roster(folder / "roster.csv")
+    if not demo:
+        check_readable([*needed_by_kernel(), folder], STRANGER)
+    try_kernel(folder, "" if demo else STRANGER, folder)
     install(folder, sys.executable)
     configure(folder, f"account = {json.dumps(account)}\ndemo = {json.dumps(demo)}\n", Path(sys.executable))
     if demo:
@@ -312,7 +401,7 @@ def set_up(folder, demo, account, roster, release):
                 (ROOT / name).chmod(0o700)
         make_users(folder, account, rows)
     make_course(folder, "" if demo else account, rows, release)
-    say(f"ready. Start it: cd {folder} && {folder / 'hub/bin/jupyterhub'} -f jupyterhub_config.py")
+    say(f"set up. To start it: add --start, or cd {folder} && {folder / 'hub/bin/jupyterhub'} -f jupyterhub_config.py")
     if demo:
         say(f"log in as teacher or as student; the password is in {folder / 'state/password'}")
 
@@ -324,10 +413,13 @@ def main():
     parser.add_argument("--release", default="all", metavar="02,04", help="assignments to release: all, none, numbers")
     parser.add_argument("--account", default="grpo-edu", help="the account that owns the course (grpo-edu)")
     parser.add_argument("--demo", action="store_true", help="try it alone: one account, no root, this computer only")
+    parser.add_argument("--start", action="store_true", help="then run the hub, and say when the course is ready")
     options = parser.parse_args()
     try:
         release = read_release(options.release)
         set_up(options.folder.resolve(), options.demo, options.account, options.roster, release)
+        if options.start:
+            return start(options.folder.resolve(), options.account)
     except (Stop, OSError) as word:
         print(f"classroom: {word}", file=sys.stderr)
         return 1

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -96,6 +95,8 @@ def room():
         done = subprocess.run(
             [*command, "--release", "02"], env=clean, cwd=top, capture_output=True, text=True, timeout=500
         )
+        if "cannot read" in done.stderr:  # the packages that these tests use lie in somebody's home, say
+            pytest.skip(done.stderr[-500:])
         if not (folder / "hub" / "classroom-stamp").exists():
             pytest.skip(f"JupyterHub could not be installed: {done.stderr[-500:]}")
         assert done.returncode == 0, done.stderr
@@ -104,11 +105,11 @@ def room():
         settings.write_text(settings.read_text().replace("port = 8000", f"port = {port}"))
         with (folder / "state" / "hub.log").open("w") as log:
             hub = subprocess.Popen(
-                [folder / "hub/bin/jupyterhub", "-f", "jupyterhub_config.py"],
+                [*command[:3], "--account", COURSE, "--release", "none", "--start"],
                 cwd=folder, env=clean, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         address = f"http://127.0.0.1:{port}"
-        wait_for(address, hub, folder / "state" / "hub.log")
+        wait_for(f"ready: {address}", hub, folder / "state" / "hub.log")
         with (folder / "passwords.csv").open(newline="") as file:
             yield address, folder, {row["name"]: row["password"] for row in csv.DictReader(file)}
     finally:
@@ -125,15 +126,12 @@ def three_free_ports():
             return port
 
 
-def wait_for(address, hub, log):
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and hub.poll() is None:
-        try:
-            urllib.request.urlopen(f"{address}/hub/health", timeout=5).close()
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    pytest.fail(f"the hub did not start:\n{log.read_text()[-3000:]}")
+def wait_for(word, hub, log):
+    deadline = time.monotonic() + 300
+    while word not in log.read_text():
+        if time.monotonic() > deadline or hub.poll() is not None:
+            pytest.fail(f"the hub did not start:\n{log.read_text()[-3000:]}")
+        time.sleep(0.5)
 
 
 def clean_up(hub, top):
@@ -204,6 +202,8 @@ def hand_in(visitor, answers):
 def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
     address, folder, _ = room
     formgrader = f"/user/{COURSE}/formgrader"
+    with urllib.request.urlopen(f"{address}/user/{COURSE}/api", timeout=10) as first:  # no 424: it runs already
+        assert first.status == 200
     teacher = Visitor(browser, room, TEACHER, f"/hub/spawn/{COURSE}")
     teacher.page.get_by_role("button", name="Authorize").click(timeout=120_000)
     teacher.page.wait_for_selector(f"text={NAME}", timeout=60_000)

@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import signal
+import site
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import zipfile
@@ -446,3 +448,28 @@ def test_assignments_to_release_are_checked_before_anything_is_set_up(classroom)
     assert classroom.read_release("02, 04") == ["02", "04"] and classroom.read_release("none") == ["none"]
     with pytest.raises(classroom.Stop, match=r"'2'.*00,01,02"):
         classroom.read_release("2,04")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can try another account")
+def test_a_folder_that_the_courses_account_cannot_read_is_named_before_anything_is_installed(classroom):
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        inner = Path(place, "closed", "python", "lib")
+        inner.mkdir(parents=True)
+        classroom.check_readable([inner], "nobody")
+        for closed, mode in ((inner, 0o711), (inner.parents[1], 0o700)):
+            closed.chmod(mode)
+            with pytest.raises(classroom.Stop, match=f"because {re.escape(str(closed))} is closed"):
+                classroom.check_readable([inner], "nobody")
+    needed = classroom.needed_by_kernel()
+    assert {REPOSITORY, Path(sys.base_prefix), *map(Path, site.getsitepackages())} <= {*needed}
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
+def test_a_kernel_that_does_not_start_says_what_it_said(classroom, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    classroom.try_kernel(home, "", home)
+    monkeypatch.setattr(classroom.sys, "executable", "/bin/false-python")
+    with pytest.raises(classroom.Stop, match="false-python"):
+        classroom.try_kernel(home, "", home)
