@@ -229,10 +229,6 @@ def hostile(targets):
             Expected(16, "exit code 3", "os._exit"),
         ),
         "ends_fourteen_times": (right(*["import os\nos._exit(0)"] * 14), Expected(19, "left out", "os._exit")),
-        "ends_in_four_answers": (
-            right(**{name: f"def {name}(*args):\n    import os\n    os._exit(3)" for name in [*RIGHT][:4]}),
-            Expected(4, "exit code 3"),
-        ),
         "os_exit_in_a_cell": (right("import os\nos._exit(0)"), Expected(19, "exit code 0")),
         "sys_exit": (
             right(leave, tie_probability="def tie_probability(p, n):\n    raise SystemExit(2)"),

@@ -212,6 +212,32 @@ def test_a_training_begins_when_the_other_parts_are_right(answer, asked):
     assert student.asked == asked
 
 
+def test_answers_that_end_the_process_cost_no_other_answer():
+    names = ["group_advantages", "degenerate_groups", "rloo_advantages", "dynamic_sampling", "tie_probability"]
+
+    class Student:
+        """Ends at every part of every exercise but the last."""
+
+        starts = 0
+
+        def run(self, task, most_seconds):
+            self.starts += 1
+            ending = {"seconds": 0.1, "printed": 0, "code": 3, "new": False, "output": "", "end": "ended"}
+            for place, name in enumerate(names):
+                parts = [part for part in range(len(inputs_of(name, 5))) if [place, part] not in task["answered"]]
+                if parts and name != names[-1]:
+                    return [{"at": [place, parts[0]]}], ending
+            calls = inputs_of(names[-1], 5)
+            given = [[[1.0, "", "", False]] * len(calls[part]) for part in parts]
+            return [{"answer": [place, part], "outcomes": given[part]} for part in parts], {**ending, "end": "done"}
+
+    student = Student()
+    steps = [Step("ask", name, "") for name in names]
+    found = collect(student, steps, seed=5, limits=Limits(), seconds_left=60)
+    assert found.outcomes["tie_probability", 0][0].problem == "" and student.starts <= 2 * len(names)
+    assert all(found.outcomes[name, 1][0].problem == "SystemExit" for name in names[:-1])
+
+
 def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path):
     place = tmp_path / "in"
     for student, notebook in (("ana", right()), ("bo", right(f"import time\ntime.sleep({LEFT_BEHIND})"))):

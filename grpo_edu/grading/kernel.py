@@ -91,16 +91,15 @@ class MemoryGroup:
             clean = ["/usr/bin/env", *(part for name in needed for part in ("-u", name))]
             self.enter = [program, *whose, "--scope", "--quiet", "--collect", *limits, "--", *clean] if program else []
         elif (place := _place()) is not None:
-            above, *names = place
+            above, limit, swap = place
             folder = above / f"grpo-edu-{os.getpid()}-{next(_number)}"
             with contextlib.suppress(OSError):
                 _remove_empty(above)
                 folder.mkdir()
                 self._folder = folder
-                (folder / names[0]).write_text(str(most))
-                for name in names[1:]:  # swap, which may not be counted here
-                    with contextlib.suppress(OSError):
-                        (folder / name).write_text("0" if "swap" in name else str(most))
+                (folder / limit).write_text(str(most))
+                with contextlib.suppress(OSError):  # not every kernel counts swap
+                    (folder / swap).write_text(str(0 if limit == "memory.max" else most))
                 self.enter = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(folder / "cgroup.procs")]
 
     def __enter__(self) -> Self:

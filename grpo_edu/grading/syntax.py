@@ -72,19 +72,24 @@ def written(source: str) -> set[str]:
 
 
 def without_empty(source: str, names: Collection[str]) -> str:
-    """A cell without those definitions of these names that do nothing; empty where only comments are left."""
+    """A cell without those definitions of these names that do nothing; empty where then nothing but comments is left.
+
+    >>> without_empty("import torch\\ndef f(x):\\n    pass", {"f"}), without_empty("# f is hard.", {"f"})
+    ('import torch', '# f is hard.')
+    """
     module = tree(source)
     if module is None:
         return source
     lines: list[str | None] = [*source.split("\n")]
-    left = 0
+    taken, left = False, False
     for node in module.body:
         if isinstance(node, _DEFINES) and node.name in names and _is_empty(node):
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             lines[first - 1 : node.end_lineno] = [None] * (1 + (node.end_lineno or first) - first)
+            taken = True
         else:
-            left += not _does_nothing(node) or _MAGIC.match(lines[node.lineno - 1] or "") is not None
-    return "\n".join(line for line in lines if line is not None) if left else ""
+            left = left or not _does_nothing(node) or bool(_MAGIC.match(lines[node.lineno - 1] or ""))
+    return "\n".join(line for line in lines if line is not None) if left or not taken else ""
 
 
 _DEFINES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
