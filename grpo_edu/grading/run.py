@@ -123,7 +123,6 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
             for number, one in enumerate(exercises()[name].parts):
                 others = late or fatal[name] == MOST_PARTS
                 if number == part or (others and (name, number) not in found.outcomes):
-                    waiting.pop(name, None)
                     outcome = Outcome(problem="TimeoutError" if late else "SystemExit", detail=why)
                     found.outcomes[name, number] = [outcome] * one.tries
             if f"{name}: {why}" not in found.troubles:
