@@ -92,7 +92,7 @@ def isolation_problem() -> str:
         with filter_file() as refused:
             done = subprocess.run(
                 [*_confined(bwrap, Limits(), (), refused=refused), *program],
-                env=_environment("/tmp"), stdin=subprocess.DEVNULL, capture_output=True, timeout=60, cwd="/",
+                env=_environment("/tmp"), stdin=subprocess.DEVNULL, capture_output=True, timeout=180, cwd="/",
                 pass_fds=[] if refused is None else [refused],
             )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
