@@ -333,8 +333,9 @@ def per_token_loss(
         ref_per_token_logps: required if ``beta`` is not 0.
         beta: weight of the KL penalty.
         delta, shape (``sapo_temperatures`` and ``vespo_shape``): as for `per_token_policy_loss`.
-        use_bias_correction_kl: multiply k3 by the ratio, so that its gradient is that of the reverse KL (DeepSeek-V3.2,
-            https://arxiv.org/abs/2512.02556). The GRPO paper does not do this; TRL does by default.
+        use_bias_correction_kl: multiply k3 by the ratio (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556). Then its
+            gradient is that of the reverse KL of each token's distribution, given the tokens before it; the effect of a
+            token on the KL of later tokens is left out. The GRPO paper does not do this; TRL does by default.
         importance_weights: u, (B, C), if another policy than the trained one sampled the completions (quantized
             rollouts); no gradient flows into them. For "vespo" they are factors of w instead.
         policy_mask: m, (B, C) or (B, 1), 0 for tokens that only the KL penalty acts on, from `off_policy_mask` or
@@ -397,7 +398,8 @@ def per_token_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor
     .. math:: k_3 = e^{d} - d - 1, \quad d = \log \pi_{ref}(o) - \log \pi(o)
 
     Schulman (http://joschu.net/blog/kl-approx.html). The estimate (B, C), in nats, is never negative. It is unbiased if
-    the tokens were sampled from the policy of the first argument; with the opposite sign of d it would be biased.
+    the tokens were sampled from the policy of the first argument; with the opposite sign of d it would be biased. It
+    varies less than −d near the reference, and far more where the policy hardly ever samples what the reference likes.
 
     >>> per_token_kl(torch.tensor([[0.5, 0.25]]).log(), torch.tensor([[0.5, 0.5]]).log())
     tensor([[0.0000, 0.3069]])

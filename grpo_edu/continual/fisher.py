@@ -68,7 +68,9 @@ def fisher_diagonal(
     - "sampled": the same with v drawn from p, one draw a token. Unbiased. The scores of an example's tokens are
       summed before they are squared: the products of two tokens' scores have mean 0, since each score has.
     - "empirical": as "sampled", with the tokens of the data in place of drawn ones. It is no Fisher information
-      unless the model fits the data: where it does not, it holds the loss's own gradient too.
+      unless the model fits the data: where it does not, it holds the loss's own gradient too. Since the scores of an
+      example are summed before they are squared, and the products of two tokens do not vanish here, it is the usual
+      empirical Fisher (a mean of squares over tokens) only for examples of one token.
     - "batched-empirical": the square of a batch's *mean* gradient, what a loop over a data loader gives. Gradients
       of different examples cancel before they are squared, so it is too small by about the batch size, and wrong.
 

@@ -121,6 +121,9 @@ def mcnemar_power(only_before: float, only_after: float, trials: int, *, alpha: 
 def problems_needed_paired(only_before: float, only_after: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
     r"""How many problems, answered by both runs, show a gain by McNemar's test (Connor 1987, normal approximation).
 
+    The exact test (`mcnemar`) is a little stricter than its approximation: with this number its power is one to four
+    points below the one that was asked for, as `mcnemar_power` computes. About 2 / |d| problems more make up for it.
+
     With ψ = b + c the share of problems that differ, and d = c − b the gain,
 
     .. math:: n = \big( z_{1-\alpha/2} \sqrt{\psi} + z_{power} \sqrt{\psi - d^2} \big)^2 / d^2
@@ -134,8 +137,8 @@ def problems_needed_paired(only_before: float, only_after: float, *, power: floa
         ValueError: a negative share, shares that sum to nothing or to more than 1, b = c, power or alpha
             outside (0, 1).
 
-    >>> problems_needed_paired(0.05, 0.15)
-    155
+    >>> problems_needed_paired(0.05, 0.15), round(mcnemar_power(0.05, 0.15, 155), 2)
+    (155, 0.76)
     """
     _check_discordant(only_before, only_after)
     differing, gain = only_before + only_after, only_after - only_before
