@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from dataclasses import replace
 
 import pytest
@@ -114,6 +115,9 @@ def test_a_profile_that_is_nothing_or_no_json_is_refused(tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text('{"stages": [')
     with pytest.raises(ValueError, match=r"broken\.json"):
+        load_curriculum(broken)
+    broken.write_bytes('{"stages": [\n{"name": "für"}]}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"broken\.json:2: .*0xfc.*UTF-8"):
         load_curriculum(broken)
     with pytest.raises(ValueError, match="takes a GRPOConfig"):
         Stage("a", ("basic",), "grpo", SMALL)
@@ -273,6 +277,57 @@ def test_resuming_with_another_model_or_other_stages_is_refused(policy_dir, tmp_
     assert resume_curriculum(tmp_path / "run", policy_dir, bars=False).matrix.tasks == ("first", "second", "third")
 
 
+DAMAGES = {
+    "deleted": lambda file: file.unlink(),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-40]),
+    "replaced": lambda file: file.write_bytes(file.read_bytes()[:-40] + bytes(40)),
+}
+DEPENDED_ON = ("stage-1/anchors.safetensors", "stage-1/model/model.safetensors", "stage-1/model/tokenizer.json")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", [*DEPENDED_ON, "stage-0.json"])
+def test_a_file_that_a_later_stage_needs_is_refused_by_name_where_it_changed(whole, tmp_path, name, damage):
+    cut = tmp_path / "cut"
+    shutil.copytree(whole.output, cut, ignore=shutil.ignore_patterns("stage-2*", "stage-3*"))
+    DAMAGES[damage](cut / name)
+    before = sorted(cut.rglob("*"))
+    if name == "stage-0.json" and damage == "deleted":  # then the curriculum begins again
+        assert read_progress(cut).rows == []
+        return
+    with pytest.raises(ValueError, match=rf"`resume`.*{re.escape(name)}.*delete stage-[01]\.json"):
+        resume_curriculum(cut, bars=False)
+    assert sorted(cut.rglob("*")) in (before, [*before, cut / ".lock"], sorted([*before, cut / ".lock"]))
+
+
+def test_another_model_in_the_place_of_a_stages_model_is_refused(whole, policy_dir, tmp_path):
+    cut = tmp_path / "cut"
+    shutil.copytree(whole.output, cut, ignore=shutil.ignore_patterns("stage-2*", "stage-3*"))
+    shutil.rmtree(cut / "stage-1" / "model")
+    shutil.copytree(policy_dir, cut / "stage-1" / "model")
+    with pytest.raises(ValueError, match="stage-1/model/.* hash is another"):
+        resume_curriculum(cut, bars=False)
+
+
+def test_a_folder_without_hashes_needs_its_anchors_all_the_same(whole, tmp_path):
+    cut = tmp_path / "cut"
+    shutil.copytree(whole.output, cut, ignore=shutil.ignore_patterns("stage-2*", "stage-3*"))
+    content = json.loads((cut / "stage-1.json").read_text())
+    del content["files"]  # as an earlier version wrote it
+    (cut / "stage-1.json").write_text(json.dumps(content))
+    for damage in ("cut", "deleted"):
+        DAMAGES[damage](cut / "stage-1" / "anchors.safetensors")
+        with pytest.raises(ValueError, match="anchors.safetensors, without which.*not protected"):
+            resume_curriculum(cut, bars=False)
+
+
+def test_a_stage_that_cannot_learn_is_said(policy_dir):
+    stages = (replace(STAGES[0], config=replace(SMALL, learning_rate=1e-30)), *STAGES[1:])
+    with pytest.warns(RuntimeWarning, match="stage 'first': nothing was learned") as seen:
+        run(policy_dir, Protection(), stages)
+    assert len([one for one in seen if "nothing was learned" in str(one.message)]) == 1
+
+
 def test_anchors_that_do_not_fit_are_refused_by_name(policy_dir, tmp_path):
     start_curriculum(Curriculum(STAGES, PROTECTED), policy_dir, n=2, output=tmp_path / "run", bars=False)
     (tmp_path / "run" / "stage-3.json").unlink()
@@ -281,6 +336,8 @@ def test_anchors_that_do_not_fit_are_refused_by_name(policy_dir, tmp_path):
     from safetensors.torch import save_file
 
     save_file(tensors, place)
+    file = tmp_path / "run" / "stage-2.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"files": {}}))  # as an earlier version wrote it
     with pytest.raises(ValueError, match=r"anchors\.safetensors: fisher: '[\w.]*q_proj\.weight' has shape"):
         resume_curriculum(tmp_path / "run", bars=False)
 
@@ -303,6 +360,28 @@ def test_a_broken_run_says_how_to_go_on(policy_dir, tmp_path, monkeypatch):
     assert "1 of 3 stages" in note and note.endswith(f"--resume {tmp_path / 'run'}")
     monkeypatch.undo()
     assert resume_curriculum(tmp_path / "run", bars=False).matrix.tasks == ("first", "second", "third")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGTERM is of POSIX")
+def test_sigterm_says_what_is_kept_and_how_to_go_on(policy_dir, tmp_path, monkeypatch, capsys):
+    import grpo_edu.continual.curriculum as module
+
+    def stopped(*arguments, **options):
+        signal.raise_signal(signal.SIGTERM)
+        return train_stage(*arguments, **options)
+
+    monkeypatch.setattr(module, "train_stage", stopped)
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a missing handler must not end the tests
+    signal.signal(signal.SIGTERM, lambda *arguments: None)
+    try:
+        output = tmp_path / "my run"
+        stages = [{"name": name, "data": name, "config": {"max_steps": 1}} for name in ("basic", "sorting")]
+        (tmp_path / "two.json").write_text(json.dumps({"stages": stages}))
+        arguments = ["--model", str(policy_dir), "--profile", str(tmp_path / "two.json"), "--n", "2"]
+        assert main(["curriculum", *arguments, "--output", str(output)]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert f"keeps 0 of 2 stages; go on with --resume '{output}'" in capsys.readouterr().err
 
 
 def test_fingerprint_knows_every_weight(policy_dir):

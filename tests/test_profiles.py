@@ -103,6 +103,7 @@ def test_every_field_is_an_option_of_train():
         ("train --profile choice.json", "choice.json:1: .*dtype.*'float16'.*float32, bfloat16, auto"),
         ("train --profile reward.json", "reward.json:1: .*rewards.*'speed'"),
         ("train --profile pair.json", "pair.json:1: .*warmup_steps.*lr_scheduler_type"),
+        ("train --profile latin.json", "latin.json:2: .*0xfc.*UTF-8"),
         ("train --prompt-template Solve:", "--prompt-template.*{problem}.*'Solve:'"),
         ("train --lora-alpha 3", "--lora-alpha.*3.0.*--lora-rank"),
         ("train --num-problems 2", "--num-problems.*2.*basic"),
@@ -124,6 +125,7 @@ def test_bad_profiles_are_one_line(tmp_path, monkeypatch, capsys, arguments, mes
     }
     for name, text in files.items():
         (tmp_path / f"{name}.json").write_text(text)
+    (tmp_path / "latin.json").write_bytes('{"n": 3,\n"about": "für mich"}'.encode("latin-1"))
     before = sorted(tmp_path.rglob("*"))
     assert main(arguments.split()) == 2
     assert re.search(message, complaint(capsys)) and sorted(tmp_path.rglob("*")) == before

@@ -139,6 +139,34 @@ def test_the_stored_runs_of_the_diagnosis_lab_are_told_apart():
             assert bool(find_symptoms(history, CONFIG)) == (arm in (*visible, "KL wrong sign")), arm
 
 
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"learning_rate": 1e-30}, "`learning_rate` is 1e-30"),
+        ({"max_grad_norm": 1e-300}, "`max_grad_norm` is 1e-300"),
+        ({"lr_scheduler_type": "linear", "warmup_steps": 10**9}, "`warmup_steps` is 1000000000"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_settings_that_cannot_learn_are_named_after_the_run(policy_dir, tmp_path, settings, cause, rank):
+    config = GRPOConfig(num_generations=4, prompts_per_step=2, max_completion_length=16, max_steps=2, **settings)
+    result = run_training(
+        policy_dir, rewards=brevity, output=tmp_path / "run", config=config, n=3, greedy=False, progress=False,
+        lora_rank=rank,
+    )  # fmt: skip
+    assert any(step["grad_norm"] > 0 for step in result.history)
+    (warning,) = [text for text in result.warnings if text.startswith("Nothing was learned")]
+    assert cause in warning and warning in (tmp_path / "run" / "summary.md").read_text()
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_said_even_if_the_weights_moved():
+    config = GRPOConfig(lr_scheduler_type="linear", warmup_steps=10, max_steps=5)
+    step = {"reward": 0.5, "grad_norm": 1.0, "frac_reward_zero_std": 0.0, "entropy": 1.0}
+    (warning,) = find_symptoms([step] * 5, config)
+    assert "`warmup_steps` is 10 and the run has 5 steps" in warning
+    assert not find_symptoms([step] * 5, replace(config, max_steps=11))
+
+
 def test_a_run_that_learned_nothing_says_so_everywhere(policy_dir, tmp_path):
     def nothing(completions, **columns):
         return [0.0] * len(completions)
@@ -153,7 +181,7 @@ def test_a_run_that_learned_nothing_says_so_everywhere(policy_dir, tmp_path):
         result
     )
     paid = run_training(policy_dir, rewards=brevity, output=tmp_path / "paid", **options)
-    assert not any("gradient" in text for text in paid.warnings)
+    assert not any("gradient" in text or "Nothing" in text for text in paid.warnings)
     readable = replace(paid, before=GOOD, after=GOOD)
     assert "## Warnings" not in summary(readable) and "Warning" not in training_text(readable)
 

@@ -7,6 +7,7 @@ is what those already take: a penalty, a KL, or other problems.
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import generate
 from grpo_edu.runs.request import reward_functions
+from grpo_edu.runs.symptoms import sample_weights, unchanged
 from grpo_edu.trainer import train
 
 if TYPE_CHECKING:
@@ -98,7 +100,15 @@ def run_curriculum(
             anchors=progress.anchors,
             earlier=earlier,
         )
+        sample = sample_weights(model)
         progress.histories.append(list(_with_bar(steps, stage, bars)))
+        if unchanged(model, sample):
+            warnings.warn(
+                f"stage {stage.name!r}: nothing was learned, because no weight changed by more than rounding; look at "
+                "its learning_rate, warmup_steps and max_grad_norm, and with grpo at its rewards",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         progress.rows.append(measure())
         if number + 1 < len(stages):
             new = make_anchor(model, tokenizer, stage, training[number], curriculum.protection)

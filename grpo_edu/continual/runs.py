@@ -3,7 +3,8 @@
 config.json            what was asked for, and a fingerprint of the model that it starts from
 stage-0.json           held-out answers before any stage
 stage-K/model          the model after stage K; stage-K/anchors.safetensors: what protects the tasks so far
-stage-K.json           metrics and held-out answers of stage K, written last: a stage with this file is done
+stage-K.json           metrics and held-out answers of stage K, and hashes of the files that later stages need; written
+                       last, so that a stage with this file is done
 model/                 the model after the last stage, for `load_policy`
 matrix.json, matrix.png, summary.md
 """
@@ -27,8 +28,16 @@ from grpo_edu.continual.stages import Curriculum, curriculum_from_dict
 from grpo_edu.evaluation import Evaluation
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import Problem
-from grpo_edu.runs.checkpoint import check_fingerprint, check_same_data, data_fingerprint, fingerprint
+from grpo_edu.runs.checkpoint import (
+    check_files,
+    check_fingerprint,
+    check_same_data,
+    data_fingerprint,
+    fingerprint,
+    measure,
+)
 from grpo_edu.runs.folder import RunFolder, model_source
+from grpo_edu.runs.recording import sigterm_interrupts
 from grpo_edu.runs.request import load_split
 
 if TYPE_CHECKING:
@@ -100,7 +109,7 @@ def start_curriculum(
         "data_path": None if data_path is None else str(data_path),
         "curriculum": curriculum.to_dict(),
     }
-    with folder.begin(config, overwrite=overwrite):
+    with sigterm_interrupts(), folder.begin(config, overwrite=overwrite):
         return _go_on(folder, curriculum, policy, tokenizer, problems, Progress(), started, bars)
 
 
@@ -116,7 +125,8 @@ def resume_curriculum(
         model, curriculum: what it was started with, or None; anything else is refused.
 
     Raises:
-        ValueError: the folder holds no curriculum, or one with another model, other problems or other stages.
+        ValueError: the folder holds no curriculum, or one with another model, other problems or other stages, or a file
+            that the next stage needs is missing, damaged or replaced.
         BlockingIOError: another process is writing it.
     """
     started = time.perf_counter()
@@ -129,22 +139,51 @@ def resume_curriculum(
     check_fingerprint(config["fingerprint"], fingerprint(policy), folder.path)
     problems = [_stage_problems(stored, split, config["data_path"], config["n"]) for split in ("train", "heldout")]
     check_same_data(config.get("data_fingerprints"), _data_fingerprints(problems), folder.path)
-    with folder.resume():
+    with sigterm_interrupts(), folder.resume():
         progress = read_progress(folder.path)
         if progress.stages_done:
+            _check_stage(folder, progress.stages_done)
             policy, tokenizer = load_policy(_model_folder(folder, progress.stages_done, len(stored.stages)))
-            progress.anchors = _load_anchors(folder.path / f"stage-{progress.stages_done}", policy)
+            if stored.protection.method in ("ewc", "l2") and progress.stages_done < len(stored.stages):
+                progress.anchors = _load_anchors(folder.path / f"stage-{progress.stages_done}", policy)
         return _go_on(folder, stored, policy, tokenizer, problems, progress, started, bars)
 
 
 def read_progress(output: str | Path) -> Progress:
-    """Evaluations and metrics that a curriculum's folder holds, without anchors."""
+    """Evaluations and metrics that a curriculum's folder holds, without anchors.
+
+    Raises ValueError where the file of a stage is damaged.
+    """
     progress = Progress()
     while (path := Path(output) / f"stage-{len(progress.rows)}.json").is_file():
-        content = json.loads(path.read_text(encoding="utf-8"))
-        progress.rows.append([Evaluation(**part) for part in content["evaluations"]])
-        progress.histories += [content["history"]] if len(progress.rows) > 1 else []
+        try:
+            content = json.loads(path.read_bytes())
+            row, history = [Evaluation(**part) for part in content["evaluations"]], content["history"]
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"`resume`: {path} is damaged; {_again(path.name)}.") from None
+        progress.rows.append(row)
+        progress.histories += [history] if len(progress.rows) > 1 else []
     return progress
+
+
+def _again(name: str) -> str:
+    return f"restore it, or delete {name} and those of later stages, which are then repeated"
+
+
+def _check_stage(folder: RunFolder, number: int) -> None:
+    """Raise ValueError where a file that a stage left is not as the stage left it.
+
+    Each stage's file has the hashes of its model, its anchors and the file of the stage before. Folders of earlier
+    versions have none, and are not checked.
+    """
+    for later in range(number, 0, -1):
+        content = json.loads((folder.path / f"stage-{later}.json").read_bytes())
+        files = {
+            name: wanted
+            for name, wanted in content.get("files", {}).items()
+            if later == number or name == f"stage-{later - 1}.json"
+        }
+        check_files(folder.path, files, "`resume`", _again(f"stage-{later}.json"))
 
 
 def _stage_problems(curriculum: Curriculum, split: str, data_path: str | Path | None, n: int) -> list[list[Problem]]:
@@ -198,6 +237,9 @@ def _keep_stage(
         save_policy(policy, tokenizer, _model_folder(folder, number, total), overwrite=True)
         if number < total and progress.anchors:
             _save_anchors(folder.path / f"stage-{number}", progress.anchors)
+        kept = [*_model_folder(folder, number, total).iterdir(), folder.path / f"stage-{number - 1}.json"]
+        kept += (folder.path / f"stage-{number}").glob("anchors.*")
+        content["files"] = {path.relative_to(folder.path).as_posix(): measure(path) for path in sorted(kept)}
     folder.write_json(f"stage-{number}.json", content)
 
 
@@ -216,17 +258,24 @@ def _save_anchors(place: Path, anchors: list[Anchor]) -> None:
 
 
 def _load_anchors(place: Path, model: nn.Module) -> list[Anchor]:
+    """Read what protects the tasks so far; raises ValueError where it is missing, damaged or of another model."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if not (place / "anchors.safetensors").is_file():
-        return []
-    parts: dict[int, dict[str, dict[str, Tensor]]] = {}
-    for key, value in load_file(place / "anchors.safetensors").items():
+    file, parts = place / "anchors.safetensors", dict[int, dict[str, dict[str, Tensor]]]()
+    try:
+        stored = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"`resume`: {file}, without which earlier tasks are not protected, cannot be read ({error}); "
+            f"{_again(f'{place.name}.json')}."
+        ) from None
+    for key, value in stored.items():
         number, kind, name = key.split(".", 2)
         parts.setdefault(int(number), {"fisher": {}, "anchor_params": {}})[kind][name] = value
     anchors = [Anchor(**parts[number]) for number in sorted(parts)]
     for anchor in anchors:
-        check_fits(dict(model.named_parameters()), anchor.fisher, f"{place / 'anchors.safetensors'}: fisher")
+        check_fits(dict(model.named_parameters()), anchor.fisher, f"{file}: fisher")
     return anchors
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_edu.config import GRPOConfig, SupervisedConfig, check_numbers
+from grpo_edu.problems.files import read_utf8
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.profiles import load_profile
@@ -174,7 +175,7 @@ def load_curriculum(profile: str | Path) -> Curriculum:
     if not path.is_file():
         raise ValueError(f"profile: {profile} is neither a file nor one of {', '.join(PROFILES)}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_utf8(path))
         curriculum = curriculum_from_dict(content)
         _check_effects(content, curriculum)
         return curriculum

@@ -26,6 +26,16 @@ _PROBLEM_FIELDS = ("prompt", "answer", "level", "solution")
 _CALCULATOR_NOTE = re.compile(r"<<[^<>]*>>")
 
 
+def read_utf8(path: Path) -> str:
+    """The text of a file; raises ValueError that starts with file:line where it is not UTF-8."""
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, byte = content[: error.start].count(b"\n") + 1, content[error.start]
+        raise ValueError(f"{path}:{line}: the byte 0x{byte:02x} is not UTF-8 text; save the file as UTF-8") from None
+
+
 def json_records(path: Path, keys: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and the object of each line, which has a string for each of `keys`. Blank lines are skipped."""
     found = False

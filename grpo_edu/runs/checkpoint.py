@@ -129,7 +129,7 @@ def save_checkpoint(
             "history": [
                 {key: value if math.isfinite(value) else None for key, value in row.items()} for row in history
             ],
-            "files": {name: _measure(staging / name) for name in (_WEIGHTS, _STATE)},
+            "files": {name: measure(staging / name) for name in (_WEIGHTS, _STATE)},
         }
         (staging / _INDEX).write_text(json.dumps(index, allow_nan=False) + "\n", encoding="utf-8")
         for file in (*staging.iterdir(), staging):
@@ -315,13 +315,21 @@ def _read_index(place: Path) -> dict[str, Any]:
             f"checkpoint: {place} has format {index['format']}, written by grpo_edu {written}; this is grpo_edu "
             f"{__version__}, which reads format {FORMAT}; go on with that version, or start the run again"
         )
-    for name, wanted in index["files"].items():
-        size = (place / name).stat().st_size if (place / name).is_file() else 0
-        if size != wanted["bytes"]:
-            raise ValueError(f"checkpoint: {place / name} is cut short: {size} of {wanted['bytes']} bytes; {again}")
-        if _measure(place / name) != wanted:
-            raise ValueError(f"checkpoint: {place / name} is damaged, its hash is another; {again}")
+    check_files(place, index["files"], "checkpoint", again)
     return index
+
+
+def check_files(place: Path, files: Mapping[str, Any], what: str, again: str) -> None:
+    """Raise ValueError where a file in a folder is not as it was written.
+
+    files: names → what `measure` returned. what, again: the beginning of the message, and what to do.
+    """
+    for name, wanted in files.items():
+        size = (place / name).stat().st_size if (place / name).is_file() else 0
+        if size < wanted["bytes"]:
+            raise ValueError(f"{what}: {place / name} is cut short: {size} of {wanted['bytes']} bytes; {again}")
+        if measure(place / name) != wanted:
+            raise ValueError(f"{what}: {place / name} is damaged or replaced, its hash is another; {again}")
 
 
 def _check_index(place: Path, index: dict[str, Any], config: GRPOConfig, fingerprint: str) -> None:
@@ -362,7 +370,8 @@ def _checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted((int(name[1]), path) for name, path in named if name)]
 
 
-def _measure(file: Path) -> dict[str, Any]:
+def measure(file: Path) -> dict[str, Any]:
+    """The size of a file and a hash of its content, for `check_files`."""
     with open(file, "rb") as stream:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.problems.files import data_dir
+from grpo_edu.problems.files import data_dir, read_utf8
 from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS, RunRequest
 
 PROFILES = tuple(sorted(path.stem for path in (data_dir() / "profiles").glob("*.json")))
@@ -80,7 +80,7 @@ def load_profile(name: str | Path = "standard") -> Profile:
 
 
 def _read_profile(path: Path, name: str) -> Profile:
-    text = path.read_text(encoding="utf-8")
+    text = read_utf8(path)
     try:
         content = json.loads(text)
     except ValueError as error:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+from torch import Tensor, nn
+
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, mcnemar
 
 _FEW = 4  # steps at the beginning and at the end of a run whose mean is compared
 _SIGNIFICANT = 0.05
 _CUT, _OFTEN_CUT = "completions/clipped_ratio", 0.1
+_LARGEST_SAMPLE = 4096  # weights of one tensor that are looked at
+_FEW_WEIGHTS = 0.001  # share of the weights
 _FEW_ANSWERS = 0.05  # share of completions with an answer
 
 
@@ -22,12 +27,15 @@ def find_symptoms(
     config: GRPOConfig,
     before: Evaluation | None = None,
     after: Evaluation | None = None,
+    *,
+    unchanged: bool = False,
 ) -> list[str]:
     """Warnings about a run that did not learn, or became worse; each names the likely cause and a remedy.
 
     Args:
         history: the metrics of each step. config: the settings of the run.
         before, after: the evaluations on held-out problems; None where there is none.
+        unchanged: no weight changed by more than rounding, see `unchanged`.
 
     >>> step = {"reward": 0.0, "grad_norm": 0.0, "frac_reward_zero_std": 1.0, "entropy": 0.2}
     >>> print(find_symptoms([step, step], GRPOConfig())[0][:54])
@@ -35,11 +43,58 @@ def find_symptoms(
     """
     found = [_answers(config, before, after)]
     if history:
+        found += [_weights(history, config, unchanged)]
         found += [_rewards(history, config, before), _entropy(history, config, after)]
         found += [_accuracy(history, config, before, after), _constant(history)]
         if not any("`max_completion_length`" in text for text in found):
             found.append(_cut_off(history, config))
     return [text for text in found if text]
+
+
+def sample_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of some weights of every tensor that is trained, for `unchanged`; at most 16 KB per tensor."""
+    with torch.no_grad():
+        return {name: _some(weight).clone() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def unchanged(model: nn.Module, sample: Mapping[str, Tensor]) -> bool:
+    """Whether almost no weight differs from a sample by more than the rounding of its number format."""
+    weights = dict(model.named_parameters())
+    moved = total = 0
+    with torch.no_grad():
+        largest = max(float(then.abs().max()) for then in sample.values())
+        for name, then in sample.items():
+            size = torch.where(then == 0, largest, then.abs().double())
+            change = (_some(weights[name]).double() - then.double()).abs()
+            moved += int((change > torch.finfo(then.dtype).eps * size).sum())
+            total += then.numel()
+    return moved < _FEW_WEIGHTS * total
+
+
+def _some(weight: Tensor) -> Tensor:
+    flat = weight.detach().flatten()
+    return flat[:: max(1, len(flat) // _LARGEST_SAMPLE)]
+
+
+def _weights(history: Sequence[Mapping[str, float]], config: GRPOConfig, unchanged: bool) -> str:
+    """Whether the settings kept the weights where they were, or the learning rate below what it was set to."""
+    warm_up = f"`warmup_steps` is {config.warmup_steps} and the run has {config.max_steps} steps"
+    is_short = config.lr_scheduler_type != "constant" and config.warmup_steps >= config.max_steps
+    if not unchanged:
+        return f"{warm_up}, so the learning rate never reached `learning_rate`. Lower `warmup_steps`." * is_short
+    if all(step["grad_norm"] == 0 for step in history):
+        return ""  # `_rewards` says why
+    nothing = "Nothing was learned: no weight changed by more than rounding. The likely cause:"
+    longest = max(step["grad_norm"] for step in history)
+    if config.max_grad_norm and config.max_grad_norm < 1e-6 * longest:
+        return (
+            f"{nothing} `max_grad_norm` is {config.max_grad_norm:g}, and every gradient was shortened to it from up to "
+            f"{longest:.2g}. Set it to 1."
+        )
+    if is_short:
+        return f"{nothing} {warm_up}, so the learning rate stayed close to 0. Lower `warmup_steps`."
+    rate = f"`learning_rate` is {config.learning_rate:g}"
+    return f"{nothing} {rate}, too small for the number format of the weights. Raise it, for example to 1e-4."
 
 
 def _rewards(history: Sequence[Mapping[str, float]], config: GRPOConfig, before: Evaluation | None) -> str:

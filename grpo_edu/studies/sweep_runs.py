@@ -26,6 +26,7 @@ from grpo_edu.runs.checkpoint import check_fingerprint, check_same_data, data_fi
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog
 from grpo_edu.runs.profiles import Profile
+from grpo_edu.runs.recording import sigterm_interrupts
 from grpo_edu.runs.request import RunRecord, load_asked, score_unanswered
 from grpo_edu.runs.run import open_policy, with_adapters
 from grpo_edu.studies.sweep import (
@@ -74,7 +75,7 @@ def start_sweep(
     config["fingerprint"] = fingerprint(open_policy(RunRecord.from_dict(config))[0])
     config["data_fingerprints"] = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
     folder.check_room(0)
-    with folder.begin(config, overwrite=overwrite):
+    with sigterm_interrupts(), folder.begin(config, overwrite=overwrite):
         return _execute(folder, config, problems)
 
 
@@ -90,7 +91,7 @@ def resume_sweep(output: str | Path) -> SweepResult:
     check_fingerprint(config["fingerprint"], fingerprint(open_policy(RunRecord.from_dict(config))[0]), folder.path)
     found = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
     check_same_data(config.get("data_fingerprints"), found, folder.path)
-    with folder.resume():
+    with sigterm_interrupts(), folder.resume():
         return _execute(folder, config, problems)
 
 
