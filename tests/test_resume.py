@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from small_policy import brevity, fill, names_in
+from small_policy import brevity, fill, names_in, same_weights
 
 from benchmarks.kill_and_resume import outcome, study
 from grpo_edu.cli.main import main
@@ -356,6 +357,62 @@ def test_a_disk_without_room_for_checkpoints_is_said_before_anything(run, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_is_resumed_or_replaced_on_the_disk_that_it_was_started_on(run, tmp_path, monkeypatch):
+    """The room that its checkpoints take now is free for those that replace them."""
+    run(rewards=stopping_at(4, interrupt))
+    size = sum(file.stat().st_size for file in (tmp_path / "run" / "checkpoints").rglob("*") if file.is_file())
+    needed = runs.RunFolder.check_room
+    asked = []
+    monkeypatch.setattr(
+        runs.RunFolder, "check_room", lambda self, n, **more: asked.append(n) or needed(self, n, **more)
+    )
+    usage = type("Usage", (), {"free": 10**12})
+    monkeypatch.setattr("shutil.disk_usage", lambda place: usage)
+    resume_training(shutil.copytree(tmp_path / "run", tmp_path / "copy"), progress=False)
+    usage.free = asked[0] + 2**20 - size  # all that is needed, less what the checkpoint holds
+    resume_training(shutil.copytree(tmp_path / "run", tmp_path / "again"), progress=False)
+    run(overwrite=True)
+    usage.free -= 2 * size
+    with pytest.raises(OSError, match="nearly full"):
+        run(overwrite=True)
+
+
+def test_the_room_of_the_model_is_reserved_and_a_full_disk_at_the_end_costs_nothing(run, small_disk):
+    calls = []
+
+    def fill_at_the_end(completions, completion_ids):
+        calls.append(1)
+        if len(calls) == 5:
+            fill(small_disk)
+        return [1 / len(ids) for ids in completion_ids]
+
+    fill_at_the_end.__name__ = "brevity"
+    result = None
+    with suppress(OSError):
+        result = run(output=small_disk / "run", rewards=fill_at_the_end, checkpoint_every=0)
+    whole = run(output=small_disk.parent / "whole", rewards=brevity, checkpoint_every=0)
+    assert same_weights(load_policy(small_disk / "run")[0].state_dict(), load_policy(whole.output)[0].state_dict())
+    steps = read_log(small_disk / "run" / "metrics.jsonl")
+    assert len(steps) == 5 and (result is None or len(result.history) == 5)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_folder_that_cannot_be_written_at_the_end_costs_no_model(run, tmp_path, monkeypatch, rank):
+    save = runs.save_policy
+
+    def unwritable(policy, tokenizer, folder, **options):
+        if folder == tmp_path / "run" / "model":
+            raise OSError(errno.EIO, "Input/output error", str(folder))
+        return save(policy, tokenizer, folder, **options)
+
+    monkeypatch.setattr(runs, "save_policy", unwritable)
+    with pytest.raises(OSError, match="Input/output") as caught:
+        run(lora_rank=rank)
+    (place,) = re.findall(r"the trained model was saved in (\S+) instead", " ".join(caught.value.__notes__))
+    assert load_policy(place)
+    shutil.rmtree(place)
+
+
 def test_a_checkpoint_that_finds_no_room_leaves_the_older_one(run, tmp_path, monkeypatch):
     save, calls = run_recording.save_checkpoint, []
 
@@ -370,7 +427,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_older_one(run, tmp_path, mon
         run()
     folder = tmp_path / "run"
     assert caught.value.__notes__ == [
-        f"{folder} keeps 4 steps: metrics.jsonl, checkpoints; go on with --resume {folder}"
+        f"{folder} keeps 4 steps: metrics.jsonl, model, summary.md, checkpoints; go on with --resume {folder}"
     ]
     assert len(resume_training(folder, progress=False).history) == 5
 

@@ -27,6 +27,7 @@ from grpo_edu.runs.recording import WholeSteps, sigterm_interrupts
 from grpo_edu.runs.request import RunRequest, default_config, default_folder, load_split, parse_names, reward_functions
 from grpo_edu.runs.run import run_evaluation, run_training
 from grpo_edu.runs.summary import RunResult, summary
+from grpo_edu.trainer import train
 
 CONFIG = GRPOConfig(
     num_generations=4, prompts_per_step=2, max_completion_length=24, max_steps=3, learning_rate=1e-3, seed=5
@@ -273,6 +274,21 @@ def test_a_folder_that_holds_no_run_is_never_touched(run, policy_dir, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_run_whose_config_is_damaged_is_named_and_left_alone(run, tmp_path):
+    folder = run().output
+    (folder / "config.json").write_text((folder / "config.json").read_text()[:-30])
+    for overwrite in (True, False):
+        with pytest.raises(FileExistsError, match="config.json.*damaged.*delete the folder"):
+            run(overwrite=overwrite)
+    assert (folder / "model").is_dir()
+
+
+def test_two_rewards_of_one_name_are_refused_before_anything_is_sampled(policy_dir):
+    model, tokenizer = load_policy(policy_dir)
+    with pytest.raises(ValueError, match="reward_funcs.*different names.*brevity, brevity"):
+        next(train(model, tokenizer, load_problems("basic", "train", 2), [brevity, brevity], CONFIG))
+
+
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="cannot be written"):

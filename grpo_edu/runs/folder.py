@@ -23,6 +23,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -118,6 +119,7 @@ _REPLACED = (
     *("stage-*", "matrix.json", "matrix.png", "sweep.json", "sweep.png", "optuna.log", "runs.jsonl"),
 )
 _OTHER_FILES_SIZE = 2**20  # bytes, generous
+_RESERVED = ".reserved.tmp"  # holds the place of the files that a run writes last
 
 
 class RunFolder:
@@ -167,6 +169,11 @@ class RunFolder:
                 raise FileExistsError(
                     f"output: {self.path} already holds a run; choose another folder, or overwrite it"
                 )
+        elif (self.path / "config.json").is_file() and self.metrics.is_file():
+            raise FileExistsError(
+                f"output: the config.json of the run in {self.path} is damaged, so the run cannot be replaced or "
+                "resumed; delete the folder, or choose another one"
+            )
         elif any(entry.name != LOCK_NAME for entry in self.path.iterdir()):
             raise FileExistsError(f"output: {self.path} holds files that are not a run; choose a new or empty folder")
 
@@ -175,12 +182,40 @@ class RunFolder:
         if self.path in Path(model).expanduser().absolute().parents:
             raise ValueError(f"output: {self.path} holds the model to start from; choose another folder")
 
-    def check_room(self, model_size: int) -> None:
-        """Raise OSError (ENOSPC) where the disk cannot take so many bytes of models and the small files."""
-        needed, free = model_size + _OTHER_FILES_SIZE, shutil.disk_usage(self._nearest()).free
+    def check_room(self, model_size: int, *, resumes: bool = False) -> None:
+        """Raise OSError (ENOSPC) where the disk cannot take so many bytes of models and the small files.
+
+        What the folder holds and the run replaces counts as free: the checkpoints of a run that is resumed, or the
+        files of a run that is overwritten.
+        """
+        replaced = ("checkpoints/step-*",) if resumes else _REPLACED
+        needed = model_size + _OTHER_FILES_SIZE
+        free = shutil.disk_usage(self._nearest()).free + sum(map(_size, self._matching(*replaced)))
         if free < needed:
             advice = f"{free / 1e6:.1f} MB are free and the run needs {needed / 1e6:.1f} MB; free some space first"
             raise OSError(errno.ENOSPC, f"the disk is nearly full: {advice}", str(self.path))
+
+    def reserve(self, model_size: int) -> None:
+        """Take the room on the disk that the model and the small files will need, until `release` is called.
+
+        Raises OSError where there is not so much room.
+        """
+        size, place = model_size + _OTHER_FILES_SIZE, self.path / _RESERVED
+        try:
+            with open(place, "wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                else:
+                    file.write(bytes(size))
+        except OSError as error:
+            self.release()
+            raise OSError(
+                error.errno, f"{error.strerror}; the model will need {size / 1e6:.1f} MB", str(place)
+            ) from error
+
+    def release(self) -> None:
+        """Free what `reserve` took, if it did."""
+        (self.path / _RESERVED).unlink(missing_ok=True)
 
     def _nearest(self) -> Path:
         """The folder itself, or the nearest folder above it that exists."""
@@ -204,7 +239,7 @@ class RunFolder:
     def claim(self, config: dict[str, Any]) -> None:
         """Make the folder, remove the files of a run that is replaced (no others), and write config.json."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.clear(*_REPLACED)
+        self.clear(_RESERVED, *_REPLACED)
         self.write_json("config.json", config)
 
     def read_config(self, key: str, kind: str) -> dict[str, Any]:
@@ -219,13 +254,17 @@ class RunFolder:
 
     def note_kept(self, error: BaseException, kept: str, *, resumable: bool = True) -> None:
         """Add to an error what the folder keeps, and how to resume the run where that is possible."""
-        error.add_note(f"{self.path} keeps {kept}" + (f"; go on with --resume {self.path}" if resumable else ""))
+        error.add_note(
+            f"{self.path} keeps {kept}" + (f"; go on with --resume {shlex.quote(str(self.path))}" if resumable else "")
+        )
 
     def clear(self, *patterns: str) -> None:
         """Remove files and folders inside this one, by their names or glob patterns."""
-        for pattern in patterns:
-            for path in self.path.glob(pattern):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in self._matching(*patterns):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _matching(self, *patterns: str) -> list[Path]:
+        return [path for pattern in patterns for path in self.path.glob(pattern)]
 
     def drop_checkpoints(self) -> None:
         """Remove what only a run that is under way needs."""
@@ -257,6 +296,12 @@ class RunFolder:
             raise OSError(error.errno, advice, str(self.path / name)) from error
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    """The bytes of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def read_run_config(folder: str | Path) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,14 @@ class RunLog(AbstractContextManager):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def write_log(path: str | os.PathLike[str], records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a log anew."""
+    Path(path).unlink(missing_ok=True)
+    with RunLog(path) as log:
+        for record in records:
+            log.append(record)
 
 
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

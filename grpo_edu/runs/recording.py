@@ -167,15 +167,15 @@ def record_steps(
                 if begin is not None:
                     begin()
                     begin, logs = None, open_logs(files, folder, done, record, sampled)
+                done.append(metrics)
                 for append in logs:
                     append(metrics)
-                done.append(metrics)
                 if keeper is not None:
                     keeper.keep(done)
                 bar.set_postfix(reward=f"{metrics['reward']:.2f}", refresh=False)
                 bar.update()
                 steps.done()
-    except STOPS as error:
+    except (*STOPS, OSError) as error:
         if keeper is not None and isinstance(error, ArithmeticError):
             if begin is not None and not folder.path.exists():
                 begin()
@@ -187,10 +187,6 @@ def record_steps(
                 note_what_is_kept(error, folder, 0)
             raise
         return done, error
-    except OSError as error:  # a full disk: nothing more can be saved
-        if done:
-            note_what_is_kept(error, folder, len(done))
-        raise
     return done, None
 
 

@@ -7,6 +7,7 @@ The command line is a thin layer over `start_run`, `resume_training` and `run_ev
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
@@ -35,6 +36,7 @@ from grpo_edu.runs.checkpoint import (
 from grpo_edu.runs.completions import columns_of_batch
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.look import first_look
+from grpo_edu.runs.log import write_log
 from grpo_edu.runs.recording import STOPS, Keeper, noting, record_steps, sigterm_interrupts
 from grpo_edu.runs.request import (
     ALL_LAYERS,
@@ -48,12 +50,14 @@ from grpo_edu.runs.request import (
     read_resumable,
 )
 from grpo_edu.runs.summary import RunResult, report_evaluation, write_result
+from grpo_edu.runs.symptoms import sample_weights, unchanged
 from grpo_edu.runs.tracking import check_trackers
 from grpo_edu.trainer import check_inputs, start_training, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_TOKEN_SIZE = 100  # bytes per token of a tokenizer's files, generous
 GREEDY_BUDGET = 3.0  # seconds: where one evaluation is quicker than this, a greedy one is made as well
 
 
@@ -204,7 +208,7 @@ def _execute(
     check_inputs(policy, work.problems, config)
     if not resumes:
         say(look)
-    folder.check_room(_room_needed(policy, config, request.checkpoint_every))
+    folder.check_room(_room_needed(work, config, request.checkpoint_every), resumes=resumes)
     test = partial(
         evaluate,
         tokenizer=tokenizer,
@@ -217,22 +221,40 @@ def _execute(
     stored = _read_before(folder, data) if resumes else None
     before, greedy_before = stored or _evaluate_before(partial(test, policy, progress=bars["before"]), request.greedy)
     kept = {"sampled": asdict(before), "greedy": greedy_before and asdict(greedy_before), "data": data}
+    sample = sample_weights(policy)
     training, keeper, earlier, sampled = _training(folder, request, work, resumes, kept)
-    history, stopped = record_steps(
-        training,
-        folder,
-        record,
-        history=earlier,
-        progress=progress,
-        keeper=keeper,
-        sampled=sampled,
-        begin=None if begin is None else partial(begin, look, kept),
-    )
+
+    def claim() -> None:
+        """Claim the folder, and take the room that the trained model will need."""
+        if begin is not None:
+            begin(look, kept)
+        folder.reserve(_saved_size(work))
+
+    if resumes:
+        claim()
+    try:
+        history, stopped = record_steps(
+            training,
+            folder,
+            record,
+            history=earlier,
+            progress=progress,
+            keeper=keeper,
+            sampled=sampled,
+            begin=None if resumes else claim,
+        )
+    except BaseException:
+        folder.release()
+        raise
     with noting(folder, len(history)):
         if keeper is not None and (
             isinstance(stopped, KeyboardInterrupt) or (stopped is None and has_adapters(policy))
         ):
             keeper.keep_last(history)  # before the adapters are merged: the evaluation may be interrupted
+        folder.release()
+        if isinstance(stopped, OSError):  # the last lines of the log may not have found room
+            write_log(folder.metrics, history)
+        is_unchanged = unchanged(policy, sample)
         policy = keep_policy(policy, tokenizer, folder)
         after = greedy_after = None
         try:
@@ -256,6 +278,7 @@ def _execute(
             steps_before=len(earlier),
             interrupted=interrupted,
             failure="" if stopped is None or interrupted else str(stopped) or type(stopped).__name__,
+            unchanged=is_unchanged,
         )
         write_result(folder, result)
         if result.failure and stopped is not None:
@@ -315,12 +338,19 @@ def _training(
     return training, keeper, history, lambda: columns_of_batch(state.batch, request.reward_names)
 
 
-def _room_needed(policy: PreTrainedModel, config: GRPOConfig, checkpoint_every: int) -> int:
+def _room_needed(work: _Work, config: GRPOConfig, checkpoint_every: int) -> int:
     """Return the bytes needed on the disk for the model, and for two checkpoints while one replaces the other."""
-    shape = ModelShape.of(policy)
+    shape = ModelShape.of(work.policy)
     held = held_bytes(shape, config)
     checkpoint = shape.trained + held["optimizer"] + (held["reference"] if config.sync_ref_model else 0)
-    return shape.weights + (2 * checkpoint if checkpoint_every else 0)
+    return _saved_size(work) + (2 * checkpoint if checkpoint_every else 0)
+
+
+def _saved_size(work: _Work) -> int:
+    """Return the bytes of the trained model on the disk, with its adapters and its tokenizer."""
+    shape = ModelShape.of(work.policy)
+    adapters = shape.trained if has_adapters(work.policy) else 0
+    return shape.weights + adapters + _TOKEN_SIZE * len(work.tokenizer)
 
 
 def open_policy(record: RunRecord, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -360,11 +390,24 @@ def with_adapters(policy: PreTrainedModel, request: RunRequest) -> PreTrainedMod
 def keep_policy(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: RunFolder) -> PreTrainedModel:
     """Save the trained policy into a run's folder, for `load_policy`; adapters are saved separately, then merged.
 
-    Returns the policy as it was saved. Raises OSError where the disk is full.
+    Returns the policy as it was saved. Raises OSError where the folder cannot be written; a note of the error names the
+    temporary folder that holds the policy then.
     """
+    problem: OSError | None = None
     if has_adapters(policy):
         folder.clear("adapters")
-        save_adapters(policy, folder.path / "adapters")
+        try:
+            save_adapters(policy, folder.path / "adapters")
+        except OSError as error:
+            problem = error
         policy = merge_lora(policy)
-    save_policy(policy, tokenizer, folder.model, overwrite=True)
+    try:
+        if problem is not None:
+            raise problem
+        save_policy(policy, tokenizer, folder.model, overwrite=True)
+    except OSError as error:
+        elsewhere = Path(tempfile.mkdtemp(prefix="grpo-edu-model-"))
+        save_policy(policy, tokenizer, elsewhere)  # raises where there is no room either
+        error.add_note(f"the trained model was saved in {elsewhere} instead")
+        raise
     return policy

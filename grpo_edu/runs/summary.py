@@ -44,7 +44,8 @@ class RunResult:
     None where the run was stopped. seconds: from the loading of the model to the last evaluation.
     greedy_before, greedy_after: without sampling, None where left out. steps_before: steps of the history that an
     earlier call had done, which `seconds` do not hold.
-    interrupted: Ctrl-C ended it. failure: the error that ended it, else empty.
+    interrupted: Ctrl-C ended it. failure: the error that ended it, else empty. unchanged: no weight changed by more
+    than rounding.
     """
 
     output: Path
@@ -58,6 +59,7 @@ class RunResult:
     steps_before: int = 0
     interrupted: bool = False
     failure: str = ""
+    unchanged: bool = False
 
     @property
     def config(self) -> GRPOConfig:
@@ -72,7 +74,7 @@ class RunResult:
     @property
     def warnings(self) -> list[str]:
         """What went wrong in the training, each with its likely cause and a remedy, see `find_symptoms`."""
-        return find_symptoms(self.history, self.config, self.before, self.after)
+        return find_symptoms(self.history, self.config, self.before, self.after, unchanged=self.unchanged)
 
     @property
     def throughput(self) -> dict[str, float]:
@@ -394,7 +396,7 @@ def report_evaluation(
     request = RunRequest(str(model), data, heldout=heldout, columns=columns, rewards=rewards)  # type: ignore[arg-type]
     problems = load_asked({**vars(request), "data_path": data_path}, split, n=n)
     score_unanswered(problems, request.rewards)
-    length = max_completion_length or default_config(data).max_completion_length
+    length = default_config(data).max_completion_length if max_completion_length is None else max_completion_length
     with PeakMemory() as memory:
         policy, tokenizer = load_policy(model_source(model), dtype)
         policy = policy.to(choose_device(device, policy.num_parameters()))

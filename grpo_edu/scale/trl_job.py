@@ -37,6 +37,7 @@ from grpo_edu.runs.recording import open_logs
 from grpo_edu.runs.request import RunRecord, RunRequest, read_record, read_run_result
 from grpo_edu.runs.run import keep_policy, open_policy, with_adapters
 from grpo_edu.runs.summary import RunResult, write_result
+from grpo_edu.runs.symptoms import sample_weights, unchanged
 from grpo_edu.runs.tracking import check_trackers
 from grpo_edu.scale.trl_backend import build_trainer, ignore_known_warnings, report_steps, sampled_columns, trl_settings
 
@@ -102,6 +103,7 @@ def train_on_processes(
             job.claim(record, held)
         policy, tokenizer = open_policy(record, device="cpu")  # accelerate chooses the process's own device
         policy = with_adapters(policy.to(state.device), request)
+        sample = sample_weights(policy)
         problems, heldout = request.load_problems()
         if job.is_main:
             job.folder.write_text("first_look.txt", first_look(request, problems, heldout, policy, tokenizer))
@@ -119,9 +121,12 @@ def train_on_processes(
         after = job.evaluate(policy, tokenizer, heldout)
         result = None
         if job.is_main:
+            is_unchanged = unchanged(policy, sample)
             keep_policy(policy, tokenizer, job.folder)
             seconds = time.perf_counter() - started
-            result = RunResult(job.folder.path, record, history, before, after, seconds, steps_before=done)
+            result = RunResult(
+                job.folder.path, record, history, before, after, seconds, steps_before=done, unchanged=is_unchanged
+            )
             write_result(job.folder, result)
             job.folder.drop_checkpoints()
     state.wait_for_everyone()
