@@ -23,7 +23,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -376,11 +376,18 @@ def _wait_for_all(names: Sequence[str], returned: Sequence[Any]) -> list[Any]:
     async def gather() -> list[Any]:
         return await asyncio.gather(*map(wait_for, names, returned))
 
-    thread = ThreadPoolExecutor(1)  # in a notebook, the event loop of this thread is already running
-    try:
-        return thread.submit(asyncio.run, gather()).result()
-    finally:
-        thread.shutdown(wait=False)  # so that an interrupt does not wait
+    done: Future[list[Any]] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(asyncio.run(gather()))
+        except BaseException as error:  # handed on to the thread that waits
+            done.set_exception(error)
+
+    # In a notebook, the event loop of this thread is already running. Neither an interrupt nor the end of the process
+    # waits for a daemon thread, because a function may wait for an answer that never comes.
+    threading.Thread(target=run, daemon=True).start()
+    return done.result()
 
 
 def compute_rewards(

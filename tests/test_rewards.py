@@ -5,6 +5,8 @@ import functools
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from fractions import Fraction
@@ -286,6 +288,19 @@ def test_ctrl_c_ends_the_waiting():
     with pytest.raises(KeyboardInterrupt):
         compute_rewards(slow, **B)
     assert time.perf_counter() - started < 9
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_an_asynchronous_function_that_hangs_does_not_keep_the_process_alive():
+    code = (
+        "import asyncio, os, signal, threading; from grpo_edu.rewards import compute_rewards\n"
+        "async def hangs(completions, **kwargs):\n"
+        "    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()\n"
+        "    await asyncio.sleep(600)\n"
+        "compute_rewards(hangs, prompts=['p'], completions=['c'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode and "KeyboardInterrupt" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,12 @@ def test_a_sweep_finds_the_settings_that_work_and_names_the_impossible(swept):
     assert (swept.output / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_sweep_of_nothing_but_the_start_has_a_picture():
+    records = [{"part": "search", "settings": {"beta": 0.0}, "seed": seed, "accuracy": 0.5} for seed in (0, 1, 2)]
+    only = SweepResult(Path("here"), SweepPlan(space=parse_space({"beta": "0"})), {"beta": 0.0}, records)
+    assert only.chosen is None and len(sweep_figure(only).axes) == 1
+
+
 def test_problems_to_train_choose_and_judge_by_are_apart(swept):
     from grpo_edu.runs.folder import read_run_config
 

@@ -451,6 +451,8 @@ def _draw_settings(axes: Axes, rows: Sequence[Tried], result: SweepResult) -> No
     style_axes(axes, "Chosen by: validation problems", "", "solved (%), mean with its interval over the seeds")
     for number, is_start in enumerate((False, True)):
         kept = [(place, row) for place, row in enumerate(rows) if (row.settings == result.start) is is_start]
+        if not kept:  # nothing but the start could be tried
+            continue
         means = [percent(row.estimate.value, row.estimate.low, row.estimate.high) for _, row in kept]
         intervals(axes, number, means, [place for place, _ in kept])
         points = [(100 * share, place + 0.22) for place, row in kept for share in row.accuracies]
