@@ -359,7 +359,7 @@ def main() -> int:
     parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure anew (default: all)")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/step_SCALE.json")
     options = parser.parse_args()
-    rounds = options.rounds or (7 if options.scale == "tiny" else 1)
+    rounds = (7 if options.scale == "tiny" else 1) if options.rounds is None else options.rounds
     output = options.output or RESULTS / f"step_{options.scale}.json"
     before = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
     found = {part: measure(options.scale, part, rounds) for part in options.parts}

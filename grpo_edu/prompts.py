@@ -108,23 +108,35 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str, system: str
         system: the system prompt, where the tokenizer's prompt style has none of its own. With None there is none of
             ours; the chat template may add the model's own.
 
-    Raises ValueError for a tokenizer without a chat template, or with one that refuses such messages.
+    Raises ValueError for a tokenizer without a chat template, or with one that has an error or refuses such messages, and
+    for a question with half of a character.
     """
     return render_messages(tokenizer, chat_messages(question, system, prompt_style(tokenizer)))
 
 
 def render_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
     """Render chat messages as `render_prompt` does."""
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, TemplateSyntaxError
 
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             "tokenizer has no chat template, so the prompt cannot be put into the model's own format. "
             "Use an instruction-tuned model, or set tokenizer.chat_template."
         )
+    for message in messages:
+        if half := re.search("[\ud800-\udfff]", message["content"]):
+            raise ValueError(
+                f"the text {message['content'][:200]!r} contains {half[0]!r}, half of a character, which is not valid "
+                "Unicode; write the character itself, or remove it"
+            )
     variables = prompt_style(tokenizer).template_kwargs
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **variables)
+    except TemplateSyntaxError as error:
+        raise ValueError(
+            f"the chat template of the tokenizer has an error in line {error.lineno}: {error}; correct "
+            "chat_template.jinja in the model's folder, or set tokenizer.chat_template"
+        ) from None
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(

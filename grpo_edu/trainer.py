@@ -213,6 +213,8 @@ def train(
     """
     reward_funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
     names = [reward_name(func) for func in reward_funcs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"reward_funcs must have different names, got {', '.join(names)}; set their __name__")
     state = state or start_training(model, tokenizer, problems, config)
     if penalty is not None:
         state.stepper.abort_grad_norm = None

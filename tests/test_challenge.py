@@ -285,6 +285,8 @@ def test_only_what_is_not_rejected_is_submitted(submit, tmp_path, monkeypatch, c
     ("arguments", "words"),
     [
         (["run", "nowhere"], ["nowhere", "does not exist"]),
+        (["run", "."], ["submission.py", "missing"]),
+        (["run", ".", "--seeds", "0"], ["seeds", "0"]),
         (["run", ".", "--start", "huge"], ["huge", "halfway"]),
         (["judge", "."], ["--output"]),
         (["judge", ".", "--output", "out", "--seeds", "1"], ["seeds", "2"]),

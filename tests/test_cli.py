@@ -163,8 +163,10 @@ def test_a_disk_that_fills_up(policy_dir, small_disk):
     (line,) = err.splitlines()
     assert line.startswith("grpo-edu: error: ") and "No space left on device" in line
     steps = len(read_log(output / "metrics.jsonl"))
-    assert re.search(rf"{re.escape(str(output))} keeps {steps} steps?: metrics\.jsonl$", line)
-    assert names_in(output) == {"config.json", "metrics.jsonl"}
+    assert re.search(rf"{re.escape(str(output))} keeps {steps} steps?: metrics\.jsonl, model, summary\.md$", line)
+    kept = {"config.json", "metrics.jsonl", "model", "summary.md", "curves.png", "result.json"}
+    assert load_policy(output / "model") and names_in(output) == kept
+    assert json.loads((output / "result.json").read_text())["steps"] == steps
 
 
 def test_a_training_that_diverges_keeps_what_was_done(policy_dir, tmp_path, capsys):
@@ -183,6 +185,10 @@ def test_a_training_that_diverges_keeps_what_was_done(policy_dir, tmp_path, caps
         ("train --rewards accuracy,speed", "--rewards.*'speed'.*accuracy, format"),
         ("train --num-generations 1", "--num-generations.*2.*1"),
         ("train --gradient-accumulation-steps 3", "--gradient-accumulation-steps.*--prompts-per-step.*3"),
+        ("train --resume no-such-run", "--resume.*no-such-run.*not exist"),
+        ("sweep --resume no-such-run", "--resume.*no-such-run"),
+        ("train --model no-template", "chat template.*line 1.*correct"),
+        ("evaluate --model {policy} --n 3 --max-completion-length 0", "--max-completion-length.*0"),
         ("train --steps 0", "--steps.*at least 1.*0"),
         ("train --learning-rate nan", "--learning-rate.*positive.*nan"),
         ("train --model no-such-model", "--model.*no-such-model"),
@@ -203,12 +209,13 @@ def test_a_training_that_diverges_keeps_what_was_done(policy_dir, tmp_path, caps
 def test_bad_input_is_one_line_and_exit_code_2(policy_dir, tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     Path("broken.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question"\n')
-    for name, left_out in (("damaged", ""), ("incomplete", "tokenizer.json")):
+    for name, left_out in (("damaged", ""), ("incomplete", "tokenizer.json"), ("no-template", "")):
         Path(name).mkdir()
         for file in policy_dir.iterdir():
             if file.name != left_out:
                 (Path(name) / file.name).write_bytes(file.read_bytes())
     Path("damaged/model.safetensors").write_bytes(b"not weights")
+    Path("no-template/chat_template.jinja").write_text("{% for message in %}")
     before = sorted(tmp_path.rglob("*"))
     assert main(arguments.format(policy=policy_dir).split()) == 2
     line = complaint(capsys)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,9 @@ def test_the_published_recipe_reaches_trl(tmp_path):
         ({"time": "soon"}, "time: 'soon' .* HH:MM:SS"),
         ({"partition": "gpu; rm -rf ~"}, "partition: .* must be one word"),
         ({"account": "a\n#SBATCH --nodes=99"}, "account: .* must be one word"),
+        ({"memory": "lots"}, "memory: 'lots' .* 32G"),
+        ({"memory": "32GB"}, "memory: '32GB' .* 32G"),
+        ({"memory": "0"}, "memory: '0' .* 32G"),
         ({"rollout": "llama"}, "rollout: 'llama' .* vllm"),
         ({"micro_batch_size": 3}, "micro_batch_size: 3 .* divisor of 8"),
         ({"fixed": ["prompts_per_step"], "nodes": 3}, "prompts_per_step: 1 .* 3 processes"),
@@ -104,6 +108,17 @@ def test_bash_reads_the_script_and_a_strange_folder_stays_one_word(gpus, tmp_pat
     assert train == ["-m", "grpo_edu.scale.trl_job", *places, "--rollout", "transformers"], done.stderr
     assert last.startswith("job 7 on n1") and ":20007, accelerate_cpu.yaml" in last
     assert load_profile(folder / "job.json").request().lora_rank == 16
+    # Slurm splits the lines of #SBATCH at blanks, with quotes as a shell has them, and replaces %x and %j in the log's
+    words = [word for line in shown.splitlines() if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
+    assert all(word.startswith("--") for word in words) and f"--output={folder}/%x-%j.log" in words
+
+
+def test_the_command_that_submits_the_job_can_be_copied(tmp_path, capsys):
+    folder = tmp_path / "my jobs, 100%"
+    assert main(["cluster", "--output", str(folder)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(last.partition("submit it: ")[2]) == ["sbatch", f"{folder}/job.sbatch"]
+    assert "100%%/%x-%j.log" in (folder / "job.sbatch").read_text()
 
 
 def test_accelerate_reads_both_configs(tmp_path):

@@ -1,5 +1,6 @@
 """Reading an answer: literals, exploits, properties, and every GSM8K reference answer."""
 
+import copy
 import json
 import time
 from decimal import Decimal
@@ -306,6 +307,16 @@ def test_render_prompt_refuses_a_tokenizer_without_template():
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         render_prompt(tokenizer, "What is 2 + 3?")
+
+
+def test_a_question_with_half_a_character_and_a_template_with_an_error_are_named(tokenizer):
+    with pytest.raises(ValueError, match=r"'a \\ud800 b' contains '\\ud800', half of a character"):
+        render_prompt(tokenizer, "a \ud800 b")
+    tokenizer = copy.deepcopy(tokenizer)
+    for template in ("{% for message in %}", "{{ raise_exception('no system role') }}"):
+        tokenizer.chat_template = template
+        with pytest.raises(ValueError, match="chat template.*(line 1.*correct|no system role)"):
+            render_prompt(tokenizer, "What is 2 + 3?")
 
 
 def test_the_system_prompt_is_the_one_the_tiny_model_was_trained_with():

@@ -15,6 +15,8 @@ from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
+from grpo_edu.problems.files import read_utf8
+
 _TEMPLATES = Path(__file__).resolve().parents[1] / "dashboards" / "share"  # the page that Voilà fills
 _NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"  # in a checkout of the course
 _SOURCE = "from grpo_edu.dashboards.app import App\n\nApp()"  # the one cell that Voilà runs for each viewer
@@ -131,7 +133,7 @@ def _token(file: str | None) -> str:
     """The secret of the address: from a file, because every user of the computer can read a command line, or fresh."""
     if file is None:
         return secrets.token_urlsafe(24)
-    token = Path(file).read_text(encoding="utf-8").strip()
+    token = read_utf8(Path(file)).strip()
     if not re.fullmatch(r"[\w.~-]+", token, re.ASCII):
         raise ValueError(f"token-file: {file} must hold one word of letters, digits and - . _ ~")
     return token

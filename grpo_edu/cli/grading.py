@@ -165,7 +165,8 @@ def run_challenge_command(arguments: Namespace) -> int:
         raise FileNotFoundError(f"folder {folder} does not exist")
     starts = parse_names(arguments.start, tuple(BUDGETS), "start")
     is_judged = arguments.action == "judge"
-    rules = Rules(budget=arguments.budget, seeds=arguments.seeds or (5 if is_judged else 1))
+    seeds = (5 if is_judged else 1) if arguments.seeds is None else arguments.seeds
+    rules = Rules(budget=arguments.budget, seeds=seeds)
     if not is_judged:
         return _try(arguments, folder, starts, rules)
     if not arguments.output:
@@ -193,13 +194,17 @@ def run_challenge_command(arguments: Namespace) -> int:
 
 def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules) -> int:
     """Train and evaluate one submission on new problems; for `submit`, copy it where nothing was rejected."""
-    from grpo_edu.grading.challenge import Judge
+    from grpo_edu.grading.challenge import Judge, Rejected, read_submission
     from grpo_edu.grading.sandbox import isolation_problem
 
     name = arguments.name or folder.resolve().name
     target = Path(arguments.to or "submissions") / name
     if arguments.action == "submit" and target.exists():
         raise FileExistsError(f"--name: {target} exists; remove it to replace your submission, or give another name")
+    try:
+        read_submission(folder)
+    except Rejected as error:  # before anything is trained or evaluated
+        raise ValueError(f"folder {folder}: {error}") from None
     problem = isolation_problem()
     if problem:
         _tell(f"Your code runs without the judge's isolation here: {problem}")

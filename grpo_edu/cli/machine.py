@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -161,7 +162,7 @@ def run_cluster_command(arguments: Namespace) -> int:
     print("\n".join(f"wrote {file}" for file in files))
     print(
         f"{job.processes} processes share {config.prompts_per_step} prompts x {config.num_generations} completions per "
-        f"step, for {config.max_steps} steps.\nRead the script, then submit it: sbatch {files[0]}"
+        f"step, for {config.max_steps} steps.\nRead the script, then submit it: sbatch {shlex.quote(str(files[0]))}"
     )
     return 0
 

@@ -256,15 +256,15 @@ def option_names(message: str, command: ArgumentParser) -> str:
     return re.sub(marked, lambda found: flags.get(found[1] or found[2] or found[3], found[0]), message)
 
 
-def say_loading(model: str) -> None:
-    """Tell a person at a terminal that libraries and weights are loading.
+def say_loading(model: str, argument: str = "model") -> None:
+    """Tell a person at a terminal that libraries and weights are loading. argument: what names the model.
 
     Raises FileNotFoundError at once for a folder that does not exist; to import the libraries first takes seconds.
     """
-    if meant_as_folder(model) and not Path(model).expanduser().is_dir():
-        raise FileNotFoundError(
-            f"`model`: folder {model} does not exist. Check the path, or give a Hub id (owner/name)."
-        )
+    is_folder = argument == "resume" or meant_as_folder(model)
+    if is_folder and not Path(model).expanduser().is_dir():
+        hub = ", or give a Hub id (owner/name)" if argument == "model" else ""
+        raise FileNotFoundError(f"`{argument}`: folder {model} does not exist. Check the path{hub}.")
     if sys.stderr.isatty():
         print(f"grpo-edu: loading {model}", file=sys.stderr)
 

@@ -68,7 +68,7 @@ def run_sweep_command(arguments: Namespace) -> int:
     """Start or resume a sweep and print its result; returns the exit code."""
     if hasattr(arguments, "resume"):
         refuse_with_resume(arguments, ("profile", *_SETTINGS, *SWEPT, *_PLAN, *_PLACES))
-        say_loading(arguments.resume)
+        say_loading(arguments.resume, "resume")
         from grpo_edu.studies.sweep_runs import resume_sweep
 
         result = resume_sweep(arguments.resume)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Collection
@@ -62,7 +63,7 @@ def run_train_command(arguments: Namespace) -> int:
         )
     if hasattr(arguments, "resume"):
         refuse_with_resume(arguments, ("profile", *RUN_FIELDS, *CONFIG_FIELDS, *_PLACES))
-        say_loading(arguments.resume)
+        say_loading(arguments.resume, "resume")
         from grpo_edu.runs.run import resume_training
 
         result = resume_training(arguments.resume)
@@ -80,7 +81,9 @@ def run_train_command(arguments: Namespace) -> int:
         print(json.dumps(result.to_dict()) if arguments.json else training_text(result), flush=True)
     if result.interrupted:
         done = f"{len(result.history)} of {result.config.max_steps} steps"
-        further = f"; resume it with --resume {result.output}" if RunFolder(result.output).resumable else ""
+        further = (
+            f"; resume it with --resume {shlex.quote(str(result.output))}" if RunFolder(result.output).resumable else ""
+        )
         complain(f"interrupted after {done}; model, metrics and summary are saved in {result.output}{further}")
         return 130
     return 0

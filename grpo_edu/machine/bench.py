@@ -18,6 +18,7 @@ from grpo_edu.fast.memory_estimate import shape_config
 from grpo_edu.machine.hardware import cpu_report
 from grpo_edu.machine.probe import probe_dtypes
 from grpo_edu.machine.step_process import measure_steps
+from grpo_edu.problems.files import read_utf8
 
 LARGE = "494M"
 _LARGE_NEEDS = 2 * GIB  # two layers and the output layer in both number formats, and memory to compute
@@ -141,7 +142,7 @@ def add_row(file: str | Path, found: Mapping[str, Any]) -> bool:
 
 def read_table_file(file: str | Path) -> list[str]:
     """The lines of a Markdown file that has the table; raises as `add_row` does."""
-    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    lines = read_utf8(Path(file)).splitlines()
     if _head()[0] not in lines:
         raise ValueError(
             f"report: {file} has no table of computers; copy the one in docs/hardware.md, which begins {_head()[0]}"

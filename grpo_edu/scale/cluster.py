@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")  # the forms that sbatch takes: 30, 8:00, 08:00:00, 2-00:00:00
+_MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
 _WORD = re.compile(r"[\w.,:/@+-]+")
 
 
@@ -80,7 +81,9 @@ class ClusterJob:
                 raise ValueError(f"{name}: {getattr(self, name)} is not valid; it must be at least {least}")
         if not _TIME.fullmatch(self.time):
             raise ValueError(f"time: {self.time!r} is not a valid time limit; use HH:MM:SS, for example 08:00:00")
-        for name in ("memory", "partition", "account"):
+        if self.memory is not None and not (_MEMORY.fullmatch(self.memory) and int(self.memory.rstrip("kmgtKMGT"))):
+            raise ValueError(f"memory: {self.memory!r} is not a valid amount per node; use for example 32G")
+        for name in ("partition", "account"):
             value = getattr(self, name)
             if value is not None and not _WORD.fullmatch(value):
                 raise ValueError(f"{name}: {value!r} must be one word of letters, digits and . , : / @ + -")
@@ -174,7 +177,7 @@ def sbatch_script(job: ClusterJob, folder: Path) -> str:
         "time": job.time,
         "partition": job.partition,
         "account": job.account,
-        "output": f"{folder}/%x-%j.log",
+        "output": _sbatch_word(f"{str(folder).replace('%', '%%')}/%x-%j.log"),
     }
     return _template("job.sbatch").render(
         requests=requests,
@@ -183,6 +186,11 @@ def sbatch_script(job: ClusterJob, folder: Path) -> str:
         gpus=job.gpus_per_node,
         options=job.job_options,
     )
+
+
+def _sbatch_word(text: str) -> str:
+    """Quote a value for a line of `#SBATCH`, which Slurm splits at blanks as a shell does, without its variables."""
+    return text if re.fullmatch(r"[\w.,:/@+%-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 def accelerate_config(job: ClusterJob, folder: Path, *, gpu: bool) -> str:
