@@ -17,7 +17,7 @@ from grpo_edu.config import GRPOConfig, SupervisedConfig
 from grpo_edu.continual.curriculum import Progress, make_anchor, mix_in, run_curriculum, train_stage
 from grpo_edu.continual.ewc import copy_params
 from grpo_edu.continual.fisher import lightning_fisher
-from grpo_edu.continual.runs import read_progress, resume_curriculum, start_curriculum
+from grpo_edu.continual.runs import _kept_copies, read_progress, resume_curriculum, start_curriculum
 from grpo_edu.continual.stages import PROFILES, Curriculum, Protection, Stage, curriculum_from_dict, load_curriculum
 from grpo_edu.models import load_policy
 from grpo_edu.problems.files import load_problems
@@ -220,6 +220,8 @@ def test_a_kept_curriculum(policy_dir, tmp_path):
     assert set(stored["measures"]["forgetting"]) == {"value", "low", "high"}
     assert "after second" in (result.output / "summary.md").read_text()
     assert (result.output / "stage-1" / "anchors.safetensors").exists()
+    sizes = [file.stat().st_size for file in result.output.rglob("*.safetensors")]
+    assert sum(sizes) <= _kept_copies(curriculum) * (result.output / "model" / "model.safetensors").stat().st_size
     load_policy(result.output / "model")
     plain = replace(curriculum, protection=Protection())
     with pytest.raises(FileExistsError, match="already holds a run"):

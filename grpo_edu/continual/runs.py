@@ -98,7 +98,7 @@ def start_curriculum(
     folder.check_apart(source)
     problems = [_stage_problems(curriculum, split, data_path, n) for split in ("train", "heldout")]
     policy, tokenizer = load_policy(source)
-    folder.check_room(sum(weight.nbytes for weight in policy.parameters()) * (len(curriculum.stages) + 1))
+    folder.check_room(sum(weight.nbytes for weight in policy.parameters()) * _kept_copies(curriculum))
     config = {
         "grpo_edu": __version__,
         "command": command,
@@ -111,6 +111,13 @@ def start_curriculum(
     }
     with sigterm_interrupts(), folder.begin(config, overwrite=overwrite):
         return _go_on(folder, curriculum, policy, tokenizer, problems, Progress(), started, bars)
+
+
+def _kept_copies(curriculum: Curriculum) -> int:
+    """Return how many copies of the weights the folder may hold: models, and a Fisher and weights per anchor."""
+    stages, protection = len(curriculum.stages), curriculum.protection
+    anchors = range(1, stages) if protection.method in ("ewc", "l2") else ()
+    return stages + 1 + sum(2 if protection.online else 2 * number for number in anchors)
 
 
 def resume_curriculum(
