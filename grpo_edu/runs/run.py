@@ -35,8 +35,8 @@ from grpo_edu.runs.checkpoint import (
 )
 from grpo_edu.runs.completions import columns_of_batch
 from grpo_edu.runs.folder import RunFolder
-from grpo_edu.runs.look import first_look
 from grpo_edu.runs.log import write_log
+from grpo_edu.runs.look import first_look
 from grpo_edu.runs.recording import STOPS, Keeper, noting, record_steps, sigterm_interrupts
 from grpo_edu.runs.request import (
     ALL_LAYERS,
