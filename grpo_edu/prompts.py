@@ -108,8 +108,8 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str, system: str
         system: the system prompt, where the tokenizer's prompt style has none of its own. With None there is none of
             ours; the chat template may add the model's own.
 
-    Raises ValueError for a tokenizer without a chat template, or with one that has an error or refuses such messages, and
-    for a question with half of a character.
+    Raises ValueError for a tokenizer without a chat template, or with one that has an error or refuses such messages,
+    and for a question with half of a character.
     """
     return render_messages(tokenizer, chat_messages(question, system, prompt_style(tokenizer)))
 
