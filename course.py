@@ -161,7 +161,7 @@ def get_torch(get):
     try:
         get(torch)
     except Stop as stop:
-        if "No connection" in str(stop):
+        if "A package is missing" not in str(stop):
             raise
         get("--extra-index-url", re.search(r"--index-url (\S+)", text).group(1), torch)
 
