@@ -273,7 +273,6 @@ def test_a_folder_that_holds_no_run_is_never_touched(run, policy_dir, tmp_path):
     RunFolder(tmp_path / "empty").check()
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_run_whose_config_is_damaged_is_named_and_left_alone(run, tmp_path):
     folder = run().output
     (folder / "config.json").write_text((folder / "config.json").read_text()[:-30])
@@ -289,6 +288,7 @@ def test_two_rewards_of_one_name_are_refused_before_anything_is_sampled(policy_d
         next(train(model, tokenizer, load_problems("basic", "train", 2), [brevity, brevity], CONFIG))
 
 
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="cannot be written"):
