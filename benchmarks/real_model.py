@@ -1,0 +1,410 @@
+"""GRPO on a model that somebody else pretrained: ``python -m benchmarks.real_model``, see docs/studies/real_model.md.
+
+SmolLM2-135M-Instruct learns to follow verifiable instructions, and the word problems of this course after a cold start.
+Every arm has the learning rate with the highest mean reward on selection problems and a selection seed. Then it runs on
+the reported seeds and is judged on 300 held-out problems, greedily and sampled, and on GSM8K's test problems. Baselines
+are the same run with shuffled rewards, and supervised training on as many tokens.
+
+Each result is one line of ``benchmarks/results/real_model.jsonl``. Training runs are kept in ``runs/real_model`` with
+checkpoints, so that the same command continues in the middle of a run that was killed. ``--minutes 60`` starts nothing
+new after an hour. ``real_model.json`` holds the summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import RESULTS, Ledger, save
+from grpo_edu import GRPOConfig, accuracy_reward, evaluate, generate, load_policy, load_problems, render_prompt
+from grpo_edu.config import SupervisedConfig
+from grpo_edu.continual.supervised import finetune
+from grpo_edu.evaluation import Evaluation, crossed_bootstrap, fluency, mcnemar
+from grpo_edu.models import save_policy
+from grpo_edu.problems.files import load_gsm8k
+from grpo_edu.problems.instructions import CONSTRAINTS, check_instruction, instruction_problems, make_instructions
+from grpo_edu.problems.templates import Problem, prompt_options
+from grpo_edu.rewards import RewardFunction, constraint_reward, instruction_reward, topic_reward
+from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.run import resume_training, start_run
+
+COMMAND = "python -m benchmarks.real_model"
+LEDGER = RESULTS / "real_model.jsonl"
+FOLDER = RESULTS.parents[1] / "runs" / "real_model"
+GSM8K = RESULTS.parents[2] / "shared" / "data" / "gsm8k"
+MODEL, SELECTION_SEED, SEEDS = "smollm2", 100, (0, 1, 2)
+NUM_HELDOUT, NUM_SELECTION, NUM_GSM8K = 300, 100, 300
+COLD_START = SupervisedConfig(max_steps=48, prompts_per_step=12, learning_rate=1e-4)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the model learns: the settings of GRPO that all arms share, and the problems by the part of the study."""
+
+    config: GRPOConfig
+    data: str
+    steps: int
+    selection_steps: int
+
+
+TASKS = {
+    "instructions": Task(
+        GRPOConfig(
+            prompts_per_step=8, num_generations=8, max_completion_length=48, loss_type="dr_grpo", scale_rewards="none"
+        ),
+        data="instructions",
+        steps=40,
+        selection_steps=20,
+    ),
+    "arithmetic": Task(
+        GRPOConfig(prompts_per_step=8, num_generations=8, max_completion_length=40, loss_type="dr_grpo"),
+        data="basic",
+        steps=80,
+        selection_steps=30,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train: the reward that is paid, how it is used, and the grid of learning rates."""
+
+    reward: RewardFunction
+    rates: tuple[float, ...]
+    method: str = "grpo"
+    lora_rank: int = 0
+
+
+FULL, ADAPTERS, SUPERVISED = (5e-6, 1e-5, 2e-5), (1e-4, 2e-4, 4e-4), (1e-5, 3e-5, 1e-4)
+ARMS: dict[str, dict[str, Arm]] = {
+    "instructions": {
+        "readable": Arm(instruction_reward, FULL),
+        "constraint": Arm(constraint_reward, FULL),
+        "topic": Arm(topic_reward, FULL),
+        "adapters": Arm(instruction_reward, ADAPTERS, lora_rank=16),
+        "supervised": Arm(instruction_reward, SUPERVISED, "supervised"),
+        "shuffled": Arm(instruction_reward, FULL, "shuffled"),  # with the rate of "readable"
+    },
+    "arithmetic": {
+        "grpo": Arm(accuracy_reward, FULL),
+        "adapters": Arm(accuracy_reward, ADAPTERS, lora_rank=16),
+        "supervised": Arm(accuracy_reward, SUPERVISED, "supervised"),
+        "shuffled": Arm(accuracy_reward, FULL, "shuffled"),  # with the rate of "grpo"
+    },
+}
+Late = Callable[[], bool]
+
+
+@cache
+def problems_of(task: str, part: str) -> tuple[Problem, ...]:
+    """The problems of a task: "train", "selection" or "heldout"; the three have none in common."""
+    if task == "instructions":
+        if part != "selection":
+            return tuple(instruction_problems("instructions", part))
+        trained = {problem.prompt for problem in problems_of(task, "train")}
+        others = [one for one in make_instructions(4 * NUM_SELECTION, 1, "train") if one.prompt not in trained]
+        return tuple(others[:NUM_SELECTION])
+    if part == "heldout":
+        return tuple(load_problems(TASKS[task].data, "heldout", n=NUM_HELDOUT))
+    known = load_problems(TASKS[task].data, "train")
+    return tuple(known[:-NUM_SELECTION] if part == "train" else known[-NUM_SELECTION:])
+
+
+def start_of(task: str, seed: int) -> str | Path:
+    """What the runs of a seed start from: the model, or for the arithmetic its cold start with this seed."""
+    if task == "instructions":
+        return MODEL
+    folder = FOLDER / f"cold-start-{seed}"
+    if not folder.exists():
+        model, tokenizer = load_policy(MODEL)
+        for _ in finetune(model, tokenizer, problems_of(task, "train"), replace(COLD_START, seed=seed)):
+            pass
+        save_policy(model, tokenizer, folder)
+    return folder
+
+
+def paid(arm: Arm, seed: int) -> RewardFunction:
+    """The arm's reward; for "shuffled", its values in a random order among all completions of a step."""
+    if arm.method != "shuffled":
+        return arm.reward
+    rng = random.Random(seed)
+
+    def shuffled_reward(completions, **kwargs):
+        values = arm.reward(completions, **kwargs)
+        return rng.sample(values, len(values))
+
+    return shuffled_reward
+
+
+def trained(task: str, name: str, rate: float, seed: int, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+    """The policy after a run, its tokenizer, and what the run took; a run that was killed is resumed."""
+    arm, folder = ARMS[task][name], FOLDER / f"{task}-{name}-{rate:g}-{seed}-{steps}"
+    started = time.perf_counter()
+    if arm.method == "supervised":
+        model, tokenizer, tokens = supervised(task, arm, rate, seed, steps)
+        return model, tokenizer, {"tokens": tokens, "seconds": round(time.perf_counter() - started, 1)}
+    reward = paid(arm, seed)
+    if (folder / "config.json").exists() and not (folder / "result.json").exists():
+        resume_training(folder, rewards=[reward], progress=False)
+    elif not folder.exists():
+        request = RunRequest(
+            str(start_of(task, seed)),
+            TASKS[task].data,
+            rewards=(reward,),
+            config=replace(TASKS[task].config, max_steps=steps, learning_rate=rate, seed=seed),
+            lora_rank=arm.lora_rank,
+            n=10,
+            greedy=False,
+            checkpoint_every=10,
+        )
+        start_run(request, output=folder, progress=False)
+    rows = Ledger(folder / "metrics.jsonl").rows
+    curve = [round(row["reward"], 4) for row in rows]
+    spent = {"tokens": rows[-1]["num_tokens"], "seconds": round(sum(row["step_time"] for row in rows), 1)}
+    return *load_policy(folder / "model"), {"reward": curve, **spent}
+
+
+def supervised(task: str, arm: Arm, rate: float, seed: int, steps: int) -> tuple[Any, Any, int]:
+    """Supervised training on as many tokens as the first arm's run of this seed and length processed.
+
+    For the arithmetic the targets are worked solutions. The instructions have none, so the model's own samples take
+    their place: as many as GRPO draws, of which those with a reward are kept (rejection sampling, as in RAFT).
+    """
+    first = next(iter(ARMS[task]))
+    rates = {path.name.split("-", 2)[2]: path for path in FOLDER.glob(f"{task}-{first}-*-{seed}-{steps}")}
+    tokens = Ledger(next(iter(rates.values())) / "metrics.jsonl").rows[-1]["num_tokens"]
+    model, tokenizer = load_policy(start_of(task, seed))
+    examples = list(problems_of(task, "train"))
+    if task == "instructions":
+        examples = own_answers(model, tokenizer, examples, arm.reward, seed, steps)
+    config = SupervisedConfig(max_steps=10**6, prompts_per_step=16, learning_rate=rate, seed=seed)
+    for row in finetune(model, tokenizer, examples, config):
+        if row["num_tokens"] >= tokens:
+            break
+    return model, tokenizer, int(row["num_tokens"])
+
+
+def own_answers(model, tokenizer, problems, reward: RewardFunction, seed: int, steps: int) -> list[Problem]:
+    """The answers with a reward among as many samples as a GRPO run draws, each as the solution of its problem."""
+    config = TASKS["instructions"].config
+    generator, kept = torch.Generator().manual_seed(seed), []
+    order = random.Random(seed).sample(list(problems), len(problems))
+    for start in range(0, config.prompts_per_step * steps, config.prompts_per_step):
+        part = [order[(start + i) % len(order)] for i in range(config.prompts_per_step)]
+        for problem, text, value in scored(model, tokenizer, part, reward, config, generator):
+            if value:
+                kept.append(replace(problem, solution=text))
+    return kept
+
+
+def scored(model, tokenizer, problems: Sequence[Problem], reward: RewardFunction, config: GRPOConfig, generator):
+    """(problem, completion, reward) of a group of samples for each problem."""
+    size = config.num_generations
+    prompts = [render_prompt(tokenizer, one.prompt, **prompt_options(one.level)) for one in problems]
+    length = config.max_completion_length
+    rollout = generate(
+        model, tokenizer, prompts, num_generations=size, max_completion_length=length, generator=generator
+    )
+    rows = [problem for problem in problems for _ in range(size)]
+    columns = {"answer": [row.answer for row in rows], "level": [row.level for row in rows]}
+    asked = [row.prompt for row in rows]
+    return zip(rows, rollout.completions, reward(rollout.completions, prompts=asked, **columns), strict=True)
+
+
+def judge(model, tokenizer, task: str, part: str) -> dict[str, Any]:
+    """Greedy and sampled answers: a 1 or 0 for each problem, for instructions each part of the check, and fluency.
+
+    The perplexity is that of the untrained model, which finds strange what a policy writes only for its reward.
+    """
+    length, found = TASKS[task].config.max_completion_length, {}
+    for way, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        answers = evaluate(
+            model,
+            tokenizer,
+            problems_of(task, part),
+            temperature=temperature,
+            max_completion_length=length,
+            batch_size=100,
+            seed=SELECTION_SEED + 1,
+        )
+        found[way] = bits(answers.correct)
+        if task == "instructions":
+            found |= {f"{way}/{name}": value for name, value in parts_of(answers, task, part).items()}
+            found[f"{way}/fluency"] = fluency(*load_policy(MODEL), answers).to_dict()
+        found[f"{way}/completions"] = answers.completions if way == "greedy" else []
+    return found
+
+
+def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
+    """What of an instruction is fulfilled, a 1 or 0 for each problem."""
+    pairs = zip(answers.completions, problems_of(task, part), strict=True)
+    checks = [check_instruction(text, problem.answer) for text, problem in pairs]
+    return {
+        "obeyed": bits(all(check.obeyed.values()) for check in checks),
+        "on_topic": bits(check.on_topic for check in checks),
+        "readable": bits(check.readable for check in checks),
+    }
+
+
+def bits(values) -> str:
+    """A 1 or 0 for each value."""
+    return "".join(str(int(value)) for value in values)
+
+
+def ones(text: str) -> list[bool]:
+    """The values behind `bits`."""
+    return [bit == "1" for bit in text]
+
+
+def share(text: str) -> float:
+    """The share of ones."""
+    return text.count("1") / len(text)
+
+
+def select(ledger: Ledger, task: str, name: str, late: Late) -> None:
+    """Every rate of an arm on the selection seed, judged by the mean of the arm's own reward on sampled answers."""
+    arm = ARMS[task][name]
+    for rate in () if arm.method == "shuffled" else arm.rates:
+        key = {"phase": "select", "task": task, "arm": name, "rate": rate, "seed": SELECTION_SEED}
+        if late() or ledger.find(**key):
+            continue
+        model, tokenizer, spent = trained(task, name, rate, SELECTION_SEED, TASKS[task].selection_steps)
+        generator, config = torch.Generator().manual_seed(0), replace(TASKS[task].config, num_generations=2)
+        values = [
+            value
+            for *_, value in scored(model, tokenizer, problems_of(task, "selection"), arm.reward, config, generator)
+        ]
+        ledger.add(**key, mean_reward=sum(values) / len(values), **spent)
+        print(task, name, rate, f"reward {ledger.rows[-1]['mean_reward']:.3f}", spent["seconds"], flush=True)
+
+
+def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
+    """The rate with the highest mean reward, of equals the lowest; None while a run of the selection is missing."""
+    arm = ARMS[task][name]
+    source = next(iter(ARMS[task])) if arm.method == "shuffled" else name
+    rows = ledger.select(phase="select", task=task, arm=source)
+    if len(rows) < len(arm.rates):
+        return None
+    return max(rows, key=lambda row: (row["mean_reward"], -row["rate"]))["rate"]
+
+
+def report(ledger: Ledger, task: str, name: str, seed: int, late: Late) -> None:
+    """One reported run, judged on the held-out problems."""
+    rate = best_rate(ledger, task, name)
+    key = {"phase": "report", "task": task, "arm": name, "seed": seed}
+    if rate is None or late() or ledger.find(**key):
+        return
+    if not ledger.find(phase="before", task=task, seed=seed if task == "arithmetic" else None):
+        start = load_policy(start_of(task, seed))
+        before = judge(*start, task, "heldout")
+        ledger.add(phase="before", task=task, seed=seed if task == "arithmetic" else None, **before)
+    model, tokenizer, spent = trained(task, name, rate, seed, TASKS[task].steps)
+    ledger.add(**key, rate=rate, **spent, **judge(model, tokenizer, task, "heldout"))
+    row = ledger.rows[-1]
+    print(task, name, seed, f"greedy {share(row['greedy']):.3f} sampled {share(row['sampled']):.3f}", flush=True)
+
+
+def report_gsm8k(ledger: Ledger, late: Late) -> None:
+    """Greedy accuracy on 300 test problems of GSM8K: the model, and the first seed's runs of each task."""
+    problems = load_gsm8k("test", GSM8K, n=NUM_GSM8K)
+    wanted = [("none", "none"), ("arithmetic", "cold start"), ("arithmetic", "grpo"), ("instructions", "readable")]
+    for task, name in wanted:
+        key = {"phase": "gsm8k", "task": task, "arm": name, "seed": 0}
+        if late() or ledger.find(**key):
+            continue
+        if name == "none":
+            policy = load_policy(MODEL)
+        elif name == "cold start":
+            policy = load_policy(start_of(task, 0))
+        else:
+            rate = best_rate(ledger, task, name)
+            if rate is None:
+                continue
+            policy = trained(task, name, rate, 0, TASKS[task].steps)[:2]
+        found = evaluate(*policy, problems, temperature=0, max_completion_length=256, batch_size=50)
+        ledger.add(**key, greedy=bits(found.correct))
+        print("gsm8k", task, name, f"{found.k} of {found.n}", flush=True)
+
+
+def summary(ledger: Ledger) -> dict[str, Any]:
+    """Each arm's gain over its start with intervals over seeds and problems, by kind of constraint as well."""
+    found: dict[str, Any] = {}
+    for task, arms in ARMS.items():
+        starts = {row["seed"]: row for row in ledger.select(phase="before", task=task)}
+        kinds = len(CONSTRAINTS) if task == "instructions" else 1  # the kinds take turns
+        for name in arms:
+            runs = sorted(ledger.select(phase="report", task=task, arm=name), key=lambda row: row["seed"])
+            if len(runs) < 2:
+                continue
+            before = [starts[row["seed"] if task == "arithmetic" else None] for row in runs]
+            found.setdefault(task, {})[name] = {
+                "rate": runs[0]["rate"],
+                "seeds": [row["seed"] for row in runs],
+                **{
+                    way: compared([one[way] for one in before], [one[way] for one in runs], kinds)
+                    for way in ways(runs[0])
+                },
+                "fluency": [[row.get("greedy/fluency") for row in rows] for rows in (before, runs)],
+            }
+    scores = {f"{row['task']}/{row['arm']}": row["greedy"] for row in ledger.select(phase="gsm8k")}
+    if "none/none" in scores:
+        start = scores["none/none"]
+        found["gsm8k"] = {
+            name: {"right": value.count("1"), "n": len(value), "p": mcnemar(ones(start), ones(value)).p_value}
+            for name, value in scores.items()
+        }
+    return found
+
+
+def ways(row: dict[str, Any]) -> list[str]:
+    """The outcomes of a run that hold a 1 or 0 for each problem."""
+    return [key for key, value in row.items() if isinstance(value, str) and set(value) <= {"0", "1"}]
+
+
+def compared(before: Sequence[str], after: Sequence[str], kinds: int) -> dict[str, Any]:
+    """Shares of each seed, their mean change over seeds and problems, paired tests, and the change by kind."""
+    return {
+        "before": [share(row) for row in before],
+        "after": [share(row) for row in after],
+        "change": vars(crossed_bootstrap([ones(row) for row in before], [ones(row) for row in after])),
+        "p_value": [mcnemar(ones(old), ones(new)).p_value for old, new in zip(before, after, strict=True)],
+        "by kind": [sum(share(row[kind::kinds]) for row in after) / len(after) for kind in range(kinds)],
+    }
+
+
+def main() -> int:
+    """Run what is missing, until the time is over, and store the summary."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--tasks", nargs="+", choices=tuple(ARMS), default=tuple(ARMS), help="only these")
+    parser.add_argument("--arms", nargs="+", help="only these")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="only these")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
+    options = parser.parse_args()
+    deadline = time.perf_counter() + 60 * options.minutes
+    ledger = Ledger(LEDGER)
+
+    def late() -> bool:
+        return time.perf_counter() > deadline
+
+    chosen = [(task, name) for task in options.tasks for name in ARMS[task] if name in (options.arms or ARMS[task])]
+    for task, name in chosen:
+        select(ledger, task, name, late)
+    for seed in options.seeds:
+        for task, name in chosen:
+            report(ledger, task, name, seed, late)
+    if GSM8K.is_dir():
+        report_gsm8k(ledger, late)
+    save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
