@@ -366,6 +366,15 @@ def test_the_app_asks_a_run_next_to_its_base(trained):
     board.close()
 
 
+def test_the_app_shows_what_a_run_sampled(trained):
+    from grpo_edu.dashboards import RunComparer
+
+    board = RunComparer(trained.parent)
+    best = by_reward(read_completions(trained), best=True)[0]
+    assert f"{best.reward:.2f}" in board.sampled.value and "step 3" in board.sampled.value
+    board.close()
+
+
 def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -440,7 +449,7 @@ def test_a_reward_that_is_no_file_says_how_to_name_one(refused, words):
 
 CHECKED = {
     "accuracy": (
-        "right, with its working         1.00",
+        "right, the answer alone         1.00",
         "write nothing                   0.00",
         "no attempt without",
         "own list",

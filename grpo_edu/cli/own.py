@@ -34,7 +34,7 @@ def run_reward_check_command(arguments: Namespace) -> int:
     (function,), (name,) = request.reward_functions, request.reward_names
     chosen = problems[:: max(1, len(problems) // _TRIED)][:_TRIED]
     paid = try_reward(function, chosen)
-    best = min(paid[right] for right in RIGHT) if RIGHT[0] in paid else None
+    best = min((paid[right] for right in RIGHT if right in paid), default=None)
     exploits = (
         [] if best is None else [key for key, value in paid.items() if key not in RIGHT and value > best - _MARGIN]
     )

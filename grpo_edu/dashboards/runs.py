@@ -14,6 +14,7 @@ from grpo_edu.dashboards.base import Explorer, button_row, several
 from grpo_edu.dashboards.worker import Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.curves import overlaid_curves
 from grpo_edu.figures.evaluation import interval_rows
+from grpo_edu.runs.completions import by_reward, read_completions
 from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.request import default_config, heldout_problems
@@ -92,17 +93,18 @@ class RunComparer(Explorer):
             {"Paired test": (self._test, "evaluates both models on the same held-out problems")}
         )
         self.tested, self.curves, self.table = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.sampled = widgets.HTML()
         self.comparison: Comparison | None = None
         about = "Choose stored runs. Dots: held-out accuracy, sampled; lines: 95% Wilson intervals."
         super().__init__("Stored runs", [self.pick, row, self.tested], about)
-        self.stage.children = (self.message, self.table, self.picture, self.curves)
+        self.stage.children = (self.message, self.table, self.picture, self.curves, self.sampled)
 
     def draw(self) -> tuple[Figure, str]:
         """The accuracies, one row per run; beside them the table of settings and the curves."""
         names = list(self.pick.value)
         self.test.disabled = len(names) != 2
         if not names:
-            self.picture.value = self.curves.value = self.table.value = ""
+            self.picture.value = self.curves.value = self.table.value = self.sampled.value = ""
             raise ValueError(f"no run is chosen; choose an evaluated run in {self.parent}, or train a model first")
         results = {name: self.runs[name]["result"] for name in names}
         trials = {result["accuracy_after"]["n"] for result in results.values()}
@@ -116,6 +118,7 @@ class RunComparer(Explorer):
             labels = {name: name for name in names}
         self.table.value = _settings_table(differing, labels)
         self._draw_curves(labels)
+        self.sampled.value = "".join(_sampled_table(name, self.runs[name]["folder"]) for name in names)
         counts = {
             label: [result[f"accuracy_{label}"]["k"] for result in results.values()] for label in ("before", "after")
         }
@@ -167,6 +170,21 @@ class RunComparer(Explorer):
         self.test.disabled = len(self.pick.value) != 2
         if error is not None and not isinstance(error, Stopped):
             self.tested.value = words_of(error)
+
+
+def _sampled_table(name: str, folder: Path) -> str:
+    """The completions with the highest and the lowest reward of a run's last step; "" for a run that kept none."""
+    try:
+        sampled = by_reward(read_completions(folder), best=True)
+    except ValueError:
+        return ""
+    rows = "".join(
+        f'<tr><td style="text-align:left;overflow-wrap:anywhere">{html.escape(one.completion)}</td>'
+        f"<td>{one.reward:.2f}</td><td>{one.advantage:+.2f}</td></tr>"
+        for one in (*sampled[:2], *sampled[-2:])
+    )
+    caption = f"<caption>Sampled in step {sampled[0].step} of {html.escape(name)}, best and worst</caption>"
+    return f"<table>{caption}<tr><th>completion</th><th>reward</th><th>advantage</th></tr>{rows}</table>"
 
 
 def _settings_table(differing: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]) -> str:

@@ -36,12 +36,10 @@ def first_look(
     longest, context = request.config.max_completion_length, getattr(policy.config, "max_position_embeddings", None)
     room = f"; with up to {longest} tokens of completion, {lengths[-1] + longest} of the model's {context}"
     stops = tokenizer.convert_ids_to_tokens(stop_token_ids(policy, tokenizer).tolist())
-    own = [Path(name).name for name in request.data if is_own_set(name)]
+    divided = [Path(name).name for name in request.data if is_own_set(name) and Path(name).is_file()]
     split = ""
-    if own and request.heldout is None:
-        split = (
-            f" (one in {HELDOUT_SHARE} questions, chosen by their hashes, unless {' and '.join(own)} is split already)"
-        )
+    if divided and request.heldout is None:
+        split = f" (one in {HELDOUT_SHARE} questions of {' and '.join(divided)}, chosen by their hashes)"
     lines = [
         f"Problems: {len(problems)} to train on, {len(heldout)} held out{split}",
         f"Prompts: {lengths[0]} to {lengths[-1]} tokens{room if context else ''}",
