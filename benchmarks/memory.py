@@ -109,11 +109,12 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
     """Load the model and make the steps as `grpo_edu.train` does; an estimate for each, and the last one's seconds."""
     import torch
 
+    from grpo_edu.batch import rows_with_gradient, score_rollout
     from grpo_edu.config import GRPOConfig
     from grpo_edu.fast.lora import add_lora
     from grpo_edu.machine.step_process import never_tied
     from grpo_edu.models import load_policy
-    from grpo_edu.trainer import rows_with_gradient, score_rollout, start_training, update_policy
+    from grpo_edu.trainer import start_training, update_policy
 
     is_tiny = case["model"] == "tiny"
     sizes = {} if is_tiny else {"prompts_per_step": 1, "max_completion_length": LARGE_COMPLETION}

@@ -28,7 +28,8 @@ from benchmarks.harness import RESULTS, exit_code, markdown, save
 from grpo_edu import GRPOConfig, accuracy_reward, load_policy, load_problems, trainer
 from grpo_edu.advantages import gdpo_advantages
 from grpo_edu.config import AGGREGATIONS, IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
-from grpo_edu.losses import high_entropy_mask, per_token_loss, token_weights
+from grpo_edu.extras.masks import high_entropy_mask
+from grpo_edu.losses import grpo_loss, token_weights
 from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rewards import combine_rewards
 from grpo_edu.rollout import Sampler
@@ -139,25 +140,23 @@ def our_sides(setting: Setting) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     leaves = setting.logps.clone().requires_grad_(), setting.entropies.clone().requires_grad_()
     rollout: Any = SimpleNamespace(sampling_per_token_logps=setting.sampled)
     shape: Any = {"sapo_temperatures": setting.sapo_temperatures, "vespo_shape": setting.vespo_shape}
-    stages = trainer.Stages(loss=partial(per_token_loss, **shape))
+    stages = trainer.Stages(loss=partial(grpo_loss, **shape))
     nothing = torch.zeros(0)
     batch = trainer.Batch(rollout, setting.rewards_per_func, nothing, advantages, setting.loss_mask)
     model: Any = torch.nn.Module()
     sampler = (Sampler if config.rollout_quantization is None else QuantizedSampler)(model, model, config)
-    in_policy_loss = torch.ones_like(setting.loss_mask)
+    in_policy_loss = None
     if config.top_entropy_quantile < 1:
         in_policy_loss = high_entropy_mask(leaves[1], setting.loss_mask, quantile=config.top_entropy_quantile)
     weights = token_weights(
         setting.loss_mask, loss_type=config.loss_type, max_completion_length=config.max_completion_length
     )
+    rows = torch.arange(len(setting.loss_mask))
     ref = setting.ref if config.beta else None
+    update = trainer.Update(batch, rows, weights, ref, setting.old, in_policy_loss)
+    state: Any = SimpleNamespace(sampler=sampler)
     with patch.object(trainer, "score_rows", lambda _, __, rows, *___, **____: [leaf[rows] for leaf in leaves]):
-        losses = [
-            trainer.micro_batch_loss(
-                model, batch, part, setting.old, ref, weights, in_policy_loss, sampler, config, stages
-            )[0]
-            for part in setting.parts
-        ]
+        losses = [trainer.micro_batch_loss(model, update, part, state, config, stages)[0] for part in setting.parts]
     loss = torch.stack(losses).sum()
     return advantages, loss.detach(), gradients(loss, leaves)
 

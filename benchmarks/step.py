@@ -38,10 +38,11 @@ from benchmarks.harness import (
     times_as_fast,
 )
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt, train
+from grpo_edu.batch import score_rollout
 from grpo_edu.machine.step_process import never_tied
 from grpo_edu.problems.templates import LEVELS, Problem
 from grpo_edu.scale.trl_backend import train_with_trl, trl_settings
-from grpo_edu.trainer import Stages, score_rollout, start_training
+from grpo_edu.trainer import Stages, start_training
 
 SCALES = ("tiny", "494M")
 PARTS = ("step", "rollout", "floor", "phases")

@@ -40,8 +40,9 @@ def measure_here(rounds: int) -> dict[str, list[float]]:
     import torch
 
     from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt
+    from grpo_edu.batch import score_rollout
     from grpo_edu.problems.templates import LEVELS
-    from grpo_edu.trainer import score_rollout, start_training, update_policy
+    from grpo_edu.trainer import start_training, update_policy
 
     config = GRPOConfig(learning_rate=1e-7)
     model, tokenizer = load_policy("tiny")

@@ -17,12 +17,13 @@ from typing import Any
 
 from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, save
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, load_policy, save_policy, train
+from grpo_edu.batch import Batch, score_rollout
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
 from grpo_edu.problems.equations import calculate
 from grpo_edu.rollout import Rollout
 from grpo_edu.studies.tool_use import CALCULATOR, cold_start, tool_splits
-from grpo_edu.trainer import Batch, Stages, score_rollout, start_training
+from grpo_edu.trainer import Stages, start_training
 
 COMMAND = "python -m benchmarks.tool_rollouts"
 LEDGER = RESULTS / "tool_rollouts.jsonl"

@@ -126,7 +126,7 @@ def per_token_policy_loss(
     check_name("loss_type", loss_type, LOSS_TYPES)
     low, high = _clip_bounds(epsilon, epsilon_high)
     check_numbers(delta=delta, sapo_temperatures=sapo_temperatures, vespo_shape=vespo_shape)
-    advantages = _per_token(advantages.detach())
+    advantages = advantage_column(advantages.detach())
 
     def by_sign(upper: float, lower: float) -> Tensor:
         return torch.where(advantages > 0, ratio.new_tensor(upper), ratio.new_tensor(lower))
@@ -183,7 +183,7 @@ def clip_fractions(
     ratio = importance_ratio(
         per_token_logps, old_per_token_logps, completion_mask, importance_sampling_level=importance_sampling_level
     )
-    advantages = _per_token(advantages)
+    advantages = advantage_column(advantages)
     by_row = importance_sampling_level == "sequence" and advantages.shape[1] == 1
     mask = torch.ones_like(ratio) if by_row else completion_mask
 
@@ -218,7 +218,7 @@ def _sequence_weight(log_ratio: Tensor, importance_weights: Tensor | None) -> Te
     return total.clamp(*_LOG_WEIGHT).exp()
 
 
-def _per_token(advantages: Tensor) -> Tensor:
+def advantage_column(advantages: Tensor) -> Tensor:
     """Advantages (B,) as (B, 1); advantages (B, C) unchanged."""
     return advantages if advantages.ndim == 2 else advantages[:, None]
 
@@ -268,6 +268,7 @@ def grpo_loss(
     importance_sampling_level: str = "token",
     max_completion_length: int | None = None,
     num_items: int | Tensor | None = None,
+    weights: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     r"""The loss of a batch, a scalar: the sum over all tokens of the token's weight times its loss.
@@ -276,6 +277,9 @@ def grpo_loss(
 
     The loss of each token comes from `per_token_loss`, which also takes the other options, and its weight from
     `token_weights`; both describe the arguments. The content of the padding has no influence on value or gradient.
+
+    The trainer calls this function for each micro-batch, with the rows of the ``weights`` (B, C) of the whole batch, so
+    that the losses of the micro-batches add up to the loss of the batch. None: the weights of these completions.
 
     To leave out truncated completions, set their rows of ``completion_mask`` to zero, as TRL does. Where B is a part of
     the denominator, such a row still counts; elsewhere its tokens no longer count. Two defaults of TRL differ: its
@@ -299,9 +303,11 @@ def grpo_loss(
         importance_sampling_level=importance_sampling_level,
         **options,
     )
-    return reduce_loss(
-        loss, completion_mask, loss_type=loss_type, max_completion_length=max_completion_length, num_items=num_items
-    )
+    if weights is None:
+        weights = token_weights(
+            completion_mask, loss_type=loss_type, max_completion_length=max_completion_length, num_items=num_items
+        )
+    return weighted_sum(loss, weights)
 
 
 def per_token_loss(
@@ -338,8 +344,8 @@ def per_token_loss(
             token on the KL of later tokens is left out. The GRPO paper does not do this; TRL does by default.
         importance_weights: u, (B, C), if another policy than the trained one sampled the completions (quantized
             rollouts); no gradient flows into them. For "vespo" they are factors of w instead.
-        policy_mask: m, (B, C) or (B, 1), 0 for tokens that only the KL penalty acts on, from `off_policy_mask` or
-            `high_entropy_mask`; None: 1.
+        policy_mask: m, (B, C) or (B, 1), 0 for tokens that only the KL penalty acts on, see
+            `grpo_edu.extras.masks`; None: 1.
 
     Returns:
         (B, C), or (B, 1) if there is one ratio per completion and nothing else differs between its tokens.
@@ -407,65 +413,6 @@ def per_token_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor
     check_shapes(per_token_logps, ref_per_token_logps=ref_per_token_logps)
     difference = at_least_float32(ref_per_token_logps.detach()) - at_least_float32(per_token_logps)
     return difference.exp() - difference - 1
-
-
-@torch.no_grad()
-def off_policy_mask(
-    per_token_logps: Tensor,
-    sampling_per_token_logps: Tensor,
-    advantages: Tensor,
-    completion_mask: Tensor,
-    *,
-    threshold: float,
-) -> Tensor:
-    r"""Find the bad completions that the policy would hardly sample any more.
-
-    .. math:: m_i = 0 \iff A_i < 0 \ \text{and}\ \frac{1}{|o_i|} \sum_t \log \frac{\pi_{old}(o_{it})}{\pi(o_{it})} > d
-
-    DeepSeek-V3.2 (https://arxiv.org/abs/2512.02556), equation 9; TRL's ``off_policy_mask_threshold``.
-
-    Args:
-        sampling_per_token_logps: (B, C), nats, of the policy that sampled.
-        threshold: d, nats per token, the largest mean difference of a completion with a negative advantage.
-
-    Returns:
-        (B, 1), 0 to leave a completion out and 1 to keep it, for `per_token_loss`; (B, C) if the advantages are.
-
-    >>> logps, old = torch.tensor([[0.25, 0.25], [0.5, 0.5]]).log(), torch.full((2, 2), 0.5).log()
-    >>> off_policy_mask(logps, old, torch.tensor([-1.0, -1.0]), torch.ones(2, 2), threshold=0.5)
-    tensor([[0.],
-            [1.]])
-    """
-    check_shapes(per_token_logps, advantages, sampling_per_token_logps=sampling_per_token_logps)
-    check_numbers(threshold=threshold)
-    ratio = importance_ratio(
-        per_token_logps, sampling_per_token_logps, completion_mask, importance_sampling_level="sequence"
-    )
-    return ((_per_token(advantages) >= 0) | (-ratio.log() <= threshold)).to(per_token_logps.dtype)
-
-
-def high_entropy_mask(entropies: Tensor, completion_mask: Tensor, *, quantile: float) -> Tensor:
-    """Find the tokens that were sampled from the most undecided distributions of the batch.
-
-    A policy that is trained on these tokens alone learns as much or more: they decide how a solution goes on ("Beyond
-    the 80/20 Rule", https://arxiv.org/abs/2506.01939, with 0.2; TRL's ``top_entropy_quantile``).
-
-    Args:
-        entropies: (B, C), nats, from `grpo_edu.logprobs.per_token_logps`.
-        quantile: the share of the tokens to keep, from 0 (those with the highest entropy) to 1 (all of them).
-
-    Returns:
-        (B, C), 1 for the tokens to keep and 0 for all others, for `per_token_loss`.
-
-    >>> high_entropy_mask(torch.tensor([[0.1, 0.9], [0.5, 9.9]]), torch.tensor([[1, 1], [1, 0]]), quantile=0.5)
-    tensor([[0., 1.],
-            [1., 0.]])
-    """
-    check_shapes(entropies, completion_mask=completion_mask)
-    check_numbers(quantile=quantile)
-    entropies, real = entropies.float(), completion_mask != 0
-    least = torch.quantile(entropies[real], 1 - quantile) if real.any() else math.inf
-    return ((entropies >= least) & real).float()
 
 
 def token_weights(

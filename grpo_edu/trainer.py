@@ -1,64 +1,359 @@
 """Train a policy with GRPO: sample completions, score them, compare them within their groups, and update the policy.
 
 `train` yields the metrics of each step. It follows algorithm 1 of DeepSeekMath (arXiv 2402.03300), with the variants of
-`grpo_edu.losses`. Read it from top to bottom: `train` is the loop over steps, `update_policy` takes the optimizer steps
-for one rollout, and `micro_batch_loss` computes the loss of one micro-batch.
+`grpo_edu.losses`; `grpo_edu.minimal` is the same without them. Read it from top to bottom, or follow a token in a
+debugger: `train` → `update_policy` (one rollout) → `optimizer_step` → `micro_batch_loss` → `grpo_edu.losses.grpo_loss`
+→ `per_token_loss`. What only some settings need comes last, or is in `grpo_edu.extras`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages
+from grpo_edu.batch import Batch, compute_advantages, rows_with_gradient, score_rollout
 from grpo_edu.config import GRPOConfig
-from grpo_edu.extras.resampling import join_rollouts
+from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
+from grpo_edu.extras.resampling import replace_tied_groups, resampling_metrics
 from grpo_edu.fast.lora import adapters_off, has_adapters, reference_policy
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
 from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
 from grpo_edu.logprobs import group_logps
-from grpo_edu.losses import (
-    clip_fractions,
-    high_entropy_mask,
-    importance_ratio,
-    off_policy_mask,
-    per_token_kl,
-    per_token_loss,
-    token_weights,
-    weighted_sum,
-)
+from grpo_edu.losses import clip_fractions, grpo_loss, importance_ratio, per_token_kl, token_weights, weighted_sum
 from grpo_edu.metrics import masked_mean, rollout_metrics
-from grpo_edu.problems.templates import Problem, ProblemOrder, columns_of, prompt_options
+from grpo_edu.problems.templates import Problem, ProblemOrder, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import QuantizedSampler
-from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards, reward_name
+from grpo_edu.rewards import RewardFunction, reward_name
 from grpo_edu.rollout import Rollout, Sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-@dataclass
-class Batch:
-    """A scored rollout: B = N·G completions of at most C tokens.
+def train(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    reward_funcs: RewardFunction | Sequence[RewardFunction],
+    config: GRPOConfig,
+    *,
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+    state: TrainingState | None = None,
+    stages: Stages | None = None,
+) -> Generator[dict[str, float], None, None]:
+    """Train `model` in place with GRPO; yields the metrics of each step, under TRL's keys.
 
-    rollout: the completions. rewards_per_func: (B, K). rewards: (B,). advantages: (B,), or (B, C) from a stage.
-    loss_mask: (B, C), the rollout's `policy_mask`; rows of truncated completions are 0 if `mask_truncated_completions`.
+    Args:
+        model: a causal language model. It is trained without dropout, so that the policy that is trained is the
+            policy that sampled.
+        tokenizer: its tokenizer, with a chat template and a pad token.
+        problems: at least `config.prompts_per_step`. They are shuffled, and each is used once before any is repeated.
+        reward_funcs: one or more functions with TRL's signature (see `grpo_edu.rewards`).
+        config: the settings. If memory is short, the batch is divided into more micro-batches than the settings
+            require, which changes the result by rounding only.
+        penalty: a scalar function of the model that is added to the loss of every update (EWC, for example). Its
+            gradient may be large, so `abort_grad_norm` is not applied.
+        state: from `start_training`, to inspect it between two steps or to continue a run; None: a new one.
+        stages: replacements for stages of the step (for example in the faulty runs of the diagnosis lab); None: none.
+
+    Raises:
+        ValueError: there are too few problems, the memory budget is too small, or a stage refuses its input.
+        RuntimeError: a reward function raised an exception.
+        FloatingPointError: the norm of the gradient is not finite, or larger than `abort_grad_norm`.
+        MemoryError: a single completion does not fit into memory.
+        In each case the model keeps the weights of the last good update.
+    """
+    reward_funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
+    names = [reward_name(func) for func in reward_funcs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"reward_funcs must have different names, got {', '.join(names)}; set their __name__")
+    stages = stages or Stages()
+    state = state or start_training(model, tokenizer, problems, config)
+    if penalty is not None:
+        state.stepper.abort_grad_norm = None
+    order = ProblemOrder(len(problems), config.seed, shuffle=config.shuffle_dataset)
+    for count in state.num_problems:
+        order.draw(count)
+    model.eval()
+    sample = partial(sample_batch, tokenizer, problems, reward_funcs, state, config, stages)
+    for step in range(state.step + 1, config.max_steps + 1):
+        started = time.perf_counter()
+        indices = order.draw(config.prompts_per_step)
+        batch = sampled = sample(indices)
+        if config.max_resamples:  # dynamic sampling: learn from `batch`, and report on all that was sampled
+            batch, sampled = replace_tied_groups(
+                batch, indices, order, sample, config, stages.advantages, tokenizer.pad_token_id
+            )
+        state.batch, state.batch_step = batch, step
+        learning_rate = state.optimizer.param_groups[0]["lr"]
+        update = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
+        if config.sync_ref_model and step % config.ref_model_sync_steps == 0:
+            synchronize_reference(model, state, config)
+        state.scheduler.step()
+        rollout = sampled.rollout
+        state.step = step
+        state.num_problems.append(len(sampled.rewards) // config.num_generations)
+        state.num_tokens += int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
+        yield {
+            "step": step,
+            **rollout_metrics(rollout, sampled.rewards_per_func, sampled.rewards, names),
+            **resampling_metrics(batch, sampled, config),
+            "entropy": masked_mean(-rollout.sampling_per_token_logps, rollout.policy_mask),
+            **update,
+            "learning_rate": learning_rate,
+            "num_tokens": state.num_tokens,
+            "step_time": time.perf_counter() - started,
+        }
+
+
+def sample_batch(
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    reward_funcs: Sequence[RewardFunction],
+    state: TrainingState,
+    config: GRPOConfig,
+    stages: Stages,
+    indices: Sequence[int],
+) -> Batch:
+    """Sample `num_generations` completions of each of the problems with these indices, and score them."""
+    chosen = [problems[index] for index in indices]
+    prompts = [stages.render(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in chosen]
+    rollout = state.sampler.generate(prompts, state.generator)
+    return stages.score(rollout, chosen, reward_funcs, config, stages.advantages)
+
+
+@dataclass(frozen=True)
+class Update:
+    """A batch and what each optimizer step on it needs.
+
+    rows: indices of the rows that have a gradient. weights: (B, C), of each token in the loss of the whole batch.
+    ref_per_token_logps: (B, C), under the reference policy; None without a KL term.
+    old_per_token_logps: (B, C), before the first step; None in the first step, where they are those of the policy.
+    in_policy_loss: (B, C), 0 for tokens that the policy loss leaves out (`top_entropy_quantile`); None: all count.
     """
 
-    rollout: Rollout
-    rewards_per_func: Tensor
-    rewards: Tensor
-    advantages: Tensor
-    loss_mask: Tensor
+    batch: Batch
+    rows: Tensor
+    weights: Tensor
+    ref_per_token_logps: Tensor | None
+    old_per_token_logps: Tensor | None = None
+    in_policy_loss: Tensor | None = None
+
+
+def update_policy(
+    model: PreTrainedModel,
+    batch: Batch,
+    state: TrainingState,
+    config: GRPOConfig,
+    *,
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+    stages: Stages | None = None,
+) -> dict[str, float]:
+    """Take `num_iterations` optimizer steps on one batch; returns their mean metrics.
+
+    The metrics are loss, grad_norm, clip_ratio/* and, with beta, kl. Raises FloatingPointError before the weights
+    change if the norm of the gradient is not finite, or too large.
+    """
+    stages = stages or Stages()
+    rows = stages.rows(batch, config)
+    weights = token_weights(
+        batch.loss_mask, loss_type=config.loss_type, max_completion_length=config.max_completion_length
+    )
+    update = Update(batch, rows, weights, score_reference(batch.rollout, rows, state, config))
+    totals: dict[str, float] = {}
+    for _ in range(config.num_iterations):
+        for attempt in state.micro_batches.attempts(batch.rollout, rows):  # another one only if memory runs out
+            with attempt as parts:
+                metrics, logps = stages.step(model, update, parts, state, config, stages, penalty)
+        if update.old_per_token_logps is None:
+            update = replace(update, old_per_token_logps=logps)
+        for key, value in metrics.items():
+            totals[key] = totals.get(key, 0.0) + value / config.num_iterations
+    assert update.old_per_token_logps is not None
+    return totals | state.sampler.metrics(update.old_per_token_logps, batch.rollout)
+
+
+def optimizer_step(
+    model: PreTrainedModel,
+    update: Update,
+    parts: Sequence[Tensor],
+    state: TrainingState,
+    config: GRPOConfig,
+    stages: Stages,
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+) -> tuple[dict[str, float], Tensor]:
+    """Add up the gradients of all micro-batches, given as row indices, and take one step.
+
+    Returns the metrics, and per_token_logps (B, C) before the step.
+    """
+    logps = torch.zeros_like(update.batch.rollout.sampling_per_token_logps)
+    metrics = {"loss": 0.0}
+    if config.top_entropy_quantile < 1:
+        update = replace(update, in_policy_loss=undecided_tokens(model, update.batch, parts, config))
+    state.stepper.begin()
+    for rows in parts:
+        loss, row_logps = micro_batch_loss(model, update, rows, state, config, stages)
+        state.stepper.add(loss)
+        metrics["loss"] += loss.item()
+        logps = logps.to(row_logps.dtype).index_copy(0, rows, row_logps.detach())
+    if penalty is not None:
+        extra = penalty(model)
+        state.stepper.add(extra)
+        metrics["penalty"] = extra.item()
+    metrics["grad_norm"] = state.stepper.finish()
+    return metrics | policy_metrics(logps, update, config), logps
+
+
+def micro_batch_loss(
+    model: PreTrainedModel, update: Update, rows: Tensor, state: TrainingState, config: GRPOConfig, stages: Stages
+) -> tuple[Tensor, Tensor]:
+    """The part of some rows in the loss of the batch, with its gradient; and their per_token_logps (rows, C).
+
+    Because the weights are those of the whole batch, the losses of its micro-batches add up to its loss.
+    """
+    batch = update.batch
+    with recomputed_layers(model, config.gradient_checkpointing):
+        logps, entropies = score_rows(model, batch.rollout, rows, config, with_entropy=config.entropy_coef > 0)
+        old = logps.detach() if update.old_per_token_logps is None else update.old_per_token_logps[rows]
+        loss = stages.loss(
+            logps,
+            old,
+            batch.advantages[rows],
+            batch.loss_mask[rows],
+            ref_per_token_logps=rows_of(update.ref_per_token_logps, rows),
+            weights=update.weights[rows],
+            importance_weights=state.sampler.importance_weights(old, batch.rollout.sampling_per_token_logps[rows]),
+            policy_mask=policy_mask(logps, old, update, rows, config),
+            beta=config.beta,
+            use_bias_correction_kl=config.use_bias_correction_kl,
+            **clip_settings(config),
+        )
+        if entropies is not None:
+            loss = loss - config.entropy_coef * entropy_of_rows(entropies, update, rows)
+    return loss, logps
+
+
+def rows_of(values: Tensor | None, rows: Tensor) -> Tensor | None:
+    """Some rows of a tensor that may be missing."""
+    return None if values is None else values[rows]
+
+
+def clip_settings(config: GRPOConfig) -> dict[str, Any]:
+    """The settings of a config for the importance ratio and its clipping."""
+    names = ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level", "delta")
+    return {name: getattr(config, name) for name in names}
+
+
+# ---- log-probabilities ----
+
+
+def score_rows(
+    model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig, *, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The per_token_logps (rows, C) of whole groups, or a part of one; and the entropies (rows, C), or None."""
+    scored = group_logps(
+        model,
+        rollout.prompt_ids[rows],
+        rollout.prompt_mask[rows],
+        rollout.completion_ids[rows],
+        rollout.completion_mask[rows],
+        num_generations=min(len(rows), config.num_generations),
+        temperature=config.temperature,
+        with_entropy=with_entropy,
+    )
+    return scored if isinstance(scored, tuple) else (scored, None)
+
+
+@torch.no_grad()
+def score_parts(
+    model: PreTrainedModel, rollout: Rollout, parts: Sequence[Tensor], config: GRPOConfig, *, with_entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`score_rows` of all micro-batches without gradient, each (B, C); 0 in all other rows, and without entropies."""
+    logps = entropies = torch.zeros_like(rollout.sampling_per_token_logps)
+    for rows in parts:
+        row_logps, row_entropies = score_rows(model, rollout, rows, config, with_entropy=with_entropy)
+        logps = logps.to(row_logps.dtype).index_copy(0, rows, row_logps)
+        if row_entropies is not None:
+            entropies = entropies.to(row_entropies.dtype).index_copy(0, rows, row_entropies)
+    return logps, entropies
+
+
+def score_reference(rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig) -> Tensor | None:
+    """The ref_per_token_logps (B, C) under the reference policy, 0 in other rows; None without a reference."""
+    if state.reference is None:
+        return None
+    with adapters_off(state.reference):
+        for attempt in state.micro_batches.attempts(rollout, rows):
+            with attempt as parts:
+                logps, _ = score_parts(state.reference, rollout, parts, config)
+    return logps
+
+
+@torch.no_grad()
+def policy_metrics(per_token_logps: Tensor, update: Update, config: GRPOConfig) -> dict[str, float]:
+    """The fractions of clipped tokens and, with a reference, the KL divergence from it.
+
+    With `use_bias_correction_kl` the KL estimate is multiplied by the ratio, as in the loss and as TRL reports it.
+    """
+    batch, ref = update.batch, update.ref_per_token_logps
+    old = per_token_logps if update.old_per_token_logps is None else update.old_per_token_logps
+    clipped = clip_fractions(per_token_logps, old, batch.advantages, batch.loss_mask, **clip_settings(config))
+    metrics = {key: value.item() for key, value in clipped.items()}
+    if ref is not None:
+        kl = per_token_kl(per_token_logps, ref)
+        if config.use_bias_correction_kl:
+            level = config.importance_sampling_level
+            kl = kl * importance_ratio(per_token_logps, old, batch.loss_mask, importance_sampling_level=level)
+        metrics["kl"] = masked_mean(kl, batch.loss_mask)
+    return metrics
+
+
+# ---- what only some settings need ----
+
+
+def undecided_tokens(model: PreTrainedModel, batch: Batch, parts: Sequence[Tensor], config: GRPOConfig) -> Tensor:
+    """(B, C), 1 for the share `top_entropy_quantile` of the tokens of the batch, those with the highest entropy."""
+    _, entropies = score_parts(model, batch.rollout, parts, config, with_entropy=True)
+    return high_entropy_mask(entropies, batch.loss_mask, quantile=config.top_entropy_quantile)
+
+
+def policy_mask(logps: Tensor, old: Tensor, update: Update, rows: Tensor, config: GRPOConfig) -> Tensor | None:
+    """0 for tokens of these rows that the policy loss leaves out, with their logps and old logps; None: all count."""
+    mask = rows_of(update.in_policy_loss, rows)
+    if config.off_policy_mask_threshold is not None:
+        batch = update.batch
+        before = old if config.rollout_quantization is None else batch.rollout.sampling_per_token_logps[rows]
+        signs, real = batch.advantages[rows], batch.loss_mask[rows]
+        kept = off_policy_mask(logps, before, signs, real, threshold=config.off_policy_mask_threshold)
+        mask = kept if mask is None else mask * kept
+    return mask
+
+
+def entropy_of_rows(entropies: Tensor, update: Update, rows: Tensor) -> Tensor:
+    """The part of some rows in the mean entropy of the tokens of the batch that the policy loss acts on."""
+    mask = update.batch.loss_mask
+    counted = mask if update.in_policy_loss is None else mask * update.in_policy_loss
+    return weighted_sum(entropies, token_weights(counted, loss_type="bnpo")[rows])
+
+
+@torch.no_grad()
+def synchronize_reference(model: PreTrainedModel, state: TrainingState, config: GRPOConfig) -> None:
+    """Move the reference policy towards the policy: reference ← alpha · policy + (1 − alpha) · reference."""
+    assert state.reference is not None
+    alpha = config.ref_model_mixup_alpha
+    for weight, policy_weight in zip(state.reference.parameters(), model.parameters(), strict=True):
+        weight.mul_(1 - alpha).add_(policy_weight, alpha=alpha)
+
+
+# ---- the state of a run, and what a study may replace ----
 
 
 @dataclass
@@ -89,400 +384,21 @@ class TrainingState:
     batch_step: int = 0
 
 
-def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
-    """The advantages (B,), computed with the estimator of the config."""
-    if config.advantage_estimator == "rloo":
-        return rloo_advantages(rewards, config.num_generations)
-    if config.advantage_estimator == "none":
-        return rewards.nan_to_num(0.0)
-    return group_advantages(rewards, config.num_generations, scale_rewards=config.scale_rewards)
-
-
-def score_rollout(
-    rollout: Rollout,
-    problems: Sequence[Problem],
-    reward_funcs: Sequence[RewardFunction],
-    config: GRPOConfig,
-    advantages: Callable[[Tensor, GRPOConfig], Tensor] = compute_advantages,
-) -> Batch:
-    """Compute rewards, advantages and loss mask of a rollout; each of the N problems belongs to one group of G rows."""
-    rows = [problem for problem in problems for _ in range(rollout.num_generations)]
-    lengths = rollout.completion_mask.sum(dim=1).tolist()
-    completion_ids = [ids[:length] for ids, length in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
-    rewards_per_func = compute_rewards(
-        reward_funcs,
-        prompts=[problem.prompt for problem in rows],
-        completions=rollout.completions,
-        completion_ids=completion_ids,
-        **columns_of(rows),
-    ).to(rollout.completion_ids.device)
-    rewards = combine_rewards(rewards_per_func, config.reward_weights)
-    loss_mask = rollout.policy_mask
-    if config.mask_truncated_completions:
-        loss_mask = loss_mask * ~rollout.is_truncated[:, None]
-    return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, advantages)
-
-
-def batch_of(
-    rollout: Rollout,
-    rewards_per_func: Tensor,
-    rewards: Tensor,
-    loss_mask: Tensor,
-    config: GRPOConfig,
-    advantages: Callable[[Tensor, GRPOConfig], Tensor],
-) -> Batch:
-    """The batch of scored completions, with their advantages."""
-    if config.multi_objective_aggregation == "normalize_then_sum":
-        scores = gdpo_advantages(rewards_per_func, config.num_generations, config.reward_weights)
-    else:
-        scores = advantages(rewards, config)
-    return Batch(rollout, rewards_per_func, rewards, scores, loss_mask)
-
-
-def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
-    """The indices of the rows that have a gradient, in whole groups.
-
-    A group whose rewards are all equal has zero advantages. It has no gradient and is left out, unless the loss has a
-    KL term, needs the entropies of all tokens, or has advantages that are not 0 for equal rewards.
-    """
-    groups = torch.arange(len(batch.rewards), device=batch.rewards.device).view(-1, config.num_generations)
-    needs_all = config.beta or config.entropy_coef or config.top_entropy_quantile < 1
-    untied = config.advantage_estimator == "none" or config.multi_objective_aggregation == "normalize_then_sum"
-    if not (needs_all or untied):
-        groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
-    return groups.flatten()
-
-
-def sampled_with(old_per_token_logps: Tensor | None, ref_per_token_logps: Tensor | None) -> Tensor | None:
-    """The log-probabilities (B, C) in the denominator of the ratio: those at the start of the update."""
-    return old_per_token_logps
-
-
 @dataclass(frozen=True)
 class Stages:
     """The stages of a step, which a study may replace; the defaults are correct GRPO.
 
     render: question → prompt. score: rollout → batch. advantages: rewards (B,) → advantages (B,).
-    rows: batch → indices of the rows with a gradient. old_logps: selects the log-probabilities of the old policy.
-    loss: log-probabilities, advantages and mask → loss of each token (B, C).
+    rows: batch → indices of the rows with a gradient. step: `optimizer_step`.
+    loss: log-probabilities, advantages, mask and weights → the loss, a scalar.
     """
 
     render: Callable[..., str] = render_prompt
     score: Callable[..., Batch] = score_rollout
     advantages: Callable[[Tensor, GRPOConfig], Tensor] = compute_advantages
     rows: Callable[[Batch, GRPOConfig], Tensor] = rows_with_gradient
-    old_logps: Callable[[Tensor | None, Tensor | None], Tensor | None] = sampled_with
-    loss: Callable[..., Tensor] = per_token_loss
-
-
-GRPO_STAGES = Stages()
-
-
-def train(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem],
-    reward_funcs: RewardFunction | Sequence[RewardFunction],
-    config: GRPOConfig,
-    *,
-    penalty: Callable[[nn.Module], Tensor] | None = None,
-    state: TrainingState | None = None,
-    stages: Stages = GRPO_STAGES,
-) -> Generator[dict[str, float], None, None]:
-    """Train `model` in place with GRPO; yields the metrics of each step, under TRL's keys.
-
-    Args:
-        model: a causal language model. It is trained without dropout, so that the policy that is trained is the
-            policy that sampled.
-        tokenizer: its tokenizer, with a chat template and a pad token.
-        problems: at least `config.prompts_per_step`. They are shuffled, and each is used once before any is repeated.
-        reward_funcs: one or more functions with TRL's signature (see `grpo_edu.rewards`).
-        config: the settings. If memory is short, the batch is divided into more micro-batches than the settings
-            require, which changes the result by rounding only.
-        penalty: a scalar function of the model that is added to the loss of every update (EWC, for example). Its
-            gradient may be large, so `abort_grad_norm` is not applied.
-        state: from `start_training`, to inspect it between two steps or to continue a run; None: a new one.
-        stages: replacements for stages of the step (for example in the faulty runs of the diagnosis lab).
-
-    Raises:
-        ValueError: there are too few problems, the memory budget is too small, or a stage refuses its input.
-        RuntimeError: a reward function raised an exception.
-        FloatingPointError: the norm of the gradient is not finite, or larger than `abort_grad_norm`.
-        MemoryError: a single completion does not fit into memory.
-        In each case the model keeps the weights of the last good update.
-    """
-    reward_funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
-    names = [reward_name(func) for func in reward_funcs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"reward_funcs must have different names, got {', '.join(names)}; set their __name__")
-    state = state or start_training(model, tokenizer, problems, config)
-    if penalty is not None:
-        state.stepper.abort_grad_norm = None
-    order = ProblemOrder(len(problems), config.seed, shuffle=config.shuffle_dataset)
-    for count in state.num_problems:
-        order.draw(count)
-    model.eval()
-    for step in range(state.step + 1, config.max_steps + 1):
-        started = time.perf_counter()
-        batch, sampled = sample_batch(tokenizer, problems, order, reward_funcs, state, config, stages)
-        rollout = sampled.rollout
-        state.batch, state.batch_step = batch, step
-        learning_rate = state.optimizer.param_groups[0]["lr"]
-        update = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
-        if config.sync_ref_model and step % config.ref_model_sync_steps == 0:
-            synchronize_reference(model, state, config)
-        state.scheduler.step()
-        state.step = step
-        state.num_problems.append(len(sampled.rewards) // config.num_generations)
-        state.num_tokens += int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
-        yield {
-            "step": step,
-            **rollout_metrics(rollout, sampled.rewards_per_func, sampled.rewards, names),
-            **resampling_metrics(batch, sampled, config),
-            "entropy": masked_mean(-rollout.sampling_per_token_logps, rollout.policy_mask),
-            **update,
-            "learning_rate": learning_rate,
-            "num_tokens": state.num_tokens,
-            "step_time": time.perf_counter() - started,
-        }
-
-
-def sample_batch(
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem],
-    order: ProblemOrder,
-    reward_funcs: Sequence[RewardFunction],
-    state: TrainingState,
-    config: GRPOConfig,
-    stages: Stages = GRPO_STAGES,
-) -> tuple[Batch, Batch]:
-    """Sample and score completions of the next problems; returns the batch to learn from, and all that was sampled.
-
-    The two differ with `max_resamples`: further problems then replace those whose groups tie, until no group ties, the
-    limit is reached, or no problem is left (dynamic sampling; DAPO, arXiv 2503.14476).
-    """
-    rounds: list[Batch] = []
-    used: list[int] = []
-    missing = config.prompts_per_step
-    while missing and len(rounds) <= config.max_resamples and len(used) < len(problems):
-        indices = order.draw(missing, used)
-        used += indices
-        chosen = [problems[index] for index in indices]
-        prompts = [stages.render(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in chosen]
-        rollout = state.sampler.generate(prompts, state.generator)
-        rounds.append(stages.score(rollout, chosen, reward_funcs, config, stages.advantages))
-        missing = int(degenerate_groups(rounds[-1].rewards, config.num_generations).sum())
-    if len(rounds) == 1:
-        return rounds[0], rounds[0]
-    everything = torch.arange(len(used), device=rounds[0].rewards.device)
-    sampled = join_batches(rounds, everything, tokenizer.pad_token_id, config, stages)
-    tied = degenerate_groups(sampled.rewards, config.num_generations)
-    groups = tied.long().argsort(stable=True)[: config.prompts_per_step]  # those that do not tie come first
-    return join_batches([sampled], groups, tokenizer.pad_token_id, config, stages), sampled
-
-
-def join_batches(
-    batches: Sequence[Batch], groups: Tensor, pad_token_id: int, config: GRPOConfig, stages: Stages
-) -> Batch:
-    """The batch of some groups of several batches, counted through all of them, with the advantages of this batch."""
-    size = config.num_generations
-    rows = (groups[:, None] * size + torch.arange(size, device=groups.device)).flatten()
-    rollout = join_rollouts([batch.rollout for batch in batches], rows.tolist(), pad_token_id)
-    rewards = torch.cat([batch.rewards for batch in batches])[rows]
-    rewards_per_func = torch.cat([batch.rewards_per_func for batch in batches])[rows]
-    masks = [mask for batch in batches for mask in batch.loss_mask]
-    loss_mask = pad_sequence([masks[row] for row in rows], batch_first=True)
-    return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, stages.advantages)
-
-
-def resampling_metrics(batch: Batch, sampled: Batch, config: GRPOConfig) -> dict[str, float]:
-    """With `max_resamples`: the number of groups that were sampled, and the fraction of the batch that still ties."""
-    if not config.max_resamples:
-        return {}
-    tied = degenerate_groups(batch.rewards, config.num_generations)
-    return {
-        "resampling/num_groups": len(sampled.rewards) // config.num_generations,
-        "resampling/frac_reward_zero_std": tied.float().mean().item(),
-    }
-
-
-def update_policy(
-    model: PreTrainedModel,
-    batch: Batch,
-    state: TrainingState,
-    config: GRPOConfig,
-    *,
-    penalty: Callable[[nn.Module], Tensor] | None = None,
-    stages: Stages = GRPO_STAGES,
-) -> dict[str, float]:
-    """Take `num_iterations` optimizer steps on one batch; returns their mean metrics.
-
-    The metrics are loss, grad_norm, clip_ratio/* and, with beta, kl. Raises FloatingPointError before the weights
-    change if the norm of the gradient is not finite, or too large.
-    """
-    rollout, rows = batch.rollout, stages.rows(batch, config)
-    weights = token_weights(
-        batch.loss_mask, loss_type=config.loss_type, max_completion_length=config.max_completion_length
-    )
-    old_per_token_logps: Tensor | None = None  # of the policy that sampled, known after the first iteration
-    ref_per_token_logps = score_reference(rollout, rows, state, config)
-
-    def take_step(old: Tensor | None, parts: Sequence[Tensor]) -> tuple[dict[str, float], Tensor]:
-        """Take one optimizer step with micro-batches, given as row indices; returns metrics and logps (B, C)."""
-        logps, metrics = torch.zeros_like(rollout.sampling_per_token_logps), {"loss": 0.0}
-        in_policy_loss = torch.ones_like(batch.loss_mask)
-        if config.top_entropy_quantile < 1:  # of the whole batch, which is therefore scored first
-            entropies = score_parts(model, rollout, parts, config, entropy=True)
-            in_policy_loss = high_entropy_mask(entropies, batch.loss_mask, quantile=config.top_entropy_quantile)
-        state.stepper.begin()
-        for part in parts:
-            loss, part_logps = micro_batch_loss(
-                model, batch, part, old, ref_per_token_logps, weights, in_policy_loss, state.sampler, config, stages
-            )
-            state.stepper.add(loss)
-            metrics["loss"] += loss.item()
-            logps = logps.to(part_logps.dtype).index_copy(0, part, part_logps.detach())
-        if penalty is not None:
-            extra = penalty(model)
-            state.stepper.add(extra)
-            metrics["penalty"] = extra.item()
-        metrics["grad_norm"] = state.stepper.finish()
-        return metrics | policy_metrics(logps, old, ref_per_token_logps, batch, config), logps
-
-    totals: dict[str, float] = {}
-    for _ in range(config.num_iterations):
-        old = stages.old_logps(old_per_token_logps, ref_per_token_logps)
-        metrics, logps = state.micro_batches.run(rollout, rows, partial(take_step, old))
-        if old_per_token_logps is None:
-            old_per_token_logps = logps
-            mismatch = state.sampler.metrics(logps, rollout)
-        for key, value in metrics.items():
-            totals[key] = totals.get(key, 0.0) + value / config.num_iterations
-    return totals | mismatch
-
-
-def micro_batch_loss(
-    model: PreTrainedModel,
-    batch: Batch,
-    rows: Tensor,
-    old_per_token_logps: Tensor | None,
-    ref_per_token_logps: Tensor | None,
-    weights: Tensor,
-    in_policy_loss: Tensor,
-    sampler: Sampler,
-    config: GRPOConfig,
-    stages: Stages = GRPO_STAGES,
-) -> tuple[Tensor, Tensor]:
-    """The part of some rows in the loss of the batch: the sum of their token weights times per-token losses.
-
-    Because `weights` (B, C) are computed from the whole batch, the losses of its micro-batches add up to its loss. So
-    does the entropy bonus, the mean entropy of the tokens that the policy loss acts on, `in_policy_loss` (B, C).
-
-    Returns the loss with its gradient, and per_token_logps (rows, C).
-    """
-    sampled, policy_mask = batch.rollout.sampling_per_token_logps[rows], in_policy_loss[rows]
-    with recomputed_layers(model, config.gradient_checkpointing):
-        logps, entropies = score_rows(model, batch.rollout, rows, config, with_entropy=config.entropy_coef > 0)
-        old = logps.detach() if old_per_token_logps is None else old_per_token_logps[rows]
-        if config.off_policy_mask_threshold is not None:
-            before = old if config.rollout_quantization is None else sampled
-            signs, mask, threshold = batch.advantages[rows], batch.loss_mask[rows], config.off_policy_mask_threshold
-            policy_mask = policy_mask * off_policy_mask(logps, before, signs, mask, threshold=threshold)
-        losses = stages.loss(
-            logps,
-            old,
-            batch.advantages[rows],
-            batch.loss_mask[rows],
-            ref_per_token_logps=None if ref_per_token_logps is None else ref_per_token_logps[rows],
-            beta=config.beta,
-            importance_weights=sampler.importance_weights(old, sampled),
-            policy_mask=policy_mask,
-            use_bias_correction_kl=config.use_bias_correction_kl,
-            **clip_settings(config),
-        )
-        loss = weighted_sum(losses, weights[rows])
-        if config.entropy_coef:
-            shares = token_weights(batch.loss_mask * in_policy_loss, loss_type="bnpo")[rows]
-            loss = loss - config.entropy_coef * weighted_sum(entropies, shares)
-        return loss, logps
-
-
-def score_rows(
-    model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig, *, with_entropy: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The per_token_logps (rows, C) of whole groups, or a part of one; and the entropies, or the same once more."""
-    scored = group_logps(
-        model,
-        rollout.prompt_ids[rows],
-        rollout.prompt_mask[rows],
-        rollout.completion_ids[rows],
-        rollout.completion_mask[rows],
-        num_generations=min(len(rows), config.num_generations),
-        temperature=config.temperature,
-        with_entropy=with_entropy,
-    )
-    return scored if isinstance(scored, tuple) else (scored, scored)
-
-
-@torch.no_grad()
-def score_parts(
-    model: PreTrainedModel, rollout: Rollout, parts: Sequence[Tensor], config: GRPOConfig, *, entropy: bool = False
-) -> Tensor:
-    """The per_token_logps or, with `entropy`, the entropies (B, C) of all micro-batches; 0 in all other rows."""
-    scored = torch.zeros_like(rollout.sampling_per_token_logps)
-    for part in parts:
-        found = score_rows(model, rollout, part, config, with_entropy=entropy)[-1]
-        scored = scored.to(found.dtype).index_copy(0, part, found)
-    return scored
-
-
-@torch.no_grad()
-def score_reference(rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig) -> Tensor | None:
-    """The ref_per_token_logps (B, C) under the reference policy, 0 in other rows; None without a reference."""
-    reference = state.reference
-    if reference is None:
-        return None
-    with adapters_off(reference):
-        return state.micro_batches.run(rollout, rows, lambda parts: score_parts(reference, rollout, parts, config))
-
-
-@torch.no_grad()
-def synchronize_reference(model: PreTrainedModel, state: TrainingState, config: GRPOConfig) -> None:
-    """Move the reference policy towards the policy: reference ← alpha · policy + (1 − alpha) · reference."""
-    assert state.reference is not None
-    alpha = config.ref_model_mixup_alpha
-    for weight, policy_weight in zip(state.reference.parameters(), model.parameters(), strict=True):
-        weight.mul_(1 - alpha).add_(policy_weight, alpha=alpha)
-
-
-@torch.no_grad()
-def policy_metrics(
-    per_token_logps: Tensor,
-    old_per_token_logps: Tensor | None,
-    ref_per_token_logps: Tensor | None,
-    batch: Batch,
-    config: GRPOConfig,
-) -> dict[str, float]:
-    """The fractions of clipped tokens and, with a reference, the KL divergence from it; all tensors are (B, C).
-
-    With `use_bias_correction_kl` the KL estimate is multiplied by the ratio, as in the loss and as TRL reports it.
-    """
-    old = per_token_logps if old_per_token_logps is None else old_per_token_logps
-    clipped = clip_fractions(per_token_logps, old, batch.advantages, batch.loss_mask, **clip_settings(config))
-    metrics = {key: value.item() for key, value in clipped.items()}
-    if ref_per_token_logps is not None:
-        kl = per_token_kl(per_token_logps, ref_per_token_logps)
-        if config.use_bias_correction_kl:
-            level = config.importance_sampling_level
-            kl = kl * importance_ratio(per_token_logps, old, batch.loss_mask, importance_sampling_level=level)
-        metrics["kl"] = masked_mean(kl, batch.loss_mask)
-    return metrics
-
-
-def clip_settings(config: GRPOConfig) -> dict[str, Any]:
-    """The settings of a config for the importance ratio and its clipping."""
-    names = ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level", "delta")
-    return {name: getattr(config, name) for name in names}
+    step: Callable[..., tuple[dict[str, float], Tensor]] = optimizer_step
+    loss: Callable[..., Tensor] = grpo_loss
 
 
 def start_training(

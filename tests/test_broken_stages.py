@@ -8,7 +8,7 @@ import torch
 
 from grpo_edu import accuracy_reward, group_advantages, trainer
 from grpo_edu.config import GRPOConfig
-from grpo_edu.losses import per_token_loss
+from grpo_edu.losses import grpo_loss
 from grpo_edu.problems.templates import Problem
 from grpo_edu.rollout import Rollout
 from grpo_edu.studies.broken_runs import (
@@ -101,5 +101,5 @@ def test_subtracted_kl_turns_the_sign_of_the_kl_term_alone():
     kl = 0.5 * (1 - math.log(2))  # exp(d) − d − 1 with d = ln 2
     for advantage in (0.0, 1.0):
         arguments = (logps, None, torch.tensor([advantage]), mask)
-        assert per_token_loss(*arguments, **options).item() == pytest.approx(kl - advantage)
+        assert grpo_loss(*arguments, **options).item() == pytest.approx(kl - advantage)
         assert subtracted_kl(*arguments, **options).item() == pytest.approx(-kl - advantage)

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from grpo_edu.config import LOSS_TYPES
+from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
 from grpo_edu.losses import (
     clip_fractions,
     grpo_loss,
-    high_entropy_mask,
     importance_ratio,
-    off_policy_mask,
     per_token_kl,
     per_token_policy_loss,
     reduce_loss,

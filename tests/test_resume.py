@@ -22,7 +22,7 @@ from small_policy import brevity, fill, names_in, same_weights
 from benchmarks.kill_and_resume import outcome, study
 from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
-from grpo_edu.losses import per_token_loss
+from grpo_edu.losses import grpo_loss
 from grpo_edu.models import load_policy
 from grpo_edu.runs import recording as run_recording
 from grpo_edu.runs import run as runs
@@ -232,7 +232,7 @@ def nan_from(step):
 
     def poisoned(*arguments, **options):
         calls.append(1)
-        return per_token_loss(*arguments, **options) * (float("nan") if len(calls) >= step else 1.0)
+        return grpo_loss(*arguments, **options) * (float("nan") if len(calls) >= step else 1.0)
 
     return partial(train, stages=Stages(loss=poisoned))
 

@@ -8,11 +8,13 @@ from torch.testing import assert_close
 from toy_policy import PROBLEMS, make_model, word_tokenizer
 
 from grpo_edu import GRPOConfig, per_token_logps
+from grpo_edu.batch import score_rollout
 from grpo_edu.extras.tools import Tool
+from grpo_edu.losses import grpo_loss
 from grpo_edu.problems.equations import calculate
 from grpo_edu.rollout import generate
 from grpo_edu.studies.tool_use import CALCULATOR, encode_turns, tool_splits
-from grpo_edu.trainer import Stages, per_token_loss, score_rollout, start_training, train
+from grpo_edu.trainer import Stages, start_training, train
 
 PROMPTS = [problem.prompt for problem in PROBLEMS]
 TOKENIZER = word_tokenizer()
@@ -102,7 +104,7 @@ def gradients_of_a_step(score=score_rollout):
 
     def spy(logps, *arguments, **options):
         logps.register_hook(found.append)
-        return per_token_loss(logps, *arguments, **options)
+        return grpo_loss(logps, *arguments, **options)
 
     def lengths(completions, **kwargs):
         return [len(completion) for completion in completions]

@@ -15,11 +15,12 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_edu.advantages import gdpo_advantages, group_advantages
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
+from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
 from grpo_edu.fast.packing import shared_prefix_logps
 from grpo_edu.logprobs import per_token_logps
-from grpo_edu.losses import grpo_loss, high_entropy_mask, off_policy_mask
+from grpo_edu.losses import grpo_loss
 from grpo_edu.rewards import combine_rewards
-from grpo_edu.trainer import policy_metrics
+from grpo_edu.trainer import Update, policy_metrics
 
 trl = pytest.importorskip("trl")
 
@@ -258,7 +259,8 @@ def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level, options):
     with torch.no_grad():
         logps, entropy = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)
     scored = SimpleNamespace(advantages=batch["advantages"], loss_mask=mask)
-    metrics = policy_metrics(logps, old, ref, scored, GRPOConfig(epsilon=0.05, **settings))
+    update = Update(scored, torch.arange(len(mask)), mask, ref, old)
+    metrics = policy_metrics(logps, update, GRPOConfig(epsilon=0.05, **settings))
     assert metrics["kl"] > 0 and any(value > 0 for name, value in metrics.items() if "clip" in name)
     for name, value in metrics.items():
         assert value == pytest.approx(expected[name], abs=1e-5), name

@@ -27,8 +27,7 @@ NAMES = [name for row in WORDS for name in re.findall(r"`([^`]+)`", row[2])]
 NOT_NAMES = {name for row in WORDS for name in re.findall(r"`([^`]+)`", row[4])}
 NOT_WORDS = {word.strip() for row in WORDS for word in re.sub(r"`[^`]+`", "", row[4]).split(",")} - {""}
 SHORTENED = {"old_logps", "ref_logps", "sampling_logps"}  # a name may be shorter where it is local, not for a caller
-SHOWN = {"broken_runs.stale_old_logps", "trainer.Stages"}  # notebook 12 prints the source of such a stage
-SHOWN |= {"minimal.Group"}  # one file with the notation of notebook 05
+SHOWN = {"minimal.Group"}  # one file with the notation of notebook 05
 
 # where a word that is not ours is another's: (page or notebook, word), each with its reason
 QUOTED = {

@@ -8,13 +8,14 @@ from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_edu import trainer
+from grpo_edu.batch import score_rollout
 from grpo_edu.fast.micro_batches import MicroBatches
 from grpo_edu.fast.optimizers import make_stepper
 from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rollout import Sampler
-from grpo_edu.trainer import TrainingState, score_rollout, train
+from grpo_edu.trainer import TrainingState, train
 
 SMALL = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 5, "max_steps": 2}
 CAP = {"cispo": {"epsilon_high": 5.0}}  # what a loss type needs beside its name

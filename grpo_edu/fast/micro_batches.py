@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from grpo_edu.rollout import Rollout
 
 _SPARE = 0.1  # fraction of the available memory that is not used
-_Result = TypeVar("_Result")
 
 
 class MicroBatches:
@@ -64,7 +63,7 @@ class MicroBatches:
 
         Args:
             rollout: of the whole batch.
-            rows: the row indices with a gradient, in whole groups (`grpo_edu.trainer.rows_with_gradient`).
+            rows: the row indices with a gradient, in whole groups (`grpo_edu.batch.rows_with_gradient`).
         """
         if not len(rows):
             return []
@@ -82,20 +81,17 @@ class MicroBatches:
                 parts.append([group])
         return [half for part in parts for half in self._halves(rollout, _rows(part))]
 
-    def run(self, rollout: Rollout, rows: Tensor, work: Callable[[Sequence[Tensor]], _Result]) -> _Result:
-        """Call `work` with the micro-batches of these rows; if memory runs out, start again with smaller ones.
+    def attempts(self, rollout: Rollout, rows: Tensor) -> Iterator[Attempt]:
+        """Contexts that hand out the micro-batches of these rows: one, and one with smaller ones if memory runs out.
 
+        To be used as ``for attempt in micro_batches.attempts(rollout, rows):`` and then ``with attempt as parts:``.
         Raises MemoryError if the micro-batches are single rows already, or cannot be divided.
         """
-        while True:
-            parts = self.cut(rollout, rows)
-            try:
-                with FreeCores():
-                    return work(parts)
-            except (MemoryError, RuntimeError) as error:
-                if not out_of_memory(error):
-                    raise
-                self._shrink(rollout, parts, error)
+        attempt = Attempt(self, rollout, self.cut(rollout, rows))
+        yield attempt
+        while attempt.failed:
+            attempt = Attempt(self, rollout, self.cut(rollout, rows))
+            yield attempt
 
     def _fits(self, rollout: Rollout, rows: Tensor) -> bool:
         return any(self.bytes_of(rollout, rows, shared=shared) <= self.budget for shared in (False, True))
@@ -107,7 +103,7 @@ class MicroBatches:
         first, second = rows.tensor_split(2)
         return [*self._halves(rollout, first), *self._halves(rollout, second)]
 
-    def _shrink(self, rollout: Rollout, parts: Sequence[Tensor], error: BaseException) -> None:
+    def shrink(self, rollout: Rollout, parts: Sequence[Tensor], error: BaseException) -> None:
         """Lower the budget to half of the estimate for the largest micro-batch with several rows."""
         several = [rows for rows in parts if len(rows) > 1]
         if not several or self.config.optimizer_in_backward:
@@ -125,6 +121,25 @@ class MicroBatches:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+class Attempt:
+    """One attempt to work with these micro-batches; see `MicroBatches.attempts`. failed: memory ran out."""
+
+    def __init__(self, micro_batches: MicroBatches, rollout: Rollout, parts: Sequence[Tensor]) -> None:
+        self.micro_batches, self.rollout, self.parts, self.failed = micro_batches, rollout, parts, False
+        self.cores = FreeCores()
+
+    def __enter__(self) -> Sequence[Tensor]:
+        self.cores.__enter__()
+        return self.parts
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        self.cores.__exit__()
+        self.failed = isinstance(error, MemoryError | RuntimeError) and out_of_memory(error)
+        if self.failed and error is not None:
+            self.micro_batches.shrink(self.rollout, self.parts, error)
+        return self.failed
 
 
 def _rows(groups: Sequence[Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu import __version__
+from grpo_edu.batch import compute_advantages, rows_with_gradient
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Estimate, evaluate, mean_estimate
 from grpo_edu.figures.style import intervals, name_rows, panel_grid, percent, style_axes
@@ -28,11 +29,12 @@ from grpo_edu.grading.challenger import FILE
 from grpo_edu.grading.pages import image, page
 from grpo_edu.grading.sandbox import Garbled, Limits, Sandbox, SandboxFault, check_isolation
 from grpo_edu.grading.values import decode, encode, plain
+from grpo_edu.losses import weighted_sum
 from grpo_edu.models import Session
 from grpo_edu.problems.puzzles import make_puzzles
 from grpo_edu.problems.templates import LEVELS, Problem, make_split, problem_key
 from grpo_edu.rollout import Rollout, Sampler
-from grpo_edu.trainer import Stages, compute_advantages, rows_with_gradient, start_training, train
+from grpo_edu.trainer import Stages, start_training, train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -215,8 +217,8 @@ def stages_of(code: SubmittedCode, functions: Sequence[str]) -> Stages:
         found = code.ask("advantages", rewards=rewards, num_generations=config.num_generations)
         return _checked("advantages", found, rewards)
 
-    def loss(logps: Tensor, old: Tensor, scores: Tensor, mask: Tensor, **settings: Any) -> Tensor:
-        return _Loss.apply(logps, code, (old, scores, mask), settings)
+    def loss(logps: Tensor, old: Tensor, scores: Tensor, mask: Tensor, *, weights: Tensor, **settings: Any) -> Tensor:
+        return weighted_sum(_Loss.apply(logps, code, (old, scores, mask), settings), weights)
 
     own: dict[str, Any] = {"advantages": advantages, "loss": loss}
     chosen = {name: own[name] for name in functions}

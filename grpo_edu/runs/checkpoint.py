@@ -32,11 +32,12 @@ import torch
 from torch import Tensor, nn
 
 from grpo_edu import __version__
+from grpo_edu.batch import Batch
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.optimizers import parameters_of
 from grpo_edu.rollout import Rollout
 from grpo_edu.runs.request import library_versions
-from grpo_edu.trainer import Batch, TrainingState
+from grpo_edu.trainer import TrainingState
 
 if TYPE_CHECKING:
     from grpo_edu.problems.templates import Problem

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from grpo_edu.batch import Batch, compute_advantages, score_rollout
 from grpo_edu.config import GRPOConfig
-from grpo_edu.losses import per_token_kl, per_token_loss
+from grpo_edu.losses import grpo_loss
 from grpo_edu.rewards import RewardFunction, accuracy_reward, format_reward, reward_name
-from grpo_edu.trainer import GRPO_STAGES, Batch, Stages, compute_advantages, score_rollout, start_training, train
+from grpo_edu.trainer import Stages, Update, optimizer_step, start_training, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,14 +86,17 @@ def eos_as_padding(rollout: Rollout, *args) -> Batch:
     return replace(batch, loss_mask=batch.loss_mask * ~ends)
 
 
-def stale_old_logps(old_logps: Tensor | None, ref_logps: Tensor) -> Tensor:
+def stale_old_logps(model, update: Update, *args):
     """The old log-probabilities stay those of the first step's model."""
-    return ref_logps
+    stale = replace(update, old_per_token_logps=update.ref_per_token_logps)
+    return optimizer_step(model, stale, *args)
 
 
-def subtracted_kl(logps, *args, ref_per_token_logps: Tensor, beta: float, **options) -> Tensor:
+def subtracted_kl(*args, beta: float, **options) -> Tensor:
     """The KL term is subtracted, where it should be added."""
-    return per_token_loss(logps, *args, **options) - beta * per_token_kl(logps, ref_per_token_logps)
+    policy_loss = grpo_loss(*args, **options)
+    kl_term = grpo_loss(*args, beta=beta, **options) - policy_loss
+    return policy_loss - kl_term
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Setup:
 
     config: GRPOConfig
     reward_funcs: tuple[RewardFunction, ...] = (accuracy_reward,)
-    stages: Stages = GRPO_STAGES
+    stages: Stages = Stages()
 
     def with_config(self, **changes: Any) -> Setup:
         """The same setup with some fields of its config changed.
@@ -247,7 +251,7 @@ CASES = (
         "stale old log-probabilities",
         "The ratio compares with the model of the first step, so the clip holds the policy near it.",
         "Take the old log-probabilities afresh from each rollout.",
-        _with_stages(_REFERENCE_AT_HAND, old_logps=stale_old_logps),
+        _with_stages(_REFERENCE_AT_HAND, step=stale_old_logps),
         _REFERENCE_AT_HAND,
     ),
     Case(

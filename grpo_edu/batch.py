@@ -1,0 +1,94 @@
+"""Score a rollout: rewards, advantages, and the mask of the tokens that the loss acts on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages
+from grpo_edu.config import GRPOConfig
+from grpo_edu.problems.templates import Problem, columns_of
+from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards
+from grpo_edu.rollout import Rollout
+
+
+@dataclass
+class Batch:
+    """A scored rollout: B = N·G completions of at most C tokens.
+
+    rollout: the completions. rewards_per_func: (B, K). rewards: (B,). advantages: (B,), or (B, C) from a stage.
+    loss_mask: (B, C), the rollout's `policy_mask`; rows of truncated completions are 0 if `mask_truncated_completions`.
+    """
+
+    rollout: Rollout
+    rewards_per_func: Tensor
+    rewards: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+
+
+def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
+    """The advantages (B,), computed with the estimator of the config."""
+    if config.advantage_estimator == "rloo":
+        return rloo_advantages(rewards, config.num_generations)
+    if config.advantage_estimator == "none":
+        return rewards.nan_to_num(0.0)
+    return group_advantages(rewards, config.num_generations, scale_rewards=config.scale_rewards)
+
+
+def score_rollout(
+    rollout: Rollout,
+    problems: Sequence[Problem],
+    reward_funcs: Sequence[RewardFunction],
+    config: GRPOConfig,
+    advantages: Callable[[Tensor, GRPOConfig], Tensor] = compute_advantages,
+) -> Batch:
+    """Compute rewards, advantages and loss mask of a rollout; each of the N problems belongs to one group of G rows."""
+    rows = [problem for problem in problems for _ in range(rollout.num_generations)]
+    lengths = rollout.completion_mask.sum(dim=1).tolist()
+    completion_ids = [ids[:length] for ids, length in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
+    rewards_per_func = compute_rewards(
+        reward_funcs,
+        prompts=[problem.prompt for problem in rows],
+        completions=rollout.completions,
+        completion_ids=completion_ids,
+        **columns_of(rows),
+    ).to(rollout.completion_ids.device)
+    rewards = combine_rewards(rewards_per_func, config.reward_weights)
+    loss_mask = rollout.policy_mask
+    if config.mask_truncated_completions:
+        loss_mask = loss_mask * ~rollout.is_truncated[:, None]
+    return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, advantages)
+
+
+def batch_of(
+    rollout: Rollout,
+    rewards_per_func: Tensor,
+    rewards: Tensor,
+    loss_mask: Tensor,
+    config: GRPOConfig,
+    advantages: Callable[[Tensor, GRPOConfig], Tensor],
+) -> Batch:
+    """The batch of scored completions, with their advantages."""
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        scores = gdpo_advantages(rewards_per_func, config.num_generations, config.reward_weights)
+    else:
+        scores = advantages(rewards, config)
+    return Batch(rollout, rewards_per_func, rewards, scores, loss_mask)
+
+
+def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
+    """The indices of the rows that have a gradient, in whole groups.
+
+    A group whose rewards are all equal has zero advantages. It has no gradient and is left out, unless the loss has a
+    KL term, needs the entropies of all tokens, or has advantages that are not 0 for equal rewards.
+    """
+    groups = torch.arange(len(batch.rewards), device=batch.rewards.device).view(-1, config.num_generations)
+    needs_all = config.beta or config.entropy_coef or config.top_entropy_quantile < 1
+    untied = config.advantage_estimator == "none" or config.multi_objective_aggregation == "normalize_then_sum"
+    if not (needs_all or untied):
+        groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
+    return groups.flatten()
