@@ -63,7 +63,7 @@ def test_a_single_slip_earns_what_the_teacher_says():
     transcript = Transcript({(exercise.name, number): found for number, found in enumerate(negated)})
     for credit, points in ((0.0, 0), (0.5, 1.5), (0.75, 2.25)):
         found = judged(MASTER, transcript, 5, credit)[exercise.name]
-        assert found.points == points and found.mistakes == ["the sign is turned"]
+        assert found.points == points and found.mistakes == ["the sign is wrong"]
 
 
 @settings(max_examples=150)

@@ -44,10 +44,10 @@ check_backward_transfer = Exercise(
             Row 0 is the model before any stage; task 0 is taught before row 1.
         the last task counts as well: range(tasks) -> range(tasks + 1)
             No stage came after it: divide by T − 1.
-        the sign is turned around: -backward_transfer(matrix)
-            In the end minus after its own stage: a loss is negative.
+        the sign is wrong: -backward_transfer(matrix)
+            Subtract the accuracy after the task's own stage from the last one: a loss is negative.
         the changes are added up: sum(changes) / len(changes) -> sum(changes)
-            A mean over the tasks, of which there are T − 1.
+            Take the mean over the T − 1 tasks.
         it is compared with the task's best moment: -forgetting(matrix, range(len(matrix[0])))
             That would be minus the forgetting. Here: after the task's own stage.
         it is compared with the model before any stage: matrix[task + 1][task] -> matrix[0][task]
@@ -96,7 +96,7 @@ check_forgetting = Exercise(
         ),
     ),
     changes="""
-        the order plays no part: enumerate(order[:-1], 1) -> enumerate(range(len(order) - 1), 1)
+        `order` is not used: enumerate(order[:-1], 1) -> enumerate(range(len(order) - 1), 1)
             A column is a task, and `order` says which stage taught it. Here they differ.
         the order is read the other way round:
             enumerate(order[:-1], 1) -> [(s + 1, task) for task, s in enumerate(order) if matrix[s + 1 : -1]]
@@ -159,10 +159,10 @@ check_choose_protection = Exercise(
             An interval that reaches to both sides of the tolerated loss leaves the question open.
         it is compared with 0, not with the tolerated loss:
             choose_protection(low, high, 0.0, rate_can_fall, old_data_kept)
-            A loss that nobody minds needs no protection.
+            A loss that is tolerated needs no protection.
         it protects without looking at the interval: choose_protection(1.0, 1.0, 0.0, rate_can_fall, old_data_kept)
             First measure whether anything is lost.
-        more seeds are never asked for: if low <= tolerated -> if False
+        the answer is never "more seeds": if low <= tolerated -> if False
             With the tolerated loss within the interval, nothing is shown yet.
             or: if high <= tolerated -> if low <= tolerated
         a loss counts as shown as soon as it is above 0: if low <= tolerated -> if low <= 0
@@ -176,8 +176,8 @@ check_choose_protection = Exercise(
             The first rule that applies counts. A lower rate needs no data.
         the learning rate is not tried first: if rate_can_fall -> if False
             A lower rate costs nothing, no data and no memory.
-        EWC is taken although the old data are there: "replay" if old_data_kept else "ewc" -> "ewc"
-            EWC is for when the data are gone.
+        EWC is chosen although the old data are available: "replay" if old_data_kept else "ewc" -> "ewc"
+            EWC is for tasks whose data are no longer available.
     """,
 )
 
@@ -202,7 +202,7 @@ check_softmax_fisher = Exercise(
         Part("two classes", 1, lambda rng: _classes(rng, 2)),
     ),
     changes="""
-        only the likeliest label counts: p * (1 - p) -> (torch.eye(len(weight))[p.argmax(dim=1)] - p).square()
+        only the most likely label counts: p * (1 - p) -> (torch.eye(len(weight))[p.argmax(dim=1)] - p).square()
             The mean goes over all labels, each with its probability.
         labels are not weighted with their probability: p * (1 - p) -> (1 - p).square() + (len(weight) - 1) * p.square()
             An unlikely label counts little.
@@ -210,7 +210,7 @@ check_softmax_fisher = Exercise(
             A model that is sure, p = 1, has no Fisher information.
             or: p * (1 - p) -> p * p
         x is not squared: inputs.square() -> inputs
-            The score holds x once; the Fisher is the mean of its square.
+            The score contains x once, and the Fisher information is the mean of its square.
         examples are added up: squares / len(inputs) -> squares
             A mean over the examples.
         means are taken before the product:
@@ -250,14 +250,14 @@ check_squares_a_mean = Exercise(
     changes="""
         nothing cancels in your scores: [[1.0], [-1.0]] -> [[2.0]]
             With one example, or with equal ones, all four agree.
-        it is known by its size alone: [[1.0], [-1.0]] -> [[1.0], [3.0]]
+        it is found by its size alone: [[1.0], [-1.0]] -> [[1.0], [3.0]]
             Someone may have multiplied it by n. Give scores whose mean is 0.
         the largest is taken: min(values) -> max(values)
-            What cancels gets smaller.
-        places are counted from 1: squares_a_mean(fishers) + 1
-            The first of the list has place 0.
-        this is the function itself, not its place: fishers[squares_a_mean(fishers)]
-            Return where it stands in the list, a whole number.
+            Gradients that cancel give a smaller value.
+        positions are counted from 1: squares_a_mean(fishers) + 1
+            The first position of a list is 0.
+        this is the function itself, not its position: fishers[squares_a_mean(fishers)]
+            Return its position in the list, an integer.
     """,
 )
 
@@ -301,29 +301,29 @@ check_ewc_penalty = Exercise(
         Part("the gradient, with two", 1, lambda rng: _anchored(rng, 2), ask=gradient_of),
     ),
     changes="""
-        the half is missing: ewc_lambda / 2 -> ewc_lambda
+        the factor 1/2 is missing: ewc_lambda / 2 -> ewc_lambda
             λ/2: its derivative is λ F (θ − θ*).
         λ is missing: ewc_lambda / 2 -> 1 / 2
-            ewc_lambda says how much the old task is worth.
-        the Fisher is squared too: importance * distance**2 -> (importance * distance) ** 2
+            `ewc_lambda` is the weight of the old task.
+        the Fisher information is squared too: importance * distance**2 -> (importance * distance) ** 2
             Only the distance is squared: F (θ − θ*)².
         the distance is not squared: distance**2 -> distance.abs()
             F (θ − θ*)².
-        the Fisher plays no part: importance * distance**2 -> distance**2
-            That is plain L2. Each weight's distance has its own price.
-        the anchor plays no part: weights[name] - old_weights[name] -> weights[name]
-            It pulls back to θ*, not to 0.
+        the Fisher information is not used: importance * distance**2 -> distance**2
+            That is plain L2 regularization. Each weight needs its own importance.
+        the anchor is not used: weights[name] - old_weights[name] -> weights[name]
+            The penalty pulls back towards θ*, not towards 0.
         only the first task is protected: in anchors -> in anchors[:1]
             Every earlier task has springs of its own: go through the whole list.
         only the newest task is protected: in anchors -> in anchors[-1:]
             Every earlier task has springs of its own: go through the whole list.
-        all tasks pull to the newest weights: old_weights[name] -> anchors[-1][1][name]
+        all tasks pull towards the newest weights: old_weights[name] -> anchors[-1][1][name]
             Each task's springs end at the weights that this task left.
         it is divided by the number of tasks: ewc_lambda / 2 -> ewc_lambda / 2 / len(anchors)
             The springs of all tasks add up.
-        a mean stands where a sum should: (importance * distance**2).sum() -> (importance * distance**2).mean()
+        the mean is taken instead of the sum: (importance * distance**2).sum() -> (importance * distance**2).mean()
             Add up over all weights.
-        the Fisher is asked for a weight that it does not name:
+        a weight that the Fisher information does not name is looked up in it:
             fisher.items() -> [(name, fisher[name]) for name in weights]
             Go through the names of `fisher`: the other weights are free.
     """,
@@ -350,23 +350,23 @@ check_protected = Exercise(
     parts=(Part("a short training in place", 3, _some_training),),
     changes="""
         the anchor is no copy: weight.detach().clone() -> weight.detach()
-            The training changes the weights in place. Does your anchor share its memory with them?
+            Training changes the weights in place. Does your anchor share memory with them?
         the anchor is part of the graph: weight.detach().clone() -> weight.clone()
             The penalty is there, but its gradient is 0: what pulls at the weights pulls at the anchor as well.
             `detach()`.
         the penalty has no gradient: , ewc_lambda) -> , ewc_lambda).detach()
             It pulls at nothing: a number, of `.item()` or `float()`, or made of weights that were detached. Leave it a
             tensor, of the weights themselves.
-        the half is missing: , ewc_lambda) -> , 2 * ewc_lambda)
+        the factor 1/2 is missing: , ewc_lambda) -> , 2 * ewc_lambda)
             λ/2, as in `ewc_penalty`.
-        the Fisher plays no part: (fisher, -> ({name: torch.ones_like(f) for name, f in fisher.items()},
-            That is plain L2. Each weight's distance has its own price.
+        the Fisher information is not used: (fisher, -> ({name: torch.ones_like(f) for name, f in fisher.items()},
+            That is plain L2 regularization. Each weight needs its own importance.
         a copy is trained:
             train(weights -> train({name: w.detach().clone().requires_grad_() for name, w in weights.items()}
-            The weights that were handed in are to learn; the copy is the anchor.
+            Train the weights that were passed in; the copy is the anchor.
         the weights are returned: protected(weights, fisher, ewc_lambda, train) and weights
-            `train` returns what is asked for; hand it on.
-        it pulls to 0, not to the old weights: weight.detach().clone() -> torch.zeros_like(weight)
+            Return what `train` returns.
+        it pulls towards 0, not towards the old weights: weight.detach().clone() -> torch.zeros_like(weight)
             The anchor holds the weights as they are at the call.
     """,
 )

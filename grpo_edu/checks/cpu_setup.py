@@ -70,7 +70,7 @@ check_best_seconds = Exercise(
             How long did *one* run take?
         the clock is read for every run: best_seconds(task, clock, repeats * loops, 1)
             The clock is read before the first and after the last run of a measurement, and not in between.
-        repeats and loops have changed places: best_seconds(task, clock, loops, repeats)
+        repeats and loops are swapped: best_seconds(task, clock, loops, repeats)
             Which of them counts the measurements?
         every measurement warms up: start = clock() -> start = (task(), clock())[1]
             One warm-up is enough, before the first measurement.
@@ -81,15 +81,15 @@ check_best_seconds = Exercise(
         it is the time of all measurements together: min(times) -> sum(times)
             Measure `repeats` times, and choose one of these times.
         it is the mean: min(times) -> statistics.mean(times)
-            Whatever else the computer does can only add time. Which measurement was disturbed least?
+            Other work of the computer can only add time. Which measurement was disturbed least?
         it is the median: min(times) -> statistics.median(times)
-            Whatever else the computer does can only add time. Which measurement was disturbed least?
+            Other work of the computer can only add time. Which measurement was disturbed least?
         it is the longest measurement: min(times) -> max(times)
-            Whatever else the computer does can only add time.
+            Other work of the computer can only add time.
         one measurement too many is made: best_seconds(task, clock, repeats + 1, loops)
             How many measurements does `repeats` ask for?
-        the difference is turned round: clock() - start -> start - clock()
-            Later minus earlier: a duration is positive.
+        the difference has the wrong sign: clock() - start -> start - clock()
+            Subtract the earlier time from the later one: a duration is positive.
     """,
 )
 
@@ -129,19 +129,19 @@ check_mend_script = Exercise(
         Part("a script that is right already", 1, _sound_script),
     ),
     changes="""
-        the settings stand above `import os`: sorted(lines, key=lambda line: not line.startswith(SETTING))
+        the settings come before `import os`: sorted(lines, key=lambda line: not line.startswith(SETTING))
             The first line that uses `os` needs it imported.
         `import os` is there twice: line not in settings and line != "import os" -> line not in settings
             Move the line: take it away from where it stood.
-        whatever mentions `os.environ[` is moved: line.startswith(SETTING) -> SETTING in line
+        every line that mentions `os.environ[` is moved: line.startswith(SETTING) -> SETTING in line
             A line that prints a variable, or a comment, sets none: look at how a line *begins*.
         only the first setting is moved: line.startswith(SETTING)] -> line.startswith(SETTING)][:1]
             A script may set several variables.
         the settings come in reverse order: *settings -> *reversed(settings)
-            Whoever inserts each at the top turns their order round.
+            Inserting each line at the top reverses their order.
         `import torch` is moved to the end: sorted(lines, key=lambda line: line == "import torch")
-            It would stand below the lines that need it. Move the settings.
-        the lines are sorted by the alphabet: sorted(lines)
+            It would come after the lines that need it. Move the settings instead.
+        the lines are sorted alphabetically: sorted(lines)
             Everything but the settings keeps its order.
     """,
 )
@@ -210,21 +210,21 @@ check_choose_threads = Exercise(
         a part of a core counts as a whole one: choose_threads(counts, seconds, math.ceil(usable_cores))
             With 2.5 usable cores, a third thread is one too many: take `usable_cores` as it is, without rounding it.
             or: choose_threads(counts, seconds, round(usable_cores))
-        the shortest time is looked for among all counts:
+        the shortest time of all counts is used:
             1.05 * shortest -> 1.05 * min(seconds); min(near) -> min(near or counts)
             First leave out the counts that are not allowed, then look for the shortest time among the others.
             or: 1.05 * shortest -> 1.05 * min(seconds); min(near) -> min(near, default=None)
             or: 1.05 * shortest -> 1.05 * min(seconds)
         each count is compared with a slower one: _step_by_step(counts, seconds, usable_cores)
             Compare with the shortest time of all that are allowed, which may come later in the list.
-        the fastest wins, however little it gains: min(near) -> min(allowed)[1]
-            Within 5% of the fastest the smaller number is enough: the other cores are free for something else.
+        the fastest is chosen, however small its gain: min(near) -> min(allowed)[1]
+            Within 5% of the fastest time, prefer fewer threads: the other cores are then free for something else.
         it is as many threads as there may be: min(near) -> max(count for _, count in allowed)
             Look at the times: does this task gain from them?
         it is the slowest: min(near) -> max(allowed)[1]
-            These are seconds: less is better.
-        it is a place in the list: counts.index(choose_threads(counts, seconds, usable_cores))
-            Return the number of threads that stands there.
+            These are seconds, so smaller is better.
+        it is a position in the list: counts.index(choose_threads(counts, seconds, usable_cores))
+            Return the number of threads at that position.
     """,
 )
 
@@ -258,13 +258,13 @@ check_smallest_update = Exercise(
         the sum is made by Python, in 64 bits:
             torch.tensor(weight, dtype=dtype) -> weight; torch.tensor(step / 2, dtype=dtype) -> step / 2
             Make both of them tensors of this `dtype` before you add.
-        it is one halving too far: smallest_update(weight, dtype) / 2
+        the step is halved once too often: smallest_update(weight, dtype) / 2
             The last step that *was* noticed, not the first that was not.
-        it stops one halving early: 2 * smallest_update(weight, dtype)
+        it stops one halving too early: 2 * smallest_update(weight, dtype)
             Halve as long as the next smaller step is still noticed.
         that is the gap after 1: torch.finfo(dtype).eps
             `eps` belongs to a weight of 1. The gaps are smaller near 0.
-        the step is taken away, not added: before + torch.tensor -> before - torch.tensor
+        the step is subtracted, not added: before + torch.tensor -> before - torch.tensor
             Below 0.5 the numbers lie closer together than above it. Add.
         it is computed from the gap between neighboring numbers:
             torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(weight))
@@ -272,7 +272,7 @@ check_smallest_update = Exercise(
             a gap. Add and look.
             or: torch.finfo(dtype).eps * weight
             or: torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(weight)) / 2
-        the format is not the one asked for:
+        another number format is used:
             smallest_update(weight, torch.float32 if dtype == torch.bfloat16 else torch.bfloat16)
             `dtype` says in which format weight and step are added.
     """,
@@ -304,27 +304,27 @@ check_int8_product = Exercise(
     int8_product,
     parts=(Part("small matrices of both signs", 4, _two_matrices),),
     changes="""
-        digits are cut off, not rounded: round() -> trunc()
-            `.to(torch.int8)` cuts towards 0. Round before.
+        numbers are truncated, not rounded: round() -> trunc()
+            `.to(torch.int8)` truncates towards 0. Round first.
         the product overflows: (whole[0] @ whole[1]) -> (whole[0] @ whole[1]).int().to(torch.int8)
             A sum of products of int8 does not fit into int8: multiply as `.int()`.
-        only one scale is put back: * scales[0] * scales[1] -> * scales[0]
+        the result is multiplied by only one of the two scales: * scales[0] * scales[1] -> * scales[0]
             Each matrix was divided by its own scale.
             or: * scales[0] * scales[1] -> * scales[1]
         both matrices have the same scale: matrix.abs().max() -> max(left.abs().max(), right.abs().max())
             For each matrix by itself: how large is *its* largest number?
-        each row or column has a scale of its own: abs().max() -> abs().amax(1 if matrix is left else 0, keepdim=True)
-            One scale a matrix is asked for here.
-        no scale is put back: (whole[0] @ whole[1]) * scales[0] * scales[1] -> whole[0] @ whole[1]
-            What turns whole numbers into the numbers that they stand for?
+        each row or column has its own scale: abs().max() -> abs().amax(1 if matrix is left else 0, keepdim=True)
+            Use one scale per matrix here.
+        the result is not multiplied by the scales: (whole[0] @ whole[1]) * scales[0] * scales[1] -> whole[0] @ whole[1]
+            What turns the integers into the numbers that they stand for?
         the largest number is taken with its sign: matrix.abs().max() -> matrix.max()
             The largest by *size*: −1.5 is larger than 0.9.
             or: matrix.abs().max() -> matrix.max(); round() -> round().to(torch.int8).float()
             or: matrix.abs().max() -> matrix.max(); round() -> round().clamp(-127, 127)
         the largest number becomes 255: / 127 -> / 255
             int8 has a sign: the largest whole number here is 127.
-        nothing was rounded: left @ right
-            That is the exact product. The point is to multiply whole numbers.
+        nothing is rounded: left @ right
+            That is the exact product. The exercise is to multiply integers.
     """,
 )
 
@@ -357,21 +357,21 @@ def _unknown_name(rng: random.Random) -> Call:
 check_lazy_attribute = Exercise(
     lazy_attribute,
     parts=(
-        Part("a known name, beside a library that is not installed", 2, _known_name),
-        Part("a name that nobody knows", 1, _unknown_name),
+        Part("a known name, next to a library that is not installed", 2, _known_name),
+        Part("an unknown name", 1, _unknown_name),
     ),
     changes="""
         an unknown name is a KeyError: if name not in where -> if False
-            Python expects `AttributeError` of a module without that name: `hasattr` would break otherwise.
+            Python expects an `AttributeError` if a module does not have the name; otherwise `hasattr` breaks.
         everything is imported:
             getattr({one: importlib.import_module(module) for one, module in where.items()}[name], name)
-            Only the module of the name that was asked for is needed. Here another one cannot even be imported.
+            Import only the module that holds the requested name. Here, another module cannot be imported at all.
         it is the module, not what it holds: importlib.import_module(where[name])
             `getattr(module, name)` fetches a name from a module.
         it is the module's name: where[name]
             `importlib.import_module(name_of_the_module)` imports it.
         an unknown name gives None: lazy_attribute(name, where) if name in where else None
-            A typing error would go unnoticed. Raise `AttributeError`.
+            A misspelled name would go unnoticed. Raise `AttributeError`.
     """,
 )
 
@@ -398,18 +398,18 @@ def _some_trainings(rng: random.Random) -> Call:
 
 check_compare_trainings = Exercise(
     compare_trainings,
-    parts=(Part("two trainings and three", 4, _some_trainings),),
+    parts=(Part("two training runs and three", 4, _some_trainings),),
     changes="""
-        a training goes on where the last one ended: copy.deepcopy(kept) -> kept
-            Each is to start from the untrained model. `copy.copy` shares the weights, `copy.deepcopy` does not.
+        a training run continues where the last one ended: copy.deepcopy(kept) -> kept
+            Each run has to start from the untrained model. `copy.copy` shares the weights, `copy.deepcopy` does not.
         "before" is measured after: copy.deepcopy(kept) -> kept; return before -> return evaluate(kept)
-            The kept model was trained. Give the trainings copies, or measure first.
-        the model is loaded for each training: copy.deepcopy(kept) -> load()
-            Loading is what takes long. Keep what was loaded.
+            The loaded model was trained. Train copies, or measure first.
+        the model is loaded again for each run: copy.deepcopy(kept) -> load()
+            Loading takes most of the time. Keep the loaded model.
         the untrained model is evaluated every time: evaluate(model) -> evaluate(kept)
             Evaluate the copy that was trained.
         these are gains: evaluate(model) -> evaluate(model) - before
-            Return what `evaluate` says after each training.
+            Return what `evaluate` returns after each training run.
     """,
 )
 
@@ -439,26 +439,27 @@ def _some_model(rng: random.Random, frozen: bool, with_reference: bool) -> Call:
 check_memory_parts = Exercise(
     memory_parts,
     parts=(
-        Part("all weights learn, no reference", 2, lambda rng: _some_model(rng, False, False)),
+        Part("all weights are trained, no reference", 2, lambda rng: _some_model(rng, False, False)),
         Part("some weights are frozen, with a reference", 2, lambda rng: _some_model(rng, True, True)),
     ),
     changes="""
-        AdamW keeps one number a weight: size * 2 * trained -> size * trained
-            The mean of the gradients, and that of their squares.
+        AdamW keeps one number per weight: size * 2 * trained -> size * trained
+            AdamW keeps the mean of the gradients and the mean of their squares.
         AdamW keeps numbers for frozen weights: size * 2 * trained -> size * 2 * parameters
             A weight without a gradient needs no mean of gradients.
         frozen weights have gradients: "gradients": size * trained -> "gradients": size * parameters
-            Only what learns has a gradient.
-        frozen weights are counted as if they learned: size = 4 -> size, trained = 4, parameters
-            Gradients and optimizer are there for the `trained` ones only.
-        the reference holds only what learns: size * parameters * with_reference -> size * trained * with_reference
+            Only trained weights have a gradient.
+        frozen weights are counted as trained: size = 4 -> size, trained = 4, parameters
+            Gradients and optimizer states exist for the `trained` weights only.
+        the reference contains only the trained weights:
+            size * parameters * with_reference -> size * trained * with_reference
             It is a frozen copy of the whole model.
         the reference is always there: size * parameters * with_reference -> size * parameters
             Without a KL term there is no second model: 0 bytes.
         the logits are those of one completion: size * completions * tokens -> size * tokens
             B × C × V: all completions of the batch at once.
-        these are numbers, not bytes: size = 4 -> size = 1
-            How many bytes has a number in fp32?
+        these are counts of numbers, not bytes: size = 4 -> size = 1
+            How many bytes does a number in fp32 have?
     """,
 )
 
@@ -499,20 +500,21 @@ check_fewest_passes = Exercise(
         Part("nothing fits", 1, lambda rng: _room_for(rng, [(8, 0), (16, 0)])),
     ),
     changes="""
-        what fits exactly is refused: needed <= available -> needed < available
-            As much as is available may be used: at most, not less than.
+        a batch that fits exactly is refused: needed <= available -> needed < available
+            All of the available memory may be used: compare with <=, not with <.
         the passes do not divide the prompts:
             prompts / passes -> math.ceil(prompts / passes); prompts % passes == 0 and needed -> needed
             Every pass has N / k prompts: k must divide N, with nothing left over.
             or: prompts % passes == 0 and needed -> needed
         as many passes as prompts are not tried: range(1, prompts + 1) -> range(1, prompts)
-            One prompt a pass is k = N. Does your loop come that far?
-        what is held is divided as well: held + per_prompt * prompts / passes -> (held + per_prompt * prompts) / passes
+            k = N means one prompt per pass. Does your loop reach it?
+        what is always held is divided as well:
+            held + per_prompt * prompts / passes -> (held + per_prompt * prompts) / passes
             Only the prompts are shared out. Weights, gradients and optimizer are there whole in each of them.
-        what is held is forgotten: held + per_prompt -> per_prompt
+        what is always held is forgotten: held + per_prompt -> per_prompt
             Weights, gradients and optimizer are there as well, in every pass.
         it is one prompt at a time: prompts
-            That fits whenever anything does. How few passes are enough?
+            That fits whenever anything fits. What is the smallest number of passes?
         it is the number of prompts in a pass: return passes -> return prompts // passes
             How many passes does that make?
     """,

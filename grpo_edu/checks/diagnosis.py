@@ -97,46 +97,46 @@ check_name_trouble = Exercise(
         for number, trouble in enumerate(TROUBLES, 1)
     ),
     changes="""
-        ties are asked for before payment:
+        ties are checked before payment:
             _first_yes(answers) -> _first_yes(answers, "tied", "unpaid", "broken down", "clipped")
-            Whoever is never paid ties as well. Keep the order of the tree.
-        the break-down is asked for before ties:
+            In a run that is never paid, all groups tie as well. Keep the order of the tree.
+        the breakdown is checked before ties:
             _first_yes(answers) -> _first_yes(answers, "unpaid", "broken down", "tied", "clipped")
             Keep the order of the table.
-        the break-down is asked for first:
+        the breakdown is checked first:
             _first_yes(answers) -> _first_yes(answers, "broken down", "unpaid", "tied", "clipped")
             Keep the order of the table: payment and ties come before it.
-        clipped tokens are asked for before the break-down:
+        clipped tokens are checked before the breakdown:
             _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "clipped", "broken down")
             Keep the order of the table.
-        clipped tokens are asked for first:
+        clipped tokens are checked first:
             _first_yes(answers) -> _first_yes(answers, "clipped", "unpaid", "tied", "broken down")
             Keep the order of the table: clipping comes last.
-        the last yes is returned, not the first:
+        the last question with a yes is returned, not the first:
             _first_yes(answers) -> _first_yes(answers, "clipped", "broken down", "tied", "unpaid")
             `return` as soon as a question says yes.
-        one of the first rewards is enough: _mean(reward[:4]) < 0.1 -> max(reward[:4]) < 0.1
-            The *mean* of the first four: a single lucky step pays nobody.
-        only the first reward is looked at: _mean(reward[:4]) < 0.1 -> reward[0] < 0.1
-            The mean of the first *four*.
-        the reward of the whole run is taken: _mean(reward[:4]) < 0.1 -> _mean(reward) < 0.1
-            A run that breaks down was paid in the beginning. Look at the first four steps.
-        exactly half of the groups is not enough: >= 0.5 -> > 0.5
+        a single low reward among the first four is enough: _mean(reward[:4]) < 0.1 -> max(reward[:4]) < 0.1
+            Use the *mean* of the first four rewards: a single step says little.
+        only the first reward is used: _mean(reward[:4]) < 0.1 -> reward[0] < 0.1
+            Use the mean of the first *four* rewards.
+        the mean reward of the whole run is used: _mean(reward[:4]) < 0.1 -> _mean(reward) < 0.1
+            A run that breaks down had a reward in the beginning. Look at the first four steps.
+        exactly half of the groups does not count: >= 0.5 -> > 0.5
             0.5 *or more*.
-        ties are looked for at the end of the run: tied[:2] -> tied[-4:]
-            A healthy run ties more and more. Half of the groups, from the *first* steps on?
-        ties are looked for in more than two steps: tied[:2] -> tied[:4]
-            A healthy run ties later: the first *two* steps.
-        any drop is taken for a break-down: < 0.5 * _mean -> < _mean
-            Below *half* of what it was.
-        exactly half is taken for a break-down: < 0.5 * _mean -> <= 0.5 * _mean
+        the ties at the end of the run are used: tied[:2] -> tied[-4:]
+            In a healthy run more and more groups tie. Do half of them tie in the *first* steps?
+        the ties of more than two steps are used: tied[:2] -> tied[:4]
+            Later, groups tie in healthy runs as well: use the first *two* steps.
+        any drop counts as a breakdown: < 0.5 * _mean -> < _mean
+            The reward must fall below *half* of what it was.
+        exactly half counts as a breakdown: < 0.5 * _mean -> <= 0.5 * _mean
             *Below* half.
-        a break-down is not seen: _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "clipped")
+        a breakdown is never found: _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "clipped")
             Compare the last four steps with the first four.
-        clipping is looked for in the first four steps only: max(clipped) -> max(clipped[:4])
-            *Ever* above 0: in the first steps the policy has hardly moved.
-        clipped tokens are not seen: _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "broken down")
-            One update a batch: is the share of clipped tokens ever above 0?
+        only the first four steps are checked for clipping: max(clipped) -> max(clipped[:4])
+            Is it *ever* above 0? In the first steps the policy has hardly moved.
+        clipped tokens are never found: _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "broken down")
+            With one update per batch, is the share of clipped tokens ever above 0?
     """,
 )
 
@@ -302,14 +302,14 @@ def _confusion(column: int, rows: list[tuple[str, ...]], wanted: list[tuple[str,
     if given - WORDS[column]:
         return "a word is not in the tables"
     if sorted(rows) == sorted(wanted):
-        return "the runs have changed places"
+        return "the runs are swapped"
     if column == 0:
         return "it is another fault"
     if column == 1:
         return "a symptom of many faults is no evidence" if given & {*SYMPTOMS} else "the evidence is of another fault"
     if LOWER_RATE in given:
         return "the learning rate alone is lowered"
-    return "time or luck is called a fix" if given & {*NO_FIXES} else "the fix removes another fault"
+    return "more time or another seed is called a fix" if given & {*NO_FIXES} else "the fix removes another fault"
 
 
 def _with_words(column: int, change: Callable[[str], str]) -> dict[str, Any]:
@@ -328,18 +328,18 @@ check_find_fault = DrawnExercise(
     changes="""
         a word is not in the tables: _with_words(0, str.upper)
             Copy the words of the tables letter by letter.
-        the runs have changed places:
+        the runs are swapped:
             {**find_fault(), "Run A": find_fault()["Run B"], "Run B": find_fault()["Run A"]}
             The three diagnoses are right. Which run has which?
         it is another fault: _with_words(0, lambda fault: "KL wrong sign" if fault == "lr too high" else fault)
             Ask the questions of the decision tree again, from the top. In which line of the batch would it differ?
         a symptom of many faults is no evidence: _with_words(1, lambda evidence: SYMPTOMS[0])
-            Many faults tie groups, or slow a run down. What do you see in this run and in no other?
+            With many faults groups tie, or the run is slow. What do you see in this run and in no other?
         the evidence is of another fault: _with_words(1, lambda evidence: "completions are cut off")
             Point to the number of the curve, or to the line of the batch: is it there, in this run?
         the learning rate alone is lowered: _with_words(2, lambda fix: LOWER_RATE if "reload" in fix else fix)
-            In a policy that broke down nothing is right any more, so nothing is rewarded. What has to come first?
-        time or luck is called a fix: _with_words(2, lambda fix: NO_FIXES[0])
+            A policy that broke down gives no right answers any more, so nothing is rewarded. What has to come first?
+        more time or another seed is called a fix: _with_words(2, lambda fix: NO_FIXES[0])
             The fault acts in every step, and with every seed.
         the fix removes another fault: _with_words(2, lambda fix: "more tokens per completion")
             Which setting, reward or stage caused what you saw? Change that one.
@@ -371,7 +371,7 @@ def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
 
 
 def _faint_trap(rewards: Tensor, config: GRPOConfig) -> Tensor:
-    """The float trap as an eps of 1e-4 leaves it: a tie is worth 0 or at most 0.0006."""
+    """The float trap with an eps of 1e-4: the advantages of a tied group are 0 or at most 0.0006."""
     tied = _tied(rewards.view(-1, 8)).repeat_interleave(8)
     return hasty_advantages(rewards, config) * torch.where(tied, 1e-4, 1.0)
 
@@ -415,22 +415,23 @@ check_signs_are_right = Exercise(
         the mean is not that of the own group: groups.mean(dim=1, keepdim=True) -> groups.mean()
             A completion competes within its group, not with the batch: one row of `view(-1, num_generations)`.
         groups are read down the columns: one.view(-1, num_generations) -> one.view(num_generations, -1).T
-            A group's rows are adjacent: `view(-1, num_generations)`, a group a row.
-        tied groups are left out: = 0 -> = given[_tied(groups)].sign()
+            A group's rows are adjacent: `view(-1, num_generations)` makes each group a row.
+        tied groups are not checked: = 0 -> = given[_tied(groups)].sign()
             A tied group has to have advantages of exactly 0.
-        almost 0 is taken for 0: given.sign() -> given.masked_fill(given.abs() < 1e-3, 0.0).sign()
-            A tie is worth *exactly* 0. The float trap may be small in one batch and large in the next.
-        the mean of equal rewards is trusted: = 0 -> = expected[_tied(groups)]
-            Eight times 1.3 does not have the mean 1.3 exactly. Ask first whether the rewards are equal.
-        a standard deviation of 0 is asked for: _tied(groups) -> groups.std(dim=1) == 0
+        almost 0 counts as 0: given.sign() -> given.masked_fill(given.abs() < 1e-3, 0.0).sign()
+            The advantages of a tied group are *exactly* 0. The float trap may be small in one batch and
+            large in the next.
+        rounding makes the mean of equal rewards another number: = 0 -> = expected[_tied(groups)]
+            Eight times 1.3 does not have the mean 1.3 exactly. Check first whether the rewards are equal.
+        ties are detected by a standard deviation of 0: _tied(groups) -> groups.std(dim=1) == 0
             In a batch of one group, torch's std of equal rewards may not be 0. Compare the rewards with each other.
-        only the sum of the advantages is looked at: bool(advantages.sum().abs() < 1e-3)
-            In the wrong rows they still add up to 0.
-        only the sums of the groups are looked at:
+        only the sum of all advantages is checked: bool(advantages.sum().abs() < 1e-3)
+            Advantages in the wrong rows still add up to 0.
+        only the sums of the groups are checked:
             torch.equal(given.sign(), expected) -> bool((given.sum(dim=1).abs() < 1e-3).all())
-            Turned signs add up to 0 as well.
+            Advantages with the wrong signs add up to 0 as well.
         one right sign is enough: torch.equal(given.sign(), expected) -> bool((given.sign() == expected).any())
-            *All* of them: some are right by accident.
+            *All* signs must be right: some are right by accident.
     """,
 )
 
@@ -526,31 +527,31 @@ check_mask_is_right = Exercise(
             _masks(lambda rng, rollout: _mask_from(eos_as_padding, rollout)),
             draws=20,
         ),
-        Part("healthy masks, some with ones behind the end", 1, _masks(_ones_behind), draws=20),
+        Part("healthy masks, some with ones after the end", 1, _masks(_ones_behind), draws=20),
         Part("healthy masks, some with one wrong row", 1, _masks(_one_bad_row), draws=40),
     ),
     changes="""
-        ones behind the end are let pass: torch.equal(mask, right) -> bool(mask[right == 1].all())
-            Behind the first end token the mask must be 0: the loss must not see what stands there.
-        missing ones are let pass: torch.equal(mask, right) -> not mask[right == 0].any()
-            Every token through the end has to be seen.
-        only the first token is looked at: torch.equal(mask, right) -> bool(mask[:, 0].all())
+        ones after the end are accepted: torch.equal(mask, right) -> bool(mask[right == 1].all())
+            After the first end token the mask must be 0, because the loss must not see the padding.
+        missing ones are accepted: torch.equal(mask, right) -> not mask[right == 0].any()
+            The mask must be 1 for every token through the end token.
+        only the first token is checked: torch.equal(mask, right) -> bool(mask[:, 0].all())
             The end of a completion can be missing as well.
-        only the last token is looked at:
+        only the last token is checked:
             torch.equal(mask, right) -> bool(mask.gather(1, right.sum(dim=1, keepdim=True) - 1).all())
             The beginning of a completion can be missing as well.
-        the end is taken for padding:
+        the end token is treated as padding:
             completion_mask(completion_ids, eos_token_id) -> (completion_ids != eos_token_id).long().cumprod(dim=1)
-            Through the first EOS, *inclusive*: a healthy batch has to pass.
-        the last end token is taken for the end:
+            The mask goes through the first EOS, *inclusive*. A healthy batch has to pass.
+        the mask ends at the last end token instead of the first:
             completion_mask(completion_ids, eos_token_id) -> _through_the_last_end(completion_ids == eos_token_id)
-            Behind the *first* one nothing counts, another end token neither.
+            Nothing counts after the *first* end token, not even another end token.
         one right row is enough: torch.equal(mask, right) -> bool((mask == right).all(dim=1).any())
             *All* rows.
-        only the first row is looked at: torch.equal(mask, right) -> torch.equal(mask[0], right[0])
-            *Every* row: one alone may be wrong.
+        only the first row is checked: torch.equal(mask, right) -> torch.equal(mask[0], right[0])
+            Check *every* row, because a single one may be wrong.
         only the number of ones is compared: torch.equal(mask, right) -> torch.equal(mask.sum(dim=1), right.sum(dim=1))
-            A shifted row may have as many. Compare place by place.
+            A shifted row may have as many ones. Compare position by position.
     """,
 )
 
@@ -607,29 +608,30 @@ check_ratio_is_one = Exercise(
     ),
     changes="""
         padding counts: far[mask] -> far
-            Whatever stands behind the end was never sampled. Use the mask.
-        padding is multiplied away: far[mask] -> (far * loss_mask)
+            What comes after the end was never sampled. Use the mask.
+        padding is multiplied by 0: far[mask] -> (far * loss_mask)
             It may hold anything, and 0 times infinity, or NaN, is NaN. Pick the tokens that count instead.
             or: (logs.exp() - 1).abs() -> logs.abs(); far[mask] -> (far * loss_mask)
-        only the mean is looked at: (logs.exp() - 1).abs() -> logs[mask].mean().abs(); far[mask] -> far
+        only the mean is checked: (logs.exp() - 1).abs() -> logs[mask].mean().abs(); far[mask] -> far
             Ups and downs cancel. *Every* token's ratio has to be 1.
-        only the mean ratio is looked at:
+        only the mean ratio is checked:
             (logs.exp() - 1).abs() -> (logs[mask].exp().mean() - 1).abs(); far[mask] -> far
             Ups and downs nearly cancel. *Every* ratio has to be 1.
-        ratios below 1 are let pass: (logs.exp() - 1).abs() -> logs.exp() - 1
-            How *far* from 1, up or down? `abs`.
-        ratios above 1 are let pass: (logs.exp() - 1).abs() -> 1 - logs.exp()
-            How *far* from 1, up or down? `abs`.
-        exact equality is asked for: far[mask] < 1e-3 -> logs[mask] == 0
-            Two computations differ in their last digits: up to 0.001 is 1.
+        ratios below 1 are accepted: (logs.exp() - 1).abs() -> logs.exp() - 1
+            How *far* is the ratio from 1, in either direction? Use `abs`.
+        ratios above 1 are accepted: (logs.exp() - 1).abs() -> 1 - logs.exp()
+            How *far* is the ratio from 1, in either direction? Use `abs`.
+        exact equality is required: far[mask] < 1e-3 -> logs[mask] == 0
+            Two computations differ in their last digits, so allow a difference of 0.001.
         the logarithms are divided: per_token_logps - old -> per_token_logps / old; logs.exp() - 1 -> logs - 1
             The ratio of the *probabilities*: `exp` of the difference.
-        the mask is multiplied on before 1 is taken off: logs.exp() - 1 -> logs.exp() * loss_mask - 1; far[mask] -> far
-            In padding that leaves 0 - 1, which is far from 0.
-        whatever the clip lets pass is taken for 1: < 1e-3 -> < 0.2
-            0.2 is how far a ratio may go later. In the first update it has to be 1.
-        only the first token is looked at: far[mask] -> far[:, 0]
-            All tokens that count.
+        the ratio is multiplied by the mask before 1 is subtracted:
+            logs.exp() - 1 -> logs.exp() * loss_mask - 1; far[mask] -> far
+            In the padding this gives 0 - 1, which is far from 0.
+        every ratio inside the clip range counts as 1: < 1e-3 -> < 0.2
+            A ratio may move by 0.2 later. In the first update it has to be 1.
+        only the first token is checked: far[mask] -> far[:, 0]
+            Check all tokens that count.
         the difference of the logarithms is compared with 1: logs.exp() - 1 -> logs - 1
             The ratio is 1 where the *logarithms* are equal.
     """,
@@ -649,7 +651,7 @@ Settings = dict[str, Any]
 
 
 def broken_settings(settings: Settings) -> list[str]:
-    """The names of the settings that make a run ill."""
+    """The names of the settings that are wrong."""
     ill = {
         "num_generations": settings["num_generations"] < 4,
         "max_completion_length": settings["max_completion_length"] < 48,
@@ -661,7 +663,7 @@ def broken_settings(settings: Settings) -> list[str]:
 
 
 def mend(settings: Settings) -> Settings:
-    """The same settings, with what is ill replaced by what is right."""
+    """The same settings, with the wrong ones replaced by the right ones."""
     ill = broken_settings(settings)
     return {**settings, **{name: MENDED[name] for name in ill}}
 
@@ -708,30 +710,30 @@ def _at_the_limit(settings: Settings, *names: str) -> list[str]:
 check_mend = Exercise(
     mend,
     parts=(
-        Part("two sick numbers", 2, _ill_with(list(ILL)[:3], list(ILL)[:3]), draws=20),
-        Part("a sick number, and a sick function", 2, _ill_with(list(ILL)[:3], list(ILL)[3:]), draws=20),
+        Part("two faulty numbers", 2, _ill_with(list(ILL)[:3], list(ILL)[:3]), draws=20),
+        Part("a faulty number, and a faulty function", 2, _ill_with(list(ILL)[:3], list(ILL)[3:]), draws=20),
         Part("a healthy setup", 1, lambda rng: call(_sound(rng)), draws=20),
     ),
     changes="""
-        only one fault is mended: name in ill -> name in ill[:1]
-            Go on looking when you have found one.
-        sound settings are changed too: {**settings, **MENDED}
-            4 completions a group, 128 tokens, 1e-4: what is not ill stays.
+        only one fault is corrected: name in ill -> name in ill[:1]
+            Continue after the first fault that you find.
+        settings without a fault are changed too: {**settings, **MENDED}
+            Settings inside the limits stay: 4 completions per group, for example, or 128 tokens.
         the seed is lost: {**mend(settings), "seed": 0}
-            The run must stay comparable: everything that is not ill stays, the seed too.
-        limits themselves count as ill: name in ill -> name in ill + _at_the_limit(settings)
-            *Below* 4, *below* 48, *above* 1e-3.
-        4 completions a group count as ill: name in ill -> name in ill + _at_the_limit(settings, "num_generations")
+            The runs must stay comparable, so everything without a fault stays, the seed as well.
+        values at the limit are changed too: name in ill -> name in ill + _at_the_limit(settings)
+            Only values *below* 4, *below* 48 or *above* 1e-3 are wrong.
+        4 completions per group are changed too: name in ill -> name in ill + _at_the_limit(settings, "num_generations")
             *Below* 4.
-        48 tokens count as ill: name in ill -> name in ill + _at_the_limit(settings, "max_completion_length")
+        48 tokens are changed too: name in ill -> name in ill + _at_the_limit(settings, "max_completion_length")
             *Below* 48.
-        a learning rate of 1e-3 counts as ill: name in ill -> name in ill + _at_the_limit(settings, "learning_rate")
+        a learning rate of 1e-3 is changed too: name in ill -> name in ill + _at_the_limit(settings, "learning_rate")
             *Above* 1e-3.
         only what was changed is returned: {name: MENDED[name] for name in broken_settings(settings)}
-            All six settings: a run needs them all.
-        the stand-ins stay: {**mend(settings), "replaced": settings["replaced"]}
-            A stage that was replaced is ill whatever the numbers say.
+            Return all six settings, because a run needs them all.
+        the replaced stages stay: {**mend(settings), "replaced": settings["replaced"]}
+            A replaced stage is wrong, whatever the numbers are.
         the settings that were handed in are changed: settings.update(mend(settings)) or settings
-            Return a new dict: the broken run's record must stay as it was.
+            Return a new dict, because the record of the faulty run must stay as it was.
     """,
 )

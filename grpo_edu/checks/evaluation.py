@@ -50,7 +50,7 @@ check_wilson_interval = Exercise(
     tolerance=1e-4,  # z = 1.96 will do
     changes="""
         that is the normal interval: middle - reach, middle + reach -> _normal_interval(share, variance, z)
-            At 0 of 10 it has no width at all. Wilson's has a z² in three places.
+            At 0 of 10 that interval has no width at all. Wilson's formula contains z² three times.
             or: middle - reach, middle + reach -> tuple(min(1, max(0, x)) for x in _normal_interval(share, variance, z))
         the middle is not moved: middle - reach, middle + reach -> share - reach, share + reach
             Wilson's middle lies nearer to one half than the share does.
@@ -66,9 +66,9 @@ check_wilson_interval = Exercise(
             Under the root both terms shrink with n, the second twice.
         all that is left out lies on one side: 0.5 + level / 2 -> level
             An interval of 95% leaves out 2.5% on either side. With which probability does a number lie below z, then?
-        the level is taken for z: NormalDist().inv_cdf(0.5 + level / 2) -> level
+        the level is used as z: NormalDist().inv_cdf(0.5 + level / 2) -> level
             z is a number of standard errors, and the level a probability. Which z belongs to it?
-        the level plays no part: NormalDist().inv_cdf(0.5 + level / 2) -> 1.959964
+        `level` is not used: NormalDist().inv_cdf(0.5 + level / 2) -> 1.959964
             A promise of 99% needs a wider interval than one of 80%: how does z depend on the level?
         these are percent: middle - reach, middle + reach -> 100 * (middle - reach), 100 * (middle + reach)
             Shares between 0 and 1.
@@ -108,7 +108,7 @@ check_mcnemar_p = Exercise(
     ),
     changes="""
         the test is one-sided: min(1.0, 2 * _tail(smaller, pairs)) -> _tail(smaller, pairs)
-            A change for the worse would have been a change as well: twice the tail.
+            A change for the worse would count as well: take twice the tail.
         that is the probability of this very count: _tail(smaller, pairs) -> math.comb(pairs, smaller) / 2**pairs
             At least as unequal: add up the tail.
         the last term of the tail, at the smaller count, is missing: _tail(smaller, pairs) -> _tail(smaller - 1, pairs)
@@ -146,7 +146,7 @@ check_false_alarm = Exercise(
             At least one is enough.
         that is the chance of no alarm: (1 - alpha) ** looks
             One minus it.
-        looks do not matter in your formula: alpha
+        `looks` is not used: alpha
             More looks, more chances.
         one look is forgotten: false_alarm(looks - 1, alpha)
             With one look the chance is alpha.
@@ -192,11 +192,11 @@ check_pass_at_k = Exercise(
         that is the mean of the worst: -pass_at_k([-one for one in rewards], k)
             Of which side of the sorted list does a choice keep one?
         that is pass@1: sum(rewards) / len(rewards)
-            k answers may be looked at.
+            pass@k lets you look at k answers.
         the best of all is taken: max(rewards)
             Often it is not among the k that are drawn.
-        only the first k are looked at: max(rewards[:k])
-            All choices of k count alike, not only one.
+        only the first k rewards are used: max(rewards[:k])
+            All choices of k rewards count equally, not only one.
         the rewards are not sorted: sorted(rewards) -> rewards
             How many of the others are *smaller* is what decides.
         k is one too small: pass_at_k(rewards, max(1, k - 1))
@@ -243,7 +243,7 @@ check_possible_counts = Exercise(
             All that round to the report; there may be several, or none.
         the report must be met exactly: abs(share - percent) <= slack -> share == percent
             A report is rounded: 71.7% may be 71.67%.
-        decimals do not matter in your formula: possible_counts(percent, trials, 0)
+        `decimals` is not used: possible_counts(percent, trials, 0)
             89% leaves half a point on either side, 89.0% a twentieth.
         a whole unit of slack is too much: 0.5 * 10.0**-decimals -> 10.0**-decimals
             Rounding moves a number by half a unit at most.
@@ -254,7 +254,7 @@ check_possible_counts = Exercise(
             `round(95.5)` is 96.
             or: abs(share - percent) <= slack -> percent - slack <= share < percent + slack - 2e-9
             or: abs(share - percent) <= slack -> abs(share - percent) < slack - 2e-9
-        the percentage is cut off, not rounded:
+        the percentage is truncated, not rounded:
             abs(share - percent) <= slack -> int(share * 10**decimals) / 10**decimals == percent
             71.67% is reported as 71.7%: half a unit to either side.
         all right is never tried: range(trials + 1) -> range(trials)

@@ -130,24 +130,24 @@ check_group_advantages = Exercise(
             groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True) -> groups.mean(), groups.std()
             A completion is compared with its own group only.
         the mean runs over the groups: groups.mean(dim=1, keepdim=True) -> groups.mean(dim=0)
-            In (N, G) a group is a row: its mean goes along dim=1, with keepdim=True.
+            In shape (N, G) a row is a group: take its mean along dim=1, with keepdim=True.
             or: groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True) -> groups.mean(0), _std(groups, 0)
         it is divided by the variance: groups.std( -> groups.var(
             The standard deviation is the root of the variance.
-        the sign is turned: groups - mean -> mean - groups
+        the sign is wrong: groups - mean -> mean - groups
             A completion that is better than its group has a positive advantage.
         nothing is divided by the standard deviation: (groups - mean) / (std + 1e-4) -> groups - mean
             That is Dr. GRPO. The paper's formula has two parts.
         eps is missing: std + 1e-4 -> std
             What keeps a nearly tied group from being blown up?
         the result has two dimensions: .flatten() -> .clone()
-            One number a completion, in the order of the rewards.
-        a tie is worth a rounding error: .masked_fill(tied, 0.0) -> .clone()
+            Return one number per completion, in the order of the rewards.
+        a tied group gets tiny advantages instead of 0: .masked_fill(tied, 0.0) -> .clone()
             Add up sixteen rewards of 1.69 and divide by 16: is it exactly 1.69? Ask whether the rewards are equal.
-        a tie is looked for in the whole batch:
+        the whole batch is checked for ties, not each group:
             amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True) -> amax() == groups.amin()
             One group may tie while the others do not.
-        a tie is looked for in the standard deviation: masked_fill(tied -> masked_fill(std == 0
+        ties are detected by a standard deviation of 0: masked_fill(tied -> masked_fill(std == 0
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         a small standard deviation counts as a tie: masked_fill(tied -> masked_fill(std <= 1e-6
             Only rewards that are exactly equal tie.
@@ -205,9 +205,9 @@ check_tie_probability = Exercise(
             Is it more likely to tie with G = 2 or with G = 16?
         the chances are multiplied: math.prod(chances) ** num_generations
             All get the first reward *or* all get the second, never both at once.
-        all rewards are taken to be equally likely: len(chances) ** (1 - num_generations)
+        all rewards are assumed to be equally likely: len(chances) ** (1 - num_generations)
             What is the first argument for?
-        every group is taken for a pair: chance**num_generations -> chance**2
+        the group size is assumed to be 2: chance**num_generations -> chance**2
             G completions have to agree, not two.
         the exponent is G − 1: chance**num_generations -> chance ** (num_generations - 1)
             The first completion has to get this reward as well.
@@ -245,7 +245,7 @@ check_degenerate_groups = Exercise(
     changes="""
         nearly equal rewards count as a tie: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) < 1e-4
             Two rewards that differ by a millionth differ.
-        a standard deviation of 0 is asked for: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) == 0
+        ties are detected by a standard deviation of 0: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) == 0
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         rewards must equal their mean: groups[:, :1] -> groups.mean(dim=1, keepdim=True)
             The computed mean of sixteen rewards of 1.69 need not be exactly 1.69. Compare the rewards with each other.
@@ -257,12 +257,12 @@ check_degenerate_groups = Exercise(
         only the first and the last reward are compared:
             (groups == groups[:, :1]).all(dim=1) -> groups[:, 0] == groups[:, -1]
             A group of 1, 0, 1 does not tie.
-        any stands where all should: .all( -> .any(
+        `any` is used where `all` is needed: .all( -> .any(
             A reward always equals itself. *All* of a group must equal the first.
         these are the groups that do not tie: return ( -> return ~(
             True where a group ties.
-        one answer a completion: .all(dim=1) -> .flatten()
-            One truth value a group, shape (N,): do *all* of its rewards agree?
+        there is one value per completion, not per group: .all(dim=1) -> .flatten()
+            Return one truth value per group, shape (N,): are *all* of its rewards equal?
         the groups are mixed: degenerate_groups(rewards.view(num_generations, -1).T.flatten(), num_generations)
             A group's rows are adjacent.
     """,
@@ -303,19 +303,24 @@ check_rloo_advantages = Exercise(
     rloo_advantages,
     parts=(
         Part("two or more completions of each group are complete", 2, lambda rng: _cut_short(rng, 2), draws=8),
-        Part("one is complete, or none", 1, lambda rng: _cut_short(rng, rng.choice([0, 1])), draws=12),
+        Part(
+            "one completion of a group is complete, or none",
+            1,
+            lambda rng: _cut_short(rng, rng.choice([0, 1])),
+            draws=12,
+        ),
     ),
     changes="""
         truncated completions are not left out: rloo(rewards, num_generations)
             What is the last argument for?
         truncated completions are among the others: rloo(rewards, num_generations).masked_fill(truncated, 0.0)
-            They do not get an advantage, and nobody is compared with them either.
+            They get no advantage, and no other completion is compared with them.
         truncated completions are compared with the others:
             torch.where(truncated, rloo(rewards, num_generations), rloo_advantages(rewards, num_generations, truncated))
-            Nothing is to be learned from them: 0.
+            Nothing should be learned from them: their advantage is 0.
         truncated completions count as a reward of 0:
             rloo(rewards * ~truncated, num_generations).masked_fill(truncated, 0.0)
-            Left out is not the same as wrong: the number of the others gets smaller.
+            To leave a completion out is not to count it as wrong: the number of the others gets smaller.
         the sum holds truncated completions, but the number does not:
             rewards[others].mean() -> (rewards[start : start + num_generations].sum() - rewards[row]) / len(others)
             Sum and number must be of the same completions.
@@ -327,8 +332,8 @@ check_rloo_advantages = Exercise(
             Compare with their *mean*.
         the only complete one keeps its reward:
             len(complete) > 1 -> complete; rewards[others].mean() -> rewards[others].mean().nan_to_num()
-            It has nobody to be compared with: 0.
-        the sign is turned: rewards[row] - rewards[others].mean() -> rewards[others].mean() - rewards[row]
+            There is no other completion to compare it with, so its advantage is 0.
+        the sign is wrong: rewards[row] - rewards[others].mean() -> rewards[others].mean() - rewards[row]
             A completion that is better than the others has a positive advantage.
     """,
 )

@@ -47,21 +47,21 @@ check_stage_shapes = Exercise(
     changes="""
         completions are not counted for each prompt: rows = n * g -> rows = n
             Every prompt has G completions: B = N · G rows.
-        prompts have a row each, without their siblings: "prompt_ids": (rows, p) -> "prompt_ids": (n, p)
-            A prompt stands in the row of each of its G completions.
+        there is one row per prompt, not one per completion: "prompt_ids": (rows, p) -> "prompt_ids": (n, p)
+            Each of the G completions has its prompt in its row.
         a tuple of one entry has no comma:
             "rewards": (rows,) -> "rewards": rows; "advantages": (rows,) -> "advantages": rows
             `(8)` is the number 8, `(8,)` is a tuple.
         the loss is a vector of one number: "loss": () -> "loss": (1,)
             `(1,)` is that of a vector. A single number has the shape ().
-        advantages stand in rows of groups: "advantages": (rows,) -> "advantages": (n, g)
-            One number a row of the batch, as the rewards have: (B,).
-        a token has an advantage of its own: "advantages": (rows,) -> "advantages": (rows, c)
+        advantages have the shape of groups: "advantages": (rows,) -> "advantages": (n, g)
+            There is one number per row of the batch, as for the rewards: (B,).
+        each token has its own advantage: "advantages": (rows,) -> "advantages": (rows, c)
             One number for a whole completion.
         a completion holds its prompt as well: "completion_ids": (rows, c) -> "completion_ids": (rows, p + c)
             Prompts are P tokens wide, completions C.
         a group has one advantage: "advantages": (rows,) -> "advantages": (n,)
-            Each completion is compared with its siblings, and has its own.
+            Each completion is compared with the others in its group, and has its own advantage.
         a log-probability is kept for the whole vocabulary:
             "per_token_logps": (rows, c) -> "per_token_logps": (rows, c, v)
             Only that of the token that was sampled.
@@ -173,38 +173,39 @@ check_grpo_step = Exercise(
         a token is clipped on both sides:
             torch.min(ratio * advantages, ratio.clamp(low, high) * advantages) -> ratio.clamp(low, high) * advantages
             The *minimum* of two terms: a token that moved in the wrong direction keeps its gradient.
-        both limits are the first one: 1 + clip[1] -> 1 + clip[0]
+        both limits use the first number: 1 + clip[1] -> 1 + clip[0]
             Upwards the ratio may go further than downwards: `clip` has two numbers.
-        the limits have changed places: 1 - clip[0], 1 + clip[1] -> 1 - clip[1], 1 + clip[0]
+        the two limits are swapped: 1 - clip[0], 1 + clip[1] -> 1 - clip[1], 1 + clip[0]
             The first number is for ratios below 1, the second one for those above.
         there is only one update: range(updates) -> range(1)
             Use the same batch `updates` times.
         the step goes uphill: policy - learning_rate -> policy + learning_rate
-            The loss has a minus, and descent has another: better ones get likelier.
-        rewards are taken for advantages: group_advantages(rewards, num_generations) -> rewards
-            A reward is compared with those of its siblings first.
+            The loss has one minus sign and gradient descent another, so better completions become more likely.
+        the rewards are used as advantages: group_advantages(rewards, num_generations) -> rewards
+            A reward is first compared with the other rewards of its group.
         the standard deviation divides by G:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, correction=0)
             The sample one divides by G − 1: `std(dim=1)` as it is.
-        a tie is worth a rounding error:
+        a tied group gets tiny advantages instead of 0:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _never)
-            The mean of sixteen equal rewards may be another number. Put 0 where all rewards of a group are equal.
-        a tie is looked for in the standard deviation:
+            Because of rounding, the mean of sixteen equal rewards may be another number. Put 0 where all
+            rewards of a group are equal.
+        ties are detected by a standard deviation of 0:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _no_spread)
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         advantages are not divided by the standard deviation: num_generations) -> num_generations, scale_rewards="none")
             Divide by the group's, plus 1e-4.
         the whole batch is one group: rewards, num_generations -> rewards, len(rewards)
             Each prompt's completions are compared among themselves.
-        groups are taken by stride: group_advantages -> _by_stride
-            A group's rows are neighbors. Which shape has one group in each row?
+        the rows of a group are taken with a stride: group_advantages -> _by_stride
+            A group's rows are adjacent. Which shape has one group in each row?
         the learning rate is missing: learning_rate * slope -> slope
             scores − learning_rate · gradient.
-        completions are divided by the width: / mask.sum(dim=1) -> / mask.shape[1]
-            By their own number of real tokens.
+        each completion is divided by the width of the batch: / mask.sum(dim=1) -> / mask.shape[1]
+            Divide by the completion's own number of real tokens.
         padding counts: (gain * mask).sum(dim=1) / mask.sum(dim=1) -> gain.mean(dim=1)
             Multiply by the mask, and divide by the number of real tokens.
-        all tokens of the batch weigh alike:
+        all tokens of the batch have the same weight:
             (gain * mask).sum(dim=1) / mask.sum(dim=1) -> (gain * mask).sum() / mask.sum()
             The mean of each completion first, then over completions.
         the loss of the completions is added up: of_rows.mean() -> of_rows.sum()
@@ -305,18 +306,18 @@ check_clipped_gradients = Exercise(
     changes="""
         each gradient is clipped by itself: [clipped_gradients([one], max_norm)[0] for one in gradients]
             One factor for all, or the direction of the step changes.
-        values are cut off: [one.clamp(-max_norm, max_norm) for one in gradients]
+        each value is clipped by itself: [one.clamp(-max_norm, max_norm) for one in gradients]
             Scale all by one factor: the direction stays.
         short gradients are stretched: min(1.0, max_norm / norm) -> max_norm / norm
-            What is short enough stays as it is.
-        lengths are added up: common_length(gradients) -> sum(one.norm().item() for one in gradients)
-            Squares are: the length of the whole is the root of their sum.
-        the square is taken for the length: common_length(gradients) -> common_length(gradients) ** 2
+            A gradient that is short enough stays as it is.
+        the lengths are added up: common_length(gradients) -> sum(one.norm().item() for one in gradients)
+            Add up the squares: the total length is the root of their sum.
+        the square of the length is used: common_length(gradients) -> common_length(gradients) ** 2
             The root of the sum of squares.
-        the largest length is taken for that of the whole:
+        the largest of the lengths is used for all gradients together:
             common_length(gradients) -> max(one.norm().item() for one in gradients)
             All gradients together are one long vector.
-        they get the length 1: min(1.0, max_norm / norm) -> 1 / norm
+        the gradients get the length 1: min(1.0, max_norm / norm) -> 1 / norm
             The length `max_norm`: factor max_norm / norm.
         values are added up, not their squares:
             common_length(gradients) -> sum(one.abs().sum().item() for one in gradients)
@@ -359,9 +360,9 @@ check_tied_groups = Exercise(
     changes="""
         completions are counted, not groups: (groups == kind).all(dim=1) -> (groups == kind)
             A group counts where *all* of its completions agree.
-        any stands where all should: .all(dim=1) -> .any(dim=1)
-            One right completion makes no group of right ones.
-        the two shares have changed places: return right, wrong -> return wrong, right
+        `any` is used where `all` is needed: .all(dim=1) -> .any(dim=1)
+            One right completion does not make the whole group right.
+        the two shares are swapped: return right, wrong -> return wrong, right
             All right first, none right second.
         these are counts: .mean() -> .sum()
             Divide by the number of groups.
@@ -370,10 +371,11 @@ check_tied_groups = Exercise(
         it is divided by the number of groups that tie:
             return right, wrong -> return right / ((right + wrong) or 1), wrong / ((right + wrong) or 1)
             A share of *all* groups.
-        all groups are asked at once: .all(dim=1) -> .all()
-            Ask each row: all(dim=1).
-        groups are taken by stride: rewards.view(-1, num_generations) -> rewards.view(num_generations, -1).T
-            A group's rewards are neighbors. Which shape has one group in each row?
+        all groups are tested at once: .all(dim=1) -> .all()
+            Test each row: all(dim=1).
+        the rows of a group are taken with a stride:
+            rewards.view(-1, num_generations) -> rewards.view(num_generations, -1).T
+            A group's rewards are adjacent. Which shape has one group in each row?
     """,
 )
 
@@ -401,14 +403,14 @@ check_batch_kl = Exercise(
         Part("padding of minus infinity", 1, lambda rng: _two_policies(rng, infinite=True)),
     ),
     changes="""
-        the two policies have changed places: batch_kl(ref_per_token_logps, per_token_logps, completion_mask)
-            k3's ratio is reference over policy.
+        the two policies are swapped: batch_kl(ref_per_token_logps, per_token_logps, completion_mask)
+            In k3, the ratio is reference over policy.
         that is k1: per_token_kl(per_token_logps, ref_per_token_logps) -> per_token_logps - ref_per_token_logps
-            k1 is negative where the reference is the likelier one. k3 never is.
+            k1 is negative where the token is more likely under the reference. k3 is never negative.
         that is k2:
             per_token_kl(per_token_logps, ref_per_token_logps) -> (per_token_logps - ref_per_token_logps).square() / 2
             k2 is half the square. k3 has an exponential.
-        padding is multiplied away: kl[mask == 1].mean() -> ((kl * mask).sum() / mask.sum())
+        padding is multiplied by 0: kl[mask == 1].mean() -> ((kl * mask).sum() / mask.sum())
             0 times infinity, or NaN, is NaN. Pick the real tokens instead.
             or: kl[mask == 1].mean() -> ((kl.nan_to_num(0.0, torch.inf) * mask).sum() / mask.sum())
         the mask picks rows: kl[mask == 1] -> kl[mask]
@@ -417,7 +419,7 @@ check_batch_kl = Exercise(
             A mean over the tokens of the mask.
         padding is counted in the number of tokens: kl[mask == 1].mean() -> kl[mask == 1].sum().div(mask.numel())
             Divide by the number of real tokens, mask.sum().
-        completions weigh alike, not tokens:
+        every completion has the same weight, instead of every token:
             kl[mask == 1].mean() -> (kl.masked_fill(mask == 0, 0.0).sum(1) / mask.sum(1)).mean()
             The metric is a mean over all tokens of the batch.
         the sum is not divided: kl[mask == 1].mean() -> kl[mask == 1].sum()
@@ -464,21 +466,21 @@ check_claim = Exercise(
         Part("few did", 2, lambda rng: _runs(rng, [(1, 7), (0, 5), (2, 9), (7, 1), (1, 4), (5, 2), (3, 3)]), draws=20),
     ),
     changes="""
-        any gain is called better: p_value >= 0.05 -> gain == 0
-            Noise gains as well: ask for a test first.
+        every gain is called better: p_value >= 0.05 -> gain == 0
+            Noise produces gains as well. Look at the test first.
         p is read the wrong way round: p_value >= 0.05 -> p_value < 0.05
             A *small* p means that chance alone would hardly do this.
-        before and after have changed places: claim(after, before)
-            After, minus before.
+        before and after are swapped: claim(after, before)
+            Subtract the value before from the value after.
         the gain has lost its sign: return gain, verdict -> return abs(gain), verdict
-            What got worse has a negative gain.
+            If the accuracy falls, the gain is negative.
         the gain is left out where nothing is shown: return gain -> return 0.0 if verdict == "not shown" else gain
-            The gain is what was measured, whatever the verdict.
+            Return the measured gain, whatever the verdict is.
         the test is not paired: mcnemar(before, after).p_value -> _unpaired_p(before, after)
-            The same problems were asked twice. Only those count that changed sides.
+            Both runs answered the same problems. Only the problems on which they differ count.
         the test is one-sided: mcnemar(before, after).p_value -> mcnemar(before, after).p_value / 2
-            A change for the worse would have been a change as well.
-        the direction is not looked at: else "worse" -> else "better"
+            A change for the worse would count as well, so the test has two sides.
+        the direction is ignored: else "worse" -> else "better"
             A significant change can also be a loss.
         the gain is relative: (sum(after) - sum(before)) / len(before) -> sum(after) / sum(before) - 1
             The share solved after, minus the share solved before.

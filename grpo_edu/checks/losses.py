@@ -56,10 +56,10 @@ check_aggregate = TrainedExercise(
             Only tokens with mask 1 count.
         padding counts in the number of tokens: mask.sum(dim=1) -> mask.shape[1]
             The mean of a row is over its tokens with mask 1.
-        the micro-batch is taken for the whole update:
+        the micro-batch is treated as the whole update:
             aggregate(per_token_loss, mask, loss_type, max_completion_length, len(mask), mask.sum())
             The micro-batches are added up. What would the sum of two means be?
-        the micro-batch is taken for the whole update in "grpo": / update_rows -> / len(mask)
+        in "grpo", the micro-batch is treated as the whole update: / update_rows -> / len(mask)
             The micro-batches are added up. What would the sum of two means be?
         the rows of the micro-batch are counted in "dr_grpo": (update_rows * max -> (len(mask) * max
             B is the number of rows in the whole update.
@@ -73,24 +73,25 @@ check_aggregate = TrainedExercise(
             aggregate(per_token_loss, mask, loss_type, max_completion_length, update_rows, mask.sum())
             "dapo" divides by the tokens of the whole update.
         each micro-batch counts equally: / update_tokens -> / mask.sum() * len(mask) / update_rows
-            That is BNPO: the weight of a token depends on how the update was cut. "dapo" weighs all tokens alike.
+            That is BNPO: the weight of a token depends on how the update was divided. "dapo" gives all tokens
+            the same weight.
         the number of rows is missing:
             aggregate(per_token_loss, mask, loss_type, max_completion_length, 1, update_tokens)
             "grpo" is a *mean* over the rows, and "dr_grpo" divides by B as well as by the limit.
         the limit is missing: update_rows * max_completion_length -> update_rows
             "dr_grpo" divides by B · max_completion_length.
-        the width of this batch is taken for the limit: (update_rows * max_completion_length) -> mask.numel()
+        the width of this batch is used as the limit: (update_rows * max_completion_length) -> mask.numel()
             Dr. GRPO divides by a constant that no batch changes: max_completion_length.
             or: update_rows * max_completion_length -> update_rows * mask.shape[1]
-        all tokens weigh alike, whatever was asked:
+        every loss type gives all tokens the same weight:
             aggregate(per_token_loss, mask, "dapo", max_completion_length, update_rows, update_tokens)
             "grpo" takes the mean of each row first.
-        rows weigh alike, whatever was asked:
+        every loss type gives all rows the same weight:
             aggregate(per_token_loss, mask, "grpo", max_completion_length, update_rows, update_tokens)
             "dapo" counts tokens, not rows.
         the mean of a column is taken, not of a row:
             (losses.sum(dim=1) / mask.sum(dim=1)).sum() / update_rows -> (losses.sum(dim=0) / mask.sum(dim=0)).mean()
-            A row is a completion: dim=1.
+            A row is a completion, so use dim=1.
         the sum is not divided: (per_token_loss * mask).sum()
             Divide by what the loss type names.
     """,
@@ -161,15 +162,15 @@ check_first_loss = Exercise(
             Many short completions have many tokens, too: read the verdict from the sign of the second number.
         the verdict is read from "grpo": longer(of_dapo) -> "neither"
             That number is always 0. Read it from the second one.
-        "dapo" weighs completions alike: -sum(summed) / sum(lengths) -> of_grpo
+        "dapo" gives all completions the same weight: -sum(summed) / sum(lengths) -> of_grpo
             Each token of a completion has its advantage, and "dapo" takes the mean over tokens.
         "dapo" is divided by the number of completions: sum(lengths) -> len(lengths)
             Sum over tokens, divided by the number of tokens.
         "dapo" is not divided: sum(lengths) -> 1
             Sum over tokens, divided by the number of tokens.
-        "grpo" weighs tokens alike: return of_grpo -> return of_dapo
+        "grpo" gives all tokens the same weight: return of_grpo -> return of_dapo
             "grpo" takes each completion's mean first: long or short, it counts once.
-        the verdict is upside down: longer(of_dapo) -> longer(-of_dapo)
+        the verdict is inverted: longer(of_dapo) -> longer(-of_dapo)
             A completion with a positive advantage has a negative loss.
     """,
 )
@@ -205,8 +206,8 @@ check_sequence_ratio = Exercise(
         it is the mean of the ratios:
             mean.exp() -> (logs.exp() * completion_mask).sum(dim=1) / completion_mask.sum(dim=1)
             A geometric mean: average the *logarithms* of the ratios, then take the exponential.
-        old and new have changed places: sequence_ratio(old_per_token_logps, per_token_logps, completion_mask)
-            The new policy stands above the old one.
+        the old and the new policy are swapped: sequence_ratio(old_per_token_logps, per_token_logps, completion_mask)
+            The new policy is in the numerator, the old one in the denominator.
         it is the logarithm of the ratio: mean.exp() -> mean
             A ratio is 1 where nothing has changed, not 0.
         it is one number for the whole batch: mean.exp() -> (logs.sum() / completion_mask.sum()).exp()
@@ -238,17 +239,17 @@ check_finite_difference = Exercise(
         the difference is one-sided: (above - below) / (2 * h) -> (above - function(x)) / h
             Step to both sides: the error falls from h to h².
             or: (above - below) / (2 * h) -> (function(x) - below) / h
-        the sign is turned: -finite_difference(function, x, h)
+        the sign is wrong: -finite_difference(function, x, h)
             Above minus below.
         it is divided by 2 and multiplied by h: / (2 * h) -> / 2 * h
             `/ 2 * h` goes from left to right: `/ (2 * h)`.
         this is autograd's gradient: torch.autograd.functional.jacobian(function, x)
-            It is to check autograd: call the function on both sides instead.
+            The function should check autograd, so do not use it: call the function on both sides instead.
         it is divided by h, not by 2h: (2 * h) -> h
             How far apart are the two points?
         it is not divided: (2 * h) -> 1
             A slope is a difference *per step*.
-        all places are moved at once: ((function(x + h) - function(x - h)) / (2 * h)).expand(len(x)).clone()
-            One place at a time, the others stay.
+        all entries are changed at once: ((function(x + h) - function(x - h)) / (2 * h)).expand(len(x)).clone()
+            Change one entry at a time and keep the others.
     """,
 )

@@ -48,30 +48,30 @@ check_step_peak = Exercise(
     step_peak,
     parts=(
         Part("all weights learn", 2, _step, draws=8),
-        Part("adapters learn, the weights are frozen", 1, lambda rng: _step(rng, frozen=True), draws=8),
-        Part("layers computed twice", 1, lambda rng: _step(rng, recompute=True), draws=8, always=(SMALL_CACHE,)),
+        Part("adapters are trained, the weights are frozen", 1, lambda rng: _step(rng, frozen=True), draws=8),
+        Part("layers are recomputed", 1, lambda rng: _step(rng, recompute=True), draws=8, always=(SMALL_CACHE,)),
     ),
     changes="""
         the stages are added up: max(cache, activations + logits) -> cache + activations + logits
-            The cache is gone when learning begins: take the larger of the two.
+            The cache is freed before the update begins: take the larger of the two.
         the rollout is forgotten: max(cache, activations + logits) -> activations + logits
             A large cache may be the worst moment.
-        activations and logits are taken for two moments: activations + logits -> activations, logits
-            While the model learns, both are there at once.
+        activations and logits are treated as two separate moments: activations + logits -> activations, logits
+            During the update both are in memory at the same time.
         frozen weights have gradients and moments: 4 * weights + 12 * trained -> 16 * weights
             12 bytes for each weight that *learns*.
-        one tensor is missing of gradient and two moments: 12 * trained -> 8 * trained
-            Three beside the weight, 4 bytes a number each.
-        computing layers twice changes nothing: if recompute -> if False
-            Each layer keeps what enters it, and only one all the rest.
-        each layer keeps both, what enters and all the rest: layers * entering + kept -> layers * (entering + kept)
-            Computed twice, a layer keeps what enters it; one at a time has all the rest.
-        what is held is taken for a stage: held + max(cache -> max(held, cache
-            It is there all the time: add the larger stage to it.
+        one of the three is missing, the gradient or a moment: 12 * trained -> 8 * trained
+            Besides the weight there are three numbers of 4 bytes each.
+        recomputing layers changes nothing: if recompute -> if False
+            Each layer keeps its input, and only one layer at a time keeps everything else.
+        each layer keeps both, its input and everything else: layers * entering + kept -> layers * (entering + kept)
+            A layer that is recomputed keeps its input; only one at a time keeps everything else.
+        what is always held is treated as a stage: held + max(cache -> max(held, cache
+            It is in memory all the time: add the larger stage to it.
         frozen weights have gradients: 4 * weights + 12 * trained -> 8 * weights + 8 * trained
-            Only weights that learn have a gradient.
-        the layer that is computed again is forgotten: layers * entering + kept -> layers * entering
-            While one is computed again, all of it is there.
+            Only trained weights have a gradient.
+        the layer that is being recomputed is forgotten: layers * entering + kept -> layers * entering
+            While a layer is recomputed, all of its activations are in memory.
     """,
 )
 
@@ -103,22 +103,22 @@ check_optimizer_numbers = Exercise(
     ),
     changes="""
         Adafactor is counted as AdamW: optimizer_numbers(shapes, "adamw")
-            Of a matrix it keeps a number for each row and each column.
+            For a matrix, it keeps one number per row and one per column.
         Adafactor keeps a whole table: sum(sum(shape) for -> sum(math.prod(shape) for
-            Not the table, its margins: rows + columns.
+            It keeps rows + columns numbers, not rows × columns.
         these are bytes: 4 * optimizer_numbers(shapes, optim)
-            A count of numbers is asked for, not of bytes.
+            Return a count of numbers, not of bytes.
         one moment of AdamW is missing: 2 * math.prod(shape) -> math.prod(shape)
-            The mean of the gradient, and the mean of its square.
+            AdamW keeps the mean of the gradient and the mean of its square.
         only rows are counted: sum(sum(shape) for -> sum(shape[0] for
-            And a number for each column.
+            There is one number per column as well.
         a vector is left out: sum(sum(shape) -> sum(sum(shape) if len(shape) == 2 else 0
-            A vector has no margins to save by: a number for each entry.
+            A vector cannot be factored: it keeps one number per entry.
         a vector has two numbers an entry: sum(sum(shape) -> sum(sum(shape) if len(shape) == 2 else 2 * shape[0]
-            One number for each entry of it.
+            A vector keeps one number per entry.
         a vector is counted as rows and one column:
             sum(sum(shape) -> sum(sum(shape) if len(shape) == 2 else shape[0] + 1
-            A number for each entry of it, no more.
+            A vector keeps one number per entry, and no more.
     """,
 )
 
@@ -159,14 +159,14 @@ check_accumulated_gradient = Exercise(
         the accumulation factor is missing: len(part) / len(rows) -> 1
             Each part is a mean of its own. Weigh it with its share of the rows, or the gradient is as many times too
             large as there are parts.
-        all parts weigh alike: len(part) / len(rows) -> 1 / len(parts)
+        all parts have the same weight: len(part) / len(rows) -> 1 / len(parts)
             A smaller part has a smaller share of the batch.
-        the last part weighs as if it were full: len(part) / len(rows) -> len(parts[0]) / len(rows)
+        the last part has the weight of a full one: len(part) / len(rows) -> len(parts[0]) / len(rows)
             Its share is its own number of rows, over all rows.
         the sum is not divided: len(part) / len(rows) -> len(part)
             The gradient of a *mean*: divide by the number of rows.
         only the last part is left: mean_gradient(rows.split(size)[-1])
-            Add up; an assignment throws the parts before away.
+            Add the parts up; an assignment discards the earlier ones.
         the rest is dropped: rows.split(size) -> rows[: len(rows) // size * size].split(size)
             The last part may be smaller; its rows count as well.
         all rows go through at once: mean_gradient(rows)
@@ -217,9 +217,9 @@ check_logps_in_chunks = Exercise(
     changes="""
         all logits are there at once: _spans(vocab_size, size) -> [(0, vocab_size)]
             That is what does not fit. Ask for `size` tokens of the vocabulary at a time.
-        each chunk has a softmax of its own: .logsumexp(dim=0) -> [chosen // size, torch.arange(len(chosen))]
+        each chunk has its own softmax: .logsumexp(dim=0) -> [chosen // size, torch.arange(len(chosen))]
             The probabilities of the *whole* vocabulary add up to 1.
-        these are logits, no log-probabilities: _chosen_logits(states, chosen, logits_of)
+        these are logits, not log-probabilities: _chosen_logits(states, chosen, logits_of)
             What has to be subtracted, so that the probabilities add up to 1?
         the logarithms of the chunks are added: logsumexp(dim=0) -> sum(dim=0)
             The sums of exponentials are to be added, and not their logarithms.
@@ -229,12 +229,12 @@ check_logps_in_chunks = Exercise(
             The last chunk may be smaller.
         only the last chunk is counted: - total -> - chunks[-1].logsumexp(dim=1)
             The sum has to grow from chunk to chunk.
-        the largest logit stands for the sum: - total -> - torch.cat(chunks, dim=1).amax(dim=1)
+        the largest logit is used instead of the sum: - total -> - torch.cat(chunks, dim=1).amax(dim=1)
             It keeps the exponentials small, but the sum is still to be added.
         these are probabilities: logps_in_chunks(states, chosen, logits_of, vocab_size, size).exp()
-            Their logarithm is asked for.
+            Return their logarithms.
         the results are columns: logps_in_chunks(states, chosen, logits_of, vocab_size, size)[:, None]
-            (T,) is asked for.
+            Return the shape (T,).
     """,
 )
 
@@ -260,7 +260,7 @@ check_merged_weight = Exercise(
     changes="""
         α is not divided by r: weight + alpha * B @ A
             The scale is α/r, so that another rank needs no other α.
-        α and r have changed places: weight + len(A) / alpha * B @ A
+        α and r are swapped: weight + len(A) / alpha * B @ A
             A larger α means a larger correction.
         the scale is missing: weight + B @ A
             α/r belongs to the correction.
@@ -270,7 +270,7 @@ check_merged_weight = Exercise(
             r is the number of A's rows, and of B's *columns*.
         the product is transposed: weight + alpha / len(A) * A.T @ B.T
             (out, r) times (r, in): B comes first.
-        A and B have changed places, A @ B: weight + alpha / len(A) * (A @ B)
+        A and B are swapped, A @ B: weight + alpha / len(A) * (A @ B)
             The product needs the shape of the weight, (out, in). Which of the two has `out` rows?
             or: weight + A @ B * (alpha / len(A))
         the frozen weight is left out: alpha / len(A) * B @ A
@@ -338,11 +338,11 @@ check_lora_parameters = Exercise(
         Part("three of them", 1, lambda rng: _adapters(rng, _few)),
     ),
     changes="""
-        keys and values are taken for as wide as queries: hidden // heads * shape["num_key_value_heads"] -> hidden
+        keys and values are assumed to be as wide as queries: hidden // heads * shape["num_key_value_heads"] -> hidden
             Several query heads share a key head: their width is num_key_value_heads times that of a head.
         only one key head is counted: hidden // heads * shape["num_key_value_heads"] -> hidden // heads
             num_key_value_heads of them.
-        the number of key heads is taken for their width: hidden // heads * shape -> shape
+        the number of key heads is used as their width: hidden // heads * shape -> shape
             Each head is H / num_attention_heads wide.
         H is divided by the number of key heads: hidden // heads * shape -> hidden // shape
             Each head is H / num_attention_heads wide; there are num_key_value_heads of them.
@@ -356,7 +356,7 @@ check_lora_parameters = Exercise(
             Only A and B learn.
         only one layer is counted: shape["num_hidden_layers"] * sum -> sum
             Every layer has its own adapters.
-        target_modules play no part: in target_modules -> in matrices
+        `target_modules` is not used: in target_modules -> in matrices
             Only the matrices that it names get adapters.
     """,
 )
@@ -398,17 +398,17 @@ check_best_rates = Exercise(
         Part("two rates are equally good", 1, lambda rng: _tuned(rng, tied=True)),
     ),
     changes="""
-        one rate serves all methods: _one_rate(tuning)
-            A comparison at a common rate measures the rate. Each its own.
-        the first method's rate serves all: dict.fromkeys(tuning, best_rates(tuning)[next(iter(tuning))])
+        all methods share one rate: _one_rate(tuning)
+            A comparison at a common rate measures the rate. Give each method its own best rate.
+        all methods get the first method's rate: dict.fromkeys(tuning, best_rates(tuning)[next(iter(tuning))])
             Each method has a best rate of its own.
         the largest rate is taken: min(found, key=lambda rate: (-found[rate], rate)) -> max(found)
-            The one at which most was solved.
+            Take the rate with the most solved problems.
         these are counts, not rates: min(found, key=lambda rate: (-found[rate], rate)) -> max(found.values())
             Return the learning rate itself, the key.
         of equally good rates, the first in the table is taken: (-found[rate], rate) -> -found[rate]
-            The smaller one; the table is in no order.
+            Take the smaller rate; the table is not sorted.
         of equally good rates, the larger is taken: (-found[rate], rate) -> (-found[rate], -rate)
-            The smaller one.
+            Take the smaller rate.
     """,
 )

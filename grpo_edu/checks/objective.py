@@ -36,19 +36,19 @@ check_completion_mask = Exercise(
     completion_mask,
     parts=(Part("ends at different places, and none at all", 3, _some_completions),),
     changes="""
-        only the first end token of the list is looked for: completion_mask(completion_ids, eos_token_ids[:1])
+        only the first end token of the list is used: completion_mask(completion_ids, eos_token_ids[:1])
             Any token of the list ends a completion.
-        only the last end token of the list is looked for: completion_mask(completion_ids, eos_token_ids[-1:])
+        only the last end token of the list is used: completion_mask(completion_ids, eos_token_ids[-1:])
             Any token of the list ends a completion. Does a later one overwrite what was found before?
         the end token is masked out: ends_before == 0 -> is_eos.cumsum(dim=1) == 0
-            Through the first end token, *inclusive*: stopping is to be learned.
+            The mask goes through the first end token, *inclusive*, because stopping has to be learned as well.
         padding counts up to a second end token: ends_before == 0 -> is_eos.cumsum(dim=1) <= 1
             `cumsum` counts the position itself: it is 1 at the first end token and after it as well. Count those
             *before* a position.
-        ones and zeros have changed places: ends_before == 0 -> ends_before > 0
-            1 where a token counts.
-        it is counted along the batch: completion_mask(completion_ids.T, eos_token_ids).T
-            A row is a completion: dim=1.
+        ones and zeros are swapped: ends_before == 0 -> ends_before > 0
+            The mask is 1 where a token counts.
+        end tokens are counted along the batch: completion_mask(completion_ids.T, eos_token_ids).T
+            A row is a completion, so use dim=1.
         all end tokens count, and what lies between: ends_before == 0 -> is_eos.flip(1).cumsum(dim=1).flip(1) > 0
             Through the *first* end token.
         a completion without an end is one token long:
@@ -59,7 +59,7 @@ check_completion_mask = Exercise(
         padding alone is masked out: ends_before == 0 -> completion_ids != PAD
             A pad token may be the end token as well: go by the first end token.
         the mask is shifted by one: ends_before == 0 -> torch.nn.functional.pad(ends_before == 0, (1, -1))
-            The first token of a completion counts.
+            The first token of a completion counts, too.
         a completion without an end counts for nothing:
             ends_before == 0 -> (ends_before == 0) & is_eos.any(dim=1, keepdim=True)
             Where there is no end token, every token counts.
@@ -99,7 +99,7 @@ check_completion_logps = Exercise(
     ),
     changes="""
         the row of the token itself is read: logits[:, prompt_length - 1 : -1] -> logits[:, prompt_length:]
-            The logits at a token predict the next one.
+            The logits at one token predict the next token.
         the temperature is ignored: completion_logps(logits, input_ids, prompt_length, 1.0)
             The tokens were drawn from softmax(logits / temperature).
         the logits are multiplied by the temperature: -1] / temperature -> -1] * temperature
@@ -109,7 +109,7 @@ check_completion_logps = Exercise(
             The probabilities must still add up to 1. Which step ensures that, and what comes before it?
         the prompt is scored as well: completion_logps(logits, input_ids, 1, temperature)
             Only completion tokens were sampled.
-        these are logits, no log-probabilities: rows.log_softmax(dim=-1) -> rows
+        these are logits, not log-probabilities: rows.log_softmax(dim=-1) -> rows
             What makes the probabilities of a row add up to 1?
         these are probabilities, without the logarithm: log_softmax -> softmax
             A log-probability is never positive.
@@ -121,14 +121,14 @@ check_completion_logps = Exercise(
             The last token of the prompt predicts it.
         the ids are shifted as well: input_ids[:, prompt_length:] -> input_ids[:, prompt_length - 1 : -1]
             Only the logits begin one position earlier: the ids are those of the completion.
-        the likeliest token is scored: logps.gather(2, ids[:, :, None]).squeeze(2) -> logps.amax(dim=-1)
-            Not the most likely token: the one in input_ids.
+        the most likely token is scored: logps.gather(2, ids[:, :, None]).squeeze(2) -> logps.amax(dim=-1)
+            Use the token in `input_ids`, not the most likely one.
         one number per row is returned: completion_logps(logits, input_ids, prompt_length, temperature).sum(dim=1)
             One number for each token. The loss adds them up later.
         the logits and the ids begin one position early:
             -1] / temperature -> ] / temperature; input_ids[:, prompt_length:] -> input_ids[:, prompt_length - 1 :]
-            How many completion tokens are there? The logits at a token predict the next one.
-        the sign is turned: -completion_logps(logits, input_ids, prompt_length, temperature)
+            How many completion tokens are there? The logits at one token predict the next token.
+        the sign is wrong: -completion_logps(logits, input_ids, prompt_length, temperature)
             A log-probability is never positive.
         `squeeze()` drops the batch as well: squeeze(2) -> squeeze()
             With one row, or one token, it drops that dimension, too: say which, `squeeze(2)`.
@@ -172,31 +172,32 @@ check_clipped_loss = TrainedExercise(
         trained_part("token loss"),
     ),
     changes="""
-        the clip has no min: torch.min(ratio * gain, clipped * gain) -> clipped * gain
-            A clip alone also blocks the way back. Take the smaller of the two.
-        min is taken before the advantage comes in: (ratio * gain, clipped * gain) -> (ratio, clipped) * gain
+        the `min` is missing: torch.min(ratio * gain, clipped * gain) -> clipped * gain
+            Clipping alone also stops a token that has to move back. Take the smaller of the two gains.
+        `min` is taken before the ratio is multiplied by the advantage:
+            (ratio * gain, clipped * gain) -> (ratio, clipped) * gain
             Where the advantage is negative, the smaller ratio is the larger gain: multiply both first.
         the clipped ratio has no advantage: clipped * gain -> clipped
             min compares two gains: ρ A and clip(ρ) A.
         the product is clipped, not the ratio: clipped * gain -> (ratio * gain).clamp(1 - epsilon_low, 1 + epsilon_high)
-            Clip ρ, then multiply.
-        epsilon_low and epsilon_high have changed places:
+            Clip ρ first, then multiply by the advantage.
+        epsilon_low and epsilon_high are swapped:
             clamp(1 - epsilon_low, 1 + epsilon_high) -> clamp(1 - epsilon_high, 1 + epsilon_low)
-            Which of them says how far the ratio may rise?
+            Which of the two says how far the ratio may rise?
         both bounds use the same epsilon: 1 + epsilon_high -> 1 + epsilon_low
-            The ratio may rise by one amount, and fall by another one.
+            The ratio may rise by one amount and fall by another.
             or: 1 - epsilon_low -> 1 - epsilon_high
         the bounds lie around 0: clamp(1 - epsilon_low, 1 + epsilon_high) -> clamp(-epsilon_low, epsilon_high)
-            A ratio is near 1: so are its bounds.
+            A ratio is near 1, and so are its bounds.
         nothing is clipped: torch.min(ratio * gain, clipped * gain) -> ratio * gain
-            What holds the ratio near 1?
-        max stands where min should, or the minus is inside min: torch.min -> torch.max
+            What keeps the ratio near 1?
+        `max` is used in place of `min`, or the minus sign is inside `min`: torch.min -> torch.max
             The objective is the *smaller* of two gains.
         the sign is missing: -torch.min -> torch.min
-            An optimizer makes a loss small; the objective is to be large.
-        the ratio is upside down:
+            An optimizer minimizes the loss, but the objective should become large.
+        the ratio is inverted:
             clipped_loss(old_per_token_logps, per_token_logps, advantages, epsilon_low, epsilon_high)
-            The policy that learns stands above the one that sampled.
+            The policy that is trained is in the numerator, the one that sampled in the denominator.
         the ratio has no exponential:
             (per_token_logps - old_per_token_logps).exp() -> per_token_logps - old_per_token_logps
             These are *log*-probabilities: what undoes a logarithm?
@@ -230,19 +231,19 @@ check_k3 = Exercise(
         Part("the gradient", 1, _two_policies, ask=gradient_of),
     ),
     changes="""
-        the two policies have changed places: k3(ref_per_token_logps, per_token_logps)
-            k3's ratio is reference over policy.
+        the two policies are swapped: k3(ref_per_token_logps, per_token_logps)
+            In k3, the ratio is reference over policy.
         that is k1: d.exp() - d - 1 -> -d
-            k1 can be negative on a single token. k3 cannot.
+            k1 can be negative for a single token; k3 cannot.
         that is d alone: d.exp() - d - 1 -> d
-            d is negative where the policy is the likelier one. k3 never is.
+            d is negative where the token is more likely under the policy. k3 is never negative.
         the 1 is added: d - 1 -> d + 1
-            What must come out for a policy and itself?
+            What must the result be if both policies are the same?
         that is k2: d.exp() - d - 1 -> d.square() / 2
             k2 is half the square. k3 has an exponential.
         the 1 is missing: d - 1 -> d
-            What must come out for a policy and itself?
+            What must the result be if both policies are the same?
         the linear term has the wrong sign: - d - 1 -> + d - 1
-            Near 0 an exponential is 1 + x: what has to be taken away?
+            Near 0, exp(x) is about 1 + x: what has to be subtracted?
     """,
 )

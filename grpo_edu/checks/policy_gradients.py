@@ -100,10 +100,10 @@ check_score_function_gradient = Exercise(
     score_function_gradient,
     parts=(Part("three arms", 3, _some_pulls(3, 6)), Part("four arms", 1, _some_pulls(4, 9))),
     changes="""
-        the samples are taken for those of the policy itself: ratios * rewards -> rewards
-            The older policy drew some arms too often and others too seldom. What corrects this?
-        the ratio is upside down: policy / old_policy -> old_policy / policy
-            An arm that the older policy drew too seldom has to count more.
+        the ratio of the two policies is missing: ratios * rewards -> rewards
+            The older policy drew some arms too often and others too rarely. What corrects for this?
+        the ratio is inverted: policy / old_policy -> old_policy / policy
+            An arm that the older policy drew too rarely has to count more.
         the gradient is that of the older policy: score_function_gradient(old_scores, old_scores, actions, rewards)
             The samples are old. The gradient belongs to the policy that is trained.
             or: torch.eye(len(scores)) - policy -> torch.eye(len(scores)) - old_policy
@@ -115,14 +115,14 @@ check_score_function_gradient = Exercise(
             The gradient is estimated by a *mean* over the samples.
         the probabilities are not subtracted: torch.eye(len(scores)) - policy -> torch.eye(len(scores))
             When one score rises, the other probabilities fall.
-        the sign is turned: ratios * rewards -> -ratios * rewards
+        the sign is wrong: ratios * rewards -> -ratios * rewards
             A rewarded action becomes more probable: its entry must be positive.
         the rewards are missing: ratios * rewards -> ratios
-            Each sample pulls as strongly as it was rewarded.
+            The gradient of each sample is weighted with its reward.
         there is one gradient per sample: .mean(dim=0) -> .clone()
             Average over the samples, so that one number per arm is left.
         the mean reward is subtracted: ratios * rewards -> ratios * (rewards - rewards.mean())
-            That is a baseline. It is a good idea, but here the plain rewards are asked for.
+            That is a baseline. It is a good idea, but use the plain rewards here.
     """,
 )
 
@@ -152,7 +152,7 @@ check_reinforce_loss = TrainedExercise(
         trained_part("reinforce"),
     ),
     changes="""
-        the sign is turned: -((rewards -> ((rewards
+        the sign is wrong: -((rewards -> ((rewards
             An optimizer minimizes the loss, but the expected reward should rise.
         the baseline is missing: rewards - baseline -> rewards
             Subtract the baseline from every reward.
@@ -185,11 +185,12 @@ check_reinforce_loss = TrainedExercise(
             What is the logarithm of a product? And is a mean of products the product of the means?
         two faults are left, in the sign and in where the mean is taken:
             -((rewards -> ((rewards; baseline) * completions).mean() -> baseline).mean() * completions.mean())
-            Should the loss rise or fall when a good completion becomes likelier? Is a mean of products the product of
+            Should the loss rise or fall when a good completion becomes more likely? Is a mean of products
+            the product of
             the means?
         two faults are left, in the sign and in what the mask multiplies:
             -((rewards -> ((rewards; logps * mask -> logps.exp() * mask
-            Should the loss rise or fall when a good completion becomes likelier? What is the logarithm of a product?
+            Should the loss rise or fall when a good completion becomes more likely? What is the logarithm of a product?
         all three faults are left:
             logps * mask -> logps.exp() * mask;
             -((rewards - baseline) * completions).mean() -> (rewards - baseline).mean() * completions.mean()
@@ -301,7 +302,7 @@ check_sample_tokens = Exercise(
             min_p is a share of the *highest* probability of the row.
         the limit is measured with the highest probability of all rows: shares.amax(dim=1, keepdim=True) -> shares.max()
             Each row has a highest probability of its own.
-        the limit is asked of the logits:
+        the limit is applied to the logits:
             shares >= min_p * shares.amax(dim=1, keepdim=True) -> logits >= min_p * logits.amax(dim=1, keepdim=True)
             Logits may be negative: compare probabilities.
         the limit comes before the temperature:
@@ -316,10 +317,10 @@ check_sample_tokens = Exercise(
         the token after the right one is taken: sample_tokens(logits, uniform, temperature, min_p) + 1
             Token 0 is drawn when u lies below the first end, so when *no* end is at most u.
         the pieces are sorted: kept.cumsum(dim=1) -> kept.sort(dim=1, descending=True).values.cumsum(dim=1)
-            After sorting, a place is no longer the number of a token. Keep the pieces in the vocabulary's order.
-        the number among those that are left is returned:
+            After sorting, a position is no longer the id of a token. Keep the order of the vocabulary.
+        the position among the remaining tokens is returned:
             (ends <= uniform[:, None]).sum(dim=1) -> ((ends <= uniform[:, None]) & (kept > 0)).sum(dim=1)
-            The number of a token is its place in the whole vocabulary.
+            The id of a token is its position in the whole vocabulary.
         the result has two dimensions: sample_tokens(logits, uniform, temperature, min_p)[:, None]
             One token per row, shape (n,).
     """,

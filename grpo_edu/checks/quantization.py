@@ -62,14 +62,14 @@ check_affine_grid = Exercise(
     changes="""
         0 is not on the grid: min(x.min().item(), 0.0), max(x.max().item(), 0.0) -> x.min().item(), x.max().item()
             The grid must reach from the smallest number *or 0* to the largest *or 0*.
-        there is one step too many: 2**bits - 1 -> 2**bits
-            2^b places have 2^b − 1 steps between them.
+        the grid has one step too many: 2**bits - 1 -> 2**bits
+            There are 2^b − 1 steps between 2^b grid points.
         the zero point is not whole: round(-low / scale) -> -low / scale
-            It is a place of the grid: round it, or 0 falls between two places.
-        the zero point is cut off, not rounded: round(-low / scale) -> int(-low / scale)
-            `int(3.68)` is 3; the nearest place is 4.
+            It is a grid point. Round it, or 0 lies between two grid points.
+        the zero point is truncated, not rounded: round(-low / scale) -> int(-low / scale)
+            `int(3.68)` is 3; the nearest grid point is 4.
         the zero point has the wrong sign: round(-low / scale) -> round(low / scale)
-            Places are counted from the smallest number up: how many steps above it is 0?
+            Grid points are counted from the smallest number up: how many steps above it is 0?
         that is a symmetric grid: (x.abs().max().item() / (2 ** (bits - 1) - 1), 0)
             An affine one reaches only as far as the numbers do.
     """,
@@ -100,18 +100,18 @@ def _grid_a_row(rng: random.Random) -> Call:
 
 check_dequantize = Exercise(
     dequantize,
-    parts=(Part("one grid for all", 1, _one_grid), Part("a grid for each row", 2, _grid_a_row)),
+    parts=(Part("one grid for all", 1, _one_grid), Part("one grid per row", 2, _grid_a_row)),
     changes="""
         the subtraction wraps around: scale * (q - zero_point)
             In uint8, 3 − 5 is 254. Make floating-point numbers of q first.
         the zero point is subtracted after scaling: scale * q.float() - zero_point
-            It is a place of the grid, not a real number: brackets.
+            The zero point is a grid point, not a real number: subtract it before you multiply.
         the zero point is added: scale * (q.float() + zero_point)
-            The place of 0 is to become 0.
-        the zero point plays no part: scale * q.float()
-            Which place stands for 0?
+            The zero point itself must become 0.
+        the zero point is not used: scale * q.float()
+            Which grid point stands for 0?
         it is divided by the scale: (q.float() - zero_point) / scale
-            That is the way there; back is a multiplication.
+            Quantizing divides by the scale, so dequantizing multiplies by it.
     """,
 )
 
@@ -149,30 +149,30 @@ check_quantize_rows = Exercise(
         Part("a row of zeros", 1, _silent_row),
     ),
     changes="""
-        one scale serves all rows: weight.abs().amax(dim=1, keepdim=True) -> weight.abs().max().expand(len(weight), 1)
+        all rows share one scale: weight.abs().amax(dim=1, keepdim=True) -> weight.abs().max().expand(len(weight), 1)
             Each row has its own largest number: amax(dim=1, keepdim=True).
         each column has a scale: dim=1 -> dim=0
             A row of the weight makes one output of the layer: go along dim=1.
-        the grid has a place too many: 2 ** (bits - 1) - 1 -> 2 ** (bits - 1); torch.int8 -> torch.int16
-            From −(2^(b−1) − 1) to 2^(b−1) − 1, alike on both sides.
-        the grid has a place too many, and 128 becomes −128: 2 ** (bits - 1) - 1 -> 2 ** (bits - 1)
+        the grid has one level too many: 2 ** (bits - 1) - 1 -> 2 ** (bits - 1); torch.int8 -> torch.int16
+            The grid is symmetric: it goes from −(2^(b−1) − 1) to 2^(b−1) − 1.
+        the grid has one level too many, and 128 becomes −128: 2 ** (bits - 1) - 1 -> 2 ** (bits - 1)
             int8 ends at 127. The largest number of a row should become 2^(b−1) − 1.
         halves are rounded up: steps.round() -> (steps + 0.5).floor()
             `.round()` takes a half to the even neighbor: 2.5 to 2, as in the worked example.
             or: steps.round() -> (steps.sign() * (steps.abs() + 0.5).floor())
-        numbers are cut off, not rounded: steps.round() -> steps
-            A conversion to whole numbers drops what is behind the point. Round first.
-        the largest number is taken without its sign: weight.abs() -> weight; torch.int8 -> torch.int16
-            A row's furthest number may be negative: abs().
+        numbers are truncated, not rounded: steps.round() -> steps
+            Converting to integers drops the digits after the decimal point. Round first.
+        the largest number is not taken by its size: weight.abs() -> weight; torch.int8 -> torch.int16
+            The number with the largest size may be negative: use abs().
             or: weight.abs() -> weight
-        bits play no part: 2 ** (bits - 1) - 1 -> 127
+        `bits` is not used: 2 ** (bits - 1) - 1 -> 127
             With 4 bits the grid ends at 7.
         q is still floating-point: steps.round().to(torch.int8) -> steps.round()
-            Whole numbers of 8 bits: torch.int8.
-        the scales are no column: torch.int8), scale -> torch.int8), scale[:, 0]
-            (N, 1), so that each stands beside its row: keepdim=True.
+            Convert to 8-bit integers: torch.int8.
+        the scales are not a column: torch.int8), scale -> torch.int8), scale[:, 0]
+            Return shape (N, 1), so that each scale belongs to its row: keepdim=True.
         a row of zeros is divided by 0: torch.where(scale == 0, 1.0, scale) -> scale
-            Its scale may be anything but 0: take 1.
+            The scale of such a row may be any number but 0; take 1.
     """,
 )
 
@@ -210,26 +210,26 @@ check_int8_linear = Exercise(
     changes="""
         a row has one scale for all of its groups:
             (some_x) -> (some_x, x); whole_numbers(some_weight) -> whole_numbers(some_weight, weight)
-            A large group takes the grid from a small one: `amax` over the columns of a group.
+            Small groups lose all precision if a large group sets the scale: use `amax` over the columns of a group.
         only the weight has a scale for each group: whole_numbers(some_x) -> whole_numbers(some_x, x)
             The columns of x lie in groups as well.
         only x has a scale for each group: whole_numbers(some_weight) -> whole_numbers(some_weight, weight)
             The columns of the weight lie in groups as well.
         all tokens share the scales: whole_numbers(some_x) -> whole_numbers(some_x, some_x.reshape(1, -1))
-            A large token takes the grid from a small one: each row has scales of its own.
+            Small tokens lose all precision if a large token sets the scale: each row has its own scales.
         all rows of the weight share the scales:
             whole_numbers(some_weight) -> whole_numbers(some_weight, some_weight.reshape(1, -1))
             Each row, which makes one output, has its own.
         the sums wrap around in 8 bits: qx @ qw.T -> qx.to(torch.int8) @ qw.to(torch.int8).T
             A product of two int8 numbers may be 16,129. Add up in int32, or in floating point.
         the sums wrap around in 16 bits: qx @ qw.T -> qx.to(torch.int16) @ qw.to(torch.int16).T
-            One product has room, a sum of them has not: int16 ends at 32,767. int32, or floating point.
+            One product fits into int16, but a sum of them does not: int16 ends at 32,767. Use int32 or floating point.
         only the last group is left: total += t -> total = t
             Each group gives a part of the sum: add them up.
         x is not rounded: t * (qx @ qw.T) -> (some_x @ qw.T)
             Then it is no product of whole numbers. x has scales of its own.
         the scales are missing in the end: t * (qx @ qw.T) * s.T -> qx @ qw.T
-            Each group has scales of its own, so they come in before the groups are added.
+            Each group has its own scales, so multiply by them before you add the groups.
         nothing is rounded: x @ weight.T
             Both factors are whole numbers from −127 to 127.
     """,
@@ -266,9 +266,9 @@ check_quantized_bytes = Exercise(
     ),
     changes="""
         everything is counted as a quarter: "kept": 4 * table, "both": small_table -> "kept": 0, "both": 0
-            The table that was kept has 4 bytes a weight, and the head is a second table.
+            The table that was kept has 4 bytes per weight, and the output layer is a second table.
         the table is not kept: "kept": 4 * table -> "kept": small_table
-            "kept" leaves it at 4 bytes a weight.
+            "kept" leaves it at 4 bytes per weight.
         the output layer is forgotten: small_inside + small_table -> small_inside + (form != "kept") * small_table
             The head was the same table. It is a linear layer, so now it has an int8 copy of its own.
         the scales are forgotten: table + 4 * vocab_size -> table; inside + 4 * sum -> inside + 0 * sum
@@ -276,7 +276,7 @@ check_quantized_bytes = Exercise(
         each column has a scale: 4 * vocab_size -> 4 * hidden_size; sum(rows for -> sum(columns for
             A row, which makes one output, has a scale.
         the shared table is counted twice in float32: 4 * (table + inside) -> 4 * (2 * table + inside)
-            One table serves at both ends.
+            Input and output share one table.
     """,
 )
 
@@ -301,16 +301,16 @@ check_bits_needed = Exercise(
     bits_needed,
     parts=(Part("from a fifth to a few thousandths", 3, _some_tolerance, draws=8, always=(call(7.0, 0.5),)),),
     changes="""
-        a whole step is taken for the error: bits_needed(largest, tolerated / 2)
+        the error is assumed to be a whole step: bits_needed(largest, tolerated / 2)
             Rounding moves a number by half a step at most.
         the whole grid is counted on one side: bits_needed(largest, tolerated) - 1
-            Half of the places are for negative numbers.
-        just the tolerated error is taken for too much: > tolerated -> >= tolerated
-            No more than that: half a step of just `tolerated` will do.
-        that is a number of places, not of bits: math.ceil(largest / (2 * tolerated))
-            b bits have 2^b places.
-        bits are whole: 1 + math.log2(largest / (2 * tolerated) + 1)
-            Round up: half a bit cannot be had.
+            Half of the levels are for negative numbers.
+        an error of exactly `tolerated` is refused: > tolerated -> >= tolerated
+            An error of exactly `tolerated` is allowed.
+        that is a number of levels, not of bits: math.ceil(largest / (2 * tolerated))
+            b bits have 2^b levels.
+        the number of bits is not rounded up: 1 + math.log2(largest / (2 * tolerated) + 1)
+            Round up, because the number of bits is an integer.
     """,
 )
 
@@ -349,11 +349,11 @@ check_equality_verdict = Exercise(
     ),
     changes="""
         no difference was found, so they are called equal: equality_verdict(low, high, 0).replace("unclear", "equal")
-            An interval around 0 may reach far beyond the margin: then nobody knows.
+            An interval around 0 may reach far beyond the margin, and then the question is open.
         it is compared with 0, not with the margin: equality_verdict(low, high, 0 if low > 0 or high < 0 else margin)
-            A difference that is surely there may be too small to matter.
+            A difference may be certain and still too small to matter.
             or: "equal" if max(-low, high) <= margin else equality_verdict(low, high, 0)
-        only the lower end is looked at: -margin <= low and high <= margin -> -margin <= low
+        only the lower end is checked: -margin <= low and high <= margin -> -margin <= low
             Equal means: not much worse, and not much better either.
         an interval that ends at the margin is not called equal:
             -margin <= low and high <= margin -> -margin < low and high < margin
@@ -362,7 +362,7 @@ check_equality_verdict = Exercise(
             low > margin -> low >= margin; high < -margin -> high <= -margin
             Wholly above the margin: its lower end too, and the same below.
         the ends of the margin are taken the other way round: equality_verdict(low, high, margin - 1e-6)
-            A change of just the margin still does not matter.
+            A change of exactly the margin still does not matter.
         the middle of the interval decides: equality_verdict((low + high) / 2, (low + high) / 2, margin)
             Both ends count. The middle alone is a point estimate.
     """,
@@ -400,9 +400,9 @@ check_truncated_weights = Exercise(
         Part("padding of minus infinity", 1, lambda rng: _completions(rng, infinite=True)),
     ),
     changes="""
-        the ratio is upside down:
+        the ratio is inverted:
             truncated_weights(sampling_per_token_logps, per_token_logps, completion_mask, cap)
-            What the copy writes too seldom is to count more: π over π_q.
+            A completion that the copy samples too rarely has to count more: π over π_q.
         the ratio has no exponential: logs.sum(dim=1).exp() -> logs.sum(dim=1)
             These are *log*-probabilities.
         the logarithms are divided: per_token_logps - sampling -> per_token_logps / sampling
@@ -411,7 +411,8 @@ check_truncated_weights = Exercise(
             That is the notebook's weight. Here a completion has one: what is the probability of all of its tokens?
             or: (per_token_logps - sampling_per_token_logps).exp().clamp(max=cap)
         each token is capped, not the completion: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1)
-            Small ratios may multiply to a large one, and a large one may be made up for. Which number gets the cap?
+            The product of small ratios may be large, and a large ratio may be compensated by small ones.
+            Which number is capped?
             or: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1); ratio.clamp(max=cap) -> ratio
         that is the geometric mean of the ratios: logs.sum(dim=1) -> logs.sum(dim=1) / completion_mask.sum(dim=1)
             So did the sequence ratio of exercises 06. Here the probabilities of all tokens are multiplied.
@@ -421,20 +422,20 @@ check_truncated_weights = Exercise(
             The probability of a completion is a product over its tokens.
         padding counts:
             truncated_weights(per_token_logps, sampling_per_token_logps, torch.ones_like(completion_mask), cap)
-            What stands behind the end was not sampled.
-        padding is multiplied away: .masked_fill(completion_mask == 0, 0.0) -> * completion_mask
+            What comes after the end was not sampled.
+        padding is multiplied by 0: .masked_fill(completion_mask == 0, 0.0) -> * completion_mask
             0 times infinity, or NaN, is NaN. Replace what is in the padding instead.
-        nothing is cut off: ratio.clamp(max=cap) -> ratio
-            One completion with a huge weight rules the batch: at most the cap.
-        it is cut off from below: max=cap -> min=cap
+        the weights are not capped: ratio.clamp(max=cap) -> ratio
+            A single completion with a huge weight dominates the batch. The largest weight is the cap.
+        the weights are bounded from below: max=cap -> min=cap
             The cap is the *most* that a weight may be.
-        it is cut off on both sides: max=cap -> 1 / cap, cap
+        the weights are bounded on both sides: max=cap -> 1 / cap, cap
             The cap is the *most* that a weight may be. A completion that the copy writes too often keeps
             its small weight.
-        the logarithm is cut off, at the cap itself:
+        the logarithm is capped, not the weight:
             logs.sum(dim=1).exp() -> logs.sum(dim=1).clamp(max=cap).exp(); ratio.clamp(max=cap) -> ratio
-            The cap is one for weights, not for their logarithms.
+            The cap is a bound for the weights, not for their logarithms.
         weights above the cap become 0: ratio.clamp(max=cap) -> ratio * (ratio <= cap)
-            Cut off, not thrown away: such a completion counts as much as the cap.
+            Such a completion is capped, not dropped: its weight is the cap.
     """,
 )

@@ -118,47 +118,48 @@ check_extract_number = Exercise(
             A model may correct itself: the last marker counts.
             or: (re.findall(r"#### *(-?[\d,]+) *$", text, re.M) or [""])[0].replace(",", "") or None
         a text without a marker is read: if "####" not in text -> if False
-            Where `####` is missing, `rpartition` puts the whole text behind it. Ask whether there is a marker.
-        words beside the number are let through:
+            Where `####` is missing, `rpartition` returns the whole text as its last part. Check first
+            whether there is a marker.
+        words next to the number are accepted:
             number if re.fullmatch(r"-?\d+", number) else None -> _only_number(line)
-            Stricter than the notebook's `my_extract`: behind the marker stands one number, and nothing else.
+            This is stricter than the notebook's `my_extract`: after the marker there is one number and nothing else.
             or: number if re.fullmatch(r"-?\d+", number) else None -> (_only_number(line) or "").lstrip("+") or None
-        a full stop behind the number is let through: line.strip() -> line.strip().rstrip(".")
+        a full stop after the number is accepted: line.strip() -> line.strip().rstrip(".")
             `#### 36.` is not one number and nothing else.
-        a plus sign is let through: -?\d+ -> [-+]?\d+
-            Digits, with a minus sign where there is one. (`int` reads more.)
+        a plus sign is accepted: -?\d+ -> [-+]?\d+
+            Accept digits, with a minus sign if there is one. (`int` accepts more.)
             or: number if re.fullmatch(r"-?\d+" -> number.lstrip("+") if re.fullmatch(r"[-+]?\d+"
         a minus sign is no part of the number: -?\d+ -> \d+
-            `"-3".isdigit()` is False: 9 − 12 has an answer, too.
+            `"-3".isdigit()` is False, but 9 − 12 has an answer, too.
             or: return number if -> return number.lstrip("-") if
         the line below the marker is read: .split("\n")[0] -> .strip().split("\n")[0]
             The answer ends with the line of the marker. Take that line first, then strip it.
         all that follows the marker is read: .split("\n")[0] -> .strip()
             The answer ends with the line of the marker: the text below it does not count.
-        the blank before the number stays: line.strip() -> line
+        the space before the number stays: line.strip() -> line
             `" 36"` is no number from its first character to its last. Strip the line.
         no answer is an empty text: extract_number(text) or ""
             Return None where there is no answer.
         it is a number, not a text: None if extract_number(text) is None else int(extract_number(text))
             Return the digits as a `str`.
-        any last number is an answer: (re.findall(r"-?\d[\d,]*", text) or [""])[-1].replace(",", "") or None
-            Only what stands behind `####` was *given* as the answer.
+        the last number of any text is accepted: (re.findall(r"-?\d[\d,]*", text) or [""])[-1].replace(",", "") or None
+            Only what follows `####` was *given* as the answer.
         1,200 is read as 1: number if re.fullmatch(r"-?\d+", number) else None -> _first_number(line)
             Take the thousands commas out before you look for digits.
-        two numbers are paid for the first:
+        of two numbers, the first one is returned:
             number if re.fullmatch(r"-?\d+", number) else None -> _first_number(number)
-            Two numbers are no answer: the text behind the marker must be one number, and nothing else.
+            Two numbers are not an answer: the text after the marker must be one number, and nothing else.
             or: number if re.fullmatch(r"-?\d+", number) else None -> (re.match(r"-?\d+", number) or [None])[0]
             or: _first_number(text.rpartition("####")[2].replace(",", "")) if "####" in text else None
         a text that ends with the marker breaks it: .split("\n")[0] -> .splitlines()[0]
             `"".splitlines()` has no first line; `"".split("\n")` has one.
         the commas stay in the number: .replace(",", "") -> .lower(); -?\d+ -> -?[\d,]+
-            1,200 and 1200 are the same answer: give it one spelling.
+            1,200 and 1200 are the same answer, so return it in one spelling.
     """,
     mistakes={
-        "at least two faults are left: the first marker is read, and words behind the number are let through": Mistake(
-            "`re.search` stops at the first marker and ignores what follows the number. Take the text behind the "
-            "*last* marker, then ask whether the whole line is a number: `re.fullmatch`.",
+        "at least two faults are left: the first marker is read, and words after the number are accepted": Mistake(
+            "`re.search` stops at the first marker and ignores what follows the number. Take the text after the "
+            "*last* marker, then check whether the whole line is a number: `re.fullmatch`.",
             _SEARCHES[0],
             also=tuple(_SEARCHES[1:]),
         )
@@ -196,19 +197,19 @@ check_accuracy_reward = TrainedExercise(
     accuracy_reward,
     parts=(Part("right, wrong, nearly right, without a marker", 3, _some_answers, draws=6), trained_part("reward")),
     changes="""
-        whatever holds the answer somewhere is right: extract_number(text) == right -> right in text
-            48 stands in 480 and in 148 as well. Read the answer, then compare.
+        a text that contains the right digits anywhere is accepted: extract_number(text) == right -> right in text
+            480 and 148 contain 48 as well. Extract the answer, then compare.
             or: extract_number(text) == right -> f"#### {right}" in text
             or: extract_number(text) == right -> right in (extract_number(text) or "")
-        whatever ends with the answer is right: extract_number(text) == right -> text.endswith(right)
-            148 ends with 48. Read the whole answer, then compare.
+        a text that ends with the right digits is accepted: extract_number(text) == right -> text.endswith(right)
+            148 ends with 48. Extract the whole answer, then compare.
         one number for the whole batch: sum(accuracy_reward(completions, answer)) / len(completions)
-            A reward function gives one number a completion.
+            A reward function returns one number per completion.
         all completions are compared with the first answer: == right -> == answer[0]
-            `answer` is a list, one a completion.
-        a wrong answer costs a point: float(extract_number(text) == right) -> 2.0 * (extract_number(text) == right) - 1
-            Wrong is 0 here. (A penalty is another reward.)
-        an answer is paid, right or wrong: extract_number(text) == right -> extract_number(text) is not None
+            `answer` is a list with one entry per completion.
+        a wrong answer earns −1: float(extract_number(text) == right) -> 2.0 * (extract_number(text) == right) - 1
+            A wrong answer earns 0 here; a penalty would be another reward.
+        any answer is rewarded, right or wrong: extract_number(text) == right -> extract_number(text) is not None
             Compare with the truth: a reward that never sees it teaches nothing about being right.
     """,
 )
@@ -247,7 +248,8 @@ check_combine_rewards = Exercise(
     ),
     changes="""
         it is the weighted sum: rewards.combine_rewards(rewards_per_func, weights)
-            That is what the notebook does. Here a completion must not lose by a function that does not apply to it.
+            That is what the notebook does. Here a function that does not apply to a completion must not
+            lower its reward.
         it is divided by all weights: rewards.combine_rewards(rewards_per_func, weights) / sum(weights)
             A weight counts only where its function applies.
         it is divided by the number of functions: (rewards_per_func * torch.tensor(weights)).nanmean(dim=1)
@@ -255,7 +257,7 @@ check_combine_rewards = Exercise(
         one NaN makes the whole reward NaN: (rewards_per_func * torch.tensor(weights)).sum(dim=1) / sum(weights)
             Leave out what does not apply.
         a row in which nothing applies looks like an earned 0: combine_rewards(rewards_per_func, weights).nan_to_num()
-            A mean of nothing is no reward: NaN.
+            Without any reward there is no mean: return NaN.
         the weights are forgotten: rewards_per_func.nanmean(dim=1)
             What is the second argument for?
     """,
@@ -287,11 +289,11 @@ check_gated_reward = Exercise(
     gated_reward,
     parts=(Part("groups with few right answers, half of them, and most", 3, _some_bonus, draws=12),),
     changes="""
-        the gate does not ask for the group: extra * (2 * sum(group) >= num_generations) -> extra
-            That is the notebook's gate. Here a group that is mostly wrong is not paid for being brief.
+        the gate ignores the group: extra * (2 * sum(group) >= num_generations) -> extra
+            That is the notebook's gate. Here a group that is mostly wrong gets no bonus.
         exactly half of the group is not enough: sum(group) >= -> sum(group) >
-            At *least* half.
-        only a group that is all right opens the gate: 2 * sum(group) >= -> sum(group) ==
+            At *least* half of the group has to be right.
+        only a group with all answers right opens the gate: 2 * sum(group) >= -> sum(group) ==
             At least half of the group has to be right.
         the groups are mixed:
             row // num_generations * num_generations -> row % (len(right) // num_generations);
@@ -302,7 +304,7 @@ check_gated_reward = Exercise(
         the gate is the wrong way round: sum(group) >= -> sum(group) <
             The bonus comes when the group is mostly right.
         the bonus is paid for wrong answers too: one * (1 + extra -> (one + extra
-            That is what was hacked. No right answer, no bonus.
+            This is the reward that was exploited. A wrong answer must get no bonus.
         the bonus replaces the reward: one * (1 + extra -> one * (extra
             A right answer earns 1, and the bonus on top.
     """,
@@ -343,17 +345,17 @@ check_paid_exploits = Exercise(
     changes="""
         an exploit that earns exactly as much as the honest answer is left out: reward >= fair -> reward > fair
             What earns as much is learned as well. The task says: *at least* as much.
-        anything above 0 is an alarm: reward >= fair -> reward > 0
-            A small bonus is no exploit; earning what honesty earns is.
-        the harmless ones are listed: reward >= fair -> reward < fair
+        every reward above 0 counts as an exploit: reward >= fair -> reward > 0
+            A small bonus is no exploit. An exploit earns at least as much as the honest answer.
+        the harmless texts are listed: reward >= fair -> reward < fair
             Which exploits should worry you?
-        `answer` has not one entry for each completion: [answer] * len(texts) -> [answer]
+        `answer` does not have one entry per completion: [answer] * len(texts) -> [answer]
             The reward function takes two lists, equally long: the same right answer, once for each completion.
         the texts are listed, not the names: [name for -> [exploits[name] for
             `exploits` is name → text: return the names.
         every exploit is listed: [*exploits]
             Ask the reward function what it pays.
-        none is ever found: []
+        no exploit is ever found: []
             Try it with a reward that pays for length.
     """,
 )

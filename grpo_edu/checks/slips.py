@@ -31,7 +31,7 @@ class Slip:
 
 
 NOT_WRITTEN = Slip("not written yet", "Write the body of the function and take `raise NotImplementedError` out.", True)
-NOTHING = Slip("nothing is returned", "Is there a `return` with the result, in every branch?")
+NOTHING = Slip("nothing is returned", "Does every branch of the function end with a `return` of the result?")
 STOPPED = Slip(
     "a loop that does not end",
     "Look at the condition of the loop: what in its body makes it false at some point?",
@@ -43,7 +43,7 @@ CUT_OFF = Slip(
     "and `torch.tensor()` disconnect the result from the inputs. Compute with the tensors themselves.",
 )
 BROADCAST = Slip(
-    "two tensors of different shapes meet",
+    "two tensors with different shapes are combined",
     "Print both shapes. Two matrices need the same shape. A tensor (rows,) needs a second dimension, `x[:, None]`, to "
     "be combined with a matrix (rows, columns).",
 )
@@ -51,7 +51,7 @@ PRODUCT = Slip(
     "a matrix product of shapes that do not fit",
     "Print both shapes. In `X @ Y`, X needs as many columns as Y has rows: which of the two comes first?",
 )
-CHANGED = Slip("the input is changed in place", "Compute a new value; leave what was handed in as it is.")
+CHANGED = Slip("the input is changed in place", "Compute a new value, and leave the argument as it is.")
 CONSTANT = Slip("every input gives the same result", "The result has to depend on the arguments of the function.")
 
 
@@ -126,7 +126,7 @@ FORMS: tuple[tuple[Slip, Callable[[Any, Any], Any]], ...] = (
         ),
     ),
     (
-        Slip("the result is transposed", "Rows and columns have changed places: which of them comes first?"),
+        Slip("the result is transposed", "Rows and columns are swapped: which of them comes first?"),
         _both_tensors(lambda got, want: got.T if got.ndim == 2 and got.shape == want.shape[::-1] else None),
     ),
     (
@@ -141,7 +141,7 @@ FORMS: tuple[tuple[Slip, Callable[[Any, Any], Any]], ...] = (
         _both_tensors(lambda got, want: got.diagonal() if got.shape == 2 * want.shape and want.ndim == 1 else None),
     ),
     (
-        Slip("the two results have changed places", "Which of them does the task name first?"),
+        Slip("the two results are swapped", "Which of them does the task name first?"),
         lambda got, want: got[::-1] if isinstance(got, (tuple, list)) and len(got) == 2 else None,
     ),
 )
