@@ -16,18 +16,10 @@ from grpo_edu.continual import ewc, fisher
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, ewc_penalty, merge_anchors
 from grpo_edu.continual.fisher import fisher_diagonal
 from grpo_edu.evaluation import crossed_bootstrap, paired_bootstrap, wilson_interval
-from grpo_edu.extras import sampling
+from grpo_edu.extras import masks, sampling
+from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
 from grpo_edu.extras.sampling import filter_logits
-from grpo_edu.losses import (
-    clip_fractions,
-    grpo_loss,
-    high_entropy_mask,
-    off_policy_mask,
-    per_token_loss,
-    per_token_policy_loss,
-    reduce_loss,
-    token_weights,
-)
+from grpo_edu.losses import clip_fractions, grpo_loss, per_token_loss, per_token_policy_loss, reduce_loss, token_weights
 from grpo_edu.quantization import rollouts
 from grpo_edu.quantization.rollouts import mismatch_metrics, truncated_importance_weights
 from grpo_edu.studies import power
@@ -149,7 +141,7 @@ def numbers_of(function):
 
 
 def test_no_function_with_such_an_argument_is_forgotten():
-    for module in (advantages, losses, sampling, rollouts, ewc, fisher, evaluation, power):
+    for module in (advantages, losses, masks, sampling, rollouts, ewc, fisher, evaluation, power):
         for name, function in vars(module).items():
             own = isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
             if own and numbers_of(function) and "model" not in signature(function).parameters:
