@@ -67,7 +67,7 @@ def test_the_spelling_is_right():
     folders = ("grpo_edu", "notebooks", "solutions", "exercises", "docs", "tests", "benchmarks", "recipes")
     places = [str(REPOSITORY / name) for name in (*folders, "README.md", "course.py")]
     skipped = "*.json,*.jsonl,*.safetensors,*.png"
-    words = "ines,wither,trian,anwser,nd,ist,ans"  # names, short names, and typing errors that tests make
+    words = "ines,wither,trian,anwser,nd,ist,ans,notin"  # names, short names, and typing errors that tests make
     assert (
         codespell.main(
             "--skip",

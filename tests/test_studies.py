@@ -3,9 +3,11 @@
 A study takes minutes to hours, so the tests do not repeat it. They hold its record against its script.
 """
 
+import ast
 import copy
 import importlib
 import json
+import os
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -20,6 +22,7 @@ from benchmarks import (
     curriculum,
     default_run,
     finetuning_comparison,
+    mutation,
     notebooks,
     objectives,
     reward_hacking,
@@ -32,7 +35,7 @@ from grpo_edu.evaluation import wilson_interval
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STORED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
-NO_SCRIPT = {"mutation", "gsm8k", "challenge"}  # a study that is over, and two that the command line makes
+NO_SCRIPT = {"gsm8k", "challenge"}  # the command line makes these
 NO_MACHINE = {"extraction"}  # it counts, and counts alike everywhere
 
 
@@ -167,10 +170,33 @@ def test_a_study_keeps_each_run_and_goes_on_where_it_was_left(tmp_path, capsys):
     assert run_study(options, ["a", "b"], {"before": {"accuracy": 0.8}}, **parts) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
+def test_a_fault_that_the_tests_find_is_told_from_one_that_they_miss(tmp_path):
+    module = tmp_path / "mutated_module.py"
+    module.write_text("def is_small(x, bound=1):\n    return x < bound and x > -9\n")
+    test = tmp_path / "test_it.py"
+    test.write_text("from mutated_module import is_small\n\ndef test():\n    assert is_small(0) and not is_small(1)\n")
+    tree = ast.parse(module.read_text())
+    found = {}
+    for number in range(len(list(mutation.places(tree)))):
+        changed, change = mutation.mutant(tree, number)
+        found[change["after"]] = mutation.outcome(module, changed, [str(module), str(test)], 60)
+    assert found == {
+        "def is_small(x, bound=2):": "killed",
+        "return x < bound or x > -9": "killed",
+        "return x <= bound and x > -9": "killed",
+        "return x < bound and x >= -9": "survived",
+        "return x < bound and x > +9": "killed",
+        "return x < bound and x > -10": "survived",
+    }
+
+
 def test_the_contributors_page_sums_up_the_stored_mutants():
-    page = (REPOSITORY / "docs" / "contributing.md").read_text(encoding="utf-8").replace(",", "")
-    modules = STORED["mutation"]["modules"].values()
-    survivors = [row for part in modules for row in part["survivors"]]
-    mutants, killed = (sum(part[name] for part in modules) for name in ("mutants", "killed"))
+    page = " ".join((REPOSITORY / "docs" / "contributing.md").read_text(encoding="utf-8").replace(",", "").split())
+    record = STORED["mutation"]
+    survivors = [row for part in record["modules"].values() for row in part["survivors"]]
+    possible, mutants, killed = (
+        sum(part[key] for part in record["modules"].values()) for key in ("possible", "mutants", "killed")
+    )
     assert killed + len(survivors) == mutants and all(row["judged"] for row in survivors)
-    assert f"{mutants}" in page and f"{len(survivors)} that survived" in " ".join(page.split())
+    assert all(text in page for text in (record["command"], f"{mutants} of {possible}", f"{killed} of the {mutants}"))
