@@ -164,7 +164,16 @@ def test_a_disk_that_fills_up(policy_dir, small_disk):
     assert line.startswith("grpo-edu: error: ") and "No space left on device" in line
     steps = len(read_log(output / "metrics.jsonl"))
     assert re.search(rf"{re.escape(str(output))} keeps {steps} steps?: metrics\.jsonl, model, summary\.md$", line)
-    kept = {"config.json", "metrics.jsonl", "model", "summary.md", "curves.png", "result.json"}
+    kept = {
+        "config.json",
+        "first_look.txt",
+        "completions.jsonl.gz",
+        "metrics.jsonl",
+        "model",
+        "summary.md",
+        "curves.png",
+        "result.json",
+    }
     assert load_policy(output / "model") and names_in(output) == kept
     assert json.loads((output / "result.json").read_text())["steps"] == steps
 

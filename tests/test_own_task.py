@@ -253,6 +253,7 @@ def test_the_prompt_is_shown_stored_and_travels_with_the_model(without_system, t
     assert main(run) == 2
     assert "--system-prompt to none" in capsys.readouterr().err and not (tmp_path / "run").exists()
     prompt = ("--system-prompt", "none", "--num-examples", "2", "--chat-template-kwargs", "loud=true")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert main([*run, *prompt]) == 0
     look = (tmp_path / "run" / "first_look.txt").read_text()
     assert look in capsys.readouterr().err

@@ -105,7 +105,17 @@ def test_two_processes_train_one_policy_and_keep_one_run(two_processes):
     saved = load_policy(run / "model")[0].state_dict()
     assert_close({name: saved[name] for name in first}, first, atol=0, rtol=0)
     names = {path.name for path in run.iterdir() if path.name != ".lock"}
-    assert names == {"accuracy.png", "config.json", "curves.png", "metrics.jsonl", "model", "result.json", "summary.md"}
+    assert names == {
+        "accuracy.png",
+        "completions.jsonl.gz",
+        "first_look.txt",
+        "config.json",
+        "curves.png",
+        "metrics.jsonl",
+        "model",
+        "result.json",
+        "summary.md",
+    }
     result = json.loads((run / "result.json").read_text())
     assert (result["steps"], result["accuracy_before"]["n"], result["accuracy_after"]["n"]) == (4, 5, 5)
     assert run_evaluation(run, data="basic", n=5, progress=False).n == 5

@@ -30,6 +30,8 @@ TOPICS: dict[str, dict[str, str]] = {
         "model": "a shipped model such as tiny, a folder (also of a run), or a Hub id",
         "dtype": "number format of the weights; auto measures which is faster here",
         "device": "where the model runs; auto: a GPU for large models",
+    },
+    "prompt": {
         "prompt_template": "text with {problem} in it, instead of the chat template",
         "system_prompt": "text, a file that holds it, or none",
         "num_examples": "solved training problems in front of every question",

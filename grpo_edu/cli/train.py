@@ -90,8 +90,9 @@ def run_train_command(arguments: Namespace) -> int:
 
 
 def say_once(text: str) -> None:
-    """Show the first look at a run next to the messages, so that the output holds the result alone."""
-    print(text, end="", file=sys.stderr, flush=True)
+    """Show the first look at a run to a person at a terminal; a pipe gets no chatter, and the run's folder keeps it."""
+    if sys.stderr.isatty():
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 def training_text(result: RunResult) -> str:
