@@ -21,7 +21,7 @@ from grpo_edu.extras.sampling import RepetitionPenalty, filter_logits
 from grpo_edu.extras.tools import Tool, ToolReplies, token_id
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters
-from grpo_edu.fast.memory import widest
+from grpo_edu.fast.memory import large_blocks_kept, widest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -175,7 +175,8 @@ def generate(
     source = generator.device if generator is not None else "cpu"
     drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device=source)
     uniform = drawn.to(model.device, widest(model.device))
-    with _inference(model), FreeCores() as cores, packed_weights(model, *shape, active=pack_weights):
+    packed = packed_weights(model, *shape, active=pack_weights)
+    with _inference(model), FreeCores() as cores, large_blocks_kept(model), packed:
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, max_completion_length)
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete
         rows = samples // num_generations  # the row of the decoder for each of them

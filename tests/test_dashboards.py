@@ -390,6 +390,19 @@ def test_the_model_is_asked_before_and_after_it_is_trained():
     assert board.trained == 0 and board.picture.value == ""
 
 
+def test_another_model_is_asked_for_an_instruction(policy_folder):
+    board = AskTheModel(num_generations=2, steps=5, model=policy_folder, data="instructions")
+    assert board.picture.value == "" and "Press Ask" in board.message.value
+    board.answer.value = "48"
+    board.ask.click()
+    assert board.worker is None and "must hold the constraints" in board.message.value
+    board.answer.value = board._known[board.question.value].answer
+    board.ask.click()
+    board.worker.join(60)
+    assert [row["reward"] for row in board.before] == [0.0] * 2
+    assert all(row["answer"].startswith("missing: ") for row in board.before)
+
+
 def test_an_error_of_the_work_is_shown_and_the_next_run_starts(policy_folder, board):
     def broken(completions, **kwargs):
         raise KeyError("no such key")

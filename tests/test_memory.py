@@ -97,6 +97,30 @@ print(json.dumps({{"asked": asked, "returned": before - resident_bytes()}}))
     assert returned["returned"] > 300 * MB > 100 * MB > kept["returned"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc keeps what others give back")
+def test_a_rollout_uses_freed_blocks_again_and_returns_them_after_it():
+    program = """
+import json, resource, torch
+from grpo_edu.fast import memory
+asked, memory.LARGE_MODEL = memory.return_large_blocks(), 1
+def faults():
+    for _ in range(40):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(4_000_000)  # 16 MB, freed at once
+        yield resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+outside, size = list(faults()), memory.resident_bytes()
+with memory.large_blocks_kept(torch.nn.Linear(1, 1)):
+    inside = list(faults())
+kept = memory.resident_bytes() - size
+print(json.dumps({"asked": asked, "outside": sum(outside[20:]), "inside": sum(inside[20:]), "kept": kept}))
+"""
+    found = in_a_fresh_process(program)
+    if not found["asked"]:
+        pytest.skip("this C library has no mallopt")
+    assert found["inside"] < found["outside"] / 5
+    assert found["kept"] < 8 * MB
+
+
 def test_a_real_failed_allocation_is_recognized():
     with pytest.raises((RuntimeError, MemoryError)) as failure:
         torch.empty(2**60, dtype=torch.uint8)

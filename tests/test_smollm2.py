@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 from random_policy import byte_tokenizer, random_model
+from test_resume import interrupt, stopping_at
 
+from benchmarks.kill_and_resume import outcome
 from grpo_edu import models
+from grpo_edu.config import GRPOConfig
+from grpo_edu.fast.lora import add_lora, load_adapters, save_adapters
 from grpo_edu.models import load_config, load_policy
+from grpo_edu.problems.files import load_problems
+from grpo_edu.problems.templates import prompt_options
 from grpo_edu.prompts import SYSTEM_PROMPT, render_prompt
-from grpo_edu.runs.request import absolute_source
+from grpo_edu.rollout import generate
+from grpo_edu.runs.request import RunRequest, absolute_source
+from grpo_edu.runs.run import resume_training, run_training
+from grpo_edu.scale.trl_backend import train_with_trl
+from grpo_edu.trainer import train
 
 
 @pytest.fixture
@@ -162,3 +172,70 @@ def test_it_loads_within_seconds_and_nothing_is_printed(smollm2, capfd):
     load_policy("smollm2")
     assert time.process_time() - started < 3
     assert capfd.readouterr() == ("", "")
+
+
+def few_tokens(completions, completion_ids, **columns):
+    """A reward that seldom ties."""
+    return [len(set(ids)) / 16 for ids in completion_ids]
+
+
+def test_the_rollouts_log_probabilities_are_those_of_transformers_forward(smollm2):
+    """With packed weights, and rows that share their prefix; each completion alone in a plain forward pass."""
+    model, tokenizer = smollm2
+    problems = load_problems("instructions", "train", n=2)
+    prompts = [render_prompt(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in problems]
+    assert "named SmolLM" in prompts[0] and "####" not in prompts[0]  # the model's own system prompt
+    sampling = {"num_generations": 3, "max_completion_length": 16, "generator": torch.Generator().manual_seed(0)}
+    rollout = generate(model, tokenizer, prompts, **sampling)
+    for row in range(6):
+        prompt = rollout.prompt_ids[row][rollout.prompt_mask[row] == 1]
+        completion = rollout.completion_ids[row][rollout.completion_mask[row] == 1]
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1]
+        alone = logits.log_softmax(-1).gather(1, completion[:, None]).squeeze(1)
+        torch.testing.assert_close(rollout.sampling_per_token_logps[row, : len(alone)], alone, atol=1e-4, rtol=0)
+
+
+def test_one_step_is_trls(smollm2):
+    model, tokenizer = smollm2
+    start = {name: weight.clone() for name, weight in model.state_dict().items()}
+    problems = load_problems("instructions", "train", n=2)
+    sizes = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 16, "max_steps": 1}
+    config = GRPOConfig(**sizes, learning_rate=1e-6, loss_type="dr_grpo", scale_rewards="none", shuffle_dataset=False)
+    found = []
+    try:
+        for trainer in (train, train_with_trl):
+            found += trainer(model, tokenizer, problems, few_tokens, config)
+            model.load_state_dict(start)
+    finally:
+        model.load_state_dict(start)
+        model.requires_grad_(True).zero_grad()
+    ours, theirs = found
+    assert ours["grad_norm"] > 0.1
+    for key in ("loss", "grad_norm", "reward", "completions/mean_length"):
+        assert ours[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6), key
+
+
+def test_an_interrupted_run_with_adapters_is_resumed_and_ends_the_same(smollm2, tmp_path, ctrl_c_works):
+    sizes = {"num_generations": 2, "prompts_per_step": 2, "max_completion_length": 8, "max_steps": 3}
+    options = {"data": "instructions", "n": 2, "greedy": False, "progress": False, "checkpoint_every": 1}
+    options |= {"lora_rank": 2, "config": GRPOConfig(**sizes, learning_rate=1e-4)}
+    whole = run_training("smollm2", **options, rewards="length", output=tmp_path / "whole")
+    stopped = run_training("smollm2", **options, rewards=stopping_at(3, interrupt), output=tmp_path / "run")
+    assert stopped.interrupted and len(stopped.history) == 2
+    resume_training(tmp_path / "run", progress=False)
+    assert outcome(tmp_path / "run") == outcome(whole.output)
+
+
+def test_adapters_of_another_base_are_refused(smollm2, tmp_path):
+    save_adapters(add_lora(load_policy("tiny")[0], rank=2), tmp_path / "adapters")
+    with pytest.raises(ValueError, match="adapters in .*adapters do not fit this model"):
+        load_adapters(smollm2[0], tmp_path / "adapters")
+
+
+def test_a_run_from_it_has_settings_for_its_size():
+    assert RunRequest.from_settings({"model": "smollm2", "data": "instructions"}).config == GRPOConfig(
+        learning_rate=1e-5, prompts_per_step=8, max_completion_length=48
+    )
+    request = RunRequest.from_settings({"model": "smollm2", "lora_rank": 8, "prompts_per_step": 4})
+    assert request.config == GRPOConfig(learning_rate=1e-4, prompts_per_step=4)

@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards.base import Dashboard, button_row, progress_bar, slider
 from grpo_edu.dashboards.worker import NoSlot, Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.style import COLORS
-from grpo_edu.problems.templates import LEVELS, Problem, data_dir
+from grpo_edu.problems.instructions import SET_PREFIX, check_instruction
+from grpo_edu.problems.templates import LEVELS, Problem, data_dir, prompt_options, scorer_of
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
 from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.folder import model_source, read_run_config
-from grpo_edu.runs.request import load_split
+from grpo_edu.runs.request import check_data, default_config, load_split
 
 if TYPE_CHECKING:
     from grpo_edu.models import Session
     from grpo_edu.rollout import Rollout
 
 RECORDED = "ask_the_model.json"  # shown until the model was asked: `python -m benchmarks.dashboards`
-_LENGTH = 96  # tokens of an answer
 _EVERY = 5  # steps of training between two looks at the same question
-_TINY = "tiny, which can be trained here"
 _OWN = "type your own question"
 _COLUMNS = ("answer", "extracted", "reward", "advantage", "probability")
 
@@ -46,18 +44,33 @@ class AskTheModel(Dashboard):
         num_generations: G, answers to a question, from 2 to 16.
         steps: of one training run.
         parent: the folder in which the runs' folders are.
+        model: what can be trained here, as for `load_policy`, for example "smollm2".
+        data: the sets of problems that it is asked and trained on, for example "instructions".
 
     >>> board = AskTheModel(num_generations=4)
     >>> board.problem().answer
     '81'
+    >>> AskTheModel(model="smollm2", data="instructions").problem().level
+    'instructions:begin'
     """
 
-    def __init__(self, num_generations: int = 8, steps: int = 20, parent: str | Path = "runs") -> None:
-        problems = load_split(LEVELS, "heldout", n=12)
+    def __init__(
+        self,
+        num_generations: int = 8,
+        steps: int = 20,
+        parent: str | Path = "runs",
+        *,
+        model: str | Path = "tiny",
+        data: str | Sequence[str] = LEVELS,
+    ) -> None:
+        self.base, self.data = model, check_data(data)
+        problems = load_split(self.data, "heldout", n=12)
         self._known = {problem.prompt: problem for problem in problems}
         short = [(f"{problem.level}: {shorten(problem.prompt, 48)}", problem.prompt) for problem in problems]
         runs = {folder.parent.name: str(folder.parent) for folder in sorted(Path(parent).glob("*/model"))}
-        self.model = widgets.Dropdown(options=[(_TINY, ""), *runs.items()], description="Model", value="")
+        self.model = widgets.Dropdown(
+            options=[(f"{model}, which can be trained here", ""), *runs.items()], description="Model", value=""
+        )
         self.choose = widgets.Dropdown(options=[*short, (_OWN, "")], description="Question", value=problems[4].prompt)
         self.question = widgets.Textarea(value=problems[4].prompt, description="You can change it here", rows=4)
         self.answer = widgets.Text(value=problems[4].answer, description="Right answer (for the reward)")
@@ -90,6 +103,11 @@ class AskTheModel(Dashboard):
         prompt, answer = self.question.value.strip(), self.answer.value.strip()
         if not prompt:
             raise ValueError("The question is empty. Choose one from the list, or type one.")
+        level = next(iter(self._known.values())).level
+        if scorer_of(level) is not None:  # what such a set asks for is in its answers
+            found = Problem(prompt, answer, self._known[prompt].level if prompt in self._known else level, answer)
+            _score(found, [""])
+            return found
         if normalize_answer(answer) is None:
             raise ValueError(f"The right answer {answer!r} is not a number, a list of numbers or a word. Correct it.")
         return Problem(prompt, answer, "own", f"#### {answer}")
@@ -124,7 +142,7 @@ class AskTheModel(Dashboard):
                 trained, self._session.tokenizer = load_policy(model_source(self.model.value))
                 self._trained, self._run_steps = trained.state_dict(), stored["config"]["max_steps"]
             else:
-                self._session = Session("tiny")
+                self._session = Session(model_source(self.base))
         return self._session
 
     def _ask(self, worker: Worker) -> None:
@@ -161,14 +179,14 @@ class AskTheModel(Dashboard):
 
         assert self._asked is not None
         problem, size = self._asked
-        prompt = render_prompt(session.tokenizer, problem.prompt)
+        prompt = render_prompt(session.tokenizer, problem.prompt, **prompt_options(problem.level))
         generator = torch.Generator().manual_seed(len(self.series))
         rollout = generate(
             session.model,
             session.tokenizer,
             [prompt],
             num_generations=size,
-            max_completion_length=_LENGTH,
+            max_completion_length=default_config(self.data).max_completion_length,
             generator=generator,
         )
         rows = _rows(rollout, problem)
@@ -185,16 +203,17 @@ class AskTheModel(Dashboard):
         from grpo_edu.trainer import train
 
         if self.model.value:
-            raise ValueError("This run is trained already. Choose the tiny model to train it here.")
+            raise ValueError("This run is trained already. Choose the first model of the list to train it here.")
         if not self.before or self._asked != (self.problem(), self.size.value):
             self._ask(worker)
         session, steps = self._load(), self.steps.value
-        config = GRPOConfig(max_steps=steps, prompts_per_step=8, num_generations=8, loss_type="grpo", seed=self.trained)
+        sizes = {"max_steps": steps, "prompts_per_step": 8, "num_generations": 8, "seed": self.trained}
+        config = default_config(self.data, self.base, loss_type="grpo", **sizes)
         self.say("The model is being trained. Its answers to your question are sampled again every few steps.")
         with run_slot():
             began = time.perf_counter()
             for metrics in train(
-                session.model, session.tokenizer, load_split(LEVELS, "train"), accuracy_reward, config
+                session.model, session.tokenizer, load_split(self.data, "train"), accuracy_reward, config
             ):
                 self.trained += 1
                 done = int(metrics["step"])
@@ -242,6 +261,9 @@ class AskTheModel(Dashboard):
 
     def _show_recorded(self) -> None:
         """What the page showed on the computer on which it was recorded, until the model was asked."""
+        if (self.base, self.data) != ("tiny", LEVELS):
+            self.say("Press Ask to let the model answer, then Train.")
+            return
         stored = json.loads((data_dir() / "curves" / RECORDED).read_text(encoding="utf-8"))
         self.picture.value = answers_html(stored["before"], stored["after"], stored["series"])
         self.alt = f"Recorded answers to the question “{stored['question']}”"
@@ -280,13 +302,30 @@ def _rows(rollout: Rollout, problem: Problem) -> list[dict[str, Any]]:
     from grpo_edu.advantages import group_advantages
 
     texts = rollout.completions
-    rewards = torch.tensor(accuracy_reward(texts, [problem.answer] * len(texts)))
+    rewards = torch.tensor(_score(problem, texts))
     advantages = group_advantages(rewards, len(texts)).tolist()
     chances = rollout.sampling_per_token_logps.sum(dim=1).exp().tolist()
     return [
-        {"text": text, "answer": extract_answer(text), "reward": reward, "advantage": advantage, "chance": chance}
+        {"text": text, "answer": _read(problem, text), "reward": reward, "advantage": advantage, "chance": chance}
         for text, reward, advantage, chance in zip(texts, rewards.tolist(), advantages, chances, strict=True)
     ]
+
+
+def _score(problem: Problem, texts: Sequence[str]) -> list[float | None]:
+    """The rewards of completions of one problem; raises ValueError if its answer cannot be compared with."""
+    size = len(texts)
+    columns = {"prompts": [problem.prompt] * size, "level": [problem.level] * size}
+    return accuracy_reward(texts, [problem.answer] * size, **columns)
+
+
+def _read(problem: Problem, text: str) -> str | None:
+    """What is compared with the right answer; for an instruction, what is missing."""
+    if not problem.level.startswith(SET_PREFIX):
+        return extract_answer(text)
+    check = check_instruction(text, problem.answer)
+    missing = [kind.replace("_", " ") for kind, holds in check.obeyed.items() if not holds]
+    missing += ["topic"] * (not check.on_topic) + ["readable"] * (not check.readable)
+    return f"missing: {', '.join(missing)}" if missing else "as asked"
 
 
 def _probabilities(session: Session, rollout: Rollout) -> list[float]:

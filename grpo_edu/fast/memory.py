@@ -1,8 +1,8 @@
 """Memory of a run: watch its true peak, notice when an allocation fails, and trade time for memory.
 
 `PeakMemory` measures the peak memory of a process and its children, `return_large_blocks` returns freed memory to the
-system, `out_of_memory` recognizes failed allocations (torch's are not a MemoryError), and `recomputed_layers` is
-gradient checkpointing that also works in eval mode.
+system (`large_blocks_kept` keeps it during a rollout), `out_of_memory` recognizes failed allocations (torch's are not a
+MemoryError), and `recomputed_layers` is gradient checkpointing that also works in eval mode.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 LARGE_MODEL = 2**28  # bytes of weights from which on freed memory is given back
+_RETURNED, _KEPT = (
+    2**20,
+    2**30,
+)  # bytes: the size from which blocks are returned to the system as soon as they are freed
+_MALLOPT = {"trim_threshold": -1, "mmap_threshold": -3}  # of glibc's malloc.h
 
 # What torch's CPU allocator says when the system gives it no memory, on Linux and macOS, and on Windows.
 _ALLOCATOR_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
@@ -87,12 +92,39 @@ def return_large_blocks() -> bool:
     parameters, whose gradients are blocks of 17 MiB, updating one weight at a time kept 1.8 GB of unused memory.
     Allocating new pages takes time, which does not matter for a model of this size, but does for a tiny one.
     """
+    return _mallopt(mmap_threshold=_RETURNED)
+
+
+@contextmanager
+def large_blocks_kept(model: nn.Module) -> Iterator[None]:
+    """A context in which the freed blocks of a large model are used again; what is left of them is returned after it.
+
+    A rollout takes and frees the same few large blocks for every token. If each is returned to the system at once
+    (`return_large_blocks`), the system has to clear its pages again and again: with SmolLM2, 64 completions of 24
+    tokens cause 480,000 page faults, and 39,000 in this context.
+    """
     import ctypes
 
-    mmap_threshold = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
+    size = sum(weight.nbytes for weight in model.parameters())
+    if size < LARGE_MODEL or not _mallopt(mmap_threshold=_KEPT, trim_threshold=_KEPT):
+        yield
+        return
     try:
-        return sys.platform == "linux" and ctypes.CDLL(None).mallopt(mmap_threshold, 2**20) == 1
-    except (OSError, AttributeError):  # another C library
+        yield
+    finally:
+        _mallopt(mmap_threshold=_RETURNED, trim_threshold=_RETURNED)
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _mallopt(**settings: int) -> bool:
+    """Set parameters of glibc's allocator; False if one cannot be set, or the C library is another."""
+    import ctypes
+
+    try:
+        return sys.platform == "linux" and all(
+            ctypes.CDLL(None).mallopt(_MALLOPT[name], value) == 1 for name, value in settings.items()
+        )
+    except (OSError, AttributeError):
         return False
 
 
