@@ -19,7 +19,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.runs.folder import COMPLETIONS
 
 if TYPE_CHECKING:
-    from grpo_edu.trainer import Batch
+    from grpo_edu.batch import Batch
 
 
 @dataclass(frozen=True)
