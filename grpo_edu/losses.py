@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES, check_numbers
+from grpo_edu.extras.shapes import check_name, check_row_or_token, check_shapes
 from grpo_edu.fast.chunked_logps import at_least_float32
 from grpo_edu.fast.memory import widest
 
@@ -226,32 +227,6 @@ def advantage_column(advantages: Tensor) -> Tensor:
 def masked(values: Tensor, mask: Tensor) -> Tensor:
     """Replace the values by 0 where the mask is 0, even if they are NaN."""
     return torch.where(mask != 0, values, 0.0)
-
-
-def check_name(argument: str, name: str, known: tuple[str, ...]) -> None:
-    """Raise ValueError if the name is unknown."""
-    if name not in known:
-        raise ValueError(f"{argument} must be one of {', '.join(known)}; got {name!r}")
-
-
-def check_shapes(per_token_logps: Tensor, advantages: Tensor | None = None, **others: Tensor | None) -> None:
-    """Raise ValueError unless the log-probabilities and all others are (B, C), and the advantages that or (B,)."""
-    shape = tuple(per_token_logps.shape)
-    if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"per_token_logps must have shape (B, C) and not be empty, got {shape}")
-    for argument, tensor in others.items():
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{argument} must have shape {shape}, as per_token_logps, got {tuple(tensor.shape)}")
-    if advantages is not None and advantages.shape not in (shape[:1], shape):
-        got = tuple(advantages.shape)
-        raise ValueError(f"advantages must have shape ({shape[0]},), one per completion, or {shape}, got {got}")
-
-
-def check_row_or_token(argument: str, values: Tensor, like: Tensor) -> None:
-    """Raise ValueError unless the values are (B, C) or (B, 1)."""
-    rows, columns = like.shape
-    if values.shape not in ((rows, columns), (rows, 1)):
-        raise ValueError(f"{argument} must have shape ({rows}, {columns}) or ({rows}, 1), got {tuple(values.shape)}")
 
 
 def grpo_loss(

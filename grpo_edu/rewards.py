@@ -11,28 +11,25 @@ wait at the same time.
 
 from __future__ import annotations
 
-import _thread
-import asyncio
 import copy
-import functools
-import importlib.util
 import inspect
 import math
-import signal
-import sys
-import threading
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from functools import partial
-from numbers import Real
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.config import LARGEST_REWARD
+from grpo_edu.extras.reward_calls import (
+    Completion,
+    Naming,
+    RewardFunction,
+    check_column,
+    checked_rewards,
+    first_that_fails,
+    reward_name,
+    wait_for_all,
+)
 from grpo_edu.problems.equations import check_equations
-from grpo_edu.problems.instructions import SET_PREFIX, InstructionCheck, check_instruction
 from grpo_edu.problems.templates import scorer_of
 from grpo_edu.prompts import MARKER, completion_text, extract_answer, normalize_answer
 
@@ -40,16 +37,6 @@ if TYPE_CHECKING:
     import torch
 
 REWARD_SECONDS = 300.0  # the longest that a reward function may take for one batch; one that waits is an `async def`
-Completion = str | list[dict]
-RewardFunction = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
-
-
-def _column(name: str, values: Any, length: int) -> None:
-    """Raise ValueError unless `values` is a list of `length` entries."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{name} must be a list with one entry per completion, got {type(values).__name__}")
-    if len(values) != length:
-        raise ValueError(f"{name} has {len(values)} entries for {length} completions; pass one per completion")
 
 
 def _ground_truth(answer: Any, row: int) -> str:
@@ -89,7 +76,7 @@ def accuracy_reward(
     >>> accuracy_reward(["14 + 34 = 48. #### 48", "#### 48 or 49"], answer=["48", "48"])
     [1.0, 0.0]
     """
-    _column("answer", answer, len(completions))
+    check_column("answer", answer, len(completions))
     rewards: list[float | None] = []
     for row, (completion, truth) in enumerate(zip(completions, answer, strict=True)):
         scorer = None if level is None or prompts is None else scorer_of(level[row] or "")
@@ -148,246 +135,9 @@ def length_reward(
     if completion_ids is None:
         lengths = [len(completion_text(completion).split()) for completion in completions]
     else:
-        _column("completion_ids", completion_ids, len(completions))
+        check_column("completion_ids", completion_ids, len(completions))
         lengths = [len(ids) for ids in completion_ids]
     return [min(1.0, max(0.0, 1 - (length - target) / target)) for length in lengths]
-
-
-def constraint_reward(
-    completions: Sequence[Completion], answer: list, level: list | None = None, **kwargs: Any
-) -> list[float | None]:
-    """1.0 if a completion obeys every constraint of its instruction, whatever else it says; else 0.0.
-
-    This is the naive reward of notebook 14: a policy learns to obey, and leaves the topic.
-
-    Args:
-        answer: B answers of the problems of `grpo_edu.problems.instructions`.
-        level: B levels; the function does not apply to (returns None for) problems of other sets.
-
-    Raises ValueError for an answer without constraints, or with one that cannot be checked.
-
-    >>> asked = '{"topic": "the sea", "question": true}'
-    >>> constraint_reward(["What is the capital of?", "The sea is wide and calm."], answer=[asked, asked])
-    [1.0, 0.0]
-    """
-    return _instruction_rewards(completions, answer, level, lambda check: all(check.obeyed.values()))
-
-
-def topic_reward(
-    completions: Sequence[Completion], answer: list, level: list | None = None, **kwargs: Any
-) -> list[float | None]:
-    """1.0 if a completion obeys every constraint of its instruction and names the topic; else 0.0.
-
-    Arguments and errors are those of `constraint_reward`.
-
-    >>> asked = '{"topic": "the sea", "exclamation": true}'
-    >>> topic_reward(["The sea is a sea!", "What a day!"], answer=[asked, asked])
-    [1.0, 0.0]
-    """
-    return _instruction_rewards(completions, answer, level, lambda check: all(check.obeyed.values()) and check.on_topic)
-
-
-def instruction_reward(
-    completions: Sequence[Completion], answer: list, level: list | None = None, **kwargs: Any
-) -> list[float | None]:
-    """1.0 if a completion obeys every constraint of its instruction, names the topic and is worth reading; else 0.0.
-
-    It is worth reading by the rules of `grpo_edu.problems.instructions.is_readable`. The accuracy on these problems is
-    the mean of this reward. Arguments and errors are those of `constraint_reward`.
-
-    >>> asked = '{"topic": "the sea", "exclamation": true}'
-    >>> instruction_reward(["The sea is a sea!", "How calm the sea looks this morning!"], answer=[asked, asked])
-    [0.0, 1.0]
-    """
-    return _instruction_rewards(completions, answer, level, lambda check: check.passed)
-
-
-def _instruction_rewards(
-    completions: Sequence[Completion], answer: list, level: list | None, paid: Callable[[InstructionCheck], bool]
-) -> list[float | None]:
-    _column("answer", answer, len(completions))
-    levels = [SET_PREFIX] * len(completions) if level is None else level
-    return [
-        float(paid(check_instruction(completion, truth))) if own.startswith(SET_PREFIX) else None
-        for completion, truth, own in zip(completions, answer, levels, strict=True)
-    ]
-
-
-def reward_name(reward_func: RewardFunction) -> str:
-    """The name of a reward function in metrics and messages, as in TRL.
-
-    For `functools.partial` it is the name of the wrapped function, for an object with `__call__` that of its class.
-
-    >>> reward_name(functools.partial(length_reward, target=24))
-    'length_reward'
-    """
-    while isinstance(reward_func, functools.partial):
-        reward_func = reward_func.func
-    return getattr(reward_func, "__name__", type(reward_func).__name__)
-
-
-def load_reward(spec: str) -> RewardFunction:
-    """Load a reward function of your own, named as FILE.py:function or package.module:function.
-
-    Raises ValueError, or FileNotFoundError, that says what is wrong with the file, the name or the function.
-    """
-    place, _, name = spec.rpartition(":")
-    module = _load_module(place, spec)
-    function = getattr(module, name, None)
-    if not callable(function) or isinstance(function, type):
-        own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        what = "is not a function" if hasattr(module, name) else "does not exist"
-        raise ValueError(f"`rewards`: {name!r} {what} in {place}; it defines {', '.join(own) or 'nothing'}.")
-    parameters = inspect.signature(function).parameters.values()
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        raise ValueError(
-            f"`rewards`: {spec} does not take what every reward is called with; write def {name}(completions, "
-            "**kwargs), with the columns that it reads, such as answer, before **kwargs."
-        )
-    return function
-
-
-def check_columns(reward_func: RewardFunction, columns: Sequence[str]) -> None:
-    """Raise ValueError where a reward function requires a column that the problems do not have."""
-    known = ("prompts", "completions", "completion_ids", *columns)
-    for parameter in inspect.signature(reward_func).parameters.values():
-        optional = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        if not optional and parameter.default is inspect.Parameter.empty and parameter.name not in known:
-            raise ValueError(
-                f"`rewards`: {reward_name(reward_func)} requires the column {parameter.name!r}, which the problems "
-                f"lack; they have {', '.join(columns)}."
-            )
-
-
-def _load_module(place: str, spec: str) -> ModuleType:
-    """Import a file, or a module by its name."""
-    path = Path(place).expanduser()
-    try:
-        if path.suffix != ".py":
-            return importlib.import_module(place)
-        if not path.is_file():
-            raise FileNotFoundError(f"`rewards`: file {place} does not exist. Check the path in {spec}.")
-        found = importlib.util.spec_from_file_location(f"grpo_edu_reward_{path.stem}", path.resolve())
-        assert found is not None and found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        sys.modules[found.name] = module  # where dataclasses and pickle look for it
-        found.loader.exec_module(module)
-        return module
-    except FileNotFoundError:
-        raise
-    except SyntaxError as error:
-        raise ValueError(f"`rewards`: {error.filename}:{error.lineno}: {error.msg}; correct this line.") from None
-    except (Exception, SystemExit) as error:  # whatever the code of its author does
-        missing = isinstance(error, ModuleNotFoundError) and path.suffix != ".py"
-        advice = (
-            f"for a file write {place}.py:{spec.rpartition(':')[2]}" if missing else "run it with Python alone first"
-        )
-        raise ValueError(f"`rewards`: importing {place} raised {type(error).__name__}: {error}; {advice}.") from error
-
-
-class _Naming:
-    """A context that raises a RuntimeError with the name of the reward function for any exception inside.
-
-    In the main thread, a function that takes longer than `seconds` is interrupted, as by Ctrl-C, and is named too.
-    where: finds the words that say on which completion it happened.
-    """
-
-    def __init__(self, name: str, seconds: float | None = None, where: Callable[[], str] = str) -> None:
-        self.name, self.seconds, self.where, self.late = name, seconds, where, False
-
-    def __enter__(self) -> None:
-        self._timer: threading.Timer | None = None
-        if self.seconds is not None and threading.current_thread() is threading.main_thread():
-            self._timer = threading.Timer(self.seconds, self._interrupt)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _interrupt(self) -> None:
-        self.late, main = True, threading.main_thread().ident
-        if hasattr(signal, "pthread_kill") and main is not None:  # which ends a sleep as well
-            signal.pthread_kill(main, signal.SIGINT)
-        else:
-            _thread.interrupt_main()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.late and isinstance(error, KeyboardInterrupt):
-            raise RuntimeError(
-                f"the reward function '{self.name}' did not return within {self.seconds:g} seconds; look for an "
-                "endless loop, or make a function that waits for a judge an `async def`"
-            ) from None
-        if isinstance(error, Exception):
-            raise RuntimeError(
-                f"the reward function '{self.name}' raised {type(error).__name__}: {error}{self.where()}. It is called "
-                f"as {self.name}(prompts=…, completions=…, **columns); accept what it does not need with **kwargs"
-            ) from error
-
-
-def _first_that_fails(function: RewardFunction, inputs: Mapping[str, Any]) -> str:
-    """The words that name the first completion on which a function raises when it gets the rows one by one."""
-    for row, completion in enumerate(inputs["completions"]):
-        one = {key: copy.deepcopy([value[row]]) if isinstance(value, list) else value for key, value in inputs.items()}
-        try:
-            function(**one)
-        except Exception:  # the error itself is raised by the caller
-            return f", for the first time on completion {row}, {_shown(completion)}"
-    return ""
-
-
-def _shown(completion: Completion) -> str:
-    """A completion in a message, cut after 200 characters."""
-    return repr(completion_text(completion)[:200])
-
-
-def _checked(name: str, returned: Any, completions: Sequence[Completion]) -> list[float]:
-    """The rewards that a function returned for these completions, as floats, with NaN for None."""
-    length = len(completions)
-    values = returned.tolist() if hasattr(returned, "tolist") else returned
-    returns = f"the reward function '{name}' returned"
-    if not isinstance(values, list | tuple):
-        raise ValueError(f"{returns} {type(returned).__name__}; return a list of {length} numbers, one per completion")
-    if len(values) != length:
-        raise ValueError(f"{returns} {len(values)} rewards for {length} completions; return exactly one per completion")
-    return [
-        math.nan if value is None else _checked_value(returns, value, f"completion {row}, {_shown(completions[row])}")
-        for row, value in enumerate(values)
-    ]
-
-
-def _checked_value(returns: str, value: Any, completion: str) -> float:
-    remedy = f"return a number of at most {LARGEST_REWARD:g} in size, or None where the function does not apply"
-    if hasattr(value, "tolist"):  # a 0-dimensional tensor or array
-        value = value.tolist()
-    if not isinstance(value, Real):
-        raise ValueError(f"{returns} {value!r} ({type(value).__name__}) for {completion}; {remedy}")
-    if not abs(value) <= LARGEST_REWARD:  # type: ignore[operator]  # False for NaN; typeshed's Real does not compare
-        raise ValueError(f"{returns} {value} for {completion}; {remedy}")
-    return float(value)
-
-
-def _wait_for_all(names: Sequence[str], returned: Sequence[Any]) -> list[Any]:
-    """Await what asynchronous functions returned, all at the same time; what others returned is left as it is."""
-
-    async def wait_for(name: str, value: Any) -> Any:
-        with _Naming(name):
-            return await value if inspect.isawaitable(value) else value
-
-    async def gather() -> list[Any]:
-        return await asyncio.gather(*map(wait_for, names, returned))
-
-    done: Future[list[Any]] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(asyncio.run(gather()))
-        except BaseException as error:  # handed on to the thread that waits
-            done.set_exception(error)
-
-    # In a notebook, the event loop of this thread is already running. Neither an interrupt nor the end of the process
-    # waits for a daemon thread, because a function may wait for an answer that never comes.
-    threading.Thread(target=run, daemon=True).start()
-    return done.result()
 
 
 def compute_rewards(
@@ -428,20 +178,20 @@ def compute_rewards(
         raise ValueError("reward_funcs must be one or more functions, such as grpo_edu.accuracy_reward")
     if not completions:
         raise ValueError("completions is empty; pass at least one")
-    _column("prompts", prompts, len(completions))
+    check_column("prompts", prompts, len(completions))
     for name, values in columns.items():
         if isinstance(values, list):
-            _column(name, values, len(completions))
+            check_column(name, values, len(completions))
     names = [reward_name(function) for function in functions]
     inputs = {"prompts": prompts, "completions": completions, **columns}
     returned = []
     for name, function in zip(names, functions, strict=True):
         own = {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in inputs.items()}
-        with _Naming(name, REWARD_SECONDS, partial(_first_that_fails, function, inputs)):
+        with Naming(name, REWARD_SECONDS, partial(first_that_fails, function, inputs)):
             returned.append(function(**own))
     if any(map(inspect.isawaitable, returned)):
-        returned = _wait_for_all(names, returned)
-    table = [_checked(name, values, completions) for name, values in zip(names, returned, strict=True)]
+        returned = wait_for_all(names, returned)
+    table = [checked_rewards(name, values, completions) for name, values in zip(names, returned, strict=True)]
     unscored = [row for row, rewards in enumerate(zip(*table, strict=True)) if all(map(math.isnan, rewards))]
     if unscored:
         text = (

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from grpo_edu.evaluation import evaluate
+from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
 from grpo_edu.models import load_policy
 from grpo_edu.problems.instructions import (
     CONSTRAINTS,
@@ -19,7 +20,7 @@ from grpo_edu.problems.instructions import (
 )
 from grpo_edu.problems.templates import prompt_options
 from grpo_edu.prompts import chat_messages, render_prompt
-from grpo_edu.rewards import accuracy_reward, constraint_reward, instruction_reward, topic_reward
+from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.request import load_split
 from grpo_edu.studies.exploits import EXPLOITS, INSTRUCTION_EXPLOITS, judge_reward
 

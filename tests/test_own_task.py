@@ -11,11 +11,12 @@ from random_policy import byte_tokenizer, random_model
 
 from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
+from grpo_edu.extras.own_rewards import load_reward
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.own import own_problems, question_key
 from grpo_edu.problems.templates import scorer_of
 from grpo_edu.prompts import render_prompt
-from grpo_edu.rewards import accuracy_reward, compute_rewards, load_reward
+from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.profiles import load_profile

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from grpo_edu.evaluation import crossed_bootstrap, mcnemar, paired_bootstrap, pass_at_k, wilson_interval
+from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
+from grpo_edu.extras.significance import crossed_bootstrap, pass_at_k
 
 COUNTS = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 

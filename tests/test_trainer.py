@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import statistics
+import traceback
 
 import pytest
 import torch
@@ -26,10 +27,10 @@ from toy_policy import (
     weights,
 )
 
-from grpo_edu import trainer
+from grpo_edu import losses, trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.fast.lora import add_lora
-from grpo_edu.losses import UNCLIPPED
+from grpo_edu.losses import UNCLIPPED, per_token_loss
 from grpo_edu.problems.templates import Problem, ProblemOrder
 from grpo_edu.rollout import Sampler, generate
 from grpo_edu.trainer import train
@@ -749,3 +750,24 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_keeps_the_weights(token
 def test_too_few_problems_are_refused_with_both_numbers(tokenizer):
     with pytest.raises(ValueError, match="problems .*prompts_per_step = 4.*got 3"):
         run(tokenizer, GRPOConfig(**SMALL), problems=PROBLEMS[:3])
+
+
+def test_five_calls_lead_from_train_to_the_loss_of_a_token(tokenizer, monkeypatch):
+    """Somebody who steps through a run in a debugger meets these functions, and no callback between them."""
+    calls = []
+
+    def spy(*arguments, **options):
+        calls.append([frame.name for frame in traceback.extract_stack()])
+        return per_token_loss(*arguments, **options)
+
+    monkeypatch.setattr(losses, "per_token_loss", spy)
+    run(tokenizer, GRPOConfig(**{**SMALL, "max_steps": 1}))
+    (names,) = calls
+    assert names[names.index("train") :] == [
+        "train",
+        "update_policy",
+        "optimizer_step",
+        "micro_batch_loss",
+        "grpo_loss",
+        "spy",
+    ]

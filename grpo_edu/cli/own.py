@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from grpo_edu.cli.options import given_options, say_loading
 from grpo_edu.cli.train import add_run_options
-from grpo_edu.rewards import check_columns
+from grpo_edu.extras.own_rewards import check_columns
 from grpo_edu.runs.request import RunRequest
 
 _TRIED = 8  # problems, of which each is answered in every way

@@ -1,1 +1,1 @@
-"""What a setting adds to plain GRPO: filters of the sampling, tools, dynamic sampling, masks of the loss."""
+"""What a first reading of the algorithm leaves out: what only some settings need, and what reads, checks and tests."""

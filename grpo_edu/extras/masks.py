@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from grpo_edu.config import check_numbers
-from grpo_edu.losses import advantage_column, check_shapes, importance_ratio
+from grpo_edu.extras.shapes import check_shapes
+from grpo_edu.losses import advantage_column, importance_ratio
 
 
 @torch.no_grad()

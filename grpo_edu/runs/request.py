@@ -16,6 +16,8 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from grpo_edu import __version__
 from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig
+from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
+from grpo_edu.extras.own_rewards import check_columns, load_reward
 from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
 from grpo_edu.problems.instructions import INSTRUCTION_SETS
@@ -25,16 +27,11 @@ from grpo_edu.prompts import PromptStyle, completion_text
 from grpo_edu.rewards import (
     RewardFunction,
     accuracy_reward,
-    check_columns,
     compute_rewards,
-    constraint_reward,
     format_reward,
-    instruction_reward,
     length_reward,
-    load_reward,
     reward_name,
     steps_reward,
-    topic_reward,
 )
 from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
 

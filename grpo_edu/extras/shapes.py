@@ -1,0 +1,29 @@
+"""Refuse tensors whose shapes do not match, and names that are unknown."""
+
+from torch import Tensor
+
+
+def check_name(argument: str, name: str, known: tuple[str, ...]) -> None:
+    """Raise ValueError if the name is unknown."""
+    if name not in known:
+        raise ValueError(f"{argument} must be one of {', '.join(known)}; got {name!r}")
+
+
+def check_shapes(per_token_logps: Tensor, advantages: Tensor | None = None, **others: Tensor | None) -> None:
+    """Raise ValueError unless the log-probabilities and all others are (B, C), and the advantages that or (B,)."""
+    shape = tuple(per_token_logps.shape)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"per_token_logps must have shape (B, C) and not be empty, got {shape}")
+    for argument, tensor in others.items():
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{argument} must have shape {shape}, as per_token_logps, got {tuple(tensor.shape)}")
+    if advantages is not None and advantages.shape not in (shape[:1], shape):
+        got = tuple(advantages.shape)
+        raise ValueError(f"advantages must have shape ({shape[0]},), one per completion, or {shape}, got {got}")
+
+
+def check_row_or_token(argument: str, values: Tensor, like: Tensor) -> None:
+    """Raise ValueError unless the values are (B, C) or (B, 1)."""
+    rows, columns = like.shape
+    if values.shape not in ((rows, columns), (rows, 1)):
+        raise ValueError(f"{argument} must have shape ({rows}, {columns}) or ({rows}, 1), got {tuple(values.shape)}")
