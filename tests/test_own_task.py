@@ -520,5 +520,5 @@ def test_problems_without_an_answer_are_scored_by_your_reward(tmp_path):
     scorer = scorer_of(problem.level)
     wanted = problem.columns["wanted"]
     assert scorer is not None and scorer_of("say") is None
-    assert scorer.score(f"it is {wanted}", problem.prompt, problem.level) == 1
-    assert scorer.score("nothing", problem.prompt, problem.level) == 0 and len(train) == 8
+    assert scorer.score(f"it is {wanted}", problem.prompt, problem.level, problem.answer) == 1
+    assert scorer.score("nothing", problem.prompt, problem.level, problem.answer) == 0 and len(train) == 8
