@@ -90,11 +90,12 @@ def test_a_healthy_place_passes():
         "SmolLM2",
         "disk space",
         "memory",
+        "device",
         "threads",
         "waiting",
         "kernels",
     ]
-    assert checks["Python"].ok and checks["problems"].ok
+    assert checks["Python"].ok and checks["problems"].ok and "cpu" in checks["device"].detail
     assert checks["packages"].ok, checks["packages"].detail
     assert checks["Python"].detail.endswith("supported: >=3.11,<3.14")
     assert all(bool(check.remedy) != check.ok and check.detail for check in checks.values())
