@@ -258,7 +258,8 @@ def test_an_exploding_gradient_ends_the_run_before_it_moves_a_weight(run, tmp_pa
     with pytest.raises(FloatingPointError, match="abort_grad_norm.*1e-09") as caught:
         run(rewards=brevity, config=config)
     folder = tmp_path / "run"
-    assert names_in(folder) == {"config.json", "before.json", "diagnosis", "first_look.txt"}  # it was the very first step
+    kept = {"config.json", "before.json", "diagnosis", "first_look.txt"}  # it was the very first step
+    assert names_in(folder) == kept
     assert caught.value.__notes__ == [f"{folder} keeps 0 steps: diagnosis"]
     assert load_failed_batch(folder / "diagnosis")[1] == 1
     older = run(output=tmp_path / "older")
