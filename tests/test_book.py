@@ -37,11 +37,11 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The folder of the book, built with links to a repository that does not exist."""
-    if not course.BOOK_PYTHON.exists():
+    if not course.python_of(course.BOOK_VENV).exists():
         pytest.skip("no Jupyter Book in .venv-book: run `python3 course.py book` once to install it")
     folder = tmp_path_factory.mktemp("book") / "site"
     command = [
-        course.BOOK_PYTHON,
+        course.python_of(course.BOOK_VENV),
         "book/build.py",
         f"--output={folder}",
         "--repository=https://github.com/an-owner/a-course",
