@@ -94,7 +94,7 @@ def train(
             )
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
-        update = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
+        update_metrics = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
         if config.sync_ref_model and step % config.ref_model_sync_steps == 0:
             synchronize_reference(model, state, config)
         state.scheduler.step()
@@ -107,7 +107,7 @@ def train(
             **rollout_metrics(rollout, sampled.rewards_per_func, sampled.rewards, names),
             **resampling_metrics(batch, sampled, config),
             "entropy": masked_mean(-rollout.sampling_per_token_logps, rollout.policy_mask),
-            **update,
+            **update_metrics,
             "learning_rate": learning_rate,
             "num_tokens": state.num_tokens,
             "step_time": time.perf_counter() - started,
