@@ -670,7 +670,8 @@ def test_course_py_runs_the_notebooks_with_their_claims(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(course, "run", lambda command, *rest, **options: commands.append(command) or 0)
     course.test([])
-    assert [str(part) for part in commands[-1][1:2]] == ["tests/run_notebooks.py"]
+    scripts = [str(command[1]) for command in commands[-2:]]
+    assert scripts == ["tests/run_notebooks.py", "tests/older_processors.py"]
     assert Path(run_notebooks.__file__) == REPOSITORY / "tests" / "run_notebooks.py"
 
 
