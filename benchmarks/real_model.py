@@ -315,13 +315,13 @@ def report(ledger: Ledger, task: str, name: str, seed: int, late: Late) -> None:
     print(task, name, seed, f"greedy {share(row['greedy']):.3f} sampled {share(row['sampled']):.3f}", flush=True)
 
 
-def report_gsm8k(ledger: Ledger, late: Late) -> None:
-    """Greedy accuracy on 300 test problems of GSM8K: the model, and the first seed's runs of each task."""
+def report_gsm8k(ledger: Ledger, tasks: Sequence[str], late: Late) -> None:
+    """Greedy accuracy on 300 test problems of GSM8K: the model, and the first seed's runs of these tasks."""
     problems = load_gsm8k("test", GSM8K, n=NUM_GSM8K)
     wanted = [("none", "none"), ("arithmetic", "cold start"), ("arithmetic", "grpo"), ("instructions", "readable")]
     for task, name in wanted:
         key = {"phase": "gsm8k", "task": task, "arm": name, "seed": 0}
-        if late() or ledger.find(**key):
+        if task not in ("none", *tasks) or late() or ledger.find(**key):
             continue
         if name == "none":
             policy = load_policy(MODEL)
@@ -404,7 +404,7 @@ def main() -> int:
         for task, name in chosen:
             report(ledger, task, name, seed, late)
     if GSM8K.is_dir():
-        report_gsm8k(ledger, late)
+        report_gsm8k(ledger, options.tasks, late)
     save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger))
     return 0
 
