@@ -170,6 +170,8 @@ def trained(task: str, name: str, rate: float, seed: int, steps: int) -> tuple[A
         )
         start_run(request, output=folder, progress=False)
     rows = Ledger(folder / "metrics.jsonl").rows
+    if len(rows) < steps:
+        raise SystemExit(f"{folder.name} was stopped at step {len(rows)} of {steps}; {COMMAND} continues it")
     curve = [round(row["reward"], 4) for row in rows]
     spent = {"tokens": rows[-1]["num_tokens"], "seconds": round(sum(row["step_time"] for row in rows), 1)}
     return *load_policy(folder / "model"), {"reward": curve, **spent}
