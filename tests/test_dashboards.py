@@ -1,9 +1,12 @@
 """The dashboards without a browser: each control changes what it claims to, and bad choices are explained."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -209,6 +212,24 @@ def test_static_view_is_a_picture_with_a_caption_and_the_same_text_everywhere():
     assert controls in bundle["text/html"]
     assert bundle["text/html"].count("<img alt=") == 1 and "Advantages of one group. 4 rewards" in bundle["text/html"]
     assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def test_the_static_view_is_the_same_with_and_without_stored_runs(policy_folder, tmp_path):
+    """Notebook 00 stores it, and is compared on computers that have trained and on those that have not."""
+    without = AskTheModel(parent=tmp_path)
+    shutil.copytree(policy_folder, tmp_path / "a-run" / "model")
+    having = AskTheModel(parent=tmp_path)
+    assert len(having.model.options) == len(without.model.options) + 1
+    shown = having._repr_mimebundle_()["text/html"]
+    assert shown == without._repr_mimebundle_()["text/html"] and shown in stored_output("00_start_here", "AskTheModel")
+
+
+def stored_output(notebook, code):
+    """The HTML of the cell of a notebook that holds this code."""
+    path = Path(__file__).resolve().parents[1] / "notebooks" / f"{notebook}.ipynb"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    cell = next(cell for cell in cells if cell["cell_type"] == "code" and code in "".join(cell["source"]))
+    return "".join(cell["outputs"][0]["data"]["text/html"])
 
 
 def test_two_dashboards_do_not_disturb_each_other():
