@@ -74,10 +74,12 @@ for command in (["sleep", "{MARK}"], ["sh", "-c", "kill -STOP $$; sleep {MARK}"]
 """
 SYSTEM_V = """
 import ctypes
-shared = ctypes.CDLL(None, use_errno=True).shmget(0x6772706F, 2**20, 0o1600 | 0o666)
+libc, ring = ctypes.CDLL(None, use_errno=True), (ctypes.c_char * 120)()
+kept = [libc.shmget(0x6772706F, 2**20, 0o1600 | 0o666), libc.semget(0, 32000, 0o600), libc.msgget(0, 0o600)]
+kept.append(libc.syscall(425, 4096, ring))  # a ring of io_uring
 open("/dev/shm/grpo_attack", "w").write("left")
 open("/tmp/grpo_attack", "w").write("left")
-raise ValueError(f"shared memory {shared}")
+raise ValueError(f"kept {kept}")
 """
 FILL = """
 try:
@@ -188,7 +190,7 @@ def attacks(port):
             Expected(19, "had to be killed"),
         ),
         "leaves_daemons": (right(DAEMON), Expected(19)),
-        "leaves_memory": (right(SYSTEM_V), Expected(19, "shared memory -1")),
+        "leaves_memory": (right(SYSTEM_V), Expected(19, "kept [-1, -1, -1, -1]")),
         "fills_the_disk": (right(FILL), Expected(19, "No space left")),
         "mounts": (right(MOUNTS), Expected(19, "gained []")),
         "unshares": (right(UNSHARES), Expected(19, "gained []")),

@@ -1,9 +1,10 @@
 """What Linux's kernel itself refuses to students' code, and how it counts the memory of all of it together.
 
 bubblewrap and limits of each process leave two gaps. A process in a user namespace of its own may mount file systems
-there, and memory in a memfd belongs to no process, so no limit of a process counts it. The first gap is closed by a
-filter of system calls (seccomp), which every container has as well. The second is closed by the same filter, and by a
-control group (cgroup) where this account may make one.
+there, and some memory belongs to no process, so no limit of a process counts it: memfds, the segments, semaphores and
+messages of System V (2 MB of semaphores for one number, 32,000 times), rings of io_uring, maps of bpf. The first gap is
+closed by a filter of system calls (seccomp), which every container has as well. The second is closed by the same
+filter, and by a control group (cgroup) where this account may make one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from pathlib import Path
 from typing import Self
 
 # Numbers of the refused system calls, and the kernel's mark of the architecture (linux/audit.h).
-_CALLS = ("unshare", "setns", "mount", "memfd_create", "shmget", "clone")
-_NUMBERS = {"x86_64": (0xC000003E, (272, 308, 165, 319, 29, 56)), "aarch64": (0xC00000B7, (97, 268, 40, 279, 194, 220))}
-_MEMFD_SECRET, _CLONE3, _X32 = 447, 435, 0x40000000  # these numbers are the same everywhere
+_CALLS = ("unshare", "setns", "mount", "memfd_create", "shmget", "semget", "msgget", "bpf", "clone")
+_NUMBERS = {
+    "x86_64": (0xC000003E, (272, 308, 165, 319, 29, 64, 68, 321, 56)),
+    "aarch64": (0xC00000B7, (97, 268, 40, 279, 194, 190, 186, 280, 220)),
+}
+_IO_URING, _MEMFD_SECRET, _CLONE3, _X32 = 425, 447, 435, 0x40000000  # these numbers are the same everywhere
 _NEW_NAMESPACE = 0x7E020000  # the flags of `clone` that make one
 _EPERM, _ENOSYS = 1, 38
 _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -46,7 +50,7 @@ def call_filter() -> bytes:
     # Of struct seccomp_data: 0 is the call's number, 4 the architecture, 16 the first argument.
     code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, unknown), (load, 0, 0, 0)]
     code += [(at_least, 0, 1, _X32), (end, 0, 0, unknown), (equal, 0, 1, _CLONE3), (end, 0, 0, unknown)]
-    for number in (*refused, _MEMFD_SECRET):
+    for number in (*refused, _IO_URING, _MEMFD_SECRET):
         code += [(equal, 0, 1, number), (end, 0, 0, refuse)]
     code += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_of, 0, 1, _NEW_NAMESPACE), (end, 0, 0, refuse)]
     return b"".join(struct.pack("HBBI", *one) for one in [*code, (end, 0, 0, allow)])

@@ -12,19 +12,21 @@ _MAGIC = re.compile(r"^([ \t]*)(?:[\w, \t]+=[ \t]*)?[%!].*$", re.MULTILINE)  # l
 _SHELL = re.compile(r"^[ \t]*(?:[\w, \t]+=[ \t]*)?(?:!|%%?(?:bash|sh|script|system|sx|cmd)\b)", re.MULTILINE)
 # What an answer has no need of: other processes and threads, frames, the insides of Python or of the checks.
 _MODULES = frozenset(
-    "atexit builtins concurrent ctypes gc importlib inspect mmap multiprocessing psutil pty resource runpy signal "
-    "socket subprocess threading _ctypes _posixsubprocess _socket _thread".split()
+    "asyncio atexit builtins code codeop concurrent ctypes faulthandler fcntl gc importlib inspect mmap "
+    "multiprocessing pickle pkgutil posix psutil pty resource runpy signal socket subprocess threading zipimport "
+    "_ctypes _io _posixsubprocess _socket _thread".split()
 )
 _OF_OS = re.compile(
-    r"_exit|abort|close\w*|dup2?|exec\w+|fdopen|fork\w*|kill\w*|memfd_create|open|pipe2?|popen|posix_\w+|pwrite\w*"
+    r"__dict__|_exit|abort|close\w*|dup2?|exec\w+|fdopen|fork\w*|kill\w*|memfd_create|open|pipe2?|popen|posix_\w+|pwrite\w*"
     r"|set\w*[ug]id|spawn\w+|system|unshare|setns|write\w*|\*"
 )
 _OF_SYS = re.compile(r"_\w+|modules|meta_path|settrace|setprofile|addaudithook|\*")
-_NAMES = frozenset("__import__ __builtins__ __loader__ __spec__ compile eval exec get_ipython".split())
+_NAMES = frozenset("__import__ __builtins__ __loader__ __spec__ compile eval exec get_ipython globals".split())
 _ATTRIBUTES = frozenset(
     "__bases__ __builtins__ __closure__ __code__ __eq__ __globals__ __subclasses__ __mro__ _getframe ag_frame "
     "currentframe f_back f_globals f_locals gi_frame memfd_create tb_frame".split()
 )
+_BY_NAME = ("delattr", "getattr", "setattr", "vars")
 _VARIABLE = re.compile(r"GRPO_EDU_\w+")
 
 
@@ -155,9 +157,12 @@ def _used(node: ast.AST, known: dict[str, str]) -> Iterator[str]:
         yield f".{node.name}"
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield from _VARIABLE.findall(node.value)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr" and node.args:
-        of = _dotted(node.args[0], known)
-        yield f"getattr({of})" if of.partition(".")[0] in ("os", "sys", "grpo_edu", *_MODULES) else ""
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+        of, name = _dotted(node.args[0], known), node.func.id
+        if name in _BY_NAME and of.rpartition(".")[2] in ("os", "sys", "grpo_edu", *_MODULES):
+            yield f"{name}({of})"
+        if name == "open" and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, int):
+            yield f"open({node.args[0].value})"  # by its number, as the way on which answers are sent
 
 
 def _dotted(node: ast.AST, known: dict[str, str]) -> str:
@@ -171,16 +176,23 @@ def _dotted(node: ast.AST, known: dict[str, str]) -> str:
 
 
 def _is_odd(path: str) -> bool:
-    first, _, rest = path.partition(".")
-    last = path.rpartition(".")[2]
-    if first == "grpo_edu":  # whoever grades is told which of the package's names it is
+    if path.partition(".")[0] == "grpo_edu":  # whoever grades is told which of the package's names it is
         return True
-    return (
-        path in _NAMES
-        or first in _MODULES
-        or (first == "os" and _OF_OS.fullmatch(rest) is not None)
-        or (first == "sys" and _OF_SYS.fullmatch(rest) is not None)
-        or ("." in path and last in _ATTRIBUTES)
-        or path.startswith("getattr(")
-        or _VARIABLE.fullmatch(path) is not None
-    )
+    if path in _NAMES or path.endswith(")") or _VARIABLE.fullmatch(path):
+        return True
+    if "." in path and path.rpartition(".")[2] in _ATTRIBUTES:
+        return True
+    return any(_is_odd_of(*end) for end in _ends(path))
+
+
+def _ends(path: str) -> Iterator[tuple[str, str]]:
+    """A module and what is taken from it; any part of what was imported may be one (`torch.os`)."""
+    parts = path.split(".")
+    for number, part in enumerate(parts if parts[0] else ()):
+        yield part, ".".join(parts[number + 1 :])
+
+
+def _is_odd_of(module: str, name: str) -> bool:
+    if module == "os":
+        return bool(_OF_OS.fullmatch(name))
+    return module in _MODULES or (module == "sys" and bool(_OF_SYS.fullmatch(name)))
