@@ -31,6 +31,7 @@ COMMANDS = {
     "evaluate": ("measure a policy's accuracy on held-out problems", train),
     "reward-check": ("try a reward of your own before any training", own),
     "show": ("read what a run sampled, with rewards and advantages", own),
+    "diagnose": ("say what the log of a run shows, and what is likely wrong with it", own),
     "chat": ("ask a trained policy and its base model side by side", own),
     "export": ("write a run's policy as a transformers folder with a model card", own),
     "curriculum": ("train on one task after another, and measure forgetting", studies),

@@ -1,4 +1,4 @@
-"""What is done with a task of your own and its run: `grpo-edu reward-check`, `show`, `chat` and `export`."""
+"""What is done with a task and a run of your own: `grpo-edu reward-check`, `show`, `diagnose`, `chat`, `export`."""
 
 from __future__ import annotations
 
@@ -85,6 +85,23 @@ def run_show_command(arguments: Namespace) -> int:
     for name, rows in chosen.items():
         for one in rows:
             print(f"\n=== {name}: {one.prompt}\n--- {sampled_text(one)}")
+    return 0
+
+
+def add_diagnose_options(command: ArgumentParser) -> None:
+    """Add the option of `grpo-edu diagnose`."""
+    command.add_argument(
+        "log", help="log or folder of a run of this package, TRL or verl; or a W&B or TensorBoard export"
+    )
+
+
+def run_diagnose_command(arguments: Namespace) -> int:
+    """Print what a log says about its run, and what it cannot tell; returns the exit code."""
+    from grpo_edu.runs.diagnosis import diagnose, diagnosis_text
+    from grpo_edu.runs.metric_logs import read_metrics
+
+    diagnosis = diagnose(read_metrics(arguments.log))
+    print(json.dumps(asdict(diagnosis)) if arguments.json else f"{arguments.log}: {diagnosis_text(diagnosis)}")
     return 0
 
 

@@ -12,6 +12,7 @@ _HOMES = {
     "AskTheModel": "ask",
     "ForgettingDashboard": "forgetting",
     "HardwareMonitor": "hardware",
+    "LogDiagnosis": "diagnosis",
     "ObjectiveExplorer": "objective",
     "QuantizationExplorer": "quantization",
     "RewardLab": "rewards",

@@ -16,6 +16,7 @@ from grpo_edu.dashboards import (
     AskTheModel,
     ForgettingDashboard,
     HardwareMonitor,
+    LogDiagnosis,
     ObjectiveExplorer,
     QuantizationExplorer,
     RewardLab,
@@ -78,6 +79,7 @@ _TABS = {
         },
     ),
     "Runs": _Tab(lambda: RunComparer(_runs()), "08_honest_evaluation"),
+    "Diagnosis": _Tab(LogDiagnosis, "12_diagnosis_lab"),
     "Quantization": _Tab(
         QuantizationExplorer,
         "09_quantization",

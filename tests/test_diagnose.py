@@ -1,0 +1,177 @@
+"""`grpo-edu diagnose`: the formats that it reads, what it sees in them, and what it says of a file that is no log."""
+
+import html
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.diagnose import BY_HAND, FAULTS, ISSUES
+from grpo_edu.cli.main import main
+from grpo_edu.dashboards import LogDiagnosis
+from grpo_edu.runs.diagnosis import CAUSES, diagnose, diagnosis_text
+from grpo_edu.runs.metric_logs import metrics_of, read_metrics
+
+STEP = {
+    "loss": 0.0,
+    "grad_norm": 0.5,
+    "reward": 0.5,
+    "reward_std": 0.5,
+    "frac_reward_zero_std": 0.1,
+    "completions/mean_length": 30.0,
+    "completions/clipped_ratio": 0.0,
+    "entropy": 0.3,
+}
+
+
+def rising(count=20, **changes):
+    """A healthy run whose reward rises from 0.3; `changes` are values, or functions of the number of the step."""
+    rows = []
+    for step in range(1, count + 1):
+        row = {**STEP, "step": step, "reward": 0.3 + 0.5 * step / count + 0.02 * (-1) ** step}
+        rows.append(row | {name: value(step) if callable(value) else value for name, value in changes.items()})
+    return rows
+
+
+def faults(rows):
+    return [finding.causes[0].fault for finding in diagnose(rows).findings]
+
+
+@pytest.mark.parametrize("name", ISSUES)
+def test_logs_as_issues_describe_them(name):
+    fault, _ = ISSUES[name]
+    assert faults(read_metrics(BY_HAND / name)) == [fault] * bool(fault)
+    assert set(ISSUES) == {file.name for file in BY_HAND.iterdir() if file.suffix != ".md"}
+
+
+def test_every_fault_of_the_lab_is_a_known_cause():
+    assert list(CAUSES)[: len(FAULTS)] == FAULTS
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (rising(), []),
+        (rising(reward=0.0, frac_reward_zero_std=1.0, grad_norm=0.0), ["reward always 0"]),
+        (rising(reward=lambda step: 0.01 * (-1) ** step, frac_reward_zero_std=0.0), ["mask off by one"]),
+        (rising(reward=0.9, frac_reward_zero_std=1.0, grad_norm=0.0), ["tied rewards"]),
+        (rising(reward=lambda step: 0.5 * (step < 5)), ["lr too high"]),
+        (rising(entropy=lambda step: 0.3 * step), ["lr too high"]),
+        (rising(kl=lambda step: 0.01 * 1.5**step, loss=lambda step: -0.02 * 1.5**step), ["KL wrong sign"]),
+        (rising(kl=lambda step: 0.01 * 1.5**step, loss=lambda step: 0.02 * 1.5**step), ["lr too high"]),
+        (rising(**{"clip_ratio/region_mean": lambda step: 0.002 * (step - 1)}), ["stale old log-probabilities"]),
+        (rising(**{"clip_ratio/region_mean": lambda step: 0.05 * (step % 2 == 0)}), []),  # two updates per batch
+        (rising(**{"clip_ratio/region_mean": 0.05}), []),  # several updates in every logged step
+        (rising(**{"completions/clipped_ratio": 0.2}), ["length truncation"]),
+        (rising(reward=lambda step: 0.5 + 0.05 * (-1) ** step), ["mask off by one"]),
+        (rising(reward=lambda step: 0.5 + 0.05 * (-1) ** step, kl=0.1, loss=0.2), ["KL weight too large"]),
+        (rising(learning_rate=0.0), ["lr is 0"]),
+        (rising(grad_norm=0.0), ["nothing trained"]),
+        (rising(grad_norm=lambda step: None if step == 5 else 0.5), []),  # one step that a scaler skipped
+        (rising(grad_norm=lambda step: None if step > 15 else 0.5), ["not finite"]),
+        (rising(**{"rewards/a/std": 0.4, "rewards/b/std": 0.0, "rewards/b/mean": 1.0}), ["reward always 0"]),
+    ],
+)  # fmt: skip
+def test_a_symptom_leads_to_its_cause(rows, expected):
+    assert faults(rows) == expected
+
+
+def test_sizes_that_the_values_give_away_and_what_the_log_lacks():
+    rewards = [0.5, 0.0, 1.0, 0.5, 0.5, 1.0, 0.0, 0.5, 1.0, 1.0]
+    rows = [
+        {"step": 1 + at, "reward": one, "frac_reward_zero_std": float(one != 0.5)} for at, one in enumerate(rewards)
+    ]
+    diagnosis = diagnose(rows)
+    assert [finding.causes[0].fault for finding in diagnosis.findings] == ["G too small"]
+    assert "1 group of 2" in diagnosis_text(diagnosis) and "`entropy`" in diagnosis.unknown[0]
+
+
+EXPECTED = [{"step": 1, "loss": 0.5, "reward": 0.25}, {"step": 2, "loss": 0.0, "reward": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.jsonl", '{"step": 1, "loss": 0.5, "reward": 0.25}\n{"step": 2, "loss": 0.0, "reward": 0.5}\n{"st'),
+        ("trainer_state.json", '{"log_history": [{"step": 1, "loss": 0.5, "reward": 0.25}, '
+         '{"eval_loss": 1, "step": 1}, {"step": 2, "loss": 0.0, "reward": 0.5}, {"step": 2, "train_runtime": 3.0}]}'),
+        ("terminal.txt", "loading\n{'loss': '0.5', 'reward': '0.25'}\r 50%|{'loss': np.float64(0.0), 'reward': 0.5}"),
+        ("wandb.csv", '"Step","a b - train/loss","a b - train/loss__MIN","a b - train/reward"\n'
+         '1,0.5,0.4,0.25\n2,0.0,,0.5\n'),
+        ("wandb.jsonl", '{"train/global_step": 1, "train/loss": 0.5, "_runtime": 7}\n{"train/global_step": 1, '
+         '"train/reward": 0.25}\n{"train/global_step": 2, "train/loss": 0.0, "train/reward": 0.5}\n'
+         '{"train/global_step": 3, "train/reward": null, "eval/reward": 0.3}\n'),
+        ("notebook.txt", "Step | Training Loss | reward\n1 | 0.5 | 0.25\n2 | 0.0 | 0.5\n"),
+        ("verl.txt", "(TaskRunner pid=1) step:1 - actor/loss:0.5 - critic/score/mean:np.float64(0.25)\n"
+         "step:2 - actor/loss:0.0 - critic/score/mean:0.5\n"),
+    ],
+)  # fmt: skip
+def test_the_same_run_in_every_format(name, text):
+    rows = metrics_of(text.encode(), name)
+    kept = [{key: row[key] for key in ("step", "loss", "reward")} for row in rows if "reward" in row]
+    assert kept == EXPECTED
+
+
+def test_tensorboard_and_the_folders_of_runs(tmp_path):
+    writer = pytest.importorskip("torch.utils.tensorboard", reason="pip install tensorboard").SummaryWriter
+    with writer(str(tmp_path / "tb")) as board:
+        for row in EXPECTED:
+            for name in ("loss", "reward"):
+                board.add_scalar(f"train/{name}", row[name], row["step"])
+    assert read_metrics(tmp_path / "tb") == EXPECTED
+    for number in (5, 10):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        state = {"log_history": [{**row, "step": number + row["step"]} for row in EXPECTED]}
+        (tmp_path / f"checkpoint-{number}" / "trainer_state.json").write_text(json.dumps(state))
+    assert [row["step"] for row in read_metrics(tmp_path)] == [11, 12]
+    assert len(read_metrics(Path(__file__).parent / "old_run")) > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.txt", b" \n", "empty.txt is empty"),
+        ("notes.txt", b"Dear diary,\nthe reward was fine.\n", "notes.txt is no log that can be read here"),
+        ("model.bin", b"\x00\x01\x02reward", "model.bin is a binary file"),
+        ("events.out.tfevents.1", b"\x00\x01\x02", "events.out.tfevents.1 is no log that can be read here"),
+        ("sft.jsonl", b'{"loss": 1.0, "step": 1}\n{"loss": 0.5, "step": 2}\n',
+         "sft.jsonl has no reward among its metrics (loss)"),
+        ("one.jsonl", b'{"reward": 1.0, "step": 1}\n', "this log has one step"),
+        ("deep.json", b"[" * 100_000, "deep.json is no log that can be read here"),
+        ("deep.txt", b"{'reward': " + b"(" * 100_000 + b"}", "deep.txt is no log that can be read here"),
+    ],
+)  # fmt: skip
+def test_what_is_no_log_is_said_in_one_sentence(tmp_path, monkeypatch, capsys, name, content, words):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    assert main(["diagnose", name]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"grpo-edu: error: {words}") and error.count("\n") == 1
+    board = LogDiagnosis(name)
+    assert board.diagnosis is None and words.replace("'", "&#x27;") in board.message.value
+
+
+def test_a_file_that_is_not_there_a_folder_without_a_log_and_one_too_large(tmp_path, monkeypatch, capsys):
+    assert main(["diagnose", str(tmp_path / "gone.txt")]) == 2 and "gone.txt" in capsys.readouterr().err
+    assert main(["diagnose", str(tmp_path)]) == 2 and "holds neither" in capsys.readouterr().err
+    monkeypatch.setattr("grpo_edu.runs.metric_logs.MOST_BYTES", 10)
+    (tmp_path / "long.txt").write_text("{'reward': 0.1}\n" * 3)
+    assert main(["diagnose", str(tmp_path / "long.txt")]) == 2 and "larger than" in capsys.readouterr().err
+
+
+def test_the_command_and_the_dashboard_say_the_same(capsys):
+    log = BY_HAND / "reward_0_truncated.csv"
+    assert main(["diagnose", str(log), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["findings"][0]["causes"][0]["fault"] == "length truncation"
+    assert main(["diagnose", str(log)]) == 0
+    printed = capsys.readouterr().out
+    board = LogDiagnosis()
+    assert not board.alt
+    file = {"name": log.name, "type": "", "size": 1, "last_modified": 0}
+    board.file.set_state({"value": [{**file, "content": memoryview(log.read_bytes())}]})  # as the page does
+    assert board.alt and "<img" in board.picture.value
+    for text in (found["findings"][0]["sees"], *found["normal"]):
+        assert text in printed and html.escape(text) in board.report.value
+    board.file.set_state({"value": [{**file, "content": memoryview(b"\0")}]})
+    assert board.diagnosis is None and "binary" in board.message.value and not board.report.value
