@@ -326,7 +326,7 @@ def main(arguments):
         if options.command == "lab":
             return lab(not options.no_browser, options.port)
         if options.command == "classroom":
-            return run([PYTHON, ROOT / "classroom" / "set_up.py", *rest])
+            return run([PYTHON, ROOT / "classroom" / "hub" / "set_up.py", *rest])
         return test(rest, options.fast) if options.command == "test" else 0
     except (Stop, OSError) as problem:  # OSError: a read-only folder, say
         print(f"course: {problem}", file=sys.stderr)

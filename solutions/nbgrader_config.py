@@ -1,4 +1,4 @@
-"""nbgrader's settings for this course: copied by ``python -m grpo_edu.grading.exercises --course DIR``.
+"""nbgrader's settings for this course: copied by ``python -m classroom.exercises --course DIR``.
 
 nbgrader reads the file in the folder where it is started, the course's; docs/grading.md tells the way.
 """

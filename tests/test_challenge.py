@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from classroom import challenge
+from classroom.challenge import BUDGETS, Entry, Judge, Rules, leaderboard_page, phases_of, rank, read_submission
+from classroom.sandbox import isolation_problem
 from grpo_edu.cli.main import main
-from grpo_edu.grading import challenge
-from grpo_edu.grading.challenge import BUDGETS, Entry, Judge, Rules, leaderboard_page, phases_of, rank, read_submission
-from grpo_edu.grading.sandbox import isolation_problem
 
 needs_isolation = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -91,7 +91,7 @@ ATTACKS = {
     ),
     "one step too large": ("def settings(start):\n    return {'prompts_per_step': 30}", ["1,500", "step 1"]),
     "change the count": (
-        "from grpo_edu.grading import challenge, sandbox\nimport grpo_edu.rollout\n"
+        "from classroom import challenge, sandbox\nimport grpo_edu.rollout\n"
         "challenge.Rules.budget = 10**9\nchallenge.CountingSampler.generate = None\n"
         "def settings(start):\n    return {'max_steps': 999, 'prompts_per_step': 4}",
         ["exceeds the budget of 1,500"],
@@ -302,7 +302,7 @@ def test_what_cannot_be_done_is_said(arguments, words, capsys, tmp_path, monkeyp
 
 def test_without_isolation_nothing_is_judged_unless_asked(submit, tmp_path, monkeypatch, capsys):
     submit()
-    monkeypatch.setattr("grpo_edu.grading.sandbox.isolation_problem", lambda: "There is no bubblewrap.")
+    monkeypatch.setattr("classroom.sandbox.isolation_problem", lambda: "There is no bubblewrap.")
     command = ["challenge", "judge", str(tmp_path / "submissions"), "--output", str(tmp_path / "out")]
     assert main(command) == 2
     assert "There is no bubblewrap" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -91,7 +91,7 @@ def room():
         roster = top / "roster.csv"
         roster.write_text(f"name,role\n{TEACHER},instructor\n{ANA},student\n{BEN},student\n")
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        command = [kernel, own / "classroom" / "set_up.py", folder, "--roster", roster, "--account", COURSE]
+        command = [kernel, own / "classroom" / "hub" / "set_up.py", folder, "--roster", roster, "--account", COURSE]
         done = subprocess.run(
             [*command, "--release", "02"], env=clean, cwd=top, capture_output=True, text=True, timeout=500
         )

@@ -16,8 +16,9 @@ from types import SimpleNamespace
 import pytest
 from small_policy import fill, names_in
 
+from classroom import cli
 from grpo_edu import __version__
-from grpo_edu.cli.machine import grading_checks
+from grpo_edu.cli.classroom import classroom_module
 from grpo_edu.cli.main import COMMANDS, build_parser, main
 from grpo_edu.cli.options import TOPICS, field_help
 from grpo_edu.config import GRPOConfig
@@ -314,18 +315,31 @@ FAULT = Check("memory", False, "1.0 of 4.0 GiB available", "Close other programs
 
 def test_doctor_says_whether_students_code_can_be_isolated(monkeypatch):
     pytest.importorskip("nbgrader")
-    monkeypatch.setattr("grpo_edu.grading.sandbox.isolation_problem", lambda: "")
-    (check,) = grading_checks()
+    monkeypatch.setattr("classroom.sandbox.isolation_problem", lambda: "")
+    (check,) = cli.grading_checks()
     assert check.ok and "bubblewrap" in check.detail and not check.remedy
-    monkeypatch.setattr("grpo_edu.grading.sandbox.isolation_problem", lambda: "bubblewrap is not installed.")
-    (check,) = grading_checks()
+    monkeypatch.setattr("classroom.sandbox.isolation_problem", lambda: "bubblewrap is not installed.")
+    (check,) = cli.grading_checks()
     assert (
         check.ok and "not installed" in check.detail and "`bubblewrap`" in check.remedy and "container" in check.remedy
     )
 
 
+@pytest.mark.parametrize("arguments", [["grade", "folder", "--output", "new"], ["challenge", "--help"]])
+def test_without_the_instructors_package_its_commands_say_how_to_get_it(arguments, capsys, monkeypatch):
+    monkeypatch.setattr("grpo_edu.cli.classroom.entry_points", lambda group: {})
+    classroom_module.cache_clear()
+    try:
+        assert main(arguments) == 2 and main([]) == 0
+    finally:
+        classroom_module.cache_clear()
+    printed = capsys.readouterr()
+    assert arguments[0] in printed.err and "grpo-edu[classroom]" in printed.err and "course.py setup" in printed.err
+    assert arguments[0] in printed.out  # the help lists it all the same
+
+
 def test_doctor(capsys, monkeypatch):
-    monkeypatch.setattr("grpo_edu.cli.machine.grading_checks", lambda: [])
+    monkeypatch.setattr("classroom.cli.grading_checks", lambda: [])
     monkeypatch.setattr("grpo_edu.machine.hardware.doctor_checks", lambda: [WELL])
     assert main(["doctor", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()

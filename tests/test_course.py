@@ -388,8 +388,10 @@ def test_the_locks_hold_what_their_packages_depend_on(python, system, os_name):
 def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
     pytest.importorskip("hatchling", reason="the build backend is in requirements.txt and is not installed here")
     source = tmp_path / "source"
-    ignore = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".*_cache")
-    shutil.copytree(REPOSITORY, source, ignore=ignore)
+    for part in ("grpo_edu", "classroom", "data"):
+        shutil.copytree(REPOSITORY / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-docs"):
+        shutil.copy(REPOSITORY / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", tmp_path, source]
     subprocess.run(build, check=True)
@@ -410,13 +412,21 @@ def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
         check=True,
     )
     assert Path(told.stdout.strip()) == site / "grpo_edu" / "_data"
+    # The instructors' package is found by its entry point, with its pages and without the hub.
+    assert list((site / "classroom").glob("pages/*.j2")) and not (site / "classroom" / "hub").exists()
+    find = "from grpo_edu.cli.classroom import classroom_module as find; print(find().__file__)"
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    found = subprocess.run(
+        [sys.executable, "-c", find], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert Path(found.stdout.strip()) == site / "classroom" / "cli.py"
 
 
 @pytest.fixture(scope="module")
 def classroom():
     if sys.platform != "linux":
         pytest.skip("a classroom needs Linux")
-    spec = importlib.util.spec_from_file_location("set_up", REPOSITORY / "classroom" / "set_up.py")
+    spec = importlib.util.spec_from_file_location("set_up", REPOSITORY / "classroom" / "hub" / "set_up.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

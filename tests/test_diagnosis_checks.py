@@ -57,7 +57,7 @@ def test_what_a_run_shows_does_not_hold_the_name_of_its_fault():
 
 
 def test_students_code_cannot_draw_runs_while_it_is_graded():
-    from grpo_edu.grading import sandbox
+    from classroom import sandbox
 
     assert f"{diagnosis.unlabelled_runs.__module__.rpartition('.')[2]}.py" not in sandbox._OF_THE_CHECKS
 
@@ -73,8 +73,8 @@ def test_an_answer_of_another_form_is_told_so(change, words):
 
 def test_an_answer_about_the_runs_of_another_name_is_worth_a_look():
     pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
-    from grpo_edu.grading.results import StudentGrade
-    from grpo_edu.grading.run import Transcript, _runs_of_another
+    from classroom.results import StudentGrade
+    from classroom.run import Transcript, _runs_of_another
 
     transcript = Transcript(outcomes={("find_fault", 0): [Outcome(right_diagnoses("Jane Miller"))]})
     for student, number, count in (("jane_miller", "", 0), ("x", "Jane Miller", 0), ("Jim Beam", "7", 1)):

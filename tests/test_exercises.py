@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from grpo_edu.grading.exercises import main, student_version, write_exercises
+from classroom.exercises import main, student_version, write_exercises
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MASTERS = REPOSITORY / "solutions"

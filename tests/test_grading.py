@@ -18,14 +18,14 @@ import psutil
 import pytest
 from forty_submissions import ALL, LEFT_BEHIND, NAME, right, write_submissions
 
+from classroom.grade import _answered
+from classroom.repair import Step
+from classroom.run import collect, inputs_of
+from classroom.sandbox import Limits, isolation_problem
+from classroom.student import _as_json, outcomes
 from grpo_edu.checks.compare import Outcome
 from grpo_edu.checks.reward_functions import accuracy_reward
 from grpo_edu.cli.main import main
-from grpo_edu.grading.grade import _answered
-from grpo_edu.grading.repair import Step
-from grpo_edu.grading.run import collect, inputs_of
-from grpo_edu.grading.sandbox import Limits, isolation_problem
-from grpo_edu.grading.student import _as_json, outcomes
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
@@ -94,7 +94,7 @@ def test_no_process_of_a_student_is_left(graded):
     left = []
     for one in psutil.process_iter(["cmdline"]):
         words = " ".join(one.info["cmdline"] or ())
-        if LEFT_BEHIND in words or "grpo_edu.grading.student" in words:
+        if LEFT_BEHIND in words or "classroom.student" in words:
             with contextlib.suppress(psutil.NoSuchProcess):
                 above = one.parents()
                 others = any("pytest" in " ".join(parent.cmdline()) for parent in above)

@@ -25,7 +25,7 @@ import pytest
 from attacks import MARK, SECRET, write_attacks
 from forty_submissions import LEFT_BEHIND, NAME, right, write_submissions
 
-from grpo_edu.grading.sandbox import isolation_problem
+from classroom.sandbox import isolation_problem
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
@@ -36,7 +36,7 @@ ALWAYS = ("neighbor", "mounts", "unshares", "memory_files", "leaves_memory", "fi
 USER = f"grpotest{os.getpid()}"  # no account of this computer begins like this
 OPTIONS = "--time-limit 1.5 --total-time 60 --memory 0.5 --workers 2 --slip-credit 0 --seed 5".split()
 OWNED = "import os, pathlib\npathlib.Path(os.environ['GRPO_EDU_OWNED']).touch()\n"
-PLANTED = dict.fromkeys(("psutil.py", "nbformat.py", "argparse.py", "torch.py"), OWNED)
+PLANTED = dict.fromkeys(("psutil.py", "nbformat.py", "argparse.py", "torch.py", "classroom.py"), OWNED)
 PLANTED |= {"bwrap": "#!/bin/sh\ntouch $GRPO_EDU_OWNED\n", "id_rsa": f"{SECRET}key"}
 
 
@@ -182,7 +182,7 @@ def test_everybody_gets_a_row_and_nothing_is_left_or_leaked(own_folder, request,
 
 def students_processes():
     """Processes that run students' code, or that it has started."""
-    sign = re.compile(rf"sleep (?:{MARK}|{LEFT_BEHIND})|grpo_edu.grading.student")
+    sign = re.compile(rf"sleep (?:{MARK}|{LEFT_BEHIND})|classroom.student")
     found = psutil.process_iter(["cmdline"])
     return [one for one in found if sign.search(" ".join(one.info["cmdline"] or ()))]
 

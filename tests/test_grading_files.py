@@ -6,7 +6,7 @@ import os
 import nbformat
 import pytest
 
-from grpo_edu.grading.files import LARGEST, find_submissions, read_notebook
+from classroom.files import LARGEST, find_submissions, read_notebook
 
 MASTERS = ["04_group_advantages", "05_grpo_objective"]
 SMALL = json.dumps({"cells": [{"cell_type": "code", "source": ["a = 1\n", "b"]}], "nbformat": 4})

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 
+from classroom.exercises import load_masters  # noqa: E402
+from classroom.pages import feedback_page  # noqa: E402
+from classroom.repair import repaired, steps  # noqa: E402
+from classroom.results import StudentGrade, grades_table  # noqa: E402
+from classroom.run import Transcript, _take_all, judged  # noqa: E402
+from classroom.sandbox import Garbled, Limits, Sandbox  # noqa: E402
+from classroom.values import plain  # noqa: E402
 from grpo_edu.checks import exercises  # noqa: E402
 from grpo_edu.checks.core import attempt, trial  # noqa: E402
-from grpo_edu.grading.exercises import load_masters  # noqa: E402
-from grpo_edu.grading.pages import feedback_page  # noqa: E402
-from grpo_edu.grading.repair import repaired, steps  # noqa: E402
-from grpo_edu.grading.results import StudentGrade, grades_table  # noqa: E402
-from grpo_edu.grading.run import Transcript, _take_all, judged  # noqa: E402
-from grpo_edu.grading.sandbox import Garbled, Limits, Sandbox  # noqa: E402
-from grpo_edu.grading.values import plain  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MASTER = next(one for one in load_masters(REPOSITORY / "solutions") if one.name == NAME)

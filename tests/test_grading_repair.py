@@ -14,9 +14,9 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classro
 
 from nbgrader.preprocessors import CheckCellMetadata  # noqa: E402
 
-from grpo_edu.grading.exercises import load_masters  # noqa: E402
-from grpo_edu.grading.repair import best_master, looks, open_answers, repaired, steps, written_answers  # noqa: E402
-from grpo_edu.grading.syntax import definitions  # noqa: E402
+from classroom.exercises import load_masters  # noqa: E402
+from classroom.repair import best_master, looks, open_answers, repaired, steps, written_answers  # noqa: E402
+from classroom.syntax import definitions  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MASTERS = load_masters(REPOSITORY / "solutions")

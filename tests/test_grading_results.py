@@ -7,17 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_edu.checks.feedback import Feedback, PartResult
-from grpo_edu.grading.exercises import Master, OpenQuestion, Question
-from grpo_edu.grading.pages import (
-    feedback_page,
-    open_answers_page,
-    plot_questions,
-    plot_scores,
-    score_counts,
-    summary_page,
-)
-from grpo_edu.grading.results import (
+from classroom.exercises import Master, OpenQuestion, Question
+from classroom.pages import feedback_page, open_answers_page, plot_questions, plot_scores, score_counts, summary_page
+from classroom.results import (
     StudentGrade,
     canvas_table,
     enter_points,
@@ -26,6 +18,7 @@ from grpo_edu.grading.results import (
     moodle_table,
     points_in_table,
 )
+from grpo_edu.checks.feedback import Feedback, PartResult
 
 EVIL = "<script>alert(1)</script>"
 ONE = Master("03_one", SimpleNamespace(cells=[]), (Question("check-f", "f", 3), Question("check-g", "g", 2)))

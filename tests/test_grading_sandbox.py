@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from forty_submissions import NAME, right
 
+from classroom import kernel
+from classroom import sandbox as module
+from classroom.kernel import memory_is_counted
+from classroom.sandbox import Limits, Sandbox, SandboxFault, isolation_problem
 from grpo_edu.cli.main import main
-from grpo_edu.grading import kernel
-from grpo_edu.grading import sandbox as module
-from grpo_edu.grading.kernel import memory_is_counted
-from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, isolation_problem
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMITS = Limits(memory=2**28, file_size=2**20, processes=20)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from classroom.values import MOST_NUMBERS, decode, encode
 from grpo_edu.checks.compare import difference, kind
-from grpo_edu.grading.values import MOST_NUMBERS, decode, encode
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text(max_size=20),

@@ -10,8 +10,8 @@ import nbformat
 import pytest
 from forty_submissions import NAME, RIGHT
 
+from classroom.exercises import write_course
 from grpo_edu.cli.main import main
-from grpo_edu.grading.exercises import write_course
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 from nbgrader.api import Gradebook  # noqa: E402

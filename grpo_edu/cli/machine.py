@@ -11,6 +11,7 @@ from dataclasses import asdict, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from grpo_edu.cli.classroom import classroom_module
 from grpo_edu.cli.options import Parser, add_common_options, add_options, given_options
 from grpo_edu.cli.train import add_train_options
 from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
@@ -48,7 +49,8 @@ def run_doctor_command(arguments: Namespace) -> int:
     from grpo_edu.machine.hardware import cpu_report, doctor_checks
     from grpo_edu.machine.startup import startup_anatomy, startup_text
 
-    checks = [*doctor_checks(), *grading_checks()]
+    classroom = classroom_module()  # it knows whether students' code can be isolated; no student needs it
+    checks = [*doctor_checks(), *(classroom.grading_checks() if classroom else ())]
     ok = all(check.ok for check in checks)
     report = cpu_report() if find_spec("torch") else {}  # it asks torch; a missing torch is one of the checks
     startup = startup_anatomy() if arguments.startup and ok else None
@@ -60,22 +62,6 @@ def run_doctor_command(arguments: Namespace) -> int:
         if startup is not None:
             print(startup_text(startup))
     return 0 if ok else 1
-
-
-def grading_checks() -> list[Check]:
-    """Whether students' code can be isolated, where the packages for grading are installed; no student needs it."""
-    from grpo_edu.grading.kernel import memory_is_counted
-    from grpo_edu.grading.sandbox import REMEDY, isolation_problem
-    from grpo_edu.machine.hardware import Check
-
-    if find_spec("nbgrader") is None or find_spec("torch") is None:
-        return []
-    problem = isolation_problem()
-    together = "all of a student's processes together" if memory_is_counted() else "each process"
-    detail = f"isolated by bubblewrap, with a limit on the memory of {together}"
-    if problem:
-        detail = f"not possible here, which matters to instructors only: {problem}"
-    return [Check("grading", True, detail, REMEDY if problem else "")]
 
 
 def doctor_text(checks: Sequence[Check], report: dict[str, Any]) -> str:

@@ -17,13 +17,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from grpo_edu import __version__
-from grpo_edu.cli import app, grading, machine, own, studies, train
+from grpo_edu.cli import app, machine, own, studies, train
+from grpo_edu.cli.classroom import MISSING, classroom_module
 from grpo_edu.cli.options import Parser, add_common_options, complain, notes_of, option_names, subparsers
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 # Command → what it does, and the module that has its `add_…_options` and `run_…_command` (which returns the exit code).
+# None stands for the package `classroom`, which may not be installed.
 COMMANDS = {
     "doctor": ("check whether this computer can run the course", machine),
     "train": ("train a policy with GRPO, and evaluate it before and after", train),
@@ -36,8 +38,8 @@ COMMANDS = {
     "export": ("write a run's policy as a transformers folder with a model card", own),
     "curriculum": ("train on one task after another, and measure forgetting", studies),
     "app": ("open the dashboards in a browser", app),
-    "grade": ("grade a folder of students' exercises in a sandbox", grading),
-    "challenge": ("try, submit or judge entries to the challenge", grading),
+    "grade": ("grade a folder of students' exercises in a sandbox", None),
+    "challenge": ("try, submit or judge entries to the challenge", None),
     "cluster": ("write a training run as a job for a Slurm cluster", machine),
     "sweep": ("search for better settings, and evaluate the best on new seeds", studies),
     "bench": ("measure this computer: one row for docs/hardware.md", machine),
@@ -59,7 +61,8 @@ def build_parser() -> ArgumentParser:
         command = commands.add_parser(name, help=about, description=text, allow_abbrev=False)
         if name == "train":
             command.usage = "grpo-edu train [OPTIONS]"
-        getattr(module, f"add_{_plain(name)}_options")(command)
+        if module := module or classroom_module():
+            getattr(module, f"add_{_plain(name)}_options")(command)
         add_common_options(command, json=name != "app")
     return parser
 
@@ -74,6 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot print µ or ü must not end a run
     parser = build_parser()
+    if argv and COMMANDS.get(argv[0], ("", parser))[1] is None and classroom_module() is None:
+        complain(f"error: {argv[0]}: {MISSING}")
+        return 2
     arguments = parser.parse_args(argv)
     if arguments.command is None:
         parser.print_help()
@@ -82,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, subparsers(parser)[arguments.command])
-            _, module = COMMANDS[arguments.command]
+            module = COMMANDS[arguments.command][1] or classroom_module()
             code = getattr(module, f"run_{_plain(arguments.command)}_command")(arguments)
         sys.stdout.flush()
         return code

@@ -1,4 +1,7 @@
-"""`grpo-edu grade` and `grpo-edu challenge`: a thin layer over `grpo_edu.grading`."""
+"""The commands `grpo-edu grade` and `grpo-edu challenge`, and the doctor's line about grading.
+
+`grpo_edu` finds this module through the entry points in pyproject.toml.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_edu.cli.classroom import forget_working_directory
 from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.request import parse_names, split_names
 
 if TYPE_CHECKING:
-    from grpo_edu.grading.challenge import Rules
+    from classroom.challenge import Rules
+    from grpo_edu.machine.hardware import Check
 
 
 def add_grade_options(command: ArgumentParser) -> None:
@@ -66,20 +71,14 @@ def add_grade_options(command: ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on where a grading into DIR was interrupted")
 
 
-def forget_working_directory() -> None:
-    """Import nothing from the working directory from now on, unless this package is there."""
-    here, home = Path.cwd().resolve(), Path(__file__).resolve().parents[2]
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() not in {here} - {home}]
-
-
 def run_grade_command(arguments: Namespace) -> int:
     """Grade, and say where it is; returns the exit code."""
     if find_spec("nbgrader") is None:
         raise ValueError('grade: nbgrader is not installed; pip install "grpo-edu[classroom]"')
     forget_working_directory()  # it may hold a student's psutil.py
+    from classroom.grade import grade_submissions
+    from classroom.sandbox import Limits
     from grpo_edu.checks.core import slip_credit
-    from grpo_edu.grading.grade import grade_submissions
-    from grpo_edu.grading.sandbox import Limits
 
     limits = Limits(
         seconds=arguments.time_limit, total_seconds=arguments.total_time, memory=int(arguments.memory * 2**30)
@@ -157,7 +156,7 @@ def run_challenge_command(arguments: Namespace) -> int:
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     check_effects(given, given, _CHALLENGE_NEEDS)
     forget_working_directory()  # it may hold a student's torch.py
-    from grpo_edu.grading.challenge import BUDGETS, Rules, judge_submissions
+    from classroom.challenge import BUDGETS, Rules, judge_submissions
     from grpo_edu.machine.hardware import machine
 
     folder = Path(arguments.folder)
@@ -194,8 +193,8 @@ def run_challenge_command(arguments: Namespace) -> int:
 
 def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules) -> int:
     """Train and evaluate one submission on new problems; for `submit`, copy it where nothing was rejected."""
-    from grpo_edu.grading.challenge import Judge, Rejected, read_submission
-    from grpo_edu.grading.sandbox import isolation_problem
+    from classroom.challenge import Judge, Rejected, read_submission
+    from classroom.sandbox import isolation_problem
 
     name = arguments.name or folder.resolve().name
     target = Path(arguments.to or "submissions") / name
@@ -225,6 +224,22 @@ def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules
         shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__"))
         _tell(f"Submitted: {target}")
     return 0 if is_valid else 1
+
+
+def grading_checks() -> list[Check]:
+    """The doctor's line on whether students' code can be isolated, where the packages for grading are installed."""
+    from classroom.kernel import memory_is_counted
+    from classroom.sandbox import REMEDY, isolation_problem
+    from grpo_edu.machine.hardware import Check
+
+    if find_spec("nbgrader") is None or find_spec("torch") is None:
+        return []
+    problem = isolation_problem()
+    together = "all of a student's processes together" if memory_is_counted() else "each process"
+    detail = f"isolated by bubblewrap, with a limit on the memory of {together}"
+    if problem:
+        detail = f"not possible here, which matters to instructors only: {problem}"
+    return [Check("grading", True, detail, REMEDY if problem else "")]
 
 
 def _tell(line: str) -> None:

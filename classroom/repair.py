@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from grpo_edu.grading.exercises import CHECK_CALL, Master
-from grpo_edu.grading.syntax import definitions, odd_uses, without_empty, written
-from grpo_edu.grading.values import plain
+from classroom.exercises import CHECK_CALL, Master
+from classroom.syntax import definitions, odd_uses, without_empty, written
+from classroom.values import plain
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

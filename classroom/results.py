@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from classroom.exercises import Master, OpenQuestion
 from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
-from grpo_edu.grading.exercises import Master, OpenQuestion
 
 TO_GRADE = "to grade"
 GRADEBOOK = "gradebook.db"

@@ -12,7 +12,7 @@ _MAGIC = re.compile(r"^([ \t]*)(?:[\w, \t]+=[ \t]*)?[%!].*$", re.MULTILINE)  # l
 _SHELL = re.compile(r"^[ \t]*(?:[\w, \t]+=[ \t]*)?(?:!|%%?(?:bash|sh|script|system|sx|cmd)\b)", re.MULTILINE)
 # What an answer has no need of: other processes and threads, frames, the insides of Python or of the checks.
 _MODULES = frozenset(
-    "asyncio atexit builtins code codeop concurrent ctypes faulthandler fcntl gc importlib inspect mmap "
+    "asyncio atexit builtins classroom code codeop concurrent ctypes faulthandler fcntl gc importlib inspect mmap "
     "multiprocessing pickle pkgutil posix psutil pty resource runpy signal socket subprocess threading zipimport "
     "_ctypes _io _posixsubprocess _socket _thread".split()
 )

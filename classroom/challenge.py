@@ -1,7 +1,7 @@
 """The challenge: the highest held-out accuracy within a fixed number of sampled tokens (docs/challenge.md).
 
 The judge trains the model in its own process with the course's trainer. What a submission defines (rewards, advantages,
-loss) runs in a sandbox (`grpo_edu.grading.challenger`) and gets numbers and texts only, so a submission never holds the
+loss) runs in a sandbox (`classroom.challenger`) and gets numbers and texts only, so a submission never holds the
 model, the count of tokens or a held-out problem.
 """
 
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from classroom.challenger import FILE
+from classroom.pages import image, page
+from classroom.sandbox import Garbled, Limits, Sandbox, SandboxFault, check_isolation
+from classroom.values import decode, encode, plain
 from grpo_edu import __version__
 from grpo_edu.batch import compute_advantages, rows_with_gradient
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Estimate, evaluate, mean_estimate
 from grpo_edu.figures.style import intervals, name_rows, panel_grid, percent, style_axes
-from grpo_edu.grading.challenger import FILE
-from grpo_edu.grading.pages import image, page
-from grpo_edu.grading.sandbox import Garbled, Limits, Sandbox, SandboxFault, check_isolation
-from grpo_edu.grading.values import decode, encode, plain
 from grpo_edu.losses import weighted_sum
 from grpo_edu.models import Session
 from grpo_edu.problems.puzzles import make_puzzles
@@ -123,7 +123,7 @@ def draw_problems(start: str, seed: int, rules: Rules) -> tuple[list[Problem], l
 class SubmittedCode(Sandbox):
     """A submission's functions, in a process of their own."""
 
-    program = "grpo_edu.grading.challenger"
+    program = "classroom.challenger"
     closed = ("models", "problems")
     waited = 0.0  # seconds that its answers took so far
 

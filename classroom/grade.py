@@ -26,13 +26,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_edu import __version__
-from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
-from grpo_edu.checks.feedback import plain_number
-from grpo_edu.grading.exercises import REPOSITORY, Master, load_masters
-from grpo_edu.grading.files import Submission, find_submissions
-from grpo_edu.grading.pages import feedback_page, open_answers_page, summary_page
-from grpo_edu.grading.results import (
+from classroom.exercises import REPOSITORY, Master, load_masters
+from classroom.files import Submission, find_submissions
+from classroom.pages import feedback_page, open_answers_page, summary_page
+from classroom.results import (
     FORMATS,
     GRADEBOOK,
     StudentGrade,
@@ -43,9 +40,12 @@ from grpo_edu.grading.results import (
     points_in_gradebook,
     points_in_table,
 )
-from grpo_edu.grading.run import Answers, answers_of, judged
-from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, check_isolation
-from grpo_edu.grading.values import plain
+from classroom.run import Answers, answers_of, judged
+from classroom.sandbox import Limits, Sandbox, SandboxFault, check_isolation
+from classroom.values import plain
+from grpo_edu import __version__
+from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
+from grpo_edu.checks.feedback import plain_number
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.request import parse_names
 

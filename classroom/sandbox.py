@@ -1,9 +1,9 @@
 """Run a student's notebooks in a process of their own, under bubblewrap.
 
 bubblewrap (``bwrap``) starts a Python that sees nothing but the system's programs, the interpreter with its packages,
-this package without the answers of the checks, and a private /tmp. It has no network and sees no process but its own.
-That Python imports what notebooks need once and forks a process for each notebook (`grpo_edu.grading.student`). This
-module starts it, reads its messages, measures its time from outside, and ends all of it at once.
+the course's packages without the answers of the checks, and a private /tmp. It has no network and sees no process but
+its own. That Python imports what notebooks need once and forks a process for each notebook (`classroom.student`).
+This module starts it, reads its messages, measures its time from outside, and ends all of it at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpo_edu
-from grpo_edu.grading.kernel import MemoryGroup, call_filter, filter_file, memory_is_counted
+from classroom.kernel import MemoryGroup, call_filter, filter_file, memory_is_counted
 from grpo_edu.problems.templates import data_dir
 
 REMEDY = (
@@ -38,7 +38,7 @@ REMEDY = (
     "`--without-isolation` (docs/grading.md)."
 )
 _SYSTEM = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/fonts", "/sys/devices/system/cpu")
-_COURSE = "/course"  # where the package is in the sandbox
+_COURSE = "/course"  # where the two packages are in the sandbox
 _OF_THE_CHECKS = [f"{name}.py" for name in ("__init__", "compare", "core", "feedback", "inputs", "slips")]  # no answers
 _KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT")
 _MOST_ANSWERS = 2**24  # bytes that the process may send for one notebook
@@ -200,10 +200,11 @@ def _to_hide(python: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
 
 
 def _package() -> list[tuple[Path, Path]]:
-    """This package, then of its checks what holds no answer, and its data: where each is, and where it is to be."""
+    """grpo_edu, then of its checks what holds no answer, its data, and this package: where each is and is to be."""
     package, place = Path(grpo_edu.__file__).resolve().parent, Path(_COURSE)
     mounts = [(package, place / "grpo_edu")]
     mounts += [(package / "checks" / name, place / "grpo_edu" / "checks" / name) for name in _OF_THE_CHECKS]
+    mounts += [(Path(__file__).resolve().parent, place / "classroom")]
     data = data_dir().resolve()
     return mounts if package in data.parents else [*mounts, (data, place / "data")]
 
@@ -250,7 +251,7 @@ class Sandbox:
     tasks end with a SandboxFault.
     """
 
-    program = "grpo_edu.grading.student"
+    program = "classroom.student"
     closed: tuple[str, ...] = ()  # folders of the package's data that are empty in the sandbox
 
     def __init__(
@@ -336,7 +337,8 @@ class Sandbox:
         command = [sys.executable, "-P", "-m", self.program]
         env = _environment("/tmp" if self.isolated else self._folder.name)
         if not self.isolated:
-            env["PYTHONPATH"] = str(Path(grpo_edu.__file__).resolve().parents[1])
+            homes = [str(Path(one).resolve().parents[1]) for one in (__file__, grpo_edu.__file__)]
+            env["PYTHONPATH"] = os.pathsep.join(homes)
         self._channel, channel_end = os.pipe()
         info, info_end = os.pipe()
         command += [str(channel_end)]

@@ -1,6 +1,7 @@
 """The pages of a grading: one for each student, a summary for the instructor. They load nothing from elsewhere.
 
-Their templates lie in ``data/pages``. jinja2 escapes every text in them, because students write names and answers.
+Their templates lie in the folder ``pages``. jinja2 escapes every text in them, because students write names and
+answers.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import functools
 import io
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from classroom.exercises import Master
+from classroom.results import TO_GRADE, StudentGrade, column, open_column
 from grpo_edu.figures.style import COLORS, INK, PAPER, SMALL, panel_grid, style_axes
-from grpo_edu.grading.exercises import Master
-from grpo_edu.grading.results import TO_GRADE, StudentGrade, column, open_column
-from grpo_edu.problems.templates import data_dir
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +71,7 @@ def plot_questions(shares: Sequence[tuple[float, str]]) -> Figure:
 def _templates() -> Environment:
     """The templates, each compiled once for all students."""
     return Environment(
-        loader=FileSystemLoader(data_dir() / "pages"),
+        loader=FileSystemLoader(Path(__file__).parent / "pages"),
         autoescape=True,
         undefined=StrictUndefined,
         keep_trailing_newline=True,
@@ -80,7 +81,7 @@ def _templates() -> Environment:
 
 
 def page(template: str, **content: Any) -> str:
-    """A page from a template of data/pages; what is not `Markup` is escaped."""
+    """A page from a template of classroom/pages; what is not `Markup` is escaped."""
     return _templates().get_template(f"{template}.html.j2").render(content)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.grading.values import plain
+from classroom.values import plain
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -200,8 +200,8 @@ def _cells_of(path: Path) -> tuple[list, list[str]]:
 
 def _cells_elsewhere(path: Path) -> tuple[list, list[str]]:
     """The cells of a large file without their outputs, read by a process with little time and memory."""
-    env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-P", "-m", "grpo_edu.grading.files", str(path.absolute())]
+    env = {"PYTHONPATH": str(Path(__file__).resolve().parents[1]), "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-P", "-m", "classroom.files", str(path.absolute())]
     try:
         done = subprocess.run(command, env=env, capture_output=True, timeout=120, cwd="/")
         found = json.loads(done.stdout)

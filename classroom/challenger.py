@@ -1,4 +1,4 @@
-"""The process of one submission: ``python -m grpo_edu.grading.challenger``, started by `grpo_edu.grading.challenge`.
+"""The process of one submission: ``python -m classroom.challenger``, started by `classroom.challenge`.
 
 It runs the functions of ``submission.py`` on data that the judge sends, and sends back what they return. The model, the
 sampling, the counting of tokens and the held-out problems stay in the judge's process.
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_edu.grading.sandbox import Limits
-from grpo_edu.grading.student import become, error_line, limit_resources, lines, say
-from grpo_edu.grading.values import decode, encode
+from classroom.sandbox import Limits
+from classroom.student import become, error_line, limit_resources, lines, say
+from classroom.values import decode, encode
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.rewards import accuracy_reward, reward_name
 

@@ -21,8 +21,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-HERE = ROOT / "classroom"
+ROOT = Path(__file__).resolve().parents[2]
+HERE = ROOT / "classroom" / "hub"
 PROXY = "configurable-http-proxy@5.3.0"  # 5 needs Node.js 20
 ROLES = ("instructor", "student")
 SAMPLE = "name,role,first_name,last_name,email\nteacher,instructor,,,\nana,student,Ana,Muster,ana@example.org\n"
@@ -290,7 +290,7 @@ def make_course(folder, account, rows, release):
     course, kernel = folder / "course", Path(sys.executable)
     if not (course / "source").exists():
         course.mkdir(mode=0o700, exist_ok=True)
-        run(kernel, "-m", "grpo_edu.grading.exercises", "--course", course, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        run(kernel, "-m", "classroom.exercises", "--course", course, env={**os.environ, "PYTHONPATH": str(ROOT)})
     for name, content in {
         ".jupyter/jupyter_server_config.json": {
             "ServerApp": {"jpserver_extensions": {"nbgrader.server_extensions.formgrader": True}}

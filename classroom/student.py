@@ -1,9 +1,9 @@
-"""The process of one student: ``python -m grpo_edu.grading.student``, started by `grpo_edu.grading.sandbox`.
+"""The process of one student: ``python -m classroom.student``, started by `classroom.sandbox`.
 
 It imports what notebooks need, and forks a process for each notebook, because a fork takes milliseconds and a fresh
 interpreter with torch takes seconds. That process runs the cells and calls the student's functions on inputs that were
 drawn elsewhere. It judges nothing and knows no right answer: it sends what each function returned
-(`grpo_edu.grading.values`), so neither a printed score nor a replaced check can earn a point.
+(`classroom.values`), so neither a printed score nor a replaced check can earn a point.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import grpo_edu
+from classroom.sandbox import Limits
 from grpo_edu import checks
-from grpo_edu.grading.sandbox import Limits
 
 _LONGEST = 300  # characters of an error
 
@@ -73,9 +73,7 @@ def say(channel: int, **message: Any) -> None:
 def _import_what_is_needed() -> None:
     import torch
 
-    import grpo_edu.checks.core
-    import grpo_edu.checks.inputs
-    import grpo_edu.grading.values  # noqa: F401
+    import classroom.values  # noqa: F401
 
     torch.set_num_threads(1)
     # The exercises' modules hold the answers and are not here. A call of a check in a student's own cell does nothing.
@@ -283,7 +281,8 @@ def _function(names: dict[str, Any], name: str) -> tuple[Callable | None, str]:
     if not callable(function):
         return None, f"{name} is no function"
     code = getattr(function, "__code__", None)
-    if code is not None and Path(code.co_filename).is_relative_to(Path(grpo_edu.__file__).parent):
+    own = (Path(grpo_edu.__file__).parent, Path(__file__).parent)
+    if code is not None and any(Path(code.co_filename).is_relative_to(folder) for folder in own):
         return None, f"{name} is the package's own function, not one that was written here"
     return function, ""
 
@@ -316,7 +315,7 @@ def _outcome(function: Callable, one: Any) -> Any:
 
 
 def _as_json(outcome: Any) -> list[Any]:
-    from grpo_edu.grading.values import encode
+    from classroom.values import encode
 
     try:
         value = encode(outcome.value)

@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from classroom.exercises import Master
+from classroom.files import Submission, read_notebook, shown
+from classroom.repair import Step, best_master, looks, open_answers, repaired, steps, written_answers
+from classroom.results import StudentGrade
+from classroom.sandbox import Limits, Sandbox, SandboxFault, packed
+from classroom.values import decode, plain
 from grpo_edu.checks import exercises
 from grpo_edu.checks.compare import Outcome
 from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, trial
 from grpo_edu.checks.diagnosis import DrawnExercise, letters_of
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.trained import TrainedExercise
-from grpo_edu.grading.exercises import Master
-from grpo_edu.grading.files import Submission, read_notebook, shown
-from grpo_edu.grading.repair import Step, best_master, looks, open_answers, repaired, steps, written_answers
-from grpo_edu.grading.results import StudentGrade
-from grpo_edu.grading.sandbox import Limits, Sandbox, SandboxFault, packed
-from grpo_edu.grading.values import decode, plain
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

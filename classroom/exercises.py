@@ -1,4 +1,4 @@
-"""The masters, and the students' notebooks that are made from them: ``python -m grpo_edu.grading.exercises``.
+"""The masters, and the students' notebooks that are made from them: ``python -m classroom.exercises``.
 
 The masters in ``solutions/`` are notebooks in nbgrader's source format. nbgrader's own converters take the solutions
 out, lock what is not to be changed and leave ``raise NotImplementedError`` behind. The result in ``exercises/`` needs
@@ -15,12 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.grading.syntax import definitions
+from classroom.syntax import definitions
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 TEXT_STUB = "*Write your answer here: a few sentences, with the numbers that support it.*"
 CHECK_CALL = re.compile(r"checks\.check_(\w+)\(")
 _ONE_CHECK = re.compile(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)")
@@ -190,7 +190,7 @@ def _master(name: str, notebook: NotebookNode) -> Master:
 
 def main() -> int:
     """Write all exercises, or with --course an nbgrader course of the masters."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_edu.grading.exercises", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m classroom.exercises", description=main.__doc__)
     parser.add_argument("--masters", type=Path, default=REPOSITORY / "solutions")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "exercises")
     parser.add_argument("--course", type=Path, metavar="DIR", help="lay out an nbgrader course here instead")

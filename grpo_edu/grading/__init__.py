@@ -1,1 +1,0 @@
-"""Grading a class's submissions. Needs the extra `classroom`."""
