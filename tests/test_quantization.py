@@ -259,7 +259,17 @@ def test_a_shape_that_the_kernel_does_not_take_is_named(tokenizer):
     odd = random_model(tokenizer, hidden_size=48, intermediate_size=96)
     with pytest.raises(ValueError, match=r"0\.self_attn\.q_proj \(48 inputs.* 32.*'int8-weight'"):
         quantize_model(odd, "int4-group")
-    assert quantization_scheme(quantize_model(odd, "int8-weight")) == "int8-weight"
+    with pytest.warns(RuntimeWarning, match="multiple of 32 inputs, and a layer has 48"):
+        assert quantization_scheme(quantize_model(odd, "int8-weight")) == "int8-weight"
+
+
+@pytest.mark.filterwarnings("ignore:the int8 kernel needs")
+@pytest.mark.parametrize("inputs", [8, 36, 100])
+def test_the_int8_kernel_does_not_read_beyond_the_end_of_a_row(inputs):
+    """Where the number of inputs does not fit, PyTorch's kernel gives NaN or ends the process."""
+    layer = Int8Linear.of(linear(inputs, 16))
+    x = torch.randn(2, inputs, generator=torch.Generator().manual_seed(4))
+    assert_close(layer(x), x @ layer.parts().dequantize().t() + layer.bias)
 
 
 def test_a_model_without_linear_layers_or_with_adapters_is_refused(tokenizer, model):

@@ -28,6 +28,7 @@ from grpo_edu.quantization.numbers import QuantizedTensor, quantize
 
 GROUP_SIZE = 32  # of int4
 _ROWS_AT_ONCE = 1024  # of a weight that is dequantized
+_BLOCK = 32  # the int8 kernel reads so many weights at a time, also beyond the end of a row, where it may crash
 _FEW = 16  # rows of x up to which the product with int8 weights is faster than dequantizing them (AVX2 or newer)
 KERNEL_SCHEMES = ("int8-dynamic", "int8-weight", "int4-group")
 KERNEL, HALVES, DEQUANTIZED = "kernel", "kernel, two halves", "dequantized weights"
@@ -82,7 +83,9 @@ class Int8Linear(QuantizedLayer):
     def __init__(self, rows: Int8Embedding, bias: Tensor | None) -> None:
         super().__init__(len(rows.q), rows.q.shape[1], bias)
         self.rows = rows
-        self.way = _way_or_warning("int8-weight")
+        odd = self.in_features % _BLOCK
+        obstacle = f"the int8 kernel needs a multiple of {_BLOCK} inputs, and a layer has {self.in_features}"
+        self.way = _way_or_warning("int8-weight", obstacle if odd else "")
 
     @classmethod
     def of(cls, layer: nn.Linear) -> Int8Linear:
@@ -300,13 +303,13 @@ def _multiply_int4(x: Tensor, q: Tensor) -> Tensor:
     return _int4_product(x, _int4_pack(q + 8), GROUP_SIZE, unit, torch.zeros_like(unit))
 
 
-def _way_or_warning(scheme: str) -> str:
-    """`kernel_way`, with a warning if there is no kernel."""
-    way = kernel_way(scheme)
+def _way_or_warning(scheme: str, obstacle: str = "") -> str:
+    """`kernel_way`, with a warning if there is no kernel, here or for a layer of this shape."""
+    way = DEQUANTIZED if obstacle else kernel_way(scheme)
     if way == DEQUANTIZED:
+        reason = obstacle or f"this processor or build of PyTorch has no kernel for {scheme!r} that is right"
         warnings.warn(
-            f"this processor or build of PyTorch has no kernel for {scheme!r} that is right; the weights are "
-            "dequantized for every product, which gives the same numbers, but slowly",
+            f"{reason}; the weights are dequantized for every product, which gives the same numbers, but slowly",
             RuntimeWarning,
             stacklevel=3,
         )

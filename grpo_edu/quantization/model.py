@@ -59,7 +59,8 @@ def quantize_model(model: PreTrainedModel, scheme: str, *, embeddings: bool = Tr
             has one whose shape the kernel does not take; weights that are not finite.
 
     Warns:
-        RuntimeWarning: this processor has no kernel for the scheme, so that the copy is small, but slow.
+        RuntimeWarning: this processor has no kernel for the scheme, or none for a layer's shape, so that the copy is
+            small, but slow.
     """
     _check(model, scheme)
     if scheme == "bf16":
