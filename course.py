@@ -250,10 +250,12 @@ def lab(browser=True, port=None):
     os.execve(command[0], command, environment())  # JupyterLab becomes this process, signals and all
 
 
-def test(arguments, fast=False):
+def test(arguments, fast=False, thorough=False):
     """Run every part, also after one has failed; 0 only if all are well."""
     os.chdir(str(ROOT))
-    marks = ["-m", "not slow and not browser"] if fast else []
+    # pyproject.toml leaves out what is marked as thorough; an expression that is given here takes the place of its own.
+    marks = ["-m", "not slow and not browser and not thorough"] if fast else []
+    marks = ["-m", "thorough or not thorough"] if thorough else marks
     # Two workers, each with whole files; with pytest arguments one process, as somebody who looks for a fault wants it.
     workers = [] if arguments or (os.cpu_count() or 1) < 2 else ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
     parts = {
@@ -266,7 +268,9 @@ def test(arguments, fast=False):
         say("the notebooks are left out: there are none, or --fast or pytest arguments were given")
     else:
         parts["notebooks"] = ["tests/run_notebooks.py", *workers]
-        parts["older processors"] = ["tests/older_processors.py", *workers]
+        parts["older processors"] = ["tests/older_processors.py", *workers, *(["--thorough"] if thorough else [])]
+        if thorough:
+            parts["mutation"] = ["-m", "benchmarks.mutation", "--sample", "60", "--output", "build/mutation.json"]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     outcomes = {}
     for name, command in parts.items():
@@ -303,8 +307,10 @@ def parse(arguments):
         "wheelhouse", help="fetch all packages into a folder, for computers without a network"
     )
     command.add_argument("folder", metavar="FOLDER")
-    command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast] [...]")
-    command.add_argument("--fast", action="store_true", help="no slow tests, no browser tests, no notebooks")
+    command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast | --thorough] [...]")
+    lengths = command.add_mutually_exclusive_group()
+    lengths.add_argument("--fast", action="store_true", help="no slow tests, no browser tests, no notebooks")
+    lengths.add_argument("--thorough", action="store_true", help="the long tests as well; for once a night")
     commands.add_parser("book", help="build the website", usage="course.py book [--output DIR] [--repository URL]")
     commands.add_parser("classroom", help="JupyterHub with nbgrader for a class", add_help=False)
     options, rest = parser.parse_known_args(arguments)
@@ -327,7 +333,7 @@ def main(arguments):
             return lab(not options.no_browser, options.port)
         if options.command == "classroom":
             return run([PYTHON, ROOT / "classroom" / "hub" / "set_up.py", *rest])
-        return test(rest, options.fast) if options.command == "test" else 0
+        return test(rest, options.fast, options.thorough) if options.command == "test" else 0
     except (Stop, OSError) as problem:  # OSError: a read-only folder, say
         print(f"course: {problem}", file=sys.stderr)
         return 1

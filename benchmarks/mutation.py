@@ -24,6 +24,9 @@ from typing import Any
 
 COMMAND = "python -m benchmarks.mutation"
 ROOT = Path(__file__).resolve().parents[1]
+STORED = ROOT / "benchmarks" / "results" / "mutation.json"
+# The tests that count: those of every run of the test command that take moments.
+MARKS = "not slow and not thorough"
 # The modules of the mathematics, each with the tests that have to find its faults, quick ones first.
 MODULES = {
     "advantages": ("advantages", "trl_parity"),
@@ -113,7 +116,7 @@ def outcome(path: Path, tree: ast.Module, tests: list[str], seconds: float) -> s
             SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
             import pytest
 
-            quick = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-seed=0"]
+            quick = ["-x", "-q", "-p", "no:cacheprovider", "-m", MARKS, "--hypothesis-seed=0"]
             os._exit(
                 int(pytest.main([*quick, "--assert=plain", *tests]))
             )  # pytest would load what it rewrites by itself
@@ -129,7 +132,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=80, help="so many mutants, drawn from all modules (0: every one)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modules", nargs="*", choices=MODULES, default=list(MODULES), metavar="NAME")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "mutation.json")
+    parser.add_argument("--output", type=Path, default=STORED)
     options = parser.parse_args()
     os.chdir(ROOT)
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -146,7 +149,7 @@ def main() -> int:
     whole = {name: sum(other == name for other, _ in drawn) for name in paths}
     if options.sample:
         drawn = sorted(random.Random(options.seed).sample(drawn, options.sample))
-    stored = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {"modules": {}}
+    stored = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {"modules": {}}
     judged = {
         (name, row["before"], row["after"]): row["judged"]
         for name, part in stored["modules"].items()
@@ -160,7 +163,7 @@ def main() -> int:
         start = time.monotonic()
         if outcome(paths[name], trees[name], tests, 3600) != "survived":
             raise SystemExit(
-                f"{name}: the tests fail without any fault: python -m pytest -m 'not slow' {' '.join(tests)}"
+                f"{name}: the tests fail without any fault: python -m pytest -m '{MARKS}' {' '.join(tests)}"
             )
         limit = 60 + 5 * (time.monotonic() - start)
         part: dict[str, Any] = {"possible": whole[name], "mutants": 0, "killed": 0, "timed_out": 0, "survivors": []}

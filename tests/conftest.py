@@ -71,6 +71,11 @@ LONGEST_FILES = [
 ]
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Where slow tests are left out, their files are not even imported."""
+    return True if collection_path.stem in SLOW_FILES and "not slow" in config.option.markexpr else None
+
+
 def pytest_collection_modifyitems(items):
     rank = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

@@ -1,8 +1,9 @@
-"""Run the numerical tests and three notebooks again as on older processors: ``python tests/older_processors.py``.
+"""Run the numerical tests and some notebooks again as on older processors: ``python tests/older_processors.py``.
 
 torch and oneDNN choose their code by the instructions of the processor, so a result that is right here may be wrong on
 a processor with fewer of them: a product of int8 numbers overflows where VNNI is missing. Two variables forbid them the
-newer instructions. Options go to pytest, as with ``run_notebooks.py``.
+newer instructions. ``--thorough`` adds notebook 11 and the tests that are marked so; other options go to
+pytest, as with ``run_notebooks.py``.
 """
 
 import os
@@ -19,18 +20,22 @@ NUMERICAL = (
 )
 # variables, tests, notebooks
 PASSES = (
-    ({"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, NUMERICAL, ("01", "09", "11")),
+    ({"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, NUMERICAL, ("01", "09")),
     ({"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}, QUANTIZED, ()),
 )
 
 
 def main(options):
     """Run every pass, also after one has failed; 0 only if all are well."""
+    thorough = "--thorough" in options
+    options = [option for option in options if option != "--thorough"]
+    marks = ["-m", "thorough or not thorough"] if thorough else []
     failed = False
     for variables, tests, notebooks in PASSES:
         print("as with", " ".join(f"{name}={value}" for name, value in variables.items()), flush=True)
-        names = [next((ROOT / "notebooks").glob(f"{number}_*.ipynb")).stem for number in notebooks]
-        commands = [["-m", "pytest", "-q", *options, *(f"tests/test_{name}.py" for name in tests)]]
+        more = ("11",) if thorough and notebooks else ()
+        names = [next((ROOT / "notebooks").glob(f"{number}_*.ipynb")).stem for number in (*notebooks, *more)]
+        commands = [["-m", "pytest", "-q", *options, *marks, *(f"tests/test_{name}.py" for name in tests)]]
         commands += [["tests/run_notebooks.py", "-q", *options, *names]] if names else []
         for command in commands:
             failed |= subprocess.call([sys.executable, *command], cwd=ROOT, env=os.environ | variables) != 0

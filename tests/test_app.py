@@ -231,6 +231,7 @@ def test_the_model_is_asked_trained_and_asked_again(page):
 
 
 @pytest.mark.browser
+@pytest.mark.thorough
 def test_a_run_is_live_stays_paused_and_outlives_the_page(app, page):
     """By keyboard: start, pause, reload, resume, stop and save; the curves are drawn while it trains."""
     folder = app[1]
@@ -340,6 +341,7 @@ def test_each_viewer_has_a_kernel_that_runs_no_code_and_ends_with_the_page(app, 
 
 
 @pytest.mark.browser
+@pytest.mark.thorough
 def test_no_more_viewers_than_allowed_under_a_path_of_the_proxy(browser, tmp_path):
     with running_app(tmp_path, "--max-viewers=1", "--base-url=/course/grpo/") as (address, _, server):
         viewer = browser.new_context()  # outlives the page, which tells the server that it is closed
@@ -358,6 +360,7 @@ def test_no_more_viewers_than_allowed_under_a_path_of_the_proxy(browser, tmp_pat
 
 
 @pytest.mark.browser
+@pytest.mark.thorough
 def test_an_idle_kernel_is_ended_though_its_page_is_open(browser, tmp_path):
     with running_app(tmp_path, "--idle=4") as (address, _, server):
         page = browser.new_page()

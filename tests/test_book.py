@@ -189,9 +189,10 @@ def open_page(browser, address):
 
 
 @pytest.mark.browser
-def test_no_page_is_wider_than_a_phone(open_page, address, pages):
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.thorough)])
+def test_no_page_is_wider_than_a_phone(open_page, address, pages, every):
     page, wide = open_page("README.html", PHONE), []
-    for name in sorted(pages):
+    for name in sorted(pages)[::every]:
         page.goto(f"{address}/{name}", wait_until="load")
         page.wait_for_function("!window.MathJax?.startup?.promise || MathJax.startup.promise.then(() => true)")
         if page.evaluate("document.documentElement.scrollWidth") > PHONE["width"]:
@@ -201,7 +202,7 @@ def test_no_page_is_wider_than_a_phone(open_page, address, pages):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.thorough), "dark"])
 def test_mathematics_is_typeset_in_light_and_dark(open_page, scheme):
     page = open_page("notebooks/05_grpo_objective.html", scheme=scheme)
     page.wait_for_function("MathJax.startup.promise.then(() => true)")

@@ -117,7 +117,12 @@ def check_no_errors(notebook):
 
 
 @pytest.mark.parametrize(
-    ("name", "theme"), [("00_start_here", "light"), ("00_start_here", "dark"), ("07_grpo_run", "dark")]
+    ("name", "theme"),
+    [
+        ("07_grpo_run", "dark"),
+        pytest.param("00_start_here", "light", marks=pytest.mark.thorough),
+        pytest.param("00_start_here", "dark", marks=pytest.mark.thorough),
+    ],
 )
 def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, theme):
     notebook = open_notebook(name, theme)
@@ -177,7 +182,7 @@ def test_start_here_runs_from_a_fresh_kernel(open_notebook):
     check_no_errors(notebook)
 
 
-@pytest.mark.parametrize("name", ["00_start_here", "03_policy_gradients"])
+@pytest.mark.parametrize("name", ["00_start_here", pytest.param("03_policy_gradients", marks=pytest.mark.thorough)])
 def test_an_untouched_notebook_closes_without_a_question(open_notebook, lab, name):
     path = lab.folder / "notebooks" / f"{name}.ipynb"
     stored = nbformat.read(path, as_version=4)

@@ -48,13 +48,22 @@ LENIENT = Exercise(double, DOUBLE.parts, {"none": Mistake("", double)})
 # ---- every exercise of the course ----
 
 
+@pytest.mark.parametrize("draws", [range(1), pytest.param(range(1, 20), marks=pytest.mark.thorough)], ids=len)
 @pytest.mark.parametrize("name", KNOWN)
-def test_right_answers_pass_and_each_mistake_is_named(name):
+def test_right_answers_pass_and_each_mistake_is_named(name, draws):
     exercise = getattr(KNOWN[name], "untrained", KNOWN[name])
-    assert misjudged(exercise, RIGHT[name], range(3), WRONG.get(name, ())) == []
+    assert misjudged(exercise, RIGHT[name], draws, WRONG.get(name, ())) == []
 
 
-@pytest.mark.parametrize("name", [name for name, exercise in KNOWN.items() if isinstance(exercise, TrainedExercise)])
+def seconds_each(names):
+    """Cases that train, of which each run tries one."""
+    first, *others = names
+    return [first, *(pytest.param(name, marks=pytest.mark.thorough) for name in others)]
+
+
+@pytest.mark.parametrize(
+    "name", seconds_each(name for name, exercise in KNOWN.items() if isinstance(exercise, TrainedExercise))
+)
 def test_a_policy_that_is_trained_with_a_right_answer_gets_better(name):
     """With one that is no reference; `python -m grpo_edu.checks` trains with all of them."""
     feedback = KNOWN[name](RIGHT[name][-1], seed=0)

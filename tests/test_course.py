@@ -317,8 +317,27 @@ def test_the_paths_of_both_kinds_of_system(course):
 
 def test_arguments_go_to_pytest_in_their_order(course):
     options, rest = course.parse(["test", "--fast", "-k", "ratio", "tests/test_losses.py", "-x"])
-    assert options.fast
+    assert options.fast and not options.thorough
     assert rest == ["-k", "ratio", "tests/test_losses.py", "-x"]
+
+
+@pytest.mark.parametrize(
+    ("options", "marks", "parts"),
+    [
+        ({"fast": True}, "not slow and not browser and not thorough", set()),
+        ({}, "not thorough", {"notebooks", "older_processors"}),  # as pyproject.toml says
+        ({"thorough": True}, "thorough or not thorough", {"notebooks", "older_processors", "mutation"}),
+    ],
+)
+def test_how_much_is_tested(course, monkeypatch, options, marks, parts):
+    commands = []
+    monkeypatch.setattr(course, "run", lambda command, **_: commands.append(" ".join(map(str, command[1:]))))
+    monkeypatch.chdir(REPOSITORY)
+    assert course.test([], **options) == 0
+    (tests,) = (command for command in commands if command.startswith("-m pytest"))
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert f"-m {marks}" in tests or f"-m '{marks}'" in settings["addopts"] and "-m" not in tests[3:]
+    assert {name for name in ("notebooks", "older_processors", "mutation") if name in " ".join(commands)} == parts
 
 
 def test_a_mistyped_option_is_refused(course, capsys):

@@ -157,7 +157,7 @@ def test_stubs_earn_no_points(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["solutions", "exercises"])
+@pytest.mark.parametrize("folder", ["solutions", pytest.param("exercises", marks=pytest.mark.thorough)])
 def test_a_kernel_runs_to_the_end_and_shows_the_points(folder):
     notebook = read(folder, "04_group_advantages")
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()

@@ -1,7 +1,8 @@
 """Grading under attack: by root and by an ordinary user, from working directories that hold students' or secret files.
 
-Each run grades a quarter of the attacks; with GRPO_EDU_ALL_ATTACKS=1 every user grades all of them in every place,
-beside the class of test_grading.py.
+Each user grades the attacks that depend on who grades. `course.py test --thorough` grades all of them, a quarter in
+each place, and with GRPO_EDU_ALL_ATTACKS=1 every user grades all of them in every place, beside the class of
+test_grading.py.
 """
 
 import contextlib
@@ -79,7 +80,7 @@ def rows_of(path):
 
 
 class Classroom:
-    """A class, or every `parts`-th of its submissions, and four places from which somebody may grade it."""
+    """A class, or one part of its submissions, and four places from which somebody may grade it."""
 
     def __init__(self, folder, port, part, parts):
         self.owned = folder / "owned"
@@ -133,10 +134,15 @@ def open_to_all(folder):
 
 
 USERS = ("this user", "ordinary")
+NONE = (-1, 4)  # of the four quarters, so only those of ALWAYS
 if ALL:
     RUNS = list(itertools.product(USERS, PLACES, [(0, 1)]))
 else:
-    RUNS = [(USERS[number % 2], place, (number, 4)) for number, place in enumerate(PLACES)]
+    RUNS = [("this user", "submissions", NONE), ("ordinary", "course", NONE)]
+    RUNS += [
+        pytest.param(USERS[number % 2], place, (number, 4), marks=pytest.mark.thorough)
+        for number, place in enumerate(PLACES)
+    ]
 
 
 @pytest.mark.parametrize(("who", "place", "part"), RUNS)
@@ -198,7 +204,7 @@ def left_over():
     return found
 
 
-@pytest.mark.parametrize("who", ["this user", "ordinary"])
+@pytest.mark.parametrize("who", ["this user", pytest.param("ordinary", marks=pytest.mark.thorough)])
 def test_a_grader_that_is_killed_leaves_nothing(tmp_path, request, who):
     before = request.getfixturevalue("ordinary_user") if who == "ordinary" else []
     if who == "ordinary" and not before:

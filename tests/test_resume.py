@@ -71,10 +71,12 @@ def interrupt(completions):
     signal.raise_signal(signal.SIGINT)
 
 
-def test_killed_three_times_and_resumed_it_ends_the_same(policy_dir, tmp_path):
-    options = {"config": {**SIZES, "max_steps": 20}, "checkpoint_every": 2, "n": 6, "greedy": True, "rewards": "length"}
-    rows = study(3, seed=random.randrange(10**6), model=str(policy_dir), options=options, parent=tmp_path)["rows"]
-    assert len(rows) == 3
+@pytest.mark.parametrize(("kills", "steps"), [(1, 6), pytest.param(3, 20, marks=pytest.mark.thorough)])
+def test_killed_at_random_and_resumed_it_ends_the_same(policy_dir, tmp_path, kills, steps):
+    config = {**SIZES, "max_steps": steps}
+    options = {"config": config, "checkpoint_every": 2, "n": 6, "greedy": True, "rewards": "length"}
+    rows = study(kills, seed=random.randrange(10**6), model=str(policy_dir), options=options, parent=tmp_path)["rows"]
+    assert len(rows) == kills
     for row in rows:
         assert row["same weights"] and row["same metrics"] and row["same result"] and row["nothing left over"], row
 
@@ -83,7 +85,15 @@ def kill_softly(completions):
     signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("how", "every"), [(interrupt, 2), (interrupt, 0), (kill_softly, 2), (kill_softly, 0)])
+@pytest.mark.parametrize(
+    ("how", "every"),
+    [
+        (interrupt, 2),
+        (kill_softly, 0),
+        pytest.param(interrupt, 0, marks=pytest.mark.thorough),
+        pytest.param(kill_softly, 2, marks=pytest.mark.thorough),
+    ],
+)
 def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, whole, tmp_path, capsys, how, every):
     assert sum(step["grad_norm"] > 0 for step in whole.history) >= 3  # otherwise nothing could end differently
     assert not {"checkpoints", "before.json"} & names_in(whole.output)
@@ -106,9 +116,9 @@ def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, whole, tmp_pa
     assert re.search("is finished.*--model", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("stopped_in_call", [4, 6])
+@pytest.mark.parametrize("stopped_in_call", [pytest.param(4, marks=pytest.mark.thorough), 6])
 def test_dynamic_sampling_and_a_synchronized_reference_go_on_and_end_the_same(run, tmp_path, stopped_in_call):
-    """Interrupted in the first and in a later round of a step's sampling."""
+    """Interrupted in the first or in a later round of a step's sampling."""
 
     def seldom(interrupt_in=0):
         calls = []
@@ -133,7 +143,7 @@ def test_dynamic_sampling_and_a_synchronized_reference_go_on_and_end_the_same(ru
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.thorough)])
 def test_after_sigterm_in_the_last_evaluation_only_that_is_repeated(run, whole, tmp_path, monkeypatch, rank):
     whole = run(output=tmp_path / "whole", lora_rank=rank) if rank else whole
     evaluations, evaluate = [], runs.evaluate
@@ -268,22 +278,26 @@ def test_an_exploding_gradient_ends_the_run_before_it_moves_a_weight(run, tmp_pa
     assert not hasattr(caught.value, "__notes__") and read_log(older.output / "metrics.jsonl") == older.history
 
 
-def test_a_second_process_is_refused(run, tmp_path, policy_dir, capsys):
+@pytest.mark.parametrize(
+    "arguments",
+    ["--resume {folder}", pytest.param("--output {folder} --overwrite --model {model}", marks=pytest.mark.thorough)],
+)
+def test_a_second_process_is_refused(run, tmp_path, policy_dir, arguments):
     seen = []
 
     def second(completions):
         folder = str(tmp_path / "run")
         assert is_held(folder)
-        for arguments in (["--resume", folder], ["--output", folder, "--overwrite", "--model", str(policy_dir)]):
-            command = [sys.executable, "-m", "grpo_edu", "train", *arguments]
-            seen.append(subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1]))
+        words = arguments.format(folder=folder, model=policy_dir).split()
+        command = [sys.executable, "-m", "grpo_edu", "train", *words]
+        seen.append(subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1]))
         return [1.0] * len(completions)
 
     result = run(rewards=stopping_at(3, second))
-    for process in seen:
-        assert process.returncode == 2 and process.stdout == ""
-        (line,) = process.stderr.splitlines()
-        assert f"{tmp_path / 'run'} is being written by another process ({os.getpid()}); wait for it" in line
+    (process,) = seen
+    assert process.returncode == 2 and process.stdout == ""
+    (line,) = process.stderr.splitlines()
+    assert f"{tmp_path / 'run'} is being written by another process ({os.getpid()}); wait for it" in line
     assert len(result.history) == 5 and not is_held(tmp_path / "run")
 
 

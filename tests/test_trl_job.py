@@ -78,17 +78,12 @@ def launch(folder: Path, output: Path, **variables) -> subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory) -> Path:
-    """A folder with a run of two processes, `whole`, and the same run killed in the middle and started again."""
+    """A folder with a run of two processes, `whole`."""
     folder = tmp_path_factory.mktemp("two")
     write_job(ClusterJob(profile(), fixed=SETTINGS, nodes=2, gpus_per_node=0), folder)
     config = (folder / "accelerate_cpu.yaml").read_text()
     (folder / "accelerate.yaml").write_text(config.replace("num_machines: 2", "num_machines: 1"))
     done = launch(folder, folder / "whole")
-    assert done.returncode == 0, done.stderr
-    killed = launch(folder, folder / "resumed", KILL_AT="3")
-    assert killed.returncode != 0 and not (folder / "resumed" / "result.json").exists()
-    assert last_checkpoint(folder / "resumed" / "checkpoints").name == "checkpoint-2", killed.stderr
-    done = launch(folder, folder / "resumed")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -130,7 +125,14 @@ def test_the_rewards_of_all_processes_are_logged(two_processes):
     assert len({metrics["completions/mean_length"] for metrics in history}) > 1
 
 
+@pytest.mark.thorough
 def test_a_killed_job_continues_from_trls_checkpoint_as_if_nothing_had_happened(two_processes):
+    folder = two_processes
+    killed = launch(folder, folder / "resumed", KILL_AT="3")
+    assert killed.returncode != 0 and not (folder / "resumed" / "result.json").exists()
+    assert last_checkpoint(folder / "resumed" / "checkpoints").name == "checkpoint-2", killed.stderr
+    done = launch(folder, folder / "resumed")
+    assert done.returncode == 0, done.stderr
     for whole, resumed in zip(*(rank_weights(two_processes, run) for run in ("whole", "resumed")), strict=True):
         assert_close(resumed, whole, atol=0, rtol=0)
     whole, resumed = (read_log(two_processes / run / "metrics.jsonl") for run in ("whole", "resumed"))
@@ -138,6 +140,7 @@ def test_a_killed_job_continues_from_trls_checkpoint_as_if_nothing_had_happened(
         assert {key: one[key] for key in one.keys() - TIMES} == {key: other[key] for key in other.keys() - TIMES}
 
 
+@pytest.mark.thorough
 def test_deepspeed_trains_the_same_policy_and_resumes(two_processes, tmp_path):
     """ZeRO stage 2 with its states in CPU memory, as `grpo-edu cluster` writes it, against the two gloo processes."""
     place = os.environ.get("GRPO_EDU_DEEPSPEED")
