@@ -171,6 +171,7 @@ def test_the_command_and_the_dashboard_say_the_same(capsys):
     file = {"name": log.name, "type": "", "size": 1, "last_modified": 0}
     board.file.set_state({"value": [{**file, "content": memoryview(log.read_bytes())}]})  # as the page does
     assert board.alt and "<img" in board.picture.value
+    printed = " ".join(printed.split())
     for text in (found["findings"][0]["sees"], *found["normal"]):
         assert text in printed and html.escape(text) in board.report.value
     board.file.set_state({"value": [{**file, "content": memoryview(b"\0")}]})

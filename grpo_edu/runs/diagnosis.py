@@ -8,6 +8,7 @@ end of this package's own runs.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -249,15 +250,20 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
         lines += ["Nothing in this log points to a fault. That is no proof: see what it cannot tell.", ""]
     for number, finding in enumerate(diagnosis.findings, 1):
         lines.append(f"{number}. {finding.sees}")
-        lines += [f"   - {text}" for text in finding.evidence]
+        lines += [_item("   - ", text) for text in finding.evidence]
         lines.append("   Likely causes, the likeliest first, and what to try:")
-        lines += [
-            f"   {letter}) {cause.what} {cause.remedy}" for letter, cause in zip("abcdef", finding.causes, strict=False)
-        ]
+        pairs = zip("abcdef", finding.causes, strict=False)
+        lines += [_item(f"   {letter}) ", f"{cause.what} {cause.remedy}") for letter, cause in pairs]
         lines.append("")
     for title, texts in (("Normal here:", diagnosis.normal), ("What this log cannot tell:", diagnosis.unknown)):
-        lines += [title, *(f"- {text}" for text in texts), ""] if texts else []
+        lines += [title, *(_item("- ", text) for text in texts), ""] if texts else []
     return "\n".join(lines).rstrip()
+
+
+def _item(mark: str, text: str) -> str:
+    """An item of a list in lines of at most 100 characters."""
+    indent = " " * len(mark)
+    return textwrap.fill(text, 100, initial_indent=mark, subsequent_indent=indent, break_long_words=False)
 
 
 # ---- the questions of the tree ----

@@ -47,3 +47,9 @@ assert 0.87 < means["EOS masked"] < means["healthy"]
 for name in names:
     row = study["comparisons"][name]
     assert min(row["gains"]) > 0 and max(row["p_values"]) < 0.05
+
+# the command on the stored metrics: nine named, silent on a healthy run and on three faults that no curve shows
+assert {arm for arm, cause in first_causes.items() if cause == "(nothing found)"} == {
+    *("healthy", "std float trap", "groups mixed", "EOS masked")
+}
+assert sum(arm == cause for arm, cause in first_causes.items()) == 9
