@@ -62,12 +62,18 @@ SLOW_FILES = {
 
 # Two workers share the files in this order, so that no long file is left for the end.
 LONGEST_FILES = [
-    "test_grading_attacks",
     "test_grading",
+    "test_grading_attacks",
     "test_app",
-    "test_browser_dashboards",
+    "test_book",
     "test_browser",
-    "test_trainer",
+    "test_browser_dashboards",
+    "test_cluster",
+    "test_trl_job",
+    "test_challenge",
+    "test_resume",
+    "test_dashboards",
+    "test_smollm2",
 ]
 
 

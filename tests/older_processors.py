@@ -2,8 +2,8 @@
 
 torch and oneDNN choose their code by the instructions of the processor, so a result that is right here may be wrong on
 a processor with fewer of them: a product of int8 numbers overflows where VNNI is missing. Two variables forbid them the
-newer instructions. ``--thorough`` adds notebook 11 and the tests that are marked so; other options go to
-pytest, as with ``run_notebooks.py``.
+newer instructions. ``--thorough`` adds notebook 11, further tests and those that are marked so; other
+options go to pytest, as with ``run_notebooks.py``.
 """
 
 import os
@@ -16,13 +16,13 @@ QUANTIZED = ("quantization", "packed_weights")
 NUMERICAL = (
     *QUANTIZED,
     *("quantized_numbers", "quantized_rollouts", "advantages", "logprobs", "chunked_logps", "losses", "optimizers"),
-    *("rollout", "metrics", "fisher", "ewc", "trl_parity"),
+    "rollout",
 )
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+SSE41 = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
 # variables, tests, notebooks
-PASSES = (
-    ({"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, NUMERICAL, ("01", "09")),
-    ({"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}, QUANTIZED, ()),
-)
+PASSES = ((AVX2, NUMERICAL, ("01", "09")), (SSE41, QUANTIZED, ()))
+THOROUGH = ((AVX2, (*NUMERICAL, "metrics", "fisher", "ewc", "trl_parity"), ("01", "09", "11")), *PASSES[1:])
 
 
 def main(options):
@@ -31,10 +31,9 @@ def main(options):
     options = [option for option in options if option != "--thorough"]
     marks = ["-m", "thorough or not thorough"] if thorough else []
     failed = False
-    for variables, tests, notebooks in PASSES:
+    for variables, tests, notebooks in THOROUGH if thorough else PASSES:
         print("as with", " ".join(f"{name}={value}" for name, value in variables.items()), flush=True)
-        more = ("11",) if thorough and notebooks else ()
-        names = [next((ROOT / "notebooks").glob(f"{number}_*.ipynb")).stem for number in (*notebooks, *more)]
+        names = [next((ROOT / "notebooks").glob(f"{number}_*.ipynb")).stem for number in notebooks]
         commands = [["-m", "pytest", "-q", *options, *marks, *(f"tests/test_{name}.py" for name in tests)]]
         commands += [["tests/run_notebooks.py", "-q", *options, *names]] if names else []
         for command in commands:

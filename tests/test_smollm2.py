@@ -219,6 +219,7 @@ def test_one_step_is_trls(smollm2):
         assert ours[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6), key
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_with_adapters_is_resumed_and_ends_the_same(smollm2, tmp_path, ctrl_c_works):
     sizes = {"num_generations": 2, "prompts_per_step": 2, "max_completion_length": 8, "max_steps": 3}
     options = {"data": "instructions", "n": 2, "greedy": False, "progress": False, "checkpoint_every": 1}
