@@ -183,7 +183,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
 
 def nanstd(rows: Tensor) -> Tensor:
     """The sample standard deviation (ddof 1) of each row without NaN, (N, 1); NaN for fewer than two numbers."""
-    if not rows.isnan().any():
+    if rows.shape[1] > 1 and not rows.isnan().any():
         return rows.std(dim=1, keepdim=True)
     squares = (rows - rows.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
     freedom = (~rows.isnan()).sum(dim=1, keepdim=True) - 1

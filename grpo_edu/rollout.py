@@ -60,6 +60,7 @@ def sample_tokens(
     >>> tokens.tolist(), [round(p, 3) for p in logps.exp().tolist()]
     ([0, 2], [0.2, 0.5])
     """
+    check_numbers(temperature=temperature or 1.0)
     scaled = logits.float() / (temperature or 1.0)
     scores = logps = torch.log_softmax(scaled, dim=-1)
     if penalize is not None:
@@ -163,7 +164,8 @@ def generate(
 
     filters: dict[str, Any] = dict(top_p=top_p, top_k=top_k, min_p=min_p)
     check_numbers(max_completion_length=max_completion_length, repetition_penalty=repetition_penalty, **filters)
-    require("num_generations", num_generations, num_generations >= 1, "must be at least 1")
+    whole = isinstance(num_generations, int) and num_generations >= 1
+    require("num_generations", num_generations, whole, "must be a whole number of at least 1")
     require("temperature", temperature, 0 <= temperature < inf, "must be 0 (greedy) or positive")
     stop_ids = stop_token_ids(model, tokenizer, stop_tokens)
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)

@@ -245,6 +245,7 @@ def test_gdpo_of_rows_that_some_or_all_functions_do_not_score():
     assert gdpo_advantages(torch.full((4, 1), NAN), 2).eq(0).all()
 
 
+@pytest.mark.filterwarnings("error")  # torch warns of a single number
 @given(st.lists(st.one_of(st.just(NAN), QUARTERS), min_size=1, max_size=12))
 def test_the_deviation_without_nan_is_that_of_the_numbers(values):
     found = nanstd(torch.tensor([values], dtype=torch.float64))

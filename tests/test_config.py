@@ -9,7 +9,7 @@ from inspect import isfunction, signature
 import pytest
 import torch
 
-from grpo_edu import advantages, evaluation, losses
+from grpo_edu import advantages, evaluation, losses, rollout
 from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages, tie_probability
 from grpo_edu.config import BOUNDS, GRPOConfig
 from grpo_edu.continual import ewc, fisher
@@ -20,9 +20,12 @@ from grpo_edu.extras import masks, sampling
 from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
 from grpo_edu.extras.sampling import filter_logits
 from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.fast import chunked_logps as chunked
+from grpo_edu.fast.chunked_logps import chunked_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, per_token_loss, per_token_policy_loss, reduce_loss, token_weights
 from grpo_edu.quantization import rollouts
 from grpo_edu.quantization.rollouts import mismatch_metrics, truncated_importance_weights
+from grpo_edu.rollout import sample_tokens
 from grpo_edu.studies import power
 from grpo_edu.studies.power import (
     coverage,
@@ -115,6 +118,8 @@ CALLED = {
     merge_anchors: partial(merge_anchors, Anchor(BY_HAND, BY_HAND), Anchor(BY_HAND, BY_HAND)),
     fisher_diagonal: partial(fisher_diagonal, LINEAR, [(torch.ones(1, 2), torch.tensor([0]))]),
     filter_logits: partial(filter_logits, ROWS),
+    sample_tokens: partial(sample_tokens, ROWS, ROWS[:, 0]),
+    chunked_logps: partial(chunked_logps, ROWS, ROWS, *torch.zeros(2, 1, dtype=torch.long), chunk_size=1),
     wilson_interval: partial(wilson_interval, 1, trials=2),
     crossed_bootstrap: partial(crossed_bootstrap, [[1.0, 0.0]] * 2, [[1.0, 1.0]] * 2),
     paired_bootstrap: partial(paired_bootstrap, [1.0, 0.0], [1.0, 1.0]),
@@ -142,10 +147,11 @@ def numbers_of(function):
 
 
 def test_no_function_with_such_an_argument_is_forgotten():
-    for module in (advantages, losses, masks, sampling, rollouts, ewc, fisher, evaluation, power):
+    modules = (advantages, losses, rollout, masks, sampling, rollouts, chunked, ewc, fisher, evaluation, power)
+    for module in modules:
         for name, function in vars(module).items():
             own = isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
-            if own and numbers_of(function) and "model" not in signature(function).parameters:
+            if own and numbers_of(function) and not {"model", "head"} & {*signature(function).parameters}:
                 assert function in CALLED, name
 
 

@@ -63,6 +63,7 @@ def chunked_logps(
     >>> chunked_logps(states, weight, *drawn, chunk_size=1, with_entropy=True)
     (tensor([-0.6931, -0.6931]), tensor([0.6931]))
     """
+    check_numbers(temperature=temperature, chunk_size=chunk_size)
     return _ChunkedLogps.apply(states, weight, place, ids, temperature, chunk_size, with_entropy)
 
 
