@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, ClassVar, get_args, get_type_hints
 
 from grpo_edu.extras.bounds import BOUNDS, check_numbers, require
+from grpo_edu.extras.settings import documented, setting
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "reinforce")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
@@ -26,44 +27,15 @@ LARGEST_REWARD = 1e15  # float32 still holds the squares of such rewards, from w
 QUANTIZATION_SCHEMES = ("bf16", "int8-dynamic", "int8-weight", "int4-group")
 
 
+@documented
 @dataclass(frozen=True)
 class GRPOConfig:
     """The settings of one GRPO run. The defaults train the tiny model in well under a minute.
 
-    num_generations: G, completions per prompt; at least 2, because a completion is compared with its group.
-    prompts_per_step: N, different problems per step; a step samples B = N·G completions.
-    max_resamples: how often per step further problems replace those whose groups tie (dynamic sampling); 0: never.
-    max_completion_length: the largest number of tokens in a completion.
-    max_steps: number of steps; each samples one batch and learns from it.
-    learning_rate, weight_decay, lr_scheduler_type, warmup_steps: settings of the optimizer.
-    max_grad_norm: a gradient with a larger norm is scaled down to this norm; 0 turns clipping off.
-    abort_grad_norm: a gradient with a larger norm, or one that is not finite, stops the run before the weights change.
-    num_iterations: μ, updates per batch; from the second on, the importance ratio differs from 1 and is clipped.
-    gradient_accumulation_steps: micro-batches per batch; the result does not depend on it.
-    temperature, top_p, top_k, min_p, repetition_penalty: settings of the sampling, see `grpo_edu.rollout.generate`.
-    loss_type, importance_sampling_level, epsilon, epsilon_high, delta, beta: see `grpo_edu.losses.grpo_loss`.
-    use_bias_correction_kl: multiply the KL penalty by the ratio (DeepSeek-V3.2), which is TRL's default.
-    off_policy_mask_threshold: leave out bad completions that became less likely by more nats per token (DeepSeek-V3.2).
-    top_entropy_quantile: share of the tokens, those with the highest entropy, that the policy loss keeps.
-    entropy_coef: weight of the mean entropy of the tokens, which is added as a bonus.
-    sync_ref_model: let the reference policy of the KL term follow the policy (TR-DPO, arXiv 2404.09656).
-    ref_model_mixup_alpha: the weights of the new reference are alpha · policy + (1 − alpha) · reference.
-    ref_model_sync_steps: number of steps between two such updates of the reference.
-    scale_rewards: "group", "batch", "none" or "mean", see `grpo_edu.advantages.group_advantages`.
-    advantage_estimator: "group", "rloo" for the leave-one-out baseline, or "none" for the reward itself (no scaling).
-    reward_weights: one weight per reward function; None gives each of them the weight 1.
-    multi_objective_aggregation: add rewards first, or scale each first (see `grpo_edu.advantages.gdpo_advantages`).
-    mask_truncated_completions: leave completions that did not end out of the loss (DAPO).
-    shuffle_dataset: shuffle the problems; if False, they are used in the given order.
-    seed: random seed of the order of the problems and of every sampled token.
-    optim: "adamw_torch", or "adafactor", whose states need almost no memory; see `grpo_edu.fast.optimizers`.
-    optimizer_in_backward: update each weight as soon as its gradient is known, then free the gradient.
-    gradient_checkpointing: keep only the input of each layer; about a third more time, a fraction of the memory.
-    memory_budget_gib: the most memory that the process may use; None: what the computer has available.
-    rollout_quantization: sample from a copy that is quantized with this scheme, see
-        `grpo_edu.quantization.rollouts`; None: sample from the policy itself.
-    importance_sampling_correction: weight each token to correct for sampling from the quantized copy.
-    importance_sampling_clip_max: the largest such weight.
+    A step samples B = N·G completions. What a setting does is explained where it is used: the sampling in
+    `grpo_edu.rollout.generate`, the loss in `grpo_edu.losses.grpo_loss`, the advantages in
+    `grpo_edu.advantages.group_advantages` and `gdpo_advantages`, the optimizers in `grpo_edu.fast.optimizers`, and the
+    quantized copy in `grpo_edu.quantization.rollouts`. sync_ref_model is TR-DPO (arXiv 2404.09656).
 
     Raises ValueError with the name of the field, its value and what to do.
 
@@ -84,51 +56,51 @@ class GRPOConfig:
         "rollout_quantization": QUANTIZATION_SCHEMES,
     }
 
-    num_generations: int = 8
-    prompts_per_step: int = 16
-    max_resamples: int = 0
-    max_completion_length: int = 96
-    max_steps: int = 40
-    learning_rate: float = 1e-4
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    lr_scheduler_type: str = "constant"
-    warmup_steps: int = 0
-    num_iterations: int = 1
-    gradient_accumulation_steps: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    loss_type: str = "grpo"
-    importance_sampling_level: str = "token"
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    delta: float | None = None
-    beta: float = 0.0
-    use_bias_correction_kl: bool = False
-    off_policy_mask_threshold: float | None = None
-    top_entropy_quantile: float = 1.0
-    entropy_coef: float = 0.0
-    sync_ref_model: bool = False
-    ref_model_mixup_alpha: float = 0.6
-    ref_model_sync_steps: int = 512
-    scale_rewards: str = "group"
-    advantage_estimator: str = "group"
-    reward_weights: tuple[float, ...] | None = None
-    multi_objective_aggregation: str = "sum_then_normalize"
-    mask_truncated_completions: bool = False
-    shuffle_dataset: bool = True
-    seed: int = 0
-    optim: str = "adamw_torch"
-    optimizer_in_backward: bool = False
-    gradient_checkpointing: bool = False
-    memory_budget_gib: float | None = None
-    rollout_quantization: str | None = None
-    importance_sampling_correction: bool = True
-    importance_sampling_clip_max: float = 3.0
-    abort_grad_norm: float | None = 1e6
+    num_generations: int = setting(8, "G, completions per problem, at least 2, because each is compared with its group")
+    prompts_per_step: int = setting(16, "N, different problems per step")
+    max_resamples: int = setting(0, "times per step that tied groups are replaced (dynamic sampling)")
+    max_completion_length: int = setting(96, "most tokens of a completion")
+    max_steps: int = setting(40, "training steps; each samples one batch and learns from it")
+    learning_rate: float = setting(0.0001, "size of the updates")
+    weight_decay: float = setting(0.0, "pulls the weights towards 0")
+    max_grad_norm: float = setting(1.0, "longer gradients are shortened; 0: never")
+    lr_scheduler_type: str = setting("constant", "how it changes over the steps")
+    warmup_steps: int = setting(0, "steps in which it rises from 0")
+    num_iterations: int = setting(1, "μ, updates per batch; clipping needs at least 2")
+    gradient_accumulation_steps: int = setting(1, "micro-batches per batch; the result is the same")
+    temperature: float = setting(1.0, "1: the policy itself; lower: more certain")
+    top_p: float = setting(1.0, "only the likeliest tokens with this total")
+    top_k: int = setting(0, "only so many likeliest tokens; 0: all")
+    min_p: float = setting(0.0, "least share of the likeliest token's probability")
+    repetition_penalty: float = setting(1.0, "above 1: repeated tokens less likely")
+    loss_type: str = setting("grpo", "which loss")
+    importance_sampling_level: str = setting("token", "one ratio per token, or per completion (GSPO)")
+    epsilon: float = setting(0.2, "lower clip bound, as a distance from ratio 1")
+    epsilon_high: float | None = setting(None, "upper clip bound (otherwise epsilon)")
+    delta: float | None = setting(None, "upper bound of the ratio if the advantage is negative")
+    beta: float = setting(0.0, "weight of the KL term; 0 needs no reference model")
+    use_bias_correction_kl: bool = setting(False, "multiply the KL term by the ratio (DeepSeek-V3.2), as TRL does")
+    off_policy_mask_threshold: float | None = setting(None, "leave out bad completions that lost more nats per token")
+    top_entropy_quantile: float = setting(1.0, "share of tokens to learn from, the most uncertain ones")
+    entropy_coef: float = setting(0.0, "bonus for the mean entropy of the tokens")
+    sync_ref_model: bool = setting(False, "let the reference follow the policy (TR-DPO)")
+    ref_model_mixup_alpha: float = setting(0.6, "weight of the policy in the new reference, from 0 to 1")
+    ref_model_sync_steps: int = setting(512, "steps between two times")
+    scale_rewards: str = setting("group", "what centered rewards are divided by")
+    advantage_estimator: str = setting("group", "group mean, leave-one-out (rloo), or the reward itself")
+    reward_weights: tuple[float, ...] | None = setting(None, "one weight per reward (otherwise 1 each)")
+    multi_objective_aggregation: str = setting("sum_then_normalize", "add rewards first, or scale each first")
+    mask_truncated_completions: bool = setting(False, "learn nothing from completions that were cut off (DAPO)")
+    shuffle_dataset: bool = setting(True, "use the problems in random order")
+    seed: int = setting(0, "random seed of the problems' order and of every sampled token")
+    optim: str = setting("adamw_torch", "AdamW, or Adafactor with almost no memory")
+    optimizer_in_backward: bool = setting(False, "update a weight as soon as its gradient is known")
+    gradient_checkpointing: bool = setting(False, "keep only the layers' inputs: less memory, a third more time")
+    memory_budget_gib: float | None = setting(None, "most memory to use (otherwise what is available)")
+    rollout_quantization: str | None = setting(None, "how the copy is quantized")
+    importance_sampling_correction: bool = setting(True, "correct for the difference of copy and policy")
+    importance_sampling_clip_max: float = setting(3.0, "largest weight of this correction")
+    abort_grad_norm: float | None = setting(1000000.0, "longer gradients, and those that are not finite, stop the run")
 
     def __post_init__(self) -> None:
         self._check_types()

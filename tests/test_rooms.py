@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "quantization": {"spine"},
     "extras": {"spine", "problems"},
     "runs": {"spine", "problems", "fast", "extras", "scale", "figures"},
-    "scale": {"spine", "problems", "fast", "runs"},
+    "scale": {"spine", "problems", "fast", "extras", "runs"},
     "continual": {"spine", "problems", "fast", "runs", "figures"},
     "machine": {"spine", "problems", "fast", "extras", "quantization", "continual"},
     "studies": {"spine", "problems", "fast", "extras", "runs", "continual", "figures"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace, _ArgumentGroup
@@ -14,115 +13,37 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
+from grpo_edu.extras.settings import field_help
 from grpo_edu.problems.hub import meant_as_folder
-from grpo_edu.runs.request import DATA, REWARDS, TRACKERS
 
 _FLAGS = {"max_steps": ("--steps", "--max-steps")}
 # The argument of a function, which its messages name → the option that sets it.
 _ARGUMENTS = {"name": "model", "path": "data_path", "target_modules": "lora_targets"}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
-# The names that the texts of `TOPICS` leave out.
-_NAMES = {"data": ", ".join([*DATA, "reasoning-gym:TASK"]), "rewards": ", ".join(REWARDS), "track": ", ".join(TRACKERS)}
-# Options of a run by topic, with the words that `--help` shows; each is a field of RunRequest or GRPOConfig.
-TOPICS: dict[str, dict[str, str]] = {
-    "model": {
-        "model": "a shipped model such as tiny, a folder (also of a run), or a Hub id",
-        "dtype": "number format of the weights; auto measures which is faster here",
-        "device": "where the model runs; auto: a GPU for large models",
-    },
-    "prompt": {
-        "prompt_template": "text with {problem} in it, instead of the chat template",
-        "system_prompt": "text, a file that holds it, or none",
-        "num_examples": "solved training problems in front of every question",
-        "chat_template_kwargs": "variables of the chat template: enable_thinking=false",
-    },
-    "problems": {
-        "data": "sets, with commas: {data}, or a file of yours",
-        "heldout": "your held-out problems (otherwise a fifth of your file)",
-        "columns": "names in your file, such as question=problem,answer=target",
-        "data_path": "folder with GSM8K's train.jsonl and test.jsonl",
-        "num_problems": "training problems (otherwise all)",
-        "shuffle_dataset": "use the problems in random order",
-    },
-    "length and seed": {
-        "max_steps": "training steps; each samples one batch and learns from it",
-        "prompts_per_step": "different problems per step",
-        "num_generations": "G, completions per problem, at least 2",
-        "max_completion_length": "most tokens of a completion",
-        "seed": "random seed of everything that is sampled",
-        "backend": "what trains",
-    },
-    "rewards": {
-        "rewards": "with commas: {rewards}, FILE.py:function",
-        "reward_weights": "one weight per reward (otherwise 1 each)",
-        "multi_objective_aggregation": "add rewards first, or scale each first",
-    },
-    "advantages": {
-        "advantage_estimator": "group mean, leave-one-out (rloo), or the reward itself",
-        "scale_rewards": "what centered rewards are divided by",
-        "max_resamples": "times per step that tied groups are replaced",
-        "mask_truncated_completions": "learn nothing from completions cut off",
-    },
-    "evaluation and saving": {
-        "n": "held-out problems for the evaluations",
-        "greedy": "also evaluate without sampling (otherwise if that is quick)",
-        "checkpoint_every": "steps between checkpoints; 0 writes none",
-        "keep_completions": "most completions kept, with their rewards; 0: none",
-        "track": "trackers on this computer, with commas: {track}",
-    },
-    "sampling": {
-        "temperature": "1: the policy itself; lower: more certain",
-        "top_p": "only the likeliest tokens with this total",
-        "top_k": "only so many likeliest tokens; 0: all",
-        "min_p": "least share of the likeliest token's probability",
-        "repetition_penalty": "above 1: repeated tokens less likely",
-    },
-    "loss": {
-        "loss_type": "which loss",
-        "epsilon": "lower clip bound, as a distance from ratio 1",
-        "epsilon_high": "upper clip bound (otherwise epsilon)",
-        "delta": "upper bound of the ratio if the advantage is negative",
-        "importance_sampling_level": "one ratio per token, or per completion (GSPO)",
-        "num_iterations": "updates per batch; clipping needs at least 2",
-    },
-    "loss, further terms": {
-        "off_policy_mask_threshold": "leave out bad completions grown this much less likely",
-        "top_entropy_quantile": "share of tokens to learn from, the most uncertain ones",
-        "entropy_coef": "bonus for the mean entropy of the tokens",
-    },
-    "distance from the reference (KL)": {
-        "beta": "weight of the KL term; 0 needs no reference model",
-        "use_bias_correction_kl": "multiply the KL term by the ratio",
-        "sync_ref_model": "let the reference follow the policy",
-        "ref_model_mixup_alpha": "how far it follows each time, from 0 to 1",
-        "ref_model_sync_steps": "steps between two times",
-    },
-    "optimizer": {
-        "optim": "AdamW, or Adafactor with almost no memory",
-        "learning_rate": "size of the updates",
-        "lr_scheduler_type": "how it changes over the steps",
-        "warmup_steps": "steps in which it rises from 0",
-        "weight_decay": "pulls the weights towards 0",
-        "max_grad_norm": "longer gradients are shortened; 0: never",
-        "abort_grad_norm": "longer gradients stop the run",
-    },
-    "LoRA adapters": {
-        "lora_rank": "rank of the adapters; 0 trains all weights",
-        "lora_alpha": "their scale times the rank (otherwise 2 x rank)",
-        "lora_targets": "layers that get adapters",
-    },
-    "memory and speed": {
-        "gradient_accumulation_steps": "micro-batches per batch; the result is the same",
-        "gradient_checkpointing": "less memory, about a third more time",
-        "optimizer_in_backward": "frees each gradient at once",
-        "memory_budget_gib": "most memory to use (otherwise what is available)",
-    },
-    "sampling from a quantized copy": {
-        "rollout_quantization": "how the copy is quantized",
-        "importance_sampling_correction": "correct for the difference of copy and policy",
-        "importance_sampling_clip_max": "largest weight of this correction",
-    },
+# Options of a run by topic, in the order of `--help`; each is a field of RunRequest or GRPOConfig, which has the text.
+TOPICS = {
+    topic: names.split()
+    for topic, names in {
+        "model": "model dtype device",
+        "prompt": "prompt_template system_prompt num_examples chat_template_kwargs",
+        "problems": "data heldout columns data_path num_problems shuffle_dataset",
+        "length and seed": "max_steps prompts_per_step num_generations max_completion_length seed backend",
+        "rewards": "rewards reward_weights multi_objective_aggregation",
+        "advantages": "advantage_estimator scale_rewards max_resamples mask_truncated_completions",
+        "evaluation and saving": "n greedy checkpoint_every keep_completions track",
+        "sampling": "temperature top_p top_k min_p repetition_penalty",
+        "loss": "loss_type epsilon epsilon_high delta importance_sampling_level num_iterations",
+        "loss, further terms": "off_policy_mask_threshold top_entropy_quantile entropy_coef",
+        "distance from the reference (KL)": "beta use_bias_correction_kl sync_ref_model "
+        "ref_model_mixup_alpha ref_model_sync_steps",
+        "optimizer": "optim learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm abort_grad_norm",
+        "LoRA adapters": "lora_rank lora_alpha lora_targets",
+        "memory and speed": "gradient_accumulation_steps gradient_checkpointing "
+        "optimizer_in_backward memory_budget_gib",
+        "sampling from a quantized copy": "rollout_quantization "
+        "importance_sampling_correction importance_sampling_clip_max",
+    }.items()
 }
 
 
@@ -160,9 +81,8 @@ def add_common_options(command: ArgumentParser, *, json: bool = True) -> None:
 def add_options(command: ArgumentParser, options: type, names: Collection[str] = ()) -> None:
     """Add one option per field of a dataclass; an option that is not typed is missing in the parsed arguments.
 
-    Kinds and defaults come from the fields, and the allowed values from the class's `choices`. A field of `TOPICS` is
-    listed under its topic with the text there; the help of any other comes from the class's docstring (`field_help`). A
-    field that holds names takes them with commas.
+    Kinds, defaults and texts come from the fields, and the allowed values from the class's `choices`. A field of
+    `TOPICS` is listed under its topic. A field that holds names takes them with commas.
 
     Args:
         options: the dataclass. names: its fields to add; none means all but nested dataclasses.
@@ -172,12 +92,8 @@ def add_options(command: ArgumentParser, options: type, names: Collection[str] =
     for field in fields(options):
         if (names and field.name not in names) or field.default is MISSING:
             continue
-        topic = next((topic for topic, texts in TOPICS.items() if field.name in texts), None)
-        text = (
-            TOPICS[topic][field.name].replace("{" + field.name + "}", _NAMES.get(field.name, ""))
-            if topic
-            else described[field.name]
-        )
+        topic = next((topic for topic, names in TOPICS.items() if field.name in names), None)
+        text = described[field.name]
         kind = next((kind for kind in get_args(hints[field.name]) if kind is not NoneType), hints[field.name])
         if hints[field.name] not in (kind, kind | None):  # a tuple of names, say, and not a union with None
             kind = hints[field.name]
@@ -210,18 +126,6 @@ def _default_text(default: Any) -> str:
     if default in (None, ()):
         return ""
     return f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
-
-
-def field_help(options: type) -> dict[str, str]:
-    """Return the text on each field in a dataclass's docstring, whose lines read `field, field: text.`
-
-    >>> from grpo_edu.runs.request import RunRequest
-    >>> field_help(RunRequest)["lora_targets"]
-    'names of the layers that get adapters'
-    """
-    lines = re.findall(r"^([a-z_]+(?:, [a-z_]+)*): (.+)$", inspect.getdoc(options) or "", re.MULTILINE)
-    found = {name: text.rstrip(".") for names, text in lines for name in names.split(", ")}
-    return {field.name: found.get(field.name, "") for field in fields(options)}
 
 
 def _comma_floats(text: str) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ from grpo_edu import __version__
 from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig
 from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
 from grpo_edu.extras.own_rewards import check_columns, load_reward
+from grpo_edu.extras.settings import documented, setting
 from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
 from grpo_edu.problems.instructions import INSTRUCTION_SETS
@@ -60,37 +61,18 @@ _LONGEST_PATH = 250
 _GSM8K_LENGTH, _INSTRUCTIONS_LENGTH = 256, 48
 
 
+@documented
 @dataclass(frozen=True)
 class RunRequest:
     """One training run: model, data, rewards, settings of GRPO, and how the run is evaluated and kept.
 
     Names (of data, rewards, layers and trackers) may be given as one string with commas or as a sequence.
 
-    model: a shipped model such as "tiny", a folder (also the folder of an earlier run), or a Hub id.
-    data: names of problem sets, see `DATA`, reasoning-gym:TASK, or files of your own, see `grpo_edu.problems.own`.
-    heldout: file with the held-out problems; without it, a fifth of the questions of each file of your own.
-    columns: which column of a file of your own holds what, as field=column.
-    data_path: folder with GSM8K's train.jsonl and test.jsonl, so that the Hub is not asked.
-    num_problems: training problems, taken evenly from the sets; by default all of them.
-    rewards: names of reward functions, see `REWARDS`, FILE.py:function, package.module:function, or functions with
-        TRL's signature.
-    config: the settings of GRPO.
-    backend: what trains the model: this package, or TRL's GRPOTrainer.
-    dtype: number format of the weights; "auto" measures on this computer which format is faster.
-    device: where the model runs: "auto" takes a GPU for models of at least 50 million parameters, if there is one.
-    prompt_template: a text that contains {problem}, used in place of the model's chat template.
-    system_prompt: the system message: a text, a file that holds it, or "none"; by default the model's own style, which
-        is the course's for a model that no run has trained.
-    num_examples: training problems that come first in every prompt, with their solutions (few-shot).
-    chat_template_kwargs: variables of the chat template, as name=value, such as enable_thinking=false.
-    lora_rank: train LoRA adapters of this rank; 0 trains all weights.
-    lora_alpha: the adapters are scaled by lora_alpha / lora_rank; by default lora_alpha is twice the rank.
-    lora_targets: names of the layers that get adapters.
-    n: held-out problems for the evaluations, balanced over the sets; of a file of your own at most those it has.
-    greedy: also evaluate with greedy decoding; by default, if an evaluation takes less than three seconds.
-    checkpoint_every: steps between two checkpoints, from which the run can be resumed; 0 writes none.
-    keep_completions: most completions to keep with their rewards and advantages, spread over the steps; 0 keeps none.
-    track: trackers that also receive the metrics, see `TRACKERS`; all of them stay on this computer.
+    Without `heldout`, a fifth of the questions of each file of your own is held out. Rewards may also be functions with
+    TRL's signature, or package.module:function. The device "auto" is a GPU for models of at least 50 million
+    parameters, if there is one. Without `system_prompt` the model's own style is used, which is the course's for a
+    model that no run has trained. `greedy` is on by default where an evaluation takes less than three seconds. The
+    completions that are kept are spread over the steps.
 
     Raises ValueError that names the option, its value and the remedy.
 
@@ -104,29 +86,33 @@ class RunRequest:
 
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"backend": BACKENDS, "dtype": DTYPE_CHOICES, "device": DEVICES}
 
-    model: str = "tiny"
-    data: tuple[str, ...] = LEVELS
-    heldout: str | None = None
-    columns: tuple[str, ...] = ()
-    data_path: str | None = None
-    num_problems: int | None = None
-    rewards: tuple[str | RewardFunction, ...] = ("accuracy",)
-    config: GRPOConfig = field(default_factory=GRPOConfig)
-    backend: str = "grpo_edu"
-    dtype: str = "float32"
-    device: str = "auto"
-    prompt_template: str | None = None
-    system_prompt: str | None = None
-    num_examples: int = 0
-    chat_template_kwargs: tuple[str, ...] = ()
-    lora_rank: int = 0
-    lora_alpha: float | None = None
-    lora_targets: tuple[str, ...] = (ALL_LAYERS,)
-    n: int = 300
-    greedy: bool | None = None
-    checkpoint_every: int = 0
-    keep_completions: int = 10_000
-    track: tuple[str, ...] = ()
+    model: str = setting("tiny", "a shipped model such as tiny, a folder (also of a run), or a Hub id")
+    data: tuple[str, ...] = setting(
+        LEVELS, f"sets, with commas: {', '.join(DATA)}, reasoning-gym:TASK, or a file of yours"
+    )
+    heldout: str | None = setting(None, "your held-out problems (otherwise a fifth of your file)")
+    columns: tuple[str, ...] = setting((), "names in your file, such as question=problem,answer=target")
+    data_path: str | None = setting(None, "folder with GSM8K's train.jsonl and test.jsonl")
+    num_problems: int | None = setting(None, "training problems (otherwise all)")
+    rewards: tuple[str | RewardFunction, ...] = setting(
+        ("accuracy",), f"with commas: {', '.join(REWARDS)}, FILE.py:function"
+    )
+    config: GRPOConfig = field(default_factory=GRPOConfig, metadata={"help": "the settings of GRPO"})
+    backend: str = setting("grpo_edu", "what trains")
+    dtype: str = setting("float32", "number format of the weights; auto measures which is faster here")
+    device: str = setting("auto", "where the model runs; auto: a GPU for large models")
+    prompt_template: str | None = setting(None, "text with {problem} in it, instead of the chat template")
+    system_prompt: str | None = setting(None, "text, a file that holds it, or none")
+    num_examples: int = setting(0, "solved training problems in front of every question")
+    chat_template_kwargs: tuple[str, ...] = setting((), "variables of the chat template: enable_thinking=false")
+    lora_rank: int = setting(0, "rank of the adapters; 0 trains all weights")
+    lora_alpha: float | None = setting(None, "their scale times the rank (otherwise 2 x rank)")
+    lora_targets: tuple[str, ...] = setting((ALL_LAYERS,), "layers that get adapters")
+    n: int = setting(300, "held-out problems for the evaluations")
+    greedy: bool | None = setting(None, "also evaluate without sampling (otherwise if that is quick)")
+    checkpoint_every: int = setting(0, "steps between checkpoints; 0 writes none")
+    keep_completions: int = setting(10000, "most completions kept, with their rewards; 0: none")
+    track: tuple[str, ...] = setting((), f"trackers on this computer, with commas: {', '.join(TRACKERS)}")
 
     def __post_init__(self) -> None:
         for name in ("model", "data_path", "heldout"):

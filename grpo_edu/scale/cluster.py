@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from grpo_edu.config import ROLLOUTS
+from grpo_edu.extras.settings import documented, setting
 from grpo_edu.problems.files import data_dir
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.profiles import Profile
@@ -38,23 +39,13 @@ _MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
 _WORD = re.compile(r"[\w.,:/@+-]+")
 
 
+@documented
 @dataclass(frozen=True)
 class ClusterJob:
     """One Slurm job that trains with TRL.
 
     profile: the settings of the training run.
     fixed: names of settings that are not adapted to the number of processes, because the user has chosen them.
-    nodes: number of nodes.
-    gpus_per_node: 0 for none; nodes without GPUs train on their CPU.
-    cpus_per_task: CPU cores per node.
-    time: time limit of the job, in the form that sbatch takes.
-    memory: memory per node, such as 32G; None leaves it to the cluster.
-    partition: partition of the cluster; None takes its default.
-    account: account to charge; None takes your own.
-    environment: folder of the virtual environment on the nodes; None uses the Python that the nodes have.
-    deepspeed: share gradients and optimizer states between the GPUs through DeepSpeed.
-    rollout: what samples completions; None takes vllm on GPUs where it is installed, and grpo_edu elsewhere.
-    micro_batch_size: completions per forward and backward pass of a process; None takes its whole part of a step.
 
     Raises ValueError that names the field, its value and the remedy.
     """
@@ -63,17 +54,17 @@ class ClusterJob:
 
     profile: Profile
     fixed: Collection[str] = ()
-    nodes: int = 1
-    gpus_per_node: int = 1
-    cpus_per_task: int = 8
-    time: str = "08:00:00"
-    memory: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    environment: str | None = None
-    deepspeed: bool = True
-    rollout: str | None = None
-    micro_batch_size: int | None = None
+    nodes: int = setting(1, "number of nodes")
+    gpus_per_node: int = setting(1, "0 for none; nodes without GPUs train on their CPU")
+    cpus_per_task: int = setting(8, "CPU cores per node")
+    time: str = setting("08:00:00", "time limit of the job, in the form that sbatch takes")
+    memory: str | None = setting(None, "memory per node, such as 32G; None leaves it to the cluster")
+    partition: str | None = setting(None, "partition of the cluster; None takes its default")
+    account: str | None = setting(None, "account to charge; None takes your own")
+    environment: str | None = setting(None, "virtual environment on the nodes; None: their own Python")
+    deepspeed: bool = setting(True, "share gradients and optimizer states between the GPUs through DeepSpeed")
+    rollout: str | None = setting(None, "what samples; None: vllm on GPUs where it is installed, else grpo_edu")
+    micro_batch_size: int | None = setting(None, "completions per pass of a process; None: its whole part of a step")
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("gpus_per_node", 0), ("cpus_per_task", 1)):
