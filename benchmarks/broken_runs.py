@@ -1,4 +1,4 @@
-"""Twelve broken runs and their mends on five seeds, for notebook 12: ``python -m benchmarks.broken_runs``.
+"""Twelve broken runs and their fixes on five seeds, for notebook 12: ``python -m benchmarks.broken_runs``.
 
 Every arm of the study is a setup of `grpo_edu.studies.broken_runs`: a case's broken one, or the mended one that it is
 compared with. A run trains the tiny model under its setup and then answers 300 held-out problems, sampled at

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from pytest import approx
 from scipy.stats import binom
 
+from benchmarks import __main__ as runner
 from benchmarks import (
     advantages,
     contamination,
@@ -200,3 +202,14 @@ def test_the_contributors_page_sums_up_the_stored_mutants():
     )
     assert killed + len(survivors) == mutants and all(row["judged"] for row in survivors)
     assert all(text in page for text in (record["command"], f"{mutants} of {possible}", f"{killed} of the {mutants}"))
+
+
+def test_one_command_lists_and_runs_every_benchmark(monkeypatch, capsys):
+    assert runner.main([]) == 0
+    listed = dict(re.findall(r"^(\w+)  +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
+    commands = {path.stem for path in Path(runner.__file__).parent.glob("*.py") if "\nCOMMAND = " in path.read_text()}
+    assert commands <= set(listed) and all("``" not in about for about in listed.values())
+    assert runner.main(["skil"]) == 2 and "do you mean skill?" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["benchmarks"])
+    monkeypatch.setattr(skill, "main", lambda: 7 if sys.argv[1:] == ["--seeds", "3"] else 0)
+    assert runner.main(["skill", "--seeds", "3"]) == 7
