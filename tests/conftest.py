@@ -36,6 +36,7 @@ SLOW_FILES = {
     "test_course",
     "test_curriculum",
     "test_dashboards",
+    "test_device",
     "test_effects",
     "test_figures",
     "test_grading",

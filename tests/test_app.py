@@ -74,6 +74,7 @@ def take_slots(folder, trials, start, end, taken):
         end.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_slot_whose_process_was_killed_goes_to_exactly_one_of_three(tmp_path):
     trials, processes = 20, multiprocessing.get_context("spawn")
@@ -270,6 +271,7 @@ def test_a_run_is_live_stays_paused_and_outlives_the_page(app, page):
     assert json.loads((saved / "result.json").read_text())["interrupted"] is True
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 def test_a_control_changes_its_picture(page):
     """The point of the tie curve follows each position of its slider, and a weight changes the bars of the rewards."""

@@ -97,6 +97,7 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     assert board.get_by_alt_text("Curves over").count() == 1, "the run is still there after the page was loaded again"
 
 
+@pytest.mark.thorough
 def test_outputs_fit_narrow_pages_and_axe_finds_nothing_serious(dashboards):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     page = dashboards.page

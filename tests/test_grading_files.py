@@ -97,6 +97,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     assert one.files == [] and "larger than 200 MB" in one.troubles[0]
 
 
+@pytest.mark.slow
 def test_a_large_notebook_is_read_without_its_outputs(tmp_path):
     picture = {"output_type": "display_data", "data": {"image/png": "A" * 30 * 2**20}}
     cells = [{"cell_type": "code", "source": "é = 1", "outputs": [picture]}]
@@ -105,6 +106,7 @@ def test_a_large_notebook_is_read_without_its_outputs(tmp_path):
     assert [cell.source for cell in notebook.cells] == ["é = 1"] and notebook.cells[0].outputs == [] == troubles
 
 
+@pytest.mark.slow
 def test_a_large_file_that_is_no_notebook_is_said(tmp_path):
     (tmp_path / "x.ipynb").write_bytes(b"[" * 21 * 2**20)
     with pytest.raises(ValueError, match="no notebook|too large"):

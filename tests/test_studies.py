@@ -172,6 +172,7 @@ def test_a_study_keeps_each_run_and_goes_on_where_it_was_left(tmp_path, capsys):
     assert run_study(options, ["a", "b"], {"before": {"accuracy": 0.8}}, **parts) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
 def test_a_fault_that_the_tests_find_is_told_from_one_that_they_miss(tmp_path):
     module = tmp_path / "mutated_module.py"

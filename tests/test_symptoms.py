@@ -147,6 +147,7 @@ def test_the_stored_runs_of_the_diagnosis_lab_are_told_apart():
         ({"lr_scheduler_type": "linear", "warmup_steps": 10**9}, "`warmup_steps` is 1000000000"),
     ],
 )
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_settings_that_cannot_learn_are_named_after_the_run(policy_dir, tmp_path, settings, cause, rank):
     config = GRPOConfig(num_generations=4, prompts_per_step=2, max_completion_length=16, max_steps=2, **settings)

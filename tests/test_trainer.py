@@ -205,6 +205,7 @@ def test_a_run_equals_one_written_by_hand(tokenizer, options, learning_rates):
 # Learning
 
 
+@pytest.mark.slow
 @every_loss
 def test_the_reward_rises_within_twenty_steps(tokenizer, loss_type):
     sizes = {**SMALL, "max_steps": 20, "num_generations": 8, **CAP.get(loss_type, {})}
@@ -663,6 +664,7 @@ def test_a_penalty_acts_through_train_also_where_all_groups_tie(tokenizer):
 # Metrics
 
 
+@pytest.mark.slow
 def test_the_keys_are_those_that_trl_logs(tokenizer, tmp_path):
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     from datasets import Dataset
