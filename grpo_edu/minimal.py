@@ -2,8 +2,8 @@
 
 A step samples a group of completions for each of a few problems, scores them, compares each reward with the others of
 its group, and makes the better completions more likely. The functions stand in this order; `train` calls them.
-
-`grpo_edu.trainer` takes the same step faster and with more choices; `tests/test_minimal.py` compares the two.
+`grpo_edu.trainer` takes the same step faster and with more choices; `tests/test_minimal.py` compares the two. The
+model must not use dropout, or π and π_old differ by it: `from_pretrained` turns it off, and `model.eval()` does.
 
     python -m grpo_edu.minimal                          # trains the tiny model; each step takes a few seconds
     python -m grpo_edu.minimal MODEL problems.jsonl     # your own model and problems

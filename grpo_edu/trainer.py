@@ -3,7 +3,9 @@
 `train` yields the metrics of each step. It follows algorithm 1 of DeepSeekMath (arXiv 2402.03300), with the variants of
 `grpo_edu.losses`; `grpo_edu.minimal` is the same without them. Read it from top to bottom, or follow a token in a
 debugger: `train` → `update_policy` (one rollout) → `optimizer_step` → `micro_batch_loss` → `grpo_edu.losses.grpo_loss`
-→ `per_token_loss`. What only some settings need comes last, or is in `grpo_edu.extras`.
+→ `per_token_loss`. `state` is what a run carries from one step to the next (`TrainingState`), and `stages` names the
+functions of a step: `stages.loss` is `grpo_loss`, unless a study replaces it (`Stages`). Both are defined near the end,
+after what only some settings need; the rest of that is in `grpo_edu.extras`.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def train(
     if penalty is not None:
         state.stepper.abort_grad_norm = None
     order = ProblemOrder(len(problems), config.seed, shuffle=config.shuffle_dataset)
-    for count in state.num_problems:
+    for count in state.num_problems:  # a run that is continued goes on after the problems that it has used
         order.draw(count)
     model.eval()
     sample = partial(sample_batch, tokenizer, problems, reward_funcs, state, config, stages)
@@ -190,7 +192,7 @@ def optimizer_step(
     stages: Stages,
     penalty: Callable[[nn.Module], Tensor] | None = None,
 ) -> tuple[dict[str, float], Tensor]:
-    """Add up the gradients of all micro-batches, given as row indices, and take one step.
+    """Add up the gradients of all micro-batches and take one step. parts: the row indices of each micro-batch.
 
     Returns the metrics, and per_token_logps (B, C) before the step.
     """
