@@ -2,14 +2,15 @@
 
 The sides take turns, each training in a process of its own. *tiny*: the shipped model, 16 prompts × 8 completions of
 up to 96 tokens. *494M*: the shape of Qwen2-0.5B-Instruct with random weights, 1 prompt of 128 tokens × 8 completions
-of 64, where only one side fits in memory at a time. Stock TRL is its `GRPOTrainer` with transformers' `generate`, on
+of 64, where only one side fits in memory at a time. *smollm2*: SmolLM2-135M-Instruct, 16 instructions × 8 completions
+of up to 48 tokens, learned in eight micro-batches. Stock TRL is its `GRPOTrainer` with transformers' `generate`, on
 the same problems, reward and settings, in float32 without gradient checkpointing, and at 494M also as it comes
 (bfloat16 autocast, gradient checkpointing). The learning rate is so small that the policy, and with it the work, stays
 the same.
 
-Prints tables and writes ``benchmarks/results/step_tiny.json`` or ``step_494M.json``, with the floor: the least time
-that the step's products and memory traffic would take at this machine's measured rates, and a profile: the seconds of
-each phase of a step of this package. tiny: 2 minutes; 494M: 10, and ``--parts`` takes it piece by piece.
+Prints tables and writes ``benchmarks/results/step_SCALE.json``, with the floor: the least time that the step's products
+and memory traffic would take at this machine's measured rates, and a profile: the seconds of each phase of a step of
+this package. tiny: 2 minutes; 494M: 10, and ``--parts`` takes it piece by piece.
 """
 
 from __future__ import annotations
@@ -40,17 +41,19 @@ from benchmarks.harness import (
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt, train
 from grpo_edu.batch import score_rollout
 from grpo_edu.machine.step_process import never_tied
-from grpo_edu.problems.templates import LEVELS, Problem
+from grpo_edu.problems.templates import LEVELS, Problem, prompt_options
 from grpo_edu.scale.trl_backend import train_with_trl, trl_settings
 from grpo_edu.trainer import Stages, start_training
 
-SCALES = ("tiny", "494M")
+SCALES = ("tiny", "smollm2", "494M")
+ROUNDS = {"tiny": 7, "smollm2": 3, "494M": 1}
 PARTS = ("step", "rollout", "floor", "phases")
 STILL = 1e-7  # a learning rate at which the policy stays what it is
 TINY = GRPOConfig(learning_rate=STILL, max_steps=10_000)
 LARGE = GRPOConfig(prompts_per_step=1, max_completion_length=64, learning_rate=STILL, max_steps=10_000)
 LARGE_PROMPT = 128
-TARGETS = {"tiny": {"step": 4.0, "rollout": 3.0}, "494M": {"step": 3.0}}
+SMOLLM2 = replace(TINY, max_completion_length=48, gradient_accumulation_steps=8)
+TARGETS = {"tiny": {"step": 4.0, "rollout": 3.0}, "smollm2": {"step": 4.0, "rollout": 2.5}, "494M": {"step": 3.0}}
 
 
 def large_policy(dtype: str = "float32"):
@@ -76,6 +79,11 @@ def long_problem(tokenizer, length: int) -> Problem:
 def start_tiny(config: GRPOConfig, backend: Callable) -> Iterator[dict]:
     """A training of the shipped model."""
     return backend(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, config)
+
+
+def start_smollm2(config: GRPOConfig, backend: Callable) -> Iterator[dict]:
+    """A training of SmolLM2-135M-Instruct on instructions, with a reward that always differs."""
+    return backend(*load_policy("smollm2"), load_problems("instructions", "train"), never_tied, config)
 
 
 def start_large(backend: Callable, dtype: str) -> Iterator[dict]:
@@ -108,6 +116,8 @@ def sides(scale: str) -> dict[str, Callable[[], Iterator[dict]]]:
             "TRL with this rollout": partial(start_tiny, TINY, train_with_trl),
             "grpo_edu": partial(start_tiny, TINY, train),
         }
+    if scale == "smollm2":
+        return {"stock TRL": partial(start_smollm2, SMOLLM2, stock), "grpo_edu": partial(start_smollm2, SMOLLM2, train)}
     return {
         "stock TRL": partial(start_large, stock, "float32"),
         "stock TRL, as it comes": partial(start_large, stock_as_it_comes, "float32"),
@@ -289,6 +299,9 @@ def profile(scale: str, rounds: int) -> dict[str, dict]:
     """The phases of a step at one scale, by the dtype of the weights."""
     if scale == "tiny":
         return {"float32": phases(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, TINY, rounds)}
+    if scale == "smollm2":
+        problems = load_problems("instructions", "train")
+        return {"float32": phases(*load_policy("smollm2"), problems, never_tied, SMOLLM2, rounds)}
     found = {}
     for dtype in ("float32", "bfloat16"):
         model, tokenizer = large_policy(dtype)
@@ -303,16 +316,21 @@ def setting(scale: str) -> tuple:
         model, tokenizer = load_policy("tiny")
         problems, config = load_problems(LEVELS, "train"), TINY
         problems = problems[:: len(problems) // config.prompts_per_step][: config.prompts_per_step]
+    elif scale == "smollm2":
+        model, tokenizer = load_policy("smollm2")
+        config = SMOLLM2
+        problems = load_problems("instructions", "train")[: config.prompts_per_step]
     else:
         model, tokenizer = large_policy("bfloat16")
         problems, config = [long_problem(tokenizer, LARGE_PROMPT)], LARGE
-    return model, tokenizer, [render_prompt(tokenizer, problem.prompt) for problem in problems], config
+    prompts = [render_prompt(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in problems]
+    return model, tokenizer, prompts, config
 
 
 def measure(scale: str, part: str, rounds: int) -> dict[str, Any]:
     """One part of a scale."""
     if part == "step":
-        return compare_steps(sides(scale), rounds, keep=scale == "tiny")
+        return compare_steps(sides(scale), rounds, keep=scale != "494M")
     if part == "rollout":
         return compare_rollouts(*setting(scale), rounds)
     if part == "phases":
@@ -356,11 +374,11 @@ def main() -> int:
     """Measure the parts of one scale, keep those that were measured before; exit 1 where a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
     parser.add_argument("--scale", choices=SCALES, default="tiny")
-    parser.add_argument("--rounds", type=int, help="steps of each side that count (default: 7, at 494M 1)")
+    parser.add_argument("--rounds", type=int, help="steps of each side that count (default: 7, smollm2: 3, 494M: 1)")
     parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure anew (default: all)")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/step_SCALE.json")
     options = parser.parse_args()
-    rounds = (7 if options.scale == "tiny" else 1) if options.rounds is None else options.rounds
+    rounds = ROUNDS[options.scale] if options.rounds is None else options.rounds
     output = options.output or RESULTS / f"step_{options.scale}.json"
     before = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
     found = {part: measure(options.scale, part, rounds) for part in options.parts}

@@ -45,6 +45,7 @@ COURSE = {
     "11_memory_and_lora": "Memory and LoRA",
     "12_diagnosis_lab": "Diagnosis lab",
     "13_scaling_out": "Scaling out",
+    "14_real_language_model": "A real language model",
 }
 LONGEST_CELL = 30  # lines
 # JupyterLab shows the first line of what is collapsed, which must not give an answer away.

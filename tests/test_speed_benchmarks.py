@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("trl")
 
 from benchmarks import harness, startup, step  # noqa: E402  they need TRL
+from grpo_edu.extras import model_files  # noqa: E402
 
 SMALL = replace(step.TINY, prompts_per_step=2, num_generations=2, max_completion_length=6)
 ONE = {"median": 1.0, "low": 1.0, "high": 1.0}
@@ -97,6 +98,20 @@ def test_the_step_in_a_small_setting(monkeypatch, tmp_path, capsys):
     assert code == (0 if all(record["verdicts"].values()) else 1)
     shown = capsys.readouterr().out
     assert "| grpo_edu |" in shown and "floor: rollout" in shown
+
+
+@pytest.mark.slow
+def test_the_step_of_smollm2_in_a_small_setting(monkeypatch, tmp_path):
+    if model_files.smollm2_file() is None:
+        pytest.skip(f"SmolLM2 is not installed: {model_files.SMOLLM2_INSTALL}")
+    monkeypatch.setattr(step, "SMOLLM2", SMALL)
+    output = tmp_path / "step.json"
+    arguments = ["--scale", "smollm2", "--rounds", "1", "--parts", "step", "phases", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["step", *arguments])
+    step.main()
+    record = json.loads(output.read_text())
+    assert list(record["step"]) == ["stock TRL", "grpo_edu"] and len(record["verdicts"]) == 1
+    assert record["phases"]["float32"]["rollout"]["median"] > 0
 
 
 def test_targets_are_judged_on_this_package_in_float32():

@@ -25,6 +25,7 @@ TOPICS = (  # modules of this folder, in the order of the course
     "continual",
     "memory_and_lora",
     "diagnosis",
+    "real_model",
 )
 
 OTHERS = {"your_turn": "feedback", "unlabelled_runs": "diagnosis"}  # what notebooks use besides: name → module

@@ -1,0 +1,165 @@
+"""Exercises on training a real language model: a reward for an instruction, and the signal of each kind of problem."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from grpo_edu.checks.core import Call, Exercise, Part, call
+
+
+# ---- signal_by_kind ----
+def signal_by_kind(kinds: Sequence[str], rewards: Sequence[float], num_generations: int) -> dict[str, float]:
+    """The share of each kind's groups whose rewards are not all equal, so that GRPO can learn from them."""
+    size = num_generations
+    groups = [rewards[size * i : size * i + size] for i in range(len(kinds))]
+    signals = [max(group) > min(group) for group in groups]
+    found: dict[str, list[bool]] = {}
+    for kind, signal in zip(kinds, signals, strict=True):
+        found.setdefault(kind, []).append(signal)
+    return {kind: sum(own) / len(own) for kind, own in found.items()}
+
+
+_KINDS = ("question", "no comma", "lower case")
+
+
+def _some_groups(rng: random.Random, values: Sequence[float], kinds: Sequence[str]) -> Call:
+    size, each = rng.choice([2, 4]), rng.choice([2, 3])
+    names = [kind for kind in kinds for _ in range(each)]
+    rng.shuffle(names)
+    rows: list[float] = []
+    for _ in names:
+        group = rng.choice([[0.0] * size, [1.0] * size, [rng.choice(values) for _ in range(size)]])
+        rows += group
+    rows[-size:] = [values[0], values[-1], *([values[0]] * (size - 2))]  # at least one group has a signal
+    return call(names, rows, size)
+
+
+# Three groups with a signal of five: "question" 1 of 2, "no comma" 2 of 3.
+_WORKED = call(
+    ["question", "no comma", "question", "no comma", "no comma"], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0], 2
+)
+_UNEVEN = call(["question", "no comma", "no comma"], [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 4)
+
+check_signal_by_kind = Exercise(
+    signal_by_kind,
+    parts=(
+        Part("one kind", 1, lambda rng: _some_groups(rng, (0.0, 1.0), _KINDS[:1])),
+        Part("several kinds", 2, lambda rng: _some_groups(rng, (0.0, 1.0), _KINDS), always=(_WORKED, _UNEVEN)),
+        Part("rewards between 0 and 1", 1, lambda rng: _some_groups(rng, (0.25, 0.5, 0.75), _KINDS[:2])),
+    ),
+    changes="""
+        groups in which all are right count as a signal: max(group) > min(group) -> max(group) > 0
+            If all rewards are equal, every advantage is 0, whether the answers are right or wrong.
+        groups in which all are wrong count as a signal: max(group) > min(group) -> min(group) < 1
+            If all rewards are equal, every advantage is 0, whether the answers are right or wrong.
+        that is the share without a signal: max(group) > min(group) -> max(group) == min(group)
+            Which groups teach something: those whose rewards are equal, or those whose rewards differ?
+        that is the mean reward: max(group) > min(group) -> sum(group) / len(group)
+            A kind that is always obeyed has a mean of 1 and no signal.
+        a group with a signal must hold a 0 and a 1: max(group) > min(group) -> 0 in group and 1 in group
+            Rewards may lie between 0 and 1. Any difference within a group is a signal.
+        these are counts: sum(own) / len(own) -> sum(own)
+            A share: divide by the number of groups of this kind.
+        it is divided by the number of all groups: sum(own) / len(own) -> sum(own) / len(signals)
+            A share of the groups of *this kind*.
+        it is divided by the number of completions: sum(own) / len(own) -> sum(own) / (len(own) * num_generations)
+            A share of the groups, not of the completions.
+        one group with a signal is enough: sum(own) / len(own) -> float(any(own))
+            How many of the kind's groups have a signal?
+        the rewards of a group are taken with a stride:
+            rewards[size * i : size * i + size] -> rewards[i :: len(kinds)]
+            The rewards of a group are adjacent.
+    """,
+)
+
+
+# ---- short_and_on_topic ----
+def short_and_on_topic(completions: Sequence[str], topic: str, most: int) -> list[float]:
+    """1.0 for a completion of at most `most` words that names the topic and has four different words or more."""
+    rewards = []
+    for completion in completions:
+        words = [word.strip(".,!?").lower() for word in completion.split()]
+        paid = len(words) <= most and topic in words and len(set(words)) >= 4
+        rewards.append(float(paid))
+    return rewards
+
+
+_TOPICS = {"cat": "catalog", "sea": "season", "tea": "teacher", "sun": "Sunday"}
+_OPENINGS = ("Every morning the", "Nobody saw the", "They all love our", "We found a")
+_REST = "slowly and quietly near the old wooden bridge while rain fell all day long".split()
+
+
+def _on_topic(rng: random.Random, topic: str, size: int) -> str:
+    """A sentence of `size` words with the topic in fourth or fifth place, somewhere with a comma or a capital."""
+    opening = rng.choice(_OPENINGS).split()
+    written = rng.choice([topic, topic.capitalize(), topic + ","])
+    words = [*opening, written, *_REST][:size]
+    return " ".join(words) + rng.choice([".", "!", "?"])
+
+
+def _about_length(rng: random.Random) -> Call:
+    topic, most = rng.choice(sorted(_TOPICS)), rng.choice([7, 8, 9])
+    sizes = [most - 1, most, most + 1, most + 3]
+    rng.shuffle(sizes)
+    return call([_on_topic(rng, topic, size) for size in sizes], topic, most)
+
+
+def _about_topic(rng: random.Random) -> Call:
+    topic = rng.choice(sorted(_TOPICS))
+    other = f"Nobody saw the {_TOPICS[topic]} of last year."
+    texts = [other, _on_topic(rng, topic, 7), "What is the capital of?", f"We all like {topic}!"]
+    rng.shuffle(texts)
+    return call(texts, topic, 9)
+
+
+def _loopholes(rng: random.Random) -> Call:
+    topic, most = rng.choice(sorted(_TOPICS)), rng.choice([7, 8, 9])
+    repeated = [topic.capitalize(), topic, topic + ",", topic + "!"][: rng.choice([3, 4])]
+    texts = ["", f"{topic.capitalize()}!", " ".join(repeated), f"A {topic} is a {topic}!", _on_topic(rng, topic, 7)]
+    rng.shuffle(texts)
+    return call(texts, topic, most)
+
+
+check_short_and_on_topic = Exercise(
+    short_and_on_topic,
+    parts=(
+        Part(
+            "the limit of words", 1, _about_length, always=(call(["The sea and the sea and the old sea."], "sea", 6),)
+        ),
+        Part("the topic", 2, _about_topic),
+        Part(
+            "loopholes",
+            2,
+            _loopholes,
+            always=(
+                call(["", "Sea!", "A sea is a sea!", "Sea, sea, SEA! sea."], "sea", 8),
+                call(["The sea is wide.", "The sea, the sea, the sea is."], "sea", 8),
+            ),
+        ),
+    ),
+    changes="""
+        the limit itself is not allowed: len(words) <= most -> len(words) < most
+            "At most 8 words" allows 8.
+        characters are counted: len(words) <= most -> len(completion) <= most
+            The limit is a number of words.
+        the limit counts different words only: len(words) <= most -> len(set(words)) <= most
+            A word that is written twice counts twice.
+        `most` is not used: len(words) <= most and topic -> topic
+            What does a long answer earn?
+        the topic is found inside another word: topic in words -> topic in completion.lower()
+            "catalog" contains "cat". Compare whole words.
+        the topic is not needed: topic in words and len -> len
+            An obedient answer about something else is the first thing that a policy finds.
+        punctuation stays at the words: word.strip(".,!?").lower() -> word.lower()
+            "sea," and "sea!" are the word "sea".
+        capitals make another word: word.strip(".,!?").lower() -> word.strip(".,!?")
+            "Sea" at the beginning of a sentence is the word "sea".
+        repeated words are paid: topic in words and len(set(words)) >= 4 -> topic in words
+            "Sea sea sea" obeys. How many *different* words does it have?
+        four words are enough, equal or not: len(set(words)) >= 4 -> len(words) >= 4
+            "A sea is a sea!" has five words, and three different ones.
+        more than four different words are asked for: len(set(words)) >= 4 -> len(set(words)) > 4
+            Four different words or more.
+    """,
+)

@@ -1,0 +1,19 @@
+# the model is the one that the text describes, and a step with it takes much longer than with tiny
+assert model.num_parameters() == 134_515_008 and len(tokenizer) == 49_152
+assert ratio > 3
+
+# word problems give hardly any signal, worked solutions are unusual text, instructions give a signal
+assert rewards.mean() < 0.05 and tied >= 6
+assert unusual["worked solutions"] > unusual["its own samples"]
+assert 0.03 < obeyed.mean() < 0.6
+signal = (obeyed.sum(dim=1) > 0) & (obeyed.sum(dim=1) < 4)
+assert signal.sum() >= 2, "some groups have a signal"
+
+# eight steps raise the reward, and the held-out share that obeys; the topic and the readable answers are lost
+paid = [step["reward"] for step in history]
+assert sum(paid[-3:]) / 3 - sum(paid[:2]) / 2 > 0.15
+assert mcnemar(held_before["obeys the constraint"], held_after["obeys the constraint"]).p_value < 0.001
+assert sum(held_after["obeys the constraint"]) > sum(held_before["obeys the constraint"]) + 15
+assert sum(held_after["is about the topic"]) < sum(held_before["is about the topic"]) - 5
+assert len(set(after.completions)) < len(set(before.completions))
+assert open_loopholes == [16, 14, 0]
