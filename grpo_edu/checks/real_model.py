@@ -159,7 +159,7 @@ check_short_and_on_topic = Exercise(
             "Sea sea sea" obeys. How many *different* words does it have?
         four words are enough, equal or not: len(set(words)) >= 4 -> len(words) >= 4
             "A sea is a sea!" has five words, and three different ones.
-        more than four different words are asked for: len(set(words)) >= 4 -> len(set(words)) > 4
+        more than four different words are required: len(set(words)) >= 4 -> len(set(words)) > 4
             Four different words or more.
     """,
 )

@@ -12,7 +12,7 @@ assert signal.sum() >= 2, "some groups have a signal"
 # eight steps raise the reward, and the held-out share that obeys; the topic and the readable answers are lost
 paid = [step["reward"] for step in history]
 assert sum(paid[-3:]) / 3 - sum(paid[:2]) / 2 > 0.15
-assert mcnemar(held_before["obeys the constraint"], held_after["obeys the constraint"]).p_value < 0.001
+assert grpo_edu.mcnemar(held_before["obeys the constraint"], held_after["obeys the constraint"]).p_value < 0.001
 assert sum(held_after["obeys the constraint"]) > sum(held_before["obeys the constraint"]) + 15
 assert sum(held_after["is about the topic"]) < sum(held_before["is about the topic"]) - 5
 assert len(set(after.completions)) < len(set(before.completions))
