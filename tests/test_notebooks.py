@@ -46,6 +46,7 @@ COURSE = {
     "12_diagnosis_lab": "Diagnosis lab",
     "13_scaling_out": "Scaling out",
     "14_real_language_model": "A real language model",
+    "15_your_own_task": "Your own task",
 }
 LONGEST_CELL = 30  # lines
 # JupyterLab shows the first line of what is collapsed, which must not give an answer away.

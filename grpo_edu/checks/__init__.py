@@ -26,6 +26,7 @@ TOPICS = (  # modules of this folder, in the order of the course
     "memory_and_lora",
     "diagnosis",
     "real_model",
+    "own_task",
 )
 
 OTHERS = {"your_turn": "feedback", "unlabelled_runs": "diagnosis"}  # what notebooks use besides: name → module
