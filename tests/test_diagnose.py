@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.diagnose import BY_HAND, FAULTS, ISSUES
+from benchmarks.diagnose import BY_HAND, FAULTS, ISSUES, LOGS, TABLE, of_issues, table
 from grpo_edu.cli.main import main
 from grpo_edu.dashboards import LogDiagnosis
 from grpo_edu.runs.diagnosis import CAUSES, diagnose, diagnosis_text
+from grpo_edu.runs.log import read_log
 from grpo_edu.runs.metric_logs import metrics_of, read_metrics
 
 STEP = {
@@ -42,6 +43,13 @@ def test_logs_as_issues_describe_them(name):
     fault, _ = ISSUES[name]
     assert faults(read_metrics(BY_HAND / name)) == [fault] * bool(fault)
     assert set(ISSUES) == {file.name for file in BY_HAND.iterdir() if file.suffix != ".md"}
+
+
+def test_the_stored_table_is_what_the_rules_say_today():
+    records, stored = read_log(LOGS), json.loads(TABLE.read_text(encoding="utf-8"))
+    assert stored["report"] == table((record["arm"], record["metrics"]) for record in records)
+    assert stored["issues"] == of_issues()
+    assert not {record["seed"] for record in records} & set(range(5)), "those are the seeds of the selection"
 
 
 def test_every_fault_of_the_lab_is_a_known_cause():
