@@ -54,6 +54,7 @@ class GRPOConfig:
         "lr_scheduler_type": SCHEDULES,
         "optim": OPTIMIZERS,
         "rollout_quantization": QUANTIZATION_SCHEMES,
+        "importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     }
 
     num_generations: int = setting(8, "G, completions per problem, at least 2, because each is compared with its group")
@@ -99,6 +100,9 @@ class GRPOConfig:
     memory_budget_gib: float | None = setting(None, "most memory to use (otherwise what is available)")
     rollout_quantization: str | None = setting(None, "how the copy is quantized")
     importance_sampling_correction: bool = setting(True, "correct for the difference of copy and policy")
+    importance_sampling_mode: str = setting(
+        "token_truncate", "weights of tokens or completions; bound or drop large ones"
+    )
     importance_sampling_clip_max: float = setting(3.0, "largest weight of this correction")
     abort_grad_norm: float | None = setting(1000000.0, "longer gradients, and those that are not finite, stop the run")
 

@@ -249,8 +249,8 @@ class Sampler:
             generator=generator,
         )
 
-    def importance_weights(self, old_per_token_logps: Tensor, sampling_per_token_logps: Tensor) -> Tensor | None:
-        """Weights (B, C) of the policy loss if another policy sampled; None if the trained policy itself did."""
+    def importance_weights(self, old_per_token_logps: Tensor, rollout: Rollout, rows: Tensor) -> Tensor | None:
+        """Weights (B, C) of the loss of these rows if another policy sampled; None if the trained policy itself did."""
         return None
 
     def metrics(self, old_per_token_logps: Tensor, rollout: Rollout) -> dict[str, float]:

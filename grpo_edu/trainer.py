@@ -232,7 +232,7 @@ def micro_batch_loss(
             batch.loss_mask[rows],
             ref_per_token_logps=rows_of(update.ref_per_token_logps, rows),
             weights=update.weights[rows],
-            importance_weights=state.sampler.importance_weights(old, batch.rollout.sampling_per_token_logps[rows]),
+            importance_weights=state.sampler.importance_weights(old, batch.rollout, rows),
             policy_mask=policy_mask(logps, old, update, rows, config),
             beta=config.beta,
             use_bias_correction_kl=config.use_bias_correction_kl,

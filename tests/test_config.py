@@ -24,7 +24,7 @@ from grpo_edu.fast import chunked_logps as chunked
 from grpo_edu.fast.chunked_logps import chunked_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, per_token_loss, per_token_policy_loss, reduce_loss, token_weights
 from grpo_edu.quantization import rollouts
-from grpo_edu.quantization.rollouts import mismatch_metrics, truncated_importance_weights
+from grpo_edu.quantization.rollouts import correction_weights, mismatch_metrics, truncated_importance_weights
 from grpo_edu.rollout import sample_tokens
 from grpo_edu.studies import power
 from grpo_edu.studies.power import (
@@ -76,6 +76,7 @@ REFUSED = {
     "optim": ["adam"],
     "memory_budget_gib": [0.0, math.inf, "2"],
     "rollout_quantization": ["int3"],
+    "importance_sampling_mode": ["mask", None],
     "importance_sampling_clip_max": [0.0, None],
     "abort_grad_norm": [0.0, math.nan, "big"],
     "shuffle_dataset": ["no"],
@@ -112,6 +113,7 @@ CALLED = {
     token_weights: partial(token_weights, ONES),
     reduce_loss: partial(reduce_loss, ROWS, ONES),
     truncated_importance_weights: partial(truncated_importance_weights, ROWS, ROWS),
+    correction_weights: partial(correction_weights, ROWS, ROWS, ONES, mode="token_mask"),
     mismatch_metrics: partial(mismatch_metrics, ROWS, ROWS, ONES),
     ewc_penalty: partial(ewc_penalty, LINEAR, BY_HAND, BY_HAND),
     anchor_penalty: partial(anchor_penalty, [Anchor(BY_HAND, BY_HAND)]),

@@ -57,6 +57,7 @@ TELLING = {
     "optim": ["adafactor"],
     "rollout_quantization": ["int4-group"],
     "importance_sampling_correction": [False],
+    "importance_sampling_mode": ["token_mask", "sequence_truncate", "sequence_mask"],
     "importance_sampling_clip_max": [0.5],
 }
 # These change memory, time or what stops a run, and the numbers by rounding at most.

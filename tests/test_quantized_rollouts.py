@@ -1,16 +1,27 @@
 """Quantized rollouts: weights by hand, and a training whose sampler is a rounded copy of the policy."""
 
+import inspect
+import math
+import textwrap
+import types
+
 import pytest
 import torch
 from random_policy import byte_tokenizer, random_model
 from torch.testing import assert_close
 from toy_policy import make_batch, make_model, sgd, training_state, update_policy, weights, word_tokenizer
+from trl import GRPOTrainer
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.logprobs import per_token_logps
 from grpo_edu.problems.templates import Problem
 from grpo_edu.quantization.model import quantization_scheme
-from grpo_edu.quantization.rollouts import QuantizedSampler, mismatch_metrics, truncated_importance_weights
+from grpo_edu.quantization.rollouts import (
+    QuantizedSampler,
+    correction_weights,
+    mismatch_metrics,
+    truncated_importance_weights,
+)
 from grpo_edu.scale.trl_backend import trl_settings
 from grpo_edu.trainer import train
 
@@ -42,6 +53,71 @@ def test_weights_carry_no_gradient_and_refuse_what_does_not_fit():
         truncated_importance_weights(logps, torch.zeros(2, 2), 3.0)
     with pytest.raises(ValueError, match="cap.*positive"):
         truncated_importance_weights(logps, torch.zeros(2, 3), 0.0)
+
+
+def of_trl(mode, trained, sampled, mask, cap):
+    """The statements of TRL's own trainer that make the weights, with `mode` as its setting."""
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    start = source.index(" " * 16 + "mask = completion_mask if tool_mask is None")
+    end = source.index("# Compute the per-token log probabilities for the reference model")
+    body = textwrap.dedent(source[start:end])
+    names = {f"vllm_importance_sampling_{name}": value for name, value in (("mode", mode), ("clip_max", cap))}
+    trainer = types.SimpleNamespace(**names, vllm_importance_sampling_clip_min=None)
+    space = {"self": trainer, "torch": torch, "math": math, "completion_mask": mask, "tool_mask": None}
+    space |= {"old_per_token_logps": trained, "sampling_per_token_logps": sampled}
+    exec(body, space)
+    return space["vllm_importance_sampling_ratio"]
+
+
+@pytest.mark.parametrize("mode", GRPOConfig.choices["importance_sampling_mode"])
+def test_the_four_modes_give_the_weights_of_trl(mode):
+    generator = torch.Generator().manual_seed(0)
+    trained, sampled = (torch.randn(64, 5, generator=generator) - 2 for _ in range(2))
+    mask = (torch.arange(5) < torch.randint(1, 6, (64, 1), generator=generator)).long()
+    ours = correction_weights(trained, sampled, mask, mode=mode, cap=2.0)
+    assert_close(ours, of_trl(mode, trained, sampled, mask, 2.0))
+    assert ours.shape == ((64, 1) if mode.startswith("sequence") else (64, 5))
+    assert (ours == (0.0 if mode.endswith("mask") else 2.0)).any(), "some weights were above the limit"
+
+
+@pytest.mark.parametrize("mode", GRPOConfig.choices["importance_sampling_mode"])
+def test_the_trainer_uses_the_mode(mode):
+    """One SGD step against the weights put in by hand, and the metrics of these weights."""
+    batch = make_batch(make_model(), word_tokenizer(), GRPOConfig(**SMALL))
+    r = batch.rollout
+    shift = torch.linspace(-1, 1, r.sampling_per_token_logps.numel()).view_as(r.sampling_per_token_logps)
+    object.__setattr__(r, "sampling_per_token_logps", r.sampling_per_token_logps - shift)
+    settings = {"rollout_quantization": "int8-weight", "max_grad_norm": 0.0, "importance_sampling_clip_max": 1.5}
+    model = make_model()
+    before = weights(model)
+    config = GRPOConfig(**SMALL, **settings, importance_sampling_mode=mode)
+    metrics = update_policy(model, batch, sgd(model), config)
+    change = {name: value - before[name] for name, value in weights(model).items()}
+    model = make_model()
+    logps = per_token_logps(model, r.prompt_ids, r.prompt_mask, r.completion_ids, r.completion_mask)
+    difference = (logps.detach() - r.sampling_per_token_logps) * r.completion_mask
+    if mode.startswith("sequence"):
+        difference = difference.sum(dim=1, keepdim=True)
+    w = difference.exp()
+    w = w.clamp(max=1.5) if mode.endswith("truncate") else w * (w <= 1.5)
+    lengths = r.completion_mask.sum(dim=1, keepdim=True)
+    surrogate = (w * batch.advantages[:, None] * logps * r.completion_mask / lengths).sum() / len(lengths)
+    gradients = torch.autograd.grad(surrogate, list(model.parameters()))
+    for moved, gradient in zip(change.values(), gradients, strict=True):
+        assert_close(moved, gradient, atol=1e-6, rtol=1e-5)
+    assert metrics["sampling/importance_sampling_ratio/max"] <= 1.5
+
+
+def test_vespo_takes_no_weight_per_completion():
+    config = GRPOConfig(
+        **SMALL, loss_type="vespo", rollout_quantization="bf16", importance_sampling_mode="sequence_mask"
+    )
+    with pytest.raises(
+        ValueError, match="^importance_sampling_mode must be token_truncate or token_mask with loss_type"
+    ):
+        QuantizedSampler(make_model(), word_tokenizer(), config)
+    with pytest.raises(ValueError, match="^mode must be one of token_truncate.*got 'mask'"):
+        correction_weights(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), mode="mask", cap=3.0)
 
 
 def test_mismatch_of_nothing_is_nothing():
@@ -121,8 +197,9 @@ def test_without_quantization_the_policy_itself_samples():
     model, tokenizer = make_model(), word_tokenizer()
     sampler = training_state(model, sgd(model), config).sampler
     assert sampler.policy() is model
-    assert sampler.importance_weights(torch.zeros(1, 1), torch.zeros(1, 1)) is None
     batch = make_batch(model, tokenizer, config)
+    logps = batch.rollout.sampling_per_token_logps
+    assert sampler.importance_weights(logps, batch.rollout, torch.arange(len(logps))) is None
     assert not [key for key in update_policy(model, batch, sgd(model), config) if key.startswith("sampling/")]
 
 

@@ -42,7 +42,7 @@ TOPICS = {
         "memory and speed": "gradient_accumulation_steps gradient_checkpointing "
         "optimizer_in_backward memory_budget_gib",
         "sampling from a quantized copy": "rollout_quantization "
-        "importance_sampling_correction importance_sampling_clip_max",
+        "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
     }.items()
 }
 

@@ -84,12 +84,12 @@ RUN_NEEDS: tuple[Need, ...] = (
     Need("use_bias_correction_kl", lambda run: run["beta"] > 0, "`beta` above 0"),
     Need("ref_model_mixup_alpha ref_model_sync_steps", lambda run: run["sync_ref_model"], "`sync_ref_model`"),
     Need(
-        "importance_sampling_correction importance_sampling_clip_max",
+        "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
         lambda run: run["rollout_quantization"] is not None,
         "`rollout_quantization`",
     ),
     Need(
-        "importance_sampling_clip_max",
+        "importance_sampling_mode importance_sampling_clip_max",
         lambda run: run["importance_sampling_correction"],
         "`importance_sampling_correction`",
     ),
