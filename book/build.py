@@ -28,6 +28,7 @@ DOCUMENTS = {
     "For students": [
         "syllabus",
         "glossary",
+        "playground",
         "dashboards",
         "your_own_task",
         "challenge",
@@ -42,6 +43,8 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 RUN = ROOT / "docs" / "images" / "dashboard_training.png"
 RUN_ALT = "A finished run in the dashboard: settings, curves, accuracy before and after, and sampled completions"
+PLAYED = re.compile(r"^!\[[^\]]*\]\(images/playground\.png\)", re.MULTILINE)
+PLAYABLE = ("03_policy_gradients", "04_group_advantages", "05_grpo_objective")  # notebooks about what it shows
 EXPLORERS = {"AdvantageExplorer": "advantages", "ObjectiveExplorer": "objective"}
 ASKED = re.compile(r"^!\[[^\]]*\]\(docs/images/dashboard_ask\.png\)", re.MULTILINE)
 FACTS = re.compile(r"^Study time ≈ .*$", re.MULTILINE)
@@ -199,6 +202,8 @@ def prepare_notebook(notebook, page, files, repository, linked):
     facts = exercise_facts(notebook) if page.startswith("exercises/") else ""
     if facts and first["cell_type"] == "markdown":
         first["source"] = first["source"].replace("\n", f"\n\n{facts_html(facts)}\n", 1)
+    if page.startswith("notebooks/") and Path(page).stem in PLAYABLE:
+        first["source"] += "\n\n[Try it without Python](../docs/playground.md): a small policy that learns in the page."
 
 
 def prepare_html(page, code):
@@ -228,6 +233,11 @@ def recorded(fallback):
     return f'<div class="course-explorer" data-explorer="ask" data-recording="{html.escape(stored)}">{fallback}</div>'
 
 
+def playground(fallback):
+    """The policy that trains in the page, or the fallback where no JavaScript runs."""
+    return f'<div class="course-explorer" data-playground>{fallback}</div>'
+
+
 def bar_text(state, model):
     """The text of a stored progress bar when it had ended, such as "100% 20/20 [00:12<00:00, reward=0.83]"."""
     children = state.get(model, {}).get("state", {}).get("children", [])
@@ -253,6 +263,10 @@ def prepare(folder, config):
         if name.endswith(".md"):
             text = with_explorers(prepare_text(text, name, files, repository, linked))
             text = ASKED.sub(lambda picture: recorded(f"\n\n{picture[0]}\n\n"), text)
+            text = PLAYED.sub(lambda picture: playground(f"\n\n{picture[0]}\n\n"), text)
+            if name == "README.md":  # the book begins with it
+                title, about, rest = text.split("\n\n", 2)
+                text = "\n\n".join([title, about, playground(""), rest])
         else:
             notebook = json.loads(text)
             prepare_notebook(notebook, name, files, repository, linked)

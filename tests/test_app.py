@@ -94,6 +94,31 @@ def test_a_slot_whose_process_was_killed_goes_to_exactly_one_of_three(tmp_path):
     assert holders == dict.fromkeys(range(trials), 1)
 
 
+@pytest.mark.slow
+def test_the_address_is_printed_when_it_answers_and_an_interrupt_of_the_command_alone_ends_all(tmp_path):
+    pytest.importorskip("voila", reason="no Voilà: pip install voila")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "grpo_edu", "app", "--no-browser", f"--port={port}", f"--runs={tmp_path}"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=REPOSITORY)
+    address = next(line for line in server.stdout if "http" in line).split()[-1]
+    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    assert address.startswith(f"http://127.0.0.1:{port}/?token=")
+    served = voila(server)
+    os.kill(server.pid, signal.SIGINT)  # not to its group, as Ctrl-C in a terminal would
+    assert server.wait(timeout=SECONDS) == 0 and not served.is_running()
+    server.stdout.close()
+
+
+def test_a_port_of_another_server_is_refused(capsys):
+    pytest.importorskip("voila", reason="no Voilà: pip install voila")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["app", f"--port={port}"]) == 2
+    printed = capsys.readouterr()
+    assert str(port) in printed.err and "http" not in printed.out
+
+
 @pytest.fixture(scope="module")
 def app(tmp_path_factory):
     """The address of a running app, its folder, and its process."""
@@ -333,7 +358,7 @@ def test_each_viewer_has_a_kernel_that_runs_no_code_and_ends_with_the_page(app, 
         press(page, "Start")
         if page is pages[0]:
             page.get_by_role("progressbar", name="Training").wait_for(timeout=1000 * SECONDS)
-    says(pages[1], "Press the button again when the other run has ended")
+    says(pages[1], "number 1 in the queue")
     assert "Traceback" not in pages[1].content() and "Error" not in pages[1].locator(STATUS).inner_text()
     for page in pages:
         page.close(run_before_unload=True)

@@ -283,6 +283,56 @@ def test_the_live_figures_answer_to_their_controls(open_page):
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize(
+    ("page", "viewport", "scheme"), [("README", LAPTOP, "light"), ("docs/playground", PHONE, "dark")]
+)
+def test_a_policy_learns_in_the_page_and_hacks_its_reward(open_page, page, viewport, scheme):
+    opened = open_page(f"{page}.html", viewport, scheme)
+    box = opened.locator("[data-playground]")
+    assert box.count() == 1
+    box.get_by_label("task", exact=True).select_option("up to three tokens")
+    box.get_by_label("reward", exact=True).select_option(index=1)
+    said, start = box.locator("[role=status]"), box.locator("svg path").first.get_attribute("d")
+    box.get_by_role("button", name="One step").click()
+    assert "After 1 step " in said.inner_text() and box.locator("tbody").first.locator("tr").count() == 8
+    box.get_by_role("button", name="Play").click()
+    steps = "Number(/\\d+/.exec(document.querySelector('[data-playground] svg .title').textContent)[0])"
+    opened.wait_for_function(f"{steps} >= 40", timeout=120_000)
+    box.get_by_role("button", name="Pause").click()
+    assert "not what we wanted" in said.inner_text()
+    assert box.locator("svg path").first.get_attribute("d") != start
+    box.scroll_into_view_if_needed()
+    shoot(opened, f"book_playground_{scheme}")
+    box.get_by_role("button", name="Start over").click()
+    assert box.locator("svg path").first.get_attribute("d") == start
+
+
+@pytest.mark.browser
+def test_what_scrolls_and_what_folds_has_a_name_and_the_keyboard(open_page):
+    page = open_page("notebooks/05_grpo_objective.html", PHONE)
+    names = page.locator(".bd-sidebar-primary summary").evaluate_all("all => all.map(one => one.ariaLabel)")
+    assert len(names) > 10 and all(names)
+    page.wait_for_function("MathJax.startup.promise.then(() => true)")
+    page.evaluate("dispatchEvent(new Event('resize'))")
+    scrolling = page.locator(".bd-article table, .bd-article .output").evaluate_all(
+        "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.tabIndex)"
+    )
+    assert scrolling and set(scrolling) == {0}
+
+
+@pytest.mark.browser
+def test_a_search_shows_words_and_the_console_no_complaint(browser, address):
+    page, said = browser.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.goto(f"{address}/search.html?q=ratio")
+    page.locator("#search-results li p.context").nth(5).wait_for(timeout=60_000)
+    texts = page.locator("#search-results p.context").all_inner_texts()
+    page.close()
+    assert not [text for text in texts if "\\(" in text or "\\frac" in text]
+    assert not [text for text in said if "theme mode" in text]
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("name", ["README", "notebooks/00_start_here"])
 def test_the_first_pages_show_step_by_step_how_the_model_was_asked(open_page, name):
     page = open_page(f"{name}.html", PHONE)

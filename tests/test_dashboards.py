@@ -300,7 +300,7 @@ def test_a_run_is_drawn_judged_and_saved(board, tmp_path):
     comparer = RunComparer(tmp_path)
     assert comparer.pick.value == (folder.name,) and comparer.test.disabled
     comparer.pick.value = ()
-    assert "no run is chosen" in comparer.message.value
+    assert "No run is chosen" in comparer.message.value
 
 
 def test_two_saved_runs_are_compared_in_pairs(board, tmp_path):
@@ -374,9 +374,56 @@ def test_a_second_run_where_one_may_run_is_explained(board, tmp_path, monkeypatc
     monkeypatch.setenv(SLOTS, f"{tmp_path}:1")
     with run_slot():
         board.start.click()
-        board.worker.join(30)
-    assert "at most 1 at a time" in board.message.value and "Error" not in board.message.value
-    assert len(press_and_wait(board).history) == 2
+        wait_for(lambda: "number 1 in the queue" in board.message.value)
+        assert board._sessions == {}, "nothing is loaded before it is its turn"
+        other = AskTheModel(num_generations=2, steps=5)
+        other.train.click()
+        wait_for(lambda: "number 2 in the queue" in other.message.value)
+        other.stop.click()
+        other.worker.join(30)
+        assert "Stopped" in other.message.value and other.before == []
+    board.worker.join(120)
+    assert len(board.run.history) == 2 and list(tmp_path.glob("queue-*")) == []
+
+
+def buttons(board):
+    """The first step of a dashboard, and what else can be done."""
+    first = [button.description for button in board._buttons if button.button_style == "primary"]
+    assert len(first) == 1
+    return first[0], [one.description for one in board._buttons if "grpo-edu-off" not in one._dom_classes]
+
+
+def test_one_button_is_the_next_step_and_those_that_can_do_nothing_look_off(board):
+    assert buttons(board) == ("Start", ["Start"])
+    board.steps.value = 30
+    board.start.click()
+    assert buttons(board) == ("Pause", ["Pause", "Stop"])
+    wait_for(lambda: board.run.history)
+    board.stop.click()
+    board.worker.join(30)
+    assert buttons(board) == ("Resume", ["Start", "Resume", "Save"])
+    ask = AskTheModel(num_generations=2, steps=5)
+    assert buttons(ask) == ("Ask", ["Ask", "Train"])
+
+
+def test_a_run_whose_kernel_ended_was_kept_on_its_way(board, policy_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_edu.dashboards.training._KEEP_EVERY", 0.0)
+    board.steps.value, board.every.value = 100, 0
+    board.start.click()
+    wait_for(lambda: len(board.run.history) > 2)
+    later = TrainingDashboard((policy_folder,), parent=tmp_path)
+    assert "of 100" in later.kept.label and "kept just now" in later.kept.label
+    assert later._offer.layout.display is None
+    board.stop.click()
+
+
+def test_the_picture_of_the_last_run_stays_until_there_is_one_of_the_next(board):
+    press_and_wait(board)
+    picture = board.picture.value
+    shown = []
+    board.picture.observe(lambda change: shown.append(change["new"]), "value")
+    press_and_wait(board)
+    assert picture and "" not in shown
 
 
 def test_every_step_is_drawn_and_the_progress_is_shown_in_each_stage(board):
@@ -402,6 +449,10 @@ def test_the_model_is_asked_before_and_after_it_is_trained():
     assert board.picture.value.count("<table") == 1 and len(board.before) == 4
     rewards = torch.tensor([row["reward"] for row in board.before])
     assert [row["advantage"] for row in board.before] == pytest.approx(group_advantages(rewards, 4).tolist())
+    first = board.picture.value
+    board.ask.click()
+    board.worker.join(60)
+    assert board.picture.value != first, "the second group has random numbers of its own"
     board.train.click()
     board.worker.join(120)
     assert board.trained == 5 and len(board.after) == 4 and [steps for steps, _ in board.series] == [0, 5]

@@ -8,10 +8,13 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,19 +66,32 @@ def run_app_command(arguments: Namespace) -> int:
             "GRPO_EDU_APP_RUNS": str(Path(arguments.runs).absolute()),
         }
         env["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(_TEMPLATES), os.environ.get("JUPYTER_PATH")]))
-        print(f"grpo_edu: http://127.0.0.1:{arguments.port}{arguments.base_url}?token={token}", flush=True)
         command = [sys.executable, "-m", "voila", str(place / "app.ipynb"), f"--Voila.config_file_paths={place}"]
         server = subprocess.Popen([*command, "--no-browser"] if arguments.no_browser else command, env=env)
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())  # told to end, it does not leave Voilà behind
         try:
+            print("grpo_edu: the server is starting …", flush=True)
+            if _answers(server, arguments.port):
+                address = f"http://127.0.0.1:{arguments.port}{arguments.base_url}?token={token}"
+                print(f"grpo_edu: {address}\ngrpo_edu: press Ctrl-C to end it", flush=True)
             return server.wait()
-        except KeyboardInterrupt:
-            server.wait()  # it has had the same Ctrl-C, and ends its kernels
+        except KeyboardInterrupt:  # Voilà has not had it, where only this process was told
             return 0
         finally:
-            if server.poll() is None:
-                server.terminate()
+            server.terminate()
+            try:
                 server.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _answers(server: subprocess.Popen, port: int) -> bool:
+    """Wait until the server takes connections; False where it ended before that."""
+    while server.poll() is None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return server.poll() is None
+        time.sleep(0.1)
+    return False
 
 
 def server_settings(arguments: Namespace, token: str) -> dict[str, dict]:
@@ -125,6 +141,11 @@ def _check(arguments: Namespace) -> None:
             raise ValueError(f"{option}: {getattr(arguments, name)} is too small; give at least {lowest}")
     if arguments.port > 65535:
         raise ValueError(f"port: {arguments.port} is no port; give one up to 65535")
+    try:
+        socket.create_server(("127.0.0.1", arguments.port)).close()
+    except OSError as error:
+        reason = f"port: {arguments.port} cannot be used ({error.strerror}); end what uses it, or give another --port"
+        raise ValueError(reason) from error
     if not re.fullmatch(r"/([\w.-]+/)*", arguments.base_url):
         raise ValueError(f"base-url: {arguments.base_url!r} must begin and end with a slash, such as /grpo/")
 

@@ -23,7 +23,7 @@ from grpo_edu.dashboards import (
     RunComparer,
     TrainingDashboard,
 )
-from grpo_edu.dashboards.base import button_row
+from grpo_edu.dashboards.base import button_row, say_html
 
 RUNS = "GRPO_EDU_APP_RUNS"  # the folder of the runs
 NOTEBOOKS = "GRPO_EDU_APP_NOTEBOOKS"  # the folder of the notebooks that the server offers
@@ -102,6 +102,7 @@ class App(widgets.Tab):
 
     def __init__(self) -> None:
         super().__init__([widgets.VBox() for _ in _TABS], titles=list(_TABS))
+        self.add_class("grpo-edu-app")
         self.observe(lambda change: self.show_tab(change["new"]), "selected_index")
         self.selected_index = 0
         self.show_tab(0)
@@ -110,6 +111,7 @@ class App(widgets.Tab):
         """Create the dashboard of a tab if it does not exist yet; the stored runs are read again each time."""
         name, place = list(_TABS)[number], self.children[number]
         if not place.children or name == "Runs":
+            place.children = (widgets.HTML(say_html(f"{name} is being prepared …")),)
             dashboard = _TABS[name].make()
             place.children = (dashboard, _beside(dashboard, _TABS[name]))
 

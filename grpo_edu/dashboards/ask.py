@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import Dashboard, button_row, progress_bar, slider
-from grpo_edu.dashboards.worker import NoSlot, Stopped, Worker, run_slot, words_of
+from grpo_edu.dashboards.base import Dashboard, button_row, offer, progress_bar, slider
+from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
 from grpo_edu.figures.style import COLORS
 from grpo_edu.problems.instructions import SET_PREFIX, check_instruction
 from grpo_edu.problems.templates import LEVELS, Problem, data_dir, prompt_options, scorer_of
@@ -29,7 +29,19 @@ if TYPE_CHECKING:
 RECORDED = "ask_the_model.json"  # shown until the model was asked: `python -m benchmarks.dashboards`
 _EVERY = 5  # steps of training between two looks at the same question
 _OWN = "type your own question"
-_COLUMNS = ("answer", "extracted", "reward", "advantage", "probability")
+_TINY = "tiny knows arithmetic word problems, sorting lists and coin flips; to anything else it gives such an answer."
+# A row is an answer over its facts, beside its probability as a number and a bar: two tables fit next to each other.
+_LOOK = """<style>
+.grpo-edu-answers{display:flex;flex-flow:row wrap;gap:4px 20px}
+.grpo-edu-answers>div{flex:1 1 20em;min-width:0;overflow-x:auto}
+.grpo-edu-answers table{width:100%;font-size:13px;line-height:1.35}
+.grpo-edu-answers td{border-top:1px solid rgba(128,128,128,.3)}
+.grpo-edu-answers td:first-child{border-left:4px solid RED;overflow-wrap:anywhere;min-width:0}
+.grpo-edu-answers .right td:first-child{border-left-color:BLUE}
+.grpo-edu-answers small{display:block;font-size:12px}
+.grpo-edu-answers :is(td,th):last-child{width:8.2em;white-space:nowrap;padding-right:0;font-size:12px}
+.grpo-edu-answers i{display:block;height:5px;background:BLUE;transition:width .3s;margin-top:2px}
+</style>""".replace("BLUE", COLORS[0]).replace("RED", COLORS[1])
 
 
 class AskTheModel(Dashboard):
@@ -77,7 +89,7 @@ class AskTheModel(Dashboard):
         whole = widgets.IntSlider
         self.size = slider(whole, "G, answers to the question", num_generations, 2, 16, 1, "num_generations")
         self.steps = slider(whole, "training steps", steps, 5, 60, 5, "each with 8 problems and 8 answers to each")
-        (self.ask, self.train, self.stop, self.reset), buttons = button_row(
+        self._buttons, buttons = button_row(
             {
                 "Ask": (lambda button: self._begin(self._ask), "sample G answers"),
                 "Train": (lambda button: self._begin(self._train), "train, and ask the same question again"),
@@ -85,7 +97,9 @@ class AskTheModel(Dashboard):
                 "Start over": (self._reset, "forget what was learned"),
             }
         )
+        self.ask, self.train, self.stop, self.reset = self._buttons
         self.progress = widgets.HTML()
+        self._draws = 0  # groups that were sampled; each has random numbers of its own
         self._session: Session | None = None
         self._trained: dict[str, Any] = {}
         self._run_steps = 0
@@ -93,9 +107,11 @@ class AskTheModel(Dashboard):
         self.choose.observe(self._chosen, "value")
         self.model.observe(lambda change: self._change_model(), "value")
         about = "Ask a question, then train the model and see how its answers to the same question change."
-        controls = [buttons, self.model, self.choose, self.question, self.answer, self.size, self.steps]
+        about += f" {_TINY}" if model == "tiny" else ""
+        controls = [buttons, self.progress, self.model, self.choose, self.question, self.answer, self.size, self.steps]
         super().__init__("Ask the model", controls, about)
-        self.stage.children = (self.message, self.progress, self.picture)
+        self.progress.layout.min_height, self.message.layout.min_height = "3.4em", "3em"  # so that nothing jumps
+        self._offer()
         self._show_recorded()
 
     def problem(self) -> Problem:
@@ -129,7 +145,14 @@ class AskTheModel(Dashboard):
         except ValueError as error:
             self.say(str(error), wrong=True)
             return
+        offer(self._buttons, [self.stop], self.stop)
         self.work(task)
+
+    def _offer(self) -> None:
+        """What can be done while nothing is under way: a first question, or, once it was asked, a training run."""
+        trainable = not self.model.value
+        first = self.train if self.before and trainable else self.ask
+        offer(self._buttons, [self.ask, *[self.train] * trainable, *[self.reset] * bool(self.before)], first)
 
     def _load(self) -> Session:
         from grpo_edu.models import Session, load_policy
@@ -180,7 +203,8 @@ class AskTheModel(Dashboard):
         assert self._asked is not None
         problem, size = self._asked
         prompt = render_prompt(session.tokenizer, problem.prompt, **prompt_options(problem.level))
-        generator = torch.Generator().manual_seed(len(self.series))
+        generator = torch.Generator().manual_seed(self._draws)
+        self._draws += 1
         rollout = generate(
             session.model,
             session.tokenizer,
@@ -204,13 +228,14 @@ class AskTheModel(Dashboard):
 
         if self.model.value:
             raise ValueError("This run is trained already. Choose the first model of the list to train it here.")
-        if not self.before or self._asked != (self.problem(), self.size.value):
-            self._ask(worker)
-        session, steps = self._load(), self.steps.value
+        steps = self.steps.value
         sizes = {"max_steps": steps, "prompts_per_step": 8, "num_generations": 8, "seed": self.trained}
         config = default_config(self.data, self.base, loss_type="grpo", **sizes)
-        self.say("The model is being trained. Its answers to your question are sampled again every few steps.")
-        with run_slot():
+        with run_slot(in_queue(worker, self.say)):
+            if not self.before or self._asked != (self.problem(), self.size.value):
+                self._ask(worker)
+            session = self._load()
+            self.say("The model is being trained. Its answers to your question are sampled again every few steps.")
             began = time.perf_counter()
             for metrics in train(
                 session.model, session.tokenizer, load_split(self.data, "train"), accuracy_reward, config
@@ -218,7 +243,7 @@ class AskTheModel(Dashboard):
                 self.trained += 1
                 done = int(metrics["step"])
                 left = (steps - done) * (time.perf_counter() - began) / done
-                reward = f"mean reward on other problems {metrics['reward']:.2f}"
+                reward = f"mean reward {metrics['reward']:.2f}"
                 self._tell(f"Step {done} of {steps}: {reward}, {left:.0f} s left", done / steps)
                 if done % _EVERY == 0:
                     self._sample(session, self.trained)
@@ -232,9 +257,10 @@ class AskTheModel(Dashboard):
         """Say what the answers show, or what went wrong."""
         self.progress.value = ""
         if error is None or isinstance(error, Stopped):
-            self.say(self.words())
+            self.say(self.words() if self.before else "Stopped. Press Ask to let the model answer.")
         else:
-            self.say(str(error) if isinstance(error, NoSlot) else words_of(error), wrong=True)
+            self.say(words_of(error), wrong=True)
+        self._offer()
 
     def words(self) -> str:
         """What the answers show."""
@@ -277,6 +303,8 @@ class AskTheModel(Dashboard):
         if self._session is not None:
             self._session.reset()
         self._forget()
+        self._draws = 0
+        self._offer()
         self.picture.value = self.alt = ""
         self.say("The model is as it was before training. Press Ask.")
 
@@ -284,6 +312,7 @@ class AskTheModel(Dashboard):
         self.halt()
         self._session = None
         self._forget()
+        self._offer()
         self.picture.value = self.alt = ""
         self.say(
             "Press Ask: the base model and the trained one answer." if self.model.value else "Press Ask, then Train."
@@ -344,31 +373,30 @@ def _probabilities(session: Session, rollout: Rollout) -> list[float]:
 def answers_html(before: Sequence[dict], after: Sequence[dict], series: Sequence[Sequence[int]]) -> str:
     """One table of answers, or two next to each other, and the count of right answers during training."""
     if not after:
-        return _table(before, "Answers of the model")
+        return f'{_LOOK}<div class="grpo-edu-answers">{_table(before, "Answers of the model")}</div>'
     counts = ", ".join(f"{right} after {steps} steps" for steps, right in series[1:])
-    found = f"<p>Right answers of {len(before)}: {series[0][1]} before training, {counts}.</p>"
+    found = f"<div>Right answers of {len(before)}: {series[0][1]} before training, {counts}.</div>"
     tables = _table(before, "Before training"), _table(after, f"After {series[-1][0]} steps of training")
-    columns = "".join(f'<div style="flex:1 1 27em;min-width:0">{table}</div>' for table in tables)
-    return f'{found}<div style="display:flex;flex-flow:row wrap;gap:8px 20px">{columns}</div>'
+    return f'{_LOOK}<div class="grpo-edu-answers">{"".join(tables)}</div>{found}'
 
 
 def _table(rows: Sequence[dict[str, Any]], title: str) -> str:
     """The answers of a group; those that were scored again have their probability before and now."""
-    cell = 'style="text-align:left;vertical-align:top;padding:3px 4px'
     lines = []
     for row in sorted(rows, key=lambda row: -row["reward"]):
-        color = COLORS[0] if row["reward"] == 1 else COLORS[1]
-        chance = _percent(row["chance"]) + (f" → <b>{_percent(row['then'])}</b>" if "then" in row else "")
+        right = row["reward"] == 1
+        chance, now = _percent(row["chance"]), row.get("then", row["chance"])
+        shown = f"{chance} → <b>{_percent(now)}</b>" if "then" in row else chance
         extracted = "none" if row["answer"] is None else html.escape(str(row["answer"]))
-        text = f'<td {cell};border-left:5px solid {color};overflow-wrap:anywhere">{html.escape(row["text"])}</td>'
-        cells = [extracted, f"{row['reward']:.0f}", f"{row['advantage']:+.2f}", chance]
-        values = "".join(f'<td {cell}">{value}</td>' for value in cells)
-        lines.append(f"<tr>{text}{values}</tr>")
-    head = "".join(f'<th scope="col" {cell}">{name}</th>' for name in _COLUMNS)
-    caption = f'<caption style="text-align:left;font-weight:bold">{html.escape(title)}</caption>'
-    look = "border-collapse:collapse;width:100%;font-size:0.92em"
-    table = f'<table style="{look}">{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-    return f'<div role="region" tabindex="0" aria-label="{html.escape(title)}" style="overflow-x:auto">{table}</div>'
+        facts = f"({extracted}) · reward {row['reward']:.0f} · advantage {row['advantage']:+.2f}"
+        lines.append(
+            f"<tr{' class=right' * right}><td>{html.escape(row['text'])}"
+            f"<small>{'✓ right' if right else '✗ wrong'} {facts}</small></td>"
+            f'<td>{shown}<i style="width:{100 * now:.0f}%"></i></td></tr>'
+        )
+    head = f'<th scope="col">{html.escape(title)}</th><th scope="col">probability</th>'
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div role="region" tabindex="0" aria-label="{html.escape(title)}">{table}</div>'
 
 
 def _percent(share: float) -> str:

@@ -24,10 +24,10 @@ _CSS = """
 .grpo-edu-dashboard,.grpo-edu-dashboard .widget-box{overflow:visible}
 .grpo-edu-dashboard h2{margin:4px 0;font-size:1.15em}
 .grpo-edu-columns{display:flex;flex-flow:row wrap;gap:8px 28px;align-items:flex-start}
-.grpo-edu-dashboard .grpo-edu-controls{flex:1 1 16em;min-width:0;\
-display:grid;grid-template-columns:repeat(auto-fit,minmax(min(16em,100%),1fr));column-gap:28px;align-items:start}
+.grpo-edu-dashboard .grpo-edu-controls{flex:1 1 15em;min-width:0;\
+display:grid;grid-template-columns:repeat(auto-fit,minmax(min(15em,100%),1fr));column-gap:28px;align-items:start}
 .grpo-edu-controls>.grpo-edu-buttons{grid-column:1/-1}
-.grpo-edu-stage{flex:2 1 600px;min-width:0;max-width:100%}
+.grpo-edu-stage{flex:4 1 600px;min-width:0;max-width:100%}
 .grpo-edu-stage .widget-html-content{overflow-x:auto}
 .grpo-edu-stage img{min-width:500px}
 .grpo-edu-stage td:first-child{min-width:11em}
@@ -42,6 +42,10 @@ height:auto;line-height:1.6}
 .grpo-edu-controls .widget-dropdown>select{height:28px}
 .grpo-edu-buttons{display:flex;flex-flow:row wrap}
 .grpo-edu-buttons .widget-button{width:auto;min-width:5.5em}
+.grpo-edu-buttons .widget-button.mod-primary{background:BLUE;color:#fff;font-weight:bold}
+.grpo-edu-buttons .grpo-edu-off{opacity:.5}
+.grpo-edu-controls textarea{field-sizing:content;max-height:14em}
+[data-jp-theme-light="false"] .grpo-edu-dashboard img{filter:invert(.9) hue-rotate(180deg)}
 .grpo-edu-dashboard .widget-html{height:auto;width:auto;max-width:100%}
 .grpo-edu-dashboard .widget-html-content{line-height:1.5;white-space:normal;max-width:100%}
 .grpo-edu-dashboard table{border-collapse:collapse}
@@ -61,11 +65,14 @@ const text=slider.querySelector('.widget-label')?.textContent||'value';
 slider.querySelector('.noUi-handle')?.setAttribute('aria-label',text);
 const number=slider.querySelector('.widget-readout');
 number?.setAttribute('role','textbox');number?.setAttribute('aria-label',text+', as a number');}
+for(const button of box.querySelectorAll('.grpo-edu-buttons .widget-button'))
+button.setAttribute('aria-disabled',button.classList.contains('grpo-edu-off'));
 const said='.grpo-edu-message .widget-html-content';
 for(const status of box.querySelectorAll(said))status.setAttribute('aria-live','polite');
 for(const part of box.querySelectorAll('.grpo-edu-stage .widget-html-content'))
 if(part.scrollWidth>part.clientWidth)part.tabIndex=0;else part.removeAttribute('tabindex');};
-name();new MutationObserver(name).observe(box,{childList:true,subtree:true});new ResizeObserver(name).observe(box);}
+name();new MutationObserver(name).observe(box,{childList:true,subtree:true,attributeFilter:['class']});
+new ResizeObserver(name).observe(box);}
 """
 
 
@@ -281,6 +288,17 @@ def button_row(actions: dict[str, tuple[Callable, str]]) -> tuple[list[widgets.B
     row = widgets.Box(buttons)
     row.add_class("grpo-edu-buttons")
     return buttons, row
+
+
+def offer(row: Sequence[widgets.Button], possible: Sequence[widgets.Button], first: widgets.Button) -> None:
+    """Show which buttons of a row can do something now, and which of them is the next step.
+
+    A button that can do nothing stays on, because one that is off loses the focus. It looks and is announced as off,
+    and it says why when it is pressed.
+    """
+    for button in row:
+        button.button_style = "primary" if button is first else ""
+        (button.remove_class if button in possible else button.add_class)("grpo-edu-off")
 
 
 def folded(controls: Sequence[widgets.Widget]) -> list[widgets.Widget]:

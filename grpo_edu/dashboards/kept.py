@@ -49,7 +49,7 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
         "history": run.history,
         "samples": run.samples,
         "seconds": run.training_seconds,
-        "label": f"{run.position()} · {run.model_name} · {', '.join(run.data)} · {time.strftime('%H:%M')}",
+        "label": f"{run.position()} · {run.model_name} · {', '.join(run.data)}",
     }
     temporary = place / f".{_FILE}.{os.getpid()}"
     temporary.write_text(json.dumps(content), encoding="utf-8")
@@ -58,9 +58,22 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
         shutil.rmtree(older, ignore_errors=True)
 
 
-def kept_runs(parent: Path) -> dict[str, Path]:
-    """Label → folder of the runs in `parent/.kept`, the newest first."""
-    return {_read(place)["label"]: place for place in _places(parent)}
+def kept_runs(parent: Path) -> list[tuple[str, Path]]:
+    """Label and folder of each run in `parent/.kept`, the newest first."""
+    ages = [(place, time.time() - (place / _FILE).stat().st_mtime) for place in _places(parent)]
+    return [(f"{_read(place)['label']} · kept {_ago(age)}", place) for place, age in ages]
+
+
+def _ago(seconds: float) -> str:
+    """How long ago something was.
+
+    >>> _ago(5), _ago(600), _ago(7200), _ago(200_000)
+    ('just now', '10 min ago', '2 h ago', '2 days ago')
+    """
+    minutes = int(max(seconds, 0) // 60)
+    if minutes < 120:
+        return f"{minutes} min ago" if minutes else "just now"
+    return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // 1440} days ago"
 
 
 def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:

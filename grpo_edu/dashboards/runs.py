@@ -105,7 +105,12 @@ class RunComparer(Explorer):
         self.test.disabled = len(names) != 2
         if not names:
             self.picture.value = self.curves.value = self.table.value = self.sampled.value = ""
-            raise ValueError(f"no run is chosen; choose an evaluated run in {self.parent}, or train a model first")
+            if not self.runs:
+                raise ValueError(
+                    f"There is no evaluated run in {self.parent} yet. Train a model under Train and press Save, or run "
+                    "grpo-edu train. Then open this view again."
+                )
+            raise ValueError("No run is chosen. Choose one in the list, or two for the paired test.")
         results = {name: self.runs[name]["result"] for name in names}
         trials = {result["accuracy_after"]["n"] for result in results.values()}
         if len(trials) > 1:

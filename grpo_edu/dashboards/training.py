@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
-from grpo_edu.dashboards.base import Dashboard, button_row, choice, folded, progress_bar, several, slider
+from grpo_edu.dashboards.base import Dashboard, button_row, choice, folded, offer, progress_bar, several, slider
 from grpo_edu.dashboards.kept import keep, kept_runs, open_kept
-from grpo_edu.dashboards.training_run import TrainingRun
-from grpo_edu.dashboards.worker import NoSlot, Stopped, Worker, run_slot, words_of
+from grpo_edu.dashboards.training_run import AT_ONCE, TrainingRun
+from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
 from grpo_edu.figures.curves import accuracy_comparison
 from grpo_edu.figures.live import live_curves, svg_image
 from grpo_edu.problems.templates import data_dir
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from grpo_edu.models import Session
 
 _EVERY = 0.4  # seconds between two pictures
+_KEEP_EVERY = 15.0  # seconds of a run between two times at which it is kept, so that little is lost with the kernel
+_STARTED = "The run has started: the model is evaluated, trained, and evaluated again."
 RECORDED = "dashboard_run.json"  # the run that is shown until one was trained: `python -m benchmarks.dashboards`
 
 
@@ -32,7 +34,8 @@ class TrainingDashboard(Dashboard):
     """Settings, buttons, live curves and samples of a run of `grpo_edu.train`, evaluated before and after.
 
     The run is in a thread of its own. A bar and a line of numbers follow every step, and the curves are drawn two times
-    a second. A run that is paused or has ended is kept in `parent`, so that a page that is loaded again offers it.
+    a second. A run is kept in `parent` every quarter of a minute, when it is paused and at its end, so that a page that
+    is loaded again offers it.
 
     Args:
         models: the choices: shipped names, folders, folders of earlier runs.
@@ -72,7 +75,7 @@ class TrainingDashboard(Dashboard):
         often = [self.model, self.data, self.rewards, self.steps, self.generations, self.rate]
         seldom = [self.prompts, self.length, self.beta, self.loss_type, self.seed, self.heldout, self.every]
         self.settings = [*often, *seldom]
-        (self.start, self.pause, self.stop, self.save), buttons = button_row(
+        self._buttons, buttons = button_row(
             {
                 "Start": (self._start, "train, starting from the model as it was loaded"),
                 "Pause": (self._pause, "pause after this step; press again to resume"),
@@ -80,8 +83,9 @@ class TrainingDashboard(Dashboard):
                 "Save": (self._save, "save the model, its metrics and accuracies in a folder"),
             }
         )
+        self.start, self.pause, self.stop, self.save = self._buttons
         found = kept_runs(self.parent)
-        self.kept = choice("Kept run", found.items(), "runs that were paused or have ended before this page was loaded")
+        self.kept = choice("Kept run", found, "runs of before this page was loaded: paused, interrupted or ended")
         (self.opener,), opening = button_row(
             {"Open": (self._open, "show this run; one that is not finished can go on")}
         )
@@ -91,10 +95,11 @@ class TrainingDashboard(Dashboard):
         self._run: TrainingRun | None = None
         self._sessions: dict[str, Session] = {}
         self._going = False  # a run is under way, paused or not
-        self._drawn = self._told = 0.0
+        self._drawn = self._told = self._kept = 0.0
         about = "Press Start to train a model with these settings. Settings that cannot be combined are explained."
         super().__init__("A GRPO run", [buttons, self._offer, *often, *folded(seldom)], about)
         self.stage.children = (self.message, self.progress, self.picture, self.judged, self.samples)
+        self._switch(going=False)
         self._show_recorded()
 
     @property
@@ -142,20 +147,21 @@ class TrainingDashboard(Dashboard):
     def _begin(self, run: TrainingRun) -> None:
         """Train a new run, or go on with one that was kept."""
         self._run = run
-        self._going = True
+        self._going, self._kept = True, time.monotonic()
         self._switch(going=True)
         self.judged.value = ""
-        if not run.history:
-            self.samples.value = self.picture.value = self.alt = ""
-        self.say("The run has started: the model is evaluated, trained, and evaluated again.")
+        self.say(_STARTED if run.history else f"{_STARTED} Until its first step you see the run before.")
         self.work(self._work)
 
     def _work(self, worker: Worker) -> None:
-        with run_slot():
+        with run_slot(in_queue(worker, self.say)):
             self._tell()
             for _ in self.run.go(self._session(), worker, self._tell):
                 if worker.paused:
                     self._hold()
+                elif time.monotonic() - self._kept >= _KEEP_EVERY:
+                    self._keep()
+                    self._kept = time.monotonic()
 
     def _session(self) -> Session:
         """The model of the run; there is one model at a time in memory."""
@@ -202,24 +208,21 @@ class TrainingDashboard(Dashboard):
         """Show and keep what the run has reached, or why it ended."""
         run, kept = self.run, ""
         finished, stopped = run.after is not None, error is None or isinstance(error, Stopped)
-        if not finished and not stopped and not isinstance(error, NoSlot):
+        if not finished and not stopped:
             run.failure = words_of(error)  # type: ignore[arg-type]
         if run.history:  # the picture of the whole run
             self._draw()
             kept = "" if run.failure else self._keep()
         gc.collect()  # what the run held; left for later, it made the process grow by 80 MB over a hundred short runs
         self.progress.value, self._going = "", False
-        self._switch(going=False)
         if finished:
             self._show_verdict()
             self.say(f"{run.words()} {run.verdict()} {run.warnings()}{kept}")
         elif stopped:
-            self.pause.description = "Resume" if run.checkpoint else "Pause"
             self.say(f"Stopped. {run.words()}{kept}")
-        elif run.failure:
-            self.say(f"The run failed after {len(run.history)} steps. {run.failure}", wrong=True)
         else:
-            self.say(str(error), wrong=True)
+            self.say(f"The run failed after {len(run.history)} steps. {run.failure}", wrong=True)
+        self._switch(going=False)
 
     def _show_verdict(self) -> None:
         assert self.run.before and self.run.after, "the run has not ended"
@@ -233,9 +236,9 @@ class TrainingDashboard(Dashboard):
             else:
                 self.say("No run is under way, so there is nothing to pause. Press Start.", wrong=True)
         elif not self.worker.paused:  # type: ignore[union-attr]
-            self.pause.description = "Resume"
             self.say("The run pauses after this step …")  # before the work stops there and reports it
             self.worker.pause()  # type: ignore[union-attr]
+            self.pause.description = "Resume"
         else:
             self.pause.description = "Pause"
             self.say("The run goes on.")
@@ -260,19 +263,27 @@ class TrainingDashboard(Dashboard):
         self.say(f"Saved in {folder}.")
 
     def _switch(self, *, going: bool) -> None:
-        """Settings cannot be changed during a run. The buttons stay on, because one that is off loses the focus."""
+        """What can be done now: during a run its settings cannot be changed, and nothing can be started or saved."""
         for control in self.settings:
             control.disabled = going
         if going:
             self._offer.layout.display = "none"
-        self.pause.description = "Pause"
+        run = self._run
+        unfinished = run is not None and run.checkpoint is not None and run.after is None
+        self.pause.description = "Resume" if unfinished and not going else "Pause"
+        if going:
+            offer(self._buttons, [self.pause, self.stop], self.pause)
+            return
+        saveable = run is not None and bool(run.history)
+        first = self.pause if unfinished else self.save if saveable else self.start
+        offer(self._buttons, [self.start, *[self.save] * saveable, first], first)
 
     def _show_recorded(self) -> None:
         """A finished run with the default settings, until there is one of this page."""
         stored = json.loads((data_dir() / "curves" / RECORDED).read_text(encoding="utf-8"))
         history = stored["history"]
         self.alt = f"A recorded run with the default settings: {stored['alt']}"
-        self.picture.value = svg_image(live_curves(history, int(history[-1]["step"])), self.alt)
+        self.picture.value = svg_image(live_curves(history, int(history[-1]["step"]), AT_ONCE), self.alt)
         said = f"The picture is a recorded run with the default settings. {stored['verdict']}"
         self.say(f"{said} Press Start for a run of your own.")
 
@@ -288,8 +299,8 @@ class TrainingDashboard(Dashboard):
             return
         self._draw()
         self.judged.value = ""
+        self._switch(going=False)
         if run.after is None:
-            self.pause.description = "Resume"
             self.say(f"This run stands at {run.position()}. Press Resume to go on, or Save to save it as it is.")
         else:
             self._show_verdict()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from grpo_edu.models import Session
     from grpo_edu.trainer import TrainingState
 
-_AT_ONCE = 20  # held-out problems that are evaluated before the run can be paused or stopped
+AT_ONCE = 20  # held-out problems that are evaluated before the run can be paused or stopped
 _REWARD_SECONDS = 20.0  # time limit of the user's own reward functions for one batch
 
 
@@ -103,7 +103,7 @@ class TrainingRun:
         model, tokenizer = self.prepare(session)
         if self.before is None:
             self.before = self._judge(model, tokenizer, worker, tell, "Evaluation before training")
-            self.checks[0] = self.before.take(range(_AT_ONCE))
+            self.checks[0] = self.before.take(range(AT_ONCE))
         self.stage, self.part = "Training", len(self.history) / self.config.max_steps
         tell()
         rewards = self._watched(worker)
@@ -113,7 +113,7 @@ class TrainingRun:
                 self.training_seconds += metrics["step_time"]
                 step = int(metrics["step"])
                 if self.every and step % self.every == 0:
-                    self.checks[step] = self._judge(model, tokenizer, worker, tell, "", _AT_ONCE)
+                    self.checks[step] = self._judge(model, tokenizer, worker, tell, "", AT_ONCE)
                 self.part = step / self.config.max_steps
                 tell()
                 yield metrics
@@ -155,8 +155,9 @@ class TrainingRun:
         first, last = self.history[0]["reward"], self.history[-1]["reward"]
         alt = f"Curves over {len(self.history)} steps; the mean reward goes from {first:.2f} to {last:.2f}"
         if len(self.checks) > 1:
-            alt += f"; held-out accuracy {', '.join(f'{check.accuracy:.0%}' for check in self.checks.values())}"
-        return svg_image(live_curves(self.rows(), self.config.max_steps), alt), alt
+            shares = ", ".join(f"{check.accuracy:.0%}" for check in self.checks.values())
+            alt += f"; accuracy on {AT_ONCE} held-out problems {shares}"
+        return svg_image(live_curves(self.rows(), self.config.max_steps, AT_ONCE), alt), alt
 
     def verdict(self) -> str:
         """Accuracy before and after, with the interval of the difference and the paired test."""
@@ -165,8 +166,8 @@ class TrainingRun:
         assert self.before and self.after, "the run has not ended"
         found = compare(self.before, self.after)
         return (
-            f"Held-out accuracy {found.before:.0%} before, {found.after:.0%} after: "
-            f"{100 * found.difference:+.0f} points "
+            f"Accuracy on {len(self.before.correct)} held-out problems: "
+            f"{found.before:.0%} before, {found.after:.0%} after, {100 * found.difference:+.0f} points "
             f"[{100 * found.low:+.0f}, {100 * found.high:+.0f}], exact McNemar p = {found.p_value:.2g}."
         )
 
@@ -248,12 +249,12 @@ class TrainingRun:
         from grpo_edu.evaluation import Evaluation, evaluate
 
         parts, all_of_them = [], count or len(self.heldout)
-        for start in range(0, all_of_them, _AT_ONCE):
+        for start in range(0, all_of_them, AT_ONCE):
             if stage:
                 self.stage, self.part = stage, start / all_of_them
                 tell()
             worker.goes_on()
-            chosen = self.heldout[start : start + _AT_ONCE]
+            chosen = self.heldout[start : start + AT_ONCE]
             length = self.config.max_completion_length
             parts.append(evaluate(model, tokenizer, chosen, max_completion_length=length, seed=self.config.seed))
         names = vars(parts[0])

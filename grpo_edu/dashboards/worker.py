@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -184,31 +184,81 @@ class NoSlot(RuntimeError):
 
 
 @contextmanager
-def run_slot() -> Iterator[None]:
+def run_slot(wait: Callable[[int], None] | None = None) -> Iterator[None]:
     """A context that holds one of the slots for training runs; without a limit in the environment there is always one.
 
-    A slot is a lock of the operating system on a file, which is free again when its process ends, however it ends.
+    Slots and places in the queue are locks of the operating system on files, which are free again when their process
+    ends, however it ends.
 
-    Raises NoSlot where all slots are taken.
+    Args:
+        wait: called again and again with the place in the queue, 1 for the next in turn, until there is a slot; it
+            sleeps for a while, and may raise Stopped.
+
+    Raises NoSlot where all slots are taken and there is no ``wait``.
     """
-    from filelock import FileLock, Timeout
-
     folder, _, number = os.environ.get(SLOTS, "").rpartition(":")
     if not folder:
         yield
         return
-    for slot in range(int(number)):
-        try:
-            lock = FileLock(Path(folder) / f"slot{slot}").acquire(blocking=False)
-        except Timeout:
-            continue
-        with lock:
-            yield
-        return
-    raise NoSlot(
-        f"Another run is being trained, and this server trains at most {number} at a time, over all its viewers. "
-        "Your settings are kept. Press the button again when the other run has ended."
-    )
+    with ExitStack() as held:
+        if wait is not None:
+            _wait_in_queue(Path(folder), int(number), held, wait)
+        elif not _take_one(Path(folder), int(number), held):
+            raise NoSlot(
+                f"Another run is being trained, and this server trains at most {number} at a time, over all its "
+                "viewers. Your settings are kept. Press the button again when the other run has ended."
+            )
+        yield
+
+
+def _wait_in_queue(folder: Path, number: int, held: ExitStack, wait: Callable[[int], None]) -> None:
+    """Lock one of the slots until `held` is closed, after those who came earlier."""
+    from filelock import FileLock
+
+    mine = folder / f"queue-{time.time_ns():020}-{os.getpid()}-{threading.get_ident()}"
+    try:
+        with FileLock(mine, timeout=60):  # others hold it for a moment when they look whether it is held
+            while True:
+                place = 1 + sum(_is_held(other) for other in folder.glob("queue-*") if other.name < mine.name)
+                if place == 1 and _take_one(folder, number, held):
+                    return
+                wait(place)
+    finally:
+        with suppress(OSError):
+            mine.unlink(missing_ok=True)
+
+
+def _take_one(folder: Path, number: int, held: ExitStack) -> bool:
+    """Lock one of the slots until `held` is closed; False where all of them are taken."""
+    from filelock import FileLock, Timeout
+
+    for slot in range(number):
+        with suppress(Timeout):
+            held.enter_context(FileLock(folder / f"slot{slot}").acquire(blocking=False))
+            return True
+    return False
+
+
+def _is_held(path: Path) -> bool:
+    """Whether the lock of a file is held by somebody else."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(path).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
+
+
+def in_queue(worker: Worker, say: Callable[[str], None]) -> Callable[[int], None]:
+    """What a run does while it waits for its slot: it says its place in the queue, and can be stopped."""
+
+    def wait(place: int) -> None:
+        say(f"Another run is being trained. Yours is number {place} in the queue and starts by itself. Stop leaves it.")
+        worker.goes_on()
+        worker.wait(1.0)
+
+    return wait
 
 
 def words_of(error: BaseException) -> str:

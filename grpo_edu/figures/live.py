@@ -18,7 +18,7 @@ _LEFT, _RIGHT, _TOP, _HEIGHT = 52, 18, 42, 96  # of the curves within their pane
 _FONT = "font-family:Helvetica,Arial,sans-serif;font-size:12px"
 
 
-def live_curves(history: Sequence[Mapping[str, float]], max_steps: int) -> str:
+def live_curves(history: Sequence[Mapping[str, float]], max_steps: int, judged: int = 0) -> str:
     """Panels of the run's metrics over its steps, as the text of an SVG image.
 
     The thin line is what was measured, the thick line is the mean of the last five steps, and the number at its end
@@ -28,6 +28,7 @@ def live_curves(history: Sequence[Mapping[str, float]], max_steps: int) -> str:
         history: one dict of metrics per step, with "step". Where held-out problems were solved it has `ACCURACY`; step
             0 has nothing else.
         max_steps: the number of steps of the whole run, at least the last step of the history.
+        judged: how many held-out problems were solved each time, for the title; 0 for a title without it.
 
     Raises ValueError: an empty history.
 
@@ -40,7 +41,9 @@ def live_curves(history: Sequence[Mapping[str, float]], max_steps: int) -> str:
     steps = [row["step"] for row in history]
     chosen = [(key, name, limits) for key, name, _, limits in PANELS if any(key in row for row in history)]
     if any(ACCURACY in row for row in history):
-        chosen.insert(1, (ACCURACY, "Held-out accuracy", (0, 1)))
+        chosen.insert(
+            1, (ACCURACY, f"Held-out accuracy ({judged} problems)" if judged else "Held-out accuracy", (0, 1))
+        )
     parts = []
     for number, (key, name, limits) in enumerate(chosen):
         series = {key: column(history, key)} | (reward_parts(history) if key == "reward" else {})
