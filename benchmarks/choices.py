@@ -21,7 +21,9 @@ from functools import cache, partial
 from statistics import mean
 from typing import Any
 
-from benchmarks.harness import RESULTS, Ledger, estimate, save
+import numpy as np
+
+from benchmarks.harness import RESULTS, Ledger, estimate, over_seeds_and_problems, save
 from grpo_edu import (
     LEVELS,
     GRPOConfig,
@@ -39,6 +41,7 @@ from grpo_edu import (
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
 from grpo_edu.evaluation import mcnemar
+from grpo_edu.extras.significance import crossed_bootstrap
 from grpo_edu.problems.puzzles import make_puzzles, puzzle_splits
 from grpo_edu.problems.templates import Problem, problem_key
 
@@ -251,23 +254,53 @@ def study(ledger: Ledger, name: str, late: Callable[[], bool]) -> None:
 
 
 def comparison(ledger: Ledger, name: str, rates: Mapping[str, float]) -> dict[str, Any]:
-    """Each arm's outcome at its rate, and the first arm minus each other, paired by seed."""
+    """Each arm's outcome at its rate, and the first arm minus each other, paired by seed.
+
+    Of a choice whose runs are not complete, the seeds that all arms have are compared.
+    """
     choice = CHOICES[name]
     rows = {
         arm: {row["seed"]: row for row in ledger.select(phase="report", choice=name, arm=arm, rate=rates[arm])}
         for arm in choice.arms
     }
-    found: dict[str, Any] = {"seeds": list(SEEDS), "rates": dict(rates), "arms": {}, "differences": {}}
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in rows.values())))
+    found: dict[str, Any] = {"seeds": seeds, "rates": dict(rates), "arms": {}, "differences": {}}
     for arm in choice.arms:
-        values = {key: [rows[arm][seed][key] for seed in SEEDS] for key in OUTCOMES}
+        values = {key: [rows[arm][seed][key] for seed in seeds] for key in OUTCOMES}
         found["arms"][arm] = {key: {"each": each, **estimate(each)} for key, each in values.items()}
     first, *others = choice.arms
     for other in others:
-        pairs = [(rows[first][seed], rows[other][seed]) for seed in SEEDS]
+        pairs = [(rows[first][seed], rows[other][seed]) for seed in seeds]
         found["differences"][f"{first} minus {other}"] = {
             **{key: estimate([one[key] - two[key] for one, two in pairs]) for key in OUTCOMES},
+            "over seeds and problems": over_seeds_and_problems(*([pair[i]["bits"] for pair in pairs] for i in (1, 0))),
             "p_value": [mcnemar(ones(one), ones(two)).p_value for one, two in pairs],
         }
+    if name in FACTORIAL:
+        found["factors"] = factors(rows, seeds)
+    return found
+
+
+def factors(rows: Mapping[str, Mapping[int, dict[str, Any]]], seeds: Sequence[int]) -> dict[str, Any]:
+    """Two factors of two levels each: what each changes in accuracy, the mean over the levels of the other.
+
+    rows: arm, named "level of the first factor, level of the second" → seed → its run.
+    """
+    found = {}
+    for place in (0, 1):
+        one, two = dict.fromkeys(arm.split(", ")[place] for arm in rows)
+        sides = {  # level → for each seed the answers, 0 to 1, the mean over the levels of the other factor
+            level: np.mean(
+                [
+                    [ones(by_seed[seed]) for seed in seeds]
+                    for arm, by_seed in rows.items()
+                    if arm.split(", ")[place] == level
+                ],
+                axis=0,
+            ).tolist()
+            for level in (one, two)
+        }
+        found[f"{one} minus {two}"] = vars(crossed_bootstrap(sides[two], sides[one]))
     return found
 
 
@@ -278,7 +311,7 @@ def ones(row: dict[str, Any]) -> list[bool]:
 
 # difference → a study that was stored before, and two of its arms, which ran on five seeds at one rate
 STORED = {
-    "GRPO minus GSPO (sequence ratio)": ("objectives", "GRPO", "GSPO"),
+    "GRPO minus GSPO (ratio and bound differ)": ("objectives", "GRPO", "GSPO"),
     "Dr. GRPO minus GRPO": ("objectives", "Dr. GRPO", "GRPO"),
     "DAPO minus GRPO": ("objectives", "DAPO", "GRPO"),
     "CISPO minus GRPO": ("objectives", "CISPO", "GRPO"),
@@ -308,10 +341,11 @@ def stored_differences() -> dict[str, Any]:
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """Every choice whose runs are complete: what was selected, and the comparison."""
+    """Every choice of which at least two seeds are complete: what was selected, and the comparison."""
     found: dict[str, Any] = {}
     for name, choice in CHOICES.items():
-        if len(ledger.select(phase="report", choice=name)) < len(choice.arms) * len(SEEDS):
+        reported = [{row["seed"] for row in ledger.select(phase="report", choice=name, arm=arm)} for arm in choice.arms]
+        if len(set.intersection(*reported)) < 2:
             continue
         rates = {arm: best_rate(ledger, name, arm) for arm in choice.arms}
         selection = {

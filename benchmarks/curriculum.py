@@ -4,7 +4,7 @@ Three unlike tasks one after the other, supervised and by GRPO, under several pr
 comparison; and how far five ways to a Fisher agree. Everything of one seed starts from the shipped model, and the
 first stage is trained once for all protections, since there is nothing to protect before it. λ = 1000 for the headline
 was chosen on seed 10, which is not in the study. The learning rate was not tuned, so its conclusions do not stand:
-``benchmarks.forgetting`` replaces it, and notebook 10 shows it as an example of an untuned comparison.
+``benchmarks.forgetting`` replaces it, and the dashboard of forgetting shows its matrices.
 
 It takes about 30 minutes of one core. ``--minutes 5`` starts no run once five minutes are over; the same command
 goes on from there. Writes ``benchmarks/results/curriculum.json``, the matrices among it as

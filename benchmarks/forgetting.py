@@ -31,6 +31,7 @@ from grpo_edu.continual.curriculum import make_anchor, train_stage
 from grpo_edu.continual.fisher import rollout_examples, target_forward
 from grpo_edu.continual.stages import Protection, Stage
 from grpo_edu.continual.supervised import finetune
+from grpo_edu.extras.significance import crossed_bootstrap
 from grpo_edu.problems.puzzles import puzzle_splits
 
 COMMAND = "python -m benchmarks.forgetting"
@@ -427,9 +428,59 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                     "against none": {
                         name: estimate([own[name] - other[name] for own, other in pairs]) for name in pairs[0][0]
                     },
+                    "against none, over seeds and problems": vars(
+                        crossed_bootstrap(
+                            [per_unit(plain[run["seed"]]) for run in runs], [per_unit(run) for run in runs]
+                        )
+                    ),
+                    "p_value": paired_p([own["average"] - other["average"] for own, other in pairs]),
                 }
+    found["after Holm's correction"] = holm(found["orders"])
+    found["slow selection"] = [
+        {**{name: row[name] for name in ("method", "strength", "rate", "steps")}, **scores(row)}
+        for row in ledger.select(phase="select slowly")
+    ]
+    found["selection"] = {  # at the tuned rate and steps: what the slow settings are compared with
+        method: scores(ledger.find(phase="select", method=method, strength=strength))
+        for method, strength in {"none": 0, **strengths(ledger)}.items()
+    }
     matched = matched_summary(ledger)
     return found | ({"matched": matched} if matched else {})
+
+
+def per_unit(run: dict[str, Any]) -> list[float]:
+    """The average of the tasks at the end, as the mean of 75 numbers that do not share a problem.
+
+    Each is the average of one puzzle of either half and of two known problems, so that drawing these units draws the
+    problems of each task independently of the other tasks.
+    """
+    bits = {task: [bit == "1" for bit in text] for task, text in run["after"][-1].items()}
+    size = NUM_PUZZLES["heldout"]
+    known = [(bits["known"][i] + bits["known"][i + size]) / 2 for i in range(size)]
+    return [(own + a + b) / 3 for own, a, b in zip(known, *(bits[task] for task in KINDS), strict=True)]
+
+
+def paired_p(differences: Sequence[float]) -> float:
+    """The p-value of Student's paired test that the mean difference is 0; 1 where all of them are 0."""
+    from scipy.stats import ttest_1samp
+
+    return float(ttest_1samp(differences, 0.0).pvalue) if any(differences) else 1.0
+
+
+def holm(found: dict[str, Any]) -> dict[str, list[str]]:
+    """Order → the methods that differ from "none" at the level 0.05 after Holm's correction over both orders."""
+    tests = sorted(
+        (row["p_value"], order, method)
+        for order, rows in found.items()
+        for method, row in rows.items()
+        if method in GRIDS
+    )
+    kept: dict[str, list[str]] = {order: [] for order in found}
+    for place, (p_value, order, method) in enumerate(tests):
+        if p_value > 0.05 / (len(tests) - place):
+            break
+        kept[order].append(method)
+    return kept
 
 
 def lost(run: dict[str, Any], order: str, before: dict[str, float]) -> float:

@@ -28,6 +28,20 @@ def estimate(values: Sequence[float]) -> dict[str, float]:
     return asdict(mean_estimate(values))
 
 
+def over_seeds_and_problems(before: Sequence[str], after: Sequence[str]) -> dict[str, float]:
+    """The mean of after − before with its interval over seeds and problems, ready for JSON.
+
+    before, after: one string per seed, with a 1 or 0 for each problem.
+
+    >>> over_seeds_and_problems(["0010", "0010"], ["1110", "1010"])
+    {'difference': 0.375, 'low': 0.0, 'high': 0.875}
+    """
+    from grpo_edu.extras.significance import crossed_bootstrap
+
+    old, new = ([[bit == "1" for bit in row] for row in rows] for rows in (before, after))
+    return asdict(crossed_bootstrap(old, new))
+
+
 def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each call, `rounds` times, one side after the other, so that a slow minute slows all alike.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, save
+from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, over_seeds_and_problems, save
 from grpo_edu import (
     GRPOConfig,
     accuracy_reward,
@@ -47,6 +47,7 @@ SUPERVISED_RATE = 1e-3  # that of the cold start
 SEEDS = (0, 1, 2, 3, 4)
 LENGTH = 64  # tokens; the longest worked solution has about 30
 STARTS = (2, 3)  # seeds of two more cold starts; `halfway` is the one of seed 1
+FIRST_SAMPLES = 64  # of the first study of pass@k, whose counts are stored as the phase "pass"
 SAMPLES, KS = 1024, (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 NUM_PASS, NUM_KINDS = 150, 10  # held-out puzzles for pass@k; their kinds take turns
 ARMS = ("grpo", "shuffled", "supervised")
@@ -115,9 +116,9 @@ def pass_counts(model, tokenizer, seed: int) -> list[int]:
     return counts
 
 
-def pass_curve(counts: Sequence[int]) -> dict[str, float]:
-    """pass@k for each k of `KS`, the mean over puzzles, from the number of right samples of each puzzle."""
-    return {str(k): sum(pass_at_k(SAMPLES, count, k) for count in counts) / len(counts) for k in KS}
+def pass_curve(counts: Sequence[int], samples: int = SAMPLES) -> dict[str, float]:
+    """pass@k for each k of `KS` up to `samples`, the mean over puzzles, from each puzzle's number of right samples."""
+    return {str(k): sum(pass_at_k(samples, count, k) for count in counts) / len(counts) for k in KS if k <= samples}
 
 
 def trained_policy(seed: int) -> tuple:
@@ -205,7 +206,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     ones = [bit == "1" for bit in before["greedy"]]
     start = {way: share(before[way]) for way in ("greedy", "sampled")}
     found: dict[str, Any] = {"before": {**start, "n": len(ones), "true_equations": before["true_equations"]}}
-    found["before"]["per_kind"] = [share(before["greedy"][kind::10]) for kind in range(10)]  # the kinds take turns
+    found["before"]["per_kind"] = kinds(before["greedy"])
     for arm in ARMS:
         runs = sorted(ledger.select(phase="report", arm=arm), key=lambda row: row["seed"])
         if not runs:
@@ -217,7 +218,9 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             **{way: [share(row[way]) for row in runs] for way in start},
             **{f"{way}_gain": estimate(values) for way, values in gains.items() if len(values) > 1},
             "over seeds and puzzles": gains_of(before, runs) if len(runs) > 1 else None,
-            "per_kind": [sum(share(row["greedy"][kind::10]) for row in runs) / len(runs) for kind in range(10)],
+            "per_kind": [
+                sum(shares) / len(runs) for shares in zip(*(kinds(row["greedy"]) for row in runs), strict=True)
+            ],
             "per_seed": [vars(paired_bootstrap(*pair)) for pair in pairs],
             "p_value": [mcnemar(*pair).p_value for pair in pairs],
             **{name: [row.get(name) for row in runs] for name in ("true_equations", "steps", "tokens", *TIMES)},
@@ -238,46 +241,83 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         found["starts"]["1"] = gains_of(before, runs)
         means = [row["greedy"]["difference"] for row in found["starts"].values()]
         found["over starts"] = {"greedy_gain": estimate(means), "starts": len(means)}
-    draws = ledger.select(phase="pass 1024", seed=None)
-    after = [row["counts"] for row in ledger.select(phase="pass 1024") if row["seed"] is not None]
-    if draws and len(after) > 1:
-        found["pass"] = pass_summary([row["counts"] for row in draws], after)
+    for phase, samples in (("pass 1024", SAMPLES), ("pass", FIRST_SAMPLES)):  # the larger study, when it is complete
+        draws = [row["counts"] for row in ledger.select(phase=phase, seed=None)]
+        after = [row["counts"] for row in ledger.select(phase=phase) if row["seed"] is not None]
+        if draws and len(after) == len(SEEDS):
+            known = [count > 0 for count in draws[0]]
+            runs = sorted(ledger.select(phase="report", arm="grpo"), key=lambda row: row["seed"])
+            found["pass"] = {**pass_summary(draws, after, samples), **newly_solved(before, runs, known)}
+            break
     return found
 
 
+def newly_solved(before: dict[str, Any], runs: Sequence[dict[str, Any]], known: Sequence[bool]) -> dict[str, Any]:
+    """For each seed: how many of these puzzles only the trained model solves greedily, and how many of them were known.
+
+    known: for each of the first puzzles, whether the untrained model had a right answer among its samples.
+    """
+    number = range(len(known))
+    new = [[i for i in number if (before["greedy"][i], run["greedy"][i]) == ("0", "1")] for run in runs]
+    return {"newly solved": [len(row) for row in new], "of these known": [sum(known[i] for i in row) for row in new]}
+
+
 def gains_of(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The gain with its interval over seeds and puzzles, greedy and sampled."""
-    return {
-        way: vars(
-            crossed_bootstrap(
-                [[bit == "1" for bit in before[way]]] * len(runs), [[bit == "1" for bit in run[way]] for run in runs]
-            )
-        )
+    """The gain with its interval over seeds and puzzles, greedy and sampled, and over seeds and kinds of puzzle."""
+    found: dict[str, Any] = {
+        way: over_seeds_and_problems([before[way]] * len(runs), [run[way] for run in runs])
         for way in ("greedy", "sampled")
     }
+    old, new = [kinds(before["greedy"])] * len(runs), [kinds(run["greedy"]) for run in runs]
+    return found | {"greedy, over kinds": vars(crossed_bootstrap(old, new))}
 
 
-def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> dict[str, Any]:
+def kinds(bits: str) -> list[float]:
+    """The share of solved puzzles of each kind; the kinds take turns."""
+    return [share(bits[kind::NUM_KINDS]) for kind in range(NUM_KINDS)]
+
+
+def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]], samples: int) -> dict[str, Any]:
     """pass@k before (each draw) and after (each seed), the change over seeds and puzzles, and both by kind.
 
-    A puzzle is solved if one of its 1,024 samples is right. "gained" and "lost" compare each seed with the first draw.
+    A puzzle is solved if one of its samples is right. "gained" and "lost" compare each seed with the first draw.
+    "change without the largest kind" leaves out the kind whose pass@k with all samples grows most.
     """
     first = draws[0]
-    change = {}
-    for k in KS:
-        old, new = ([[pass_at_k(SAMPLES, c, k) for c in row] for row in rows] for rows in ([first] * len(after), after))
-        change[str(k)] = vars(crossed_bootstrap(old, new))
+    by_kind = [
+        {
+            "before": pass_curve(first[kind::NUM_KINDS], samples),
+            "after": [pass_curve(counts[kind::NUM_KINDS], samples) for counts in after],
+            "right": {"before": sum(first[kind::NUM_KINDS]), "after": [sum(row[kind::NUM_KINDS]) for row in after]},
+        }
+        for kind in range(NUM_KINDS)
+    ]
+    all_samples = str(samples)
+    growth = [
+        sum(row[all_samples] for row in kind["after"]) / len(after) - kind["before"][all_samples] for kind in by_kind
+    ]
+    largest = growth.index(max(growth))
+
+    def change(skip: int | None = None) -> dict[str, dict[str, float]]:
+        kept = [number for number in range(len(first)) if number % NUM_KINDS != skip]
+        found = {}
+        for k in (k for k in KS if k <= samples):
+            old, new = (
+                [[pass_at_k(samples, row[number], k) for number in kept] for row in rows]
+                for rows in ([first] * len(after), after)
+            )
+            found[str(k)] = vars(crossed_bootstrap(old, new))
+        return found
+
     return {
-        "before": [pass_curve(counts) for counts in draws],
-        "after": [pass_curve(counts) for counts in after],
-        "change": change,
-        "by kind": [
-            {
-                "before": pass_curve(first[kind::NUM_KINDS]),
-                "after": [pass_curve(counts[kind::NUM_KINDS]) for counts in after],
-            }
-            for kind in range(NUM_KINDS)
-        ],
+        "samples": samples,
+        "puzzles": len(first),
+        "before": [pass_curve(counts, samples) for counts in draws],
+        "after": [pass_curve(counts, samples) for counts in after],
+        "change": change(),
+        "largest kind": largest,
+        "change without the largest kind": change(skip=largest),
+        "by kind": by_kind,
         "gained": [sum(new > 0 and not old for old, new in zip(first, counts, strict=True)) for counts in after],
         "lost": [sum(old > 0 and not new for old, new in zip(first, counts, strict=True)) for counts in after],
     }

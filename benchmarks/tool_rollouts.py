@@ -15,7 +15,7 @@ import re
 import time
 from typing import Any
 
-from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, save
+from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, over_seeds_and_problems, save
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, load_policy, save_policy, train
 from grpo_edu.batch import Batch, score_rollout
 from grpo_edu.config import SupervisedConfig
@@ -124,6 +124,9 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             gains = [share(row[way]) - share(before[way]) for row in rows]
             found[arm][way] = [share(row[way]) for row in rows]
             found[arm][f"{way}_gain"] = estimate(gains) if len(gains) > 1 else None
+            if len(rows) > 1:
+                pair = [before[way]] * len(rows), [row[way] for row in rows]
+                found[arm][f"{way}_gain over seeds and problems"] = over_seeds_and_problems(*pair)
             found[arm][f"{way}_paired"] = [compare(before[way], row[way]) for row in rows]
     for other in ARMS[1:]:
         both = sorted(runs["tool"].keys() & runs[other].keys())
@@ -132,6 +135,9 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             differences = [share(with_tool) - share(without) for without, with_tool in pairs]
             found[f"tool minus {other}, {way}"] = {
                 "over_seeds": estimate(differences) if len(both) > 1 else None,
+                "over seeds and problems": over_seeds_and_problems(*zip(*pairs, strict=True))
+                if len(both) > 1
+                else None,
                 "per_seed": [compare(*pair) for pair in pairs],
             }
     return found
