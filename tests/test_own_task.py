@@ -459,6 +459,7 @@ CHECKED = {
     ),
     "r.py:any_answer": ("another problem's answer        1.00", "hedge", "list every answer"),
     "r.py:always": ("0.50 to every", "nothing to learn"),
+    "r.py:worked": ("0.00 to every", "no worked solutions"),
 }
 
 
@@ -468,7 +469,8 @@ def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, re
     write(tmp_path / "sums.jsonl", SUMS)
     any_answer = "def any_answer(completions, **kwargs):\n    return [float('####' in c) for c in completions]\n"
     always = "def always(completions, unit, **kwargs):\n    return [0.5] * len(completions)\n"
-    write(tmp_path / "r.py", any_answer + always)
+    worked = "def worked(completions, **kwargs):\n    return [float(c.count('=') > 1) for c in completions]\n"
+    write(tmp_path / "r.py", any_answer + always + worked)
     assert main(["reward-check", reward, "--data", "sums.jsonl"]) == 0
     text = capsys.readouterr().out
     assert all(words in text for words in CHECKED[reward]), text
