@@ -46,9 +46,7 @@ def run_reward_check_command(arguments: Namespace) -> int:
     if max(paid.values()) - min(paid.values()) < _MARGIN:
         print(f"It pays {max(paid.values()):.2f} to every answer, so there is nothing to learn from it.")
         if best is not None and RIGHT[0] not in paid:
-            print(
-                "The file has no worked solutions, so none was tried: let an answer be its working, #### and the answer."
-            )
+            print("The file has no worked solutions, so none was tried: write answers as WORKING #### ANSWER.")
     elif best is None:
         print("The problems have no answers, so read the list: what is paid most is what training will produce.")
     else:
