@@ -29,7 +29,7 @@ NOT_COMPARED = {
     "08_honest_evaluation": ["import tempfile"],
     "11_memory_and_lora": ["if free < need + 1.5e9:"],
 }
-# The course in its order: each notebook's file and its name on the course map.
+# The course in the order of its numbers: each notebook's file and its name on the course map.
 COURSE = {
     "00_start_here": "Start here",
     "01_cpu_setup": "CPU setup",
@@ -48,6 +48,9 @@ COURSE = {
     "14_real_language_model": "A real language model",
     "15_your_own_task": "Your own task",
 }
+# The order of reading: 01 comes after the core path.
+READING = [name for name in COURSE if name != "01_cpu_setup"]
+READING.insert(READING.index("08_honest_evaluation") + 1, "01_cpu_setup")
 LONGEST_CELL = 30  # lines
 # JupyterLab shows the first line of what is collapsed, which must not give an answer away.
 OF_HIDDEN_INPUT, OF_HIDDEN_OUTPUT = "# Checks your answer.", 'print("Result")'
@@ -290,24 +293,29 @@ def check_closing(notebook, name):
     points, exercises, sources, following = parts[2::2]
     assert len(re.findall(r"^- \w", points, re.MULTILINE)) >= 3, "at least three key points"
     assert 3 <= len(re.findall(r"^- .*\]\(https://", sources, re.MULTILINE)) <= 5, "three to five sources, linked"
-    order = list(COURSE)
-    if name != order[-1]:
-        assert f"({order[order.index(name) + 1]}.ipynb)" in following, "a link to the next notebook"
+    if name != READING[-1]:
+        assert f"({READING[READING.index(name) + 1]}.ipynb)" in following, "a link to the next notebook"
 
 
-def exercise_names(name):
-    """The functions to write in a notebook's exercises, as the checks call them."""
-    path = REPOSITORY / "exercises" / f"{name}.ipynb"
-    return set(re.findall(r"checks\.check_(\w+)\(", path.read_text(encoding="utf-8"))) if path.exists() else set()
+def exercise_titles(name):
+    """The headings in a notebook's exercises under which a function is checked, with the function's name."""
+    found, title = {}, ""
+    for cell in nbformat.read(REPOSITORY / "exercises" / f"{name}.ipynb", as_version=4).cells:
+        if cell.cell_type == "markdown":
+            title = (re.findall(r"^## (.+?)\s*$", cell.source, re.MULTILINE) or [title])[-1]
+        for function in re.findall(r"checks\.check_(\w+)\(", cell.source):
+            found[function] = title
+    return found
 
 
 def check_exercises(notebook, name):
-    """Each exercise is named in the closing cell, and in a cell before it that links to the exercises."""
-    link = f"(../exercises/{name}.ipynb)"
-    *before, closing = [cell.source for cell in markdown_cells(notebook) if link in cell.source] or [""]
-    for exercise in exercise_names(name):
-        assert f"`{exercise}`" in closing, f"{exercise} is missing at the end"
-        assert any(f"`{exercise}`" in text for text in before), f"no section leads to {exercise}"
+    """A section leads to each exercise, by its title or by its function, and the end names the open questions."""
+    *before, closing = [cell.source for cell in markdown_cells(notebook)]
+    here = "\n".join(text for text in before if f"(../exercises/{name}.ipynb" in text)
+    for function, title in exercise_titles(name).items():
+        link = f"[Exercise {title}](../exercises/{name}.ipynb#{title.replace(' ', '-')})"
+        assert link in here or f"`{function}`" in here, f"no section leads to {title}"
+    assert f"(../exercises/{name}.ipynb)" in closing and "wo open questions" in closing
 
 
 def core(notebook):
@@ -545,15 +553,16 @@ NEW_NAME = "04_group_advantages"
 
 
 def notebook_of_the_course():
-    exercises = sorted(exercise_names(NEW_NAME))
-    listed = ", ".join(f"`{exercise}`" for exercise in exercises) + f" in [04](../exercises/{NEW_NAME}.ipynb)"
+    titles = exercise_titles(NEW_NAME).values()
+    file = f"../exercises/{NEW_NAME}.ipynb"
+    listed = " · ".join(f"[Exercise {title}]({file}#{title.replace(' ', '-')})" for title in titles)
     opening = (
         "# 04 · An example\n\n**You will be able to**\n- see\n- name\n- do\n\n**You need** nothing\n\n"
         "Study time ≈ 40 min · compute ≈ 30 s · memory ≈ 0.5 GB · difficulty ●●○\n\n" + course_map(NEW_NAME)
     )
     source = "- [One](https://example.org) adds this."
     closing = (
-        f"## Key points\n- one\n- two\n- three\n\n## Exercises\n{listed}\n\n"
+        f"## Key points\n- one\n- two\n- three\n\n## Exercises\nTwo open questions in [04]({file}).\n\n"
         f"## Sources\n{source}\n{source}\n{source}\n\n**Next:** [05](05_grpo_objective.ipynb)"
     )
     revealed = {"jupyter": {"outputs_hidden": True}, "tags": ["hide-output"]}
@@ -562,7 +571,7 @@ def notebook_of_the_course():
         new_markdown_cell(opening),
         new_code_cell("my_guess = None  # a number"),
         new_code_cell("print(my_guess, measured)", metadata=revealed, outputs=answer),
-        new_markdown_cell(f"Exercises: {listed}"),
+        new_markdown_cell(listed),
         *(new_code_cell(f"your_turn(None, {number})") for number in range(3)),
         new_markdown_cell(closing),
     ]
@@ -576,7 +585,7 @@ def opened(notebook):
 WRONG_FORM = {
     "header": with_source(0, " · memory ≈ 0.5 GB", ""),
     "closing": with_source(-1, "05_grpo", "07_grpo"),
-    "exercises": with_source(3, "`rloo_advantages`", "RLOO"),
+    "exercises": with_source(3, "Exercise 4", "RLOO"),
     "length": lambda notebook: notebook.cells.insert(1, new_markdown_cell("word " * MOST_WORDS)),
     "collapsed": lambda notebook: notebook.cells[2].outputs[0].update(text="measured: 0.42\n"),
     "numbers instead of booleans": lambda notebook: notebook.cells[2].outputs.append(

@@ -8,3 +8,10 @@ assert all(row["low"] <= 0 <= row["high"] for name, row in study["stored"].items
 (difference,) = kl["differences"].values()
 assert difference["accuracy"]["low"] > 0.25 and kl["seeds"] == [0, 1, 2, 3, 4]
 assert rewards[0] < rewards[1], "the reward is higher where it is hacked"
+# ratio and bound apart: neither shows a difference at tuned rates, and the narrow bound needs a higher rate
+assert all(row["low"] <= 0 <= row["high"] for row in crossed["factors"].values())
+assert all(
+    crossed["selection"][f"{ratio} ratio, wide bound"]["0.0001"]
+    > crossed["selection"][f"{ratio} ratio, narrow bound"]["0.0001"] + 0.05
+    for ratio in ("token", "sequence")
+)

@@ -1,0 +1,66 @@
+"""The loop of notebook 07: right parts agree with the package, and a wrong one is named with its difference."""
+
+import re
+
+import nbformat
+import pytest
+import torch
+from test_notebooks import FOLDER
+
+from grpo_edu import LEVELS, load_problems
+from grpo_edu.checks.loop import advantages, compare_loop, loss, sample, score, update
+
+
+def definition(name):
+    """A function of notebook 07, as it is written there."""
+    cells = nbformat.read(FOLDER / "07_grpo_run.ipynb", as_version=4).cells
+    (source,) = [cell.source for cell in cells if cell.cell_type == "code" and f"def {name}(" in cell.source]
+    space = {"torch": torch}
+    exec("import random\n" + source, space)  # noqa: S102
+    return space[name]
+
+
+def lines(capsys, *parts):
+    compare_loop(definition("my_train"), parts, load_problems(LEVELS, "train", n=20))
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def empty():
+    names = ("my_sample", "my_score", "my_advantages", "my_loss", "my_update")
+    return [definition(name) for name in names]
+
+
+def distances(text):
+    return [float(number) for number in re.findall(r"weights ≈ ([\d.]+)", text)]
+
+
+def test_parts_that_are_not_written_are_the_packages(empty, capsys):
+    text = lines(capsys, *empty)
+    assert text.count("not written yet") == 5 and max(distances(text)) < 1e-3
+
+
+def test_written_parts_agree_with_the_package(capsys):
+    text = lines(capsys, sample, score, advantages, loss, update)
+    assert "not written" not in text and "inf" not in text and max(distances(text)) < 1e-3
+
+
+def test_a_wrong_part_shows_its_difference_and_moves_the_weights_elsewhere(empty, capsys):
+    def my_advantages(rewards, config):
+        groups = rewards.view(-1, config.num_generations)
+        return (groups - groups.mean(dim=1, keepdim=True)).flatten()
+
+    text = lines(capsys, empty[0], score, my_advantages, loss, update)
+    (difference,) = re.findall(r"my_advantages\s+largest difference ≈ (\S+)", text)
+    assert float(difference) > 0.1 and distances(text)[-1] > 0.01
+
+
+def test_an_update_that_forgets_to_clear_the_gradients_moves_away_after_the_first_step(empty, capsys):
+    def my_update(model, optimizer, loss):
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return norm
+
+    first, *_, last = distances(lines(capsys, *empty[:4], my_update))
+    assert first < 1e-3 < 0.01 < last
