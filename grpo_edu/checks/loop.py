@@ -89,24 +89,26 @@ def _beside(part: Callable, package: Callable, apart: dict[str, float | None]) -
     """The student's part; its largest difference from the package's part is kept in `apart`."""
 
     def call(*arguments: Any) -> Any:
-        generator = arguments[-1] if isinstance(arguments[-1], torch.Generator) else None
-        state = generator.get_state() if generator else None
+        generators = [given for given in arguments if isinstance(given, torch.Generator)]
+        before = [generator.get_state() for generator in generators]
         result = part(*arguments)
         if result is None:
             return package(*arguments)
-        if package is update:  # its effect on the weights shows in the distance
-            difference = 0.0
-        else:
-            after = generator.get_state() if generator else None
-            if generator:
-                generator.set_state(state)
+        difference = 0.0
+        if package is not update:  # the effect of an update shows in the distance between the weights
+            after = [generator.get_state() for generator in generators]
+            _set_states(generators, before)  # the package's part draws the same numbers
             difference = _difference(result, package(*arguments))
-            if generator:
-                generator.set_state(after)
+            _set_states(generators, after)
         apart[part.__name__] = max(difference, apart[part.__name__] or 0.0)
         return result
 
     return call
+
+
+def _set_states(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
 
 
 def _difference(mine: Any, package: Any) -> float:
