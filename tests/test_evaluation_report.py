@@ -38,7 +38,7 @@ def test_every_number_by_hand():
     shown = report().text().splitlines()
     assert shown[0].startswith("gsm8k            3 of 4") and "by steps of the reference solution" in shown
     assert "step by step (two calculations or more): 50.0% [15.0%, 85.0%]" in shown
-    assert "calculations a completion: 1.50, 83.3% of them hold" in shown
+    assert "calculations per completion: 1.50, 83.3% of them hold" in shown
     assert shown[-1] == "2 s, 2.0 problems per second, 20 tokens per second, peak memory 0.50 GiB"
 
 

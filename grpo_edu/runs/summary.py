@@ -194,7 +194,7 @@ def summary(result: RunResult) -> str:
         _kept(result),
         "## Files",
         "`config.json` what was asked for · `first_look.txt` problems, prompts and stop tokens · `metrics.jsonl` one "
-        "line a step · `completions.jsonl.gz` what was sampled · "
+        "line per step · `completions.jsonl.gz` what was sampled · "
         "`model/` the trained policy, for `load_policy` · `result.json` the numbers above",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -203,7 +203,7 @@ def summary(result: RunResult) -> str:
 def _command(result: RunResult) -> str:
     config, request, command = result.config, result.record.request, result.record.command
     settings = (
-        f"{config.prompts_per_step} prompts × {config.num_generations} completions a step, "
+        f"{config.prompts_per_step} prompts × {config.num_generations} completions per step, "
         f'loss "{config.loss_type}", learning rate {config.learning_rate:g}, beta {config.beta:g}, '
         f"seed {config.seed}; trained on {', '.join(request.data)}; rewards: {', '.join(request.reward_names)}."
     )
@@ -360,7 +360,7 @@ class EvaluationReport:
             "",
             f"readable answer: {found['readable_answers']} of {self.evaluation.n}",
             f"step by step (two calculations or more): {work['share']:.1%} [{work['low']:.1%}, {work['high']:.1%}]",
-            f"calculations a completion: {found['calculation_steps']:.2f}{verdict}",
+            f"calculations per completion: {found['calculation_steps']:.2f}{verdict}",
             f"{found['seconds']:.0f} s, {rate(found['problems_per_second'])} problems per second, "
             f"{rate(found['tokens_per_second'])} tokens per second, peak memory {found['peak_gib']:.2f} GiB",
         ]
