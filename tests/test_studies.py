@@ -20,10 +20,12 @@ from scipy.stats import binom
 from benchmarks import __main__ as runner
 from benchmarks import (
     advantages,
+    choices,
     contamination,
     curriculum,
     default_run,
     finetuning_comparison,
+    forgetting,
     mutation,
     notebooks,
     objectives,
@@ -32,7 +34,7 @@ from benchmarks import (
     step,
     studies,
 )
-from benchmarks.harness import RESULTS, run_study
+from benchmarks.harness import RESULTS, Ledger, run_study
 from grpo_edu.evaluation import wilson_interval
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -214,3 +216,31 @@ def test_one_command_lists_and_runs_every_benchmark(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["benchmarks"])
     monkeypatch.setattr(skill, "main", lambda: 7 if sys.argv[1:] == ["--seeds", "3"] else 0)
     assert runner.main(["skill", "--seeds", "3"]) == 7
+
+
+def test_the_interval_over_seeds_and_problems_of_the_skill_study_follows_from_its_runs():
+    ledger, stored = Ledger(skill.LEDGER), STORED["skill"]
+    before = ledger.find(phase="before")
+    runs = sorted(ledger.select(phase="report", arm="grpo"), key=lambda row: row["seed"])
+    assert skill.gains_of(before, runs) == stored["grpo"]["over seeds and puzzles"]
+    assert skill.kinds("10" * 20) == [1.0, 0.0] * 5
+    known = [count > 0 for count in ledger.find(phase="pass", seed=None)["counts"]]
+    found = skill.newly_solved(before, runs, known)
+    assert {name: stored["pass"][name] for name in found} == found
+
+
+def test_a_factor_is_the_mean_over_the_levels_of_the_other():
+    bits = {"a, x": "11110000", "a, y": "11111100", "b, x": "11000000", "b, y": "11110000"}
+    rows = {arm: {0: {"bits": text}, 1: {"bits": text}} for arm, text in bits.items()}
+    found = choices.factors(rows, [0, 1])
+    assert {name: row["difference"] for name, row in found.items()} == {"a minus b": 0.25, "x minus y": -0.25}
+
+
+def test_the_units_of_the_forgetting_study_average_to_its_scores_and_holm_stops_at_the_first_miss():
+    run = Ledger(forgetting.LEDGER).find(phase="report", method="replay", order="A first", seed=0)
+    units = forgetting.per_unit(run)
+    assert sum(units) / len(units) == approx(forgetting.scores(run)["average"], abs=1e-3)
+    rows = {"A first": {"l2": {"p_value": 0.02}, "kl": {"p_value": 0.03}}, "B first": {"l2": {"p_value": 0.01}}}
+    assert forgetting.holm(rows) == {"A first": ["l2", "kl"], "B first": ["l2"]}
+    rows["B first"]["l2"]["p_value"] = 0.02
+    assert forgetting.holm(rows) == {"A first": [], "B first": []}
