@@ -2,11 +2,10 @@
 
 A step samples a group of completions for each of a few problems, scores them, compares each reward with the others of
 its group, and makes the better completions more likely. The functions stand in this order; `train` calls them.
-`grpo_edu.trainer` takes the same step faster and with more choices; `tests/test_minimal.py` compares the two. The
-model must not use dropout, or π and π_old differ by it: `from_pretrained` turns it off, and `model.eval()` does.
+`grpo_edu.trainer` takes the same step faster and with more choices; `tests/test_minimal.py` compares the two.
 
     python -m grpo_edu.minimal                          # trains the tiny model; each step takes a few seconds
-    python -m grpo_edu.minimal MODEL problems.jsonl     # your own model and problems
+    python -m grpo_edu.minimal MODEL problems.jsonl     # your own, one {"prompt": "6 × 8?", "answer": "48"} per line
 """
 
 import copy
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import grpo_edu
 from grpo_edu.prompts import render_prompt  # puts a question into the chat format that the model knows
 
 
@@ -46,28 +46,27 @@ def sample_group(model: Any, prompt: Tensor, G: int, max_completion_length: int,
     while running.any() and len(mask) < max_completion_length:
         probabilities = model(ids).logits[:, -1].softmax(dim=-1)
         tokens = torch.multinomial(probabilities, num_samples=1)[:, 0]
-        tokens = torch.where(running == 1, tokens, end)
+        tokens = torch.where(running == 1, tokens, end)  # behind the first end token, only end tokens: the padding
         ids = torch.cat([ids, tokens[:, None]], dim=1)
-        mask.append(running)
+        mask.append(running)  # before the next line, because the end token itself counts
         running = running * (tokens != end)
     return ids, torch.stack(mask, dim=1)
 
 
 def accuracy(completion: str, answer: str) -> float:
     """The reward: 1 if the last `####` is followed by the right answer, else 0."""
-    _, marker, last = completion.rpartition("####")
-    return float(marker == "####" and last.strip() == answer)
+    return float("####" in completion and completion.split("####")[-1].strip() == answer)
 
 
-def group_advantages(rewards: Tensor, scale_rewards: bool) -> Tensor:
+def group_advantages(rewards: Tensor, scale_rewards: str) -> Tensor:
     """How much better each completion is than its group: A_i = (r_i − mean(r)) / (std(r) + 0.0001)."""
-    return (rewards - rewards.mean()) / (rewards.std() + 1e-4 if scale_rewards else 1)
+    return (rewards - rewards.mean()) / {"group": rewards.std() + 1e-4, "none": torch.tensor(1.0)}[scale_rewards]
 
 
 def log_probabilities(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """log π(o_t | prompt, o_1 … o_t−1) of each sampled token, (G, C), from the logits at the position before it."""
     length = mask.shape[1]
-    logits = model(ids).logits[:, -length - 1 : -1]
+    logits = model(ids).logits[:, -length - 1 : -1]  # one position earlier: there the model predicts the token
     return logits.log_softmax(dim=-1).gather(dim=2, index=ids[:, -length:, None])[:, :, 0]
 
 
@@ -83,19 +82,16 @@ def token_losses(logps: Tensor, group: Group, epsilon: float, beta: float) -> Te
 
 
 def token_weights(mask: Tensor, loss_type: str, B: int, num_tokens: int, max_completion_length: int) -> Tensor:
-    """The weight of each token of a group, (G, C), in the loss of a batch of B completions: L = Σ w ℓ over its tokens.
-
-    "grpo" is the mean over each completion and then over the completions. Notebook 06 explains "dapo" and "dr_grpo".
-    """
-    lengths = mask.sum(dim=1, keepdim=True)
-    constant = B * max_completion_length
+    """The weight of each token of a group, (G, C), in the loss L = Σ w ℓ of a batch of B completions (notebook 06)."""
+    lengths = mask.sum(dim=1, keepdim=True)  # "grpo" is the mean over each completion, and then over the completions
+    constant = B * max_completion_length  # "dr_grpo" divides long and short completions by the same number
     return {"grpo": mask / (B * lengths), "dapo": mask / num_tokens, "dr_grpo": mask / constant}[loss_type]
 
 
 def train(
-    model: Any,
+    model: Any,  # without dropout, or π and π_old differ by it; `from_pretrained` turns it off, and `model.eval()` does
     tokenizer: Any,
-    problems: list[dict[str, str]],  # each has a "prompt" and an "answer"
+    problems: list[dict[str, str]],  # [{"prompt": "What is 6 × 8?", "answer": "48"}, …]
     reward: Callable[[str, str], float] = accuracy,
     *,
     max_steps: int = 40,
@@ -107,9 +103,12 @@ def train(
     epsilon: float = 0.2,
     beta: float = 0.0,
     loss_type: str = "grpo",
-    scale_rewards: bool = True,
+    scale_rewards: str = "group",  # divide by the standard deviation of the group, or "none"
+    seed: int = 0,
 ) -> Iterator[dict[str, float]]:
-    """Train the model in place; yields the mean reward of each step, and loss and gradient norm of its last update."""
+    """Train the model in place, one step per turn of a `for` loop over `train(…)`; yields the metrics of each step."""
+    random.seed(seed)
+    torch.manual_seed(seed)
     reference = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     for step in range(1, max_steps + 1):
@@ -119,7 +118,8 @@ def train(
             prompt = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
             ids, mask = sample_group(model, prompt, num_generations, max_completion_length, tokenizer.eos_token_id)
             completions = tokenizer.batch_decode(ids[:, len(prompt) :], skip_special_tokens=True)
-            rewards = torch.tensor([reward(completion, problem["answer"]) for completion in completions])
+            answer = str(problem["answer"])  # compared as text, even if the file has a number
+            rewards = torch.tensor([float(reward(completion, answer)) for completion in completions])
             with torch.no_grad():
                 old_logps, ref_logps = log_probabilities(model, ids, mask), log_probabilities(reference, ids, mask)
             groups.append(Group(ids, mask, rewards, group_advantages(rewards, scale_rewards), old_logps, ref_logps))
@@ -133,7 +133,7 @@ def train(
                 weights = token_weights(group.mask, loss_type, B, num_tokens, max_completion_length)
                 loss = (weights * token_losses(logps, group, epsilon, beta)).sum()
                 loss.backward()  # adds the gradient of this group to the gradients of those before
-                total_loss += loss.item()
+                total_loss += loss.item()  # about 0: in a group the advantages add up to 0. Watch the reward instead
             grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0).item()
             optimizer.step()
         mean_reward = torch.stack([group.rewards for group in groups]).mean().item()
@@ -141,8 +141,8 @@ def train(
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent
-    data = here.parent / "data" if (here.parent / "data").is_dir() else here / "_data"  # in a clone, or installed
+    home = Path(grpo_edu.__file__).parent  # of the package, wherever a copy of this file lies
+    data = home.parent / "data" if (home.parent / "data").is_dir() else home / "_data"  # in a clone, or installed
     name, file = sys.argv[1:] or (data / "models" / "tiny", data / "problems" / "basic_train.jsonl")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(name, dtype="float32"), AutoTokenizer.from_pretrained(name)
     problems = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
