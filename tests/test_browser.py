@@ -119,7 +119,7 @@ def check_no_errors(notebook):
 @pytest.mark.parametrize(
     ("name", "theme"),
     [
-        ("07_grpo_run", "dark"),
+        ("10_ewc_progressive_training", "dark"),
         pytest.param("00_start_here", "light", marks=pytest.mark.thorough),
         pytest.param("00_start_here", "dark", marks=pytest.mark.thorough),
     ],
@@ -130,7 +130,7 @@ def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, 
     assert page.locator("body").get_attribute("data-jp-theme-light") == str(theme == "light").lower()
     check_pictures(notebook)
     check_schematics(notebook)
-    if name == "07_grpo_run":
+    if name == "10_ewc_progressive_training":
         check_mathematics(notebook)
     shown = [text.strip() for text in page.locator(".jp-OutputArea-output pre").all_text_contents()]
     for cell in open_cells(notebook):
