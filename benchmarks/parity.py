@@ -29,7 +29,7 @@ from grpo_edu import GRPOConfig, accuracy_reward, load_policy, load_problems, tr
 from grpo_edu.advantages import gdpo_advantages
 from grpo_edu.config import AGGREGATIONS, IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
 from grpo_edu.extras.masks import high_entropy_mask
-from grpo_edu.losses import grpo_loss, token_weights
+from grpo_edu.losses import NOT_IN_TRL, grpo_loss, token_weights
 from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rewards import combine_rewards
 from grpo_edu.rollout import Sampler
@@ -40,6 +40,7 @@ SETTINGS = 6000
 TOLERANCE = 1e-8  # where rewards cancel each other, TRL divides their rounding errors by 1e-4
 # TRL has no loss -A log π of its own: its "cispo" is that at ratio 1 without a cap, divided by what it is told to.
 AS_TRL = {"reinforce": "cispo"}
+COMPARED = [name for name in LOSS_TYPES if name in AS_TRL or name not in NOT_IN_TRL]
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Setting:
 
 def draw_config(draw: random.Random, functions: int, longest: int) -> GRPOConfig:
     """Random values of all settings that the advantages and the loss depend on."""
-    loss_type = draw.choice(LOSS_TYPES)
+    loss_type = draw.choice(COMPARED)
     aggregation = draw.choice(AGGREGATIONS)
     bounds = (None, 0.28, 0.5, 2.0) if loss_type != "cispo" else (1.0, 2.0, 5.0)
     return GRPOConfig(
@@ -292,7 +293,7 @@ def main() -> int:
     theirs = make_trl_trainer()
     torch.set_default_dtype(torch.float64)  # TRL makes tensors of its settings in this format
     draw = random.Random(options.seed)
-    worst: dict[str, dict[str, Any]] = {name: {"loss type": name, "settings": 0} for name in LOSS_TYPES}
+    worst: dict[str, dict[str, Any]] = {name: {"loss type": name, "settings": 0} for name in COMPARED}
     for number in range(options.settings):
         setting = draw_setting(draw)
         row = worst[setting.config.loss_type]

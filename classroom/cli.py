@@ -1,6 +1,6 @@
 """The commands `grpo-edu grade` and `grpo-edu challenge`, and the doctor's line about grading.
 
-`grpo_edu` finds this module through the entry points in pyproject.toml.
+`grpo_edu` finds this module through the entry point in pyproject.toml.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A loss is computed in three steps: the ratio between the policy that is trained and the policy that sampled
 (`importance_ratio`), the loss of each token (`per_token_policy_loss`, `per_token_kl`, together `per_token_loss`), and
-the weighted sum over all tokens (`token_weights`, `reduce_loss`). The algorithms of the papers differ in one of these
-steps. Formulas and denominators agree with TRL's ``GRPOTrainer``.
+the weighted sum over all tokens (`token_weights`, `weighted_sum`). `grpo_loss` does all three. The algorithms of the
+papers differ in one of these steps. Formulas and denominators agree with TRL's ``GRPOTrainer``.
 
 All functions take the same arguments under the same names:
 
@@ -11,7 +11,8 @@ All functions take the same arguments under the same names:
 - old_per_token_logps: (B, C), nats, at the start of the update; no gradient flows into them.
 - ref_per_token_logps: (B, C), nats, of the frozen reference policy; no gradient flows into them.
 - advantages: (B,), or (B, C) if they differ between the tokens; no gradient flows into them.
-- completion_mask: (B, C), 1 for each token up to and including the first EOS, 0 for padding.
+- completion_mask: (B, C), 1 for the tokens that count, 0 for all others: always for the padding after the first EOS,
+  and in the trainer (`grpo_edu.batch.Batch.loss_mask`) also for what a tool wrote and for completions left out.
 - epsilon: lower clip bound, as a distance from 1.
 - epsilon_high: upper clip bound, ``epsilon`` if None; with "cispo" the largest ratio itself.
 - loss_type: one of `grpo_edu.config.LOSS_TYPES`; `per_token_policy_loss` has the formulas, `token_weights` the weights.
@@ -34,6 +35,8 @@ from grpo_edu.fast.chunked_logps import at_least_float32
 from grpo_edu.fast.memory import widest
 
 UNCLIPPED = ("sapo", "vespo", "reinforce")  # the losses without clip bounds
+NO_RATIO = ("vespo", "reinforce")  # those of them on which `importance_ratio`, and so its level, has no effect
+NOT_IN_TRL = ("reinforce",)  # the losses that TRL's trainer does not have
 _LOG_WEIGHT = (math.log(1e-8), 20.0)  # the bounds of the logarithm of VESPO's weight, as in TRL
 
 
@@ -278,7 +281,7 @@ def grpo_loss(
         importance_sampling_level=importance_sampling_level,
         **options,
     )
-    if weights is None:
+    if weights is None:  # not in the trainer, which passes these rows of the weights of the whole batch
         weights = token_weights(
             completion_mask, loss_type=loss_type, max_completion_length=max_completion_length, num_items=num_items
         )
@@ -401,20 +404,22 @@ def token_weights(
 
     ======= ============================================= ================================
     grpo    1 / (B · tokens of the completion)            https://arxiv.org/abs/2402.03300
-    bnpo    1 / tokens of the batch                       TRL
+    bnpo    1 / tokens of the rows given                  TRL
     dr_grpo 1 / (B · ``max_completion_length``)           https://arxiv.org/abs/2503.20783
-    dapo    1 / tokens of the whole update                https://arxiv.org/abs/2503.14476
+    dapo    1 / ``num_items`` if given, else as "bnpo"    https://arxiv.org/abs/2503.14476
     luspo   1 / B                                         https://arxiv.org/abs/2602.05261
     ======= ============================================= ================================
 
-    "sapo" has the weights of "grpo", "cispo" and "vespo" those of "dapo", and "reinforce" those of "luspo", which is
-    meant for the ratio of "sequence". "grpo" gives a token of a long completion less weight than a token of a short
-    one; "dr_grpo" divides by a constant instead. A row without tokens has no weight, and denominators are at least 1.
+    "sapo" has the weights of "grpo", "cispo" and "vespo" those of "dapo", and "reinforce" those of "luspo". "grpo"
+    gives a token of a long completion less weight than a token of a short one; "dr_grpo" divides by a constant instead.
+    "luspo" adds up the tokens of each completion, and its paper uses it with one ratio per completion ("sequence").
+    In our trainer, which weights the whole batch at once, "bnpo" and "dapo" are equal. A row without tokens has no
+    weight, and denominators are at least 1.
     Because each token has its own weight, a batch can be divided into micro-batches in any way: their losses add up to
     the loss of the batch.
 
     Args:
-        completion_mask: of the whole batch.
+        completion_mask: of all rows that share the denominator, so in the trainer of the whole batch.
         max_completion_length: the largest number of tokens that generation allows, not the width of this batch; used by
             "dr_grpo" only.
         num_items: number of tokens in the whole update, if it is larger than this batch; used by "dapo", "cispo" and

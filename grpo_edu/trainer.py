@@ -1,11 +1,18 @@
 """Train a policy with GRPO: sample completions, score them, compare them within their groups, and update the policy.
 
 `train` yields the metrics of each step. It follows algorithm 1 of DeepSeekMath (arXiv 2402.03300), with the variants of
-`grpo_edu.losses`; `grpo_edu.minimal` is the same without them. Read it from top to bottom, or follow a token in a
-debugger: `train` → `update_policy` (one rollout) → `optimizer_step` → `micro_batch_loss` → `grpo_edu.losses.grpo_loss`
-→ `per_token_loss`. `state` is what a run carries from one step to the next (`TrainingState`), and `stages` names the
-functions of a step: `stages.loss` is `grpo_loss`, unless a study replaces it (`Stages`). Both are defined near the end,
-after what only some settings need; the rest of that is in `grpo_edu.extras`.
+`grpo_edu.losses`; `grpo_edu.minimal` is the same step with three of the losses and without what makes it fast. Read
+this file from top to bottom, or follow a token in a debugger:
+
+- it is sampled: `train` → `sample_batch` → `Sampler.generate`, and scored: `score_rollout`
+- it is learned from: `train` → `update_policy` (`token_weights`: its weight in the batch) → `optimizer_step` →
+  `micro_batch_loss` (`score_rows`: its log-probability) → `grpo_loss` → `per_token_loss`. These five calls lead to the
+  loss of a token; `per_token_loss` takes the formula of the loss type from `per_token_policy_loss`.
+
+`state` is what a run carries from one step to the next (`TrainingState`). `stages` names functions of a step, so that a
+study can replace them (`Stages`): `stages.render` is `render_prompt`, `.score` is `score_rollout`, `.advantages` is
+`compute_advantages`, `.rows` is `rows_with_gradient`, `.step` is `optimizer_step`, and `.loss` is `grpo_loss`. Both are
+defined near the end, after what only some settings need; the rest of that is in `grpo_edu.extras`.
 """
 
 from __future__ import annotations
@@ -136,7 +143,8 @@ def sample_batch(
 class Update:
     """A batch and what each optimizer step on it needs.
 
-    rows: indices of the rows that have a gradient. weights: (B, C), of each token in the loss of the whole batch.
+    rows: indices of the rows that have a gradient; the others are not computed, and have log-probability 0 below.
+    weights: (B, C), of each token in the loss of the whole batch.
     ref_per_token_logps: (B, C), under the reference policy; None without a KL term.
     old_per_token_logps: (B, C), before the first step; None in the first step, where they are those of the policy.
     in_policy_loss: (B, C), 0 for tokens that the policy loss leaves out (`top_entropy_quantile`); None: all count.
@@ -172,7 +180,9 @@ def update_policy(
     update = Update(batch, rows, weights, score_reference(batch.rollout, rows, state, config))
     totals: dict[str, float] = {}
     for _ in range(config.num_iterations):
-        for attempt in state.micro_batches.attempts(batch.rollout, rows):  # another one only if memory runs out
+        # `parts` are the row indices of each micro-batch. Usually there is one attempt; if memory runs out inside the
+        # `with`, it ends the attempt instead of the run, and the loop makes another one with smaller micro-batches.
+        for attempt in state.micro_batches.attempts(batch.rollout, rows):
             with attempt as parts:
                 metrics, logps = stages.step(model, update, parts, state, config, stages, penalty)
         if update.old_per_token_logps is None:
@@ -194,7 +204,7 @@ def optimizer_step(
 ) -> tuple[dict[str, float], Tensor]:
     """Add up the gradients of all micro-batches and take one step. parts: the row indices of each micro-batch.
 
-    Returns the metrics, and per_token_logps (B, C) before the step.
+    Returns the metrics, and per_token_logps (B, C) before the step, 0 in rows without a gradient.
     """
     logps = torch.zeros_like(update.batch.rollout.sampling_per_token_logps)
     metrics = {"loss": 0.0}
@@ -233,7 +243,7 @@ def micro_batch_loss(
             ref_per_token_logps=rows_of(update.ref_per_token_logps, rows),
             weights=update.weights[rows],
             importance_weights=state.sampler.importance_weights(old, batch.rollout, rows),
-            policy_mask=policy_mask(logps, old, update, rows, config),
+            policy_mask=policy_loss_mask(logps, old, update, rows, config),
             beta=config.beta,
             use_bias_correction_kl=config.use_bias_correction_kl,
             **clip_settings(config),
@@ -303,6 +313,7 @@ def score_reference(rollout: Rollout, rows: Tensor, state: TrainingState, config
 def policy_metrics(per_token_logps: Tensor, update: Update, config: GRPOConfig) -> dict[str, float]:
     """The fractions of clipped tokens and, with a reference, the KL divergence from it.
 
+    In rows without a gradient all log-probabilities are 0, so their ratios are 1 and their tokens count as not clipped.
     With `use_bias_correction_kl` the KL estimate is multiplied by the ratio, as in the loss and as TRL reports it.
     """
     batch, ref = update.batch, update.ref_per_token_logps
@@ -327,7 +338,7 @@ def undecided_tokens(model: PreTrainedModel, batch: Batch, parts: Sequence[Tenso
     return high_entropy_mask(entropies, batch.loss_mask, quantile=config.top_entropy_quantile)
 
 
-def policy_mask(logps: Tensor, old: Tensor, update: Update, rows: Tensor, config: GRPOConfig) -> Tensor | None:
+def policy_loss_mask(logps: Tensor, old: Tensor, update: Update, rows: Tensor, config: GRPOConfig) -> Tensor | None:
     """0 for tokens of these rows that the policy loss leaves out, with their logps and old logps; None: all count."""
     mask = rows_of(update.in_policy_loss, rows)
     if config.off_policy_mask_threshold is not None:

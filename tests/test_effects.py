@@ -11,6 +11,7 @@ from toy_policy import CAP, PROBLEMS, late_letters, make_model, timeless, weight
 from grpo_edu.cli.main import main
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.continual.stages import load_curriculum
+from grpo_edu.losses import UNCLIPPED
 from grpo_edu.runs.effects import RUN_NEEDS, check_effects
 from grpo_edu.runs.request import CONFIG_FIELDS, RunRequest
 from grpo_edu.trainer import train
@@ -66,7 +67,7 @@ WITHOUT_NUMBERS = {
     "abort_grad_norm",
 }
 # Next to these settings the options that need others are tried: one loss per formula, and what switches something on.
-LOSSES = {name: {"loss_type": name, **CAP.get(name, {})} for name in ("grpo", "cispo", "sapo", "vespo", "reinforce")}
+LOSSES = {name: {"loss_type": name, **CAP.get(name, {})} for name in ("grpo", "cispo", *UNCLIPPED)}
 CONTEXTS = {
     **LOSSES,
     **{f"{name}, 2 iterations": {**settings, "num_iterations": 2} for name, settings in LOSSES.items()},

@@ -1,6 +1,7 @@
 """Which room of the package may import which, and that no two modules need each other (`docs/contributing.md`)."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,17 @@ def test_a_module_imports_only_what_its_room_may(module):
         parts = PARTS_OF_THE_SPINE.get(own)
         if other == "spine" and parts is not None:
             assert target.removeprefix("grpo_edu.") in parts, f"{module} imports {target}"
+
+
+def test_the_contributors_page_has_the_same_table():
+    page = (REPOSITORY / "docs" / "contributing.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)(?:/|\.py)` \| .* \| (.*) \|$", page, re.MULTILINE))
+    assert rows.pop("cli") == "everything" and rows.keys() == MAY_IMPORT.keys() - {"spine", "__main__"}
+    for name, cell in rows.items():
+        parts = set(re.findall(r"`(\w+)\.py`", cell))
+        spine = {"spine"} if parts or "spine" in cell else set()
+        assert spine | set(re.findall(r"`(\w+)`", cell)) == MAY_IMPORT[name], name
+        assert parts == PARTS_OF_THE_SPINE.get(name, set()), name
 
 
 def test_no_two_modules_need_each_other():

@@ -18,7 +18,7 @@ from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
 from grpo_edu.fast.packing import shared_prefix_logps
 from grpo_edu.logprobs import per_token_logps
-from grpo_edu.losses import grpo_loss
+from grpo_edu.losses import NOT_IN_TRL, grpo_loss
 from grpo_edu.rewards import combine_rewards
 from grpo_edu.trainer import Update, policy_metrics
 
@@ -27,7 +27,7 @@ trl = pytest.importorskip("trl")
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
 GENERATIONS, MAX_COMPLETION_LENGTH, EOS, PAD = 4, 12, 1, 0
 TEMPERATURE = 0.9
-every_loss = pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "reinforce"])
+every_loss = pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name not in NOT_IN_TRL])
 
 
 def make_model():

@@ -1,6 +1,6 @@
 """Finds the commands `grade` and `challenge`, which belong to the package `classroom` for instructors.
 
-grpo_edu does not import that package: an entry point of the group `grpo_edu.commands` names the module.
+grpo_edu does not import that package: the entry point `grade` of the group `grpo_edu.commands` names its module.
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ def _tokens_differ(settings: Settings) -> bool:
 
     Where every ratio is 1 their gradients add up to the same, unless something else weights the tokens differently.
     """
-    if settings["loss_type"] in ("vespo", "reinforce"):
+    from grpo_edu.losses import NO_RATIO  # imports torch
+
+    if settings["loss_type"] in NO_RATIO:
         return bool(settings["beta"] and settings["use_bias_correction_kl"])
     return (
         settings["num_iterations"] > 1

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo_edu.config import ROLLOUTS, GRPOConfig
+from grpo_edu.losses import NOT_IN_TRL
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import chat_messages, completion_text, prompt_style, render_messages
 from grpo_edu.rewards import RewardFunction
@@ -207,7 +208,7 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
         )
     only_here = {
         "max_resamples": config.max_resamples > 0,
-        "loss_type": config.loss_type == "reinforce",
+        "loss_type": config.loss_type in NOT_IN_TRL,
         "scale_rewards": config.scale_rewards == "mean",
         "optimizer_in_backward": config.optimizer_in_backward,
         "memory_budget_gib": config.memory_budget_gib is not None,
