@@ -2,8 +2,8 @@
 
 torch and oneDNN choose their code by the instructions of the processor, so a result that is right here may be wrong on
 a processor with fewer of them: a product of int8 numbers overflows where VNNI is missing. Two variables forbid them the
-newer instructions. ``--thorough`` adds notebook 11, further tests and those that are marked so; other
-options go to pytest, as with ``run_notebooks.py``.
+newer instructions. ``--thorough`` adds further tests and those that are marked so; other options go to
+pytest, as with ``run_notebooks.py``.
 """
 
 import os
@@ -21,7 +21,7 @@ NUMERICAL = (
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 SSE41 = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
 # variables, tests, notebooks
-PASSES = ((AVX2, NUMERICAL, ("01", "09")), (SSE41, QUANTIZED, ()))
+PASSES = ((AVX2, NUMERICAL, ("01", "09", "11")), (SSE41, QUANTIZED, ()))
 THOROUGH = ((AVX2, (*NUMERICAL, "metrics", "fisher", "ewc", "trl_parity"), ("01", "09", "11")), *PASSES[1:])
 
 
