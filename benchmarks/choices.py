@@ -284,6 +284,8 @@ def comparison(ledger: Ledger, name: str, rates: Mapping[str, float]) -> dict[st
 def factors(rows: Mapping[str, Mapping[int, dict[str, Any]]], seeds: Sequence[int]) -> dict[str, Any]:
     """Two factors of two levels each: what each changes in accuracy, the mean over the levels of the other.
 
+    "A minus B, C" is the same at one level of the other factor, and "interaction" the difference of these two.
+
     rows: arm, named "level of the first factor, level of the second" → seed → its run.
     """
     found = {}
@@ -301,6 +303,14 @@ def factors(rows: Mapping[str, Mapping[int, dict[str, Any]]], seeds: Sequence[in
             for level in (one, two)
         }
         found[f"{one} minus {two}"] = vars(crossed_bootstrap(sides[two], sides[one]))
+    one, two = dict.fromkeys(arm.split(", ")[0] for arm in rows)
+    other_levels = dict.fromkeys(arm.split(", ")[1] for arm in rows)
+    effects = []  # of the first factor, at each level of the second: (seeds, problems)
+    for level in other_levels:
+        first, second = ([ones(rows[f"{own}, {level}"][seed]) for seed in seeds] for own in (one, two))
+        found[f"{one} minus {two}, {level}"] = vars(crossed_bootstrap(second, first))
+        effects.append((np.asarray(first, dtype=float) - np.asarray(second, dtype=float)).tolist())
+    found["interaction"] = vars(crossed_bootstrap(effects[1], effects[0]))
     return found
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, estimate, save
+from benchmarks.harness import RESULTS, Ledger, estimate, over_seeds_and_problems, save
 from benchmarks.skill import RATE as GRPO_RATE
 from benchmarks.skill import STEPS as GRPO_STEPS
 from benchmarks.skill import trained_policy
@@ -405,6 +405,14 @@ def matched_summary(ledger: Ledger) -> dict[str, Any]:
         name: estimate([a - b for a, b in zip(values["supervised"][name], values["grpo"][name], strict=True)])
         for name in ("forgotten", "puzzles", "kl")
     }
+    known = {
+        (method, state): [rows[seed][state]["known"] for seed in SEEDS]
+        for method, rows in runs.items()
+        for state in ("before", "after")
+    }
+    found["change of known, over seeds and problems"] = {
+        method: over_seeds_and_problems(known[method, "before"], known[method, "after"]) for method in runs
+    } | {"grpo minus supervised": over_seeds_and_problems(known["supervised", "after"], known["grpo", "after"])}
     return found
 
 

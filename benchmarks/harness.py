@@ -33,8 +33,8 @@ def over_seeds_and_problems(before: Sequence[str], after: Sequence[str]) -> dict
 
     before, after: one string per seed, with a 1 or 0 for each problem.
 
-    >>> over_seeds_and_problems(["0010", "0010"], ["1110", "1010"])
-    {'difference': 0.375, 'low': 0.0, 'high': 0.875}
+    >>> over_seeds_and_problems(["0010"] * 3, ["1110"] * 3)
+    {'difference': 0.5, 'low': 0.0, 'high': 1.0}
     """
     from grpo_edu.extras.significance import crossed_bootstrap
 

@@ -280,7 +280,8 @@ def kinds(bits: str) -> list[float]:
 def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]], samples: int) -> dict[str, Any]:
     """pass@k before (each draw) and after (each seed), the change over seeds and puzzles, and both by kind.
 
-    A puzzle is solved if one of its samples is right. "gained" and "lost" compare each seed with the first draw.
+    A puzzle is solved if one of its samples is right. "gained" and "lost" compare each seed with the first draw;
+    "with half of the samples" says how much of this a second draw of the untrained model would do (`halves`).
     "change without the largest kind" leaves out the kind whose pass@k with all samples grows most.
     """
     first = draws[0]
@@ -298,8 +299,8 @@ def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]],
     ]
     largest = growth.index(max(growth))
 
-    def change(skip: int | None = None) -> dict[str, dict[str, float]]:
-        kept = [number for number in range(len(first)) if number % NUM_KINDS != skip]
+    def change(of_kinds: Sequence[int]) -> dict[str, dict[str, float]]:
+        kept = [number for number in range(len(first)) if number % NUM_KINDS in of_kinds]
         found = {}
         for k in (k for k in KS if k <= samples):
             old, new = (
@@ -309,17 +310,36 @@ def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]],
             found[str(k)] = vars(crossed_bootstrap(old, new))
         return found
 
+    for number, kind in enumerate(by_kind):
+        kind["change"] = change([number])
     return {
         "samples": samples,
         "puzzles": len(first),
         "before": [pass_curve(counts, samples) for counts in draws],
         "after": [pass_curve(counts, samples) for counts in after],
-        "change": change(),
+        "change": change(range(NUM_KINDS)),
         "largest kind": largest,
-        "change without the largest kind": change(skip=largest),
+        "change without the largest kind": change([kind for kind in range(NUM_KINDS) if kind != largest]),
         "by kind": by_kind,
         "gained": [sum(new > 0 and not old for old, new in zip(first, counts, strict=True)) for counts in after],
         "lost": [sum(old > 0 and not new for old, new in zip(first, counts, strict=True)) for counts in after],
+        "with half of the samples": halves(first, after, samples),
+    }
+
+
+def halves(first: Sequence[int], after: Sequence[Sequence[int]], samples: int) -> dict[str, Any]:
+    """Gained and lost puzzles with half of the samples of each: two draws of the untrained model, and each seed.
+
+    The stored samples of one draw, split into two halves at random, are two smaller draws. "second draw" is the
+    expected number of puzzles that one half solves and the other does not, so a second draw gains and loses as many.
+    """
+    half = samples // 2
+    old, *new = ([pass_at_k(samples, count, half) for count in counts] for counts in (first, *after))
+    return {
+        "samples": half,
+        "second draw": sum(1 - share for share, count in zip(old, first, strict=True) if count),
+        "gained": [sum((1 - b) * a for b, a in zip(old, row, strict=True)) for row in new],
+        "lost": [sum(b * (1 - a) for b, a in zip(old, row, strict=True)) for row in new],
     }
 
 

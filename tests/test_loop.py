@@ -55,6 +55,29 @@ def test_a_wrong_part_shows_its_difference_and_moves_the_weights_elsewhere(empty
     assert float(difference) > 0.1 and distances(text)[-1] > 0.01
 
 
+@pytest.mark.parametrize("wrong", [lambda value: -value, lambda value: 0 * value])
+def test_a_loss_with_a_wrong_gradient_is_told_from_the_right_one_although_both_are_0(empty, wrong, capsys):
+    def my_loss(model, rollout, advantages):
+        return wrong(loss(model, rollout, advantages))
+
+    def told(part):
+        text = lines(capsys, *empty[:3], part, lambda model, optimizer, value: None)
+        return float(re.findall(r"loss\s+largest difference ≈ (\S+)", text)[0])
+
+    assert told(loss) < 1e-4
+    assert told(my_loss) > 0.1
+
+
+def test_an_update_that_steps_and_returns_nothing_is_told_to_return_the_length(empty):
+    def my_update(model, optimizer, loss):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    with pytest.raises(ValueError, match="my_update .* returned None; return the length"):
+        compare_loop(definition("my_train"), [*empty[:4], my_update], load_problems(LEVELS, "train", n=20))
+
+
 def test_an_update_that_forgets_to_clear_the_gradients_moves_away_after_the_first_step(empty, capsys):
     def my_update(model, optimizer, loss):
         loss.backward()

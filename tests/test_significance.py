@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
+from grpo_edu.evaluation import mcnemar, mean_estimate, paired_bootstrap, wilson_interval
 from grpo_edu.extras.significance import crossed_bootstrap, pass_at_k
 
 COUNTS = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
@@ -133,15 +133,15 @@ def test_the_narrowest_interval_is_around_the_median_resample():
 
 
 def test_the_crossed_bootstrap_draws_seeds_and_problems_independently():
-    differences = np.array([[0.0, 1.0, 3.0], [2.0, 7.0, 5.0]])  # two seeds, three problems
+    differences = np.array([[0.0, 1.0, 8.0], [1.0, 8.0, 0.0], [8.0, 0.0, 1.0]])  # all seeds have the mean 3
     means = [
         differences[np.ix_(seeds, problems)].mean()
-        for seeds in product(range(2), repeat=2)
+        for seeds in product(range(3), repeat=3)
         for problems in product(range(3), repeat=3)
-    ]  # all 4 × 27 resamples, each equally likely
-    found = crossed_bootstrap(np.zeros((2, 3)).tolist(), differences.tolist(), confidence=0.84, num_resamples=50_000)
-    assert found.difference == 3.0
-    assert (found.low, found.high) == pytest.approx(np.percentile(means, [8, 92]))  # far from a jump: 1 and 16/3
+    ]  # all 27 × 27 resamples, each equally likely
+    found = crossed_bootstrap(np.zeros((3, 3)).tolist(), differences.tolist(), confidence=0.8, num_resamples=50_000)
+    assert found.difference == pytest.approx(3.0)
+    assert (found.low, found.high) == pytest.approx(np.percentile(means, [10, 90]))  # far from a jump
 
 
 def test_the_crossed_bootstrap_is_wider_than_what_varies_over_problems_or_seeds_only():
@@ -155,7 +155,9 @@ def test_the_crossed_bootstrap_is_wider_than_what_varies_over_problems_or_seeds_
 
     problems_only = width(before, np.tile(after.mean(axis=0), (5, 1)))
     seeds_only = width(before, np.tile(after.mean(axis=1, keepdims=True), (1, 300)))
-    assert width(before, after) > max(problems_only, seeds_only)
+    student = mean_estimate(after.mean(axis=1))
+    assert seeds_only == pytest.approx(student.high - student.low)
+    assert width(before, after) >= max(problems_only, seeds_only)
     of_pairs = paired_bootstrap(before[0], after.mean(axis=0))
     assert problems_only == pytest.approx(of_pairs.high - of_pairs.low, rel=0.05)
 

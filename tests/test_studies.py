@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from argparse import Namespace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -230,11 +231,39 @@ def test_the_interval_over_seeds_and_problems_of_the_skill_study_follows_from_it
     assert {name: stored["pass"][name] for name in found} == found
 
 
+def test_two_halves_of_the_samples_are_two_draws_of_the_untrained_model():
+    first, after, splits = [0, 1, 3, 4], [[4, 0, 2, 1]], list(combinations(range(4), 2))
+
+    def solved(count, half):
+        return any(sample < count for sample in half)
+
+    pairs = [(half, tuple({*range(4)} - {*half})) for half in splits]
+    again = sum(solved(c, one) and not solved(c, two) for c in first for one, two in pairs) / len(pairs)
+    lost = [
+        solved(old, one) and not solved(new, two)
+        for old, new in zip(first, after[0], strict=True)
+        for one in splits
+        for two in splits
+    ]
+    found = skill.halves(first, after, 4)
+    assert (found["samples"], found["second draw"]) == (2, approx(again))
+    assert found["lost"] == [approx(sum(lost) / len(splits) ** 2)]
+    assert found["gained"][0] - found["lost"][0] == approx(
+        sum(skill.pass_at_k(4, c, 2) for c in after[0]) - sum(skill.pass_at_k(4, c, 2) for c in first)
+    )
+
+
 def test_a_factor_is_the_mean_over_the_levels_of_the_other():
-    bits = {"a, x": "11110000", "a, y": "11111100", "b, x": "11000000", "b, y": "11110000"}
+    bits = {"a, x": "11110000", "a, y": "11111100", "b, x": "11000000", "b, y": "11100000"}
     rows = {arm: {0: {"bits": text}, 1: {"bits": text}} for arm, text in bits.items()}
     found = choices.factors(rows, [0, 1])
-    assert {name: row["difference"] for name, row in found.items()} == {"a minus b": 0.25, "x minus y": -0.25}
+    assert {name: row["difference"] for name, row in found.items()} == {
+        "a minus b": 5 / 16,
+        "x minus y": -3 / 16,
+        "a minus b, x": 2 / 8,
+        "a minus b, y": 3 / 8,
+        "interaction": -1 / 8,
+    }
 
 
 def test_the_units_of_the_forgetting_study_average_to_its_scores_and_holm_stops_at_the_first_miss():

@@ -54,13 +54,16 @@ def compare_loop(my_train: Callable[..., Iterator[tuple]], parts: Sequence[Calla
     """Run a student's loop and `grpo_edu.train` for three steps from the same start, and print the numbers of both.
 
     A part that returns None counts as not written, and the package's takes its place. Each result of a written part is
-    compared with what the package's part returns for the same arguments.
+    compared with what the package's part returns for the same arguments. The value of a right loss is 0, so
+    its gradient with respect to the weights is compared as well.
 
     Args:
         my_train: called with model, tokenizer, problems, config and the five parts; yields the rewards (B,), the loss
             and the gradient norm of each step.
         parts: the student's functions for `PARTS`, in this order.
         problems: to train on.
+
+    Raises ValueError if the last part computes gradients or changes weights, and returns None.
     """
     config = GRPOConfig(max_steps=3, num_generations=4, prompts_per_step=4)
     (mine, tokenizer), (theirs, _) = load_policy("tiny"), load_policy("tiny")
@@ -91,19 +94,50 @@ def _beside(part: Callable, package: Callable, apart: dict[str, float | None]) -
     def call(*arguments: Any) -> Any:
         generators = [given for given in arguments if isinstance(given, torch.Generator)]
         before = [generator.get_state() for generator in generators]
+        state = _state(arguments[0]) if package is update else []
         result = part(*arguments)
         if result is None:
+            if package is update and _touched(arguments[0], state):
+                raise ValueError(
+                    f"{part.__name__} has computed gradients or changed weights, but returned None; "
+                    "return the length of the gradient before clipping, which clip_grad_norm_ returns"
+                )
             return package(*arguments)
         difference = 0.0
         if package is not update:  # the effect of an update shows in the distance between the weights
             after = [generator.get_state() for generator in generators]
             _set_states(generators, before)  # the package's part draws the same numbers
-            difference = _difference(result, package(*arguments))
+            expected = package(*arguments)
+            difference = _difference(result, expected)
+            if package is loss:
+                difference = max(difference, _gradient_difference(arguments[0], result, expected))
             _set_states(generators, after)
         apart[part.__name__] = max(difference, apart[part.__name__] or 0.0)
         return result
 
     return call
+
+
+def _state(model: Any) -> list[tuple[Tensor, Tensor | None]]:
+    return [(p.detach().clone(), None if p.grad is None else p.grad.clone()) for p in model.parameters()]
+
+
+def _touched(model: Any, state: Sequence[tuple[Tensor, Tensor | None]]) -> bool:
+    """Whether the weights differ from `state`, or gradients were computed since then."""
+    for p, (weight, gradient) in zip(model.parameters(), state, strict=True):
+        new_gradient = p.grad is not None and (gradient is None or not torch.equal(p.grad, gradient))
+        if new_gradient or not torch.equal(p, weight):
+            return True
+    return False
+
+
+def _gradient_difference(model: Any, mine: Tensor, package: Tensor) -> float:
+    """The norm of the difference of two losses' gradients; infinite if the first has none."""
+    if not mine.requires_grad:
+        return float("inf")
+    weights = list(model.parameters())
+    gradients = torch.autograd.grad(mine - package, weights, retain_graph=True, allow_unused=True)
+    return sum(float(g.square().sum()) for g in gradients if g is not None) ** 0.5
 
 
 def _set_states(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:

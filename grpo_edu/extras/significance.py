@@ -132,9 +132,14 @@ def crossed_bootstrap(
 
     .. math:: \frac{1}{S P} \sum_{s, p} v_s w_p d_{sp}
 
-    where :math:`v_s` and :math:`w_p` count how often a seed and a problem were drawn. An interval over seeds alone
-    (`mean_estimate`) says what another training run would give on the *same* problems, and `paired_bootstrap` what the
-    same run would give on other problems. This one says what another run would give on other problems of the kind.
+    where :math:`v_s` and :math:`w_p` count how often a seed and a problem were drawn. With three to five seeds the
+    resampled ones scatter too little: intervals from them alone contain the true mean in about 75 to 83% of all
+    studies instead of 95%. So the interval is never narrower than Student's over the means of the seeds: it reaches
+    from the lower of both low ends to the higher of both high ends.
+
+    An interval over seeds alone (`mean_estimate`) says what another training run would give on the *same* problems, and
+    `paired_bootstrap` what the same run would give on other problems. This one says what another run would give on
+    other problems of the kind.
 
     Args:
         before, after: S lists of P finite numbers (bools count as 0 and 1), one list per seed; the problems have the
@@ -143,9 +148,11 @@ def crossed_bootstrap(
 
     Raises ValueError for fewer than two seeds, lists of different lengths, or numbers that are not finite.
 
-    >>> crossed_bootstrap([[0, 0, 1, 0]] * 2, [[1, 1, 1, 0], [1, 0, 1, 0]])
-    PairedDifference(difference=0.375, low=0.0, high=0.875)
+    >>> crossed_bootstrap([[0, 0, 1, 0]] * 3, [[1, 1, 1, 0]] * 3)  # problems vary, seeds do not
+    PairedDifference(difference=0.5, low=0.0, high=1.0)
     """
+    from scipy.stats import t
+
     check_numbers(confidence=confidence, num_resamples=num_resamples)
     _check_pairs(before, after)
     if len(before) < 2:
@@ -162,7 +169,9 @@ def crossed_bootstrap(
     means = np.einsum("rs,sp,rp->r", drawn_seeds, differences, drawn_problems, optimize=True) / differences.size
     tail = 50 * (1 - confidence)
     low, high = np.percentile(means, [tail, 100 - tail])
-    return PairedDifference(float(differences.mean()), float(low), float(high))
+    mean, of_seeds = float(differences.mean()), differences.mean(axis=1)
+    half = float(t.ppf(0.5 + confidence / 2, seeds - 1) * of_seeds.std(ddof=1) / seeds**0.5)
+    return PairedDifference(mean, min(float(low), mean - half), max(float(high), mean + half))
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

@@ -37,6 +37,7 @@ assert (
 )
 assert all(mean_curve(coins["after"])[place] < coins["before"][str(k)] for place, k in enumerate(ks)), "behind"
 assert coins["right"]["before"] > passes["by kind"][6]["right"]["before"], "coins were rewarded at least as often"
-assert min(passes["lost"]) == 6 and max(passes["lost"]) == 7
+assert min(passes["lost"]) == 6 and max(passes["lost"]) == 7 and passes["by kind"][7]["change"]["64"]["high"] < 0
+assert max(half["lost"]) < half["second draw"] < min(half["gained"]), "real gains; the losses show nothing"
 shares = [known / new for new, known in zip(passes["newly solved"], passes["of these known"], strict=True)]
 assert 0.695 < min(shares) and max(shares) <= 0.8
