@@ -12,8 +12,13 @@ assert signal.sum() >= 2, "some groups have a signal"
 # eight steps raise the reward, and the held-out share that obeys; the topic and the readable answers are lost
 paid = [step["reward"] for step in history]
 assert sum(paid[-3:]) / 3 - sum(paid[:2]) / 2 > 0.15
-assert grpo_edu.mcnemar(held_before["obeys the constraint"], held_after["obeys the constraint"]).p_value < 0.001
-assert sum(held_after["obeys the constraint"]) > sum(held_before["obeys the constraint"]) + 15
-assert sum(held_after["is about the topic"]) < sum(held_before["is about the topic"]) - 5
+assert grpo_edu.mcnemar(held_before["obeys"], held_after["obeys"]).p_value < 0.001
+assert sum(held_after["obeys"]) > sum(held_before["obeys"]) + 15
+assert sum(held_after["on topic"]) < sum(held_before["on topic"]) - 5
 assert len(set(after.completions)) < len(set(before.completions))
 assert open_loopholes == [16, 14, 0]
+
+# of the same samples, the strictest reward pays for fewer and gives fewer groups a signal
+tried = [torch.tensor(reward(samples, truth)).view(-1, 4) for reward in rewards_tried]
+assert tried[0].mean() >= tried[1].mean() > tried[2].mean()
+assert (tried[0].std(dim=1) > 0).sum() > (tried[2].std(dim=1) > 0).sum()
