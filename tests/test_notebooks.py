@@ -269,9 +269,8 @@ def strings(node):
 
 def course_map(name):
     """The line of the first cell that links all notebooks and says which of them this one is."""
-    order = COURSE if name[:2] in ("14", "15") else READING  # these two are still in the order of their numbers
     entries = []
-    for stem in order:
+    for stem in READING:
         number, title = stem[:2], COURSE[stem]
         entries.append(f"**{number} {title} (you are here)**" if stem == name else f"[{number}]({stem}.ipynb)")
     return "Course map: " + " · ".join(entries)
