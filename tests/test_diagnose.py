@@ -73,6 +73,9 @@ def test_every_fault_of_the_lab_is_a_known_cause():
         (rising(**{"completions/clipped_ratio": 0.2}), ["length truncation"]),
         (rising(reward=lambda step: 0.5 + 0.05 * (-1) ** step), ["mask off by one"]),
         (rising(reward=lambda step: 0.5 + 0.05 * (-1) ** step, kl=0.1, loss=0.2), ["KL weight too large"]),
+        (rising(reward=lambda step: 0.5 + 0.05 * (-1) ** step, kl=0.003, loss=0.0), ["KL weight too large"]),
+        (rising(reward=lambda step: 0.5 + 0.05 * (-1) ** step, kl=lambda step: 0.001 * step), ["mask off by one"]),
+        ([*rising(reward=lambda step: 0.5 + 0.05 * (-1) ** step), {**STEP, "kl": 0.1}], ["mask off by one"]),
         (rising(learning_rate=0.0), ["lr is 0"]),
         (rising(grad_norm=0.0), ["nothing trained"]),
         (rising(grad_norm=lambda step: None if step == 5 else 0.5), []),  # one step that a scaler skipped
@@ -109,13 +112,14 @@ EXPECTED = [{"step": 1, "loss": 0.5, "reward": 0.25}, {"step": 2, "loss": 0.0, "
         ("wandb.jsonl", '{"train/global_step": 1, "train/loss": 0.5, "_runtime": 7}\n{"train/global_step": 1, '
          '"train/reward": 0.25}\n{"train/global_step": 2, "train/loss": 0.0, "train/reward": 0.5}\n'
          '{"train/global_step": 3, "train/reward": null, "eval/reward": 0.3}\n'),
+        ("powershell.txt", "{'loss': 0.5, 'reward': 0.25}\n{'loss': 0.0, 'reward': 0.5}\n"),
         ("notebook.txt", "Step | Training Loss | reward\n1 | 0.5 | 0.25\n2 | 0.0 | 0.5\n"),
         ("verl.txt", "(TaskRunner pid=1) step:1 - actor/loss:0.5 - critic/score/mean:np.float64(0.25)\n"
          "step:2 - actor/loss:0.0 - critic/score/mean:0.5\n"),
     ],
 )  # fmt: skip
 def test_the_same_run_in_every_format(name, text):
-    rows = metrics_of(text.encode(), name)
+    rows = metrics_of(text.encode("utf-16" if name == "powershell.txt" else "utf-8"), name)
     kept = [{key: row[key] for key in ("step", "loss", "reward")} for row in rows if "reward" in row]
     assert kept == EXPECTED
 
@@ -145,6 +149,8 @@ def test_tensorboard_and_the_folders_of_runs(tmp_path):
         ("sft.jsonl", b'{"loss": 1.0, "step": 1}\n{"loss": 0.5, "step": 2}\n',
          "sft.jsonl has no reward among its metrics (loss)"),
         ("one.jsonl", b'{"reward": 1.0, "step": 1}\n', "this log has one step"),
+        ("nan.jsonl", b'{"reward": null, "loss": 1.0, "step": 1}\n{"reward": null, "loss": 0.5, "step": 2}\n',
+         "no step has a reward that is a finite number; if"),
         ("deep.json", b"[" * 100_000, "deep.json is no log that can be read here"),
         ("deep.txt", b"{'reward': " + b"(" * 100_000 + b"}", "deep.txt is no log that can be read here"),
     ],

@@ -1,8 +1,8 @@
 """Diagnose a GRPO run from nothing but its log: the decision tree of notebook 12, and what it cannot decide.
 
 The rules read the metrics of each logged step under TRL's keys, which `grpo_edu.runs.metric_logs` makes of the logs of
-several trainers. They know neither the settings nor the samples. `grpo_edu.runs.symptoms` knows both, and warns at the
-end of this package's own runs.
+several trainers. They know neither the settings nor the samples. `grpo_edu.runs.symptoms` knows both, shares some of
+the questions (`first_ties`, `often_cut_off`, ...), and warns at the end of this package's own runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LENGTH, CUT, CLIPPED = "completions/mean_length", "completions/clipped_ratio", "
 
 _FEW = 4  # steps at the beginning and at the end whose mean is compared
 _ENOUGH = 16  # steps from which on a trend is judged
-_BY_HAND = "Check one batch by hand, as notebook 12 does in section 5"
+_BY_HAND = "Check one batch by hand, as section 5 of notebook 12 does"
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ CAUSES = {
 }
 
 
-class _Log:
-    """The rows of a log, and the finite values of a metric."""
+class MetricLog:
+    """The logged steps of a run, and the finite values of a metric in them."""
 
     def __init__(self, rows: Sequence[Mapping[str, float | None]]) -> None:
         self.rows = rows
@@ -194,7 +194,7 @@ class _Log:
         return [value for _, value in self.points(key)]
 
     def ends(self, key: str) -> tuple[float, float] | None:
-        """The means of the first and of the last steps; None without the metric."""
+        """The means of the first and of the last four steps; None without the metric."""
         values = self.values(key)
         return (_mean(values[:_FEW]), _mean(values[-_FEW:])) if values else None
 
@@ -218,7 +218,7 @@ def diagnose(rows: Sequence[Mapping[str, float | None]]) -> Diagnosis:
         rows: one mapping per logged step, with "step" and metrics under TRL's keys; None and NaN are values that were
             not finite. What is not logged is left out of the mapping, and its questions are not asked.
 
-    Raises ValueError: fewer than two steps, or no reward among the metrics.
+    Raises ValueError: fewer than two steps, or no reward that is a number.
 
     >>> step = {"reward": 0.0, "frac_reward_zero_std": 1.0, "completions/clipped_ratio": 1.0, "grad_norm": 0.0}
     >>> (finding,) = diagnose([{"step": number, **step} for number in range(1, 9)]).findings
@@ -226,18 +226,21 @@ def diagnose(rows: Sequence[Mapping[str, float | None]]) -> Diagnosis:
     ('The reward is 0, or close to it, from the first step on.', 'length truncation')
     """
     rows = [row for row in rows if row.get(REWARD) is not None or _lost(row)]
-    log = _Log(rows)
+    log = MetricLog(rows)
     if not log.values(REWARD):
-        raise ValueError("no step has a reward, so this is not the log of a GRPO run")
+        raise ValueError(
+            "no step has a reward that is a finite number; if this is the log of a GRPO run, print what the reward "
+            "function returns"
+        )
     if len(rows) < 2:
         raise ValueError("this log has one step, and a diagnosis compares steps; log more of them (`logging_steps=1`)")
     found = [_not_finite(log), _no_gradient(log)]
     if found[0]:  # what comes after that step is its effect
-        log = _Log(rows[: next(place for place, row in enumerate(rows) if _lost(row))])
+        log = MetricLog(rows[: next(place for place, row in enumerate(rows) if _lost(row))])
     if log.values(REWARD) and not found[1]:
         tree = (_unpaid, _tied, _broken, _clipped, _cut_off, _collapsed, _flat)
         found += [next(filter(None, (ask(log) for ask in tree)), None), _constant(log)]
-    log = _Log(rows)
+    log = MetricLog(rows)
     findings = tuple(finding for finding in found if finding)
     normal, unknown = tuple(_normal(log, findings)), tuple(_unknown(log))
     return Diagnosis((log.steps[0], log.steps[-1]), len(rows), findings, normal, unknown)
@@ -266,10 +269,48 @@ def _item(mark: str, text: str) -> str:
     return textwrap.fill(text, 100, initial_indent=mark, subsequent_indent=indent, break_long_words=False)
 
 
+# ---- questions that `grpo_edu.runs.symptoms` asks too ----
+
+
+def first_ties(log: MetricLog) -> float:
+    """The share of tied groups in the first two steps, or in the first if it is smaller there; 0 if it is not known."""
+    ties = log.ties()
+    return min(ties[0], _mean(ties[:2])) if ties else 0.0
+
+
+def often_cut_off(log: MetricLog) -> tuple[float, float] | None:
+    """The shares of completions that are cut off at first and at last, if one is above a tenth."""
+    shares = log.ends(CUT)
+    return shares if shares and max(shares) > 0.1 else None
+
+
+def becomes_random(log: MetricLog) -> tuple[float, float] | None:
+    """The entropy at first and at last, nats per token, if the policy ends by choosing its tokens almost at random."""
+    entropy = log.ends("entropy")
+    return entropy if entropy and entropy[1] > max(2.0, 4 * entropy[0]) else None
+
+
+def becomes_certain(log: MetricLog) -> tuple[float, float] | None:
+    """The entropy at first and at last, if it collapses while much reward is left to earn and no group shows how."""
+    entropy, ties, rewards = log.ends("entropy"), log.ties(), log.values(REWARD)
+    if not entropy or len(rewards) < 2 * _FEW or entropy[1] >= 0.1 * entropy[0]:
+        return None
+    stuck = not _rises(rewards[len(rewards) // 2 :]) and _mean(rewards[-_FEW:]) < 0.9 * _highest_paid(log)
+    return entropy if stuck and (not ties or _mean(ties[-_FEW:]) >= 0.7) else None
+
+
+def constant_rewards(log: MetricLog) -> list[str]:
+    """The names of reward functions that pay the same for every completion, if there are others that do not."""
+    names = [key[8:-4] for key in _keys(log) if key.startswith("rewards/") and key.endswith("/std")]
+    same = [name for name in names if not any(log.values(f"rewards/{name}/std"))]
+    same = [name for name in same if len(set(log.values(f"rewards/{name}/mean"))) == 1]
+    return same if len(same) < len(names) else []  # one reward alone: the groups tie, which is said elsewhere
+
+
 # ---- the questions of the tree ----
 
 
-def _unpaid(log: _Log) -> Finding | None:
+def _unpaid(log: MetricLog) -> Finding | None:
     """Is the reward at 0, or near it, from the first step on, with nothing between the completions?"""
     first, last = log.ends(REWARD) or (1.0, 1.0)
     if max(abs(first), abs(last)) > 0.05:
@@ -292,14 +333,14 @@ def _unpaid(log: _Log) -> Finding | None:
     return _finding("The reward is 0, or close to it, from the first step on.", evidence, order)
 
 
-def _tied(log: _Log) -> Finding | None:
+def _tied(log: MetricLog) -> Finding | None:
     """Do half of the groups tie, or more, from the first step on, so that the reward does not rise?"""
     ties, (first, last) = log.ties(), log.ends(REWARD) or (0.0, 0.0)
     if not ties:
         return None
     completions, groups = _sizes(log)
     small = 0 < completions <= 4 and _mean(ties) >= 0.4
-    many = min(ties[0], _mean(ties[:2])) >= 0.5 and last < first + 0.1
+    many = first_ties(log) >= 0.5 and last < first + 0.1
     if not small and not many:
         return None
     evidence = _tie_evidence(log)
@@ -319,14 +360,12 @@ def _tied(log: _Log) -> Finding | None:
     return _finding("Half of the groups or more tie from the first steps on, and teach nothing.", evidence, order)
 
 
-def _broken(log: _Log) -> Finding | None:
+def _broken(log: MetricLog) -> Finding | None:
     """Does the reward break down, does the KL run away, or does the policy become random?"""
     if len(log.values(REWARD)) < 2 * _FEW:
         return None
-    kl, entropy = log.values("kl"), log.ends("entropy") or (0.0, 0.0)
-    fall = _fall(log.points(REWARD))
+    kl, fall, random = log.values("kl"), _fall(log.points(REWARD)), becomes_random(log)
     runaway = len(kl) >= 2 * _FEW and _mean(kl[-_FEW:]) >= max(1.0, 10 * median(kl[: len(kl) // 2]))
-    random = entropy[1] > max(2.0, 4 * entropy[0])
     if not (fall or runaway or random):
         return None
     evidence, early = [], False
@@ -355,7 +394,7 @@ def _broken(log: _Log) -> Finding | None:
     return _finding(sees, evidence, order)
 
 
-def _clipped(log: _Log) -> Finding | None:
+def _clipped(log: MetricLog) -> Finding | None:
     """Are more and more tokens clipped, after a first step without any?
 
     With several updates per batch the first of each has ratio 1 and clips nothing, or, where a log adds them up, the
@@ -369,12 +408,11 @@ def _clipped(log: _Log) -> Finding | None:
     return _finding("More and more tokens are clipped.", evidence, ("stale old log-probabilities", "lr too high"))
 
 
-def _cut_off(log: _Log) -> Finding | None:
+def _cut_off(log: MetricLog) -> Finding | None:
     """Are many completions cut off, although some reward comes in?"""
-    first, last = log.ends(CUT) or (0.0, 0.0)
-    if max(first, last) <= 0.1:
+    if not (cut := often_cut_off(log)):
         return None
-    evidence = [f"`{CUT}` goes from {first:.0%} to {last:.0%}", log.change(LENGTH, "the length")]
+    evidence = [f"`{CUT}` goes from {cut[0]:.0%} to {cut[1]:.0%}", log.change(LENGTH, "the length")]
     return _finding(
         "Many completions are cut off, so the run teaches brevity instead of the task.",
         evidence,
@@ -382,25 +420,23 @@ def _cut_off(log: _Log) -> Finding | None:
     )
 
 
-def _collapsed(log: _Log) -> Finding | None:
+def _collapsed(log: MetricLog) -> Finding | None:
     """Has the policy become deterministic, or its completions very short, before the reward is at its height?"""
     if len(log.rows) < _ENOUGH:
         return None
-    length, entropy, ties = log.ends(LENGTH), log.ends("entropy"), log.ties()
+    length = log.ends(LENGTH)
     if length and length[1] < 0.3 * length[0]:
         evidence = [log.change(LENGTH, "the length"), log.change(REWARD, "the reward")]
         order: tuple[str, ...] = ("reward for something else", "length in the loss", "lr too high")
         return _finding("The completions become much shorter.", evidence, order)
-    rewards = log.values(REWARD)
-    stuck = not _rises(rewards[len(rewards) // 2 :]) and _mean(rewards[-_FEW:]) < 0.9 * _highest_paid(log)
-    if entropy and entropy[1] < 0.1 * entropy[0] and stuck and (not ties or _mean(ties[-_FEW:]) >= 0.7):
+    if becomes_certain(log):
         evidence = [log.change("entropy", "the entropy"), log.change(REWARD, "the reward"), *_tie_evidence(log, "last")]
         order = ("entropy collapse", "lr too high")
         return _finding("The entropy collapses before the problems are solved.", evidence, order)
     return None
 
 
-def _flat(log: _Log) -> Finding | None:
+def _flat(log: MetricLog) -> Finding | None:
     """Is there a gradient, but no rise of the reward that stands out from its noise?"""
     rewards, ties = log.values(REWARD), log.ties()
     if len(rewards) < _ENOUGH or _rises(rewards) or (ties and _mean(ties) >= 0.5) or not any(log.values("grad_norm")):
@@ -416,8 +452,16 @@ def _flat(log: _Log) -> Finding | None:
     if weight is not None and weight > 0.1:
         evidence.append(f"`loss` is about {weight:.2g} times `kl`, so the weight of the KL term is about that")
         order = ("KL weight too large", *order[:3])
-    elif weight is None and log.values("kl"):
-        order = (*order, "KL weight too large")
+    elif weight is None and (kl := log.values("kl")):
+        half = len(kl) // 2
+        before, after = median(kl[: half or 1]), median(kl[half:])
+        held = len(kl) >= _ENOUGH and 0 < after <= 2 * before
+        order = ("KL weight too large", *order[:3]) if held else (*order, "KL weight too large")
+        if held:
+            evidence.append(
+                f"the policy stays near the reference: the median `kl` is {before:.2g} in the first half of the steps "
+                f"and {after:.2g} in the second"
+            )
     evidence.append("the curves do not tell which of these causes it is")
     return _finding("There is a gradient, but the reward does not rise.", evidence, order)
 
@@ -425,7 +469,7 @@ def _flat(log: _Log) -> Finding | None:
 # ---- what is asked of every log ----
 
 
-def _not_finite(log: _Log) -> Finding | None:
+def _not_finite(log: MetricLog) -> Finding | None:
     """Do loss, gradient, reward or KL stop being numbers?"""
     lost = [step for step, row in zip(log.steps, log.rows, strict=True) if _lost(row)]
     if len(lost) < 3 and log.steps[-1] not in lost:  # a single gradient that overflowed is skipped by the scaler
@@ -447,7 +491,7 @@ def _not_finite(log: _Log) -> Finding | None:
     return _finding("Some numbers are no longer finite.", evidence, ("not finite", "lr too high"))
 
 
-def _no_gradient(log: _Log) -> Finding | None:
+def _no_gradient(log: MetricLog) -> Finding | None:
     """Is the gradient 0 although the groups differ, or the learning rate 0 throughout?"""
     norms, ties, rates = log.values("grad_norm"), log.ties(), log.values("learning_rate")
     if len(rates) > 1 and not any(rates):
@@ -461,12 +505,10 @@ def _no_gradient(log: _Log) -> Finding | None:
     return _finding("There is no gradient, although completions differ in reward.", evidence, ("nothing trained",))
 
 
-def _constant(log: _Log) -> Finding | None:
+def _constant(log: MetricLog) -> Finding | None:
     """Does one of several reward functions pay the same for every completion?"""
-    names = [key[8:-4] for key in _keys(log) if key.startswith("rewards/") and key.endswith("/std")]
-    same = [name for name in names if len(log.rows) >= 2 * _FEW and not any(log.values(f"rewards/{name}/std"))]
-    same = [name for name in same if len(set(log.values(f"rewards/{name}/mean"))) == 1]
-    if not same or len(same) == len(names):  # one reward alone: the groups tie, which is said already
+    same = constant_rewards(log)
+    if not same or len(log.rows) < 2 * _FEW:
         return None
     evidence = [f"`rewards/{name}/std` is 0 in every step" for name in same]
     return _finding(
@@ -474,7 +516,7 @@ def _constant(log: _Log) -> Finding | None:
     )
 
 
-def _normal(log: _Log, findings: Sequence[Finding]) -> Iterable[str]:
+def _normal(log: MetricLog, findings: Sequence[Finding]) -> Iterable[str]:
     """What worries many people and is as it should be."""
     losses, clipped, ties = log.values("loss"), log.values(CLIPPED), log.ties()
     norms = log.values("grad_norm")
@@ -499,7 +541,7 @@ _MISSING = {
 }
 
 
-def _unknown(log: _Log) -> Iterable[str]:
+def _unknown(log: MetricLog) -> Iterable[str]:
     """What nobody can know from this log."""
     keys = _keys(log)
     missing = [
@@ -512,7 +554,8 @@ def _unknown(log: _Log) -> Iterable[str]:
     yield "Whether the reward pays for right answers: read samples, and measure accuracy on held-out problems."
     yield (
         "Whether advantages, masks and old log-probabilities are right: with a fault in them every curve may look "
-        "plausible. Check one batch by hand (notebook 12, section 7)."
+        "plausible. Check one batch by hand: section 5 of notebook 12 shows how, and its section 7 has a check to run "
+        "before each training."
     )
 
 
@@ -523,7 +566,7 @@ def _finding(sees: str, evidence: Iterable[str], faults: Iterable[str]) -> Findi
     return Finding(sees, tuple(text for text in evidence if text), tuple(CAUSES[fault] for fault in faults))
 
 
-def _tie_evidence(log: _Log, where: str = "first") -> list[str]:
+def _tie_evidence(log: MetricLog, where: str = "first") -> list[str]:
     ties = log.ties()
     if not ties:
         return []
@@ -531,7 +574,7 @@ def _tie_evidence(log: _Log, where: str = "first") -> list[str]:
     return [f"{share:.0%} of the groups tie in the {where} steps, and {_mean(ties):.0%} in all (`{TIED}`)"]
 
 
-def _keys(log: _Log) -> dict[str, None]:
+def _keys(log: MetricLog) -> dict[str, None]:
     return dict.fromkeys(key for row in log.rows for key in row)
 
 
@@ -541,7 +584,7 @@ def _spread(row: Mapping[str, float | None]) -> float | None:
     return None if high is None or low is None else high - low
 
 
-def _highest_paid(log: _Log) -> float:
+def _highest_paid(log: MetricLog) -> float:
     """The highest reward that any completion got where that is logged, otherwise 1 or the highest mean."""
     return max(log.values("reward_max") or [1.0, *log.values(REWARD)])
 
@@ -552,7 +595,7 @@ def _lost(row: Mapping[str, float | None]) -> list[str]:
     return [name for name in names if name in row and ((value := row[name]) is None or not math.isfinite(value))]
 
 
-def _sizes(log: _Log) -> tuple[int, int]:
+def _sizes(log: MetricLog) -> tuple[int, int]:
     """Completions and groups per step, if each reward is 0 or 1: the fewest that explain all values; (0, 0) if none do.
 
     A mean of B rewards that are 0 or 1 is a multiple of 1/B, and a share of M groups a multiple of 1/M.
@@ -577,7 +620,7 @@ def _multiples(values: Sequence[float], parts: int) -> bool:
     return all(abs(value * parts - round(value * parts)) <= 0.001 * parts for value in values)
 
 
-def _kl_weight(log: _Log) -> float | None:
+def _kl_weight(log: MetricLog) -> float | None:
     """The loss as a multiple of the KL where that is largest: the weight of the KL term, with its sign.
 
     The policy loss is near 0 whatever it teaches, so what is left of the loss is the KL term. None where the KL is too

@@ -86,6 +86,8 @@ def metrics_of(content: bytes, name: str) -> list[Row]:
         raise ValueError(f"{name} is empty")
     if "tfevents" in Path(name).name:
         records: Iterable[Record] = _of_tensorboard(content, name)
+    elif content.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell writes with `>`
+        return metrics_of(content.decode("utf-16", errors="replace").encode(), name)
     elif b"\0" in content:
         raise ValueError(f"{name} is a binary file, and not a log of text")
     else:

@@ -1,7 +1,8 @@
 """What the metrics of a run say about a training that failed, with the likely cause and what to do.
 
 The questions are those of the decision tree in the diagnosis lab (notebook 12): is the reward near 0, do the groups
-tie, does the reward break down? Two more look at the entropy and at the held-out answers.
+tie, does the reward break down? Two more look at the entropy and at the held-out answers. What the log alone decides
+is judged by `grpo_edu.runs.diagnosis`; this module adds what the settings and the evaluations say about the cause.
 """
 
 from __future__ import annotations
@@ -13,10 +14,18 @@ from torch import Tensor, nn
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, mcnemar
+from grpo_edu.runs.diagnosis import (
+    CUT,
+    REWARD,
+    MetricLog,
+    becomes_certain,
+    becomes_random,
+    constant_rewards,
+    first_ties,
+    often_cut_off,
+)
 
-_FEW = 4  # steps at the beginning and at the end of a run whose mean is compared
 _SIGNIFICANT = 0.05
-_CUT, _OFTEN_CUT = "completions/clipped_ratio", 0.1
 _LARGEST_SAMPLE = 4096  # weights of one tensor that are looked at
 _FEW_WEIGHTS = 0.001  # share of the weights
 _FEW_ANSWERS = 0.05  # share of completions with an answer
@@ -43,11 +52,12 @@ def find_symptoms(
     """
     found = [_answers(config, before, after)]
     if history:
+        log = MetricLog(history)
         found += [_weights(history, config, unchanged)]
-        found += [_rewards(history, config, before), _entropy(history, config, after)]
-        found += [_accuracy(history, config, before, after), _constant(history)]
+        found += [_rewards(log, config, before), _entropy(log, config, after)]
+        found += [_accuracy(log, config, before, after), _constant(log)]
         if not any("`max_completion_length`" in text for text in found):
-            found.append(_cut_off(history, config))
+            found.append(_cut_off(log, config))
     return [text for text in found if text]
 
 
@@ -97,24 +107,23 @@ def _weights(history: Sequence[Mapping[str, float]], config: GRPOConfig, unchang
     return f"{nothing} {rate}, too small for the number format of the weights. Raise it, for example to 1e-4."
 
 
-def _rewards(history: Sequence[Mapping[str, float]], config: GRPOConfig, before: Evaluation | None) -> str:
+def _rewards(log: MetricLog, config: GRPOConfig, before: Evaluation | None) -> str:
     """The first three questions of the decision tree; "" where all of them are answered with no."""
-    first, last = _ends(history, "reward")
-    tied = _mean([step["frac_reward_zero_std"] for step in history[:2]])
-    no_gradient = all(step["grad_norm"] == 0 for step in history)
+    first, last = log.ends(REWARD) or (0.0, 0.0)
+    tied, no_gradient = first_ties(log), not any(log.values("grad_norm"))
     effect = (
         "No step had a gradient, so the weights did not change. "
         if no_gradient
         else f"In the first steps, {tied:.0%} of the groups were tied and had no gradient. "
     )
-    cut_off = _mean([step.get("completions/clipped_ratio", 0.0) for step in history[:_FEW]])
+    cut_off = (log.ends(CUT) or (0.0, 0.0))[0]
     longer = f"raise `max_completion_length`, which is {config.max_completion_length}."
     if no_gradient and config.mask_truncated_completions and cut_off == 1:
         return f"{effect}All completions were truncated, and `mask_truncated_completions` leaves them out: {longer}"
     ties_matter = config.advantage_estimator != "none"  # there, equal rewards have a gradient, unless all are 0
     if tied >= 0.5 and (no_gradient or ties_matter and last < first + 0.1):
         return effect + _why_tied(first, cut_off, longer, config, before)
-    if len(history) >= 2 * _FEW and first > 0 and last < first / 2:
+    if len(log.rows) >= 8 and first > 0 and last < first / 2:
         return f"The mean reward fell from {first:.2f} to {last:.2f}. {_lower(config)}"
     return ""
 
@@ -144,26 +153,23 @@ def _why_tied(first: float, cut_off: float, longer: str, config: GRPOConfig, bef
     )
 
 
-def _entropy(history: Sequence[Mapping[str, float]], config: GRPOConfig, after: Evaluation | None) -> str:
+def _entropy(log: MetricLog, config: GRPOConfig, after: Evaluation | None) -> str:
     """Whether the policy ended almost random, or almost deterministic without having solved the problems."""
-    if "entropy" not in history[0]:  # another trainer
-        return ""
-    first, last = _ends(history, "entropy")
-    change = f"The entropy went from {first:.2g} to {last:.2g} nats per token"
-    if last > max(2.0, 4 * first):
-        return f"{change}, so the policy now chooses its tokens almost at random. {_lower(config)}"
-    _, tied = _ends(history, "frac_reward_zero_std")
-    if last < 0.01 and tied >= 0.9 and (after is None or after.accuracy < 0.9):
+    if ends := becomes_random(log):
+        return f"{_change(ends)}, so the policy now chooses its tokens almost at random. {_lower(config)}"
+    if (ends := becomes_certain(log)) and (after is None or after.accuracy < 0.9):
         return (
-            f"{change}, so all completions of a group are alike and there is nothing left to learn from. Lower "
+            f"{_change(ends)}, so all completions of a group are alike and there is nothing left to learn from. Lower "
             f"`learning_rate`, which is {config.learning_rate:g}, or raise `temperature` or `beta`."
         )
     return ""
 
 
-def _accuracy(
-    history: Sequence[Mapping[str, float]], config: GRPOConfig, before: Evaluation | None, after: Evaluation | None
-) -> str:
+def _change(entropy: tuple[float, float]) -> str:
+    return f"The entropy went from {entropy[0]:.2g} to {entropy[1]:.2g} nats per token"
+
+
+def _accuracy(log: MetricLog, config: GRPOConfig, before: Evaluation | None, after: Evaluation | None) -> str:
     """Whether the held-out accuracy fell by more than chance explains."""
     if before is None or after is None or after.k >= before.k:
         return ""
@@ -171,7 +177,7 @@ def _accuracy(
     if p_value >= _SIGNIFICANT:
         return ""
     fell = f"The held-out accuracy fell from {before.accuracy:.0%} to {after.accuracy:.0%} (p = {p_value:.2g})"
-    first, last = _ends(history, "reward")
+    first, last = log.ends(REWARD) or (0.0, 0.0)
     if last > first:
         return (
             f"{fell}, although the reward rose from {first:.2f} to {last:.2f}: the reward pays for something other "
@@ -195,29 +201,21 @@ def _answers(config: GRPOConfig, before: Evaluation | None, after: Evaluation | 
     )
 
 
-def _cut_off(history: Sequence[Mapping[str, float]], config: GRPOConfig) -> str:
+def _cut_off(log: MetricLog, config: GRPOConfig) -> str:
     """Whether more than a tenth of the completions were cut off, at the beginning or at the end."""
-    first, last = _ends([{**step, _CUT: step.get(_CUT, 0.0)} for step in history], _CUT)
-    if max(first, last) <= _OFTEN_CUT:
+    if not (shares := often_cut_off(log)):
         return ""
     return (
-        f"{first:.0%} of the completions were cut off at first and {last:.0%} in the end, because they reached "
-        f"`max_completion_length` = {config.max_completion_length}. They have no answer, so the run teaches brevity "
-        f"instead of the task: raise it, to {2 * config.max_completion_length} for example."
+        f"{shares[0]:.0%} of the completions were cut off at first and {shares[1]:.0%} in the end, because they "
+        f"reached `max_completion_length` = {config.max_completion_length}. They have no answer, so the run teaches "
+        f"brevity instead of the task: raise it, to {2 * config.max_completion_length} for example."
     )
 
 
-def _constant(history: Sequence[Mapping[str, float]]) -> str:
+def _constant(log: MetricLog) -> str:
     """Whether one of several reward functions paid the same for every completion of the run."""
-    names = [
-        key[len("rewards/") : -len("/std")] for key in history[0] if key.startswith("rewards/") and key.endswith("/std")
-    ]
-    constant = []
-    for name in names:
-        means = {step[f"rewards/{name}/mean"] for step in history}
-        if len(means) == 1 and all(step[f"rewards/{name}/std"] == 0 for step in history):
-            constant.append(f"{name} ({means.pop():g})")
-    if not constant or len(names) == 1:  # one reward alone: the groups tie, which is said above
+    constant = [f"{name} ({log.values(f'rewards/{name}/mean')[0]:g})" for name in constant_rewards(log)]
+    if not constant:
         return ""
     return (
         f"{', '.join(constant)} paid the same for every completion of the run, so it taught nothing. Try it with "
@@ -232,13 +230,3 @@ def _lower(config: GRPOConfig) -> str:
 
 def _readable(evaluation: Evaluation) -> int:
     return sum(answer is not None for answer in evaluation.answers)
-
-
-def _ends(history: Sequence[Mapping[str, float]], name: str) -> tuple[float, float]:
-    """The means of a metric over the first and over the last steps."""
-    values = [step[name] for step in history]
-    return _mean(values[:_FEW]), _mean(values[-_FEW:])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
