@@ -22,6 +22,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
+WEB = ROOT / "grpo_edu" / "figures" / "web"  # scripts and styles that the package's own pages use too
 MODEL_CARD = "data/models/tiny/README.md"
 # The documents in the order of the book, by reader; a document that is not named here comes last.
 DOCUMENTS = {
@@ -282,7 +283,9 @@ def prepare(folder, config):
         shutil.copytree(ROOT / images, folder / images)
     (folder / "_config.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (folder / "_toc.yml").write_text(yaml.safe_dump(toc, sort_keys=False), encoding="utf-8")
-    shutil.copytree(HERE / "static", folder / "assets")  # what is in _static, Jupyter Book loads on every page
+    shutil.copytree(HERE / "static", folder / "assets")  # what _config.yml names, Jupyter Book loads on every page
+    for script in WEB.iterdir():
+        shutil.copy(script, folder / "assets")
     copy_mathjax(folder / "assets" / "mathjax")
 
 

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from grpo_edu.advantages import group_advantages
 from grpo_edu.losses import grpo_loss
 
-STATIC = Path(__file__).resolve().parents[1] / "book" / "static"
+ROOT = Path(__file__).resolve().parents[1]
+STATIC, WEB = ROOT / "book" / "static", ROOT / "grpo_edu" / "figures" / "web"
 # The scripts of the book, where there is no page; then what the test asks for.
 HARNESS = """
 globalThis.window = globalThis;
@@ -30,7 +31,7 @@ def javascript(code, given):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no Node.js, which runs the book's scripts outside of a browser")
-    files = json.dumps([str(STATIC / name) for name in ("explorers.js", "playground.js")])
+    files = json.dumps([str(path) for path in (WEB / "formulas.js", STATIC / "explorers.js", STATIC / "playground.js")])
     asked = json.dumps({"code": code, "input": given})
     done = subprocess.run([node, "-e", HARNESS, files], input=asked, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

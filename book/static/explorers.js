@@ -1,49 +1,6 @@
 /* Dashboards of the course in plain JavaScript, for pages without Python: AdvantageExplorer, ObjectiveExplorer, and a
-   recording of AskTheModel. The functions in `courseExplorers` agree with the package; tests/test_book.py compares them. */
+   recording of AskTheModel. formulas.js, which is loaded before, has the mathematics; tests/test_book.py compares it. */
 "use strict";
-
-// ---- the mathematics ----
-
-/* Rewards minus the mean of their group, divided as scale_rewards says; as grpo_edu.advantages.group_advantages. */
-function groupAdvantages(rewards, scaling) {
-  const size = rewards.length;
-  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / size;
-  if (rewards.every(reward => reward === rewards[0])) return rewards.map(() => 0);
-  const squares = rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
-  const deviation = Math.sqrt(squares / (size - 1));
-  const divisors = { group: deviation + 1e-4, batch: deviation + 1e-4, mean: mean + 1e-4, none: 1 };
-  return rewards.map(reward => (reward - mean) / divisors[scaling]);
-}
-
-/* The share of groups whose completions are all right or all wrong; as grpo_edu.advantages.tie_probability. */
-function tieProbability(p, size) {
-  return p ** size + (1 - p) ** size;
-}
-
-/* Objective of one token and its push on log π, as the gradients of grpo_edu.losses.per_token_policy_loss.
-   ratio is π / π_old with π_old = 1; reference is π / π_ref; high is ε_high (for cispo the largest ratio itself). */
-function tokenObjective({ ratio, advantage, low, high, beta = 0, reference = 1, loss = "grpo" }) {
-  const logp = Math.log(ratio);
-  let objective, push;
-  if (loss === "reinforce" || loss === "cispo" || loss === "vespo") {
-    const [power, decay] = advantage > 0 ? [2, 3] : [3, 2];
-    const weights = { reinforce: 1, cispo: Math.min(ratio, high), vespo: ratio ** power * Math.exp(decay * (1 - ratio)) };
-    objective = weights[loss] * advantage * logp;
-    push = weights[loss] * advantage;
-  } else if (loss === "sapo") {
-    const temperature = advantage > 0 ? 1 : 1.05;
-    const sigmoid = 1 / (1 + Math.exp(-temperature * (ratio - 1)));
-    objective = (sigmoid * 4 / temperature) * advantage;
-    push = 4 * sigmoid * (1 - sigmoid) * ratio * advantage;
-  } else {
-    const clipped = Math.min(Math.max(ratio, 1 - low), 1 + high);
-    objective = Math.min(ratio * advantage, clipped * advantage);
-    push = clipped === ratio || ratio * advantage < clipped * advantage ? ratio * advantage : 0;
-  }
-  const k1 = Math.log(reference);
-  const k3 = Math.exp(-k1) + k1 - 1;
-  return { objective: objective - beta * k3, push: push - beta * (1 - Math.exp(-k1)), k1, k2: k1 ** 2 / 2, k3 };
-}
 
 // ---- drawing ----
 

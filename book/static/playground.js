@@ -1,5 +1,5 @@
 /* The playground: a small policy that trains under GRPO in the page, in plain JavaScript and without Python.
-   It uses the mathematics and the drawing of explorers.js. tests/test_playground.py compares its updates with the package. */
+   It uses the mathematics of formulas.js and the drawing of explorers.js. tests/test_playground.py compares its updates with the package. */
 "use strict";
 
 // ---- the tasks: what the policy may say, what it prefers before training, and what is rewarded ----
@@ -73,21 +73,13 @@ function sampleCompletion(table, task, random) {
   return completion;
 }
 
-/* The weight of each token of a completion in the loss; as grpo_edu.losses.token_weights. */
-function tokenWeight(loss, completion, group, longest) {
-  const tokens = group.reduce((sum, one) => sum + one.length, 0);
-  if (loss === "dapo" || loss === "bnpo" || loss === "cispo") return 1 / tokens;
-  if (loss === "dr_grpo") return 1 / (group.length * longest);
-  if (loss === "luspo" || loss === "reinforce") return 1 / group.length;
-  return 1 / (group.length * completion.length);
-}
-
 /* The table after the updates of one group, by plain gradient descent on the loss of grpo_edu.losses.grpo_loss, and what
    the last update did: for each token its ratio and its push, weight times the derivative by its log-probability. */
 function updatePolicy(table, reference, group, rewards, settings) {
   const advantages = groupAdvantages(rewards, settings.scaling);
   const old = group.map(completion => tokenLogps(table, completion));
   const before = group.map(completion => tokenLogps(reference, completion));
+  const all = group.reduce((sum, completion) => sum + completion.length, 0);
   let now = table, ratios = [], pushes = [];
   for (let update = 0; update < settings.updates; update++) {
     const step = now.map(row => row.map(() => 0));
@@ -95,7 +87,7 @@ function updatePolicy(table, reference, group, rewards, settings) {
     pushes = [];
     group.forEach((completion, number) => {
       const logps = tokenLogps(now, completion), rows = rowsOf(completion);
-      const weight = tokenWeight(settings.loss, completion, group, settings.length);
+      const weight = tokenWeight(settings.loss, { own: completion.length, rows: group.length, all, longest: settings.length });
       ratios.push(logps.map((logp, place) => Math.exp(logp - old[number][place])));
       pushes.push(logps.map((logp, place) => weight * tokenObjective({
         ratio: ratios[number][place], advantage: advantages[number], low: settings.low, high: settings.high,
