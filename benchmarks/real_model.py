@@ -8,6 +8,10 @@ are the same run with shuffled rewards, and supervised training on as many token
 Each result is one line of ``benchmarks/results/real_model.jsonl``. Training runs are kept in ``runs/real_model`` with
 checkpoints, so that the same command continues in the middle of a run that was killed. ``--minutes 60`` starts nothing
 new after an hour. ``real_model.json`` holds the summary.
+
+Weights and optimizer are in float32. The products of training are in bfloat16 with sums in float32 where the processor
+can do that (``products_in_bfloat16``), and a copy of the policy in bfloat16 samples the rollouts, with the correction
+of notebook 09. Every policy is evaluated in float32.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -61,14 +66,25 @@ class Task:
 TASKS = {
     "instructions": Task(
         GRPOConfig(
-            prompts_per_step=8, num_generations=8, max_completion_length=48, loss_type="dr_grpo", scale_rewards="none"
+            prompts_per_step=8,
+            num_generations=8,
+            max_completion_length=48,
+            loss_type="dr_grpo",
+            scale_rewards="none",
+            rollout_quantization="bf16",
         ),
         data="instructions",
         steps=40,
         selection_steps=20,
     ),
     "arithmetic": Task(
-        GRPOConfig(prompts_per_step=8, num_generations=8, max_completion_length=40, loss_type="dr_grpo"),
+        GRPOConfig(
+            prompts_per_step=8,
+            num_generations=8,
+            max_completion_length=40,
+            loss_type="dr_grpo",
+            rollout_quantization="bf16",
+        ),
         data="basic",
         steps=80,
         selection_steps=30,
@@ -121,6 +137,17 @@ def problems_of(task: str, part: str) -> tuple[Problem, ...]:
     return tuple(known[:-NUM_SELECTION] if part == "train" else known[-NUM_SELECTION:])
 
 
+@contextmanager
+def products_in_bfloat16() -> Iterator[None]:
+    """A context in which torch rounds the factors of float32 products to bfloat16, on processors that are faster so."""
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
 def start_of(task: str, seed: int) -> str | Path:
     """What the runs of a seed start from: the model, or for the arithmetic its cold start with this seed."""
     if task == "instructions":
@@ -128,8 +155,9 @@ def start_of(task: str, seed: int) -> str | Path:
     folder = FOLDER / f"cold-start-{seed}"
     if not folder.exists():
         model, tokenizer = load_policy(MODEL)
-        for _ in finetune(model, tokenizer, problems_of(task, "train"), replace(COLD_START, seed=seed)):
-            pass
+        with products_in_bfloat16():
+            for _ in finetune(model, tokenizer, problems_of(task, "train"), replace(COLD_START, seed=seed)):
+                pass
         save_policy(model, tokenizer, folder)
     return folder
 
@@ -147,28 +175,35 @@ def paid(arm: Arm, seed: int) -> RewardFunction:
     return shuffled_reward
 
 
-def trained(task: str, name: str, rate: float, seed: int, steps: int) -> tuple[Any, Any, dict[str, Any]]:
+def trained(
+    ledger: Ledger, task: str, name: str, rate: float, seed: int, steps: int
+) -> tuple[Any, Any, dict[str, Any]]:
     """The policy after a run, its tokenizer, and what the run took; a run that was killed is resumed."""
     arm, folder = ARMS[task][name], FOLDER / f"{task}-{name}-{rate:g}-{seed}-{steps}"
     started = time.perf_counter()
     if arm.method == "supervised":
-        model, tokenizer, tokens = supervised(task, arm, rate, seed, steps)
+        model, tokenizer, tokens = supervised(ledger, task, arm, rate, seed, steps)
         return model, tokenizer, {"tokens": tokens, "seconds": round(time.perf_counter() - started, 1)}
     reward = paid(arm, seed)
+    config = replace(TASKS[task].config, max_steps=steps, learning_rate=rate, seed=seed)
+    if arm.lora_rank:  # a model with adapters has no quantized copy
+        config = replace(config, rollout_quantization=None)
     if (folder / "config.json").exists() and not (folder / "result.json").exists():
-        resume_training(folder, rewards=[reward], progress=False)
+        with products_in_bfloat16():
+            resume_training(folder, rewards=[reward], progress=False)
     elif not folder.exists():
         request = RunRequest(
             str(start_of(task, seed)),
             TASKS[task].data,
             rewards=(reward,),
-            config=replace(TASKS[task].config, max_steps=steps, learning_rate=rate, seed=seed),
+            config=config,
             lora_rank=arm.lora_rank,
             n=10,
             greedy=False,
             checkpoint_every=10,
         )
-        start_run(request, output=folder, progress=False)
+        with products_in_bfloat16():
+            start_run(request, output=folder, progress=False)
     rows = Ledger(folder / "metrics.jsonl").rows
     if len(rows) < steps:
         raise SystemExit(f"{folder.name} was stopped at step {len(rows)} of {steps}; {COMMAND} continues it")
@@ -177,23 +212,26 @@ def trained(task: str, name: str, rate: float, seed: int, steps: int) -> tuple[A
     return *load_policy(folder / "model"), {"reward": curve, **spent}
 
 
-def supervised(task: str, arm: Arm, rate: float, seed: int, steps: int) -> tuple[Any, Any, int]:
+def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, steps: int) -> tuple[Any, Any, int]:
     """Supervised training on as many tokens as the first arm's run of this seed and length processed.
 
     For the arithmetic the targets are worked solutions. The instructions have none, so the model's own samples take
     their place: as many as GRPO draws, of which those with a reward are kept (rejection sampling, as in RAFT).
     """
     first = next(iter(ARMS[task]))
-    rates = {path.name.split("-", 2)[2]: path for path in FOLDER.glob(f"{task}-{first}-*-{seed}-{steps}")}
-    tokens = Ledger(next(iter(rates.values())) / "metrics.jsonl").rows[-1]["num_tokens"]
+    like = ledger.find(task=task, arm=first, seed=seed, rate=best_rate(ledger, task, first))
+    if like is None:
+        raise SystemExit(f"The arm {first} has to run before supervised training on as many tokens as it took")
+    tokens = like["tokens"]
     model, tokenizer = load_policy(start_of(task, seed))
     examples = list(problems_of(task, "train"))
     if task == "instructions":
         examples = own_answers(model, tokenizer, examples, arm.reward, seed, steps)
     config = SupervisedConfig(max_steps=10**6, prompts_per_step=16, learning_rate=rate, seed=seed)
-    for row in finetune(model, tokenizer, examples, config):
-        if row["num_tokens"] >= tokens:
-            break
+    with products_in_bfloat16():
+        for row in finetune(model, tokenizer, examples, config):
+            if row["num_tokens"] >= tokens:
+                break
     return model, tokenizer, int(row["num_tokens"])
 
 
@@ -281,7 +319,7 @@ def select(ledger: Ledger, task: str, name: str, late: Late) -> None:
         key = {"phase": "select", "task": task, "arm": name, "rate": rate, "seed": SELECTION_SEED}
         if late() or ledger.find(**key):
             continue
-        model, tokenizer, spent = trained(task, name, rate, SELECTION_SEED, TASKS[task].selection_steps)
+        model, tokenizer, spent = trained(ledger, task, name, rate, SELECTION_SEED, TASKS[task].selection_steps)
         generator, config = torch.Generator().manual_seed(0), replace(TASKS[task].config, num_generations=2)
         values = [
             value
@@ -311,7 +349,7 @@ def report(ledger: Ledger, task: str, name: str, seed: int, late: Late) -> None:
         start = load_policy(start_of(task, seed))
         before = judge(*start, task, "heldout")
         ledger.add(phase="before", task=task, seed=seed if task == "arithmetic" else None, **before)
-    model, tokenizer, spent = trained(task, name, rate, seed, TASKS[task].steps)
+    model, tokenizer, spent = trained(ledger, task, name, rate, seed, TASKS[task].steps)
     ledger.add(**key, rate=rate, **spent, **judge(model, tokenizer, task, "heldout"))
     row = ledger.rows[-1]
     print(task, name, seed, f"greedy {share(row['greedy']):.3f} sampled {share(row['sampled']):.3f}", flush=True)
@@ -333,7 +371,7 @@ def report_gsm8k(ledger: Ledger, tasks: Sequence[str], late: Late) -> None:
             rate = best_rate(ledger, task, name)
             if rate is None:
                 continue
-            policy = trained(task, name, rate, 0, TASKS[task].steps)[:2]
+            policy = trained(ledger, task, name, rate, 0, TASKS[task].steps)[:2]
         found = evaluate(*policy, problems, temperature=0, max_completion_length=256, batch_size=50)
         ledger.add(**key, greedy=bits(found.correct))
         print("gsm8k", task, name, f"{found.k} of {found.n}", flush=True)
