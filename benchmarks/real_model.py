@@ -108,13 +108,13 @@ ARMS: dict[str, dict[str, Arm]] = {
         "readable": Arm(instruction_reward, FULL),
         "constraint": Arm(constraint_reward, FULL),
         "topic": Arm(topic_reward, FULL),
-        "adapters": Arm(instruction_reward, ADAPTERS, lora_rank=16),
+        "adapters": Arm(instruction_reward, ADAPTERS, lora_rank=8),
         "supervised": Arm(instruction_reward, SUPERVISED, "supervised"),
         "shuffled": Arm(instruction_reward, FULL, "shuffled"),  # with the rate of "readable"
     },
     "arithmetic": {
         "grpo": Arm(accuracy_reward, FULL),
-        "adapters": Arm(accuracy_reward, ADAPTERS, lora_rank=16),
+        "adapters": Arm(accuracy_reward, ADAPTERS, lora_rank=8),
         "supervised": Arm(accuracy_reward, SUPERVISED, "supervised"),
         "shuffled": Arm(accuracy_reward, FULL, "shuffled"),  # with the rate of "grpo"
     },

@@ -61,7 +61,7 @@ def sample_tokens(
     ([0, 2], [0.2, 0.5])
     """
     check_numbers(temperature=temperature or 1.0)
-    scaled = logits.float() / (temperature or 1.0)
+    scaled = logits.float() / temperature if temperature not in (0, 1) else logits.float()
     scores = logps = torch.log_softmax(scaled, dim=-1)
     if penalize is not None:
         scores = torch.log_softmax(penalize(scaled), dim=-1)
@@ -70,11 +70,36 @@ def sample_tokens(
     if temperature == 0:
         tokens = scores.argmax(dim=-1)[rows]
     else:
-        probabilities = filter_logits(scores, top_k=top_k, top_p=top_p, min_p=min_p).exp()
-        cumulative = probabilities.cumsum(dim=-1, dtype=uniform.dtype)[rows]
-        threshold = uniform[:, None] * cumulative[:, -1:]  # after filtering, the probabilities do not sum to 1
-        tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
+        tokens = invert_cdf(filter_logits(scores, top_k=top_k, top_p=top_p, min_p=min_p).exp(), uniform, rows)
     return tokens, logps[rows, tokens]
+
+
+def invert_cdf(probabilities: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
+    """The first v with Σ_{w ≤ v} p(w) > u · Σ_w p(w) for each sample, in two stages that save most of a long sum.
+
+    The first stage finds the block of 256 tokens in which the sum passes u, and the second the token in this block.
+
+    Args:
+        probabilities: (n, V), at least 0; after filtering they do not sum to 1.
+        uniform: (m,), see `sample_tokens`.
+        rows: (m,) long, the row of `probabilities` for each sample.
+
+    Returns:
+        (m,) long, each with a probability above 0.
+
+    >>> invert_cdf(torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([0.4, 0.5], dtype=torch.float64), torch.tensor([0, 0]))
+    tensor([0, 2])
+    """
+    size, dtype = 256, uniform.dtype
+    blocks = torch.nn.functional.pad(probabilities, (0, -probabilities.shape[1] % size)).unflatten(1, (-1, size))
+    ends = blocks.sum(dim=2, dtype=dtype).cumsum(dim=1)[rows]  # (m, blocks), of each block
+    threshold = uniform[:, None] * ends[:, -1:]
+    block = torch.searchsorted(ends, threshold, right=True).clamp(max=ends.shape[1] - 1)  # (m, 1)
+    before = torch.nn.functional.pad(ends, (1, 0)).gather(1, block)
+    inside = before + blocks[rows, block.squeeze(1)].cumsum(dim=1, dtype=dtype)  # (m, 256)
+    below_last = torch.nextafter(inside[:, -1:], torch.zeros((), dtype=dtype, device=inside.device))
+    place = torch.searchsorted(inside, torch.minimum(threshold, below_last), right=True)  # the two sums may round apart
+    return (block * size + place).squeeze(1).clamp(max=probabilities.shape[1] - 1)  # NaN is found by the caller
 
 
 @dataclass(frozen=True)
@@ -179,7 +204,7 @@ def generate(
     uniform = drawn.to(model.device, widest(model.device))
     packed = packed_weights(model, *shape, active=pack_weights)
     with _inference(model), FreeCores() as cores, large_blocks_kept(model), packed:
-        decoder = TreeDecoder(model, prompt_ids, prompt_mask, max_completion_length)
+        decoder = TreeDecoder(model, prompt_ids, prompt_mask, max_completion_length, shape[0])
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete
         rows = samples // num_generations  # the row of the decoder for each of them
         penalty = None

@@ -227,7 +227,7 @@ def test_content_of_padding_is_irrelevant(model, tokenizer):
     logits = []
     for prompt_ids in (ids, garbage):
         with torch.inference_mode():
-            decoder = TreeDecoder(model, prompt_ids, mask, 2)
+            decoder = TreeDecoder(model, prompt_ids, mask, 2, 8)
             decoder.step(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 2, 3, 4]))
             logits.append(decoder.logits)
     assert torch.equal(*logits)
@@ -428,7 +428,7 @@ def test_a_tree_of_samples_decodes_as_its_branches_alone_would(model, tokenizer)
     script = [([1, 1, 1, 2, 5, 5, 6], []), ([3, 3, 4, 4, 7, 8, 7], [3, 5]), ([1, 1, 1, 9, 9], [0, 1]), ([2, 2, 2], [])]
     sizes = []
     with torch.inference_mode():
-        decoder = TreeDecoder(model, encoded.input_ids, encoded.attention_mask, 8)
+        decoder = TreeDecoder(model, encoded.input_ids, encoded.attention_mask, 8, 8)
         for tokens, leaving in script:
             rows = decoder.step(rows, torch.tensor(tokens))
             sizes.append(len(decoder.logits))
