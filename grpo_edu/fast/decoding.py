@@ -119,7 +119,9 @@ class RowsInPlace(DynamicLayer):
             states.new_empty(rows, states.shape[1], tokens, states.shape[3]) for states in (key_states, value_states)
         )
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write the next tokens (n, heads, new, width) of the first n rows; returns all of these rows so far."""
         length = self.get_seq_length()
         if not self.is_initialized:
