@@ -38,6 +38,7 @@ from grpo_edu.problems.templates import data_dir
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+ADAPTER_CONFIG = "adapter_config.json"  # of peft; beside it the adapters
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -51,6 +52,11 @@ def list_models() -> list[str]:
     return sorted(config.parent.name for config in tiny_dir().parent.glob("*/config.json"))
 
 
+def list_adapters() -> list[str]:
+    """Names of the trained adapters that come with the package, for `load_policy`; their base model is "smollm2"."""
+    return sorted(config.parent.name for config in tiny_dir().parent.glob(f"*/{ADAPTER_CONFIG}"))
+
+
 def load_policy(
     name: str | Path = "tiny", dtype: str | torch.dtype | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -58,7 +64,8 @@ def load_policy(
 
     Args:
         name: a model of the package (`list_models()`), "smollm2", a folder, or a Hub id such as
-            "Qwen/Qwen2-0.5B-Instruct".
+            "Qwen/Qwen2-0.5B-Instruct". A folder with adapters only, or a name of `list_adapters()`, gives their base
+            model with the adapters merged into its weights.
         dtype: type of the weights: "float32" (the default), "bfloat16", or a torch.dtype.
 
     Returns:
@@ -71,6 +78,12 @@ def load_policy(
             the tokenizer has no pad token or chat template.
         OSError: the Hub does not have the model, or cannot be reached; or "smollm2" cannot be converted.
     """
+    adapters = _adapter_folder(name)
+    if adapters is not None:
+        from grpo_edu.fast.lora import adapter_base, load_adapters, merge_lora
+
+        model, tokenizer = load_policy(adapter_base(adapters), dtype)
+        return merge_lora(load_adapters(model, adapters)), tokenizer
     source = _find(name)
     with collector_paused():
         import transformers.modeling_utils  # noqa: F401  most of what loading a model imports
@@ -87,6 +100,11 @@ def load_config(name: str | Path = "tiny") -> PretrainedConfig:
     """The architecture of the policy that `load_policy` would load, without its weights; it raises the same errors."""
     from transformers import AutoConfig
 
+    adapters = _adapter_folder(name)
+    if adapters is not None:
+        from grpo_edu.fast.lora import adapter_base
+
+        return load_config(adapter_base(adapters))
     source = _find(name)
     with hub_or_cache(isinstance(source, str)) as obstacle:
         try:
@@ -138,6 +156,16 @@ def save_policy(
         shutil.rmtree(replaced, ignore_errors=True)
 
 
+def _adapter_folder(name: str | Path) -> Path | None:
+    """The folder that `name` refers to if it has adapters and no complete model."""
+    if not isinstance(name, str | Path):
+        return None
+    for folder in (tiny_dir().parent / name, Path(name).expanduser()):
+        if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").exists():
+            return folder
+    return None
+
+
 def _find(name: str | Path) -> Path | str:
     """`_locate`, with a folder checked."""
     source = _locate(name)
@@ -157,7 +185,7 @@ def _locate(name: str | Path) -> Path | str:
         return converted_smollm2(save_policy)
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
-    known = f"Use {', '.join([*list_models(), SMOLLM2])}, a folder, or a Hub id (owner/name)."
+    known = f"Use {', '.join([*list_models(), SMOLLM2, *list_adapters()])}, a folder, or a Hub id (owner/name)."
     if str(name) == "tiny":
         raise FileNotFoundError(
             f"name: {shipped} is missing. In a clone of the course, python -m recipes.pretraining makes it."

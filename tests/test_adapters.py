@@ -1,6 +1,7 @@
 """LoRA: what learns and what does not, the reference for nothing, and adapters into files and into the weights."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -8,9 +9,18 @@ from toy_policy import SMALL, late_letters, make_batch, make_model, run, sgd, up
 
 from grpo_edu import trainer
 from grpo_edu.config import GRPOConfig
-from grpo_edu.fast.lora import adapters_off, add_lora, load_adapters, merge_lora, reference_policy, save_adapters
+from grpo_edu.fast.lora import (
+    adapter_base,
+    adapters_off,
+    add_lora,
+    has_adapters,
+    load_adapters,
+    merge_lora,
+    reference_policy,
+    save_adapters,
+)
 from grpo_edu.logprobs import per_token_logps
-from grpo_edu.models import save_policy
+from grpo_edu.models import load_config, load_policy, save_policy
 from grpo_edu.trainer import score_rows
 
 IDS = torch.tensor([[3, 4, 7, 9, 1]])
@@ -159,3 +169,32 @@ def test_bad_input_is_refused_with_a_way_out(tmp_path):
         load_adapters(lora(), tmp_path / "adapters")
     with pytest.raises(ValueError, match="do not fit this model"):
         load_adapters(make_model(hidden_size=32), tmp_path / "adapters")
+
+
+def test_a_folder_of_adapters_is_a_policy(tokenizer, tmp_path):
+    """`load_policy` finds the base model by its name and merges; the logits are those of base and adapters."""
+    base, adapters = tmp_path / "base", tmp_path / "adapters"
+    save_policy(make_model(), tokenizer, base)
+    model = add_lora(load_policy(base)[0], rank=2)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    save_adapters(model, adapters)
+    assert adapter_base(adapters) == str(base)
+    loaded, _ = load_policy(adapters)
+    assert not has_adapters(loaded) and all(weight.requires_grad for weight in loaded.parameters())
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-5)
+    assert not torch.allclose(logits(loaded), logits(load_policy(base)[0]))
+    assert load_config(adapters).hidden_size == model.config.hidden_size
+
+    config = adapters / "adapter_config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps(settings | {"base_model_name_or_path": None}))
+    with pytest.raises(ValueError, match=r"base_model_name_or_path"):
+        load_policy(adapters)
+    config.write_text("{")
+    with pytest.raises(ValueError, match=r"adapter_config.json is damaged"):
+        load_policy(adapters)
+    config.write_text(json.dumps(settings | {"base_model_name_or_path": "tiny"}))
+    with pytest.raises(ValueError, match=r"do not fit"):
+        load_policy(adapters)

@@ -9,6 +9,7 @@ change, the reference policy of a KL term is the same model with its adapters di
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,24 @@ def load_adapters(model: PreTrainedModel, folder: str | Path) -> PeftModel:
             return PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"folder: the adapters in {folder} do not fit this model ({error})") from error
+
+
+def adapter_base(folder: Path) -> str:
+    """The name of the model that saved adapters were trained with.
+
+    Raises ValueError: adapter_config.json is damaged or names no model.
+    """
+    try:
+        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder}: adapter_config.json is damaged ({error}); copy or train the adapters again"
+        ) from error
+    if not isinstance(base, str) or not base:
+        raise ValueError(
+            f"{folder}: adapter_config.json names no base model; write its name or folder into base_model_name_or_path"
+        )
+    return base
 
 
 def has_adapters(model: nn.Module) -> bool:
