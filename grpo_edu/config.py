@@ -25,6 +25,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPE_CHOICES = ("float32", "bfloat16", "auto")
 LARGEST_REWARD = 1e15  # float32 still holds the squares of such rewards, from which advantages are scaled
 QUANTIZATION_SCHEMES = ("bf16", "int8-dynamic", "int8-weight", "int4-group")
+ROLLOUT_SCHEMES = (*QUANTIZATION_SCHEMES, "int4-tensor")  # the last is the bad example
 
 
 @documented
@@ -53,7 +54,7 @@ class GRPOConfig:
         "multi_objective_aggregation": AGGREGATIONS,
         "lr_scheduler_type": SCHEDULES,
         "optim": OPTIMIZERS,
-        "rollout_quantization": QUANTIZATION_SCHEMES,
+        "rollout_quantization": ROLLOUT_SCHEMES,
         "importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     }
 
@@ -98,8 +99,9 @@ class GRPOConfig:
     optimizer_in_backward: bool = setting(False, "update a weight as soon as its gradient is known")
     gradient_checkpointing: bool = setting(False, "keep only the layers' inputs: less memory, a third more time")
     memory_budget_gib: float | None = setting(None, "most memory to use (otherwise what is available)")
-    rollout_quantization: str | None = setting(None, "how the copy is quantized")
-    importance_sampling_correction: bool = setting(True, "correct for the difference of copy and policy")
+    rollout_quantization: str | None = setting(None, "sample from a copy that is quantized in this way")
+    rollout_lag: int = setting(0, "steps by which the weights that sample are older (asynchronous training)")
+    importance_sampling_correction: bool = setting(True, "correct for the difference of sampler and policy")
     importance_sampling_mode: str = setting(
         "token_truncate", "weights of tokens or completions; bound or drop large ones"
     )
@@ -167,6 +169,11 @@ class GRPOConfig:
                 f"scale_rewards = {self.scale_rewards!r} has no effect with advantage_estimator = "
                 f"{self.advantage_estimator!r}, which does not scale rewards. Set advantage_estimator='group', or "
                 "leave scale_rewards out."
+            )
+        if self.rollout_lag and self.rollout_lag >= self.max_steps:
+            raise ValueError(
+                f"rollout_lag must be smaller than max_steps = {self.max_steps}, got {self.rollout_lag}, because with "
+                "a larger lag all samples come from the first weights. Lower rollout_lag."
             )
         if self.lr_scheduler_type == "constant" and self.warmup_steps:
             raise ValueError(

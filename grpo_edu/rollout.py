@@ -239,7 +239,7 @@ def generate(
 class Sampler:
     """Samples the rollouts of a training run from its policy, with the sampling settings of the config.
 
-    `grpo_edu.quantization.rollouts.QuantizedSampler` samples from a quantized copy instead.
+    `grpo_edu.quantization.rollouts` has samplers whose samples come from a quantized copy or from older weights.
     """
 
     model: PreTrainedModel

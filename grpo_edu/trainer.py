@@ -39,7 +39,7 @@ from grpo_edu.losses import clip_fractions, grpo_loss, importance_ratio, per_tok
 from grpo_edu.metrics import masked_mean, rollout_metrics
 from grpo_edu.problems.templates import Problem, ProblemOrder, prompt_options
 from grpo_edu.prompts import render_prompt
-from grpo_edu.quantization.rollouts import QuantizedSampler
+from grpo_edu.quantization.rollouts import make_sampler, samples_differ
 from grpo_edu.rewards import RewardFunction, reward_name
 from grpo_edu.rollout import Rollout, Sampler
 
@@ -89,18 +89,23 @@ def train(
     if penalty is not None:
         state.stepper.abort_grad_norm = None
     order = ProblemOrder(len(problems), config.seed, shuffle=config.shuffle_dataset)
-    for count in state.num_problems:  # a run that is continued goes on after the problems that it has used
+    used = [len(sampled.rewards) // config.num_generations for _, sampled in state.ahead]
+    for count in state.num_problems + used:  # a run that is continued goes on after the problems that it has used
         order.draw(count)
     model.eval()
     sample = partial(sample_batch, tokenizer, problems, reward_funcs, state, config, stages)
     for step in range(state.step + 1, config.max_steps + 1):
         started = time.perf_counter()
-        indices = order.draw(config.prompts_per_step)
-        batch = sampled = sample(indices)
-        if config.max_resamples:  # dynamic sampling: learn from `batch`, and report on all that was sampled
-            batch, sampled = replace_tied_groups(
-                batch, indices, order, sample, config, stages.advantages, tokenizer.pad_token_id
-            )
+        ahead = list(state.ahead)  # with a lag of k steps, the rollouts of the next k steps; usually none
+        while len(ahead) <= config.rollout_lag and step + len(ahead) <= config.max_steps:
+            indices = order.draw(config.prompts_per_step)
+            batch = sampled = sample(indices)
+            if config.max_resamples:  # dynamic sampling: learn from `batch`, and report on all that was sampled
+                batch, sampled = replace_tied_groups(
+                    batch, indices, order, sample, config, stages.advantages, tokenizer.pad_token_id
+                )
+            ahead.append((batch, sampled))
+        (batch, sampled), *ahead = ahead
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
         update_metrics = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
@@ -108,7 +113,7 @@ def train(
             synchronize_reference(model, state, config)
         state.scheduler.step()
         rollout = sampled.rollout
-        state.step = step
+        state.step, state.ahead = step, ahead
         state.num_problems.append(len(sampled.rewards) // config.num_generations)
         state.num_tokens += int(rollout.prompt_mask.sum() + rollout.completion_mask.sum())
         yield {
@@ -343,7 +348,7 @@ def policy_loss_mask(logps: Tensor, old: Tensor, update: Update, rows: Tensor, c
     mask = rows_of(update.in_policy_loss, rows)
     if config.off_policy_mask_threshold is not None:
         batch = update.batch
-        before = old if config.rollout_quantization is None else batch.rollout.sampling_per_token_logps[rows]
+        before = batch.rollout.sampling_per_token_logps[rows] if samples_differ(config) else old
         signs, real = batch.advantages[rows], batch.loss_mask[rows]
         kept = off_policy_mask(logps, before, signs, real, threshold=config.off_policy_mask_threshold)
         mask = kept if mask is None else mask * kept
@@ -380,6 +385,7 @@ class TrainingState:
     reference: the reference policy of the KL term, or None.
     step: number of completed steps. num_tokens: number of tokens processed.
     num_problems: number of problems that each completed step sampled completions for.
+    ahead: for each of the next `rollout_lag` steps, the batch that it will learn from, and all that was sampled for it.
     batch, batch_step: the batch of the last step, which may have failed, and the number of that step.
     """
 
@@ -393,6 +399,7 @@ class TrainingState:
     step: int = 0
     num_tokens: int = 0
     num_problems: list[int] = field(default_factory=list)
+    ahead: list[tuple[Batch, Batch]] = field(default_factory=list)
     batch: Batch | None = None
     batch_step: int = 0
 
@@ -422,13 +429,12 @@ def start_training(
     optimizer, scheduler = build_optimizer(model, config)
     reference = reference_policy(model) if config.beta else None
     longest = 0 if config.memory_budget_gib is None else longest_prompt(tokenizer, problems)
-    sampler = Sampler if config.rollout_quantization is None else QuantizedSampler
     return TrainingState(
         optimizer,
         scheduler,
         make_stepper(optimizer, config),
         MicroBatches(model, config, pass_budget(model, config, longest)),
-        sampler(model, tokenizer, config),
+        make_sampler(model, tokenizer, config),
         torch.Generator().manual_seed(config.seed),
         reference,
     )

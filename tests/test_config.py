@@ -76,6 +76,7 @@ REFUSED = {
     "optim": ["adam"],
     "memory_budget_gib": [0.0, math.inf, "2"],
     "rollout_quantization": ["int3"],
+    "rollout_lag": [-1, 0.5, 40],
     "importance_sampling_mode": ["mask", None],
     "importance_sampling_clip_max": [0.0, None],
     "abort_grad_norm": [0.0, math.nan, "big"],
@@ -214,5 +215,5 @@ def test_the_names_are_trls_where_trl_has_one():
     theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     own = {"prompts_per_step", "max_resamples", "advantage_estimator", "optimizer_in_backward", "memory_budget_gib"}
     theirs |= {name.removeprefix("vllm_") for name in theirs}  # what corrects for a policy of another kind that samples
-    own |= {"rollout_quantization", "abort_grad_norm"}
+    own |= {"rollout_quantization", "rollout_lag", "abort_grad_norm"}
     assert {field.name for field in dataclasses.fields(GRPOConfig)} - theirs == own

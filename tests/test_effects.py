@@ -57,6 +57,7 @@ TELLING = {
     "seed": [1],
     "optim": ["adafactor"],
     "rollout_quantization": ["int4-group"],
+    "rollout_lag": [1],
     "importance_sampling_correction": [False],
     "importance_sampling_mode": ["token_mask", "sequence_truncate", "sequence_mask"],
     "importance_sampling_clip_max": [0.5],
@@ -78,6 +79,8 @@ CONTEXTS = {
     "normalize_then_sum": {"multi_objective_aggregation": "normalize_then_sum"},
     "quantized": {"rollout_quantization": "int4-group"},
     "quantized, not corrected": {"rollout_quantization": "int4-group", "importance_sampling_correction": False},
+    "lag": {"rollout_lag": 1, "importance_sampling_clip_max": 1.01},
+    "lag, not corrected": {"rollout_lag": 1, "importance_sampling_correction": False},
     "top_entropy_quantile": {"top_entropy_quantile": 0.3},
 }
 REWARDS = ("accuracy", "length")

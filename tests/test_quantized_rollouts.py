@@ -1,21 +1,34 @@
 """Quantized rollouts: weights by hand, and a training whose sampler is a rounded copy of the policy."""
 
+import copy
 import inspect
 import math
 import textwrap
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 from random_policy import byte_tokenizer, random_model
 from torch.testing import assert_close
-from toy_policy import make_batch, make_model, sgd, training_state, update_policy, weights, word_tokenizer
+from toy_policy import (
+    PROBLEMS,
+    late_letters,
+    make_batch,
+    make_model,
+    sgd,
+    training_state,
+    update_policy,
+    weights,
+    word_tokenizer,
+)
 from trl import GRPOTrainer
 
+from grpo_edu.advantages import degenerate_groups
 from grpo_edu.config import GRPOConfig
 from grpo_edu.logprobs import per_token_logps
 from grpo_edu.problems.templates import Problem
-from grpo_edu.quantization.model import quantization_scheme
+from grpo_edu.quantization.model import quantization_scheme, quantize_model
 from grpo_edu.quantization.rollouts import (
     QuantizedSampler,
     correction_weights,
@@ -23,7 +36,7 @@ from grpo_edu.quantization.rollouts import (
     truncated_importance_weights,
 )
 from grpo_edu.scale.trl_backend import trl_settings
-from grpo_edu.trainer import train
+from grpo_edu.trainer import start_training, train
 
 SMALL = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 5, "max_steps": 2}
 KEYS = [
@@ -80,14 +93,18 @@ def test_the_four_modes_give_the_weights_of_trl(mode):
     assert (ours == (0.0 if mode.endswith("mask") else 2.0)).any(), "some weights were above the limit"
 
 
+OTHER_SAMPLERS = {"quantized": {"rollout_quantization": "int8-weight"}, "older": {"rollout_lag": 1}}
+
+
+@pytest.mark.parametrize("sampler", OTHER_SAMPLERS)
 @pytest.mark.parametrize("mode", GRPOConfig.choices["importance_sampling_mode"])
-def test_the_trainer_uses_the_mode(mode):
+def test_the_trainer_uses_the_mode(mode, sampler):
     """One SGD step against the weights put in by hand, and the metrics of these weights."""
     batch = make_batch(make_model(), word_tokenizer(), GRPOConfig(**SMALL))
     r = batch.rollout
     shift = torch.linspace(-1, 1, r.sampling_per_token_logps.numel()).view_as(r.sampling_per_token_logps)
     object.__setattr__(r, "sampling_per_token_logps", r.sampling_per_token_logps - shift)
-    settings = {"rollout_quantization": "int8-weight", "max_grad_norm": 0.0, "importance_sampling_clip_max": 1.5}
+    settings = {**OTHER_SAMPLERS[sampler], "max_grad_norm": 0.0, "importance_sampling_clip_max": 1.5}
     model = make_model()
     before = weights(model)
     config = GRPOConfig(**SMALL, **settings, importance_sampling_mode=mode)
@@ -157,9 +174,9 @@ def test_the_update_weighs_each_token_and_the_uncorrected_one_does_not():
         gradients = torch.autograd.grad(surrogate, list(model.parameters()), retain_graph=True)
         for change, gradient in zip(changes[name].values(), gradients, strict=True):
             assert_close(change, gradient, atol=1e-6, rtol=1e-5)
-    assert metrics["corrected"] == pytest.approx(
-        metrics["naive"] | {"loss": metrics["corrected"]["loss"], "grad_norm": metrics["corrected"]["grad_norm"]}
-    )
+    weighted = {name for name in metrics["corrected"] if "importance_sampling_ratio" in name}
+    assert len(weighted) == 3 and metrics["corrected"].keys() - weighted == metrics["naive"].keys()
+    assert all(metrics["naive"][name] == pytest.approx(metrics["corrected"][name]) for name in KEYS[:2])
     assert metrics["corrected"]["sampling/importance_sampling_ratio/max"] == pytest.approx(3.0)
 
 
@@ -192,6 +209,56 @@ def test_a_training_refreshes_its_sampler_each_step_and_measures_the_mismatch(sc
         assert metrics[KEYS[2]] <= metrics[KEYS[3]] <= metrics[KEYS[4]] <= 3.0
 
 
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_the_weights_that_sample_are_as_many_steps_old_as_asked(lag):
+    """Each step's samples have the log-probabilities of the policy after the step that the definition names."""
+    tokenizer = word_tokenizer()
+    config = GRPOConfig(**{**SMALL, "max_steps": 5}, rollout_lag=lag, learning_rate=0.05)
+    model = make_model()
+    state = start_training(model, tokenizer, PROBLEMS, config)
+    after, prompts = [copy.deepcopy(model)], []
+    for metrics in train(model, tokenizer, PROBLEMS, late_letters, config, state=state):
+        r, step = state.batch.rollout, state.step
+        batch = r.prompt_ids, r.prompt_mask, r.completion_ids, r.completion_mask
+        logps = [per_token_logps(one, *batch).detach() for one in after]
+        sampler = max(0, step - 1 - lag)
+        assert_close(logps[sampler].float(), r.sampling_per_token_logps, atol=1e-5, rtol=0)
+        if step - 1 > sampler:  # and no other policy has them
+            assert not torch.allclose(logps[step - 1].float(), r.sampling_per_token_logps, atol=1e-3)
+        learned = r.completion_mask * ~degenerate_groups(state.batch.rewards, 4).repeat_interleave(4)[:, None]
+        gap = ((logps[step - 1] - r.sampling_per_token_logps).abs() * learned).sum() / learned.sum()
+        assert metrics.get("sampling/sampling_logp_difference/mean", 0.0) == pytest.approx(gap.item(), abs=1e-4)
+        assert len(state.ahead) == min(lag, config.max_steps - step)
+        after.append(copy.deepcopy(model))
+        prompts.append(r.prompts)
+    straight, now = start_training(make_model(), tokenizer, PROBLEMS, replace(config, rollout_lag=0)), make_model()
+    same = train(now, tokenizer, PROBLEMS, late_letters, replace(config, rollout_lag=0), state=straight)
+    assert prompts == [straight.batch.rollout.prompts for _ in same]  # the lag changes no problem's turn
+
+
+def by_length(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+
+
+def test_a_copy_with_4_bits_per_tensor_is_much_further_away_than_one_with_8():
+    """Every matrix has at most 15 values, and the training goes on with a mismatch that int8 does not have."""
+    tokenizer = byte_tokenizer()
+    model = random_model(tokenizer, sharpness=3.0, hidden_size=64, intermediate_size=96, stop_ids=range(0, 256, 16))
+    copied = quantize_model(model, "int4-tensor")
+    layer = copied.model.layers[0].mlp.up_proj.parts().dequantize()
+    top = model.model.layers[0].mlp.up_proj.weight.abs().max().item()
+    assert len(layer.unique()) <= 15 and layer.abs().max().item() == pytest.approx(top, rel=1e-5)
+    assert quantization_scheme(copied) == "int4-tensor" and copied.lm_head.parts().bits == 8
+    problems = [Problem(f"say {n}", str(n), "toy", f"#### {n}") for n in range(6)]
+    gaps = {}
+    for scheme in ("int4-tensor", "int8-weight"):
+        config = GRPOConfig(**SMALL, rollout_quantization=scheme)
+        policy = copy.deepcopy(model)
+        steps = list(train(policy, tokenizer, problems, by_length, config))
+        gaps[scheme] = steps[0]["sampling/sampling_logp_difference/mean"]
+    assert gaps["int4-tensor"] > 5 * gaps["int8-weight"] > 0
+
+
 def test_without_quantization_the_policy_itself_samples():
     config = GRPOConfig(**SMALL)
     model, tokenizer = make_model(), word_tokenizer()
@@ -203,6 +270,8 @@ def test_without_quantization_the_policy_itself_samples():
     assert not [key for key in update_policy(model, batch, sgd(model), config) if key.startswith("sampling/")]
 
 
-def test_trl_trains_without_quantized_rollouts():
+def test_trl_trains_without_quantized_or_older_rollouts():
     with pytest.raises(ValueError, match="^rollout_quantization: 'bf16' .*TRL"):
         trl_settings(GRPOConfig(rollout_quantization="bf16"))
+    with pytest.raises(ValueError, match="^rollout_lag: 2 .*TRL"):
+        trl_settings(GRPOConfig(rollout_lag=2))

@@ -13,7 +13,7 @@ from grpo_edu.fast.micro_batches import MicroBatches
 from grpo_edu.fast.optimizers import make_stepper
 from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import render_prompt
-from grpo_edu.quantization.rollouts import QuantizedSampler
+from grpo_edu.quantization.rollouts import make_sampler
 from grpo_edu.rollout import Sampler
 from grpo_edu.trainer import TrainingState, train
 
@@ -90,13 +90,12 @@ def sgd(model, lr=1.0):
 
 def training_state(model, optimizer, config, *, reference=None, micro_batches=None) -> TrainingState:
     """A state for single updates, with an optimizer of the test's own."""
-    sampler = QuantizedSampler if config.rollout_quantization else Sampler
     return TrainingState(
         optimizer,
         torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0),
         make_stepper(optimizer, config),
         micro_batches or MicroBatches(model, config),
-        sampler(model, None, config),
+        make_sampler(model, None, config),
         torch.Generator(),
         reference,
     )

@@ -41,7 +41,7 @@ TOPICS = {
         "LoRA adapters": "lora_rank lora_alpha lora_targets",
         "memory and speed": "gradient_accumulation_steps gradient_checkpointing "
         "optimizer_in_backward memory_budget_gib",
-        "sampling from a quantized copy": "rollout_quantization "
+        "sampling from another policy": "rollout_quantization rollout_lag "
         "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
     }.items()
 }

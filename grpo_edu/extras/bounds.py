@@ -17,7 +17,7 @@ _RULES: tuple[tuple[str, type, Callable[[Any], bool], str], ...] = (
         lambda x: x >= 1,
         "must be at least 1",
     ),
-    ("warmup_steps max_resamples", int, lambda x: x >= 0, "must not be negative"),
+    ("warmup_steps max_resamples rollout_lag", int, lambda x: x >= 0, "must not be negative"),
     ("top_k", int, lambda x: x >= 0, "must be 0 (off) or greater"),
     ("seed", int, lambda x: -(2**63) <= x < 2**64, "must fit into 64 bits, from -2**63 to 2**64 - 1"),
     (

@@ -91,6 +91,11 @@ class Int8Linear(QuantizedLayer):
     def of(cls, layer: nn.Linear) -> Int8Linear:
         return cls(Int8Embedding(layer.weight), layer.bias)
 
+    @classmethod
+    def with_4_bits_per_tensor(cls, layer: nn.Linear) -> Int8Linear:
+        """The same layer with integers from −7 to 7 and one scale for all weights, a deliberately bad one."""
+        return cls(Int8Embedding(layer.weight, bits=4, dim=None), layer.bias)
+
     def parts(self) -> QuantizedTensor:
         return self.rows.parts()
 
@@ -107,11 +112,11 @@ class Int8Embedding(nn.Module):
     q: Tensor
     scale: Tensor
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, *, bits: int = 8, dim: int | None = 0) -> None:
         super().__init__()
-        parts = quantize(weight.detach(), dim=0)
+        parts = quantize(weight.detach(), bits=bits, dim=dim)
         self.register_buffer("q", parts.q)
-        self.register_buffer("scale", parts.scale.flatten())
+        self.register_buffer("scale", parts.scale.flatten().expand(len(parts.q)).clone())  # of one scale: repeated
 
     @property
     def weight(self) -> Tensor:

@@ -11,10 +11,13 @@ bf16                      bfloat16, all of them                              bfl
 int8-dynamic              int8, per-channel scales                           int8, one scale per row of the input
 int8-weight               int8, per-channel scales                           float
 int4-group                4 bits, scale and zero point per 32 neighbors      float
+int4-tensor               4 bits, one scale per matrix                       float
 ========================  =================================================  ====================================
 
 The output layer and the embedding table are int8 in all schemes but the first: they have half of a small model's
-weights, and the probabilities of the tokens are computed from them.
+weights, and the probabilities of the tokens are computed from them. "int4-tensor" is a bad example, for studies of what
+too coarse a copy does to training. It is not one of `QUANTIZATION_SCHEMES`, and it keeps its 4 bits in bytes, so it
+needs as much memory as int8.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.config import QUANTIZATION_SCHEMES
+from grpo_edu.config import ROLLOUT_SCHEMES
 from grpo_edu.quantization.layers import (
     DynamicInt8Linear,
     Int4Linear,
@@ -47,7 +50,7 @@ def quantize_model(model: PreTrainedModel, scheme: str, *, embeddings: bool = Tr
 
     Args:
         model: a causal language model of transformers in float32 or bfloat16.
-        scheme: one of `QUANTIZATION_SCHEMES`, see the table above.
+        scheme: one of `grpo_edu.config.ROLLOUT_SCHEMES`, see the table above.
         embeddings: int8 for the table of embeddings too; False keeps it as it is, as `torch.ao` and most tools do.
             With "bf16" there is no choice.
 
@@ -115,7 +118,12 @@ def _linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 def _replace_layers(model: PreTrainedModel, scheme: str, *, embeddings: bool) -> None:
     """Replace the linear layers, and the embedding table if wanted, by quantized ones."""
-    make = {"int8-dynamic": DynamicInt8Linear, "int8-weight": Int8Linear.of, "int4-group": Int4Linear}[scheme]
+    make = {
+        "int8-dynamic": DynamicInt8Linear,
+        "int8-weight": Int8Linear.of,
+        "int4-group": Int4Linear,
+        "int4-tensor": Int8Linear.with_4_bits_per_tensor,
+    }[scheme]
     table, output = model.get_input_embeddings().weight, model.get_output_embeddings()
     rows = Int8Embedding(table) if embeddings else None
     for name, layer in _linear_layers(model).items():
@@ -134,8 +142,8 @@ def _replace_layers(model: PreTrainedModel, scheme: str, *, embeddings: bool) ->
 
 
 def _check(model: PreTrainedModel, scheme: str) -> None:
-    if scheme not in QUANTIZATION_SCHEMES:
-        raise ValueError(f"scheme: {scheme!r} is unknown; choose one of {', '.join(QUANTIZATION_SCHEMES)}")
+    if scheme not in ROLLOUT_SCHEMES:
+        raise ValueError(f"scheme: {scheme!r} is unknown; choose one of {', '.join(ROLLOUT_SCHEMES)}")
     if quantization_scheme(model) is not None:
         raise ValueError(
             f"model is already quantized ({quantization_scheme(model)}), and rounding twice only adds error; quantize "

@@ -1,10 +1,13 @@
-"""Quantized rollouts: a quantized copy of the policy samples, and the policy itself is trained in full precision.
+"""Rollouts from another policy than the one that is trained: from a quantized copy of it, or from an older state of it.
 
-Sampling takes most of the time of a step, and a quantized copy samples faster. However, it is a slightly different
-policy: the completions come from π_q, and the gradient is that of π. Each token is therefore weighted by the ratio of
-its probabilities under π and π_q. The weight is truncated, so that no single token dominates the batch (truncated
-importance sampling; Yao et al. 2025, https://fengyao.notion.site/off-policy-rl; FlashRL). The four modes are those of
-TRL's ``vllm_importance_sampling_mode``, whose default is "sequence_mask"; without its lower bound of the weights.
+Sampling takes most of the time of a step. A quantized copy samples faster, and a sampler that does not wait for the
+learner's last updates (asynchronous training) keeps both busy. However, both are a different policy: the completions
+come from π_q, and the gradient is that of π. Each token is therefore weighted by the ratio of its probabilities under
+π and π_q. The weight is truncated, so that no single token dominates the batch (truncated importance sampling; Yao et
+al. 2025, https://fengyao.notion.site/off-policy-rl; FlashRL). For old samples this weight, times the ratio of PPO
+between π at the start of the step and π now, is the decoupled objective of AReaL (https://arxiv.org/abs/2505.24298).
+The four modes are those of TRL's ``vllm_importance_sampling_mode``, whose default is "sequence_mask"; without its lower
+bound of the weights.
 """
 
 from __future__ import annotations
@@ -20,15 +23,25 @@ from grpo_edu.quantization.model import quantize_model
 from grpo_edu.rollout import Rollout, Sampler
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def make_sampler(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GRPOConfig) -> Sampler:
+    """The sampler that the config asks for: the policy itself, or one that corrects for the difference."""
+    kind = Sampler
+    if samples_differ(config):
+        kind = CorrectedSampler if config.rollout_quantization is None else QuantizedSampler
+    return kind(model, tokenizer, config)
+
+
+def samples_differ(config: GRPOConfig) -> bool:
+    """Whether the policy that samples is another one than the policy at the start of the step that learns from it."""
+    return config.rollout_quantization is not None or config.rollout_lag > 0
 
 
 @dataclass
-class QuantizedSampler(Sampler):
-    """Samples each rollout from a fresh quantized copy of the policy, and corrects for the difference.
-
-    The copy is in the config's `rollout_quantization`. It is made before each rollout, so that it has the weights of
-    the last update; quantizing takes about as long as reading the weights twice.
+class CorrectedSampler(Sampler):
+    """Samples from the policy as it is when it is asked, and corrects for the difference when the policy learns later.
 
     Raises ValueError: `loss_type` "vespo", which multiplies the weights of a completion itself, with one weight per
     completion.
@@ -41,11 +54,6 @@ class QuantizedSampler(Sampler):
             raise ValueError(
                 f"importance_sampling_mode must be token_truncate or token_mask with loss_type = 'vespo', got {mode!r}"
             )
-
-    def policy(self) -> PreTrainedModel:
-        """A quantized copy of the policy as it is now."""
-        assert self.config.rollout_quantization is not None
-        return quantize_model(self.model, self.config.rollout_quantization)
 
     def importance_weights(self, old_per_token_logps: Tensor, rollout: Rollout, rows: Tensor) -> Tensor | None:
         """`correction_weights` of these rows; None where the config asks for no correction."""
@@ -61,19 +69,35 @@ class QuantizedSampler(Sampler):
         return weights.expand_as(old_per_token_logps)
 
     def metrics(self, old_per_token_logps: Tensor, rollout: Rollout) -> dict[str, float]:
-        """`mismatch_metrics` of a step.
+        """`mismatch_metrics` of a step, without those of the weights if there is no correction.
 
         Rows of `old_per_token_logps` (B, C) that are all 0 were not scored, because their rewards tie; they do not
         count.
         """
         scored = (old_per_token_logps != 0).any(dim=1, keepdim=True)
-        return mismatch_metrics(
+        found = mismatch_metrics(
             old_per_token_logps,
             rollout.sampling_per_token_logps,
             rollout.policy_mask * scored,
             mode=self.config.importance_sampling_mode,
             cap=self.config.importance_sampling_clip_max,
         )
+        corrects = self.config.importance_sampling_correction
+        return {key: value for key, value in found.items() if corrects or "ratio" not in key}
+
+
+@dataclass
+class QuantizedSampler(CorrectedSampler):
+    """Samples each rollout from a fresh quantized copy of the policy, and corrects for the difference.
+
+    The copy is in the config's `rollout_quantization`. It is made before each rollout, so that it has the weights of
+    the last update; quantizing takes about as long as reading the weights twice.
+    """
+
+    def policy(self) -> PreTrainedModel:
+        """A quantized copy of the policy as it is now."""
+        assert self.config.rollout_quantization is not None
+        return quantize_model(self.model, self.config.rollout_quantization)
 
 
 def correction_weights(

@@ -1,7 +1,8 @@
 """Checkpoints of a training: all that it holds between two steps, so that a run which was killed ends the same.
 
 checkpoints/step-20/weights.safetensors     the parameters that learn
-checkpoints/step-20/state.safetensors       optimizer states, random states, a synchronized reference policy
+checkpoints/step-20/state.safetensors       optimizer states, random states, a synchronized reference policy, and the
+                                            rollouts that are sampled but not learned from (rollout_lag)
 checkpoints/step-20/checkpoint.json         numbers, metrics so far, settings, versions, size and hash of the two files
 
 A checkpoint is written beside its place, forced to the disk and moved there in one step: it is whole or absent. The
@@ -52,14 +53,13 @@ def save_failed_batch(folder: str | Path, batch: Batch, *, step: int, error: str
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    content = {**vars(batch), **vars(batch.rollout), "step": step, "error": error}
-    tensors = {name: value.clone() for name, value in content.items() if isinstance(value, Tensor)}
-    others = {name: value for name, value in content.items() if isinstance(value, str | int | list)}
+    tensors, others = _pack_batch(batch)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         save_file(tensors, folder / "batch.safetensors")
     except SafetensorError as failure:
         raise OSError(f"{folder}: the batch could not be kept ({failure})") from failure
+    others |= {"step": step, "error": error}
     (folder / "batch.json").write_text(json.dumps(others, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
@@ -75,9 +75,23 @@ def load_failed_batch(folder: str | Path) -> tuple[Batch, int, str]:
         raise FileNotFoundError(f"folder: {folder} holds no batch.json; name a run's folder `diagnosis`")
     content = json.loads((folder / "batch.json").read_text(encoding="utf-8"))
     step, error = content.pop("step"), content.pop("error")
-    content |= load_file(folder / "batch.safetensors")
+    return _unpack_batch(load_file(folder / "batch.safetensors"), content), step, error
+
+
+def _pack_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a batch and its rollout, and their plain values, by name."""
+    content = {**vars(batch), **vars(batch.rollout)}
+    return (
+        {name: value.clone() for name, value in content.items() if isinstance(value, Tensor)},
+        {name: value for name, value in content.items() if isinstance(value, int | list)},
+    )
+
+
+def _unpack_batch(tensors: Mapping[str, Tensor], others: Mapping[str, Any]) -> Batch:
+    """The batch that `_pack_batch` took apart."""
+    content = {**tensors, **others}
     rollout = Rollout(**{field.name: content.pop(field.name) for field in fields(Rollout) if field.name in content})
-    return Batch(rollout, **content), step, error
+    return Batch(rollout, **content)
 
 
 FORMAT = 1
@@ -198,7 +212,15 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
                 numbers[f"{index}.{key}"] = value
     if state.reference is not None and state.sampler.config.sync_ref_model:
         tensors |= {f"reference.{name}": weight for name, weight in state.reference.named_parameters()}
+    ahead: list[list[dict[str, Any]]] = []
+    for index, (batch, sampled) in enumerate(state.ahead):
+        ahead.append([])
+        for part, one in enumerate([batch] if sampled is batch else [batch, sampled]):
+            packed, others = _pack_batch(one)
+            tensors |= {f"ahead.{index}.{part}.{name}": tensor for name, tensor in packed.items()}
+            ahead[-1].append(others)
     return tensors, {
+        "ahead": ahead,
         "step": state.step,
         "num_tokens": state.num_tokens,
         "num_problems": state.num_problems,
@@ -231,6 +253,14 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
         group["lr"] = rate
     state.scheduler.load_state_dict(numbers["scheduler"])
     state.step, state.num_tokens = numbers["step"], numbers["num_tokens"]
+    device = state.sampler.model.device
+    for index, parts in enumerate(numbers.get("ahead", [])):  # absent in checkpoints of earlier versions
+        batches = []
+        for part, others in enumerate(parts):
+            start = f"ahead.{index}.{part}."
+            own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+            batches.append(_unpack_batch({name: tensor.to(device) for name, tensor in own.items()}, others))
+        state.ahead.append((batches[0], batches[-1]))
     usual = [state.sampler.config.prompts_per_step] * state.step  # in checkpoints of earlier versions
     state.num_problems = numbers.get("num_problems", usual)
     state.micro_batches.budget = math.inf if numbers["room"] is None else numbers["room"]

@@ -46,9 +46,14 @@ def _tokens_differ(settings: Settings) -> bool:
     return (
         settings["num_iterations"] > 1
         or settings["top_entropy_quantile"] < 1
-        or bool(settings["rollout_quantization"] and settings["importance_sampling_correction"])
+        or bool(_samples_differ(settings) and settings["importance_sampling_correction"])
         or bool(settings["beta"] and settings["use_bias_correction_kl"])
     )
+
+
+def _samples_differ(settings: Settings) -> bool:
+    """Whether another policy samples than the one that is trained."""
+    return settings["rollout_quantization"] is not None or settings["rollout_lag"] > 0
 
 
 # In a run, every other option has an effect whatever the others are. A new option that needs another gets a row here.
@@ -79,16 +84,16 @@ RUN_NEEDS: tuple[Need, ...] = (
     ),
     Need(
         "off_policy_mask_threshold",
-        lambda run: run["num_iterations"] > 1 or run["rollout_quantization"] is not None,
-        "`num_iterations` of at least 2 or `rollout_quantization`, because otherwise the policy that is trained is the "
-        "policy that sampled",
+        lambda run: run["num_iterations"] > 1 or _samples_differ(run),
+        "`num_iterations` of at least 2, `rollout_quantization` or `rollout_lag`, because otherwise the policy that is "
+        "trained is the policy that sampled",
     ),
     Need("use_bias_correction_kl", lambda run: run["beta"] > 0, "`beta` above 0"),
     Need("ref_model_mixup_alpha ref_model_sync_steps", lambda run: run["sync_ref_model"], "`sync_ref_model`"),
     Need(
         "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
-        lambda run: run["rollout_quantization"] is not None,
-        "`rollout_quantization`",
+        _samples_differ,
+        "`rollout_quantization` or `rollout_lag`",
     ),
     Need(
         "importance_sampling_mode importance_sampling_clip_max",

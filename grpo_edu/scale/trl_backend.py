@@ -213,6 +213,7 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
         "optimizer_in_backward": config.optimizer_in_backward,
         "memory_budget_gib": config.memory_budget_gib is not None,
         "rollout_quantization": config.rollout_quantization is not None,
+        "rollout_lag": config.rollout_lag > 0,
     }
     for name, is_set in only_here.items():
         if is_set:
