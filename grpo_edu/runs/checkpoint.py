@@ -254,10 +254,10 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
     state.scheduler.load_state_dict(numbers["scheduler"])
     state.step, state.num_tokens = numbers["step"], numbers["num_tokens"]
     device = state.sampler.model.device
-    for index, parts in enumerate(numbers.get("ahead", [])):  # absent in checkpoints of earlier versions
+    for place, parts in enumerate(numbers.get("ahead", [])):  # absent in checkpoints of earlier versions
         batches = []
         for part, others in enumerate(parts):
-            start = f"ahead.{index}.{part}."
+            start = f"ahead.{place}.{part}."
             own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
             batches.append(_unpack_batch({name: tensor.to(device) for name, tensor in own.items()}, others))
         state.ahead.append((batches[0], batches[-1]))
