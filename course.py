@@ -70,7 +70,7 @@ LAB_FILES = {
 
 
 class Stop(Exception):
-    """A problem that the reader can solve; its text says how."""
+    """An error that the reader can fix; the message says how."""
 
 
 def say(text):
@@ -95,7 +95,7 @@ PYTHON = python_of(VENV)
 
 
 def environment(**extra):
-    """The environment of what runs in .venv: its programs first, no other Python's modules."""
+    """The environment variables for programs in .venv: its programs come first, and no other Python's modules."""
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
     path = str(PYTHON.parent) + os.pathsep + env.get("PATH", os.defpath)
     env.update(VIRTUAL_ENV=str(VENV), PATH=path, PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", **extra)
@@ -123,7 +123,7 @@ def run(command, errors=None, **extra):
 
 
 def attempt(*command, **extra):
-    """Run a step of the installation, or stop with what it said and what to do."""
+    """Run a step of the installation; if it fails, stop with its output and with advice."""
     errors = []
     if run(command, errors, **extra):
         advice = next(text for cause, text in ADVICE.items() if re.search(cause, "".join(errors), re.IGNORECASE))
@@ -133,7 +133,7 @@ def attempt(*command, **extra):
 
 
 def install(venv, *arguments):
-    """Install by uv. It is told what pip is configured with, because uv does not read pip's mirrors and wheelhouses."""
+    """Install packages with uv, which gets pip's configuration from us because it does not read pip's mirrors."""
     python, pip = python_of(venv), {}
     listing = subprocess.check_output([str(python), "-m", "pip", "config", "list"], universal_newlines=True)
     for section in ("global", "install", ":env:"):  # the later ones override the earlier ones, as for pip
@@ -150,7 +150,7 @@ def install(venv, *arguments):
 
 
 def get_torch(get):
-    """Get PyTorch's build for the CPU by itself: the default one for Linux would bring gigabytes of CUDA packages.
+    """Install PyTorch's CPU build separately, because the default build for Linux brings gigabytes of CUDA packages.
 
     What is configured and cached comes first, and then PyTorch's own index, whose address is in requirements.txt.
     """
@@ -167,19 +167,19 @@ def get_torch(get):
 
 
 def fingerprint(venv, *files):
-    """What a complete environment was made from: this file, the pins, its Python, and where the folder is."""
+    """A hash of everything that the environment depends on: this file, the pinned versions, its Python and its path."""
     texts = [file.read_bytes() for file in (Path(__file__), venv / "pyvenv.cfg", *files)]
     return hashlib.sha256(b"\0".join([os.fsencode(str(ROOT)), *texts])).hexdigest()
 
 
 def is_complete(venv, *files):
-    """Whether an environment is complete and up to date; not so when there is none or its making was interrupted."""
+    """Return whether the environment is complete and up to date; after an interrupted setup it is not."""
     stamp = venv / "course-stamp"  # written last
     return stamp.exists() and python_of(venv).exists() and stamp.read_text() == fingerprint(venv, *files)
 
 
 def make_venv(venv):
-    """Make an environment that has uv, unless the one that is there works and is of a supported version."""
+    """Make a virtual environment with uv in it, unless a working one with a supported Python exists."""
     check = f"import pip, sys; sys.exit(not {OLDEST} <= sys.version_info[:2] <= {NEWEST})"
     python = python_of(venv)
     if not python.exists() or subprocess.call([str(python), "-c", check], stderr=subprocess.DEVNULL):
@@ -199,7 +199,7 @@ def make_venv(venv):
 
 
 def wheelhouse(folder):
-    """Fetch every package of the lock as a wheel, for computers of this kind with this Python."""
+    """Download every package of the lock file as a wheel, for computers of this kind with this Python."""
     make_venv(VENV)
     target, start = Path(folder).resolve(), time.monotonic()
     pip = (PYTHON, "-m", "pip", "download", "--no-deps", "--dest", target)
@@ -214,7 +214,7 @@ def wheelhouse(folder):
 
 
 def setup():
-    """Make .venv complete; where it is complete already, do nothing."""
+    """Install everything into .venv; if it is complete already, do nothing."""
     files, start = (LOCK, ROOT / "pyproject.toml"), time.monotonic()
     if is_complete(VENV, *files):
         return say("the set-up in .venv is up to date")
@@ -251,7 +251,7 @@ def lab(browser=True, port=None):
 
 
 def test(arguments, fast=False, thorough=False):
-    """Run every part, also after one has failed; 0 only if all are well."""
+    """Run every part of the tests, even after one has failed; the exit code is 0 only if all of them passed."""
     os.chdir(str(ROOT))
     # pyproject.toml leaves out what is marked as thorough; an expression that is given here takes the place of its own.
     marks = ["-m", "not slow and not browser and not thorough"] if fast else []
@@ -284,7 +284,7 @@ def test(arguments, fast=False, thorough=False):
 
 
 def book(arguments):
-    """Build the web book; at first, install what builds it."""
+    """Build the web book. The first call also installs the tools that build it."""
     pins = ROOT / "book" / "requirements.txt"
     if not is_complete(BOOK_VENV, pins):
         make_venv(BOOK_VENV)
@@ -295,7 +295,7 @@ def book(arguments):
 
 
 def parse(arguments):
-    """The command with its options, and what is left over for pytest."""
+    """Parse the command line; returns the command with its options, and the arguments that are meant for pytest."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     names = "{lab,setup,test,book,wheelhouse,classroom}"
     commands = parser.add_subparsers(dest="command", metavar=names, required=True)

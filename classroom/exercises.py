@@ -54,7 +54,7 @@ def student_version(master: NotebookNode) -> NotebookNode:
 
 
 def find_masters(folder: Path) -> list[Path]:
-    """The masters in a folder and the folders in it, sorted by name. Raises FileNotFoundError where there is none."""
+    """The masters in a folder and the folders in it, sorted by name; FileNotFoundError if there are none."""
     found = sorted(folder.rglob("*.ipynb"), key=lambda path: path.stem)
     if not found:
         raise FileNotFoundError(f"masters: no notebook in {folder}; give the folder `solutions` of the course")
@@ -78,7 +78,7 @@ def write_exercises(masters: Path, folder: Path) -> list[Path]:
 
 
 def write_course(masters: Path, folder: Path) -> list[Path]:
-    """Lay the masters out as an nbgrader course: ``source/NAME/NAME.ipynb``, and the settings beside; the files.
+    """Arrange the masters as an nbgrader course (``source/NAME/NAME.ipynb`` and the settings); returns the files.
 
     Raises FileNotFoundError where there is no master, FileExistsError where `folder` holds a course already.
     """

@@ -29,7 +29,7 @@ _MOST_LOOKS = 12
 class Step:
     """What is done in order: run a cell (`source`, called `name` in messages), or ask for the function `name`.
 
-    is_own: the cell is none of the master's.
+    is_own: the cell is not from the master.
     """
 
     kind: str
@@ -230,7 +230,7 @@ def _restore(cells: list[NotebookNode], present: set[str], master: Master) -> li
                 (unwritten if original.metadata.nbgrader.solution else locked).append(role)
         before = original.id
     words = (
-        (elsewhere, "missing, but what it defines stands in another cell"),
+        (elsewhere, "missing, but another cell defines the same name"),
         (unwritten, "missing, and counts as not written"),
         (locked, "missing; the master's was put back"),
     )

@@ -201,7 +201,7 @@ def ordinary():
         "quinn_without_marks": (unmarked(right()), Expected(19, "marks were missing")),
         "sam_all_in_one_cell": (
             without(right("\n\n\n".join(RIGHT.values())), *(name.replace("_", "-") for name in RIGHT)),
-            Expected(19, "stands in another cell"),
+            Expected(19, "another cell defines the same name"),
         ),
         "tia_changed_a_locked_cell": (
             changed(right(), "code-01", "raise RuntimeError('gone')"),

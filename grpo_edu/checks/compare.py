@@ -137,7 +137,7 @@ def kind(value: Any) -> str:
 def shown(value: Any, digits: int = 6) -> str:
     """A value in a message, cut where it is long; a function by its name, and 0 without a sign.
 
-    digits: of a number that stands alone; those of a tensor have at most 7.
+    digits: of a single number; those of a tensor have at most 7.
 
     >>> shown(torch.tensor([1.0, 2e-5])), shown(0.1 + 0.2), shown([-0.0, 0.5]), shown("".join), shown(math.prod)
     ('tensor([1.0, 2e-05])', '0.3', '[0.0, 0.5]', "''.join", 'prod')

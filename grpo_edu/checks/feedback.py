@@ -126,7 +126,7 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Escaped, with what stands between backticks as code and words between asterisks emphasized.
+    """Escaped HTML in which text between backticks becomes code and text between asterisks is emphasized.
 
     >>> _code("The *mean* of `a * b`, not 2 * 3 * 4.")
     'The <em>mean</em> of <code>a * b</code>, not 2 * 3 * 4.'

@@ -16,7 +16,7 @@ ENDS, PAD = [7, 5], 0
 
 
 def completion_mask(completion_ids: Tensor, eos_token_ids: list[int] | int) -> Tensor:
-    """(B, C), 1 through the first of the end tokens inclusive; all ones where there is none."""
+    """(B, C), 1 through the first of the end tokens inclusive; all ones if there is no end token."""
     is_eos = torch.isin(completion_ids, torch.tensor(eos_token_ids))
     ends_before = is_eos.cumsum(dim=1) - is_eos.long()
     return (ends_before == 0).long()

@@ -20,7 +20,7 @@ from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 
 def extract_number(text: str) -> str | None:
-    """The whole number that stands alone behind the last `####`, without commas; None where there is none."""
+    """The integer that is the only text after the last `####`, without commas; None if there is no such integer."""
     if "####" not in text:
         return None
     line = text.rpartition("####")[2].split("\n")[0]

@@ -44,7 +44,7 @@ def add_app_options(command: ArgumentParser) -> None:
 
 
 def run_app_command(arguments: Namespace) -> int:
-    """Serve until Ctrl-C; returns the exit code of the server."""
+    """Run the web app until Ctrl-C; returns the exit code of the server."""
     import nbformat
     from nbformat import v4
 
@@ -86,7 +86,7 @@ def run_app_command(arguments: Namespace) -> int:
 
 
 def _answers(server: subprocess.Popen, port: int) -> bool:
-    """Wait until the server takes connections; False where it ended before that."""
+    """Wait until the server accepts connections; False if it ended before that."""
     while server.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return server.poll() is None
@@ -95,7 +95,7 @@ def _answers(server: subprocess.Popen, port: int) -> bool:
 
 
 def server_settings(arguments: Namespace, token: str) -> dict[str, dict]:
-    """Voilà for one notebook: loopback, a token, one kernel a viewer, idle kernels ended, sources and traces hidden.
+    """Voilà for one notebook: loopback, a token, one kernel per viewer, idle kernels ended, sources and traces hidden.
 
     Voilà passes on no message that would run code. A page that is closed tells Voilà to end its kernel, without the
     form key that other requests carry, so no key is asked for: requests of other origins are refused all the same.

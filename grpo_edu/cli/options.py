@@ -115,7 +115,7 @@ def add_options(command: ArgumentParser, options: type, names: Collection[str] =
 
 
 def _group(command: ArgumentParser, topic: str) -> _ArgumentGroup:
-    """Return the group of a command's options about a topic; the groups stand in the order of `TOPICS`."""
+    """Return the group of a command's options about a topic; the groups are in the order of `TOPICS`."""
     groups = {group.title: group for group in command._action_groups}
     if topic not in groups:
         groups |= {title: command.add_argument_group(title) for title in TOPICS}

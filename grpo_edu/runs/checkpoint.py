@@ -173,7 +173,7 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 def load_checkpoint(
     place: str | Path, model: nn.Module, state: TrainingState, config: GRPOConfig, *, fingerprint: str = ""
 ) -> list[dict[str, float]]:
-    """Put a training back to where a checkpoint was written; returns the metrics of all steps until then.
+    """Restore a training run from a checkpoint; returns the metrics of all steps until then.
 
     Args:
         place: one checkpoint, from `latest_checkpoint`.
@@ -233,7 +233,7 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-    """Put the stored values back into a new state.
+    """Restore the stored values in a new state.
 
     Tensors keep their dtype, which `Optimizer.load_state_dict` would change.
     """
@@ -277,7 +277,7 @@ def random_states(generator: torch.Generator) -> tuple[dict[str, Tensor], dict[s
 
 
 def set_random_states(generator: torch.Generator, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-    """Put back what `random_states` returned."""
+    """Restore the states that `random_states` returned."""
     generator.set_state(tensors["random.sampling"])
     torch.set_rng_state(tensors["random.torch"])
     version, words, gauss = numbers["python_random"]
@@ -321,7 +321,7 @@ def check_same_data(stored: Mapping[str, str] | None, found: Mapping[str, str], 
 
 @contextmanager
 def same_threads(count: int) -> Iterator[None]:
-    """A context in which torch computes with so many threads: with another number, sums are rounded otherwise."""
+    """A context in which torch computes with this number of threads, because another number rounds sums differently."""
     usual = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -331,7 +331,7 @@ def same_threads(count: int) -> Iterator[None]:
 
 
 def _read_index(place: Path) -> dict[str, Any]:
-    """checkpoint.json, once the two files have the size and hash that it says."""
+    """Read checkpoint.json, after checking that the two files have the sizes and hashes in it."""
     again = f"delete {place}; the run then goes on from its start, or from an older checkpoint where there is one"
     try:
         index = json.loads((place / _INDEX).read_bytes())
@@ -351,7 +351,7 @@ def _read_index(place: Path) -> dict[str, Any]:
 
 
 def check_files(place: Path, files: Mapping[str, Any], what: str, again: str) -> None:
-    """Raise ValueError where a file in a folder is not as it was written.
+    """Raise ValueError if a file in a folder has changed since it was written.
 
     files: names → what `measure` returned. what, again: the beginning of the message, and what to do.
     """
@@ -386,7 +386,7 @@ def _check_index(place: Path, index: dict[str, Any], config: GRPOConfig, fingerp
 
 
 def _check_weights(weights: dict[str, Tensor], step: int) -> None:
-    """Weights that are not finite are no place to go on from."""
+    """Raise an error if a weight is not finite, because a run cannot continue from such weights."""
     for name, weight in weights.items():
         if not all(torch.isfinite(end) for end in weight.aminmax()):
             raise FloatingPointError(
@@ -408,7 +408,7 @@ def measure(file: Path) -> dict[str, Any]:
 
 
 def _to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk. Windows knows no such thing of a folder."""
+    """Wait until a file, or the names in a folder, are on the disk. Windows cannot do this for a folder."""
     if path.is_dir() and os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

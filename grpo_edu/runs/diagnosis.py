@@ -311,7 +311,7 @@ def constant_rewards(log: MetricLog) -> list[str]:
 
 
 def _unpaid(log: MetricLog) -> Finding | None:
-    """Is the reward at 0, or near it, from the first step on, with nothing between the completions?"""
+    """Is the reward at or near 0 from the first step on, without differences between completions?"""
     first, last = log.ends(REWARD) or (1.0, 1.0)
     if max(abs(first), abs(last)) > 0.05:
         return None
@@ -437,7 +437,7 @@ def _collapsed(log: MetricLog) -> Finding | None:
 
 
 def _flat(log: MetricLog) -> Finding | None:
-    """Is there a gradient, but no rise of the reward that stands out from its noise?"""
+    """Is there a gradient, although the reward does not rise by more than its noise?"""
     rewards, ties = log.values(REWARD), log.ties()
     if len(rewards) < _ENOUGH or _rises(rewards) or (ties and _mean(ties) >= 0.5) or not any(log.values("grad_norm")):
         return None
@@ -517,7 +517,7 @@ def _constant(log: MetricLog) -> Finding | None:
 
 
 def _normal(log: MetricLog, findings: Sequence[Finding]) -> Iterable[str]:
-    """What worries many people and is as it should be."""
+    """Observations that worry many people but are normal."""
     losses, clipped, ties = log.values("loss"), log.values(CLIPPED), log.ties()
     norms = log.values("grad_norm")
     if losses and abs(losses[0]) < 0.005 and (any(norms) or not norms):
@@ -542,7 +542,7 @@ _MISSING = {
 
 
 def _unknown(log: MetricLog) -> Iterable[str]:
-    """What nobody can know from this log."""
+    """Questions that this log cannot answer."""
     keys = _keys(log)
     missing = [
         f"{what} (`{key}`)" for key, what in _MISSING.items() if key not in keys and not (key == TIED and log.ties())

@@ -41,7 +41,7 @@ COMPLETIONS = "completions.jsonl.gz"
 
 @contextmanager
 def run_lock(folder: str | Path) -> Iterator[None]:
-    """A context that locks a run's folder, which is made where it does not exist.
+    """A context that locks the folder of a run, and creates the folder if it does not exist.
 
     The operating system keeps the lock (through `filelock`) and releases it when the process ends, in whatever way it
     ends, so a killed run leaves nothing to clear away. The file of the lock, with the id of the process, may stay.
@@ -92,7 +92,7 @@ def held_error(folder: str | Path) -> BlockingIOError:
 
 
 def _acquire(lock: FileLock) -> bool:
-    """Acquire a lock without waiting; False where another holds it. A file system without locks holds nobody back."""
+    """Acquire a lock without waiting; False if another process holds it. A file system without locks allows all."""
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -148,7 +148,7 @@ class RunFolder:
         return any(self.checkpoints.glob("step-*"))
 
     def check(self, *, overwrite: bool = False) -> None:
-        """Find out early whether a run may be written here; nothing is changed.
+        """Check early whether a run may be written to this folder, without changing anything.
 
         Raises:
             FileExistsError: the folder holds a run and `overwrite` is False, or it holds other files.
@@ -196,7 +196,7 @@ class RunFolder:
             raise OSError(errno.ENOSPC, f"the disk is nearly full: {advice}", str(self.path))
 
     def reserve(self, model_size: int) -> None:
-        """Take the room on the disk that the model and the small files will need, until `release` is called.
+        """Reserve the disk space that the model and the small files will need, until `release` is called.
 
         Raises OSError where there is not so much room.
         """
@@ -214,7 +214,7 @@ class RunFolder:
             ) from error
 
     def release(self) -> None:
-        """Free what `reserve` took, if it did."""
+        """Free the space that `reserve` took, if any."""
         (self.path / _RESERVED).unlink(missing_ok=True)
 
     def _nearest(self) -> Path:
@@ -267,7 +267,7 @@ class RunFolder:
         return [path for pattern in patterns for path in self.path.glob(pattern)]
 
     def drop_checkpoints(self) -> None:
-        """Remove what only a run that is under way needs."""
+        """Remove the files that are needed only while a run is in progress."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         self.clear("before.json")
 
@@ -286,7 +286,7 @@ class RunFolder:
         self._write(name, buffer.getvalue())
 
     def _write(self, name: str, content: bytes) -> None:
-        """Write a file completely or not at all: where writing fails, the file that was there stays."""
+        """Write a file completely or not at all: if writing fails, an earlier file is kept."""
         temporary = self.path / f".{name}.{os.getpid()}.tmp"
         try:
             temporary.write_bytes(content)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class RunLog(AbstractContextManager):
-    """Append one JSON object a line; each line reaches the operating system before `append` returns.
+    """Append one JSON object per line; each line reaches the operating system before `append` returns.
 
     A log that a kill cut in the middle of its last line can be opened again: the broken tail is dropped, so that
     the next line starts clean. NaN and infinity, which JSON lacks, are written as null.
@@ -54,7 +54,7 @@ class RunLog(AbstractContextManager):
 
 
 def write_log(path: str | os.PathLike[str], records: Iterable[Mapping[str, Any]]) -> None:
-    """Write a log anew."""
+    """Write a whole log, replacing the file."""
     Path(path).unlink(missing_ok=True)
     with RunLog(path) as log:
         for record in records:
@@ -82,7 +82,7 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The JSON object on a line, None if it is none."""
+    """Parse the JSON object on a line; None if the line is not a JSON object."""
     try:
         record = json.loads(line)
     except ValueError:  # not JSON, or not UTF-8
@@ -107,7 +107,7 @@ def _close_tail(path: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON-able copy: scalars out of tensors and numpy, NaN and infinity to None."""
+    """A copy that JSON can store: tensors and numpy values become numbers, and NaN and infinity become None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

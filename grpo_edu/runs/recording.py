@@ -197,7 +197,7 @@ def open_logs(
     record: RunRecord,
     sampled: Callable[[], Mapping[str, Any]] | None = None,
 ) -> list[Callable[[dict[str, float]], None]]:
-    """What each step is handed to: the run's log first, then its trackers and the completions that are kept.
+    """Open everything that records a step: first the log of the run, then its trackers and the stored completions.
 
     They start with these steps and no others: a run that was killed may have logged more than it kept.
     """

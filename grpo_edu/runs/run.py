@@ -94,7 +94,7 @@ def start_run(
     progress: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> RunResult:
-    """Do a new run, and save it in a folder.
+    """Start a new run, and save it in a folder.
 
     Ctrl-C and SIGTERM end the training, but not this call: the model of the last complete step is saved with all
     metrics and a checkpoint for `resume_training`, and the result says `interrupted`. An error during training is
@@ -226,7 +226,7 @@ def _execute(
     training, keeper, earlier, sampled = _training(folder, request, work, resumes, kept)
 
     def claim() -> None:
-        """Claim the folder, and take the room that the trained model will need."""
+        """Claim the folder, and reserve the disk space that the trained model will need."""
         if begin is not None:
             begin(look, kept)
         folder.reserve(_saved_size(work))

@@ -105,6 +105,8 @@ class RunResult:
         }
         return {
             **{name: None if value is None else value.to_dict() for name, value in pairs.items()},
+            "solved_before": solved(self.before),
+            "solved_after": None if self.after is None else solved(self.after),
             "p_value": self.p_value,
             "warnings": self.warnings,
             "seconds": round(self.seconds, 2),
@@ -115,6 +117,15 @@ class RunResult:
             "interrupted": self.interrupted,
             "failure": self.failure,
         }
+
+
+def solved(evaluation: Evaluation) -> str:
+    """A 1 or 0 for each problem, so that runs with several seeds can be compared problem by problem.
+
+    >>> solved(Evaluation(["1 + 1?", "2 + 2?"], ["basic"] * 2, ["#### 2", "#### 5"], ["2", "5"], [True, False]))
+    '10'
+    """
+    return "".join(str(int(correct)) for correct in evaluation.correct)
 
 
 def write_result(folder: RunFolder, result: RunResult) -> None:
