@@ -36,7 +36,7 @@ from benchmarks import (
     studies,
 )
 from benchmarks.harness import RESULTS, Ledger, run_study
-from grpo_edu.evaluation import wilson_interval
+from grpo_edu.evaluation import mcnemar, wilson_interval
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STORED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
@@ -125,9 +125,16 @@ def test_the_page_of_measurements_shows_the_default_run_and_its_p_values_are_pos
     runs = STORED["default_run"]["runs"]
     page = (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
     assert all(line in page for line in default_run.table(runs).splitlines())
+    gain = STORED["default_run"]["gain over seeds and problems"]
+    assert gain == default_run.gain(runs)
+    interval = f"{100 * gain['low']:.1f} to {100 * gain['high']:.1f}"
+    assert interval in page and interval in (REPOSITORY / "README.md").read_text(encoding="utf-8")
     for run in runs:
         before, after = run["accuracy_before"], run["accuracy_after"]
         assert before["n"] == after["n"] >= 300 and set(run) == set(default_run.kept(run))
+        for accuracy, name in zip((before, after), default_run.SOLVED, strict=True):
+            assert (run[name].count("1"), len(run[name])) == (accuracy["k"], accuracy["n"])
+        assert mcnemar(*([bit == "1" for bit in run[name]] for name in default_run.SOLVED)).p_value == run["p_value"]
         gain = after["k"] - before["k"]
         most_lost = min(before["k"], after["n"] - after["k"])
         largest = 2 * binom.cdf(most_lost, 2 * most_lost + gain, 0.5)
