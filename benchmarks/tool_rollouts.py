@@ -20,9 +20,10 @@ from grpo_edu import GRPOConfig, accuracy_reward, evaluate, load_policy, save_po
 from grpo_edu.batch import Batch, score_rollout
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
+from grpo_edu.problems.environments import Calculator
 from grpo_edu.problems.equations import calculate
 from grpo_edu.rollout import Rollout
-from grpo_edu.studies.tool_use import CALCULATOR, cold_start, tool_splits
+from grpo_edu.studies.tool_use import cold_start, tool_splits
 from grpo_edu.trainer import Stages, start_training
 
 COMMAND = "python -m benchmarks.tool_rollouts"
@@ -55,7 +56,7 @@ def train_arm(model, tokenizer, arm: str, seed: int) -> dict[str, Any]:
     problems = tool_splits()["train"]
     config = GRPOConfig(max_steps=STEPS, learning_rate=RATE, seed=seed, max_completion_length=LENGTH)
     state = start_training(model, tokenizer, problems, config)
-    state.sampler.tool = None if arm == "no tool" else CALCULATOR
+    state.sampler.environment = None if arm == "no tool" else Calculator
     stages = Stages(score=score_without_mask) if arm == "unmasked" else Stages()
     cpu = time.process_time()
     rows = list(train(model, tokenizer, problems, accuracy_reward, config, state=state, stages=stages))
@@ -67,7 +68,7 @@ def train_arm(model, tokenizer, arm: str, seed: int) -> dict[str, Any]:
 
 def outcome(model, tokenizer, arm: str) -> dict[str, Any]:
     """Greedy and sampled answers to the held-out problems: a 1 or 0 for each, and the share with a correct call."""
-    tool = None if arm == "no tool" else CALCULATOR
+    environment = None if arm == "no tool" else Calculator
     found: dict[str, Any] = {}
     for way, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         result = evaluate(
@@ -78,7 +79,7 @@ def outcome(model, tokenizer, arm: str) -> dict[str, Any]:
             max_completion_length=LENGTH,
             batch_size=100,
             seed=1,
-            tool=tool,
+            environment=environment,
         )
         found[way] = "".join(str(int(correct)) for correct in result.correct)
         found[f"{way}_calls"] = sum(map(calls_well, result.completions)) / result.n

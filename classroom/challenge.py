@@ -178,9 +178,11 @@ class CountingSampler(Sampler):
     left: int = 0
     tokens: int = 0
 
-    def generate(self, prompts: Sequence[str], generator: torch.Generator | None) -> Rollout:
+    def generate(
+        self, prompts: Sequence[str], generator: torch.Generator | None, environments: Sequence[Any] | None = None
+    ) -> Rollout:
         """As `Sampler.generate`; raises BudgetUsed when the budget is exceeded."""
-        rollout = super().generate(prompts, generator)
+        rollout = super().generate(prompts, generator, environments)
         count = int(rollout.completion_mask.sum())
         if self.tokens + count > self.left:
             raise BudgetUsed

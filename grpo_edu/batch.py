@@ -50,12 +50,14 @@ def score_rollout(
     rows = [problem for problem in problems for _ in range(rollout.num_generations)]
     lengths = rollout.completion_mask.sum(dim=1).tolist()
     completion_ids = [ids[:length] for ids, length in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
+    extra = {} if rollout.environments is None else {"environments": tuple(rollout.environments)}
     rewards_per_func = compute_rewards(
         reward_funcs,
         prompts=[problem.prompt for problem in rows],
         completions=rollout.completions,
         completion_ids=completion_ids,
         **columns_of(rows),
+        **extra,  # as in TRL; a tuple, because a list would be copied for each function
     ).to(rollout.completion_ids.device)
     rewards = combine_rewards(rewards_per_func, config.reward_weights)
     loss_mask = rollout.policy_mask

@@ -6,7 +6,7 @@ All functions raise ValueError for arguments that are empty or out of range.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, re
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from grpo_edu.extras.tools import Tool
+    from grpo_edu.extras.turns import Environment
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,8 @@ def evaluate(
     batch_size: int = 64,
     seed: int = 0,
     progress: bool | str = False,
-    tool: "Tool | None" = None,
+    environment: "Callable[[], Environment] | None" = None,
+    max_turns: int | None = None,
 ) -> Evaluation:
     """Sample one completion for each problem and score it.
 
@@ -193,15 +194,23 @@ def evaluate(
         batch_size: number of problems per batch, at least 1.
         seed: random seed of the sampling.
         progress: show a progress bar in a notebook or a terminal, with this text if it is one.
-        tool: a tool that the policy may call (`grpo_edu.extras.tools.Tool`).
+        environment, max_turns: makes an environment for each problem, and the limit of its turns
+            (`grpo_edu.extras.turns`). The completion that is scored is the whole conversation.
     """
     import torch
     from tqdm.auto import tqdm
 
+    from grpo_edu.extras.turns import reset_environments
     from grpo_edu.rollout import generate
 
     _check_problems(problems, batch_size, seed)
-    rendered = [render_prompt(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in problems]
+    environments, openings = None, [""] * len(problems)
+    if environment is not None:
+        environments, openings = reset_environments(environment, [problem.row() for problem in problems], 1)
+    rendered = [
+        render_prompt(tokenizer, problem.prompt + opening, **prompt_options(problem.level))
+        for problem, opening in zip(problems, openings, strict=True)
+    ]
     lengths = [len(ids) for ids in tokenizer(rendered, add_special_tokens=False)["input_ids"]]
     order = sorted(range(len(problems)), key=lambda row: lengths[row])
     generator = torch.Generator().manual_seed(seed)
@@ -218,7 +227,8 @@ def evaluate(
                 num_generations=1,
                 max_completion_length=max_completion_length,
                 temperature=temperature,
-                tool=tool,
+                environments=None if environments is None else [environments[row] for row in rows],
+                max_turns=max_turns,
                 generator=generator,
             )
             counts = rollout.completion_mask.sum(dim=1).tolist()

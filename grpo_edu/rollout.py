@@ -7,7 +7,7 @@ computed only once (`grpo_edu.fast.decoding`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grpo_edu.config import GRPOConfig, check_numbers, require
 from grpo_edu.extras.sampling import RepetitionPenalty, filter_logits
-from grpo_edu.extras.tools import Tool, ToolReplies, token_id
+from grpo_edu.extras.turns import Conversations, Environment, reset_environments, token_id
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters
 from grpo_edu.fast.memory import large_blocks_kept, widest
@@ -115,11 +115,13 @@ class Rollout:
     sampling_per_token_logps: Tensor  # (B, C) float32, nats; 0 at padding
     is_truncated: Tensor  # (B,) bool: the limit was reached before a stop token
     num_generations: int  # G
-    tool_mask: Tensor | None = None  # (B, C) long, as in TRL: 0 for a token that a tool wrote, else 1; None: no tool
+    tool_mask: Tensor | None = None  # (B, C) long, as in TRL: 0 for a token of the environment, else 1; None: no such
+    turn_rewards: Tensor | None = None  # (B, T) float32, of each turn, NaN where a row had fewer; None: no environment
+    environments: Sequence[Environment] | None = None  # B, as the conversations left them
 
     @property
     def policy_mask(self) -> Tensor:
-        """(B, C) long, 1 for the tokens that the policy wrote: no padding, and no token of a tool."""
+        """(B, C) long, 1 for the tokens that the policy wrote: no padding, and no token of an environment."""
         return self.completion_mask if self.tool_mask is None else self.completion_mask * self.tool_mask
 
     def __post_init__(self) -> None:
@@ -132,6 +134,7 @@ class Rollout:
         shapes = dict.fromkeys(("prompt_ids", "prompt_mask"), prompt_shape)
         shapes |= dict.fromkeys(("completion_ids", "completion_mask", "sampling_per_token_logps"), completion_shape)
         shapes |= {} if self.tool_mask is None else {"tool_mask": completion_shape}
+        shapes |= {} if self.turn_rewards is None else {"turn_rewards": (rows, self.turn_rewards.shape[-1])}
         for name, shape in (shapes | {"is_truncated": (rows,)}).items():
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(getattr(self, name).shape)}")
@@ -150,7 +153,8 @@ def generate(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     stop_tokens: Sequence[int | str] = (),
-    tool: Tool | None = None,
+    environments: Sequence[Environment] | None = None,
+    max_turns: int | None = None,
     pack_weights: bool = True,
     generator: torch.Generator | None = None,
 ) -> Rollout:
@@ -169,8 +173,9 @@ def generate(
         repetition_penalty: of the tokens of the prompt and of the completion so far, see
             `grpo_edu.extras.sampling.penalize_repetitions`.
         stop_tokens: ids or texts of further tokens that end a completion.
-        tool: a tool that the policy may call (`grpo_edu.extras.tools`). Its replies count towards
-            max_completion_length.
+        environments: B environments after `reset`, one per completion (`grpo_edu.extras.turns`). Their observations
+            count towards max_completion_length.
+        max_turns: the largest number of turns with an environment; None: no limit but the number of tokens.
         pack_weights: sample from a packed copy of a large model's weights where there is plenty of memory, see
             `grpo_edu.fast.packed_weights`.
         generator: random number generator; the same random seed gives the same rollout.
@@ -182,7 +187,9 @@ def generate(
 
     Raises:
         ValueError: an argument is out of range, a prompt is too long for the model's context, an entry of `stop_tokens`
-            is not a token, the tokenizer has no pad or stop token, or the model's logits are not finite.
+            is not a token, the tokenizer has no pad or stop token, the model's logits are not finite, or the chat
+            template has no turns for an environment's observations.
+        RuntimeError: an environment raised an exception, or did not return.
     """
     from grpo_edu.fast.decoding import TreeDecoder  # imports transformers
     from grpo_edu.fast.packed_weights import packed_weights
@@ -196,7 +203,7 @@ def generate(
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)
     ids, logps = prompt_ids.new_full(shape, tokenizer.pad_token_id), torch.zeros(shape, device=model.device)
-    replies = None if tool is None else ToolReplies(tool, tokenizer, ids)
+    talk = None if environments is None else Conversations(environments, tokenizer, ids, stop_ids, max_turns)
     lengths = prompt_ids.new_zeros(shape[0])  # 0: not yet complete
     # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
@@ -215,10 +222,10 @@ def generate(
             tokens, logps[samples, step] = sample_tokens(
                 decoder.logits, uniform[samples, step], rows=rows, temperature=temperature, penalize=penalty, **filters
             )
-            if replies is not None:
-                tokens = replies.write(samples, step, tokens)
-            ids[samples, step] = tokens
-            stopped = torch.isin(tokens, stop_ids)
+            if talk is not None:
+                tokens, stopped = talk.write(samples, step, tokens)
+            else:
+                ids[samples, step], stopped = tokens, torch.isin(tokens, stop_ids)
             if stopped.any():
                 lengths[samples[stopped]] = step + 1
                 samples, rows, tokens = (part[~stopped] for part in (samples, rows, tokens))
@@ -229,10 +236,10 @@ def generate(
                 penalty.append(parents, rows, tokens)
     if not torch.isfinite(logps).all():
         raise ValueError("model: the logits are not finite, so training has diverged; try a smaller learning_rate")
-    tool_mask = None
-    if replies is not None:
-        tool_mask, logps = replies.mask, logps * replies.mask  # the policy did not choose what the tool wrote
-    return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations, tool_mask)
+    if talk is not None:
+        logps = logps * talk.mask  # the policy did not choose what the environment wrote
+        talk.warn_if_endless(lengths)
+    return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations, talk)
 
 
 @dataclass
@@ -245,13 +252,25 @@ class Sampler:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     config: GRPOConfig
-    tool: Tool | None = None
+    environment: Callable[[], Environment] | None = None  # makes the environment of a conversation, as in TRL
+    max_turns: int | None = None
 
     def policy(self) -> PreTrainedModel:
         """The model that samples."""
         return self.model
 
-    def generate(self, prompts: Sequence[str], generator: torch.Generator | None) -> Rollout:
+    def reset(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[Environment] | None, list[str]]:
+        """Environments for the completions of these problems, and a text for each that is appended to its question."""
+        if self.environment is None:
+            return None, [""] * len(rows)
+        return reset_environments(self.environment, rows, self.config.num_generations)
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        generator: torch.Generator | None,
+        environments: Sequence[Environment] | None = None,
+    ) -> Rollout:
         """`num_generations` completions of each rendered prompt.
 
         A run that saves memory does not spend it on a packed copy of the weights.
@@ -269,7 +288,8 @@ class Sampler:
             top_k=config.top_k,
             min_p=config.min_p,
             repetition_penalty=config.repetition_penalty,
-            tool=self.tool,
+            environments=environments,
+            max_turns=self.max_turns,
             pack_weights=not (saves_memory or has_adapters(self.model)),
             generator=generator,
         )
@@ -354,7 +374,7 @@ def _rollout(
     logps: Tensor,
     lengths: Tensor,
     num_generations: int,
-    tool_mask: Tensor | None,
+    talk: Conversations | None,
 ) -> Rollout:
     """Trim (B, max_completion_length) to the longest completion and decode it; a length of 0 means truncated."""
     is_truncated = lengths == 0
@@ -372,5 +392,7 @@ def _rollout(
         sampling_per_token_logps=logps[:, :longest].contiguous(),
         is_truncated=is_truncated,
         num_generations=num_generations,
-        tool_mask=None if tool_mask is None else tool_mask[:, :longest].contiguous(),
+        tool_mask=None if talk is None else talk.mask[:, :longest].contiguous(),
+        turn_rewards=None if talk is None else talk.turn_rewards(),
+        environments=None if talk is None else talk.environments,
     )

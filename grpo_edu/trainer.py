@@ -139,8 +139,12 @@ def sample_batch(
 ) -> Batch:
     """Sample `num_generations` completions of each of the problems with these indices, and score them."""
     chosen = [problems[index] for index in indices]
-    prompts = [stages.render(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in chosen]
-    rollout = state.sampler.generate(prompts, state.generator)
+    environments, openings = state.sampler.reset([problem.row() for problem in chosen])
+    prompts = [
+        stages.render(tokenizer, problem.prompt + opening, **prompt_options(problem.level))
+        for problem, opening in zip(chosen, openings, strict=True)
+    ]
+    rollout = state.sampler.generate(prompts, state.generator, environments)
     return stages.score(rollout, chosen, reward_funcs, config, stages.advantages)
 
 

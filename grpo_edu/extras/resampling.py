@@ -1,5 +1,6 @@
 """Dynamic sampling: replace the problems whose groups tie by further problems (DAPO, arXiv 2503.14476)."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -75,6 +76,10 @@ def join_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], pad_token_id
 
     left = partial(pad_sequence, batch_first=True, padding_side="left")
     right = partial(pad_sequence, batch_first=True)
+    turn_rewards = environments = None
+    if rollouts[0].turn_rewards is not None:
+        turn_rewards = right(column("turn_rewards"), padding_value=math.nan)
+        environments = column("environments")
     return Rollout(
         prompts=column("prompts"),
         completions=column("completions"),
@@ -86,6 +91,8 @@ def join_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], pad_token_id
         is_truncated=torch.stack(column("is_truncated")),
         num_generations=rollouts[0].num_generations,
         tool_mask=None if rollouts[0].tool_mask is None else right(column("tool_mask"), padding_value=1),
+        turn_rewards=turn_rewards,
+        environments=environments,
     )
 
 

@@ -48,8 +48,14 @@ class Naming:
     """A context that raises a RuntimeError with the name of the reward function for any exception inside.
 
     In the main thread, a function that takes longer than `seconds` is interrupted, as by Ctrl-C, and is named too.
-    where: finds the words that say on which completion it happened.
+    where: finds the words that say on which completion it happened. A subclass may name other code of the user.
     """
+
+    kind = "the reward function"
+    if_late = "look for an endless loop, or make a function that waits for a judge an `async def`"
+    if_raised = (
+        "It is called as {name}(prompts=…, completions=…, **columns); accept what it does not need with **kwargs"
+    )
 
     def __init__(self, name: str, seconds: float | None = None, where: Callable[[], str] = str) -> None:
         self.name, self.seconds, self.where, self.late = name, seconds, where, False
@@ -73,13 +79,12 @@ class Naming:
             self._timer.cancel()
         if self.late and isinstance(error, KeyboardInterrupt):
             raise RuntimeError(
-                f"the reward function '{self.name}' did not return within {self.seconds:g} seconds; look for an "
-                "endless loop, or make a function that waits for a judge an `async def`"
+                f"{self.kind} '{self.name}' did not return within {self.seconds:g} seconds; {self.if_late}"
             ) from None
         if isinstance(error, Exception):
             raise RuntimeError(
-                f"the reward function '{self.name}' raised {type(error).__name__}: {error}{self.where()}. It is called "
-                f"as {self.name}(prompts=…, completions=…, **columns); accept what it does not need with **kwargs"
+                f"{self.kind} '{self.name}' raised {type(error).__name__}: {error}{self.where()}. "
+                f"{self.if_raised.format(name=self.name)}"
             ) from error
 
 

@@ -1,7 +1,7 @@
 """A policy that calls a calculator in the middle of its completion, and problems whose numbers are too large for it.
 
-The policy writes `[190+55]`, the calculator appends `=245.`, and the policy goes on. Call and reply look like the
-annotations of GSM8K (Cobbe et al. 2021, arXiv 2110.14168). `grpo_edu.extras.tools` says how a reply enters a rollout.
+The calculator is an environment (`grpo_edu.problems.environments.Calculator`): the policy writes `[190+55]`, the
+calculator appends `=245.`, and the policy goes on. `grpo_edu.extras.turns` says how a reply enters a rollout.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import torch
 
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.examples import pad_examples, target_logits
-from grpo_edu.extras.tools import Tool
 from grpo_edu.fast.optimizers import build_optimizer, make_stepper
-from grpo_edu.problems.equations import calculate
 from grpo_edu.problems.templates import STORIES, Problem, ProblemOrder, fill_story, problem_key
 from grpo_edu.prompts import render_prompt
 
@@ -26,18 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _REPLY = re.compile(r"(?<=\])(=\S*)")  # what the calculator writes after a call
-
-
-def calculator_reply(text: str) -> str:
-    """The calculator's reply to a completion that ends with a call: the result, or a question mark.
-
-    >>> calculator_reply("[190+55]"), calculator_reply("[190+55]=245. [245+]")
-    ('=245.', '=?.')
-    """
-    return f"={calculate(text.removesuffix(']').rpartition('[')[2]) or '?'}."
-
-
-CALCULATOR = Tool("]", calculator_reply)
 
 
 def tool_splits(num_train: int = 400, num_cold: int = 200, num_heldout: int = 300) -> dict[str, list[Problem]]:
@@ -79,9 +65,18 @@ def cold_start(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], config: SupervisedConfig
 ) -> Iterator[float]:
     """Supervised steps on worked solutions, without the calculator's replies; trains in place, yields each loss."""
+    yield from learn_turns(model, tokenizer, [encode_turns(tokenizer, problem) for problem in problems], config)
+
+
+def learn_turns(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[tuple[list[int], list[int]]],
+    config: SupervisedConfig,
+) -> Iterator[float]:
+    """Supervised steps on conversations: the ids of each, and 1 for the tokens that are learned; yields each loss."""
     optimizer, _ = build_optimizer(model, config)
     stepper = make_stepper(optimizer, config)
-    rows = [encode_turns(tokenizer, problem) for problem in problems]
     order = ProblemOrder(len(rows), config.seed)
     for _ in range(config.max_steps):
         batch = [rows[index] for index in order.draw(config.prompts_per_step)]
