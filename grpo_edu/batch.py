@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +81,20 @@ def batch_of(
     else:
         scores = advantages(rewards, config)
     return Batch(rollout, rewards_per_func, rewards, scores, loss_mask)
+
+
+def split_batch(batch: Batch, count: int) -> list[Batch]:
+    """A batch in `count` parts of equally many groups, in their order; the advantages stay those of the whole batch."""
+    if count == 1:
+        return [batch]
+    size = len(batch.rewards) // count
+
+    def part(one: Batch | Rollout, rows: slice) -> dict[str, Any]:
+        own = {name: value for name, value in vars(one).items() if isinstance(value, Tensor | list)}
+        return {**vars(one), **{name: value[rows] for name, value in own.items()}}
+
+    places = [slice(start, start + size) for start in range(0, count * size, size)]
+    return [Batch(**{**part(batch, rows), "rollout": Rollout(**part(batch.rollout, rows))}) for rows in places]
 
 
 def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:

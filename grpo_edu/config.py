@@ -69,7 +69,8 @@ class GRPOConfig:
     lr_scheduler_type: str = setting("constant", "how it changes over the steps")
     warmup_steps: int = setting(0, "steps in which it rises from 0")
     num_iterations: int = setting(1, "μ, updates per batch; clipping needs at least 2")
-    gradient_accumulation_steps: int = setting(1, "micro-batches per batch; the result is the same")
+    steps_per_generation: int = setting(1, "parts of a batch, each with an update of its own (μ times)")
+    gradient_accumulation_steps: int = setting(1, "micro-batches per update; the result is the same")
     temperature: float = setting(1.0, "1: the policy itself; lower: more certain")
     top_p: float = setting(1.0, "only the likeliest tokens with this total")
     top_k: int = setting(0, "only so many likeliest tokens; 0: all")
@@ -111,8 +112,12 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         self._check_types()
         check_numbers(**{name: getattr(self, name) for name in BOUNDS if name in _field_types()})
-        divides = self.prompts_per_step % self.gradient_accumulation_steps == 0
+        divides = self.prompts_per_step % self.steps_per_generation == 0
         demand = f"must divide prompts_per_step = {self.prompts_per_step} (no group may be split)"
+        self._require("steps_per_generation", divides, demand)
+        divides = self.prompts_per_update % self.gradient_accumulation_steps == 0
+        if self.steps_per_generation > 1:
+            demand = f"must divide prompts_per_step / steps_per_generation = {self.prompts_per_update}"
         self._require("gradient_accumulation_steps", divides, demand)
         for name, choices in self.choices.items():
             value = getattr(self, name)
@@ -124,6 +129,16 @@ class GRPOConfig:
     def batch_size(self) -> int:
         """B = N·G, completions per step."""
         return self.prompts_per_step * self.num_generations
+
+    @property
+    def prompts_per_update(self) -> int:
+        """Different problems per optimizer step: those of a batch, or of one of its `steps_per_generation` parts."""
+        return self.prompts_per_step // self.steps_per_generation
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per rollout: μ passes over its parts."""
+        return self.num_iterations * self.steps_per_generation
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.batch import Batch, compute_advantages, rows_with_gradient, score_rollout
+from grpo_edu.batch import Batch, compute_advantages, rows_with_gradient, score_rollout, split_batch
 from grpo_edu.config import GRPOConfig
 from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
 from grpo_edu.extras.resampling import replace_tied_groups, resampling_metrics
@@ -155,7 +155,7 @@ class Update:
     rows: indices of the rows that have a gradient; the others are not computed, and have log-probability 0 below.
     weights: (B, C), of each token in the loss of the whole batch.
     ref_per_token_logps: (B, C), under the reference policy; None without a KL term.
-    old_per_token_logps: (B, C), before the first step; None in the first step, where they are those of the policy.
+    old_per_token_logps: (B, C), before the first step on the batch; None in it, where they are those of the policy.
     in_policy_loss: (B, C), 0 for tokens that the policy loss leaves out (`top_entropy_quantile`); None: all count.
     """
 
@@ -176,30 +176,48 @@ def update_policy(
     penalty: Callable[[nn.Module], Tensor] | None = None,
     stages: Stages | None = None,
 ) -> dict[str, float]:
-    """Take `num_iterations` optimizer steps on one batch; returns their mean metrics.
+    """Take `num_iterations` optimizer steps on each part of one batch; returns their mean metrics.
 
-    The metrics are loss, grad_norm, clip_ratio/* and, with beta, kl. Raises FloatingPointError before the weights
-    change if the norm of the gradient is not finite, or too large.
+    There are `steps_per_generation` parts, usually one: the whole batch. Advantages and old log-probabilities are those
+    of the whole batch before its first step, so in the later parts the ratio is not 1. The metrics are loss, grad_norm,
+    clip_ratio/* and, with beta, kl. Raises FloatingPointError before the weights change if the norm of the gradient is
+    not finite, or too large.
     """
     stages = stages or Stages()
+    tokens = int(batch.loss_mask.sum()) / config.steps_per_generation
+    parts = split_batch(batch, config.steps_per_generation)
+    updates = [prepare_update(model, part, tokens, state, config, stages) for part in parts]
+    totals: dict[str, float] = {}
+    for turn in range(config.updates_per_step):
+        update = updates[turn % len(updates)]
+        # `rows` are the row indices of each micro-batch. Usually there is one attempt; if memory runs out inside the
+        # `with`, it ends the attempt instead of the run, and the loop makes another one with smaller micro-batches.
+        for attempt in state.micro_batches.attempts(update.batch.rollout, update.rows):
+            with attempt as rows:
+                metrics, logps = stages.step(model, update, rows, state, config, stages, penalty)
+        if update.old_per_token_logps is None:
+            updates = [replace(update, old_per_token_logps=logps)]
+        for key, value in metrics.items():
+            totals[key] = totals.get(key, 0.0) + value / config.updates_per_step
+    old = torch.cat([update.old_per_token_logps for update in updates if update.old_per_token_logps is not None])
+    return totals | state.sampler.metrics(old, batch.rollout)
+
+
+def prepare_update(
+    model: PreTrainedModel, batch: Batch, num_items: float, state: TrainingState, config: GRPOConfig, stages: Stages
+) -> Update:
+    """What the optimizer steps on a batch need. num_items: tokens per update, the mean over the parts of the batch."""
     rows = stages.rows(batch, config)
     weights = token_weights(
-        batch.loss_mask, loss_type=config.loss_type, max_completion_length=config.max_completion_length
+        batch.loss_mask,
+        loss_type=config.loss_type,
+        max_completion_length=config.max_completion_length,
+        num_items=num_items,
     )
     update = Update(batch, rows, weights, score_reference(batch.rollout, rows, state, config))
-    totals: dict[str, float] = {}
-    for _ in range(config.num_iterations):
-        # `parts` are the row indices of each micro-batch. Usually there is one attempt; if memory runs out inside the
-        # `with`, it ends the attempt instead of the run, and the loop makes another one with smaller micro-batches.
-        for attempt in state.micro_batches.attempts(batch.rollout, rows):
-            with attempt as parts:
-                metrics, logps = stages.step(model, update, parts, state, config, stages, penalty)
-        if update.old_per_token_logps is None:
-            update = replace(update, old_per_token_logps=logps)
-        for key, value in metrics.items():
-            totals[key] = totals.get(key, 0.0) + value / config.num_iterations
-    assert update.old_per_token_logps is not None
-    return totals | state.sampler.metrics(update.old_per_token_logps, batch.rollout)
+    if config.steps_per_generation > 1:  # the steps on other parts come first, so it is scored before all of them
+        update = replace(update, old_per_token_logps=score_whole(model, batch.rollout, rows, state, config))
+    return update
 
 
 def optimizer_step(
@@ -312,9 +330,16 @@ def score_reference(rollout: Rollout, rows: Tensor, state: TrainingState, config
     if state.reference is None:
         return None
     with adapters_off(state.reference):
-        for attempt in state.micro_batches.attempts(rollout, rows):
-            with attempt as parts:
-                logps, _ = score_parts(state.reference, rollout, parts, config)
+        return score_whole(state.reference, rollout, rows, state, config)
+
+
+def score_whole(
+    model: PreTrainedModel, rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig
+) -> Tensor:
+    """The per_token_logps (B, C) of these rows under a model, without gradient, in micro-batches; 0 in other rows."""
+    for attempt in state.micro_batches.attempts(rollout, rows):
+        with attempt as parts:
+            logps, _ = score_parts(model, rollout, parts, config)
     return logps
 
 

@@ -49,6 +49,7 @@ REFUSED = {
     "lr_scheduler_type": ["cosinus"],
     "warmup_steps": [-1],
     "num_iterations": [0],
+    "steps_per_generation": [3, 0],
     "gradient_accumulation_steps": [3, 0],
     "temperature": [0.0, -1.0],
     "top_p": [0.0, 1.1],

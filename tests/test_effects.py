@@ -30,6 +30,7 @@ TELLING = {
     "lr_scheduler_type": ["linear", "constant_with_warmup"],
     "warmup_steps": [1],
     "num_iterations": [2],
+    "steps_per_generation": [2],
     "temperature": [0.5],
     "top_p": [0.5],
     "top_k": [2],
@@ -72,6 +73,7 @@ LOSSES = {name: {"loss_type": name, **CAP.get(name, {})} for name in ("grpo", "c
 CONTEXTS = {
     **LOSSES,
     **{f"{name}, 2 iterations": {**settings, "num_iterations": 2} for name, settings in LOSSES.items()},
+    "2 parts": {"steps_per_generation": 2},
     "beta": {"beta": 0.5},
     "beta, corrected": {"beta": 0.5, "use_bias_correction_kl": True},
     "sync_ref_model": {"beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 2, "max_steps": 3},

@@ -33,7 +33,7 @@ TOPICS = {
         "advantages": "advantage_estimator scale_rewards max_resamples mask_truncated_completions",
         "evaluation and saving": "n greedy checkpoint_every keep_completions track",
         "sampling": "temperature top_p top_k min_p repetition_penalty",
-        "loss": "loss_type epsilon epsilon_high delta importance_sampling_level num_iterations",
+        "loss": "loss_type epsilon epsilon_high delta importance_sampling_level num_iterations steps_per_generation",
         "loss, further terms": "off_policy_mask_threshold top_entropy_quantile entropy_coef",
         "distance from the reference (KL)": "beta use_bias_correction_kl sync_ref_model "
         "ref_model_mixup_alpha ref_model_sync_steps",

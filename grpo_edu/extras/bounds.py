@@ -11,8 +11,8 @@ from typing import Any
 _RULES: tuple[tuple[str, type, Callable[[Any], bool], str], ...] = (
     ("num_generations", int, lambda x: x >= 2, "must be at least 2 (each completion is compared with its group)"),
     (
-        "prompts_per_step max_completion_length max_steps num_iterations gradient_accumulation_steps "
-        "ref_model_sync_steps batch_size chunk_size num_examples num_resamples trials",
+        "prompts_per_step max_completion_length max_steps num_iterations steps_per_generation "
+        "gradient_accumulation_steps ref_model_sync_steps batch_size chunk_size num_examples num_resamples trials",
         int,
         lambda x: x >= 1,
         "must be at least 1",

@@ -204,9 +204,8 @@ def estimate_memory(
     True
     """
     completion_length = config.max_completion_length if completion_length is None else completion_length
-    groups = (
-        config.prompts_per_step // config.gradient_accumulation_steps if prompts_per_pass is None else prompts_per_pass
-    )
+    usual = config.prompts_per_update // config.gradient_accumulation_steps
+    groups = usual if prompts_per_pass is None else prompts_per_pass
     width = prompt_length + config.num_generations * (completion_length - 1) if row_length is None else row_length
     for name, value in {
         "prompt_length": prompt_length,

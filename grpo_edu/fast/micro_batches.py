@@ -68,7 +68,7 @@ class MicroBatches:
         if not len(rows):
             return []
         groups = rows.view(-1, self.config.num_generations)
-        most = self.config.prompts_per_step // self.config.gradient_accumulation_steps
+        most = self.config.prompts_per_update // self.config.gradient_accumulation_steps
         if len(groups) <= most and self._fits(rollout, rows):
             return [rows]
         lengths = packed_lengths(rollout.prompt_mask, rollout.completion_mask, self.config.num_generations)
@@ -176,8 +176,9 @@ def pass_budget(model: PreTrainedModel, config: GRPOConfig, longest_prompt: int)
     fixed = resident_bytes() + to_come
     tokens, rows = longest_prompt + config.max_completion_length, 1
     predictions = config.max_completion_length
-    if config.optimizer_in_backward:  # the whole batch is one micro-batch
-        rows, predictions = config.prompts_per_step, config.batch_size * config.max_completion_length
+    if config.optimizer_in_backward:  # all of an update is one micro-batch
+        rows = config.prompts_per_update
+        predictions = rows * config.num_generations * config.max_completion_length
         tokens = longest_prompt + config.num_generations * (config.max_completion_length - 1)
     stages = {
         "the forward and backward pass of a completion": pass_bytes(shape, config, rows, tokens, predictions),

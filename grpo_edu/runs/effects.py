@@ -27,11 +27,16 @@ class Need:
     remedy: str
 
 
+def _moves_between_updates(settings: Settings) -> bool:
+    """Whether a step has several updates, so that the policy is another one in the later ones."""
+    return settings["num_iterations"] > 1 or settings["steps_per_generation"] > 1
+
+
 def _is_clipped(settings: Settings) -> bool:
     """Whether ratios can differ from 1, in a loss whose clip bounds are 1 − ε and 1 + ε."""
     from grpo_edu.losses import UNCLIPPED  # imports torch
 
-    return settings["num_iterations"] > 1 and settings["loss_type"] not in ("cispo", *UNCLIPPED)
+    return _moves_between_updates(settings) and settings["loss_type"] not in ("cispo", *UNCLIPPED)
 
 
 def _tokens_differ(settings: Settings) -> bool:
@@ -44,7 +49,7 @@ def _tokens_differ(settings: Settings) -> bool:
     if settings["loss_type"] in NO_RATIO:
         return bool(settings["beta"] and settings["use_bias_correction_kl"])
     return (
-        settings["num_iterations"] > 1
+        _moves_between_updates(settings)
         or settings["top_entropy_quantile"] < 1
         or bool(_samples_differ(settings) and settings["importance_sampling_correction"])
         or bool(settings["beta"] and settings["use_bias_correction_kl"])
@@ -70,23 +75,27 @@ RUN_NEEDS: tuple[Need, ...] = (
         "`multi_objective_aggregation` sum_then_normalize, because the other always scales by group and batch",
     ),
     Need(
-        "epsilon delta", _is_clipped, "`num_iterations` of at least 2 and a `loss_type` with clip bounds such as grpo"
+        "epsilon delta",
+        _is_clipped,
+        "`num_iterations` or `steps_per_generation` of at least 2, and a `loss_type` with clip bounds such as grpo",
     ),
     Need(
         "epsilon_high",
         lambda run: run["loss_type"] == "cispo" or _is_clipped(run),
-        "`num_iterations` of at least 2 and a `loss_type` with clip bounds such as grpo, or `loss_type` cispo",
+        "`num_iterations` or `steps_per_generation` of at least 2 and a `loss_type` with clip bounds such as grpo, or "
+        "`loss_type` cispo",
     ),
     Need(
         "importance_sampling_level",
         _tokens_differ,
-        "`num_iterations` of at least 2 and a `loss_type` with a ratio, because in the first update every ratio is 1",
+        "`num_iterations` or `steps_per_generation` of at least 2 and a `loss_type` with a ratio, because in the first "
+        "update every ratio is 1",
     ),
     Need(
         "off_policy_mask_threshold",
-        lambda run: run["num_iterations"] > 1 or _samples_differ(run),
-        "`num_iterations` of at least 2, `rollout_quantization` or `rollout_lag`, because otherwise the policy that is "
-        "trained is the policy that sampled",
+        lambda run: _moves_between_updates(run) or _samples_differ(run),
+        "`num_iterations` or `steps_per_generation` of at least 2, `rollout_quantization` or `rollout_lag`, because "
+        "otherwise the policy that is trained is the policy that sampled",
     ),
     Need("use_bias_correction_kl", lambda run: run["beta"] > 0, "`beta` above 0"),
     Need("ref_model_mixup_alpha ref_model_sync_steps", lambda run: run["sync_ref_model"], "`sync_ref_model`"),

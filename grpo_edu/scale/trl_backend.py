@@ -184,13 +184,14 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
     """Return what `trl.GRPOConfig` is given for a `GRPOConfig` of this package, except the output folder.
 
     TRL counts optimizer updates where this package counts rollouts, so step numbers are multiplied by
-    `num_iterations`, and metrics are logged once per rollout.
+    `updates_per_step`, and metrics are logged once per rollout. Its `steps_per_generation` counts micro-batches. TRL
+    shuffles the completions of a rollout before it divides them into parts; this package keeps groups together.
 
     Args:
         config: the settings; `prompts_per_step` counts the prompts of all processes together.
         processes: how many processes share each step.
         micro_batch_size: completions per forward and backward pass of one process; None divides the process's share
-            of a step by `gradient_accumulation_steps`.
+            of an update by `gradient_accumulation_steps`.
 
     Raises ValueError for a setting that TRL does not have, and for a step that cannot be divided in this way.
 
@@ -221,20 +222,20 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
                 f"{name}: {getattr(config, name)!r} is a setting that TRL's GRPOTrainer does not have; leave it out, "
                 "or train without TRL"
             )
-    if config.prompts_per_step % processes:
+    if config.prompts_per_update % processes:
         raise ValueError(
             f"prompts_per_step: {config.prompts_per_step} cannot be divided among {processes} processes, each of which "
-            f"samples whole groups; choose a multiple of {processes}"
+            f"samples whole groups; choose a multiple of {processes * config.steps_per_generation}"
         )
-    rows = config.batch_size // processes
+    rows = config.batch_size // processes // config.steps_per_generation  # of an update
     if micro_batch_size is None:
         micro_batch_size = max(1, rows // config.gradient_accumulation_steps)
     if micro_batch_size < 1 or rows % micro_batch_size:
         raise ValueError(
             f"micro_batch_size: {micro_batch_size} does not divide the {rows} completions that each process has per "
-            f"step; choose a divisor of {rows}"
+            f"update; choose a divisor of {rows}"
         )
-    updates = config.num_iterations
+    updates = config.updates_per_step
     return {
         **{name: getattr(config, name) for name in _SHARED},
         "reward_weights": None if config.reward_weights is None else list(config.reward_weights),
@@ -244,6 +245,7 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
         "ref_model_sync_steps": config.ref_model_sync_steps * updates,
         "per_device_train_batch_size": micro_batch_size,
         "gradient_accumulation_steps": rows // micro_batch_size,
+        "steps_per_generation": rows // micro_batch_size * config.steps_per_generation,
         "beta": 0.0,  # see _set_reference
         "disable_dropout": True,
         "bf16": False,
@@ -368,7 +370,7 @@ def report_steps(
                 return
             metrics = {name: value for name, value in logs.items() if name not in _TRL_ALONE}
             seconds = time.perf_counter() - self.started
-            step = state.global_step // config.num_iterations
+            step = state.global_step // config.updates_per_step
             report({"step": step, **metrics, "learning_rate": self.learning_rate, "step_time": seconds})
             before_step()
             self.started = time.perf_counter()
