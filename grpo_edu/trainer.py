@@ -184,7 +184,7 @@ def update_policy(
     not finite, or too large.
     """
     stages = stages or Stages()
-    tokens = int(batch.loss_mask.sum()) / config.steps_per_generation
+    tokens = batch.loss_mask.sum() / config.steps_per_generation
     parts = split_batch(batch, config.steps_per_generation)
     updates = [prepare_update(model, part, tokens, state, config, stages) for part in parts]
     totals: dict[str, float] = {}
@@ -204,9 +204,9 @@ def update_policy(
 
 
 def prepare_update(
-    model: PreTrainedModel, batch: Batch, num_items: float, state: TrainingState, config: GRPOConfig, stages: Stages
+    model: PreTrainedModel, batch: Batch, num_items: Tensor, state: TrainingState, config: GRPOConfig, stages: Stages
 ) -> Update:
-    """What the optimizer steps on a batch need. num_items: tokens per update, the mean over the parts of the batch."""
+    """What the optimizer steps on a batch need. num_items: a scalar, tokens per update, the mean over all parts."""
     rows = stages.rows(batch, config)
     weights = token_weights(
         batch.loss_mask,
