@@ -32,6 +32,7 @@ from benchmarks import (
     objectives,
     reward_hacking,
     skill,
+    spurious,
     step,
     studies,
 )
@@ -139,6 +140,17 @@ def test_the_page_of_measurements_shows_the_default_run_and_its_p_values_are_pos
         most_lost = min(before["k"], after["n"] - after["k"])
         largest = 2 * binom.cdf(most_lost, 2 * most_lost + gain, 0.5)
         assert 2.0 ** (1 - gain) * (1 - 1e-9) <= run["p_value"] <= largest * (1 + 1e-9), run["seed"]
+
+
+def test_the_study_of_rewards_without_the_answer_follows_from_its_runs_and_its_page_says_so():
+    found = spurious.summary(Ledger(RESULTS / "spurious.jsonl"))
+    assert json.loads(json.dumps(found)) == STORED["spurious"]["models"]
+    page = (REPOSITORY / "docs" / "studies" / "spurious.md").read_text(encoding="utf-8").replace("−", "-")
+    for model in found.values():
+        for row in model["rewards"].values():
+            change = row["over seeds and problems"]
+            low, mean, high = (f"{100 * change[key]:+.1f}" for key in ("low", "difference", "high"))
+            assert f"{mean} ({low} to {high})" in page and len(row["after"]) == 5
 
 
 def test_one_command_names_every_study_of_the_notes():
