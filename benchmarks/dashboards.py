@@ -5,7 +5,8 @@ and the share of a training run's time that they take, by the dashboard's own wa
 turn; memory and threads over 200 times Start and Stop; first paint of the app, from key to picture, and the way to the
 first visible learning of notebook 00 in a browser. 10 minutes. Writes ``benchmarks/results/dashboards.json``; exits
 with 1 where a promise is not kept. ``--parts recordings`` writes what two dashboards show until they are used,
-``data/curves/dashboard_run.json`` and ``ask_the_model.json``.
+``data/curves/dashboard_run.json`` and ``ask_the_model.json``; ``--parts exploits`` writes ``exploits.json``, which
+the web book shows.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ from grpo_edu.dashboards.base import Dashboard
 from grpo_edu.fast.memory import resident_bytes, return_large_blocks
 from grpo_edu.figures.live import ACCURACY
 from grpo_edu.problems.templates import data_dir
+from grpo_edu.runs.request import INSTRUCTION_REWARDS, REWARDS
+from grpo_edu.studies.exploits import judge_reward
 
 COMMAND = "python -m benchmarks.dashboards"
 PARTS = ("updates", "overhead", "cycles", "browser")
-RECORDINGS = "recordings"
+RECORDINGS, EXPLOITED = "recordings", "exploits"
 UPDATES, CYCLES, SETTLED = 40, 200, 20  # pictures of each explorer; Start and Stop; those before memory is compared
 LATEST_PAINT, LATEST_LEARNING = 2, 60  # seconds, on two quiet cores
 LEAST_A_SECOND, MOST_OVERHEAD, MOST_GROWTH = 4, 0.10, 0.05  # a quarter of a second after a click feels immediate
@@ -181,6 +184,31 @@ def record_runs() -> None:
     _store("ask_the_model.json", {"question": ask.question.value, **shown})
 
 
+def record_exploits() -> None:
+    """What each reward pays for the ways to cheat and for honest work, which the reward lab of the web book shows."""
+    _store("exploits.json", paid_to_exploits(), EXPLOITED)
+
+
+def paid_to_exploits() -> dict[str, Any]:
+    """Names of the rewards, and for each exploit its texts and what every reward pays for it and for honest work."""
+    functions = {name: reward for name, reward in REWARDS.items() if name not in INSTRUCTION_REWARDS}
+    judged = [judge_reward(function) for function in functions.values()]
+    rows = []
+    for verdicts in zip(*judged, strict=True):
+        exploit = verdicts[0].exploit
+        rows.append(
+            {
+                "name": exploit.name,
+                "question": exploit.problem.prompt,
+                "solution": exploit.problem.solution,
+                "text": exploit.completion,
+                "paid": [verdict.paid_to_exploit for verdict in verdicts],
+                "honest": [verdict.paid_to_honest for verdict in verdicts],
+            }
+        )
+    return {"rewards": list(functions), "rows": rows}
+
+
 def _train_default(board: TrainingDashboard) -> None:
     board.start.click()
     board.worker.join()
@@ -188,9 +216,9 @@ def _train_default(board: TrainingDashboard) -> None:
         raise RuntimeError(board.message.value)
 
 
-def _store(name: str, content: dict[str, Any]) -> None:
+def _store(name: str, content: dict[str, Any], part: str = RECORDINGS) -> None:
     path = data_dir() / "curves" / name
-    path.write_text(json.dumps({"command": f"{COMMAND} --parts {RECORDINGS}", **content}) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({"command": f"{COMMAND} --parts {part}", **content}) + "\n", encoding="utf-8")
 
 
 def verdicts(record: dict[str, Any]) -> dict[str, bool]:
@@ -224,17 +252,22 @@ def main() -> int:
     """Measure."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument(
-        "--parts", nargs="+", choices=(*PARTS, RECORDINGS), default=list(PARTS), help="others keep what is stored"
+        "--parts",
+        nargs="+",
+        choices=(*PARTS, RECORDINGS, EXPLOITED),
+        default=list(PARTS),
+        help="others keep what is stored",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pictures", type=Path, help="a folder for what the browser showed")
     parser.add_argument("--output", type=Path, default=RESULTS / "dashboards.json")
     options = parser.parse_args()
-    if RECORDINGS in options.parts:
-        record_runs()
-        options.parts.remove(RECORDINGS)
-        if not options.parts:
-            return 0
+    for part, record_part in ((RECORDINGS, record_runs), (EXPLOITED, record_exploits)):
+        if part in options.parts:
+            record_part()
+            options.parts.remove(part)
+    if not options.parts:
+        return 0
     record = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else {}
     measures = {
         "updates": measure_updates,

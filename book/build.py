@@ -5,6 +5,7 @@ needs a kernel is replaced by what it showed. Then Jupyter Book makes the pages.
 """
 
 import argparse
+import ast
 import base64
 import html
 import importlib.util
@@ -47,6 +48,9 @@ RUN_ALT = "A finished run in the dashboard: settings, curves, accuracy before an
 PLAYED = re.compile(r"^!\[[^\]]*\]\(images/playground\.png\)", re.MULTILINE)
 PLAYABLE = ("03_policy_gradients", "04_group_advantages", "05_grpo_objective")  # notebooks about what it shows
 EXPLORERS = {"AdvantageExplorer": "advantages", "ObjectiveExplorer": "objective"}
+CURVES = ROOT / "data" / "curves"
+REAL = "14_real_language_model"
+MATRIX = "model.layers.0.self_attn.k_proj.weight"  # the smallest of the tiny model: its numbers come into the page
 ASKED = re.compile(r"^!\[[^\]]*\]\(docs/images/dashboard_ask\.png\)", re.MULTILINE)
 FACTS = re.compile(r"^Study time ≈ .*$", re.MULTILINE)
 # Code, in which nothing is a link, or else a link. Its label may hold a picture or code.
@@ -189,7 +193,7 @@ def prepare_notebook(notebook, page, files, repository, linked):
     state = notebook["metadata"].pop("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            cell["source"] = prepare_text(source(cell), page, files, repository, linked)
+            cell["source"] = prepare_text(source(cell), page, files, repository, linked) + embedded(page, source(cell))
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             view = data.pop(WIDGET_VIEW, None)
@@ -217,8 +221,76 @@ def prepare_html(page, code):
     if "AskTheModel(" in code:
         return recorded(page)
     if "TrainingDashboard(" in code and "<img" not in page:
-        return f'<img alt="{RUN_ALT}" src="data:image/png;base64,{base64.b64encode(RUN.read_bytes()).decode()}">{page}'
+        page = f'<img alt="{RUN_ALT}" src="data:image/png;base64,{base64.b64encode(RUN.read_bytes()).decode()}">{page}'
+    for name, (kind, recording) in RECORDINGS.items():
+        if f"{name}(" in code:
+            live = from_recording(kind, recording(), page if f"\n{name}(" in code else "")
+            return live if f"\n{name}(" in code else page + live
     return page
+
+
+def weight_matrix():
+    """A weight of the tiny model, whose file holds little-endian float32 numbers after a header in JSON."""
+    stored = (ROOT / "data" / "models" / "tiny" / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(stored[:8], "little")
+    about = json.loads(stored[8:start])[MATRIX]
+    first, last = about["data_offsets"]
+    numbers = base64.b64encode(stored[start + first : start + last]).decode()
+    return json.dumps({"name": MATRIX.removesuffix(".weight"), "shape": about["shape"], "weights": numbers})
+
+
+def stored_curves(name):
+    return (CURVES / name).read_text(encoding="utf-8").strip()
+
+
+RECORDINGS = {  # dashboard: (its name in recorded.js, what it shows)
+    "RewardLab": ("rewards", lambda: stored_curves("exploits.json")),
+    "QuantizationExplorer": ("quantization", weight_matrix),
+    "ForgettingDashboard": ("forgetting", lambda: stored_curves("curriculum.json")),
+    "TrainingDashboard": ("run", lambda: stored_curves("dashboard_run.json")),
+}
+
+
+def embedded(page, text):
+    """The live dashboard that a section shows although its notebook has none; "" for other sections."""
+    if page == "notebooks/06_losses.ipynb" and text.startswith("## 3 "):
+        return '\n\n<div class="course-explorer" data-explorer="objective"></div>'
+    if page == "notebooks/10_ewc_progressive_training.ipynb" and text.startswith("## 1 "):
+        kind, recording = RECORDINGS["ForgettingDashboard"]
+        return f"\n\n{from_recording(kind, recording(), '')}"
+    return ""
+
+
+def real_answers():
+    """Answers of SmolLM2 before and after the run of notebook 14, from its stored outputs."""
+    notebook = json.loads((ROOT / "notebooks" / f"{REAL}.ipynb").read_text(encoding="utf-8"))
+    printed = "".join(
+        "".join(output.get("text", "")) for cell in notebook["cells"] for output in cell.get("outputs", [])
+    )
+    answers = re.findall(r"^(Write .*)\n   before ≈ (.*)\n   after ≈ (.*), reward ([01])$", printed, re.MULTILINE)
+    counts = re.search(r"^obeys +≈ (\d+) → (\d+) of (\d+)", printed, re.MULTILINE)
+    topics = re.search(r"^on topic +≈ (\d+) → (\d+) of", printed, re.MULTILINE)
+    lines = [
+        "**A real model, before and after.** SmolLM2 has 135 million parameters, and others pretrained it. After eight "
+        f"steps of GRPO in [notebook 14](notebooks/{REAL}.ipynb) it obeys {counts[2]} of {counts[3]} instructions, "
+        f"where it obeyed {counts[1]} before. However, answers on the topic become fewer, from {topics[1]} to "
+        f"{topics[2]}, because the reward did not ask for them: read the answers before you trust a reward.",
+        "",
+        "| instruction | before | after |",
+        "|---|---|---|",
+    ]
+    for instruction, *texts, _ in answers[:4]:
+        before, after = (
+            html.escape(ast.literal_eval(text)).replace("|", "&#124;").replace("\n", " ") for text in texts
+        )
+        lines.append(f"| {instruction} | {before} | {after} |")
+    return "\n".join(lines)
+
+
+def from_recording(kind, recording, fallback):
+    """A dashboard on stored numbers, or the fallback where no JavaScript runs."""
+    stored = html.escape(recording)
+    return f'<div class="course-explorer" data-recorded="{kind}" data-recording="{stored}">{fallback}</div>'
 
 
 def with_explorers(text):
@@ -267,7 +339,7 @@ def prepare(folder, config):
             text = PLAYED.sub(lambda picture: playground(f"\n\n{picture[0]}\n\n"), text)
             if name == "README.md":  # the book begins with it
                 title, about, rest = text.split("\n\n", 2)
-                text = "\n\n".join([title, about, playground(""), rest])
+                text = "\n\n".join([title, about, playground(""), real_answers(), rest])
         else:
             notebook = json.loads(text)
             prepare_notebook(notebook, name, files, repository, linked)

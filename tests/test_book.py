@@ -308,6 +308,42 @@ def test_a_policy_learns_in_the_page_and_hacks_its_reward(open_page, page, viewp
 
 
 @pytest.mark.browser
+def test_the_dashboards_on_stored_numbers_answer_to_their_controls(open_page):
+    def opened(name, kind, scheme="light"):
+        box = open_page(f"notebooks/{name}.html", scheme=scheme).locator(
+            f"[data-recorded={kind}], [data-explorer={kind}]"
+        )
+        assert box.count() == 1 and "undefined" not in box.inner_text()
+        box.scroll_into_view_if_needed()
+        return box, box.locator("[role=status]")
+
+    box, said = opened("02_reward_functions", "rewards")
+    assert "0 of 27 ways" in said.inner_text()
+    box.get_by_label("weight of accuracy").fill("0")
+    box.get_by_label("weight of format").fill("1")
+    assert "0 of 27 ways" not in said.inner_text()
+    box, said = opened("09_quantization", "quantization")
+    before = float(re.search(r"error ([\d.]+)%", said.inner_text())[1])
+    box.get_by_label("bits").fill("3")
+    assert float(re.search(r"error ([\d.]+)%", said.inner_text())[1]) > 10 * before
+    box, said = opened("10_ewc_progressive_training", "forgetting", "dark")
+    box.get_by_label("protection and its strength").select_option("replay 0.2")
+    assert "replay 0.2" in said.inner_text()
+    box, said = opened("06_losses", "objective")
+    box, said = opened("07_grpo_run", "run")
+    box.get_by_label("step").fill("10")
+    assert "Step 10 of 30" in said.inner_text() and "held-out accuracy" in said.inner_text()
+    box.get_by_role("button", name="Play").click()
+    box.page.wait_for_function(
+        "document.querySelector('[data-recorded=run] [role=status]').innerText.includes('Step 30')"
+    )
+    drawn = box.locator("svg").first
+    drawn.hover()
+    assert "mean reward" in drawn.locator(".value").inner_html()
+    shoot(box.page, "book_recorded_run")
+
+
+@pytest.mark.browser
 def test_what_scrolls_and_what_folds_has_a_name_and_the_keyboard(open_page):
     page = open_page("notebooks/05_grpo_objective.html", PHONE)
     names = page.locator(".bd-sidebar-primary summary").evaluate_all("all => all.map(one => one.ariaLabel)")

@@ -31,7 +31,8 @@ def javascript(code, given):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no Node.js, which runs the book's scripts outside of a browser")
-    files = json.dumps([str(path) for path in (WEB / "formulas.js", STATIC / "explorers.js", STATIC / "playground.js")])
+    scripts = [WEB / "formulas.js", *(STATIC / f"{name}.js" for name in ("explorers", "recorded", "playground"))]
+    files = json.dumps([str(path) for path in scripts])
     asked = json.dumps({"code": code, "input": given})
     done = subprocess.run([node, "-e", HARNESS, files], input=asked, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ import ipywidgets as widgets
 from grpo_edu.dashboards.base import Dashboard, button_row, offer, progress_bar, slider
 from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
 from grpo_edu.figures.style import COLORS
-from grpo_edu.problems.instructions import SET_PREFIX, check_instruction
+from grpo_edu.problems.instructions import INSTRUCTIONS, SET_PREFIX, check_instruction
 from grpo_edu.problems.templates import LEVELS, Problem, data_dir, prompt_options, scorer_of
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
 from grpo_edu.rewards import accuracy_reward
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from grpo_edu.models import Session
     from grpo_edu.rollout import Rollout
 
+_SMOLLM2 = "smollm2"  # its name for `load_policy`
 RECORDED = "ask_the_model.json"  # shown until the model was asked: `python -m benchmarks.dashboards`
+# SmolLM2 solves none of the word problems, so it is asked for instructions, and trained as in
+# docs/studies/real_model.md
+_REAL = {"loss_type": "dr_grpo", "scale_rewards": "none", "learning_rate": 2e-5}
 _EVERY = 5  # steps of training between two looks at the same question
 _OWN = "type your own question"
 _TINY = "tiny knows arithmetic word problems, sorting lists and coin flips; to anything else it gives such an answer."
@@ -57,12 +61,13 @@ class AskTheModel(Dashboard):
         steps: of one training run.
         parent: the folder in which the runs' folders are.
         model: what can be trained here, as for `load_policy`, for example "smollm2".
-        data: the sets of problems that it is asked and trained on, for example "instructions".
+        data: the sets of problems that it is asked and trained on; where left out, instructions for "smollm2", and the
+            levels of word problems for other models.
 
     >>> board = AskTheModel(num_generations=4)
     >>> board.problem().answer
     '81'
-    >>> AskTheModel(model="smollm2", data="instructions").problem().level
+    >>> AskTheModel(model="smollm2").problem().level
     'instructions:begin'
     """
 
@@ -73,8 +78,10 @@ class AskTheModel(Dashboard):
         parent: str | Path = "runs",
         *,
         model: str | Path = "tiny",
-        data: str | Sequence[str] = LEVELS,
+        data: str | Sequence[str] | None = None,
     ) -> None:
+        if data is None:
+            data = INSTRUCTIONS if model == _SMOLLM2 else LEVELS
         self.base, self.data = model, check_data(data)
         problems = load_split(self.data, "heldout", n=12)
         self._known = {problem.prompt: problem for problem in problems}
@@ -230,7 +237,8 @@ class AskTheModel(Dashboard):
             raise ValueError("This run is trained already. Choose the first model of the list to train it here.")
         steps = self.steps.value
         sizes = {"max_steps": steps, "prompts_per_step": 8, "num_generations": 8, "seed": self.trained}
-        config = default_config(self.data, self.base, loss_type="grpo", **sizes)
+        real = _REAL if self.base == _SMOLLM2 else {"loss_type": "grpo"}
+        config = default_config(self.data, self.base, **real | sizes)
         with run_slot(in_queue(worker, self.say)):
             if not self.before or self._asked != (self.problem(), self.size.value):
                 self._ask(worker)
