@@ -56,6 +56,8 @@ ADVICE = {
 # What the set-up adds to .venv, as a file and its content.
 LAB_SETTINGS = {  # no question about news, and documents open as a page and not as their source
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    # without the dates there is more room for the names of the notebooks
+    "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": False},
     "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
 }
 LAB_FILES = {
