@@ -126,6 +126,39 @@ def gdpo_advantages(
     return (total / (nanstd(total[None])[0] + eps)).nan_to_num(0.0)
 
 
+def turn_advantages(
+    turn_rewards: Tensor, num_generations: int, *, scale_rewards: str = "group", eps: float = 1e-4
+) -> Tensor:
+    r"""Compare what each turn of a conversation leads to with the same turn of the other conversations in its group.
+
+    .. math:: G_{it} = \sum_{s \ge t} r_{is}
+              \qquad A_{it} = \frac{G_{it} - \mathrm{mean}(G_{group,t})}{\mathrm{std}(G_t) + \epsilon}
+
+    A turn is not blamed for the turns before it, because it could not change them. Turns of one number are compared
+    although their conversations differ by then, so the mean is a coarser baseline for later turns. Zeng et al. 2025
+    (https://arxiv.org/abs/2505.11821) assign credit by turn in a similar way.
+
+    Args:
+        turn_rewards: (B, T), the reward of each turn, NaN where a conversation had fewer turns.
+        num_generations, scale_rewards, eps: as for `group_advantages`.
+
+    Returns:
+        (B, T), 0 where there was no turn, or where no other conversation of the group had this turn.
+
+    >>> turn_rewards = torch.tensor([[0.0, 1.0], [1.0, float("nan")], [-0.5, 1.0], [0.0, 0.0]])
+    >>> turn_advantages(turn_rewards, 4, scale_rewards="none")
+    tensor([[ 0.3750,  0.3333],
+            [ 0.3750,  0.0000],
+            [-0.1250,  0.3333],
+            [-0.6250, -0.6667]])
+    """
+    if turn_rewards.ndim != 2:
+        raise ValueError(f"turn_rewards must have shape (B, T), got {tuple(turn_rewards.shape)}")
+    to_go = turn_rewards.nan_to_num(0.0).flip(1).cumsum(dim=1).flip(1).masked_fill(turn_rewards.isnan(), torch.nan)
+    columns = [group_advantages(each, num_generations, scale_rewards=scale_rewards, eps=eps) for each in to_go.T]
+    return torch.stack(columns, dim=1)
+
+
 def degenerate_groups(rewards: Tensor, num_generations: int) -> Tensor:
     """Find the groups whose rewards, apart from NaN, are exactly equal, and which therefore have no gradient.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages
+from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages, turn_advantages
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem, columns_of
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards
@@ -67,6 +67,24 @@ def score_rollout(
     return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, advantages)
 
 
+def score_by_turn(rollout: Rollout, *arguments: Any) -> Batch:
+    """As `score_rollout`, but each turn of a conversation has an advantage of its own: `train(stages=Stages(score=…))`.
+
+    The environment must reward its turns, and `rewards` are still those of the reward functions. A turn that was cut
+    off has no reward, so its advantage is 0.
+
+    Raises ValueError for a rollout without an environment.
+    """
+    if rollout.turn_rewards is None:
+        raise ValueError("rollout has no turn_rewards; set state.sampler.environment to a class such as WordGame")
+    batch = score_rollout(rollout, *arguments)
+    config: GRPOConfig = arguments[2]
+    by_turn = turn_advantages(rollout.turn_rewards, config.num_generations, scale_rewards=config.scale_rewards)
+    by_turn = torch.nn.functional.pad(by_turn, (0, 1))  # the turn that was cut off
+    turns = rollout.turn_ids.clamp(max=by_turn.shape[1] - 1)
+    return replace(batch, advantages=by_turn.gather(1, turns))
+
+
 def batch_of(
     rollout: Rollout,
     rewards_per_func: Tensor,
@@ -104,6 +122,9 @@ def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
     KL term, needs the entropies of all tokens, or has advantages that are not 0 for equal rewards.
     """
     groups = torch.arange(len(batch.rewards), device=batch.rewards.device).view(-1, config.num_generations)
+    if batch.rollout.turn_rewards is not None and batch.advantages.ndim == 2:  # see `score_by_turn`
+        differs = (batch.advantages != 0).any(dim=1).view(groups.shape).any(dim=1)
+        return (groups if config.beta else groups[differs]).flatten()
     needs_all = config.beta or config.entropy_coef or config.top_entropy_quantile < 1
     untied = config.advantage_estimator == "none" or config.multi_objective_aggregation == "normalize_then_sum"
     if not (needs_all or untied):

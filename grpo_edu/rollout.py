@@ -124,6 +124,16 @@ class Rollout:
         """(B, C) long, 1 for the tokens that the policy wrote: no padding, and no token of an environment."""
         return self.completion_mask if self.tool_mask is None else self.completion_mask * self.tool_mask
 
+    @property
+    def turn_ids(self) -> Tensor:
+        """(B, C) long, the turn of each token, counted from 0: how many observations began before it or at it."""
+        if self.tool_mask is None:
+            return torch.zeros_like(self.completion_ids)
+        by_policy = self.tool_mask != 0
+        begins = torch.zeros_like(by_policy)
+        begins[:, 1:] = by_policy[:, :-1] & ~by_policy[:, 1:]
+        return begins.long().cumsum(dim=1)
+
     def __post_init__(self) -> None:
         rows = len(self.prompts)
         if self.num_generations < 1 or rows % self.num_generations:

@@ -9,7 +9,8 @@ from torch.testing import assert_close
 from toy_policy import PROBLEMS, make_model, word_tokenizer
 
 from grpo_edu import GRPOConfig, per_token_logps
-from grpo_edu.batch import score_rollout
+from grpo_edu.advantages import group_advantages, turn_advantages
+from grpo_edu.batch import rows_with_gradient, score_by_turn, score_rollout
 from grpo_edu.extras.turns import environment_reward, next_turn, reset_environments, turns_are_calls
 from grpo_edu.losses import grpo_loss
 from grpo_edu.problems.environments import (
@@ -238,7 +239,10 @@ class Script:
 
     def step(self, text):
         self.heard.append(text)
-        return "3", 0.5 * len(self.heard), len(self.heard) == self.turns
+        return "3", self.pay(text), len(self.heard) == self.turns
+
+    def pay(self, text):
+        return 0.5 * len(self.heard)
 
     def get_reward(self):
         return float(len(self.heard))
@@ -365,6 +369,72 @@ def test_a_training_step_asks_the_environments_for_their_rewards():
     assert sorted(game._secret for game in games) == ["CAT", "CAT", "DOG", "DOG"]
     assert row["rewards/environment_reward/mean"] == pytest.approx(sum(game.get_reward() for game in games) / 4)
     assert_close(state.batch.rewards, state.batch.rollout.turn_rewards.nansum(dim=1))
+
+
+# ---- credit by turn ----
+
+NAN = float("nan")
+
+
+def test_a_turn_is_compared_with_the_same_turn_of_its_group_by_what_it_leads_to():
+    rewards = torch.tensor([[0.0, 1.0], [1.0, NAN], [-0.5, 1.0], [0.0, 0.0]])
+    # to go: turn 0: 1, 1, 0.5, 0, with the mean 0.625; turn 1: 1, 1, 0 of three conversations, with the mean 2/3
+    expected = torch.tensor([[0.375, 1 / 3], [0.375, 0.0], [-0.125, 1 / 3], [-0.625, -2 / 3]])
+    assert_close(turn_advantages(rewards, 4, scale_rewards="none"), expected)
+    scaled = turn_advantages(rewards, 4)
+    assert_close(scaled[:, 0], group_advantages(torch.tensor([1.0, 1.0, 0.5, 0.0]), 4))
+    earlier = rewards + torch.tensor([[5.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
+    assert_close(turn_advantages(earlier, 4)[:, 1], scaled[:, 1])  # earlier turns are no part of a later turn's credit
+
+
+def test_with_one_turn_credit_by_turn_is_that_of_the_whole():
+    rewards = torch.tensor([0.0, 1.0, 1.0, 0.5, 0.0, 0.0])
+    assert_close(turn_advantages(rewards[:, None], 3)[:, 0], group_advantages(rewards, 3))
+
+
+@pytest.mark.parametrize("rewards", [torch.zeros(4), torch.zeros(4, 2, 1)])
+def test_turn_rewards_are_a_table(rewards):
+    with pytest.raises(ValueError, match="turn_rewards must have shape"):
+        turn_advantages(rewards, 2)
+
+
+class ByLength(Script):
+    """It pays for each turn by the length of its text."""
+
+    def pay(self, text):
+        return float(len(text))
+
+
+def test_every_token_of_a_turn_has_the_advantage_of_its_turn_and_a_turn_that_was_cut_off_has_none():
+    _, _, rollout = talk(ByLength)
+    problems = [word_game_problem("CAT", "CAR"), word_game_problem("DOG", "FOG")]
+    config = GRPOConfig(max_steps=1, num_generations=2, prompts_per_step=2, max_completion_length=80)
+    batch = score_by_turn(rollout, problems, [environment_reward], config)
+    by_turn = turn_advantages(rollout.turn_rewards, 2)
+    assert (by_turn != 0).any() and batch.advantages.shape == rollout.completion_ids.shape
+    for row in range(4):
+        turn = 0
+        for place in range(int(rollout.completion_mask[row].sum())):
+            if not rollout.tool_mask[row, place]:
+                turn = 1
+                continue
+            expected = by_turn[row, turn] if turn < len(rollout.environments[row].heard) else 0.0
+            assert batch.advantages[row, place] == pytest.approx(float(expected))
+    rows = rows_with_gradient(batch, config).tolist()
+    assert rows == [row for group in ([0, 1], [2, 3]) if (by_turn[group] != 0).any() for row in group]
+    with pytest.raises(ValueError, match="no turn_rewards"):
+        score_by_turn(roll(environment=None), PROBLEMS, [environment_reward], config)
+
+
+def test_a_training_step_learns_by_turn():
+    model, tokenizer = chatty_tokenizer()
+    problems = [word_game_problem("CAT", "CAR"), word_game_problem("DOG", "FOG")]
+    config = GRPOConfig(max_steps=1, num_generations=2, prompts_per_step=2, max_completion_length=60, seed=2)
+    state = start_training(model, tokenizer, problems, config)
+    state.sampler.environment = ByLength
+    stages = Stages(score=score_by_turn)
+    (row,) = train(model, tokenizer, problems, environment_reward, config, state=state, stages=stages)
+    assert row["grad_norm"] > 0 and state.batch.advantages.ndim == 2
 
 
 # ---- the two environments ----
