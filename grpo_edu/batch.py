@@ -73,12 +73,14 @@ def score_by_turn(rollout: Rollout, *arguments: Any) -> Batch:
     The environment must reward its turns, and `rewards` are still those of the reward functions. A turn that was cut
     off has no reward, so its advantage is 0.
 
-    Raises ValueError for a rollout without an environment.
+    Raises ValueError for a rollout without an environment, and with `max_resamples`, which compares conversations.
     """
     if rollout.turn_rewards is None:
         raise ValueError("rollout has no turn_rewards; set state.sampler.environment to a class such as WordGame")
-    batch = score_rollout(rollout, *arguments)
     config: GRPOConfig = arguments[2]
+    if config.max_resamples:
+        raise ValueError(f"max_resamples must be 0 for credit by turn, got {config.max_resamples}")
+    batch = score_rollout(rollout, *arguments)
     by_turn = turn_advantages(rollout.turn_rewards, config.num_generations, scale_rewards=config.scale_rewards)
     by_turn = torch.nn.functional.pad(by_turn, (0, 1))  # the turn that was cut off
     turns = rollout.turn_ids.clamp(max=by_turn.shape[1] - 1)

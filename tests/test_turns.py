@@ -424,6 +424,8 @@ def test_every_token_of_a_turn_has_the_advantage_of_its_turn_and_a_turn_that_was
     assert rows == [row for group in ([0, 1], [2, 3]) if (by_turn[group] != 0).any() for row in group]
     with pytest.raises(ValueError, match="no turn_rewards"):
         score_by_turn(roll(environment=None), PROBLEMS, [environment_reward], config)
+    with pytest.raises(ValueError, match="max_resamples must be 0"):
+        score_by_turn(rollout, problems, [environment_reward], dataclasses.replace(config, max_resamples=1))
 
 
 def test_a_training_step_learns_by_turn():
