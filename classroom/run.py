@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST_CELLS = 8  # cells of one's own that may end the process before those behind them are left out
 MOST_PARTS = 2  # parts of an exercise that may end it before the others count as having done so
+TRAINING = 3  # times the limit: training takes longest, and a slow computer must not change a grade
 _MOST_FAULTS = 3  # processes in a row that end before any of the student's code runs
 _MUCH = 2**20  # printed bytes worth a message
 _MOST_TROUBLES = 20  # messages about one student
@@ -74,6 +75,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
     }
     own = {place for place, step in enumerate(steps) if step.is_own}
     # What may end a process, each once; only a process that lies about where it is needs more starts than this.
+    patient = replace(limits, seconds=TRAINING * limits.seconds)  # once the other parts are answered and one trains
     most = MOST_CELLS + len(steps) - len(own) + MOST_PARTS * len(places) + _MOST_FAULTS
     for _ in range(most):
         total = min(limits.total_seconds, seconds_left - found.seconds)
@@ -100,6 +102,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
                 return found
             for name in right:
                 del waiting[name]
+            limits = patient
             continue
         why = _why(ending, limits)
         if at is None:

@@ -51,8 +51,9 @@ _LIBRARIES = 2**29  # bytes that Python and its libraries take before a student'
 class Limits:
     """What a student's code may use.
 
-    seconds: CPU time of a cell, and of a part of a question, after which an alarm interrupts it. grace: seconds until
-    the process is killed that did not react to the alarm. total_seconds: CPU time for all notebooks of a student.
+    seconds: CPU time of a cell, and of a part of a question, after which an alarm interrupts it; three times as much
+    where a part trains a model (`classroom.run.TRAINING`). grace: seconds until the process is killed that did not
+    react to the alarm. total_seconds: CPU time for all notebooks of a student.
     patience: each of these may take this many times as long by the clock, because a busy computer must not change a
     grade. memory: bytes per process, beyond what the libraries map; where the kernel can count it, also the most that
     all processes and files in memory may have together, beyond 0.5 GB. file_size: bytes of a file; all files in /tmp
@@ -292,7 +293,7 @@ class Sandbox:
         ended = self._ended_for_memory()
         try:
             self._send(task)
-            how, code = self._watch(messages, begun, before, seconds)
+            how, code = self._watch(messages, begun, before, seconds, Limits(**task["limits"]))
         except Garbled:
             how = "garbled"
         except OSError:
@@ -406,9 +407,11 @@ class Sandbox:
                 raise TimeoutError
             left = left[os.write(stream, left) :]
 
-    def _watch(self, messages: list[dict], started: float, before: float, most: float) -> tuple[str, int | None]:
-        """Take messages until the notebook's process has ended or is late."""
-        limits, begun, spent, looked, done = self.limits, started, 0.0, started, False
+    def _watch(
+        self, messages: list[dict], started: float, before: float, most: float, limits: Limits
+    ) -> tuple[str, int | None]:
+        """Take messages until the notebook's process has ended or is late; limits: of its task."""
+        begun, spent, looked, done = started, 0.0, started, False
         while True:
             came = self._receive(_POLL)
             if came is None:

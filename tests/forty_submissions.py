@@ -194,7 +194,7 @@ def ordinary():
         ),
         "mia_deleted_checks": (
             without(right(), "check-tie-probability", "check-group-advantages", "code-01"),
-            Expected(19, "check-tie-probability, check-group-advantages: missing; the"),
+            Expected(19, "check-group-advantages, check-tie-probability: missing; the"),
         ),
         "nia_doubled_answer": (doubled(right(), "tie-probability", stub), Expected(19, "there 2 times")),
         "pia_doubled_check": (doubled(doubled(right(), "check-tie-probability"), "text-02"), Expected(19)),
