@@ -1,5 +1,6 @@
 """The dashboards without a browser: each control changes what it claims to, and bad choices are explained."""
 
+import base64
 import json
 import os
 import shutil
@@ -424,6 +425,12 @@ def test_the_picture_of_the_last_run_stays_until_there_is_one_of_the_next(board)
     board.picture.observe(lambda change: shown.append(change["new"]), "value")
     press_and_wait(board)
     assert picture and "" not in shown
+    assert "the run before" not in picture and "dashed: the run before" in svg_of(shown[-1])
+
+
+def svg_of(picture):
+    """The text of the SVG image that a dashboard shows."""
+    return base64.b64decode(picture.partition("base64,")[2].partition('"')[0]).decode()
 
 
 def test_every_step_is_drawn_and_the_progress_is_shown_in_each_stage(board):

@@ -304,6 +304,15 @@ def test_live_curves_are_as_long_as_the_run_and_end_at_the_last_mean():
     assert ends[0] == pytest.approx((left + right) / 2), "step 2 of 4 is in the middle"
 
 
+def test_live_curves_lie_over_those_of_the_run_before_up_to_the_last_step():
+    history = [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}]
+    longer = [{"step": step, "reward": 0.1 * step} for step in (1, 2, 3, 9)]
+    svg = live_curves(history, 3, previous=longer)
+    dashed = re.findall(r'points="([^"]+)"[^>]*stroke-dasharray', svg)
+    assert len(dashed) == 1 and len(dashed[0].split()) == 3, "step 9 is after the end of this run"
+    assert "dasharray" not in live_curves(history, 3)
+
+
 def test_the_style_of_figures_is_in_one_place():
     """No other module makes a figure or names a color, and no notebook draws past the package."""
     for path in (REPOSITORY / "grpo_edu").rglob("*.py"):

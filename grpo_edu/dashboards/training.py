@@ -93,6 +93,7 @@ class TrainingDashboard(Dashboard):
         self._offer.layout.display = None if found else "none"
         self.progress, self.samples, self.judged = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self._run: TrainingRun | None = None
+        self._before: list[dict[str, float]] = []  # the rows of the run before this one
         self._sessions: dict[str, Session] = {}
         self._going = False  # a run is under way, paused or not
         self._drawn = self._told = self._kept = 0.0
@@ -146,6 +147,8 @@ class TrainingDashboard(Dashboard):
 
     def _begin(self, run: TrainingRun) -> None:
         """Train a new run, or go on with one that was kept."""
+        if self._run is not None and self._run is not run and self._run.history:
+            self._before = self._run.rows()
         self._run = run
         self._going, self._kept = True, time.monotonic()
         self._switch(going=True)
@@ -193,7 +196,7 @@ class TrainingDashboard(Dashboard):
 
     def _draw(self) -> None:
         """The curves and the samples."""
-        self.picture.value, self.alt = self.run.curves()
+        self.picture.value, self.alt = self.run.curves(self._before)
         self.samples.value = self.run.samples_html()
 
     def _keep(self) -> str:

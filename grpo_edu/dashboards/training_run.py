@@ -150,14 +150,16 @@ class TrainingRun:
                 row[ACCURACY] = self.checks[int(row["step"])].accuracy
         return rows
 
-    def curves(self) -> tuple[str, str]:
-        """The curves so far as an image, and its alternative text."""
+    def curves(self, previous: Sequence[dict[str, float]] = ()) -> tuple[str, str]:
+        """The curves so far as an image, over those of another run if its rows are given, and its alternative text."""
         first, last = self.history[0]["reward"], self.history[-1]["reward"]
         alt = f"Curves over {len(self.history)} steps; the mean reward goes from {first:.2f} to {last:.2f}"
         if len(self.checks) > 1:
             shares = ", ".join(f"{check.accuracy:.0%}" for check in self.checks.values())
             alt += f"; accuracy on {AT_ONCE} held-out problems {shares}"
-        return svg_image(live_curves(self.rows(), self.config.max_steps, AT_ONCE), alt), alt
+        if previous:
+            alt += f". Dashed, for comparison: the run before, which ended at {previous[-1]['reward']:.2f}"
+        return svg_image(live_curves(self.rows(), self.config.max_steps, AT_ONCE, previous=previous), alt), alt
 
     def verdict(self) -> str:
         """Accuracy before and after, with the interval of the difference and the paired test."""

@@ -18,7 +18,13 @@ _LEFT, _RIGHT, _TOP, _HEIGHT = 52, 18, 42, 96  # of the curves within their pane
 _FONT = "font-family:Helvetica,Arial,sans-serif;font-size:12px"
 
 
-def live_curves(history: Sequence[Mapping[str, float]], max_steps: int, judged: int = 0) -> str:
+def live_curves(
+    history: Sequence[Mapping[str, float]],
+    max_steps: int,
+    judged: int = 0,
+    *,
+    previous: Sequence[Mapping[str, float]] = (),
+) -> str:
     """Panels of the run's metrics over its steps, as the text of an SVG image.
 
     The thin line is what was measured, the thick line is the mean of the last five steps, and the number at its end
@@ -29,6 +35,7 @@ def live_curves(history: Sequence[Mapping[str, float]], max_steps: int, judged: 
             0 has nothing else.
         max_steps: the number of steps of the whole run, at least the last step of the history.
         judged: how many held-out problems were solved each time, for the title; 0 for a title without it.
+        previous: the history of another run for comparison, with dashed means; steps after `max_steps` are left out.
 
     Raises ValueError: an empty history.
 
@@ -44,11 +51,12 @@ def live_curves(history: Sequence[Mapping[str, float]], max_steps: int, judged: 
         chosen.insert(
             1, (ACCURACY, f"Held-out accuracy ({judged} problems)" if judged else "Held-out accuracy", (0, 1))
         )
-    parts = []
+    parts, before = [], [row for row in previous if row["step"] <= max_steps]
     for number, (key, name, limits) in enumerate(chosen):
         series = {key: column(history, key)} | (reward_parts(history) if key == "reward" else {})
         smooth = 1 if key == ACCURACY else 5
-        parts += _panel(number, name, steps, max_steps, list(series.items()), limits, smooth)
+        earlier = [(row["step"], value) for row, value in zip(before, column(before, key), strict=True)]
+        parts += _panel(number, name, steps, max_steps, list(series.items()), limits, smooth, earlier)
     height = _ROW * math.ceil(len(chosen) / 2) + 4
     return "\n".join(
         [
@@ -74,11 +82,14 @@ def _panel(
     series: Sequence[tuple[str, list[float]]],
     limits: tuple[float, float] | None,
     window: int,
+    earlier: Sequence[tuple[float, float]],
 ) -> list[str]:
-    """One panel: its title, the grid with numbers, and the curves of the series with their last values."""
+    """One panel: title, grid with numbers, the curves of the series with their last values, and an earlier run's."""
     x0, y0 = _PANEL * (number % 2) + _LEFT, _ROW * (number // 2) + _TOP
     width = _PANEL - _LEFT - _RIGHT
-    ticks = _ticks([value for _, values in series for value in values], limits)
+    dashed = list(zip([step for step, _ in earlier], moving_mean([value for _, value in earlier], window), strict=True))
+    dashed = [(step, value) for step, value in dashed if math.isfinite(value)]
+    ticks = _ticks([value for _, values in series for value in values] + [value for _, value in dashed], limits)
     low, high = ticks[0], ticks[-1]
 
     def place(step: float, value: float) -> str:
@@ -92,6 +103,11 @@ def _panel(
         parts.append(f'<text x="{x0 - 6}" y="{float(y) + 4:.1f}" text-anchor="end">{tick:.4g}</text>')
     parts.append(f'<text x="{x0}" y="{y0 + _HEIGHT + 17}">0</text>')
     parts.append(f'<text x="{x0 + width}" y="{y0 + _HEIGHT + 17}" text-anchor="end">step {last}</text>')
+    if dashed:
+        points = " ".join(place(step, value) for step, value in dashed)
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{INK}" stroke-dasharray="5 4" opacity="0.6"/>')
+        middle = f'x="{x0 + width / 2}" y="{y0 + _HEIGHT + 17}" text-anchor="middle"'
+        parts.append(f"<text {middle}>dashed: the run before</text>")
     for row, (key, values) in enumerate(series):
         color = COLORS[row % len(COLORS)]
         means = moving_mean(values, window)
