@@ -37,7 +37,10 @@ class Replayed:
     tokenizer: object
     groups: list = field(default_factory=list)  # (length of the prompt, ids, mask) of each group
 
-    def generate(self, prompts, generator):
+    def reset(self, rows):
+        return None, [""] * len(rows)
+
+    def generate(self, prompts, generator, environments=None):
         groups, self.groups = self.groups[: len(prompts)], self.groups[len(prompts) :]
         rows = [(ids[row], mask[row], size) for size, ids, mask in groups for row in range(len(ids))]
         most = max(size for _, _, size in rows)
