@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from grpo_edu import advantages, evaluation, losses, rollout
-from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages, tie_probability
+from grpo_edu.advantages import (
+    degenerate_groups,
+    gdpo_advantages,
+    group_advantages,
+    rloo_advantages,
+    tie_probability,
+    turn_advantages,
+)
 from grpo_edu.config import BOUNDS, GRPOConfig
 from grpo_edu.continual import ewc, fisher
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, ewc_penalty, merge_anchors
@@ -105,6 +112,7 @@ CALLED = {
     rloo_advantages: partial(rloo_advantages, REWARDS),
     degenerate_groups: partial(degenerate_groups, REWARDS),
     gdpo_advantages: partial(gdpo_advantages, REWARDS[:, None], num_generations=2),
+    turn_advantages: partial(turn_advantages, REWARDS[:, None], num_generations=2),
     tie_probability: partial(tie_probability, p=0.5, num_generations=2),
     grpo_loss: partial(grpo_loss, ROWS, ROWS, REWARDS, ONES, ref_per_token_logps=ROWS),
     per_token_loss: partial(per_token_loss, ROWS, ROWS, REWARDS, ONES, ref_per_token_logps=ROWS),
