@@ -60,6 +60,11 @@ def problems_of(split: str) -> list[Problem]:
     return [problem for part in by_level for problem in (part[-100:] if split == "selection" else part[:-100])]
 
 
+def rounded(value: float | None) -> float | None:
+    """Four digits; None where a step had no such value, because all of its groups tied."""
+    return None if value is None else round(value, 4)
+
+
 def run(arm: str, rate: float, seed: int, split: str) -> dict[str, Any]:
     """Train a fresh model and judge it: one answer to each problem, sampled by the policy itself."""
     cpu = time.process_time()
@@ -69,7 +74,7 @@ def run(arm: str, rate: float, seed: int, split: str) -> dict[str, Any]:
     found = evaluate(model, tokenizer, problems_of(split), seed=1)
     return {
         "bits": "".join(str(int(correct)) for correct in found.correct),
-        "curves": {key: [round(row[key], 4) for row in history] for key in CURVES if key in history[0]},
+        "curves": {key: [rounded(row.get(key)) for row in history] for key in CURVES if key in history[0]},
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }
 
@@ -134,7 +139,8 @@ def at_rates(ledger: Ledger, rates: dict[str, float]) -> dict[str, Any]:
         found[arm] = {"rate": rates[arm], "each": [share(row) for row in own], **estimate([share(row) for row in own])}
         if GAP in own[0]["curves"]:
             gaps = [row["curves"][GAP] for row in own]
-            found[arm]["mismatch"] = [sum(column) / len(column) for column in zip(*gaps, strict=True)]
+            steps = [[gap for gap in column if gap is not None] for column in zip(*gaps, strict=True)]
+            found[arm]["mismatch"] = [sum(column) / len(column) if column else None for column in steps]
         found[arm]["reward"] = [
             sum(column) / len(column) for column in zip(*(row["curves"]["reward"] for row in own), strict=True)
         ]
