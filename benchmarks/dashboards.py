@@ -6,7 +6,7 @@ turn; memory and threads over 200 times Start and Stop; first paint of the app, 
 first visible learning of notebook 00 in a browser. 10 minutes. Writes ``benchmarks/results/dashboards.json``; exits
 with 1 where a promise is not kept. ``--parts recordings`` writes what two dashboards show until they are used,
 ``data/curves/dashboard_run.json`` and ``ask_the_model.json``; ``--parts exploits`` writes ``exploits.json``, which
-the web book shows.
+the web book shows; ``--parts tokens`` writes ``tokens.json``, a step for the token inspector.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from grpo_edu.dashboards import (
     ObjectiveExplorer,
     QuantizationExplorer,
     RewardLab,
+    TokenInspector,
     TrainingDashboard,
 )
 from grpo_edu.dashboards.base import Dashboard
@@ -39,11 +40,13 @@ from grpo_edu.fast.memory import resident_bytes, return_large_blocks
 from grpo_edu.figures.live import ACCURACY
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.runs.request import INSTRUCTION_REWARDS, REWARDS
+from grpo_edu.runs.tokens import without_groups
 from grpo_edu.studies.exploits import judge_reward
 
 COMMAND = "python -m benchmarks.dashboards"
 PARTS = ("updates", "overhead", "cycles", "browser")
-RECORDINGS, EXPLOITED = "recordings", "exploits"
+RECORDINGS, EXPLOITED, TOKENS = "recordings", "exploits", "tokens"
+RECORDED_STEP, RECORDED_GROUPS = 3, 2  # of the token inspector
 UPDATES, CYCLES, SETTLED = 40, 200, 20  # pictures of each explorer; Start and Stop; those before memory is compared
 LATEST_PAINT, LATEST_LEARNING = 2, 60  # seconds, on two quiet cores
 LEAST_A_SECOND, MOST_OVERHEAD, MOST_GROWTH = 4, 0.10, 0.05  # a quarter of a second after a click feels immediate
@@ -216,6 +219,17 @@ def _train_default(board: TrainingDashboard) -> None:
         raise RuntimeError(board.message.value)
 
 
+def record_tokens() -> None:
+    """Train three steps with the settings of the token inspector, and store two groups of the last one."""
+    board = TokenInspector()
+    for _ in range(RECORDED_STEP):
+        board.train.click()
+        board.worker.join()
+    if board.record is None or board.record["step"] != RECORDED_STEP:
+        raise RuntimeError(board.message.value)
+    _store("tokens.json", {"record": without_groups(board.record, RECORDED_GROUPS)}, TOKENS)
+
+
 def _store(name: str, content: dict[str, Any], part: str = RECORDINGS) -> None:
     path = data_dir() / "curves" / name
     path.write_text(json.dumps({"command": f"{COMMAND} --parts {part}", **content}) + "\n", encoding="utf-8")
@@ -254,7 +268,7 @@ def main() -> int:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=(*PARTS, RECORDINGS, EXPLOITED),
+        choices=(*PARTS, RECORDINGS, EXPLOITED, TOKENS),
         default=list(PARTS),
         help="others keep what is stored",
     )
@@ -262,7 +276,7 @@ def main() -> int:
     parser.add_argument("--pictures", type=Path, help="a folder for what the browser showed")
     parser.add_argument("--output", type=Path, default=RESULTS / "dashboards.json")
     options = parser.parse_args()
-    for part, record_part in ((RECORDINGS, record_runs), (EXPLOITED, record_exploits)):
+    for part, record_part in ((RECORDINGS, record_runs), (EXPLOITED, record_exploits), (TOKENS, record_tokens)):
         if part in options.parts:
             record_part()
             options.parts.remove(part)

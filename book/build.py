@@ -46,6 +46,7 @@ WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 RUN = ROOT / "docs" / "images" / "dashboard_training.png"
 RUN_ALT = "A finished run in the dashboard: settings, curves, accuracy before and after, and sampled completions"
 PLAYED = re.compile(r"^!\[[^\]]*\]\(images/playground\.png\)", re.MULTILINE)
+INSPECTED = re.compile(r"^!\[[^\]]*\]\(images/token_inspector\.png\)", re.MULTILINE)
 PLAYABLE = ("03_policy_gradients", "04_group_advantages", "05_grpo_objective")  # notebooks about what it shows
 EXPLORERS = {"AdvantageExplorer": "advantages", "ObjectiveExplorer": "objective"}
 CURVES = ROOT / "data" / "curves"
@@ -220,6 +221,8 @@ def prepare_html(page, code):
             return f'{page}<div class="course-explorer" data-explorer="{kind}"></div>'
     if "AskTheModel(" in code:
         return recorded(page)
+    if "TokenInspector(" in code:
+        return inspected(page)
     if "TrainingDashboard(" in code and "<img" not in page:
         page = f'<img alt="{RUN_ALT}" src="data:image/png;base64,{base64.b64encode(RUN.read_bytes()).decode()}">{page}'
     for name, (kind, recording) in RECORDINGS.items():
@@ -306,6 +309,14 @@ def recorded(fallback):
     return f'<div class="course-explorer" data-explorer="ask" data-recording="{html.escape(stored)}">{fallback}</div>'
 
 
+def inspected(fallback):
+    """The token inspector with the recorded step, or the fallback where no JavaScript runs."""
+    stored = json.loads((ROOT / "data" / "curves" / "tokens.json").read_text(encoding="utf-8"))["record"]
+    record = html.escape(json.dumps(stored, ensure_ascii=False, separators=(",", ":")), quote=False)
+    record = record.replace("'", "&#39;")  # in single quotes JSON's double quotes stay as they are, and the page small
+    return f"<div class='course-explorer'><div data-tokens='{record}'>{fallback}</div></div>"
+
+
 def playground(fallback):
     """The policy that trains in the page, or the fallback where no JavaScript runs."""
     return f'<div class="course-explorer" data-playground>{fallback}</div>'
@@ -336,6 +347,7 @@ def prepare(folder, config):
         if name.endswith(".md"):
             text = with_explorers(prepare_text(text, name, files, repository, linked))
             text = ASKED.sub(lambda picture: recorded(f"\n\n{picture[0]}\n\n"), text)
+            text = INSPECTED.sub(lambda picture: inspected(f"\n\n{picture[0]}\n\n"), text)
             text = PLAYED.sub(lambda picture: playground(f"\n\n{picture[0]}\n\n"), text)
             if name == "README.md":  # the book begins with it
                 title, about, rest = text.split("\n\n", 2)

@@ -31,7 +31,7 @@ TOPICS = {
         "length and seed": "max_steps prompts_per_step num_generations max_completion_length seed backend",
         "rewards": "rewards reward_weights multi_objective_aggregation",
         "advantages": "advantage_estimator scale_rewards max_resamples mask_truncated_completions",
-        "evaluation and saving": "n greedy checkpoint_every keep_completions track",
+        "evaluation and saving": "n greedy checkpoint_every keep_completions inspect_steps track",
         "sampling": "temperature top_p top_k min_p repetition_penalty",
         "loss": "loss_type epsilon epsilon_high delta importance_sampling_level num_iterations steps_per_generation",
         "loss, further terms": "off_policy_mask_threshold top_entropy_quantile entropy_coef",

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 
 from grpo_edu.cli.options import given_options, say_loading
 from grpo_edu.cli.train import add_run_options
@@ -65,6 +66,7 @@ def add_show_options(command: ArgumentParser) -> None:
     add("--step", type=int, metavar="N", help="of which step (default: the last that is kept)")
     add("--worst", type=int, metavar="N", help="so many completions with the lowest reward (default: 5)")
     add("--best", type=int, metavar="N", help="so many completions with the highest reward")
+    add("--html", metavar="FILE", help="write a page that shows how each token was pushed (train with --inspect-steps)")
 
 
 def run_show_command(arguments: Namespace) -> int:
@@ -72,6 +74,10 @@ def run_show_command(arguments: Namespace) -> int:
     from grpo_edu.runs.completions import by_reward, read_completions, sampled_text
 
     counts = {"best": arguments.best, "worst": arguments.worst}
+    if arguments.html is not None:
+        if any(count is not None for count in counts.values()):
+            raise ValueError("`html` writes a page with all answers of a group; leave out `best` and `worst`.")
+        return _write_inspector(arguments)
     if all(count is None for count in counts.values()):
         counts["worst"] = 5
     for name, count in counts.items():
@@ -87,6 +93,20 @@ def run_show_command(arguments: Namespace) -> int:
     for name, rows in chosen.items():
         for one in rows:
             print(f"\n=== {name}: {one.prompt}\n--- {sampled_text(one)}")
+    return 0
+
+
+def _write_inspector(arguments: Namespace) -> int:
+    """Write the token inspector of a step as a page of its own; returns the exit code."""
+    from grpo_edu.figures.tokens import inspector_page
+    from grpo_edu.runs.tokens import read_tokens
+
+    record = read_tokens(arguments.run, arguments.step)
+    title = f"Tokens of step {record['step']} of {Path(arguments.run).resolve().name}"
+    path = Path(arguments.html)
+    path.write_text(inspector_page(record, title), encoding="utf-8")
+    text = f"{path} shows the tokens of step {record['step']}; open it in a browser."
+    print(json.dumps({"html": str(path), "step": record["step"]}) if arguments.json else text)
     return 0
 
 

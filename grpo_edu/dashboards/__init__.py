@@ -17,6 +17,7 @@ _HOMES = {
     "QuantizationExplorer": "quantization",
     "RewardLab": "rewards",
     "RunComparer": "runs",
+    "TokenInspector": "inspector",
     "TrainingDashboard": "training",
 }
 

@@ -21,6 +21,7 @@ from grpo_edu.dashboards import (
     QuantizationExplorer,
     RewardLab,
     RunComparer,
+    TokenInspector,
     TrainingDashboard,
 )
 from grpo_edu.dashboards.base import button_row, say_html
@@ -78,6 +79,7 @@ _TABS = {
             "A bad answer that became likelier": {"advantage": -1.0, "ratio": 1.5},
         },
     ),
+    "Tokens": _Tab(lambda: TokenInspector(parent=_runs()), "05_grpo_objective"),
     "Runs": _Tab(lambda: RunComparer(_runs()), "08_honest_evaluation"),
     "Diagnosis": _Tab(LogDiagnosis, "12_diagnosis_lab"),
     "Quantization": _Tab(

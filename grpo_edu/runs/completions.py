@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,41 @@ def _plain(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-class CompletionLog(AbstractContextManager):
+class GzipLines(AbstractContextManager):
+    """A file of JSON lines with a "step", each a gzip member of its own; lines can be appended.
+
+    Args:
+        path: the file, made when the first line is written. done: steps that the file keeps, of a run that is resumed;
+            later ones are dropped.
+    """
+
+    def __init__(self, path: Path, *, done: int = 0) -> None:
+        kept = (
+            [line for line in read_lines(path) if json.loads(line)["step"] <= done] if done and path.is_file() else []
+        )
+        path.unlink(missing_ok=True)
+        self._path = path
+        self._file: FileIO | None = None
+        for line in kept:
+            self.write(line)
+
+    def write(self, line: bytes) -> None:
+        """Append one line; raises OSError, with what to do, where the disk is full."""
+        if self._file is None:
+            self._file = open(self._path, "ab", buffering=0)
+        member = gzip.compress(line + b"\n", mtime=0)
+        try:
+            while member:
+                member = member[self._file.write(member) :]
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}; free some space", str(self._path)) from error
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class CompletionLog(GzipLines):
     """Append the completions of each step to the file of a run, at most `most` in the whole run.
 
     Where that is fewer than the run samples, the first groups of every step are kept; where it is fewer than one group
@@ -73,15 +108,12 @@ class CompletionLog(AbstractContextManager):
         groups = most // (steps * size)  # per step
         self.steps, self.every = steps, 1 if groups else math.ceil(steps / max(1, most // size))
         self.rows = groups * size or min(most, size)
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= done] if done and path.is_file() else []
-        path.unlink(missing_ok=True)
-        self._file = open(path, "ab", buffering=0) if most else None
-        for line in kept:
-            self._write(line)
+        self.most = most
+        super().__init__(path, done=done)
 
     def append(self, step: int, columns: Mapping[str, Any]) -> None:
         """Write the completions of one step."""
-        if self._file is None or (self.steps - step) % self.every:
+        if not self.most or (self.steps - step) % self.every:
             return
         cut = {
             name: {func: column[: self.rows] for func, column in values.items()}
@@ -89,23 +121,10 @@ class CompletionLog(AbstractContextManager):
             else values[: self.rows]
             for name, values in columns.items()
         }
-        self._write(json.dumps({"step": step, **cut}, ensure_ascii=False).encode())
-
-    def _write(self, line: bytes) -> None:
-        assert self._file is not None
-        member = gzip.compress(line + b"\n", mtime=0)
-        try:
-            while member:
-                member = member[self._file.write(member) :]
-        except OSError as error:
-            raise OSError(error.errno, f"{error.strerror}; free some space", str(self._file.name)) from error
-
-    def __exit__(self, *exception: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        self.write(json.dumps({"step": step, **cut}, ensure_ascii=False).encode())
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of the file; a last one that a kill cut short is left out."""
     with gzip.open(path) as file:
         while True:
@@ -118,13 +137,33 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line[:-1]
 
 
+def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
+    """The numbers of steps that are to be recorded.
+
+    Raises ValueError for what is neither the number of a step nor "first", "last" or "all".
+
+    >>> sorted(recorded_steps(("first", "10", "last"), max_steps=30))
+    [1, 10, 30]
+    """
+    named = {"first": {1}, "last": {max_steps}, "all": set(range(1, max_steps + 1))}
+    found: set[int] = set()
+    for one in map(str, steps):
+        if one not in named and not (one.isdecimal() and 1 <= int(one) <= max_steps):
+            raise ValueError(
+                f"`inspect_steps`: {one!r} is no step of a run with {max_steps}; write numbers from 1 to {max_steps}, "
+                "first, last or all, with commas."
+            )
+        found |= named[one] if one in named else {int(one)}
+    return found
+
+
 def read_completions(folder: str | Path, step: int | None = None) -> list[Sampled]:
     """Read the completions that a run kept of one step; None takes the last step that was kept.
 
     Raises ValueError where the run kept none, or none of this step.
     """
     path = Path(folder) / COMPLETIONS
-    lines = [json.loads(line) for line in _lines(path)] if path.is_file() else []
+    lines = [json.loads(line) for line in read_lines(path)] if path.is_file() else []
     if not lines:
         raise ValueError(f"`run`: {folder} keeps no completions; train with `keep_completions` above 0.")
     steps = [line["step"] for line in lines]

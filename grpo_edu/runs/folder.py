@@ -4,6 +4,7 @@ config.json     what was asked for, written first
 first_look.txt  problems, rendered prompts and stop tokens, as they were before training
 metrics.jsonl   one line per step, written during training
 completions.jsonl.gz   what was sampled, with rewards and advantages, for `read_completions`
+tokens.jsonl.gz   of a run with `inspect_steps`: each token of these steps before and after the update
 model/          the trained policy, for `load_policy`
 summary.md      one page to read, with curves.png and accuracy.png
 result.json     accuracies, intervals and p-value, written last
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 LOCK_NAME = ".lock"
 COMPLETIONS = "completions.jsonl.gz"
+TOKENS = "tokens.jsonl.gz"
 
 
 @contextmanager
@@ -114,6 +116,7 @@ _REPLACED = (
         "before.json",
         "first_look.txt",
         COMPLETIONS,
+        TOKENS,
     ),
     *("model", "adapters", "checkpoints", "diagnosis", "tensorboard", "wandb"),
     *("stage-*", "matrix.json", "matrix.png", "sweep.json", "sweep.png", "optuna.log", "runs.jsonl"),
@@ -129,6 +132,7 @@ class RunFolder:
         self.path = Path(path).expanduser().absolute()
         self.metrics = self.path / "metrics.jsonl"
         self.completions = self.path / COMPLETIONS
+        self.tokens = self.path / TOKENS
         self.model = self.path / "model"
         self.checkpoints = self.path / "checkpoints"
         self.diagnosis = self.path / "diagnosis"

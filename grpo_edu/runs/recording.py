@@ -20,6 +20,7 @@ from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog
 from grpo_edu.runs.request import RunRecord
 from grpo_edu.runs.summary import count_steps
+from grpo_edu.runs.tokens import TokenLog, TokenRecorder
 from grpo_edu.trainer import TrainingState
 
 
@@ -144,6 +145,7 @@ def record_steps(
     begin: Callable[[], None] | None = None,
     keeper: Keeper | None = None,
     sampled: Callable[[], Mapping[str, Any]] | None = None,
+    recorder: TokenRecorder | None = None,
     progress: bool = True,
 ) -> tuple[list[dict[str, float]], BaseException | None]:
     """Let the training run and log each step; returns its history and what stopped it early, or None.
@@ -154,7 +156,8 @@ def record_steps(
         begin: claims the folder of a new run. It is called when the first step is done, so that nothing is replaced by
             a run that never was; what stops the training before that is raised. Numbers that went wrong in the very
             first step are worth a folder, where there is none yet.
-        keeper: writes checkpoints. sampled: returns what the last step sampled, to be kept. progress: show a bar.
+        keeper: writes checkpoints. sampled: returns what the last step sampled, to be kept.
+        recorder: records the tokens of steps, to be kept. progress: show a bar.
     """
     from tqdm.auto import tqdm
 
@@ -162,11 +165,11 @@ def record_steps(
     bar = tqdm(total=max_steps, initial=len(done), desc="Training", disable=None if progress else True)
     try:
         with closing(training), bar, WholeSteps() as steps, ExitStack() as files:
-            logs = open_logs(files, folder, done, record, sampled) if begin is None else []
+            logs = open_logs(files, folder, done, record, sampled, recorder) if begin is None else []
             for metrics in training:
                 if begin is not None:
                     begin()
-                    begin, logs = None, open_logs(files, folder, done, record, sampled)
+                    begin, logs = None, open_logs(files, folder, done, record, sampled, recorder)
                 done.append(metrics)
                 for append in logs:
                     append(metrics)
@@ -196,6 +199,7 @@ def open_logs(
     history: Sequence[dict[str, float]],
     record: RunRecord,
     sampled: Callable[[], Mapping[str, Any]] | None = None,
+    recorder: TokenRecorder | None = None,
 ) -> list[Callable[[dict[str, float]], None]]:
     """Open everything that records a step: first the log of the run, then its trackers and the stored completions.
 
@@ -216,6 +220,9 @@ def open_logs(
             CompletionLog(folder.completions, request.keep_completions, request.config, done=len(history))
         )
         logs.append(lambda metrics: kept.append(int(metrics["step"]), sampled()))
+    if recorder is not None:
+        tokens = files.enter_context(TokenLog(folder.tokens, done=len(history)))
+        logs.append(lambda metrics: tokens.append(recorder.record_of(int(metrics["step"]))))
     return logs
 
 

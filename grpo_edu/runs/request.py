@@ -34,6 +34,7 @@ from grpo_edu.rewards import (
     reward_name,
     steps_reward,
 )
+from grpo_edu.runs.completions import recorded_steps
 from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
 
 DATA = (*LEVELS, *DOMAINS, "gsm8k", *INSTRUCTION_SETS)
@@ -112,6 +113,7 @@ class RunRequest:
     greedy: bool | None = setting(None, "also evaluate without sampling (otherwise if that is quick)")
     checkpoint_every: int = setting(0, "steps between checkpoints; 0 writes none")
     keep_completions: int = setting(10000, "most completions kept, with their rewards; 0: none")
+    inspect_steps: tuple[str, ...] = setting((), "steps whose tokens are kept for `show --html`: first,10,last, or all")
     track: tuple[str, ...] = setting((), f"trackers on this computer, with commas: {', '.join(TRACKERS)}")
 
     def __post_init__(self) -> None:
@@ -124,9 +126,10 @@ class RunRequest:
         for name, known in self.choices.items():
             parse_names((getattr(self, name),), known, name)
         self._set("data", check_data(self.data))
-        for name in ("columns", "chat_template_kwargs"):
+        for name in ("columns", "chat_template_kwargs", "inspect_steps"):
             self._set(name, split_names(getattr(self, name)))
         template_variables(self.chat_template_kwargs)
+        recorded_steps(self.inspect_steps, self.config.max_steps)
         self._set("rewards", _reward_entries(self.rewards))
         self._set("lora_targets", split_names(self.lora_targets))
         self._set("track", parse_names(self.track, TRACKERS, "track") if self.track else ())
@@ -164,6 +167,11 @@ class RunRequest:
             names = ", ".join(self.reward_names)
             raise ValueError(
                 f"`reward_weights` has {len(weights)} values for the rewards {names}; give one weight per reward."
+            )
+        if self.backend == "trl" and self.inspect_steps:
+            raise ValueError(
+                f"`inspect_steps` is {','.join(self.inspect_steps)}, but TRL's trainer does not record tokens; "
+                "leave it out, or train with `backend` grpo_edu."
             )
         if self.backend == "trl":
             from grpo_edu.scale.trl_backend import trl_settings

@@ -52,6 +52,7 @@ from grpo_edu.runs.request import (
 )
 from grpo_edu.runs.summary import RunResult, report_evaluation, write_result
 from grpo_edu.runs.symptoms import sample_weights, unchanged
+from grpo_edu.runs.tokens import TokenRecorder
 from grpo_edu.runs.tracking import check_trackers
 from grpo_edu.trainer import check_inputs, start_training, train
 
@@ -223,7 +224,7 @@ def _execute(
     before, greedy_before = stored or _evaluate_before(partial(test, policy, progress=bars["before"]), request.greedy)
     kept = {"sampled": asdict(before), "greedy": greedy_before and asdict(greedy_before), "data": data}
     sample = sample_weights(policy)
-    training, keeper, earlier, sampled = _training(folder, request, work, resumes, kept)
+    training, keeper, earlier, sampled, recorder = _training(folder, request, work, resumes, kept)
 
     def claim() -> None:
         """Claim the folder, and reserve the disk space that the trained model will need."""
@@ -242,6 +243,7 @@ def _execute(
             progress=progress,
             keeper=keeper,
             sampled=sampled,
+            recorder=recorder,
             begin=None if resumes else claim,
         )
     except BaseException:
@@ -320,23 +322,35 @@ def _evaluate_before(test: Callable[..., Evaluation], greedy: bool | None) -> tu
 
 def _training(
     folder: RunFolder, request: RunRequest, work: _Work, resumes: bool, before: dict[str, Any]
-) -> tuple[Generator[dict[str, float]], Keeper | None, list[dict[str, float]], Callable[[], Mapping[str, Any]]]:
-    """Return the training, what writes its checkpoints, the metrics of earlier steps, and what the last one sampled."""
+) -> tuple[
+    Generator[dict[str, float]],
+    Keeper | None,
+    list[dict[str, float]],
+    Callable[[], Mapping[str, Any]],
+    TokenRecorder | None,
+]:
+    """Return the training, what writes its checkpoints, the metrics of earlier steps, and what the last one sampled.
+
+    The last of the five records the tokens of steps, where the run asks for it.
+    """
     config, functions = request.config, request.reward_functions
     if request.backend == "trl":
         from grpo_edu.scale.trl_backend import train_with_trl
 
         last: dict[str, Any] = {}
         training = train_with_trl(work.policy, work.tokenizer, work.problems, functions, config, on_sampled=last.update)
-        return training, None, [], lambda: last
+        return training, None, [], lambda: last, None
     state = start_training(work.policy, work.tokenizer, work.problems, config)
+    asked = request.inspect_steps
+    recorder = TokenRecorder(work.policy, work.tokenizer, config, asked) if asked else None
     history: list[dict[str, float]] = []
     checkpoint = latest_checkpoint(folder.checkpoints) if resumes else None
     if checkpoint is not None:
         history = load_checkpoint(checkpoint, work.policy, state, config, fingerprint=work.start)
     keeper = Keeper(folder, request.checkpoint_every, work.policy, state, config, work.start, before)
-    training = train(work.policy, work.tokenizer, work.problems, functions, config, state=state)
-    return training, keeper, history, lambda: columns_of_batch(state.batch, request.reward_names)
+    stages = recorder.stages if recorder else None
+    training = train(work.policy, work.tokenizer, work.problems, functions, config, state=state, stages=stages)
+    return training, keeper, history, lambda: columns_of_batch(state.batch, request.reward_names), recorder
 
 
 def _room_needed(work: _Work, config: GRPOConfig, checkpoint_every: int) -> int:

@@ -80,15 +80,17 @@ function groupTerms(record, group, settings) {
     const changes = logps.map((logp, place) => (counts[place] ? logp - old[place] : 0));
     const whole = loss === "vespo" ? vespoRatio(changes, counts, one.importance)
       : level === "sequence" ? Math.exp(changes.reduce((sum, change) => sum + change, 0) / Math.max(1, own)) : null;
+    const direct = ["reinforce", "cispo", "vespo"].includes(loss); // their objective is a number times log π itself
+    const mean = importance.reduce((sum, value, place) => sum + counts[place] * value, 0) / Math.max(1, own);
     return logps.map((logp, place) => {
       const ratio = whole ?? Math.exp(changes[place]), advantage = advantages[row];
-      const corrected = loss === "vespo" ? 1 : importance[place];
       const policy = tokenObjective({ ratio, advantage, low, high, loss });
-      const direct = ["reinforce", "cispo", "vespo"].includes(loss); // their objective is a number times log π itself
+      const factor = loss === "vespo" ? 1 : importance[place];
+      const corrected = whole !== null && !direct ? mean : factor; // each token moves the one ratio of all tokens
       const distance = one.ref ? logp - one.ref[place] : 0;
       const kl = Math.exp(-distance) + distance - 1, held = beta * (1 - Math.exp(-distance));
       const weight = counts[place] ? tokenWeight(loss, sizes) : 0;
-      const objective = corrected * (direct ? policy.push * logp : policy.objective) - beta * kl;
+      const objective = factor * (direct ? policy.push * logp : policy.objective) - beta * kl;
       const pull = corrected * policy.push;
       const clipped = loss === "cispo" ? ratio > high : policy.push === 0 && advantage !== 0;
       return { ratio, advantage, weight, kl, clipped, pull, held, importance: corrected, loss: -objective, push: weight * (pull - held) };

@@ -1,0 +1,169 @@
+"""The tokens of one step: how strongly the update pushed each of them, and what it then did to them."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_edu.config import GRPOConfig
+from grpo_edu.dashboards.base import Dashboard, button_row, choice, offer
+from grpo_edu.dashboards.worker import Worker, in_queue, run_slot
+from grpo_edu.figures.tokens import first_mixed, inspector_html, tokens_html
+from grpo_edu.problems.templates import data_dir
+from grpo_edu.runs.tokens import TokenRecorder, kept_steps, read_tokens
+
+RECORDED, LIVE = "a recorded step", "live"
+# Four updates per rollout and a KL term, so that ratios, clipping and KL can be seen.
+SETTINGS = GRPOConfig(
+    prompts_per_step=8,
+    num_generations=8,
+    num_iterations=4,
+    beta=0.04,
+    learning_rate=3e-4,
+    max_completion_length=64,
+    max_steps=1000,
+    seed=1,
+)
+_CSS = (
+    ".grpo-edu-tokens .grpo-edu-stage{flex-basis:100%}"
+    ".grpo-edu-tokens .grpo-edu-controls{flex-basis:100%;align-items:end}"
+    ".grpo-edu-tokens .grpo-edu-controls>.grpo-edu-buttons{grid-column:auto}"
+)
+
+
+def recorded_tokens() -> dict[str, Any]:
+    """The record that the package brings: step 3 of a run with `SETTINGS`."""
+    return json.loads((data_dir() / "curves" / "tokens.json").read_text(encoding="utf-8"))["record"]
+
+
+class TokenInspector(Dashboard):
+    """Each token of a step by its push in the next update; a token that is chosen shows all its numbers.
+
+    Args:
+        shown: what to begin with: a record of `grpo_edu.runs.tokens`, or the folder of a run with `inspect_steps`.
+            None begins with a recorded step.
+        model: what learns when a step is trained live.
+        parent: a folder; its runs with token records can be chosen.
+
+    >>> inspector = TokenInspector()
+    >>> inspector.record["step"], len(inspector.record["groups"][0]["completions"])
+    (3, 8)
+    """
+
+    def __init__(
+        self,
+        shown: Mapping[str, Any] | str | Path | None = None,
+        *,
+        model: str | Path = "tiny",
+        parent: str | Path = "runs",
+    ) -> None:
+        self.record: dict[str, Any] | None = None
+        self.model = model
+        self._given = dict(shown) if isinstance(shown, Mapping) else None
+        self._training: Iterator[dict[str, float]] | None = None
+        self._recorder: TokenRecorder | None = None
+        runs = {folder.name: str(folder) for folder in sorted(Path(parent).glob("*")) if kept_steps(folder)}
+        begin = RECORDED
+        if isinstance(shown, str | Path):
+            read_tokens(shown)  # raises what is wrong with it
+            begin = runs[Path(shown).name] = str(shown)
+        self.source = choice(
+            "what to look at", [(RECORDED, RECORDED), (f"live: train {model}", LIVE), *runs.items()], "a step"
+        )
+        self.step = choice("step", [], "whose tokens the run keeps")
+        (self.train,), row = button_row(
+            {"Train a step": (self._train, "sample, score, update, and look at the tokens")}
+        )
+        self._buttons = [self.train]
+        about = (
+            "Choose a token with a click, or with Tab and the arrow keys. Change loss, advantage, ε or β, and see what "
+            "becomes of each push."
+        )
+        super().__init__("What the update does to each token", [self.source, self.step, row], about)
+        self.add_class("grpo-edu-tokens")
+        head = self.children[0]
+        head.value = f"<style>{_CSS}</style>{head.value}"
+        self.source.observe(self._chosen, "value")
+        self.step.observe(self._stepped, "value")
+        if begin == RECORDED:
+            self._look()
+        else:
+            self.source.value = begin
+
+    def inspect(self, record: dict[str, Any]) -> None:
+        """Show a record."""
+        self.record = record
+        self.picture.value = inspector_html(record)
+        self.alt = f"Step {record['step']}, group {first_mixed(record) + 1} of those that are kept"
+
+    def _chosen(self, change: dict) -> None:
+        self._look()
+
+    def _stepped(self, change: dict) -> None:
+        if change["new"] is not None:
+            self.inspect(read_tokens(self.source.value, change["new"]))
+
+    def _look(self) -> None:
+        """Show the step of the chosen source, or say how to get one."""
+        source = self.source.value
+        live, kept = source == LIVE, source not in (LIVE, RECORDED)
+        self.step.options = kept_steps(source) if kept else []
+        self.step.layout.display = None if kept else "none"
+        offer(self._buttons, self._buttons, self.train)
+        if kept:
+            self.say(f"The run keeps the tokens of {len(self.step.options)} steps.")
+            self.step.value = self.step.options[-1]
+        elif live:
+            self.say("Press “Train a step”: the model answers eight questions eight times, learns, and is looked at.")
+        elif self._given is not None:
+            self.inspect(self._given)
+            self.say(f"Step {self._given['step']}, as it was handed over.")
+        else:
+            self.inspect(recorded_tokens())
+            self.say("Step 3 of a run of the tiny model: four updates from the same answers.")
+
+    def _train(self, button: object) -> None:
+        if self.busy:
+            self.say("A step is under way. It takes a few seconds.", wrong=True)
+            return
+        self.source.value = LIVE
+        self.work(self._one_step)
+
+    def _one_step(self, worker: Worker) -> None:
+        """Train one step, and show it; the first loads the model."""
+        with run_slot(in_queue(worker, self.say)):
+            if self._training is None:
+                self.say(f"Loading {self.model} …")
+                self._training = self._begin()
+            self.say("Sampling answers, and learning from them …")
+            metrics = next(self._training)
+        assert self._recorder is not None and self._recorder.record is not None
+        self.inspect(self._recorder.record)
+        self.say(
+            f"Step {int(metrics['step'])} of the live run: mean reward {metrics['reward']:.2f}, "
+            f"{metrics['frac_reward_zero_std']:.0%} of the groups tied, KL {metrics.get('kl', 0):.4f}."
+        )
+
+    def _begin(self) -> Iterator[dict[str, float]]:
+        from grpo_edu.models import load_policy
+        from grpo_edu.problems.files import load_problems
+        from grpo_edu.problems.templates import LEVELS
+        from grpo_edu.rewards import accuracy_reward
+        from grpo_edu.trainer import train
+
+        model, tokenizer = load_policy(self.model)
+        self._recorder = TokenRecorder(model, tokenizer, SETTINGS)
+        problems = load_problems(LEVELS, "train")
+        return train(model, tokenizer, problems, accuracy_reward, SETTINGS, stages=self._recorder.stages)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget, and for pages without widgets the tokens as a list."""
+        bundle = super()._repr_mimebundle_(**kwargs)
+        shown = tokens_html(self.record, first_mixed(self.record)) if self.record else ""
+        caption = f"{self._title}. ▲: the first update pushes the token up, ▼: down; the stronger, the darker."
+        note = "Run the cell to choose a token and to change the loss."
+        bundle["text/html"] = f"{shown}<p><i>{html.escape(caption)}</i><br>{note}</p>"
+        return bundle
