@@ -348,8 +348,8 @@ def _training(
     if checkpoint is not None:
         history = load_checkpoint(checkpoint, work.policy, state, config, fingerprint=work.start)
     keeper = Keeper(folder, request.checkpoint_every, work.policy, state, config, work.start, before)
-    stages = recorder.stages if recorder else None
-    training = train(work.policy, work.tokenizer, work.problems, functions, config, state=state, stages=stages)
+    watched: dict[str, Any] = {"stages": recorder.stages} if recorder else {}
+    training = train(work.policy, work.tokenizer, work.problems, functions, config, state=state, **watched)
     return training, keeper, history, lambda: columns_of_batch(state.batch, request.reward_names), recorder
 
 

@@ -126,7 +126,7 @@
     const back = node("button", { type: "button", class: "back" }, "As in the run");
     const summary = node("p", { class: "summary", role: "status" });
     const prompt = node("p", { class: "prompt", tabindex: 0, role: "region", "aria-label": "Prompt" });
-    const answers = node("ol", { class: "answers" });
+    const answers = node("ol", { class: "sampled" });
     const panel = node("div", { class: "panel", role: "region", tabindex: 0, "aria-label": "The chosen token" });
     const shownParts = Object.entries(parts).filter(([name]) => name !== "update" || updates > 1).map(([, part]) => part.node);
     place.replaceChildren(
@@ -155,7 +155,7 @@
       const tie = group.completions.every(one => one.reward === group.completions[0].reward);
       answers.replaceChildren(...group.completions.map((one, row) => {
         const facts = node("span", { class: "facts" });
-        return node("li", {}, node("span", { class: "mark" }, tie ? "" : one.reward === best ? "✓" : "✗"), facts,
+        return node("li", {}, node("span", { class: "tick" }, tie ? "" : one.reward === best ? "✓" : "✗"), facts,
           node("span", { class: "tokens" }, ...buttons[row]));
       }));
       prompt.scrollTop = prompt.scrollHeight;
