@@ -38,7 +38,6 @@ from grpo_edu.problems.templates import data_dir
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-ADAPTER_CONFIG = "adapter_config.json"  # of peft; beside it the adapters
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -52,11 +51,6 @@ def list_models() -> list[str]:
     return sorted(config.parent.name for config in tiny_dir().parent.glob("*/config.json"))
 
 
-def list_adapters() -> list[str]:
-    """Names of the trained adapters that come with the package, for `load_policy`; their base model is "smollm2"."""
-    return sorted(config.parent.name for config in tiny_dir().parent.glob(f"*/{ADAPTER_CONFIG}"))
-
-
 def load_policy(
     name: str | Path = "tiny", dtype: str | torch.dtype | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -64,8 +58,8 @@ def load_policy(
 
     Args:
         name: a model of the package (`list_models()`), "smollm2", a folder, or a Hub id such as
-            "Qwen/Qwen2-0.5B-Instruct". A folder with adapters only, or a name of `list_adapters()`, gives their base
-            model with the adapters merged into its weights.
+            "Qwen/Qwen2-0.5B-Instruct". A folder with adapters only gives their base model with the adapters merged into
+            its weights.
         dtype: type of the weights: "float32" (the default), "bfloat16", or a torch.dtype.
 
     Returns:
@@ -158,12 +152,10 @@ def save_policy(
 
 def _adapter_folder(name: str | Path) -> Path | None:
     """The folder that `name` refers to if it has adapters and no complete model."""
-    if not isinstance(name, str | Path):
+    folder = Path(name).expanduser() if isinstance(name, str | Path) else None
+    if folder is None or not (folder / "adapter_config.json").is_file() or (folder / "config.json").exists():
         return None
-    for folder in (tiny_dir().parent / name, Path(name).expanduser()):
-        if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").exists():
-            return folder
-    return None
+    return folder
 
 
 def _find(name: str | Path) -> Path | str:
@@ -185,7 +177,7 @@ def _locate(name: str | Path) -> Path | str:
         return converted_smollm2(save_policy)
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
-    known = f"Use {', '.join([*list_models(), SMOLLM2, *list_adapters()])}, a folder, or a Hub id (owner/name)."
+    known = f"Use {', '.join([*list_models(), SMOLLM2])}, a folder, or a Hub id (owner/name)."
     if str(name) == "tiny":
         raise FileNotFoundError(
             f"name: {shipped} is missing. In a clone of the course, python -m recipes.pretraining makes it."
