@@ -101,7 +101,7 @@ class GRPOConfig:
     gradient_checkpointing: bool = setting(False, "keep only the layers' inputs: less memory, a third more time")
     memory_budget_gib: float | None = setting(None, "most memory to use (otherwise what is available)")
     rollout_quantization: str | None = setting(None, "sample from a copy that is quantized in this way")
-    rollout_lag: int = setting(0, "steps by which the weights that sample are older (asynchronous training)")
+    rollout_lag: int = setting(0, "age of the weights that sample, in steps")
     importance_sampling_correction: bool = setting(True, "correct for the difference of sampler and policy")
     importance_sampling_mode: str = setting(
         "token_truncate", "weights of tokens or completions; bound or drop large ones"

@@ -166,10 +166,9 @@ def test_a_disk_that_fills_up(policy_dir, small_disk):
     assert line.startswith("grpo-edu: error: ") and "No space left on device" in line
     steps = len(read_log(output / "metrics.jsonl"))
     assert re.search(rf"{re.escape(str(output))} keeps {steps} steps?: metrics\.jsonl, model, summary\.md$", line)
-    kept = {
+    kept = {  # no completions, because of 100,000 steps the first ones keep none
         "config.json",
         "first_look.txt",
-        "completions.jsonl.gz",
         "metrics.jsonl",
         "model",
         "summary.md",
