@@ -99,6 +99,7 @@ class GRPOConfig:
     optim: str = setting("adamw_torch", "AdamW, or Adafactor with almost no memory")
     optimizer_in_backward: bool = setting(False, "update a weight as soon as its gradient is known")
     gradient_checkpointing: bool = setting(False, "keep only the layers' inputs: less memory, a third more time")
+    cast_lm_head_to_fp32: bool = setting(False, "compute the logits of a bfloat16 model in float32")
     memory_budget_gib: float | None = setting(None, "most memory to use (otherwise what is available)")
     rollout_quantization: str | None = setting(None, "sample from a copy that is quantized in this way")
     rollout_lag: int = setting(0, "age of the weights that sample, in steps")
@@ -194,6 +195,11 @@ class GRPOConfig:
             raise ValueError(
                 f"warmup_steps must be 0 with lr_scheduler_type = 'constant', which has no warm-up; got "
                 f"{self.warmup_steps}. Set lr_scheduler_type='constant_with_warmup', or warmup_steps=0."
+            )
+        if self.cast_lm_head_to_fp32 and self.rollout_quantization:
+            raise ValueError(
+                f"cast_lm_head_to_fp32 cannot be True with rollout_quantization = {self.rollout_quantization!r}, whose "
+                "copy has an output layer of its own. Leave one of them out."
             )
         if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
             raise ValueError(

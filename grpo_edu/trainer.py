@@ -37,6 +37,7 @@ from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
 from grpo_edu.logprobs import group_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, importance_ratio, per_token_kl, token_weights, weighted_sum
 from grpo_edu.metrics import masked_mean, rollout_metrics
+from grpo_edu.models import cast_lm_head_to_fp32
 from grpo_edu.problems.templates import Problem, ProblemOrder, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import make_sampler, samples_differ
@@ -455,6 +456,8 @@ def start_training(
 ) -> TrainingState:
     """The state before the first step; raises the same ValueError as `train`."""
     check_inputs(model, problems, config)
+    if config.cast_lm_head_to_fp32:
+        cast_lm_head_to_fp32(model)
     optimizer, scheduler = build_optimizer(model, config)
     reference = reference_policy(model) if config.beta else None
     longest = 0 if config.memory_budget_gib is None else longest_prompt(tokenizer, problems)

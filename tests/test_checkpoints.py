@@ -69,6 +69,8 @@ def fresh(config, dtype, lora):
         ({"optimizer_in_backward": True, "lr_scheduler_type": "cosine"}, torch.float32, False),
         ({"beta": 0.1}, torch.float32, True),
         ({"memory_budget_gib": 64.0}, torch.bfloat16, False),
+        ({"cast_lm_head_to_fp32": True}, torch.bfloat16, False),
+        ({"cast_lm_head_to_fp32": True}, torch.bfloat16, True),
     ],
 )
 def test_a_training_that_goes_on_ends_the_same_bit_for_bit(tokenizer, tmp_path, settings, dtype, lora):

@@ -83,6 +83,7 @@ REFUSED = {
     "seed": [0.5, 2**64, -(2**63) - 1],
     "optim": ["adam"],
     "memory_budget_gib": [0.0, math.inf, "2"],
+    "cast_lm_head_to_fp32": [1],
     "rollout_quantization": ["int3"],
     "rollout_lag": [-1, 0.5, 40],
     "importance_sampling_mode": ["mask", None],

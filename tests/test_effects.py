@@ -66,7 +66,7 @@ TELLING = {
 # These change memory, time or what stops a run, and the numbers by rounding at most.
 WITHOUT_NUMBERS = {
     *("gradient_accumulation_steps", "optimizer_in_backward", "gradient_checkpointing", "memory_budget_gib"),
-    "abort_grad_norm",
+    *("abort_grad_norm", "cast_lm_head_to_fp32"),
 }
 # Next to these settings the options that need others are tried: one loss per formula, and what switches something on.
 LOSSES = {name: {"loss_type": name, **CAP.get(name, {})} for name in ("grpo", "cispo", *UNCLIPPED)}

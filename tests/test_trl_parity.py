@@ -19,6 +19,7 @@ from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
 from grpo_edu.fast.packing import shared_prefix_logps
 from grpo_edu.logprobs import per_token_logps
 from grpo_edu.losses import NOT_IN_TRL, grpo_loss
+from grpo_edu.models import cast_lm_head_to_fp32
 from grpo_edu.rewards import combine_rewards
 from grpo_edu.trainer import Update, policy_metrics
 
@@ -30,7 +31,7 @@ TEMPERATURE = 0.9
 every_loss = pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name not in NOT_IN_TRL])
 
 
-def make_model():
+def make_model(**options):
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=64,
@@ -41,6 +42,7 @@ def make_model():
         num_key_value_heads=2,
         max_position_embeddings=64,
         initializer_range=0.2,
+        **options,
     )
     return Qwen2ForCausalLM(config)
 
@@ -54,11 +56,11 @@ def make_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
-def make_trainer(folder, reward=None, **options):
+def make_trainer(folder, reward=None, model=None, **options):
     from datasets import Dataset
 
     return trl.GRPOTrainer(
-        model=make_model(),
+        model=model or make_model(),
         reward_funcs=reward or (lambda completions, **kwargs: [0.0] * len(completions)),
         args=trl.GRPOConfig(
             output_dir=str(folder),
@@ -332,3 +334,21 @@ def test_settings_reach_the_trainer_under_the_same_names(tmp_path):
     assert [getattr(trainer, name) for name in names] == ["cispo", "sequence", 0.1, 4.0, 0.0, "batch"]
     assert trainer.args.delta == 1.5 and not trainer.args.use_bias_correction_kl
     assert trainer.max_completion_length == MAX_COMPLETION_LENGTH and trainer.mask_truncated_completions
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_output_layer_in_float32(tmp_path, tied):
+    there, here = make_model(tie_word_embeddings=tied).bfloat16(), make_model(tie_word_embeddings=tied).bfloat16()
+    ids = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        states = here.get_decoder()(ids).last_hidden_state
+        expected = states.float() @ here.lm_head.weight.float().T
+        rounded = here(ids).logits
+        theirs = make_trainer(tmp_path, model=there, cast_lm_head_to_fp32=True).model(ids).logits
+        for _ in range(2):  # the second call changes nothing
+            cast_lm_head_to_fp32(here)
+            logits = here(ids).logits
+            assert logits.dtype == theirs.dtype == torch.float32
+            assert_close(logits, expected, **CLOSE)
+            assert_close(logits, theirs, **CLOSE)
+    assert (rounded.float() - expected).abs().max() > 1e-3

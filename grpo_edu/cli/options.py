@@ -40,7 +40,7 @@ TOPICS = {
         "optimizer": "optim learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm abort_grad_norm",
         "LoRA adapters": "lora_rank lora_alpha lora_targets",
         "memory and speed": "gradient_accumulation_steps gradient_checkpointing "
-        "optimizer_in_backward memory_budget_gib",
+        "optimizer_in_backward cast_lm_head_to_fp32 memory_budget_gib",
         "sampling from another policy": "rollout_quantization rollout_lag "
         "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
     }.items()

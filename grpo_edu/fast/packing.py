@@ -196,7 +196,7 @@ def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
         seen_until: (N, L), of `PackedRows`.
 
     Returns:
-        (N, 1, L, L) in the model's dtype: 0 where a token (third dimension) sees another (fourth), else -inf.
+        (N, 1, L, L) in the dtype of the layers: 0 where a token (third dimension) sees another (fourth), else -inf.
 
     Raises ValueError: the model does not support such a mask, see `block_mask_obstacle`.
     """
@@ -206,7 +206,8 @@ def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
         raise ValueError(f"{obstacle}; use per_token_logps, which returns the same numbers")
     query = torch.arange(length, device=seen_until.device)[:, None]
     visible = (query < seen_until[:, None]).tril()[:, None]
-    return torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    *_, norm = model.get_decoder().parameters()  # the table of embeddings may have another dtype than the layers
+    return torch.zeros(visible.shape, dtype=norm.dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def block_mask_obstacle(model: "PreTrainedModel", length: int) -> str:

@@ -97,6 +97,11 @@ RUN_NEEDS: tuple[Need, ...] = (
         "`num_iterations` or `steps_per_generation` of at least 2, `rollout_quantization` or `rollout_lag`, because "
         "otherwise the policy that is trained is the policy that sampled",
     ),
+    Need(
+        "cast_lm_head_to_fp32",
+        lambda run: run["dtype"] != "float32",
+        "`dtype` bfloat16, because the output layer is in float32 already",
+    ),
     Need("use_bias_correction_kl", lambda run: run["beta"] > 0, "`beta` above 0"),
     Need("ref_model_mixup_alpha ref_model_sync_steps", lambda run: run["sync_ref_model"], "`sync_ref_model`"),
     Need(

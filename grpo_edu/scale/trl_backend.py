@@ -51,7 +51,7 @@ _SHARED = (
     "temperature top_p top_k min_p repetition_penalty loss_type importance_sampling_level epsilon epsilon_high "
     "ref_model_mixup_alpha delta use_bias_correction_kl off_policy_mask_threshold top_entropy_quantile entropy_coef "
     "scale_rewards multi_objective_aggregation mask_truncated_completions seed optim gradient_checkpointing "
-    "shuffle_dataset"
+    "shuffle_dataset cast_lm_head_to_fp32"
 ).split()
 
 
