@@ -2,7 +2,9 @@
 
 import itertools
 import json
-from dataclasses import replace
+import random
+import re
+from dataclasses import asdict, replace
 from functools import partial
 
 import pytest
@@ -10,10 +12,11 @@ import torch
 from torch.testing import assert_close
 
 from grpo_edu.config import SupervisedConfig
-from grpo_edu.evaluation import Evaluation
+from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.models import load_policy, tiny_dir
+from grpo_edu.problems.environments import WORDS, WordGame, letter_feedback, word_game_problem, word_game_splits
 from grpo_edu.problems.templates import make_problems
-from recipes import cold_start, pretraining
+from recipes import cold_start, pretraining, word_game
 from recipes.corpus import PretrainingConfig, batches, train_tokenizer
 from recipes.pretraining import build_model, build_optimizers, learning_rate_factor, main, pretrain, target_loss
 
@@ -192,6 +195,53 @@ def test_halfway_is_half_learned_and_its_card_says_so():
     assert 0.2 < record["greedy"]["accuracy"] < 0.6
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 8e6
     load_policy("halfway")
+
+
+def test_wordy_plays_by_the_rules_and_carelessly_and_its_card_says_so():
+    folder = tiny_dir().parent / "wordy"
+    record = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    assert word_game.card_text(record) == (folder / "README.md").read_text(encoding="utf-8")
+    assert record["config"].items() <= asdict(word_game.CONFIG).items()
+    settings = (record["games"], record["late_steps"], record["late_rate"], record["careful_players"])
+    assert settings == (word_game.GAMES, word_game.LATE_STEPS, word_game.LATE_RATE, word_game.CAREFUL_PLAYERS)
+    assert 0.05 < record["sampled"]["accuracy"] < 0.25
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 1e6
+    model, tokenizer = load_policy("wordy")
+    assert model.num_parameters() == record["parameters"]
+    games = word_game_splits()["heldout"][:20]
+    played = evaluate(model, tokenizer, games, temperature=1.0, max_completion_length=40, environment=WordGame)
+    guesses = [re.findall(r"\b[A-Z]+\b", completion) for completion in played.completions]
+    legal = [guess in WORDS for game in guesses for guess in game]
+    assert all(guesses) and sum(legal) > 0.9 * len(legal)
+
+
+def test_the_demonstrated_players_of_the_word_game():
+    """A careful player's guesses agree with all feedback; a careless one's need not, and both play legal words."""
+    problem = word_game_problem("CAT", "BAG")
+    careful, careless = [
+        [word_game.play_demonstration(problem, random.Random(seed), share) for seed in range(40)]
+        for share in (1.0, 0.0)
+    ]
+    for turns in careful:
+        known = [("BAG", "-+-")]
+        for guess, signs in turns:
+            assert all(letter_feedback(asked, guess) == heard for asked, heard in known), "CAT would also have given it"
+            known.append((guess, signs))
+        assert turns[-1][1] == "+++" or len(turns) == 3
+    agrees = [letter_feedback("BAG", turns[0][0]) == "-+-" for turns in careless]
+    assert 0 < sum(agrees) < 40 / 2
+    assert {guess for turns in careful + careless for guess, _ in turns} <= set(WORDS)
+
+
+def test_a_demonstrated_game_has_the_tokens_of_a_conversation_and_teaches_the_guesses_only():
+    _, tokenizer = load_policy("wordy")
+    problem = word_game_problem("CAT", "BAG")
+    ids, is_target = word_game.encode_game(tokenizer, problem, [("MAP", "-+-"), ("CAT", "+++")])
+    told = [{"role": "user", "content": "BAG -+-"}, {"role": "assistant", "content": "MAP"}]
+    told += [{"role": "user", "content": "-+-"}, {"role": "assistant", "content": "CAT"}]
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(told, tokenize=False).removesuffix("\n")
+    targets = [token for token, own in zip(ids, is_target, strict=True) if own]
+    assert tokenizer.decode(targets) == "MAP<|im_end|>CAT<|im_end|>"
 
 
 def test_what_counts_as_worked_out_and_marked():

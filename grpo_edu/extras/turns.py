@@ -188,6 +188,7 @@ class Conversations:
         self.mask = torch.ones_like(ids)
         self.rewards: list[list[float]] = [[] for _ in environments]
         self._starts = [0] * len(environments)  # where the present turn of each row begins
+        self._replies: dict[str, list[int]] = {}  # the tokens of each observation, which many rows may share
         self._stop_ids = stop_ids
         marker = getattr(environments[0], "turn_end", None)
         self._marker = None if marker is None else token_id(tokenizer, marker, f"{self.name}.turn_end")
@@ -228,8 +229,10 @@ class Conversations:
         if done or len(self.rewards[row]) == self.max_turns:
             self._capped += not done
             return True
-        text = observation if self._marker is not None else next_turn(self.tokenizer, observation)
-        reply = self.tokenizer.encode(text, add_special_tokens=False)[: self.ids.shape[1] - end]
+        if observation not in self._replies:
+            text = observation if self._marker is not None else next_turn(self.tokenizer, observation)
+            self._replies[observation] = self.tokenizer.encode(text, add_special_tokens=False)
+        reply = self._replies[observation][: self.ids.shape[1] - end]
         self.ids[row, end : end + len(reply)] = self.ids.new_tensor(reply)
         self.mask[row, end : end + len(reply)] = 0
         self._starts[row] = end + len(reply)
