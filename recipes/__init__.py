@@ -1,1 +1,1 @@
-"""How the shipped models and problems were made: the corpus, the pretraining of `tiny`, the other models' cold starts."""
+"""How the shipped models and problems were made: the corpus, the pretraining of `tiny`, and cold starts."""
