@@ -1,7 +1,9 @@
 """The web app: served by Voilà on loopback, behind a token, without a way to run code; and in a real browser."""
 
+import argparse
 import collections
 import contextlib
+import http.server
 import json
 import multiprocessing
 import os
@@ -10,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +21,7 @@ from pathlib import Path
 import pytest
 from jupyter_lab import shoot
 
+from grpo_edu.cli.app import _answers
 from grpo_edu.cli.main import main
 from grpo_edu.dashboards.worker import SLOTS, run_slot
 
@@ -117,6 +121,16 @@ def test_a_port_of_another_server_is_refused(capsys):
         assert main(["app", f"--port={port}"]) == 2
     printed = capsys.readouterr()
     assert str(port) in printed.err and "http" not in printed.out
+
+
+def test_another_server_that_takes_the_port_meanwhile_is_not_mistaken_for_ours():
+    other = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    starting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+    arguments = argparse.Namespace(port=other.server_port, base_url="/")
+    assert _answers(starting, arguments, "our mark") is False, "it answers before ours gives up"
+    other.shutdown()
+    other.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +268,31 @@ def test_the_model_is_asked_trained_and_asked_again(page):
     assert before.locator("tbody tr").count() == after.locator("tbody tr").count() == 2
     assert before.inner_text().count("→") == 2, "how probable each first answer was and is"
     shoot(page, "app_asked")
+    press(page, "Train")
+    page.reload(timeout=1000 * SECONDS, wait_until="commit")  # in the middle of the next training run
+    says(page, "trained here before")
+    page.get_by_label("Model", exact=True).select_option(index=1)
+    says(page, "was trained for")
+    assert page.locator("table:visible").count() == 2, "the answers of before the page was loaded again"
+
+
+@pytest.mark.browser
+def test_a_page_says_what_became_of_its_server_and_its_python(app, page):
+    """The network is gone and back; then Python ends; then the server knows the page's old sign-in no more."""
+    address, folder, server = app
+    line = page.locator("#ended")
+    page.context.set_offline(True)
+    line.filter(has_text="has stopped or cannot be reached").wait_for(timeout=1000 * SECONDS)
+    page.context.set_offline(False)
+    wait_until(lambda: line.inner_text() == "", "the line goes when the server answers again")
+    for kernel in kernels(server):
+        name = kernel.cmdline()[-1].rpartition("kernel-")[2].removesuffix(".json")
+        request = urllib.request.Request(f"{address}/voila/api/shutdown/{name}?token={TOKEN}", data=b"")
+        urllib.request.urlopen(request, timeout=SECONDS).close()
+    line.filter(has_text="Load the page again").wait_for(timeout=1000 * SECONDS)
+    page.context.clear_cookies()  # as if another server with another token had this address
+    line.filter(has_text="has a new address").wait_for(timeout=1000 * SECONDS)
+    shoot(page, "app_ended")
 
 
 @pytest.mark.browser

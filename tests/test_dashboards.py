@@ -377,7 +377,7 @@ def test_a_second_run_where_one_may_run_is_explained(board, tmp_path, monkeypatc
         board.start.click()
         wait_for(lambda: "number 1 in the queue" in board.message.value)
         assert board._sessions == {}, "nothing is loaded before it is its turn"
-        other = AskTheModel(num_generations=2, steps=5)
+        other = AskTheModel(num_generations=2, steps=5, parent=tmp_path)
         other.train.click()
         wait_for(lambda: "number 2 in the queue" in other.message.value)
         other.stop.click()
@@ -444,8 +444,8 @@ def test_every_step_is_drawn_and_the_progress_is_shown_in_each_stage(board):
     assert board.progress.value == ""
 
 
-def test_the_model_is_asked_before_and_after_it_is_trained():
-    board = AskTheModel(num_generations=4, steps=5)
+def test_the_model_is_asked_before_and_after_it_is_trained(tmp_path):
+    board = AskTheModel(num_generations=4, steps=5, parent=tmp_path)
     assert "recorded" in board.message.value and board.picture.value.count("<table") == 2
     board.answer.value = "either this or that"
     board.ask.click()
@@ -467,6 +467,32 @@ def test_the_model_is_asked_before_and_after_it_is_trained():
     assert any(abs(row["then"] - row["chance"]) > 1e-4 for row in board.before)
     board.reset.click()
     assert board.trained == 0 and board.picture.value == ""
+
+
+def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_next(tmp_path):
+    first = AskTheModel(num_generations=2, steps=10, parent=tmp_path)
+    assert "Model" not in first.progress.value
+    first_said = first.message.value
+    first.choose.value = first.choose.options[1][1]
+    first.train.click()
+    wait_for(lambda: list(tmp_path.glob(".kept/*/asked.json")) or not first.busy, 300)  # at step 5, while it goes on
+    later = AskTheModel(num_generations=4, parent=tmp_path)
+    first.stop.click()
+    first.worker.join(60)
+    assert "Model" in later.progress.value and later.message.value == first_said
+    kept = later.model.options[1]
+    assert "tiny after 5 steps" in kept[0] and "kept just now" in kept[0]
+    later.model.value = kept[1]
+    assert later.question.value == first.question.value and later.size.value == 2 and later.trained >= 5
+    assert buttons(later) == ("Train", ["Ask", "Train", "Start over"]) and later.picture.value.count("<table") == 2
+    steps = later.trained
+    later.steps.value = 5
+    later.train.click()
+    later.worker.join(120)
+    assert later.trained == steps + 5 and [row["text"] for row in later.before] == [row["text"] for row in first.before]
+    assert len(list(tmp_path.glob(".kept/*/weights-*"))) == 1
+    other = AskTheModel(parent=tmp_path, data="basic")
+    assert len(other.model.options) == 1, "what was trained on other problems is not offered"
 
 
 def test_another_model_is_asked_for_an_instruction(policy_folder):

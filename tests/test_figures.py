@@ -1,6 +1,8 @@
 """Figures: what they show, that nothing is clipped or covered, that no theme leaks in; the <img> and strict nbval."""
 
 import base64
+import html
+import json
 import math
 import re
 import sys
@@ -23,7 +25,8 @@ from grpo_edu.evaluation import Estimate, Evaluation
 from grpo_edu.figures import advantages, continual, diagnosis, machine, objective, quantization
 from grpo_edu.figures.curves import accuracy_comparison, html_image, overlaid_curves, training_curves
 from grpo_edu.figures.evaluation import interval_rows, problems_needed_chart, threshold_bars
-from grpo_edu.figures.live import ACCURACY, live_curves
+from grpo_edu.figures.hover import with_values, without_values
+from grpo_edu.figures.live import ACCURACY, live_curves, live_values
 from grpo_edu.figures.rewards import reward_against_accuracy, sum_and_exploits
 from grpo_edu.figures.style import COLORS, MARKERS, moving_mean
 from grpo_edu.studies.exploits import EXPLOITS
@@ -311,6 +314,21 @@ def test_live_curves_lie_over_those_of_the_run_before_up_to_the_last_step():
     dashed = re.findall(r'points="([^"]+)"[^>]*stroke-dasharray', svg)
     assert len(dashed) == 1 and len(dashed[0].split()) == 3, "step 9 is after the end of this run"
     assert "dasharray" not in live_curves(history, 3)
+
+
+def test_values_under_the_pointer_are_those_of_the_curves_and_lie_where_the_picture_has_them():
+    history = [{"step": 0, ACCURACY: 0.4}, {"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7, ACCURACY: 0.6}]
+    reward, accuracy = live_values(history, 4, previous=[{"step": 1, "reward": 0.1}, {"step": 9, "reward": 0.2}])
+    assert reward["lines"][0] == ["measured", [1, 2], [0.5, 0.7]]
+    assert reward["lines"][-1] == ["the run before", [1], [0.1]]
+    assert accuracy["lines"] == [["measured", [0, 2], [0.4, 0.6]]] and accuracy["x"] == [0, 4]
+    svg = live_curves(history, 4)
+    wide = float(re.search(r'width="([0-9.]+)"', svg)[1])
+    left, right = (float(re.search(rf'{name}="([0-9.]+)"', svg)[1]) / wide for name in ("x1", "x2"))
+    assert [reward["at"][0], reward["at"][0] + reward["at"][2]] == pytest.approx([left, right], abs=1e-3)
+    page = with_values('<img alt="a">', [{**reward, "along": "it's"}])
+    assert json.loads(html.unescape(re.search(r"data-values='([^']*)'", page)[1]))[0]["along"] == "it's"
+    assert without_values(page) == '<img alt="a">'
 
 
 def test_the_style_of_figures_is_in_one_place():

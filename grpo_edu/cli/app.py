@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from grpo_edu.problems.files import read_utf8
 _TEMPLATES = Path(__file__).resolve().parents[1] / "dashboards" / "share"  # the page that Voilà fills
 _NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"  # in a checkout of the course
 _SOURCE = "from grpo_edu.dashboards.app import App\n\nApp()"  # the one cell that Voilà runs for each viewer
+_MARK = "X-Grpo-Edu"  # a header
 _METADATA = {
     "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
     "title": "Watch GRPO train a language model",
@@ -49,7 +51,7 @@ def run_app_command(arguments: Namespace) -> int:
     from nbformat import v4
 
     _check(arguments)
-    token = _token(arguments.token_file)
+    token, mark = _token(arguments.token_file), secrets.token_hex(8)
     with tempfile.TemporaryDirectory(prefix="grpo-edu-app-") as folder:
         place = Path(folder)
         (place / "slots").mkdir()
@@ -57,7 +59,7 @@ def run_app_command(arguments: Namespace) -> int:
             shutil.copytree(_NOTEBOOKS, place / "notebooks", ignore=_not_notebooks)
         nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(_SOURCE)], metadata=_METADATA), place / "app.ipynb")
         # in a file that only its owner can read, and not on the command line, which every user of the machine can
-        (place / "voila.json").write_text(json.dumps(server_settings(arguments, token)), encoding="utf-8")
+        (place / "voila.json").write_text(json.dumps(server_settings(arguments, token, mark)), encoding="utf-8")
         # PyTorch's threads of several kernels get in each other's way, so the environment stays as it was found
         env = {
             **os.environ,
@@ -67,13 +69,17 @@ def run_app_command(arguments: Namespace) -> int:
         }
         env["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(_TEMPLATES), os.environ.get("JUPYTER_PATH")]))
         command = [sys.executable, "-m", "voila", str(place / "app.ipynb"), f"--Voila.config_file_paths={place}"]
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end, it does not leave Voilà behind
         server = subprocess.Popen([*command, "--no-browser"] if arguments.no_browser else command, env=env)
-        signal.signal(signal.SIGTERM, lambda *_: server.terminate())  # told to end, it does not leave Voilà behind
         try:
             print("grpo_edu: the server is starting …", flush=True)
-            if _answers(server, arguments.port):
-                address = f"http://127.0.0.1:{arguments.port}{arguments.base_url}?token={token}"
-                print(f"grpo_edu: {address}\ngrpo_edu: press Ctrl-C to end it", flush=True)
+            if not _answers(server, arguments, mark):
+                raise RuntimeError(
+                    f"port: the server did not start; if another program has taken port {arguments.port} meanwhile, "
+                    "give another --port"
+                )
+            address = f"http://127.0.0.1:{arguments.port}{arguments.base_url}?token={token}"
+            print(f"grpo_edu: {address}\ngrpo_edu: press Ctrl-C to end it", flush=True)
             return server.wait()
         except KeyboardInterrupt:  # Voilà has not had it, where only this process was told
             return 0
@@ -85,20 +91,25 @@ def run_app_command(arguments: Namespace) -> int:
                 server.kill()
 
 
-def _answers(server: subprocess.Popen, port: int) -> bool:
-    """Wait until the server accepts connections; False if it ended before that."""
+def _answers(server: subprocess.Popen, arguments: Namespace, mark: str) -> bool:
+    """Wait until the server answers; False if it ended before that, as where another one has its port."""
     while server.poll() is None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return server.poll() is None
+        link = http.client.HTTPConnection("127.0.0.1", arguments.port, timeout=1)
+        with suppress(OSError, http.client.HTTPException):
+            link.request("GET", arguments.base_url)
+            if link.getresponse().getheader(_MARK) == mark:
+                return True
+        link.close()
         time.sleep(0.1)
     return False
 
 
-def server_settings(arguments: Namespace, token: str) -> dict[str, dict]:
+def server_settings(arguments: Namespace, token: str, mark: str) -> dict[str, dict]:
     """Voilà for one notebook: loopback, a token, one kernel per viewer, idle kernels ended, sources and traces hidden.
 
     Voilà passes on no message that would run code. A page that is closed tells Voilà to end its kernel, without the
     form key that other requests carry, so no key is asked for: requests of other origins are refused all the same.
+    Every answer carries the mark, by which the command knows its own server.
     """
     return {
         "Voila": {
@@ -107,7 +118,7 @@ def server_settings(arguments: Namespace, token: str) -> dict[str, dict]:
             "port_retries": 0,
             "base_url": arguments.base_url,
             "token": token,
-            "tornado_settings": {"disable_check_xsrf": True},
+            "tornado_settings": {"disable_check_xsrf": True, "headers": {_MARK: mark}},
         },
         "VoilaConfiguration": {
             "theme": arguments.theme,

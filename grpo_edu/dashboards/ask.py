@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import Dashboard, button_row, offer, progress_bar, slider
+from grpo_edu.dashboards.base import Dashboard, button_row, offer, progress_bar, say_html, slider
+from grpo_edu.dashboards.kept import keep_asked, kept_asked, new_place, open_asked, small_enough
 from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
 from grpo_edu.figures.style import COLORS
 from grpo_edu.problems.instructions import INSTRUCTIONS, SET_PREFIX, check_instruction
@@ -23,15 +24,19 @@ from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.request import check_data, default_config, load_split
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from grpo_edu.models import Session
     from grpo_edu.rollout import Rollout
 
 _SMOLLM2 = "smollm2"  # its name for `load_policy`
-RECORDED = "ask_the_model.json"  # shown until the model was asked: `python -m benchmarks.dashboards`
 # SmolLM2 solves none of the word problems, so it is asked for instructions, and trained as in
 # docs/studies/real_model.md
 _REAL = {"loss_type": "dr_grpo", "scale_rewards": "none", "learning_rate": 2e-5}
+_PARTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")  # of a rollout
 _EVERY = 5  # steps of training between two looks at the same question
+# What is shown until the model was asked: `python -m benchmarks.dashboards --parts recordings`
+_RECORDED = {("tiny", LEVELS): "ask_the_model.json"}
 _OWN = "type your own question"
 _TINY = "tiny knows arithmetic word problems, sorting lists and coin flips; to anything else it gives such an answer."
 # A row is an answer over its facts, beside its probability as a number and a bar: two tables fit next to each other.
@@ -54,7 +59,9 @@ class AskTheModel(Dashboard):
     The answers that were sampled first are kept, and the page shows how probable each of them has become. Training uses
     the course's training problems, not the question itself.
 
-    With a stored run chosen as the model, its base model and the trained one answer side by side.
+    With a stored run chosen as the model, its base model and the trained one answer side by side. A training run is
+    kept in `parent` every five steps and at its end, if its model has at most 300 MB, so a page that is loaded again
+    can go on with it.
 
     Args:
         num_generations: G, answers to a question, from 2 to 16.
@@ -83,12 +90,17 @@ class AskTheModel(Dashboard):
         if data is None:
             data = INSTRUCTIONS if model == _SMOLLM2 else LEVELS
         self.base, self.data = model, check_data(data)
+        self.training: dict[str, Any] = dict(_REAL) if model == _SMOLLM2 else {"loss_type": "grpo"}
+        self.parent = Path(parent)
         problems = load_split(self.data, "heldout", n=12)
         self._known = {problem.prompt: problem for problem in problems}
         short = [(f"{problem.level}: {shorten(problem.prompt, 48)}", problem.prompt) for problem in problems]
-        runs = {folder.parent.name: str(folder.parent) for folder in sorted(Path(parent).glob("*/model"))}
+        runs = {folder.parent.name: str(folder.parent) for folder in sorted(self.parent.glob("*/model"))}
+        self._kept = kept_asked(self.parent, str(model), self.data)
         self.model = widgets.Dropdown(
-            options=[(f"{model}, which can be trained here", ""), *runs.items()], description="Model", value=""
+            options=[(f"{model}, which can be trained here", ""), *self._kept, *runs.items()],
+            description="Model",
+            value="",
         )
         self.choose = widgets.Dropdown(options=[*short, (_OWN, "")], description="Question", value=problems[4].prompt)
         self.question = widgets.Textarea(value=problems[4].prompt, description="You can change it here", rows=4)
@@ -118,6 +130,8 @@ class AskTheModel(Dashboard):
         controls = [buttons, self.progress, self.model, self.choose, self.question, self.answer, self.size, self.steps]
         super().__init__("Ask the model", controls, about)
         self.progress.layout.min_height, self.message.layout.min_height = "3.4em", "3em"  # so that nothing jumps
+        if self._kept:  # not in the message, which the stored notebooks show
+            self.progress.value = say_html("A model that was trained here before can be chosen under “Model”.")
         self._offer()
         self._show_recorded()
 
@@ -140,8 +154,11 @@ class AskTheModel(Dashboard):
         self.before: list[dict[str, Any]] = []  # the first answers
         self.after: list[dict[str, Any]] = []  # the answers of the trained model
         self.series: list[tuple[int, int]] = []  # (steps, right answers)
-        self._rollout: Rollout | None = None
+        self.looks: list[dict[str, Any]] = []  # after how many steps, the answers, and the chances of the first ones
+        self.rewards: list[float] = []  # mean reward of each step of training
+        self._first: list[Tensor] = []  # ids and masks of prompts and completions of the first answers
         self._asked: tuple[Problem, int] | None = None
+        self._place = new_place(self.parent)
 
     def _begin(self, task: Callable[[Worker], None]) -> None:
         if self.busy:
@@ -157,28 +174,35 @@ class AskTheModel(Dashboard):
 
     def _offer(self) -> None:
         """What can be done while nothing is under way: a first question, or, once it was asked, a training run."""
-        trainable = not self.model.value
+        trainable = self._trainable
         first = self.train if self.before and trainable else self.ask
         offer(self._buttons, [self.ask, *[self.train] * trainable, *[self.reset] * bool(self.before)], first)
+
+    @property
+    def _trainable(self) -> bool:
+        """Whether the base model or a kept training run of it is chosen, not a stored run."""
+        return not self.model.value or self.model.value in dict(self._kept).values()
 
     def _load(self) -> Session:
         from grpo_edu.models import Session, load_policy
 
         if self._session is None:
             self._tell("Loading the model", 0)
-            if self.model.value:
+            if not self._trainable:
                 stored = read_run_config(self.model.value) or {}
                 self._session = Session(stored["source"])
                 trained, self._session.tokenizer = load_policy(model_source(self.model.value))
                 self._trained, self._run_steps = trained.state_dict(), stored["config"]["max_steps"]
             else:
                 self._session = Session(model_source(self.base))
+                if self.model.value:
+                    self._session.model.load_state_dict(self._trained)
         return self._session
 
     def _ask(self, worker: Worker) -> None:
         """Answer the question, with the model as it is now."""
         session, asked = self._load(), (self.problem(), self.size.value)
-        if self.model.value:
+        if not self._trainable:
             self._forget()
             self._asked = asked
             session.reset()
@@ -190,8 +214,8 @@ class AskTheModel(Dashboard):
             self._show()
             return
         if self._asked != asked or not self.trained:
-            self.before, self.after, self.series = [], [], []
-            self._asked, self._rollout = asked, None
+            self.before, self.after, self.series, self.looks = [], [], [], []
+            self._asked, self._first = asked, []
             if self.trained:  # the answers of the base model come first, for comparison
                 weights = {name: value.clone() for name, value in session.model.state_dict().items()}
                 session.reset()
@@ -222,33 +246,38 @@ class AskTheModel(Dashboard):
         )
         rows = _rows(rollout, problem)
         self.series.append((steps, sum(row["reward"] == 1 for row in rows)))
-        if self._rollout is None:
-            self._rollout, self.before = rollout, rows
+        chances = [row["chance"] for row in rows]
+        if not self._first:
+            self._first, self.before = [getattr(rollout, part) for part in _PARTS], rows
         else:
-            self.after = rows
-            for row, chance in zip(self.before, _probabilities(session, self._rollout), strict=True):
+            self.after, chances = rows, _probabilities(session, self._first)
+            for row, chance in zip(self.before, chances, strict=True):
                 row["then"] = chance
+        self.looks.append({"steps": steps, "rows": rows, "chances": chances})
 
     def _train(self, worker: Worker) -> None:
         """Train on the course's problems, and look at the question every few steps."""
         from grpo_edu.trainer import train
 
-        if self.model.value:
+        if not self._trainable:
             raise ValueError("This run is trained already. Choose the first model of the list to train it here.")
         steps = self.steps.value
         sizes = {"max_steps": steps, "prompts_per_step": 8, "num_generations": 8, "seed": self.trained}
-        real = _REAL if self.base == _SMOLLM2 else {"loss_type": "grpo"}
-        config = default_config(self.data, self.base, **real | sizes)
+        config = default_config(self.data, self.base, **self.training | sizes)
         with run_slot(in_queue(worker, self.say)):
             if not self.before or self._asked != (self.problem(), self.size.value):
                 self._ask(worker)
             session = self._load()
-            self.say("The model is being trained. Its answers to your question are sampled again every few steps.")
+            said = "The model is being trained. Its answers to your question are sampled again every few steps."
+            if not small_enough(session.model):
+                said += " The run is not kept if Python ends, because the model has more than 300 MB."
+            self.say(said)
             began = time.perf_counter()
             for metrics in train(
                 session.model, session.tokenizer, load_split(self.data, "train"), accuracy_reward, config
             ):
                 self.trained += 1
+                self.rewards.append(metrics["reward"])
                 done = int(metrics["step"])
                 left = (steps - done) * (time.perf_counter() - began) / done
                 reward = f"mean reward {metrics['reward']:.2f}"
@@ -256,7 +285,48 @@ class AskTheModel(Dashboard):
                 if done % _EVERY == 0:
                     self._sample(session, self.trained)
                     self._show()
+                    self._keep()
                 worker.goes_on()
+
+    def _keep(self) -> None:
+        """Keep the training run for a page that is loaded later."""
+        assert self._session is not None and self._asked is not None
+        if not small_enough(self._session.model):
+            return
+        (problem, size), steps = self._asked, self.trained
+        names = ("before", "after", "series", "looks", "rewards", "trained")
+        content = {name: getattr(self, name) for name in names} | {
+            "base": str(self.base),
+            "data": list(self.data),
+            "question": problem.prompt,
+            "answer": problem.answer,
+            "size": size,
+            "draws": self._draws,
+            "label": f"{self.base} after {steps} steps here",
+        }
+        first = {f"first.{name}": part for name, part in zip(_PARTS, self._first, strict=True)}
+        try:
+            keep_asked(self._place, content, self._session.model.state_dict() | first)
+        except OSError as error:
+            self.say(f"This training run cannot be kept for later: {words_of(error)}", wrong=True)
+
+    def _open(self) -> None:
+        """Go back to a training run that was kept."""
+        self.progress.value = ""
+        stored, self._trained = open_asked(Path(self.model.value))
+        self._first = [self._trained.pop(f"first.{name}") for name in _PARTS]
+        self._place, self._draws = Path(self.model.value), stored["draws"]
+        self.choose.value = stored["question"] if stored["question"] in self._known else ""
+        self.question.value, self.answer.value, self.size.value = (
+            stored[key] for key in ("question", "answer", "size")
+        )
+        self._asked = self.problem(), self.size.value
+        self.before, self.after, self.looks = stored["before"], stored["after"], stored["looks"]
+        self.rewards, self.trained = stored["rewards"], stored["trained"]
+        self.series = [(steps, right) for steps, right in stored["series"]]
+        self._offer()
+        self._show()
+        self.say(f"This model was trained for {self.trained} steps before. {self.words()} Press Train to go on.")
 
     def _tell(self, line: str, part: float) -> None:
         self.progress.value = progress_bar("Progress of the model", part, line)
@@ -266,6 +336,8 @@ class AskTheModel(Dashboard):
         self.progress.value = ""
         if error is None or isinstance(error, Stopped):
             self.say(self.words() if self.before else "Stopped. Press Ask to let the model answer.")
+            if self.after and self._trainable:
+                self._keep()
         else:
             self.say(words_of(error), wrong=True)
         self._offer()
@@ -281,8 +353,9 @@ class AskTheModel(Dashboard):
             return f"{right} of {size} answers are right. {equal if tied else unequal} {then}"
         steps, now = self.series[-1]
         best = max(self.before, key=lambda row: row["reward"])
-        change = f"{_percent(best['chance'])} before and is {_percent(best['then'])} now"
-        example = f" The probability of the first right answer was {change}." if best["reward"] == 1 else ""
+        name, chance = _probability([*self.before, *self.after])
+        change = f"{_percent(chance(best, 'chance'))} before and is {_percent(chance(best, 'then'))} now"
+        example = f" The {name} of the first right answer was {change}." if best["reward"] == 1 else ""
         return (
             f"Before training {right} of {size} answers were right, after {steps} steps {now} of {size}. The "
             f"table “Before training” shows how probable each answer was, and how probable it is now.{example}"
@@ -295,10 +368,13 @@ class AskTheModel(Dashboard):
 
     def _show_recorded(self) -> None:
         """What the page showed on the computer on which it was recorded, until the model was asked."""
-        if (self.base, self.data) != ("tiny", LEVELS):
+        file = _RECORDED.get((str(self.base), self.data))
+        if file is None:
             self.say("Press Ask to let the model answer, then Train.")
             return
-        stored = json.loads((data_dir() / "curves" / RECORDED).read_text(encoding="utf-8"))
+        stored = json.loads((data_dir() / "curves" / file).read_text(encoding="utf-8"))
+        if "asked" in stored:
+            stored |= stored["asked"][0] | recorded_tables(stored["asked"][0]["looks"])
         self.picture.value = answers_html(stored["before"], stored["after"], stored["series"])
         self.alt = f"Recorded answers to the question “{stored['question']}”"
         then = "Press Ask to let the model answer on this computer, then Train."
@@ -320,6 +396,12 @@ class AskTheModel(Dashboard):
         self.halt()
         self._session = None
         self._forget()
+        if self.model.value in dict(self._kept).values():
+            try:
+                self._open()
+            except OSError as error:
+                self.say(f"This run is not there any more: {words_of(error)}", wrong=True)
+            return
         self._offer()
         self.picture.value = self.alt = ""
         self.say(
@@ -341,10 +423,19 @@ def _rows(rollout: Rollout, problem: Problem) -> list[dict[str, Any]]:
     texts = rollout.completions
     rewards = torch.tensor(_score(problem, texts))
     advantages = group_advantages(rewards, len(texts)).tolist()
-    chances = rollout.sampling_per_token_logps.sum(dim=1).exp().tolist()
+    chances = rollout.sampling_per_token_logps.double().sum(dim=1).exp().tolist()
+    lengths = rollout.completion_mask.sum(dim=1).tolist()
+    columns = zip(texts, rewards.tolist(), advantages, chances, lengths, strict=True)
     return [
-        {"text": text, "answer": _read(problem, text), "reward": reward, "advantage": advantage, "chance": chance}
-        for text, reward, advantage, chance in zip(texts, rewards.tolist(), advantages, chances, strict=True)
+        {
+            "text": text,
+            "answer": _read(problem, text),
+            "reward": reward,
+            "advantage": advantage,
+            "chance": chance,
+            "tokens": int(length),
+        }
+        for text, reward, advantage, chance, length in columns
     ]
 
 
@@ -365,35 +456,58 @@ def _read(problem: Problem, text: str) -> str | None:
     return f"missing: {', '.join(missing)}" if missing else "as asked"
 
 
-def _probabilities(session: Session, rollout: Rollout) -> list[float]:
-    """How probable each answer of a rollout is under the model as it is now."""
+def _probabilities(session: Session, parts: Sequence[Tensor]) -> list[float]:
+    """How probable each answer is under the model as it is now; parts: ids and masks, as `_PARTS` names them."""
     import torch
 
     from grpo_edu.logprobs import per_token_logps
 
-    parts = rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask
     with torch.no_grad():
         logps = per_token_logps(session.model, *parts)
     assert isinstance(logps, torch.Tensor)
-    return logps.sum(dim=1).exp().tolist()
+    return logps.double().sum(dim=1).exp().tolist()
+
+
+def recorded_tables(looks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first and the last answers of a recorded training run, and how many were right at each look."""
+    first, last = looks[0], looks[-1]
+    before = [{**row, "then": then} for row, then in zip(first["rows"], last["chances"], strict=True)]
+    series = [(look["steps"], sum(row["reward"] == 1 for row in look["rows"])) for look in looks]
+    return {"before": before, "after": last["rows"], "series": series}
 
 
 def answers_html(before: Sequence[dict], after: Sequence[dict], series: Sequence[Sequence[int]]) -> str:
     """One table of answers, or two next to each other, and the count of right answers during training."""
+    measure = _probability([*before, *after])
     if not after:
-        return f'{_LOOK}<div class="grpo-edu-answers">{_table(before, "Answers of the model")}</div>'
+        return f'{_LOOK}<div class="grpo-edu-answers">{_table(before, "Answers of the model", measure)}</div>'
     counts = ", ".join(f"{right} after {steps} steps" for steps, right in series[1:])
     found = f"<div>Right answers of {len(before)}: {series[0][1]} before training, {counts}.</div>"
-    tables = _table(before, "Before training"), _table(after, f"After {series[-1][0]} steps of training")
+    tables = (
+        _table(before, "Before training", measure),
+        _table(after, f"After {series[-1][0]} steps of training", measure),
+    )
     return f'{_LOOK}<div class="grpo-edu-answers">{"".join(tables)}</div>{found}'
 
 
-def _table(rows: Sequence[dict[str, Any]], title: str) -> str:
+def _probability(rows: Sequence[dict[str, Any]]) -> tuple[str, Callable[[dict[str, Any], str], float]]:
+    """What is shown of how probable answers are, its name and its value: of long answers, the mean of their tokens.
+
+    >>> name, value = _probability([{"chance": 1e-6, "tokens": 6}])
+    >>> name, round(value({"chance": 1e-6, "tokens": 6}, "chance"), 3)
+    ('probability per token', 0.1)
+    """
+    if any(row["chance"] > 1e-4 for row in rows) or not all("tokens" in row for row in rows):
+        return "probability", lambda row, key: row[key]
+    return "probability per token", lambda row, key: row[key] ** (1 / row["tokens"])
+
+
+def _table(rows: Sequence[dict[str, Any]], title: str, measure: tuple[str, Callable]) -> str:
     """The answers of a group; those that were scored again have their probability before and now."""
-    lines = []
+    (name, value), lines = measure, []
     for row in sorted(rows, key=lambda row: -row["reward"]):
         right = row["reward"] == 1
-        chance, now = _percent(row["chance"]), row.get("then", row["chance"])
+        chance, now = _percent(value(row, "chance")), value(row, "then" if "then" in row else "chance")
         shown = f"{chance} → <b>{_percent(now)}</b>" if "then" in row else chance
         extracted = "none" if row["answer"] is None else html.escape(str(row["answer"]))
         facts = f"({extracted}) · reward {row['reward']:.0f} · advantage {row['advantage']:+.2f}"
@@ -402,7 +516,7 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> str:
             f"<small>{'✓ right' if right else '✗ wrong'} {facts}</small></td>"
             f'<td>{shown}<i style="width:{100 * now:.0f}%"></i></td></tr>'
         )
-    head = f'<th scope="col">{html.escape(title)}</th><th scope="col">probability</th>'
+    head = f'<th scope="col">{html.escape(title)}</th><th scope="col">{name}</th>'
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return f'<div role="region" tabindex="0" aria-label="{html.escape(title)}">{table}</div>'
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from grpo_edu.dashboards.worker import Stopped, Worker, words_of
+from grpo_edu.figures.hover import figure_values, hover_script, with_values, without_values
 from grpo_edu.figures.style import COLORS, image_tag
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ display:grid;grid-template-columns:repeat(auto-fit,minmax(min(15em,100%),1fr));c
 .grpo-edu-controls .widget-inline-hbox>.widget-label{width:100%;text-align:left;white-space:normal;\
 height:auto;line-height:1.6}
 .grpo-edu-controls .widget-slider{padding-bottom:8px}
-.grpo-edu-controls .widget-slider>.widget-label{width:auto;flex:1 1 0}
+.grpo-edu-controls .widget-slider>.widget-label{width:auto;flex:1 1 0;overflow-wrap:anywhere}
 .grpo-edu-controls .widget-slider>.widget-readout{order:1;flex:0 0 auto}
 .grpo-edu-controls .slider-container{order:2;flex:1 1 calc(100% - 24px);min-width:0;margin:0 12px}
 .grpo-edu-controls .widget-inline-hbox>select,.grpo-edu-controls .widget-inline-hbox>textarea{flex:1 1 100%;min-width:0}
@@ -52,14 +53,29 @@ height:auto;line-height:1.6}
 .grpo-edu-dashboard caption{caption-side:top;text-align:left;font-weight:bold;padding:4px 0}
 .grpo-edu-dashboard :is(th,td){text-align:left;vertical-align:top;padding:3px 8px}
 .grpo-edu-dashboard progress{width:100%;height:1.1em;accent-color:BLUE}
+.grpo-edu-lost~* :is(progress,progress+div),.grpo-edu-lost~* .jupyter-widgets-disconnected::before{display:none}
+.grpo-edu-lost{border-left:4px solid RED;padding:8px;margin:4px 0;font-weight:bold}
+.grpo-edu-lost~.grpo-edu-columns{opacity:.6}
 .grpo-edu-dashboard :focus-visible{outline:2px solid RED;outline-offset:2px}
 """.replace("BLUE", COLORS[0]).replace("RED", COLORS[1])
+# Where the kernel was restarted or has ended, the page knows it, and Python can say nothing any more.
+_LOST = (
+    "This dashboard has lost its Python, because the kernel was restarted or has ended. Nothing here goes on. Run the "
+    "cell again; training runs that were kept are then offered."
+)
 # A slider's handle has no name of its own, a region that screen readers follow must be there before its text, and what
 # scrolls must be reached by keyboard.
 _NAMES = """
 const box=this.closest('.grpo-edu-dashboard');
 if(box&&!box.dataset.named){box.dataset.named=1;
 const name=()=>{
+const lost=box.classList.contains('jupyter-widgets-disconnected')&&!document.body.dataset.voila;
+const line=box.querySelector('.grpo-edu-lost');
+if(!lost&&line)line.remove();
+const columns=box.querySelector('.grpo-edu-columns');
+if(columns)columns.inert=lost;
+if(lost&&!line&&columns){const said=document.createElement('div');said.className='grpo-edu-lost';
+said.setAttribute('role','alert');said.textContent='LOST';columns.before(said);}
 for(const slider of box.querySelectorAll('.widget-slider')){
 const text=slider.querySelector('.widget-label')?.textContent||'value';
 slider.querySelector('.noUi-handle')?.setAttribute('aria-label',text);
@@ -72,8 +88,9 @@ for(const status of box.querySelectorAll(said))status.setAttribute('aria-live','
 for(const part of box.querySelectorAll('.grpo-edu-stage .widget-html-content'))
 if(part.scrollWidth>part.clientWidth)part.tabIndex=0;else part.removeAttribute('tabindex');};
 name();new MutationObserver(name).observe(box,{childList:true,subtree:true,attributeFilter:['class']});
-new ResizeObserver(name).observe(box);}
-"""
+new ResizeObserver(name).observe(box);
+HOVER}
+""".replace("LOST", _LOST)
 
 
 class Dashboard(widgets.VBox):
@@ -96,7 +113,7 @@ class Dashboard(widgets.VBox):
         self.message, self.picture = widgets.HTML(), widgets.HTML()
         self.message.add_class("grpo-edu-message")
         self.controls, self.stage = widgets.VBox(list(controls)), widgets.VBox([self.message, self.picture])
-        look = f'<style onload="{html.escape(_NAMES)}">{_CSS}</style>'
+        look = f'<style onload="{html.escape(_NAMES.replace("HOVER", hover_script()))}">{_CSS}</style>'
         head = widgets.HTML(f"{look}<h2>{html.escape(title)}</h2>{html.escape(about)}")
         self._title = title
         columns = widgets.Box([self.controls, self.stage])
@@ -155,7 +172,8 @@ class Dashboard(widgets.VBox):
                 axes.set_position(place)
         picture = _png(figure)
         self._places.setdefault(key, [axes.get_position() for axes in figure.axes])
-        return image_tag(picture, "png", alt, round(_CSS_DPI * figure.get_figwidth()))
+        image = image_tag(picture, "png", alt, round(_CSS_DPI * figure.get_figwidth()))
+        return with_values(image, figure_values(figure))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
@@ -166,7 +184,7 @@ class Dashboard(widgets.VBox):
         names = [label for label in map(_label, _leaves(self.controls)) if label]
         caption = html.escape(f"{self._title}. {self.alt}".strip())
         controls = html.escape(f"Run the cell to use its controls: {', '.join(names)}.")
-        page = f"{self.message.value}{self.picture.value}<p><i>{caption}</i><br>{controls}</p>"
+        page = f"{self.message.value}{without_values(self.picture.value)}<p><i>{caption}</i><br>{controls}</p>"
         return {**bundle, "text/html": page}
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,14 @@ from grpo_edu.runs.checkpoint import latest_checkpoint, save_checkpoint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_FOLDER, _FILE = ".kept", "run.json"
+_FOLDER, _FILE, _ASKED = ".kept", "run.json", "asked.json"
 _MOST = 3  # runs in a folder; older ones are removed
 _LARGEST = 300e6  # bytes of the weights; a larger model is kept with Save only
+
+
+def small_enough(model: PreTrainedModel) -> bool:
+    """Whether the weights of a model are kept without being asked for."""
+    return sum(weight.nbytes for weight in model.parameters()) <= _LARGEST
 
 
 def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable], parent: Path) -> None:
@@ -32,7 +37,7 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
 
     Raises OSError where the disk cannot be written to.
     """
-    if run.state is None or sum(weight.nbytes for weight in model.parameters()) > _LARGEST:
+    if run.state is None or not small_enough(model):
         return
     place = parent / _FOLDER / run.name
     run.checkpoint = save_checkpoint(place, model, run.state, run.config, run.history)
@@ -51,11 +56,55 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
         "seconds": run.training_seconds,
         "label": f"{run.position()} · {run.model_name} · {', '.join(run.data)}",
     }
-    temporary = place / f".{_FILE}.{os.getpid()}"
+    _put(parent, place / _FILE, content)
+
+
+def _put(parent: Path, file: Path, content: Mapping[str, Any]) -> None:
+    """Write the file that says that a folder is complete, and remove the oldest folders of its kind."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(content), encoding="utf-8")
-    temporary.replace(place / _FILE)
-    for older in _places(parent)[_MOST:]:
+    temporary.replace(file)
+    for older in _places(parent, file.name)[_MOST:]:
         shutil.rmtree(older, ignore_errors=True)
+
+
+def keep_asked(place: Path, content: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+    """Write what *Ask the model* has reached: its answers, in plain values, and the tensors of its model.
+
+    Args:
+        place: a folder in `parent/.kept`, the same one for all steps of a training run.
+        content: with "base" and "data", the model and the problems, and "label".
+
+    Raises OSError where the disk cannot be written to.
+    """
+    from safetensors.torch import save_file
+
+    place.mkdir(parents=True, exist_ok=True)
+    name = f"weights-{content['trained']}.safetensors"
+    save_file({key: weight.clone().contiguous() for key, weight in weights.items()}, place / f".{name}")
+    (place / f".{name}").replace(place / name)
+    _put(place.parent.parent, place / _ASKED, {**content, "weights": name})
+    for older in set(place.glob("weights-*")) - {place / name}:
+        older.unlink()
+
+
+def kept_asked(parent: Path, base: str, data: Sequence[str]) -> list[tuple[str, str]]:
+    """Label and folder of what `keep_asked` wrote for this model and these problems, the newest first."""
+    found = []
+    for place in _places(parent, _ASKED):
+        stored = _read(place, _ASKED)
+        if (stored["base"], stored["data"]) == (base, list(data)):
+            age = time.time() - (place / _ASKED).stat().st_mtime
+            found.append((f"{stored['label']} · kept {_ago(age)}", str(place)))
+    return found
+
+
+def open_asked(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `keep_asked` wrote: plain values, and tensors. Raises OSError where it is gone."""
+    from safetensors.torch import load_file
+
+    stored = _read(place, _ASKED)
+    return stored, load_file(place / stored["weights"])
 
 
 def kept_runs(parent: Path) -> list[tuple[str, Path]]:
@@ -102,10 +151,15 @@ def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:
     return run
 
 
-def _read(place: Path) -> dict[str, Any]:
-    return json.loads((place / _FILE).read_text(encoding="utf-8"))
+def new_place(parent: Path) -> Path:
+    """A folder for `keep_asked` that no other training run has."""
+    return parent / _FOLDER / f"asked-{time.time_ns()}-{os.getpid()}"
 
 
-def _places(parent: Path) -> list[Path]:
-    files = sorted((parent / _FOLDER).glob(f"*/{_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+def _read(place: Path, file: str = _FILE) -> dict[str, Any]:
+    return json.loads((place / file).read_text(encoding="utf-8"))
+
+
+def _places(parent: Path, file: str = _FILE) -> list[Path]:
+    files = sorted((parent / _FOLDER).glob(f"*/{file}"), key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent for file in files]

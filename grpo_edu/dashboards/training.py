@@ -17,7 +17,8 @@ from grpo_edu.dashboards.kept import keep, kept_runs, open_kept
 from grpo_edu.dashboards.training_run import AT_ONCE, TrainingRun
 from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
 from grpo_edu.figures.curves import accuracy_comparison
-from grpo_edu.figures.live import live_curves, svg_image
+from grpo_edu.figures.hover import with_values
+from grpo_edu.figures.live import live_curves, live_values, svg_image
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.runs.request import DATA, REWARDS
 
@@ -286,7 +287,9 @@ class TrainingDashboard(Dashboard):
         stored = json.loads((data_dir() / "curves" / RECORDED).read_text(encoding="utf-8"))
         history = stored["history"]
         self.alt = f"A recorded run with the default settings: {stored['alt']}"
-        self.picture.value = svg_image(live_curves(history, int(history[-1]["step"]), AT_ONCE), self.alt)
+        steps = int(history[-1]["step"])
+        image = svg_image(live_curves(history, steps, AT_ONCE), self.alt)
+        self.picture.value = with_values(image, live_values(history, steps))
         said = f"The picture is a recorded run with the default settings. {stored['verdict']}"
         self.say(f"{said} Press Start for a run of your own.")
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards.worker import Worker, cut_off
-from grpo_edu.figures.live import ACCURACY, live_curves, svg_image
+from grpo_edu.figures.hover import with_values
+from grpo_edu.figures.live import ACCURACY, live_curves, live_values, svg_image
 from grpo_edu.figures.style import COLORS
 from grpo_edu.rewards import reward_name
 from grpo_edu.runs.request import REWARDS, load_split
@@ -159,7 +160,9 @@ class TrainingRun:
             alt += f"; accuracy on {AT_ONCE} held-out problems {shares}"
         if previous:
             alt += f". Dashed, for comparison: the run before, which ended at {previous[-1]['reward']:.2f}"
-        return svg_image(live_curves(self.rows(), self.config.max_steps, AT_ONCE, previous=previous), alt), alt
+        rows, steps = self.rows(), self.config.max_steps
+        image = svg_image(live_curves(rows, steps, AT_ONCE, previous=previous), alt)
+        return with_values(image, live_values(rows, steps, previous=previous)), alt
 
     def verdict(self) -> str:
         """Accuracy before and after, with the interval of the difference and the paired test."""

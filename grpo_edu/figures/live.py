@@ -7,8 +7,10 @@ a busy one. The colors and the thin and thick lines are those of `grpo_edu.figur
 import html
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from grpo_edu.figures.curves import PANELS, column, part_name, reward_parts
+from grpo_edu.figures.hover import curve_values
 from grpo_edu.figures.style import COLORS, GRID, INK, PAPER, image_tag, moving_mean
 
 ACCURACY = "heldout accuracy"  # the key of the accuracy on held-out problems in those rows in which it was measured
@@ -45,18 +47,12 @@ def live_curves(
     """
     if not history:
         raise ValueError("history is empty: train for at least one step before you draw it")
-    steps = [row["step"] for row in history]
-    chosen = [(key, name, limits) for key, name, _, limits in PANELS if any(key in row for row in history)]
-    if any(ACCURACY in row for row in history):
-        chosen.insert(
-            1, (ACCURACY, f"Held-out accuracy ({judged} problems)" if judged else "Held-out accuracy", (0, 1))
-        )
+    steps, chosen = [row["step"] for row in history], _chosen(history, judged)
     parts, before = [], [row for row in previous if row["step"] <= max_steps]
     for number, (key, name, limits) in enumerate(chosen):
         series = {key: column(history, key)} | (reward_parts(history) if key == "reward" else {})
-        smooth = 1 if key == ACCURACY else 5
         earlier = [(row["step"], value) for row, value in zip(before, column(before, key), strict=True)]
-        parts += _panel(number, name, steps, max_steps, list(series.items()), limits, smooth, earlier)
+        parts += _panel(number, name, steps, max_steps, list(series.items()), limits, _window(key), earlier)
     height = _ROW * math.ceil(len(chosen) / 2) + 4
     return "\n".join(
         [
@@ -67,6 +63,46 @@ def live_curves(
             "</svg>",
         ]
     )
+
+
+def live_values(
+    history: Sequence[Mapping[str, float]], max_steps: int, *, previous: Sequence[Mapping[str, float]] = ()
+) -> list[dict[str, Any]]:
+    """The values of `live_curves` for a page that shows those under the pointer, see `grpo_edu.figures.hover`.
+
+    >>> live_values([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}], 30)[0]["lines"]
+    [['measured', [1, 2], [0.5, 0.7]], ['mean of 5', [1, 2], [0.5, 0.6]]]
+    """
+    steps, chosen = [row["step"] for row in history], _chosen(history)
+    height, before = _ROW * math.ceil(len(chosen) / 2) + 4, [row for row in previous if row["step"] <= max_steps]
+    panels = []
+    for number, (key, _, _) in enumerate(chosen):
+        values, window = column(history, key), _window(key)
+        lines = [("measured", steps, values)]
+        lines += [("mean of 5", steps, moving_mean(values, window))] if window > 1 else []
+        if key == "reward":
+            lines += [(part_name(part), steps, found) for part, found in reward_parts(history).items()]
+        if before:
+            earlier = moving_mean(column(before, key), window)
+            lines.append(("the run before", [row["step"] for row in before], earlier))
+        x0, y0 = _PANEL * (number % 2) + _LEFT, _ROW * (number // 2) + _TOP
+        at = x0 / _WIDTH, y0 / height, (_PANEL - _LEFT - _RIGHT) / _WIDTH, _HEIGHT / height
+        panels.append(curve_values(at, (0, max_steps), "step", lines))
+    return panels
+
+
+def _chosen(history: Sequence[Mapping[str, float]], judged: int = 0) -> list[tuple[str, str, Any]]:
+    """Key, title and limits of each panel that the history has values for."""
+    chosen = [(key, name, limits) for key, name, _, limits in PANELS if any(key in row for row in history)]
+    if any(ACCURACY in row for row in history):
+        title = f"Held-out accuracy ({judged} problems)" if judged else "Held-out accuracy"
+        chosen.insert(1, (ACCURACY, title, (0, 1)))
+    return chosen
+
+
+def _window(key: str) -> int:
+    """How many steps the thick line is the mean of."""
+    return 1 if key == ACCURACY else 5
 
 
 def svg_image(svg: str, alt: str) -> str:
