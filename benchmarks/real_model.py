@@ -186,8 +186,6 @@ def trained(
         return model, tokenizer, {"tokens": tokens, "seconds": round(time.perf_counter() - started, 1)}
     reward = paid(arm, seed)
     config = replace(TASKS[task].config, max_steps=steps, learning_rate=rate, seed=seed)
-    if arm.lora_rank:  # a model with adapters has no quantized copy
-        config = replace(config, rollout_quantization=None)
     if (folder / "config.json").exists() and len(Ledger(folder / "metrics.jsonl").rows) < steps:
         with products_in_bfloat16():
             resume_training(folder, rewards=[reward], progress=False)

@@ -47,8 +47,9 @@ def tiny_dir() -> Path:
 
 
 def list_models() -> list[str]:
-    """Names of the models that come with the package, for `load_policy`."""
-    return sorted(config.parent.name for config in tiny_dir().parent.glob("*/config.json"))
+    """Names of the models that come with the package, for `load_policy`; some are adapters of another model."""
+    files = ("config.json", "adapter_config.json")
+    return sorted({path.parent.name for name in files for path in tiny_dir().parent.glob(f"*/{name}")})
 
 
 def load_policy(
@@ -85,6 +86,8 @@ def load_policy(
         model = load_model(source, floating_dtype(dtype), obstacle)
         tokenizer = load_tokenizer(source, obstacle)
     check_tokenizer(tokenizer, model, source)
+    if str(name) in (*list_models(), SMOLLM2):
+        model.name_or_path = str(name)  # adapters name their base model by it, on every computer
     if model.get_memory_footprint() >= LARGE_MODEL:
         return_large_blocks()
     return model.eval(), tokenizer
@@ -170,10 +173,10 @@ def save_policy(
 
 def _adapter_folder(name: str | Path) -> Path | None:
     """The folder that `name` refers to if it has adapters and no complete model."""
-    folder = Path(name).expanduser() if isinstance(name, str | Path) else None
-    if folder is None or not (folder / "adapter_config.json").is_file() or (folder / "config.json").exists():
+    if not isinstance(name, str | Path):
         return None
-    return folder
+    folder = tiny_dir().parent / name if str(name) in list_models() else Path(name).expanduser()
+    return folder if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists() else None
 
 
 def _find(name: str | Path) -> Path | str:

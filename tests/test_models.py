@@ -18,7 +18,8 @@ from transformers import AutoTokenizer, Qwen2Tokenizer
 from transformers.utils import logging
 
 from grpo_edu import models
-from grpo_edu.models import list_models, load_policy, save_policy, tiny_dir
+from grpo_edu.fast.lora import adapter_base, add_lora, save_adapters
+from grpo_edu.models import list_models, load_config, load_policy, save_policy, tiny_dir
 from grpo_edu.problems.files import load_gsm8k
 from grpo_edu.problems.hub import hub_obstacle
 
@@ -123,7 +124,16 @@ def test_shipped_models_are_named(saved, tmp_path, monkeypatch):
     shutil.copytree(saved, tmp_path / "models" / "tiny")
     assert list_models() == ["tiny"]
     assert torch.equal(logits(*load_policy()), logits(*load_policy("tiny")))
-    with pytest.raises(ValueError, match=r"'huge' is unknown.*tiny.*Hub id"):
+    adapted = add_lora(load_policy("tiny")[0], rank=2)
+    for weight in adapted.parameters():
+        weight.data += 0.01 * weight.requires_grad
+    save_adapters(adapted, tmp_path / "models" / "taught")
+    assert adapter_base(tmp_path / "models" / "taught") == "tiny"  # not a folder of this computer
+    assert list_models() == ["taught", "tiny"]
+    taught, tokenizer = load_policy("taught")
+    torch.testing.assert_close(logits(taught, tokenizer), logits(adapted, tokenizer))
+    assert load_config("taught").hidden_size == load_config("tiny").hidden_size
+    with pytest.raises(ValueError, match=r"'huge' is unknown.*taught, tiny.*Hub id"):
         load_policy("huge")
     with pytest.raises(ValueError, match="name .*got None"):
         load_policy(None)

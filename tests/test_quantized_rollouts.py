@@ -26,6 +26,7 @@ from trl import GRPOTrainer
 
 from grpo_edu.advantages import degenerate_groups
 from grpo_edu.config import GRPOConfig
+from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora
 from grpo_edu.logprobs import per_token_logps
 from grpo_edu.problems.templates import Problem
 from grpo_edu.quantization.model import quantization_scheme, quantize_model
@@ -275,3 +276,17 @@ def test_trl_trains_without_quantized_or_older_rollouts():
         trl_settings(GRPOConfig(rollout_quantization="bf16"))
     with pytest.raises(ValueError, match="^rollout_lag: 2 .*TRL"):
         trl_settings(GRPOConfig(rollout_lag=2))
+
+
+def test_a_policy_with_adapters_samples_from_a_copy_with_merged_ones():
+    model = add_lora(make_model(dtype=torch.float32), rank=2)
+    for weight in model.parameters():
+        weight.data += 0.1 * weight.requires_grad
+    before = weights(model)
+    sampler = QuantizedSampler(model, word_tokenizer(), GRPOConfig(**SMALL, rollout_quantization="bf16"))
+    merged = merge_lora(copy.deepcopy(model)).bfloat16()
+    ids = torch.tensor([[3, 4, 7, 9]])
+    with torch.no_grad():
+        assert_close(sampler.policy()(ids).logits, merged(ids).logits)
+    assert all(torch.equal(now, before[name]) for name, now in weights(model).items())
+    assert has_adapters(model)

@@ -12,6 +12,7 @@ bound of the weights.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.config import GRPOConfig, check_numbers
+from grpo_edu.fast.lora import has_adapters, merge_lora
 from grpo_edu.quantization.model import quantize_model
 from grpo_edu.rollout import Rollout, Sampler
 
@@ -95,9 +97,10 @@ class QuantizedSampler(CorrectedSampler):
     """
 
     def policy(self) -> PreTrainedModel:
-        """A quantized copy of the policy as it is now."""
+        """A quantized copy of the policy as it is now, with its adapters merged if it has some."""
         assert self.config.rollout_quantization is not None
-        return quantize_model(self.model, self.config.rollout_quantization)
+        model = merge_lora(copy.deepcopy(self.model)) if has_adapters(self.model) else self.model
+        return quantize_model(model, self.config.rollout_quantization)
 
 
 def correction_weights(
