@@ -7,6 +7,7 @@ runs all its cells. The servers are those of the tests.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -71,12 +72,34 @@ def measure_browser(pictures: Path | None = None) -> dict[str, Any]:
         for place in places:
             place.mkdir()
         browser = driver.chromium.launch(executable_path=program, args=list(QUIET))
+        began = time.perf_counter()
         with running_app(places[0]) as (address, _, _):
+            started = time.perf_counter() - began
             found = _app(browser, address)
+            found["from the command to the first tab, s"] = started + found["first tab can be used, s"]["high"]
         with running_lab(*places[1:]) as lab:
             found["notebook 00"] = _notebook(browser, lab, pictures)
         browser.close()
     return {"load average before": load, **found}
+
+
+def measure_book(site: Path) -> dict[str, Any]:
+    """kB of each page of the web book without its pictures, and of the course's own scripts and styles."""
+    if not (site / "index.html").is_file():
+        raise SystemExit(f"{site} holds no book; build it with: python3 course.py book")
+    pages = {}
+    for path in sorted(site.rglob("*.html")):
+        text = re.sub(r"data:image/[^\"')]*", "", path.read_text(encoding="utf-8"))
+        pages[path.relative_to(site).as_posix()] = round(len(text.encode()) / 1000)
+    names = [path.name for path in (Path(__file__).resolve().parents[1] / "book" / "static").glob("*.*")]
+    own = [path for name in (*names, "formulas.js", "inspector.js", "inspector.css") for path in site.rglob(name)]
+    largest = dict(sorted(pages.items(), key=lambda item: -item[1])[:5])
+    return {
+        "pages": len(pages),
+        "kB of a page": spread([float(size) for size in pages.values()]),
+        "largest, kB": largest,
+        "scripts and styles, kB": round(sum(path.stat().st_size for path in own) / 1000),
+    }
 
 
 def _app(browser: Any, address: str) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 Pictures per second of processor time of each explorer while a control is moved; pictures per second of the live curves
 and the share of a training run's time that they take, by the dashboard's own watch and next to the same run without, in
 turn; memory and threads over 200 times Start and Stop; first paint of the app, from key to picture, and the way to the
-first visible learning of notebook 00 in a browser. 10 minutes. Writes ``benchmarks/results/dashboards.json``; exits
-with 1 where a promise is not kept. ``--parts recordings`` writes what two dashboards show until they are used,
-``data/curves/dashboard_run.json`` and ``ask_the_model.json``; ``--parts exploits`` writes ``exploits.json``, which
-the web book shows; ``--parts tokens`` writes ``tokens.json``, a step for the token inspector.
+first visible learning of notebook 00 in a browser; kB per page of the web book in ``build/book``. 10 minutes. Writes
+``benchmarks/results/dashboards.json``; exits with 1 where a promise is not kept. ``--parts recordings`` writes what two
+dashboards show until they are used, ``data/curves/dashboard_run.json`` and ``ask_the_model.json``; ``--parts smollm2``
+the same of a real model, ``ask_smollm2.json``; ``--parts exploits`` writes ``exploits.json``, which the web book shows;
+``--parts tokens`` writes ``tokens.json``, a step for the token inspector.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import Any
 
 from ipywidgets import Widget
 
-from benchmarks.browser import measure_browser
+from benchmarks.browser import measure_book, measure_browser
 from benchmarks.harness import RESULTS, exit_code, markdown, save, spread
+from benchmarks.real_model import FOLDER as REAL_RUNS
 from grpo_edu.dashboards import (
     AdvantageExplorer,
     AskTheModel,
@@ -44,8 +46,11 @@ from grpo_edu.runs.tokens import without_groups
 from grpo_edu.studies.exploits import judge_reward
 
 COMMAND = "python -m benchmarks.dashboards"
-PARTS = ("updates", "overhead", "cycles", "browser")
+PARTS = ("updates", "overhead", "cycles", "browser", "book")
+BOOK, LARGEST_PAGE = RESULTS.parents[1] / "build" / "book", 300  # kB, without pictures
 RECORDINGS, EXPLOITED, TOKENS = "recordings", "exploits", "tokens"
+SMOLLM2 = "smollm2"
+STUDY_RUN = "instructions-readable-2e-05-2-40"  # of SmolLM2
 RECORDED_STEP, RECORDED_GROUPS = 3, 2  # of the token inspector
 UPDATES, CYCLES, SETTLED = 40, 200, 20  # pictures of each explorer; Start and Stop; those before memory is compared
 LATEST_PAINT, LATEST_LEARNING = 2, 60  # seconds, on two quiet cores
@@ -187,6 +192,30 @@ def record_runs() -> None:
     _store("ask_the_model.json", {"question": ask.question.value, **shown})
 
 
+def record_smollm2() -> None:
+    """Ask SmolLM2 for two instructions before and after a run of docs/studies/real_model.md, and store its answers."""
+    run = REAL_RUNS / STUDY_RUN
+    if not (run / "model").is_dir():
+        raise SystemExit(f"{run} is missing; python -m benchmarks.real_model makes it")
+    ask, asked = AskTheModel(model="smollm2", parent=REAL_RUNS), []
+    ask.model.value = str(run)
+    first = [value for _, value in ask.choose.options].index(ask.choose.value)
+    for _, question in ask.choose.options[first : first + 2]:
+        ask.choose.value = question
+        ask.ask.click()
+        ask.worker.join()
+        if len(ask.looks) != 2:
+            raise RuntimeError(ask.message.value)
+        words = ask.words()
+        for look in ask.looks:
+            look["chances"] = [float(f"{chance:.4g}") for chance in look["chances"]]
+            for row in look["rows"]:
+                row |= {key: float(f"{row[key]:.4g}") for key in ("advantage", "chance")}
+                row.pop("then", None)
+        asked.append({"question": question, "words": words, "looks": ask.looks})
+        _store("ask_smollm2.json", {"run": STUDY_RUN, "asked": asked}, SMOLLM2)
+
+
 def record_exploits() -> None:
     """What each reward pays for the ways to cheat and for honest work, which the reward lab of the web book shows."""
     _store("exploits.json", paid_to_exploits(), EXPLOITED)
@@ -259,6 +288,9 @@ def verdicts(record: dict[str, Any]) -> dict[str, bool]:
         found[f"notebook 00 shows what was learned within {LATEST_LEARNING} s of opening it"] = (
             learned < LATEST_LEARNING
         )
+    if "book" in record:
+        largest = record["book"]["kB of a page"]["high"]
+        found[f"no page of the book has more than {LARGEST_PAGE} kB without its pictures"] = largest <= LARGEST_PAGE
     return found
 
 
@@ -268,7 +300,7 @@ def main() -> int:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=(*PARTS, RECORDINGS, EXPLOITED, TOKENS),
+        choices=(*PARTS, RECORDINGS, EXPLOITED, TOKENS, SMOLLM2),
         default=list(PARTS),
         help="others keep what is stored",
     )
@@ -276,7 +308,8 @@ def main() -> int:
     parser.add_argument("--pictures", type=Path, help="a folder for what the browser showed")
     parser.add_argument("--output", type=Path, default=RESULTS / "dashboards.json")
     options = parser.parse_args()
-    for part, record_part in ((RECORDINGS, record_runs), (EXPLOITED, record_exploits), (TOKENS, record_tokens)):
+    recorders = {RECORDINGS: record_runs, EXPLOITED: record_exploits, TOKENS: record_tokens, SMOLLM2: record_smollm2}
+    for part, record_part in recorders.items():
         if part in options.parts:
             record_part()
             options.parts.remove(part)
@@ -288,6 +321,7 @@ def main() -> int:
         "overhead": lambda: measure_overhead(options.rounds),
         "cycles": measure_cycles,
         "browser": lambda: measure_browser(options.pictures),
+        "book": lambda: measure_book(BOOK),
     }
     for part in options.parts:
         record[part] = measures[part]()
@@ -305,7 +339,7 @@ def main() -> int:
                 ]
             )
         )
-    for part in ("overhead", "cycles", "browser"):
+    for part in ("overhead", "cycles", "browser", "book"):
         print(part, json.dumps(record.get(part)))
     kept = verdicts({name: record[name] for name in PARTS if name in record})
     return exit_code(kept)

@@ -261,6 +261,9 @@ def embedded(page, text):
     if page == "notebooks/10_ewc_progressive_training.ipynb" and text.startswith("## 1 "):
         kind, recording = RECORDINGS["ForgettingDashboard"]
         return f"\n\n{from_recording(kind, recording(), '')}"
+    if page == f"notebooks/{REAL}.ipynb" and text.startswith("In the dashboard you ask the model yourself"):
+        stored = html.escape(stored_curves("ask_smollm2.json"))
+        return f'\n\n<div class="course-explorer" data-explorer="looks" data-recording="{stored}"></div>'
     return ""
 
 

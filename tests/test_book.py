@@ -385,3 +385,19 @@ def test_the_first_pages_show_step_by_step_how_the_model_was_asked(open_page, na
     assert f"{first_right['then']:.0%}" in box.locator("[role=status]").inner_text()
     box.scroll_into_view_if_needed()
     shoot(page, f"book_asked_phone_{Path(name).stem}")
+
+
+@pytest.mark.browser
+def test_a_real_model_answers_before_and_after_its_run_in_the_static_page(open_page):
+    page = open_page("notebooks/14_real_language_model.html", PHONE)
+    box = page.locator("[data-explorer=looks]")
+    asked = json.loads((REPOSITORY / "data" / "curves" / "ask_smollm2.json").read_text(encoding="utf-8"))["asked"]
+    box.get_by_label("Question").select_option(asked[-1]["question"])
+    for look, button in zip(asked[-1]["looks"], ("before training", "after 40 steps"), strict=True):
+        box.get_by_role("button", name=button).click()
+        right = sum(row["reward"] == 1 for row in look["rows"])
+        assert f"{right} of {len(look['rows'])}" in box.locator("[role=status]").inner_text()
+        for text, row in zip(box.locator("li").all_inner_texts(), look["rows"], strict=True):
+            assert row["answer"] in text and f"reward {row['reward']:.0f}" in text
+    box.scroll_into_view_if_needed()
+    shoot(page, "book_smollm2_phone")

@@ -1,6 +1,7 @@
 """The dashboards without a browser: each control changes what it claims to, and bad choices are explained."""
 
 import base64
+import html
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from grpo_edu.dashboards import (
     TrainingDashboard,
 )
 from grpo_edu.dashboards.worker import SLOTS, run_slot
+from grpo_edu.problems.templates import data_dir
 
 STUDY = {
     "runs": [
@@ -493,6 +495,17 @@ def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_
     assert len(list(tmp_path.glob(".kept/*/weights-*"))) == 1
     other = AskTheModel(parent=tmp_path, data="basic")
     assert len(other.model.options) == 1, "what was trained on other problems is not offered"
+
+
+def test_what_smollm2_answered_before_and_after_a_run_is_shown_until_it_was_asked():
+    """Long answers are improbable as a whole, so the tables show the probability of a token."""
+    board = AskTheModel(model="smollm2")
+    stored = json.loads((data_dir() / "curves" / "ask_smollm2.json").read_text(encoding="utf-8"))["asked"][0]
+    assert stored["question"] == board.question.value and stored["words"] in board.message.value
+    assert board.picture.value.count("<table") == 2 and board.picture.value.count("probability per token") == 2
+    first, last = (look["rows"][0] for look in stored["looks"])
+    share = first["chance"] ** (1 / first["tokens"])
+    assert f"{100 * share:.2g}% → " in board.picture.value and html.escape(last["text"]) in board.picture.value
 
 
 def test_another_model_is_asked_for_an_instruction(policy_folder):

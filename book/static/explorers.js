@@ -1,5 +1,5 @@
-/* Dashboards of the course in plain JavaScript, for pages without Python: AdvantageExplorer, ObjectiveExplorer, and a
-   recording of AskTheModel. formulas.js, which is loaded before, has the mathematics; tests/test_book.py compares it. */
+/* Dashboards of the course in plain JavaScript, for pages without Python: AdvantageExplorer, ObjectiveExplorer, and
+   recordings of AskTheModel. formulas.js, which is loaded before, has the mathematics; tests/test_book.py compares it. */
 "use strict";
 
 // ---- drawing ----
@@ -226,6 +226,36 @@ function ask(place) {
   show("1 Ask");
 }
 
+/* Recorded answers of a larger model to a few questions, before and after it was trained. */
+function looks(place) {
+  const { asked } = JSON.parse(place.dataset.recording);
+  const question = choice("Question", asked.map(one => one.question));
+  const words = element("p", { role: "status" }), answers = element("ol", { class: "answers" });
+  const buttons = element("div", { class: "rewards", role: "group", "aria-label": "When it answers" });
+  let at = 0;
+  // A long answer as a whole is improbable, so this is the probability of a token, the geometric mean over the answer.
+  const perToken = (chance, row) => percent(chance ** (1 / row.tokens));
+  const show = () => {
+    const chosen = asked[question.input.selectedIndex].looks, first = chosen[0].rows, look = chosen[at];
+    buttons.replaceChildren(...chosen.map((one, number) => {
+      const button = element("button", { type: "button", "aria-pressed": String(number === at) },
+        one.steps ? `after ${one.steps} steps` : "before training");
+      button.addEventListener("click", () => { at = number; show(); buttons.children[number].focus(); });
+      return button;
+    }));
+    const right = look.rows.filter(row => row.reward).length;
+    words.textContent = `${right} of ${look.rows.length} answers are as asked.` + (at ? "" :
+      " The probabilities say how likely the model makes a token of this answer, before training → after it.");
+    answers.replaceChildren(...look.rows.map((row, number) => answerRow(row, [row.answer, `reward ${row.reward}`,
+      `probability per token ${perToken(row.chance, row)}` +
+        (at ? "" : ` → ${perToken(chosen[chosen.length - 1].chances[number], first[number])}`)])));
+  };
+  question.input.addEventListener("change", show);
+  place.replaceChildren(element("p", { class: "name" }, "Ask SmolLM2 (a recording)"),
+    element("div", { class: "controls" }, question.node), buttons, words, answers);
+  show();
+}
+
 window.courseExplorers = { groupAdvantages, tieProbability, tokenObjective };
-const KINDS = { advantages, objective, ask };
+const KINDS = { advantages, objective, ask, looks };
 for (const place of document.querySelectorAll("[data-explorer]")) KINDS[place.dataset.explorer](place);

@@ -35,8 +35,8 @@ _SMOLLM2 = "smollm2"  # its name for `load_policy`
 _REAL = {"loss_type": "dr_grpo", "scale_rewards": "none", "learning_rate": 2e-5}
 _PARTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")  # of a rollout
 _EVERY = 5  # steps of training between two looks at the same question
-# What is shown until the model was asked: `python -m benchmarks.dashboards --parts recordings`
-_RECORDED = {("tiny", LEVELS): "ask_the_model.json"}
+# What is shown until the model was asked: `python -m benchmarks.dashboards --parts recordings smollm2`
+_RECORDED = {("tiny", LEVELS): "ask_the_model.json", (_SMOLLM2, (INSTRUCTIONS,)): "ask_smollm2.json"}
 _OWN = "type your own question"
 _TINY = "tiny knows arithmetic word problems, sorting lists and coin flips; to anything else it gives such an answer."
 # A row is an answer over its facts, beside its probability as a number and a bar: two tables fit next to each other.
@@ -491,13 +491,14 @@ def answers_html(before: Sequence[dict], after: Sequence[dict], series: Sequence
 
 
 def _probability(rows: Sequence[dict[str, Any]]) -> tuple[str, Callable[[dict[str, Any], str], float]]:
-    """What is shown of how probable answers are, its name and its value: of long answers, the mean of their tokens.
+    """What is shown of how probable answers are, its name and its value: of long ones, the geometric mean over tokens.
 
     >>> name, value = _probability([{"chance": 1e-6, "tokens": 6}])
     >>> name, round(value({"chance": 1e-6, "tokens": 6}, "chance"), 3)
     ('probability per token', 0.1)
     """
-    if any(row["chance"] > 1e-4 for row in rows) or not all("tokens" in row for row in rows):
+    chances = sorted(row["chance"] for row in rows)
+    if chances[len(chances) // 2] > 1e-4 or not all("tokens" in row for row in rows):
         return "probability", lambda row, key: row[key]
     return "probability per token", lambda row, key: row[key] ** (1 / row["tokens"])
 
