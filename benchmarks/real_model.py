@@ -224,7 +224,7 @@ def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, step
     model, tokenizer = load_policy(start_of(task, seed))
     examples = list(problems_of(task, "train"))
     if task == "instructions":
-        examples = own_answers(model, tokenizer, examples, arm.reward, seed, steps)
+        examples = own_answers(arm.reward, seed, steps)
     config = SupervisedConfig(max_steps=10**6, prompts_per_step=16, learning_rate=rate, seed=seed)
     with products_in_bfloat16():
         for row in finetune(model, tokenizer, examples, config):
@@ -233,11 +233,14 @@ def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, step
     return model, tokenizer, int(row["num_tokens"])
 
 
-def own_answers(model, tokenizer, problems, reward: RewardFunction, seed: int, steps: int) -> list[Problem]:
+@cache
+def own_answers(reward: RewardFunction, seed: int, steps: int) -> list[Problem]:
     """The answers with a reward among as many samples as a GRPO run draws, each as the solution of its problem."""
+    model, tokenizer = load_policy(MODEL)
     config = TASKS["instructions"].config
     generator, kept = torch.Generator().manual_seed(seed), []
-    order = random.Random(seed).sample(list(problems), len(problems))
+    problems = problems_of("instructions", "train")
+    order = random.Random(seed).sample(problems, len(problems))
     for start in range(0, config.prompts_per_step * steps, config.prompts_per_step):
         part = [order[(start + i) % len(order)] for i in range(config.prompts_per_step)]
         for problem, text, value in scored(model, tokenizer, part, reward, config, generator):
