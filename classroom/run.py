@@ -76,6 +76,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
     own = {place for place, step in enumerate(steps) if step.is_own}
     # What may end a process, each once; only a process that lies about where it is needs more starts than this.
     patient = replace(limits, seconds=TRAINING * limits.seconds)  # once the other parts are answered and one trains
+    cell_seconds = limits.seconds  # also when a model trains: a cell that was late must not take three times as long
     most = MOST_CELLS + len(steps) - len(own) + MOST_PARTS * len(places) + _MOST_FAULTS
     for _ in range(most):
         total = min(limits.total_seconds, seconds_left - found.seconds)
@@ -88,6 +89,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
             "skip": skip,
             "answered": [[places[name], part] for name, part in {*found.outcomes, *waiting.items()}],
             "limits": asdict(replace(limits, total_seconds=total)),
+            "cell_seconds": cell_seconds,
         }
         messages, ending = sandbox.run(task, total)
         found.seconds += ending["seconds"]

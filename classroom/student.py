@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,9 +203,10 @@ def run_steps(task: dict[str, Any], channel: int, shell: Any) -> None:
     """Do the steps of a task, and write a line of JSON to `channel` for each thing that happened.
 
     task: `steps` (kind, name, source), `skip` (places of cells that ended an earlier process), `answered` ([place,
-    part] that are known), `calls` (name → the inputs of its parts), `limits`.
+    part] that are known), `calls` (name → the inputs of its parts), `limits`, `cell_seconds` (the limit of a cell).
     """
     limits = Limits(**task["limits"])
+    limits_of_a_cell = replace(limits, seconds=task["cell_seconds"])
     calls = {name: pickle.loads(base64.b64decode(text)) for name, text in task["calls"].items()}
     answered = {tuple(one) for one in task["answered"]}
     for place, (kind, name, source) in enumerate(task["steps"]):
@@ -220,7 +222,7 @@ def run_steps(task: dict[str, Any], channel: int, shell: Any) -> None:
                     say(channel, answer=[place, part], outcomes=[_as_json(one) for one in found])
         elif place not in task["skip"]:
             say(channel, at=[place, -1])
-            error = _run_cell(shell, source, limits)
+            error = _run_cell(shell, source, limits_of_a_cell)
             if error:
                 say(channel, cell=place, error=error)
 

@@ -22,7 +22,14 @@ needs_isolation = pytest.mark.skipif(bool(isolation_problem()), reason=isolation
 def said_by(sandbox, *cells):
     """The error of each cell, or "" for none."""
     steps = [["cell", f"no. {number}", source] for number, source in enumerate(cells)]
-    task = {"steps": steps, "calls": {}, "skip": [], "answered": [], "limits": asdict(LIMITS)}
+    task = {
+        "steps": steps,
+        "calls": {},
+        "skip": [],
+        "answered": [],
+        "limits": asdict(LIMITS),
+        "cell_seconds": LIMITS.seconds,
+    }
     messages, ending = sandbox.run(task, 60)
     assert ending["end"] == "done", ending
     errors = {message["cell"]: message["error"] for message in messages if "cell" in message}
@@ -79,7 +86,14 @@ def test_limits_stop_what_takes_too_much(sandbox):
 def test_a_process_that_was_ended_from_outside_is_started_again(sandbox):
     first = sandbox._first
     sandbox._process.kill()
-    task = {"steps": [], "calls": {}, "skip": [], "answered": [], "limits": asdict(LIMITS)}
+    task = {
+        "steps": [],
+        "calls": {},
+        "skip": [],
+        "answered": [],
+        "limits": asdict(LIMITS),
+        "cell_seconds": LIMITS.seconds,
+    }
     assert sandbox.run(task, 60)[1]["end"] == "ended"
     assert said_by(sandbox, "1 + 1") == [""] and first >= 0
 
