@@ -15,6 +15,12 @@ c.ClearSolutions.text_stub = "*Write your answer here: a few sentences, with the
 c.Execute.timeout = 60
 c.Execute.interrupt_on_timeout = True
 
+# `nbgrader zip_collect`: the student in the names of Canvas (doejane_4711_815_NAME.ipynb) and of Moodle
+# (Ana M_77_assignsubmission_file_/NAME.ipynb). Whatever the file's name, its cells say which notebook it is.
+c.FileNameCollectorPlugin.named_regexp = (
+    r".*/(?P<student_id>[^/_]+)(_LATE)?_\d+_(assignsubmission_[^/]*/|\d+_)(?P<file_id>[^/]+)\.ipynb$"
+)
+
 # What prints without end would fill the database.
 c.LimitOutput.max_lines = 500
 c.LimitOutput.max_traceback = 50

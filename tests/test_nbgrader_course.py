@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import nbformat
@@ -48,14 +49,16 @@ def test_nbgrader_releases_and_grades_the_masters_and_so_do_we(tmp_path):
     exercise = nbformat.read(REPOSITORY / "exercises" / f"{NAME}.ipynb", as_version=4)
     assert [cell.source for cell in released.cells] == [cell.source for cell in exercise.cells]
 
-    submitted = course / "submitted" / "ana" / NAME / f"{NAME}.ipynb"
-    submitted.parent.mkdir(parents=True)
+    archive = course / "downloaded" / NAME / "archive" / "class.zip"
+    archive.parent.mkdir(parents=True)
     written = next(
         cell for cell in released.cells if cell.metadata.get("nbgrader", {}).get("grade_id") == "open-choose-g"
     )
     written.source = "I take 8 groups of 8."
     partly = answer(released, {"tie_probability": RIGHT["tie_probability"], "group_advantages": PARTLY})
-    nbformat.write(partly, submitted)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr(f"ana_77_assignsubmission_file_/{NAME}.ipynb", nbformat.writes(partly))
+    nbgrader(course, "zip_collect", NAME)
     nbgrader(course, "autograde", NAME)
     with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:  # what the Formgrader does
         by_hand = gradebook.find_grade("open-choose-g", NAME, NAME, "ana")
