@@ -11,7 +11,6 @@ command continues where it stopped, and ``choices.json`` holds the summary of th
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import RESULTS, Ledger, estimate, over_seeds_and_problems, save
+from benchmarks.harness import RESULTS, Ledger, bits, change, estimate, ledger_options, ones, save
 from grpo_edu import (
     LEVELS,
     GRPOConfig,
@@ -40,7 +39,6 @@ from grpo_edu import (
 )
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.evaluation import mcnemar
 from grpo_edu.extras.significance import crossed_bootstrap
 from grpo_edu.problems.puzzles import make_puzzles, puzzle_splits
 from grpo_edu.problems.templates import Problem, problem_key
@@ -215,7 +213,7 @@ def judge(model, tokenizer, problems: Sequence[Problem], rewards: Sequence[Calla
     for row, correct in zip(ids, found.correct, strict=True):
         lengths[bool(correct)].append(min(len(row), length))
     return {
-        "bits": "".join(str(int(correct)) for correct in found.correct),
+        "bits": bits(found.correct),
         "accuracy": found.accuracy,
         "mean_reward": combine_rewards(scores).mean().item(),
         "wrong_length": mean(lengths[False] or [0]),
@@ -231,24 +229,24 @@ def best_rate(ledger: Ledger, name: str, arm: str) -> float:
     return max(rows, key=lambda rate: (rows[rate]["mean_reward"], -rate))
 
 
-def study(ledger: Ledger, name: str, late: Callable[[], bool]) -> None:
+def study(ledger: Ledger, name: str) -> None:
     """Run what is missing of a choice: first the selection, then the reported runs, seed by seed."""
     choice = CHOICES[name]
     for rate in choice.rates if len(choice.rates) > 1 else ():  # of one rate there is nothing to select
         for arm in choice.arms:
             values = {"phase": "select", "choice": name, "arm": arm, "rate": rate}
-            if late():
+            if ledger.late:
                 return
-            if not ledger.find(**values):
+            if ledger.wants(**values):
                 ledger.add(**values, seed=SELECTION_SEED, **run(choice, arm, rate, SELECTION_SEED, "selection"))
                 print(values, f"reward {ledger.rows[-1]['mean_reward']:.3f}", flush=True)
     for seed in SEEDS:
         for arm in choice.arms:
             rate = best_rate(ledger, name, arm)
             values = {"phase": "report", "choice": name, "arm": arm, "rate": rate, "seed": seed}
-            if late():
+            if ledger.late:
                 return
-            if not ledger.find(**values):
+            if ledger.wants(**values):
                 ledger.add(**values, **run(choice, arm, rate, seed, "heldout"))
                 print(values, f"{choice.outcome} {ledger.rows[-1][choice.outcome]:.3f}", flush=True)
 
@@ -273,8 +271,7 @@ def comparison(ledger: Ledger, name: str, rates: Mapping[str, float]) -> dict[st
         pairs = [(rows[first][seed], rows[other][seed]) for seed in seeds]
         found["differences"][f"{first} minus {other}"] = {
             **{key: estimate([one[key] - two[key] for one, two in pairs]) for key in OUTCOMES},
-            "over seeds and problems": over_seeds_and_problems(*([pair[i]["bits"] for pair in pairs] for i in (1, 0))),
-            "p_value": [mcnemar(ones(one), ones(two)).p_value for one, two in pairs],
+            **change(*([pair[i]["bits"] for pair in pairs] for i in (1, 0))),
         }
     if name in FACTORIAL:
         found["factors"] = factors(rows, seeds)
@@ -294,7 +291,7 @@ def factors(rows: Mapping[str, Mapping[int, dict[str, Any]]], seeds: Sequence[in
         sides = {  # level → for each seed the answers, 0 to 1, the mean over the levels of the other factor
             level: np.mean(
                 [
-                    [ones(by_seed[seed]) for seed in seeds]
+                    [ones(by_seed[seed]["bits"]) for seed in seeds]
                     for arm, by_seed in rows.items()
                     if arm.split(", ")[place] == level
                 ],
@@ -307,16 +304,11 @@ def factors(rows: Mapping[str, Mapping[int, dict[str, Any]]], seeds: Sequence[in
     other_levels = dict.fromkeys(arm.split(", ")[1] for arm in rows)
     effects = []  # of the first factor, at each level of the second: (seeds, problems)
     for level in other_levels:
-        first, second = ([ones(rows[f"{own}, {level}"][seed]) for seed in seeds] for own in (one, two))
+        first, second = ([ones(rows[f"{own}, {level}"][seed]["bits"]) for seed in seeds] for own in (one, two))
         found[f"{one} minus {two}, {level}"] = vars(crossed_bootstrap(second, first))
         effects.append((np.asarray(first, dtype=float) - np.asarray(second, dtype=float)).tolist())
     found["interaction"] = vars(crossed_bootstrap(effects[1], effects[0]))
     return found
-
-
-def ones(row: dict[str, Any]) -> list[bool]:
-    """Which answers of a run are right."""
-    return [bit == "1" for bit in row["bits"]]
 
 
 # difference → a study that was stored before, and two of its arms, which ran on five seeds at one rate
@@ -369,14 +361,13 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 def main() -> int:
     """Run what is missing and write the summary."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser = ledger_options(COMMAND, __doc__)
     parser.add_argument("--choices", nargs="+", choices=tuple(CHOICES), default=tuple(CHOICES), help="only these")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
     options = parser.parse_args()
-    deadline = time.perf_counter() + 60 * options.minutes
+    ledger = Ledger(LEDGER, options.minutes)
     for name in options.choices:
-        study(Ledger(LEDGER), name, lambda: time.perf_counter() > deadline)
-    save(LEDGER.with_suffix(".json"), COMMAND, {"choices": summary(Ledger(LEDGER)), "stored": stored_differences()})
+        study(ledger, name)
+    save(LEDGER.with_suffix(".json"), COMMAND, {"choices": summary(ledger), "stored": stored_differences()})
     return 0
 
 

@@ -12,16 +12,25 @@ same command continues where it stopped. ``forgetting.json`` holds the summary o
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, estimate, over_seeds_and_problems, save
+from benchmarks.harness import (
+    RESULTS,
+    Ledger,
+    bits,
+    estimate,
+    ledger_options,
+    ones,
+    over_seeds_and_problems,
+    save,
+    share,
+)
 from benchmarks.skill import RATE as GRPO_RATE
 from benchmarks.skill import STEPS as GRPO_STEPS
 from benchmarks.skill import trained_policy
@@ -91,7 +100,7 @@ def right(model, tokenizer, task: str, part: str) -> str:
     """A 1 or 0 for each problem: whether the greedy answer is correct."""
     problems = problems_of(task, part)
     found = evaluate(model, tokenizer, problems, temperature=0, max_completion_length=LENGTH, batch_size=100)
-    return "".join(str(int(correct)) for correct in found.correct)
+    return bits(found.correct)
 
 
 def stage_of(task: str, rate: float, steps: int, seed: int) -> Stage:
@@ -109,7 +118,6 @@ def protection_of(method: str, strength: float) -> Protection:
     return Protection(method, strength) if method in ("l2", "kl", "replay") else Protection()
 
 
-Late = Callable[[], bool]
 _first_anchors: dict[tuple, Any] = {}
 
 
@@ -161,13 +169,13 @@ def joint(seed: int, tuned: dict[str, tuple], part: str) -> dict[str, Any]:
     return {"after": [row, row], "seconds": round(time.perf_counter() - started, 1)}
 
 
-def tune(ledger: Ledger, late: Late) -> None:
+def tune(ledger: Ledger) -> None:
     """Every learning rate and number of steps of each new task, scored on its validation problems."""
     for task in ORDERS["A first"]:
         for steps in STEPS:
             for rate in RATES:
                 key = {"phase": "tune", "task": task, "rate": rate, "steps": steps, "seed": SELECTION_SEED}
-                if late() or ledger.find(**key):
+                if not ledger.wants(**key):
                     continue
                 started = time.perf_counter()
                 model, tokenizer = load_policy(MODEL)
@@ -175,7 +183,7 @@ def tune(ledger: Ledger, late: Late) -> None:
                 list(train_stage(model, tokenizer, stage, problems_of(task, "train")))
                 found = {name: right(model, tokenizer, name, "validation") for name in (task, "known")}
                 ledger.add(**key, after=found, seconds=round(time.perf_counter() - started, 1))
-                print(task, rate, steps, {name: share(bits) for name, bits in found.items()}, flush=True)
+                print(task, rate, steps, {name: share(text) for name, text in found.items()}, flush=True)
 
 
 def tuned(ledger: Ledger) -> dict[str, tuple[float, int]]:
@@ -189,12 +197,12 @@ def tuned(ledger: Ledger) -> dict[str, tuple[float, int]]:
     return found
 
 
-def select(ledger: Ledger, late: Late) -> None:
+def select(ledger: Ledger) -> None:
     """Every strength of every method on the selection seed, in the order "A first", on validation problems."""
     for method in ("none", *GRIDS):
         for strength in GRIDS.get(method, (0,)):
             key = {"phase": "select", "method": method, "strength": strength, "seed": SELECTION_SEED}
-            if late() or ledger.find(**key):
+            if not ledger.wants(**key):
                 continue
             found = run_order("A first", method, strength, SELECTION_SEED, tuned(ledger), "validation")
             ledger.add(**key, **found)
@@ -203,7 +211,7 @@ def select(ledger: Ledger, late: Late) -> None:
 
 def scores(run: dict[str, Any]) -> dict[str, float]:
     """Accuracy on each task at the end, and their mean."""
-    last = {task: round(share(bits), 3) for task, bits in run["after"][-1].items()}
+    last = {task: round(share(text), 3) for task, text in run["after"][-1].items()}
     return {**last, "average": round(sum(last.values()) / len(last), 4)}
 
 
@@ -239,20 +247,20 @@ def slow_strengths(ledger: Ledger) -> dict[str, float]:
     return found
 
 
-def select_slowly(ledger: Ledger, late: Late) -> None:
+def select_slowly(ledger: Ledger) -> None:
     """First rate and steps without protection, then the strengths of the protections there: the selection's rule."""
     for rate, steps in SLOWLY:
-        run_slowly(ledger, late, "none", 0, rate, steps)
+        run_slowly(ledger, "none", 0, rate, steps)
     setting = slow_setting(ledger)
     for method in PROTECTED_SLOWLY if setting else ():
         for strength in GRIDS[method]:
-            run_slowly(ledger, late, method, strength, *setting)
+            run_slowly(ledger, method, strength, *setting)
 
 
-def run_slowly(ledger: Ledger, late: Late, method: str, strength: float, rate: float, steps: int) -> None:
+def run_slowly(ledger: Ledger, method: str, strength: float, rate: float, steps: int) -> None:
     """One run of the selection, unless it is stored or the time is over."""
     key = {"phase": "select slowly", "method": method, "strength": strength, "rate": rate, "steps": steps}
-    if late() or ledger.find(**key):
+    if not ledger.wants(**key):
         return
     settings = dict.fromkeys(KINDS, (rate, steps))
     found = run_order("A first", method, strength, SELECTION_SEED, settings, "validation")
@@ -260,7 +268,7 @@ def run_slowly(ledger: Ledger, late: Late, method: str, strength: float, rate: f
     print(method, strength, rate, steps, scores(found), found["seconds"], flush=True)
 
 
-def report_slowly(ledger: Ledger, late: Late) -> None:
+def report_slowly(ledger: Ledger) -> None:
     """The reported seeds at the slow setting: unprotected and protected, in both orders."""
     setting = slow_setting(ledger)
     chosen = {"none": 0.0, **slow_strengths(ledger)}
@@ -268,17 +276,16 @@ def report_slowly(ledger: Ledger, late: Late) -> None:
         for order in ORDERS:
             for method, strength in chosen.items():
                 key = {"phase": "report", "order": order, "method": f"slow {method}", "seed": seed}
-                if late() or ledger.find(**key):
+                if not ledger.wants(**key):
                     continue
                 found = run_order(order, method, strength, seed, dict.fromkeys(KINDS, setting), "heldout")
                 ledger.add(**key, strength=strength, **found)
                 print(order, seed, "slow", method, strength, scores(found), found["seconds"], flush=True)
 
 
-def report(ledger: Ledger, late: Late) -> None:
+def report(ledger: Ledger) -> None:
     """The reported seeds: unprotected, joint, and every method at its chosen strength, in both orders."""
-    start = ledger.find(phase="before")
-    if start is None and not late():
+    if ledger.wants(phase="before"):
         model, tokenizer = load_policy(MODEL)
         ledger.add(phase="before", after={task: right(model, tokenizer, task, "heldout") for task in TASKS})
     chosen = {"none": 0.0, **strengths(ledger)}
@@ -286,7 +293,7 @@ def report(ledger: Ledger, late: Late) -> None:
         for seed in SEEDS:
             for method in ("joint", *chosen):
                 key = {"phase": "report", "order": order, "method": method, "seed": seed}
-                if late() or ledger.find(**key):
+                if not ledger.wants(**key):
                     continue
                 strength = chosen.get(method, 0.0)
                 if method == "joint":
@@ -347,11 +354,11 @@ def kl_on_prompts(before, after, tokenizer, problems: Sequence, seed: int) -> fl
     return total / tokens
 
 
-def match_all(ledger: Ledger, late: Late) -> None:
+def match_all(ledger: Ledger) -> None:
     """The supervised learning rate on the selection seed; then both methods on the reported seeds."""
     for rate in MATCH_RATES:
         key = {"phase": "match", "method": "supervised", "rate": rate, "seed": SELECTION_SEED}
-        if not late() and not ledger.find(**key):
+        if ledger.wants(**key):
             ledger.add(**key, **match("supervised", rate, SELECTION_SEED, "validation", SELECTION_TARGET))
             print(key, matched_line(ledger.rows[-1]), flush=True)
     rows = ledger.select(phase="match", seed=SELECTION_SEED)
@@ -361,7 +368,7 @@ def match_all(ledger: Ledger, late: Late) -> None:
     for seed in SEEDS:
         for method, rate in (("grpo", GRPO_RATE), ("supervised", best)):
             key = {"phase": "match", "method": method, "rate": rate, "seed": seed}
-            if late() or ledger.find(**key):
+            if not ledger.wants(**key):
                 continue
             grpo = ledger.find(phase="match", method="grpo", seed=seed)
             ledger.add(**key, **match(method, rate, seed, "heldout", grpo["reached"] if grpo else 1.0))
@@ -370,7 +377,7 @@ def match_all(ledger: Ledger, late: Late) -> None:
 
 def matched_line(row: dict[str, Any]) -> dict[str, Any]:
     """What a run says in the log."""
-    after = {task: round(share(bits), 3) for task, bits in row["after"].items()}
+    after = {task: round(share(text), 3) for task, text in row["after"].items()}
     return {**after, "steps": row["steps"], "kl": round(row["kl"], 4)}
 
 
@@ -418,7 +425,7 @@ def matched_summary(ledger: Ledger) -> dict[str, Any]:
 
 def summary(ledger: Ledger) -> dict[str, Any]:
     """Means over seeds with Student's intervals: accuracies at the end, and paired differences to "none"."""
-    before = {task: share(bits) for task, bits in ledger.find(phase="before")["after"].items()}
+    before = {task: share(text) for task, text in ledger.find(phase="before")["after"].items()}
     found: dict[str, Any] = {"before": before, "tuned": tuned(ledger), "strengths": strengths(ledger), "orders": {}}
     found |= {"slow setting": slow_setting(ledger), "slow strengths": slow_strengths(ledger)}
     for order in ORDERS:
@@ -462,10 +469,10 @@ def per_unit(run: dict[str, Any]) -> list[float]:
     Each is the average of one puzzle of either half and of two known problems, so that drawing these units draws the
     problems of each task independently of the other tasks.
     """
-    bits = {task: [bit == "1" for bit in text] for task, text in run["after"][-1].items()}
+    right = {task: ones(text) for task, text in run["after"][-1].items()}
     size = NUM_PUZZLES["heldout"]
-    known = [(bits["known"][i] + bits["known"][i + size]) / 2 for i in range(size)]
-    return [(own + a + b) / 3 for own, a, b in zip(known, *(bits[task] for task in KINDS), strict=True)]
+    known = [(right["known"][i] + right["known"][i + size]) / 2 for i in range(size)]
+    return [(own + a + b) / 3 for own, a, b in zip(known, *(right[task] for task in KINDS), strict=True)]
 
 
 def paired_p(differences: Sequence[float]) -> float:
@@ -497,29 +504,16 @@ def lost(run: dict[str, Any], order: str, before: dict[str, float]) -> float:
     return (before["known"] - share(after[1]["known"]) + share(after[0][first]) - share(after[1][first])) / 2
 
 
-def share(bits: str) -> float:
-    """The share of ones."""
-    return bits.count("1") / len(bits)
-
-
 def main() -> int:
     """Run what is missing, until the time is over; then store the summary of what is complete."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
-    options = parser.parse_args()
-    deadline = time.perf_counter() + 60 * options.minutes
-    ledger = Ledger(LEDGER)
-
-    def late() -> bool:
-        return time.perf_counter() > deadline
-
-    match_all(ledger, late)
-    tune(ledger, late)
+    ledger = Ledger(LEDGER, ledger_options(COMMAND, __doc__).parse_args().minutes)
+    match_all(ledger)
+    tune(ledger)
     if len(ledger.select(phase="tune")) == 2 * len(RATES) * len(STEPS):
-        select(ledger, late)
-        report(ledger, late)
-        select_slowly(ledger, late)
-        report_slowly(ledger, late)
+        select(ledger)
+        report(ledger)
+        select_slowly(ledger)
+        report_slowly(ledger)
     if ledger.find(phase="before"):
         save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger))
     return 0

@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -28,6 +28,25 @@ def estimate(values: Sequence[float]) -> dict[str, float]:
     return asdict(mean_estimate(values))
 
 
+def bits(values: Iterable[Any]) -> str:
+    """A 1 or 0 for each value, as a ledger keeps which problems were solved.
+
+    >>> bits([True, 0.0]), ones("10"), share("1000")
+    ('10', [True, False], 0.25)
+    """
+    return "".join(str(int(value)) for value in values)
+
+
+def ones(text: str) -> list[bool]:
+    """The values behind `bits`."""
+    return [bit == "1" for bit in text]
+
+
+def share(text: str) -> float:
+    """The share of ones in `bits`."""
+    return text.count("1") / len(text)
+
+
 def over_seeds_and_problems(before: Sequence[str], after: Sequence[str]) -> dict[str, float]:
     """The mean of after − before with its interval over seeds and problems, ready for JSON.
 
@@ -38,8 +57,23 @@ def over_seeds_and_problems(before: Sequence[str], after: Sequence[str]) -> dict
     """
     from grpo_edu.extras.significance import crossed_bootstrap
 
-    old, new = ([[bit == "1" for bit in row] for row in rows] for rows in (before, after))
-    return asdict(crossed_bootstrap(old, new))
+    return asdict(crossed_bootstrap(*([ones(row) for row in rows] for rows in (before, after))))
+
+
+def change(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
+    """What changed from `before` to `after`, one string of `bits` per seed.
+
+    Returns: the mean over seeds with Student's interval, the interval over seeds and problems, and McNemar's exact
+    p-value for each seed.
+    """
+    from grpo_edu.evaluation import mcnemar
+
+    pairs = list(zip(before, after, strict=True))
+    return {
+        "over seeds": estimate([share(new) - share(old) for old, new in pairs]),
+        "over seeds and problems": over_seeds_and_problems(before, after),
+        "p_value": [mcnemar(ones(old), ones(new)).p_value for old, new in pairs],
+    }
 
 
 def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -177,16 +211,30 @@ def save(output: Path, command: str, record: Mapping[str, Any]) -> None:
 class Ledger:
     """The results of a study, one JSON line for each, so that the same command continues where it stopped.
 
+    minutes: after so many, `late` is true and `wants` asks for no further run.
+
     >>> import tempfile
     >>> ledger = Ledger(Path(tempfile.mkdtemp()) / "study.jsonl")
     >>> ledger.add(arm="grpo", seed=0, k=3)
     >>> ledger.find(arm="grpo", seed=0)["k"], ledger.find(arm="grpo", seed=1)
     (3, None)
+    >>> ledger.wants(arm="grpo", seed=0), ledger.wants(arm="grpo", seed=1)
+    (False, True)
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, minutes: float = float("inf")) -> None:
         self.path = path
         self.rows = read_log(path) if path.exists() else []
+        self.deadline = time.perf_counter() + 60 * minutes
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return time.perf_counter() > self.deadline
+
+    def wants(self, **values: Any) -> bool:
+        """Whether a result with these values is missing and there is time to compute it."""
+        return not self.late and self.find(**values) is None
 
     def find(self, **values: Any) -> dict[str, Any] | None:
         """The first result with these values; None if there is none."""
@@ -201,6 +249,13 @@ class Ledger:
         with RunLog(self.path) as log:
             log.append(row)
         self.rows.append(row)
+
+
+def ledger_options(command: str, about: str | None) -> argparse.ArgumentParser:
+    """The options of a study with a `Ledger`; the study adds its own."""
+    parser = argparse.ArgumentParser(prog=command, description=about)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
+    return parser
 
 
 def exit_code(verdicts: Mapping[str, bool]) -> int:

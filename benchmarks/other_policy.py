@@ -8,15 +8,13 @@ command continues where it stopped, and ``other_policy.json`` holds the summary 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, over_seeds_and_problems, save
+from benchmarks.harness import RESULTS, Ledger, bits, change, estimate, exit_code, ledger_options, save, share
 from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, train
-from grpo_edu.evaluation import mcnemar
 from grpo_edu.problems.templates import Problem
 
 COMMAND = "python -m benchmarks.other_policy"
@@ -73,15 +71,10 @@ def run(arm: str, rate: float, seed: int, split: str) -> dict[str, Any]:
     history = list(train(model, tokenizer, problems_of("train"), accuracy_reward, config))
     found = evaluate(model, tokenizer, problems_of(split), seed=1)
     return {
-        "bits": "".join(str(int(correct)) for correct in found.correct),
+        "bits": bits(found.correct),
         "curves": {key: [rounded(row.get(key)) for row in history] for key in CURVES if key in history[0]},
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }
-
-
-def share(row: dict[str, Any]) -> float:
-    """The accuracy of a run."""
-    return row["bits"].count("1") / len(row["bits"])
 
 
 def best_rate(ledger: Ledger, arm: str) -> float | None:
@@ -89,7 +82,7 @@ def best_rate(ledger: Ledger, arm: str) -> float | None:
     rows = {rate: ledger.find(phase="select", arm=arm, rate=rate) for rate in RATES}
     if None in rows.values():
         return None
-    return max(rows, key=lambda rate: (share(rows[rate]), -rate))
+    return max(rows, key=lambda rate: (share(rows[rate]["bits"]), -rate))
 
 
 def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
@@ -109,14 +102,8 @@ def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
 
 
 def compare(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Runs minus other runs of the same seeds: over seeds, over seeds and problems, and McNemar's p-value per seed."""
-    pairs = list(zip(rows, others, strict=True))
-    ones = [[[bit == "1" for bit in row["bits"]] for row in pair] for pair in pairs]
-    return {
-        "over seeds": estimate([share(one) - share(other) for one, other in pairs]),
-        "over seeds and problems": over_seeds_and_problems(*([row["bits"] for row in side] for side in (others, rows))),
-        "p_value": [mcnemar(other, one).p_value for one, other in ones],
-    }
+    """Runs minus other runs of the same seeds."""
+    return change(*([row["bits"] for row in side] for side in (others, rows)))
 
 
 def at_rates(ledger: Ledger, rates: dict[str, float]) -> dict[str, Any]:
@@ -136,7 +123,8 @@ def at_rates(ledger: Ledger, rates: dict[str, float]) -> dict[str, Any]:
     }
     found: dict[str, Any] = {"seeds": seeds}
     for arm, own in rows.items():
-        found[arm] = {"rate": rates[arm], "each": [share(row) for row in own], **estimate([share(row) for row in own])}
+        each = [share(row["bits"]) for row in own]
+        found[arm] = {"rate": rates[arm], "each": each, **estimate(each)}
         if GAP in own[0]["curves"]:
             gaps = [row["curves"][GAP] for row in own]
             steps = [[gap for gap in column if gap is not None] for column in zip(*gaps, strict=True)]
@@ -154,7 +142,9 @@ def at_rates(ledger: Ledger, rates: dict[str, float]) -> dict[str, Any]:
 
 def summary(ledger: Ledger) -> dict[str, Any]:
     """The selection, and the arms at the high rate and at their own best rates."""
-    selected = {arm: {f"{row['rate']:g}": share(row) for row in ledger.select(phase="select", arm=arm)} for arm in ARMS}
+    selected = {
+        arm: {f"{row['rate']:g}": share(row["bits"]) for row in ledger.select(phase="select", arm=arm)} for arm in ARMS
+    }
     best = {arm: rate for arm in ARMS if (rate := best_rate(ledger, arm)) is not None}
     return {
         "selection": {arm: found for arm, found in selected.items() if found},
@@ -185,19 +175,12 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 def main() -> int:
     """Run what is missing; exit 1 where a statement does not hold."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
-    options = parser.parse_args()
-    deadline = time.perf_counter() + 60 * options.minutes
-    ledger = Ledger(LEDGER)
+    ledger = Ledger(LEDGER, ledger_options(COMMAND, __doc__).parse_args().minutes)
     for values in missing(ledger):
-        if ledger.find(**values):
-            continue
-        if time.perf_counter() > deadline:
-            break
-        split = "selection" if values["phase"] == "select" else "heldout"
-        ledger.add(**values, **run(values["arm"], values["rate"], values["seed"], split))
-        print(f"{values}: {share(ledger.rows[-1]):.1%}", flush=True)
+        if ledger.wants(**values):
+            split = "selection" if values["phase"] == "select" else "heldout"
+            ledger.add(**values, **run(values["arm"], values["rate"], values["seed"], split))
+            print(f"{values}: {share(ledger.rows[-1]['bits']):.1%}", flush=True)
     found = summary(ledger)
     judged = verdicts(found)
     save(LEDGER.with_suffix(".json"), COMMAND, {"verdicts": judged, **found})

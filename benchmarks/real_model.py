@@ -16,10 +16,9 @@ of notebook 09. Every policy is evaluated in float32.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, save
+from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, ones, save, share
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, generate, load_policy, load_problems, render_prompt
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
@@ -119,7 +118,6 @@ ARMS: dict[str, dict[str, Arm]] = {
         "shuffled": Arm(accuracy_reward, FULL, "shuffled"),  # with the rate of "grpo"
     },
 }
-Late = Callable[[], bool]
 
 
 @cache
@@ -298,27 +296,12 @@ def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
     }
 
 
-def bits(values) -> str:
-    """A 1 or 0 for each value."""
-    return "".join(str(int(value)) for value in values)
-
-
-def ones(text: str) -> list[bool]:
-    """The values behind `bits`."""
-    return [bit == "1" for bit in text]
-
-
-def share(text: str) -> float:
-    """The share of ones."""
-    return text.count("1") / len(text)
-
-
-def select(ledger: Ledger, task: str, name: str, late: Late) -> None:
+def select(ledger: Ledger, task: str, name: str) -> None:
     """Every rate of an arm on the selection seed, judged by the mean of the arm's own reward on sampled answers."""
     arm = ARMS[task][name]
     for rate in () if arm.method == "shuffled" else arm.rates:
         key = {"phase": "select", "task": task, "arm": name, "rate": rate, "seed": SELECTION_SEED}
-        if late() or ledger.find(**key):
+        if not ledger.wants(**key):
             continue
         model, tokenizer, spent = trained(ledger, task, name, rate, SELECTION_SEED, TASKS[task].selection_steps)
         generator, config = torch.Generator().manual_seed(0), replace(TASKS[task].config, num_generations=2)
@@ -340,11 +323,11 @@ def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
     return max(rows, key=lambda row: (row["mean_reward"], -row["rate"]))["rate"]
 
 
-def report(ledger: Ledger, task: str, name: str, seed: int, late: Late) -> None:
+def report(ledger: Ledger, task: str, name: str, seed: int) -> None:
     """One reported run, judged on the held-out problems."""
     rate = best_rate(ledger, task, name)
     key = {"phase": "report", "task": task, "arm": name, "seed": seed}
-    if rate is None or late() or ledger.find(**key):
+    if rate is None or not ledger.wants(**key):
         return
     if not ledger.find(phase="before", task=task, seed=seed if task == "arithmetic" else None):
         start = load_policy(start_of(task, seed))
@@ -356,13 +339,13 @@ def report(ledger: Ledger, task: str, name: str, seed: int, late: Late) -> None:
     print(task, name, seed, f"greedy {share(row['greedy']):.3f} sampled {share(row['sampled']):.3f}", flush=True)
 
 
-def report_gsm8k(ledger: Ledger, tasks: Sequence[str], late: Late) -> None:
+def report_gsm8k(ledger: Ledger, tasks: Sequence[str]) -> None:
     """Greedy accuracy on 300 test problems of GSM8K: the model, and the first seed's runs of these tasks."""
     problems = load_gsm8k("test", GSM8K, n=NUM_GSM8K)
     wanted = [("none", "none"), ("arithmetic", "cold start"), ("arithmetic", "grpo"), ("instructions", "readable")]
     for task, name in wanted:
         key = {"phase": "gsm8k", "task": task, "arm": name, "seed": 0}
-        if task not in ("none", *tasks) or late() or ledger.find(**key):
+        if task not in ("none", *tasks) or not ledger.wants(**key):
             continue
         if name == "none":
             policy = load_policy(MODEL)
@@ -426,26 +409,20 @@ def compared(before: Sequence[str], after: Sequence[str], kinds: int) -> dict[st
 
 def main() -> int:
     """Run what is missing, until the time is over, and store the summary."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser = ledger_options(COMMAND, __doc__)
     parser.add_argument("--tasks", nargs="+", choices=tuple(ARMS), default=tuple(ARMS), help="only these")
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="only these")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
     options = parser.parse_args()
-    deadline = time.perf_counter() + 60 * options.minutes
-    ledger = Ledger(LEDGER)
-
-    def late() -> bool:
-        return time.perf_counter() > deadline
-
+    ledger = Ledger(LEDGER, options.minutes)
     chosen = [(task, name) for task in options.tasks for name in ARMS[task] if name in (options.arms or ARMS[task])]
     for task, name in chosen:
-        select(ledger, task, name, late)
+        select(ledger, task, name)
     for seed in options.seeds:
         for task, name in chosen:
-            report(ledger, task, name, seed, late)
+            report(ledger, task, name, seed)
     if GSM8K.is_dir():
-        report_gsm8k(ledger, options.tasks, late)
+        report_gsm8k(ledger, options.tasks)
     save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger))
     return 0
 

@@ -9,16 +9,26 @@ is estimated before and after GRPO, in total and for each kind of puzzle. Each r
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, over_seeds_and_problems, save
+from benchmarks.harness import (
+    RESULTS,
+    Ledger,
+    bits,
+    estimate,
+    exit_code,
+    ledger_options,
+    ones,
+    over_seeds_and_problems,
+    save,
+    share,
+)
 from grpo_edu import (
     GRPOConfig,
     accuracy_reward,
@@ -131,7 +141,7 @@ def trained_policy(seed: int) -> tuple:
     return load_policy(folder)
 
 
-def report(ledger: Ledger, arms: Sequence[str], seeds: Sequence[int], late: Callable[[], bool]) -> None:
+def report(ledger: Ledger, arms: Sequence[str], seeds: Sequence[int]) -> None:
     """The reported seeds: every arm, evaluated greedily and sampled on all held-out puzzles."""
     heldout = puzzle_splits()["heldout"]
     if not ledger.find(phase="before"):
@@ -139,7 +149,7 @@ def report(ledger: Ledger, arms: Sequence[str], seeds: Sequence[int], late: Call
     for seed in seeds:
         for arm in arms:
             grpo = ledger.find(phase="report", arm="grpo", seed=seed)
-            if late() or ledger.find(phase="report", arm=arm, seed=seed) or (arm == "supervised" and not grpo):
+            if not ledger.wants(phase="report", arm=arm, seed=seed) or (arm == "supervised" and not grpo):
                 continue
             model, tokenizer = load_policy(MODEL)
             metrics = run_arm(model, tokenizer, arm, seed)
@@ -155,12 +165,12 @@ def report(ledger: Ledger, arms: Sequence[str], seeds: Sequence[int], late: Call
                 save_policy(model, tokenizer, MODELS / f"{arm}-{seed}", overwrite=True)
 
 
-def report_starts(ledger: Ledger, seeds: Sequence[int], late: Callable[[], bool]) -> None:
+def report_starts(ledger: Ledger, seeds: Sequence[int]) -> None:
     """GRPO from two more cold starts, which differ from `halfway` in their seed only."""
     heldout = puzzle_splits()["heldout"]
     for start in STARTS:
-        missing = [seed for seed in seeds if not ledger.find(phase="starts", start=start, seed=seed)]
-        if late() or not missing:
+        missing = [seed for seed in seeds if ledger.wants(phase="starts", start=start, seed=seed)]
+        if not missing:
             continue
         model, tokenizer = load_policy("tiny")
         *_, _ = finetune(model, tokenizer, puzzle_splits()["train"], replace(COLD_START, seed=start))
@@ -168,7 +178,7 @@ def report_starts(ledger: Ledger, seeds: Sequence[int], late: Callable[[], bool]
         if not ledger.find(phase="before starts", start=start):
             ledger.add(phase="before starts", start=start, **outcome(model, tokenizer, heldout))
         for seed in missing:
-            if late():
+            if ledger.late:
                 return
             model.load_state_dict(weights)
             spent = train_until(run_arm(model, tokenizer, "grpo", seed), steps=STEPS)
@@ -176,10 +186,10 @@ def report_starts(ledger: Ledger, seeds: Sequence[int], late: Callable[[], bool]
             print(f"start {start} seed {seed}: greedy {share(ledger.rows[-1]['greedy']):.1%} {spent}", flush=True)
 
 
-def report_pass(ledger: Ledger, seeds: Sequence[int], late: Callable[[], bool]) -> None:
+def report_pass(ledger: Ledger, seeds: Sequence[int]) -> None:
     """The counts behind pass@k: two draws before training, and one after each GRPO run."""
     for seed, draw in ((None, 1), (None, 2), *((seed, 1) for seed in seeds)):
-        if late() or ledger.find(phase="pass 1024", seed=seed, draw=draw):
+        if not ledger.wants(phase="pass 1024", seed=seed, draw=draw):
             continue
         policy = load_policy(MODEL) if seed is None else trained_policy(seed)
         ledger.add(phase="pass 1024", seed=seed, draw=draw, counts=pass_counts(*policy, draw))
@@ -189,29 +199,22 @@ def report_pass(ledger: Ledger, seeds: Sequence[int], late: Callable[[], bool]) 
 def outcome(model, tokenizer, problems: Sequence) -> dict[str, Any]:
     """Greedy and sampled answers on the same problems: a 1 or 0 for each, and what the greedy ones are made of."""
     greedy, sampled = (measure(model, tokenizer, problems, temperature) for temperature in (0, 1.0))
-    bits = {
-        name: "".join(str(int(c)) for c in found.correct) for name, found in (("greedy", greedy), ("sampled", sampled))
-    }
-    return {**bits, **anatomy(greedy)}
-
-
-def share(bits: str) -> float:
-    """The share of ones."""
-    return bits.count("1") / len(bits)
+    return {"greedy": bits(greedy.correct), "sampled": bits(sampled.correct), **anatomy(greedy)}
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
     """Greedy gains by arm: each seed with its paired test, and the mean over seeds with Student's interval."""
     before = ledger.find(phase="before")
-    ones = [bit == "1" for bit in before["greedy"]]
     start = {way: share(before[way]) for way in ("greedy", "sampled")}
-    found: dict[str, Any] = {"before": {**start, "n": len(ones), "true_equations": before["true_equations"]}}
+    found: dict[str, Any] = {
+        "before": {**start, "n": len(before["greedy"]), "true_equations": before["true_equations"]}
+    }
     found["before"]["per_kind"] = kinds(before["greedy"])
     for arm in ARMS:
         runs = sorted(ledger.select(phase="report", arm=arm), key=lambda row: row["seed"])
         if not runs:
             continue
-        pairs = [(ones, [bit == "1" for bit in row["greedy"]]) for row in runs]
+        pairs = [(ones(before["greedy"]), ones(row["greedy"])) for row in runs]
         gains = {way: [share(row[way]) - start[way] for row in runs] for way in start}
         found[arm] = {
             "seeds": [row["seed"] for row in runs],
@@ -355,23 +358,18 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 def main() -> int:
     """Run what is missing; exit 1 where a statement does not hold."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser = ledger_options(COMMAND, __doc__)
     parts = (*ARMS, "starts", "pass")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="only these")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
     options = parser.parse_args()
-    deadline = time.perf_counter() + 60 * options.minutes
-
-    def late() -> bool:
-        return time.perf_counter() > deadline
-
-    report(Ledger(LEDGER), [arm for arm in ARMS if arm in options.parts], options.seeds, late)
+    ledger = Ledger(LEDGER, options.minutes)
+    report(ledger, [arm for arm in ARMS if arm in options.parts], options.seeds)
     if "starts" in options.parts:
-        report_starts(Ledger(LEDGER), options.seeds, late)
+        report_starts(ledger, options.seeds)
     if "pass" in options.parts:
-        report_pass(Ledger(LEDGER), options.seeds, late)
-    found = summary(Ledger(LEDGER))
+        report_pass(ledger, options.seeds)
+    found = summary(ledger)
     if not {"grpo", "shuffled"} <= found.keys():
         return 0
     judged = verdicts(found)

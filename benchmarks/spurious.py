@@ -11,7 +11,6 @@ command continues where it stopped, and ``spurious.json`` holds the summary of t
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.choices import problems_of
-from benchmarks.harness import RESULTS, Ledger, estimate, over_seeds_and_problems, save
+from benchmarks.harness import RESULTS, Ledger, bits, change, ledger_options, save, share
 from grpo_edu import (
     Evaluation,
     GRPOConfig,
@@ -37,7 +36,6 @@ from grpo_edu import (
     render_prompt,
     train,
 )
-from grpo_edu.evaluation import mcnemar
 from grpo_edu.problems.equations import check_equations
 
 COMMAND = "python -m benchmarks.spurious"
@@ -98,8 +96,7 @@ def heldout(model: str) -> tuple:
 def parts(found: Evaluation) -> dict[str, Any]:
     """A 1 or 0 for each problem, and the shares of completions that have an answer and that have equations."""
     answered = sum(answer is not None for answer in found.answers) / found.n
-    bits = "".join(str(int(correct)) for correct in found.correct)
-    return {"bits": bits, "answered": answered, "worked": found.worked_share}
+    return {"bits": bits(found.correct), "answered": answered, "worked": found.worked_share}
 
 
 def run(model_name: str, reward: str, rate: float, seed: int, report: bool) -> dict[str, Any]:
@@ -179,51 +176,40 @@ def best_rate(ledger: Ledger, model: str, reward: str) -> float:
     return max(rows, key=lambda row: (round(mean(row["reward"][-5:]), 6), -row["rate"]))["rate"]
 
 
-def study(ledger: Ledger, models: Sequence[str], late: Callable[[], bool]) -> None:
+def study(ledger: Ledger, models: Sequence[str]) -> None:
     """What is missing: the untrained models, the selection of the rates, and the reported runs seed by seed."""
     for model in models:
-        if not late() and not ledger.find(phase="probe", model=model):
+        if ledger.wants(phase="probe", model=model):
             ledger.add(phase="probe", model=model, **probe(model))
         for seed in SEEDS:
-            if not late() and not ledger.find(phase="before", model=model, seed=seed):
+            if ledger.wants(phase="before", model=model, seed=seed):
                 ledger.add(phase="before", model=model, seed=seed, **judged(*load_policy(model), model, seed))
     for model in models:
         for reward in REWARDS[:-1]:
             for rate in RATES:
                 key = {"phase": "select", "model": model, "arm": reward, "rate": rate, "seed": SELECTION_SEED}
-                if late() or ledger.find(**key):
-                    continue
-                ledger.add(**key, **run(model, reward, rate, SELECTION_SEED, report=False))
-                print(key, f"reward {mean(ledger.rows[-1]['reward'][-5:]):.3f}", flush=True)
+                if ledger.wants(**key):
+                    ledger.add(**key, **run(model, reward, rate, SELECTION_SEED, report=False))
+                    print(key, f"reward {mean(ledger.rows[-1]['reward'][-5:]):.3f}", flush=True)
     for seed in SEEDS:
         for model in models:
             for reward in REPORTED[model]:
-                if late():
+                if ledger.late:
                     return
                 rate = best_rate(ledger, model, reward)
                 key = {"phase": "report", "model": model, "arm": reward, "rate": rate, "seed": seed}
-                if not ledger.find(**key):
+                if ledger.wants(**key):
                     ledger.add(**key, **run(model, reward, rate, seed, report=True))
                     print(key, f"accuracy {share(ledger.rows[-1]['bits']):.3f}", flush=True)
 
 
-def add_random(ledger: Ledger, late: Callable[[], bool]) -> None:
+def add_random(ledger: Ledger) -> None:
     """Added after the result: the coin flip on `tiny` at the lowest rate of the grid."""
     for seed in SEEDS:
         key = {"phase": "added", "model": "tiny", "arm": "random", "rate": RATES[0], "seed": seed}
-        if not late() and not ledger.find(**key):
+        if ledger.wants(**key):
             ledger.add(**key, **run("tiny", "random", RATES[0], seed, report=True))
             print(key, f"accuracy {share(ledger.rows[-1]['bits']):.3f}", flush=True)
-
-
-def share(bits: str) -> float:
-    """The share of ones."""
-    return bits.count("1") / len(bits)
-
-
-def ones(bits: str) -> list[bool]:
-    """Which answers are right."""
-    return [bit == "1" for bit in bits]
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
@@ -241,7 +227,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         start = ledger.find(phase="probe", model=model)
         found[model] = {"seeds": seeds, "before training": start | {"phase": "probe"}, "rewards": {}}
         for reward, runs in rows.items():
-            one = change(before, runs, seeds)
+            one = before_and_after(before, runs, seeds)
             one["rate"] = runs[seeds[0]]["rate"]
             for name in ("answered", "worked"):
                 one[name] = {
@@ -253,7 +239,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             found[model]["rewards"][reward] = one
         added = {row["seed"]: row for row in ledger.select(phase="added", model=model)}
         if len(added) > 1:
-            found[model]["random at the lowest rate, added"] = change(before, added, sorted(added))
+            found[model]["random at the lowest rate, added"] = before_and_after(before, added, sorted(added))
         found[model]["selection"] = {
             reward: {
                 str(row["rate"]): mean(row["reward"][-5:])
@@ -264,16 +250,10 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     return found
 
 
-def change(before: Mapping[int, Any], after: Mapping[int, Any], seeds: Sequence[int]) -> dict[str, Any]:
+def before_and_after(before: Mapping[int, Any], after: Mapping[int, Any], seeds: Sequence[int]) -> dict[str, Any]:
     """The accuracy of these seeds before and after, and the change with its intervals and McNemar's p-values."""
     old, new = ([rows[seed]["bits"] for seed in seeds] for rows in (before, after))
-    return {
-        "before": mean(map(share, old)),
-        "after": [share(bits) for bits in new],
-        "over seeds": estimate([share(two) - share(one) for one, two in zip(old, new, strict=True)]),
-        "over seeds and problems": over_seeds_and_problems(old, new),
-        "p_value": [mcnemar(ones(one), ones(two)).p_value for one, two in zip(old, new, strict=True)],
-    }
+    return {"before": mean(map(share, old)), "after": [share(row) for row in new], **change(old, new)}
 
 
 def picture(found: dict[str, Any]) -> Any:
@@ -294,15 +274,14 @@ def picture(found: dict[str, Any]) -> Any:
 
 def main() -> int:
     """Run what is missing, and write the summary and its picture."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser = ledger_options(COMMAND, __doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="only these")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
     options = parser.parse_args()
-    deadline = time.perf_counter() + 60 * options.minutes
-    study(Ledger(LEDGER), options.models, lambda: time.perf_counter() > deadline)
+    ledger = Ledger(LEDGER, options.minutes)
+    study(ledger, options.models)
     if "tiny" in options.models:
-        add_random(Ledger(LEDGER), lambda: time.perf_counter() > deadline)
-    found = summary(Ledger(LEDGER))
+        add_random(ledger)
+    found = summary(ledger)
     save(LEDGER.with_suffix(".json"), COMMAND, {"models": found})
     if found:
         picture(found).savefig(PICTURE, dpi=150)

@@ -8,14 +8,24 @@ holds the summary.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import re
 import time
 from typing import Any
 
-from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, over_seeds_and_problems, save
+from benchmarks.harness import (
+    RESULTS,
+    Ledger,
+    bits,
+    estimate,
+    exit_code,
+    ledger_options,
+    ones,
+    over_seeds_and_problems,
+    save,
+    share,
+)
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, load_policy, save_policy, train
 from grpo_edu.batch import Batch, score_rollout
 from grpo_edu.config import SupervisedConfig
@@ -81,7 +91,7 @@ def outcome(model, tokenizer, arm: str) -> dict[str, Any]:
             seed=1,
             environment=environment,
         )
-        found[way] = "".join(str(int(correct)) for correct in result.correct)
+        found[way] = bits(result.correct)
         found[f"{way}_calls"] = sum(map(calls_well, result.completions)) / result.n
     return found
 
@@ -92,14 +102,9 @@ def calls_well(completion: str) -> bool:
     return bool(calls) and all(calculate(call) for call in calls)
 
 
-def share(bits: str) -> float:
-    """The share of ones."""
-    return bits.count("1") / len(bits)
-
-
 def compare(before: str, after: str) -> dict[str, Any]:
     """Two runs on the same problems: the difference with its paired interval, and McNemar's exact p-value."""
-    pair = [bit == "1" for bit in before], [bit == "1" for bit in after]
+    pair = ones(before), ones(after)
     return {**vars(paired_bootstrap(*pair)), "p_value": mcnemar(*pair).p_value}
 
 
@@ -160,18 +165,16 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 def main() -> int:
     """Run what is missing; exit 1 where a statement does not hold."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser = ledger_options(COMMAND, __doc__)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="only these")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
     options = parser.parse_args()
-    deadline = time.perf_counter() + 60 * options.minutes
-    ledger = Ledger(LEDGER)
+    ledger = Ledger(LEDGER, options.minutes)
     for arm in ("tool", "no tool"):
         if not ledger.find(phase="before", arm=arm):
             ledger.add(phase="before", arm=arm, **outcome(*started_policy(), arm))
     for seed, arm in itertools.product(options.seeds, options.arms):
-        if time.perf_counter() > deadline or ledger.find(phase="report", arm=arm, seed=seed):
+        if not ledger.wants(phase="report", arm=arm, seed=seed):
             continue
         model, tokenizer = started_policy()
         spent = train_arm(model, tokenizer, arm, seed)
