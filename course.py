@@ -269,8 +269,9 @@ def test(arguments, fast=False, thorough=False):
     if fast or arguments or not list(Path("notebooks").glob("*.ipynb")):
         say("the notebooks are left out: there are none, or --fast or pytest arguments were given")
     else:
-        parts["notebooks"] = ["tests/run_notebooks.py", *workers]
-        parts["older processors"] = ["tests/older_processors.py", *workers, *(["--thorough"] if thorough else [])]
+        whole = ["--thorough"] if thorough else []
+        parts["notebooks"] = ["tests/run_notebooks.py", *workers, *whole]
+        parts["older processors"] = ["tests/older_processors.py", *workers, *whole]
         if thorough:
             parts["mutation"] = ["-m", "benchmarks.mutation", "--sample", "60", "--output", "build/mutation.json"]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -108,6 +108,14 @@ def tokenizer():
 
 
 @pytest.fixture
+def no_pictures(monkeypatch):
+    """Runs write zeros in the place of a picture: drawing takes a third of a small run. test_runs.py looks at them."""
+    from grpo_edu.runs.folder import RunFolder
+
+    monkeypatch.setattr(RunFolder, "write_figure", lambda folder, name, figure: folder._write(name, bytes(40_000)))
+
+
+@pytest.fixture
 def small_disk(tmp_path):
     """A file system of 4 MB."""
     place = tmp_path / "disk"

@@ -146,8 +146,12 @@ def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, 
     check_no_errors(notebook)
 
 
+@pytest.mark.thorough
 def test_start_here_runs_from_a_fresh_kernel(open_notebook):
-    """Restart the kernel, run all cells: the bar moves, the pictures come, and no cell fails."""
+    """Restart the kernel, run all cells: the bar moves, the pictures come, and no cell fails.
+
+    Takes a minute. In every run the notebook runs under nbval, and test_browser_dashboards.py trains in JupyterLab.
+    """
     notebook = open_notebook("00_start_here", "light")
     page = notebook.page
     prompts = page.locator(".jp-CodeCell .jp-InputArea-prompt")

@@ -36,6 +36,8 @@ SMALL = shlex.split(
 )
 COUNTS = {"k", "n", "low", "high", "accuracy"}
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 def start(*arguments, **options) -> subprocess.Popen:
     """`python -m grpo_edu` with these arguments in a process of its own, its output in pipes."""

@@ -32,7 +32,9 @@ TINY = {
 }
 
 
+@pytest.mark.thorough
 def test_a_slurm_of_two_nodes_runs_the_job(tmp_path):
+    """Takes a minute. In every run test_trl_job.py trains in two processes, and below bash reads the script."""
     with slurm_cluster(nodes=2) as environment:
         options = ["--nodes", "2", "--gpus-per-node", "0", "--cpus-per-task", "1", "--time", "20"]
         train = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]

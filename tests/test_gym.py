@@ -34,6 +34,8 @@ TASKS = (
     "simple_equations",
 )
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def library():

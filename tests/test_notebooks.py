@@ -9,6 +9,7 @@ The notebooks of the course have the form that docs/contributing.md describes (*
 
 import functools
 import re
+import shutil
 import warnings
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -686,6 +687,20 @@ def test_course_py_runs_the_notebooks_with_their_claims(monkeypatch):
     scripts = [str(command[1]) for command in commands[-2:]]
     assert scripts == ["tests/run_notebooks.py", "tests/older_processors.py"]
     assert Path(run_notebooks.__file__) == REPOSITORY / "tests" / "run_notebooks.py"
+
+
+@pytest.mark.parametrize("name", run_notebooks.SMALLER)
+def test_what_is_made_smaller_is_in_the_notebook_and_the_claims_of_the_whole_are_left_out(name, tmp_path):
+    def code_of(*smaller):
+        copy = tmp_path / f"{name}.ipynb"
+        shutil.copy(FOLDER / copy.name, copy)
+        run_notebooks.add_claims(copy, run_notebooks.CLAIMS / f"{name}.py", *smaller)
+        return [cell.source for cell in nbformat.read(copy, as_version=4).cells if cell.cell_type == "code"]
+
+    *whole, all_claims = code_of()
+    *smaller, claims = code_of(run_notebooks.SMALLER[name])
+    assert sum(one != other for one, other in zip(whole, smaller, strict=True)) == len(run_notebooks.SMALLER[name])
+    assert all_claims.startswith(claims) and "assert" in claims and run_notebooks.ONLY_WHOLE not in claims
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from grpo_edu.runs.log import read_log
 from grpo_edu.runs.profiles import PROFILES, Profile, load_profile, profile_text
 from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS, plain_template
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 def test_no_two_profiles_are_the_same_run():
     whole = {name: load_profile(name).request() for name in PROFILES}

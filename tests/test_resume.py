@@ -35,7 +35,7 @@ from grpo_edu.trainer import Stages, train
 
 SIZES = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 48, "learning_rate": 1e-3, "seed": 5}
 CONFIG = GRPOConfig(**SIZES, max_steps=5, beta=0.02)
-pytestmark = pytest.mark.usefixtures("ctrl_c_works")
+pytestmark = pytest.mark.usefixtures("ctrl_c_works", "no_pictures")
 
 
 ARGUMENTS = {"rewards": "length", "config": CONFIG, "n": 6, "greedy": False, "progress": False, "checkpoint_every": 2}
@@ -71,7 +71,8 @@ def interrupt(completions):
     signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize(("kills", "steps"), [(1, 6), pytest.param(3, 20, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("kills", "steps"), [(1, 6), (3, 20)])
 def test_killed_at_random_and_resumed_it_ends_the_same(policy_dir, tmp_path, kills, steps):
     config = {**SIZES, "max_steps": steps}
     options = {"config": config, "checkpoint_every": 2, "n": 6, "greedy": True, "rewards": "length"}

@@ -199,7 +199,9 @@ def test_the_rollouts_log_probabilities_are_those_of_transformers_forward(smollm
         torch.testing.assert_close(rollout.sampling_per_token_logps[row, : len(alone)], alone, atol=1e-4, rtol=0)
 
 
+@pytest.mark.thorough
 def test_one_step_is_trls(smollm2):
+    """That a step of the tiny model is TRL's is in test_trl_parity.py, in every run."""
     model, tokenizer = smollm2
     start = {name: weight.clone() for name, weight in model.state_dict().items()}
     problems = load_problems("instructions", "train", n=2)

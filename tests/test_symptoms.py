@@ -26,6 +26,8 @@ HEALTHY = {
 TIED = HEALTHY | {"grad_norm": 0.0, "frac_reward_zero_std": 1.0}
 UNPAID = TIED | {"reward": 0.0}
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 def steps(first, last=None):
     """A run of ten steps: five like the first, then five like the last."""

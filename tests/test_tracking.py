@@ -23,6 +23,8 @@ ACCURACY = "rewards/accuracy_reward/mean"
 STEPS = [{"step": step, "reward": step / 8, ACCURACY: 0.5, "kl": float("nan")} for step in (1, 2, 3)]
 SIZES = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 24, "seed": 5, "max_steps": 4}
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 def trackers_of(name: str, folder: Path):
     return open_trackers(RunRecord.start(RunRequest(track=(name,))), folder)
