@@ -269,9 +269,10 @@ def comparison(ledger: Ledger, name: str, rates: Mapping[str, float]) -> dict[st
     first, *others = choice.arms
     for other in others:
         pairs = [(rows[first][seed], rows[other][seed]) for seed in seeds]
+        changed = change(*([pair[i]["bits"] for pair in pairs] for i in (1, 0)))
         found["differences"][f"{first} minus {other}"] = {
             **{key: estimate([one[key] - two[key] for one, two in pairs]) for key in OUTCOMES},
-            **change(*([pair[i]["bits"] for pair in pairs] for i in (1, 0))),
+            **{key: changed[key] for key in ("over seeds and problems", "p_value")},
         }
     if name in FACTORIAL:
         found["factors"] = factors(rows, seeds)
