@@ -182,7 +182,9 @@ def test_graded_twice_the_table_is_the_same_and_going_on_grades_nobody_twice(gra
     assert "another seed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("masters", ["0[12]*.ipynb", pytest.param("*.ipynb", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "masters", ["0[12]*.ipynb", pytest.param("*.ipynb", marks=pytest.mark.thorough)], ids=["01 and 02", "all"]
+)
 def test_masters_get_all_points(tmp_path, masters):
     """Of every master in this process, without training, it is in test_exercises.py; here 02 trains in the sandbox."""
     (tmp_path / "solutions").mkdir()
