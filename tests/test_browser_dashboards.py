@@ -1,6 +1,7 @@
 """The dashboards under the mouse, in a real JupyterLab: a slider is dragged, a training paused, stopped and kept."""
 
 import json
+import re
 
 import nbformat
 import pytest
@@ -78,6 +79,11 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     explorer_says = page.get_by_alt_text("rewards and their advantages").get_attribute("alt")
     assert explorer_says == bars, "a training changes nothing in the other dashboard"
     paused = curves.get_attribute("alt")
+    at = curves.bounding_box()
+    page.mouse.move(at["x"] + 0.1 * at["width"], at["y"] + 0.2 * at["height"])  # in the first panel, near its left end
+    said = page.locator(".grpo-edu-tip").inner_text()
+    assert re.match(r"step \d+\nmeasured [0-9.]+\nmean of 5 [0-9.]+", said), said
+    dashboards.shoot("hover")
     page.keyboard.press("Space")
     wait_until(lambda: curves.get_attribute("alt") != paused, RUN_SECONDS, "the run goes on")
     for key in ("Tab", "Space"):
@@ -95,6 +101,16 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     page.reload()
     words.filter(has_text="Saved in").wait_for(timeout=1000 * RUN_SECONDS)
     assert board.get_by_alt_text("Curves over").count() == 1, "the run is still there after the page was loaded again"
+    dashboards.menu("Kernel", "Restart Kernel")
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    lost = board.get_by_role("alert")
+    lost.filter(has_text="kernel was restarted").wait_for(timeout=1000 * RUN_SECONDS)
+    lost.scroll_into_view_if_needed()
+    dashboards.shoot("restarted")
+    assert "again" in lost.inner_text(), "it says what to do"
+    dashboards.menu("Run", "Run All Cells")
+    board.get_by_label("Kept run").wait_for(timeout=1000 * RUN_SECONDS)
+    assert lost.count() == 0
 
 
 @pytest.mark.thorough

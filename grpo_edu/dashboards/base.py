@@ -53,7 +53,8 @@ height:auto;line-height:1.6}
 .grpo-edu-dashboard caption{caption-side:top;text-align:left;font-weight:bold;padding:4px 0}
 .grpo-edu-dashboard :is(th,td){text-align:left;vertical-align:top;padding:3px 8px}
 .grpo-edu-dashboard progress{width:100%;height:1.1em;accent-color:BLUE}
-.grpo-edu-lost~* :is(progress,progress+div),.grpo-edu-lost~* .jupyter-widgets-disconnected::before{display:none}
+.grpo-edu-lost~* :is(progress,progress+div),.grpo-edu-dashboard:has(.grpo-edu-lost)::before,\
+.grpo-edu-dashboard:has(.grpo-edu-lost) .jupyter-widgets-disconnected::before{display:none}
 .grpo-edu-lost{border-left:4px solid RED;padding:8px;margin:4px 0;font-weight:bold}
 .grpo-edu-lost~.grpo-edu-columns{opacity:.6}
 .grpo-edu-dashboard :focus-visible{outline:2px solid RED;outline-offset:2px}
