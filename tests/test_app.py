@@ -296,6 +296,24 @@ def test_a_page_says_what_became_of_its_server_and_its_python(app, page):
 
 
 @pytest.mark.browser
+def test_the_word_game_is_played_with_the_keyboard(page):
+    open_tab(page, "Words")
+    says(page, "3 guesses left")
+    field = page.get_by_label("Your guess")
+    for word, text in (
+        ("cat", "2 guesses left"),
+        ("xyz", "one of the 30 words"),
+        ("pen", "1 guess left"),
+        ("hen", "won"),
+    ):
+        field.fill(word)
+        field.press("Enter")
+        says(page, text)
+    assert field.evaluate("e => e === document.activeElement"), "ready for the next guess"
+    shoot(page, "app_words")
+
+
+@pytest.mark.browser
 @pytest.mark.thorough
 def test_a_run_is_live_stays_paused_and_outlives_the_page(app, page):
     """By keyboard: start, pause, reload, resume, stop and save; the curves are drawn while it trains."""

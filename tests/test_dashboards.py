@@ -22,12 +22,14 @@ from grpo_edu.dashboards import (
     ForgettingDashboard,
     HardwareMonitor,
     ObjectiveExplorer,
+    PlayWords,
     QuantizationExplorer,
     RewardLab,
     RunComparer,
     TrainingDashboard,
 )
 from grpo_edu.dashboards.worker import SLOTS, run_slot
+from grpo_edu.models import load_policy
 from grpo_edu.problems.templates import data_dir
 
 STUDY = {
@@ -619,3 +621,55 @@ def test_python_can_be_left_while_a_worker_computes():
     """Python ends daemon threads; in PyTorch's C++ code that aborted the process (SIGABRT, exit code -6)."""
     done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=300)
     assert (done.stdout.split(), done.stderr) == (["0"] * 6, "")
+
+
+# ---- the word game ----
+
+
+def test_a_word_is_guessed_letter_by_letter():
+    board = PlayWords({}, first=2)
+    assert (board.problem.prompt, board.problem.answer) == ("ICE --?", "HEN")
+    assert "I is not in the word" in board.message.value and "3 guesses left" in board.message.value
+    for wrong in ("", "XQZ", "HENS", "<b>"):
+        board.guess.value = wrong
+        board._buttons[0].click()
+        assert "not one of the 30 words" in board.message.value and board.turns == [] and board.guess.value == wrong
+    board.guess.value = " cat"
+    board.guess._handle_custom_msg({"event": "submit"}, [])  # the Enter key
+    assert board.turns == [("CAT", "---")] and board.guess.value == "" and "2 guesses left" in board.message.value
+    shown = board.picture.value
+    assert 'elsewhere">E ?<' in shown and 'absent">T −<' in shown
+    assert "✗ does not fit" in shown and "✓ fits<" not in shown
+    board.play("HEN")
+    assert board.over and "You won." in board.message.value and "1 of 1" in board.message.value
+    assert "✓ fits<" in board.picture.value and 'right">H +<' in board.picture.value
+    board.guess.value = "PEN"
+    board._buttons[0].click()
+    assert "New game" in board.message.value and len(board.turns) == 2
+    board._buttons[-1].click()
+    assert board.turns == [] and not board.over and board.problem.answer != "HEN"
+    for _ in range(3):
+        board.play(board.problem.prompt[:3])
+    assert board.over and board.problem.answer in board.message.value and "1 of 2" in board.message.value
+
+
+def test_models_play_the_word_with_the_same_random_numbers():
+    model, tokenizer = load_policy("tiny")  # it does not know the game, and writes what is no word
+    board = PlayWords({"once": model, "<again>": "tiny"}, tokenizer)
+    board._buttons[1].click()
+    board.worker.join(60)
+    assert board.over and board.problem.answer in board.message.value
+    assert board.played["once"] == board.played["<again>"] and len(board.played["once"]) == 64
+    assert "once 0 of 64" in board.message.value and "&lt;again&gt;" in board.picture.value
+    assert board.picture.value.count("<table>") == 3 and "<again>" not in board.picture.value
+
+
+def test_what_the_word_game_cannot_use_is_said():
+    with pytest.raises(ValueError, match=r"first.*299.*300"):
+        PlayWords({}, first=300)
+    with pytest.raises(ValueError, match=r"tokenizer.*'mine'"):
+        PlayWords({"mine": nn.Linear(1, 1)})
+    board = PlayWords({"gone": "no-such-model"})
+    board._buttons[1].click()
+    board.worker.join(60)
+    assert "no-such-model" in board.message.value and "Attention" in board.message.value

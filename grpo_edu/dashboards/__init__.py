@@ -14,6 +14,7 @@ _HOMES = {
     "HardwareMonitor": "hardware",
     "LogDiagnosis": "diagnosis",
     "ObjectiveExplorer": "objective",
+    "PlayWords": "words",
     "QuantizationExplorer": "quantization",
     "RewardLab": "rewards",
     "RunComparer": "runs",

@@ -18,6 +18,7 @@ from grpo_edu.dashboards import (
     HardwareMonitor,
     LogDiagnosis,
     ObjectiveExplorer,
+    PlayWords,
     QuantizationExplorer,
     RewardLab,
     RunComparer,
@@ -80,6 +81,7 @@ _TABS = {
         },
     ),
     "Tokens": _Tab(lambda: TokenInspector(parent=_runs()), "05_grpo_objective"),
+    "Words": _Tab(PlayWords, "16_several_turns"),
     "Runs": _Tab(lambda: RunComparer(_runs()), "08_honest_evaluation"),
     "Diagnosis": _Tab(LogDiagnosis, "12_diagnosis_lab"),
     "Quantization": _Tab(
