@@ -48,6 +48,7 @@ COURSE = {
     "13_scaling_out": "Scaling out",
     "14_real_language_model": "A real language model",
     "15_your_own_task": "Your own task",
+    "16_several_turns": "Several turns",
 }
 # The order of reading: 01 comes after the core path.
 READING = [name for name in COURSE if name != "01_cpu_setup"]

@@ -27,6 +27,7 @@ TOPICS = (  # modules of this folder, in the order of the course
     "diagnosis",
     "real_model",
     "own_task",
+    "turns",
 )
 
 OTHERS = {"your_turn": "feedback", "unlabelled_runs": "diagnosis"}  # what notebooks use besides: name → module

@@ -181,7 +181,7 @@ class PlayWords(Dashboard):
         for title, games in self.played.items():
             wins = sum(map(_is_won, games))
             boards.append(_board(title, f"won {wins} of {len(games)} games with this word", given, games[0]))
-        key = "+ right, ? elsewhere in the word, − not in the word. A guess fits if it could be the word by all signs above."
+        key = "+ right, ? elsewhere in the word, − not in the word. A guess fits if all signs above allow it."
         self.alt = text
         self.picture.value = f'{_LOOK}<div class="grpo-edu-words">{"".join(boards)}<p>{key}</p></div>'
         self.say(text)

@@ -8,7 +8,20 @@ import torch
 from torch import Tensor
 
 from grpo_edu.advantages import group_advantages, tie_probability
-from grpo_edu.figures.style import INK, LEGEND, PAPER, SMALL, intervals, legend_above_data, look, panel_grid, style_axes
+from grpo_edu.figures.style import (
+    COLORS,
+    INK,
+    LEGEND,
+    PAPER,
+    SMALL,
+    WIDE,
+    intervals,
+    legend_above_data,
+    look,
+    panel_grid,
+    sheet,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,6 +89,48 @@ def group_and_ties(
         axes.axhline(float(values.mean()), color=look(1)["color"], linewidth=1.2, linestyle="--")
         axes.xaxis.get_major_locator().set_params(integer=True)
     left.set_ylim(bottom=0, top=max(1.05, 1.05 * float(rewards.max())))
+    return figure
+
+
+def token_advantages(tokens: Sequence[Sequence[str]], mask: Tensor, advantages: Mapping[str, Tensor]) -> "Figure":
+    """The tokens of conversations, one row each, colored by advantage; the environment's tokens are hatched.
+
+    The number above the first token of each turn is its advantage, so the picture can be read without colors.
+
+    Args:
+        tokens: R rows of texts, a short one for each token.
+        mask: (R, C), 1 for a token of the policy, 0 for one of the environment.
+        advantages: title of a panel → (R, C), an advantage for each token.
+
+    >>> both = {"by trajectory": torch.tensor([[1.0, 1.0, 1.0]]), "by turn": torch.tensor([[1.0, 0.0, -0.5]])}
+    >>> figure = token_advantages([["A", "?", "B"]], torch.tensor([[1, 0, 1]]), both)
+    >>> [text.get_text() for text in figure.axes[1].texts if text.get_text()]
+    ['+1.0', 'A', '?', '-0.5', 'B']
+    """
+    from matplotlib.patches import Rectangle
+
+    figure = sheet(WIDE, 0.9 + 0.52 * len(tokens) * len(advantages))
+    panels = figure.subplots(len(advantages), 1, squeeze=False)[:, 0]
+    largest = max(float(values.abs().max()) for values in advantages.values()) or 1.0
+    for axes, (title, values) in zip(panels, advantages.items(), strict=True):
+        axes.set_title(title, loc="left", fontsize=10, color=INK)
+        for row, texts in enumerate(tokens):
+            before = 0
+            for place, text in enumerate(texts):
+                own, value = int(mask[row, place]), float(values[row, place])
+                box = dict(facecolor=PAPER, edgecolor="#999999", hatch="////", linewidth=0)
+                if own:
+                    color = COLORS[0] if value > 0 else COLORS[1]
+                    box = dict(facecolor=(color, 0.75 * abs(value) / largest), edgecolor=INK, linewidth=0.8)
+                    if not before:
+                        axes.text(place, row - 0.38, f"{value:+.1f}", fontsize=8, color=INK, va="bottom")
+                axes.add_patch(Rectangle((place, row - 0.35), 1, 0.6, **box))
+                axes.text(place + 0.5, row - 0.05, text, fontsize=8, color=INK, ha="center", va="center")
+                before = own
+        axes.set(xlim=(-0.2, max(map(len, tokens)) + 0.2), ylim=(len(tokens) - 0.6, -0.85), yticks=[], xticks=[])
+        axes.set_facecolor(PAPER)
+        for side in axes.spines.values():
+            side.set_visible(False)
     return figure
 
 
