@@ -31,7 +31,11 @@ SHOWN = {"minimal.Group"}  # one file with the notation of notebook 05
 
 # where a word that is not ours is another's: (page or notebook, word), each with its reason
 QUOTED = {
-    ("comparison.md", "agents")  # of TRL, which trains language models that call tools
+    ("comparison.md", "agents"),  # of TRL, which trains language models that call tools
+    ("16_several_turns.ipynb", "trajectory"),  # credit by trajectory, as papers call it
+    ("16_several_turns.ipynb", "environment_factory"),  # of TRL, whose trainer takes our environments
+    ("README.md", "environment_factory"),  # the same, in a model card
+    ("README.md", "response"),  # TRL's response template, in a model card
 }
 
 
