@@ -151,7 +151,7 @@ check_turn_advantages = Exercise(
             A group's rows are adjacent: the first `num_generations` rows are the first group.
         nothing is subtracted: (groups - groups.nanmean(dim=1, keepdim=True)) -> groups
             An advantage compares with the group. Subtract the group's mean.
-        the sign is turned: -turn_advantages(turn_rewards, num_generations)
+        the sign is wrong: -turn_advantages(turn_rewards, num_generations)
             A turn that led to more than the mean has a positive advantage.
     """,
 )
