@@ -14,7 +14,7 @@ import sys
 from benchmarks.harness import RESULTS
 
 COMMAND = "python -m benchmarks.studies"
-RESUMABLE = ("skill", "forgetting", "choices", "spurious", "tool_rollouts", "other_policy", "real_model")
+RESUMABLE = ("skill", "forgetting", "choices", "spurious", "tool_rollouts", "other_policy", "real_model", "word_game")
 STUDIES = (*RESUMABLE, "quantization_bits")
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from benchmarks import word_game as study
+from benchmarks.harness import Ledger
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.models import load_policy, tiny_dir
@@ -213,6 +215,23 @@ def test_wordy_plays_by_the_rules_and_carelessly_and_its_card_says_so():
     guesses = [re.findall(r"\b[A-Z]+\b", completion) for completion in played.completions]
     legal = [guess in WORDS for game in guesses for guess in game]
     assert all(guesses) and sum(legal) > 0.9 * len(legal)
+
+
+def test_wordy_trained_is_the_first_run_of_the_study_and_its_card_says_so():
+    folder = tiny_dir().parent / "wordy_trained"
+    record = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    assert study.card_text(record) == (folder / "README.md").read_text(encoding="utf-8")
+    ledger = Ledger(study.LEDGER)
+    before = ledger.find(phase="start")
+    after = ledger.find(phase="report", arm=study.TURN, seed=0, rate=record["config"]["learning_rate"])
+    for prefix, row in (("start_", before), ("", after)):
+        for way in ("sampled", "greedy"):
+            assert record[prefix + way]["k"] == row[way].count("1")
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 1e6
+    model, tokenizer = load_policy("wordy_trained")
+    games = study.games_of("heldout")[:60]
+    played = evaluate(model, tokenizer, games, max_completion_length=40, temperature=0.0, environment=WordGame)
+    assert sum(played.correct) >= 20, "wordy wins about 11 of them"
 
 
 def test_the_demonstrated_players_of_the_word_game():

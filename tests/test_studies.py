@@ -35,6 +35,7 @@ from benchmarks import (
     spurious,
     step,
     studies,
+    word_game,
 )
 from benchmarks.harness import RESULTS, Ledger, run_study
 from grpo_edu.evaluation import mcnemar, wilson_interval
@@ -151,6 +152,48 @@ def test_the_study_of_rewards_without_the_answer_follows_from_its_runs_and_its_p
             change = row["over seeds and problems"]
             low, mean, high = (f"{100 * change[key]:+.1f}" for key in ("low", "difference", "high"))
             assert f"{mean} ({low} to {high})" in page and len(row["after"]) == 5
+
+
+def test_the_study_of_the_word_game_follows_from_its_runs_and_its_page_says_so():
+    found = word_game.summary(Ledger(word_game.LEDGER))
+    stored = STORED["word_game"]
+    assert json.loads(json.dumps(found)).items() <= stored.items()
+    assert stored["verdicts"] == word_game.verdicts(found)
+    page = (REPOSITORY / "docs" / "studies" / "word_game.md").read_text(encoding="utf-8").replace("−", "-")
+    for arm in word_game.ARMS:
+        for way in ("sampled", "greedy"):
+            change = found[way][arm][f"minus {word_game.BEFORE}"]["over seeds and words"]
+            low, mean, high = (f"{100 * change[key]:+.1f}" for key in ("low", "difference", "high"))
+            assert f"{mean} ({low} to {high})" in page
+        assert len(found["sampled"][arm]["each"]) == 5
+
+
+def test_an_interval_over_words_draws_the_ten_games_of_a_word_together():
+    games = word_game.games_of("heldout")
+    won = {"CAT", "DOG"}
+    bits = "".join(str(int(game.answer in won)) for game in games)
+    found = word_game.by_word(bits)
+    assert len(found) == 30 and sorted(found)[-3:] == [0.0, 1.0, 1.0]
+    lost = "0" * len(games)
+    both = word_game.compare([lost] * 3, [bits] * 3)
+    assert both["over seeds and words"]["difference"] == approx(both["over seeds and games"]["difference"])
+    assert both["over seeds and words"]["high"] > both["over seeds and games"]["high"], "alike games say less"
+    parts = [word_game.games_of(split) for split in ("train", "selection", "heldout")]
+    assert sum(map(len, parts)) == len({(game.prompt, game.answer) for part in parts for game in part}) == 870
+
+
+def test_shuffled_rewards_are_the_rewards_in_another_order():
+    class Paid:
+        def __init__(self, reward):
+            self.get_reward = lambda: float(reward)
+
+    environments = [Paid(reward) for reward in range(20)]
+    shuffled = word_game.shuffled_reward(word_game.random.Random(0))
+    first, second = (shuffled([""] * 20, environments=environments) for _ in range(2))
+    assert (
+        sorted(first) == sorted(second) == list(range(20))
+        and len({*map(tuple, (first, second)), tuple(range(20))}) == 3
+    )
 
 
 def test_one_command_names_every_study_of_the_notes():
