@@ -7,6 +7,7 @@ computed only once (`grpo_edu.fast.decoding`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from grpo_edu.config import GRPOConfig, check_numbers, require
 from grpo_edu.extras.sampling import RepetitionPenalty, filter_logits
 from grpo_edu.extras.turns import Conversations, Environment, reset_environments, token_id
 from grpo_edu.fast.cores import FreeCores
-from grpo_edu.fast.lora import has_adapters
+from grpo_edu.fast.lora import has_adapters, merge_lora
 from grpo_edu.fast.memory import large_blocks_kept, widest
 
 if TYPE_CHECKING:
@@ -268,6 +269,10 @@ class Sampler:
     def policy(self) -> PreTrainedModel:
         """The model that samples."""
         return self.model
+
+    def merged_policy(self) -> PreTrainedModel:
+        """The policy, or a copy of it with merged adapters if it has some."""
+        return merge_lora(copy.deepcopy(self.model)) if has_adapters(self.model) else self.model
 
     def reset(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[Environment] | None, list[str]]:
         """Environments for the completions of these problems, and a text for each that is appended to its question."""

@@ -12,7 +12,6 @@ bound of the weights.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor
 
 from grpo_edu.config import GRPOConfig, check_numbers
-from grpo_edu.fast.lora import has_adapters, merge_lora
 from grpo_edu.quantization.model import quantize_model
 from grpo_edu.rollout import Rollout, Sampler
 
@@ -99,8 +97,7 @@ class QuantizedSampler(CorrectedSampler):
     def policy(self) -> PreTrainedModel:
         """A quantized copy of the policy as it is now, with its adapters merged if it has some."""
         assert self.config.rollout_quantization is not None
-        model = merge_lora(copy.deepcopy(self.model)) if has_adapters(self.model) else self.model
-        return quantize_model(model, self.config.rollout_quantization)
+        return quantize_model(self.merged_policy(), self.config.rollout_quantization)
 
 
 def correction_weights(
