@@ -127,7 +127,7 @@ do not, and it mostly plays like the careless ones. So GRPO has something to fin
 ## Use
 
 `load_policy("wordy")` of the package `grpo_edu`, and the games of `grpo_edu.problems.environments.word_game_splits()`.
-Its chat template and response template also work with TRL's `environment_factory`: a message is a call of `step`.
+TRL's trainer plays the same games with it: a message is then a call of `step` (notebook 16).
 
 ## How it was made
 

@@ -34,8 +34,6 @@ QUOTED = {
     ("comparison.md", "agents"),  # of TRL, which trains language models that call tools
     ("16_several_turns.ipynb", "trajectory"),  # credit by trajectory, as papers call it
     ("16_several_turns.ipynb", "environment_factory"),  # of TRL, whose trainer takes our environments
-    ("README.md", "environment_factory"),  # the same, in a model card
-    ("README.md", "response"),  # TRL's response template, in a model card
 }
 
 
@@ -47,7 +45,7 @@ def commands():
 def texts() -> dict[str, str]:
     """What people read: the pages, and the source of all cells."""
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "data").rglob("README.md")]
-    found = {page.name: page.read_text(encoding="utf-8") for page in pages if page.name != "glossary.md"}
+    found = {str(page): page.read_text(encoding="utf-8") for page in pages if page.name != "glossary.md"}
     for folder in ("notebooks", "solutions"):
         for path in (REPOSITORY / folder).glob("*.ipynb"):
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
