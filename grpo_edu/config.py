@@ -196,11 +196,6 @@ class GRPOConfig:
                 f"warmup_steps must be 0 with lr_scheduler_type = 'constant', which has no warm-up; got "
                 f"{self.warmup_steps}. Set lr_scheduler_type='constant_with_warmup', or warmup_steps=0."
             )
-        if self.cast_lm_head_to_fp32 and self.rollout_quantization:
-            raise ValueError(
-                f"cast_lm_head_to_fp32 cannot be True with rollout_quantization = {self.rollout_quantization!r}, whose "
-                "copy has an output layer of its own. Leave one of them out."
-            )
         if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
             raise ValueError(
                 "optimizer_in_backward cannot be True with gradient_accumulation_steps = "

@@ -473,11 +473,16 @@ def start_training(
 
 
 def check_inputs(model: nn.Module, problems: Sequence[Problem], config: GRPOConfig) -> None:
-    """Raise ValueError if there are too few problems for one step, or the reference cannot be synchronized."""
+    """Raise ValueError if there are too few problems for one step, or model and settings do not fit together."""
     if len(problems) < config.prompts_per_step:
         raise ValueError(
             f"problems must have at least prompts_per_step = {config.prompts_per_step} entries, got {len(problems)}; "
             "pass more problems or lower prompts_per_step"
+        )
+    if config.cast_lm_head_to_fp32 and config.rollout_quantization:
+        raise ValueError(
+            f"cast_lm_head_to_fp32 cannot be True with rollout_quantization = {config.rollout_quantization!r}, whose "
+            "copy has an output layer of its own; leave one of them out"
         )
     if config.sync_ref_model and has_adapters(model):
         raise ValueError(

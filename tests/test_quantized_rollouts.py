@@ -290,3 +290,9 @@ def test_a_policy_with_adapters_samples_from_a_copy_with_merged_ones():
         assert_close(sampler.policy()(ids).logits, merged(ids).logits)
     assert all(torch.equal(now, before[name]) for name, now in weights(model).items())
     assert has_adapters(model)
+
+
+def test_an_output_layer_in_float32_and_a_quantized_copy_are_refused_together():
+    config = GRPOConfig(**SMALL, cast_lm_head_to_fp32=True, rollout_quantization="bf16")
+    with pytest.raises(ValueError, match="cast_lm_head_to_fp32 .*rollout_quantization = 'bf16'"):
+        start_training(make_model(dtype=torch.bfloat16), word_tokenizer(), PROBLEMS, config)

@@ -25,7 +25,7 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 TOPICS = {
     topic: names.split()
     for topic, names in {
-        "model": "model dtype device",
+        "model": "model dtype cast_lm_head_to_fp32 device",
         "prompt": "prompt_template system_prompt num_examples chat_template_kwargs",
         "problems": "data heldout columns data_path num_problems shuffle_dataset",
         "length and seed": "max_steps prompts_per_step num_generations max_completion_length seed backend",
@@ -40,7 +40,7 @@ TOPICS = {
         "optimizer": "optim learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm abort_grad_norm",
         "LoRA adapters": "lora_rank lora_alpha lora_targets",
         "memory and speed": "gradient_accumulation_steps gradient_checkpointing "
-        "optimizer_in_backward cast_lm_head_to_fp32 memory_budget_gib",
+        "optimizer_in_backward memory_budget_gib",
         "sampling from another policy": "rollout_quantization rollout_lag "
         "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
     }.items()

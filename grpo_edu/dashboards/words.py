@@ -12,7 +12,7 @@ import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Dashboard, button_row, offer
 from grpo_edu.dashboards.worker import Worker
-from grpo_edu.figures.style import COLORS
+from grpo_edu.figures.style import COLORS, LIGHT_GREEN
 from grpo_edu.problems.environments import WORDS, Step, WordGame, letter_feedback, word_game_splits
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
@@ -39,7 +39,7 @@ font-weight:bold;border:2px dotted rgba(128,128,128,.6)}
 .grpo-edu-words td.absent{border:2px solid rgba(128,128,128,.6)}
 .grpo-edu-words td.said{vertical-align:middle!important;min-width:6em}
 .grpo-edu-words p{flex-basis:100%;margin:0}
-</style>""".replace("GREEN", "#56C7A5").replace("ORANGE", COLORS[4])
+</style>""".replace("GREEN", LIGHT_GREEN).replace("ORANGE", COLORS[4])
 
 
 class PlayWords(Dashboard):

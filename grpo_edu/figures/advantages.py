@@ -118,7 +118,7 @@ def token_advantages(tokens: Sequence[Sequence[str]], mask: Tensor, advantages: 
             before = 0
             for place, text in enumerate(texts):
                 own, value = int(mask[row, place]), float(values[row, place])
-                box = dict(facecolor=PAPER, edgecolor="#999999", hatch="////", linewidth=0)
+                box = dict(facecolor=PAPER, edgecolor="0.6", hatch="////", linewidth=0)
                 if own:
                     color = COLORS[0] if value > 0 else COLORS[1]
                     box = dict(facecolor=(color, 0.75 * abs(value) / largest), edgecolor=INK, linewidth=0.8)
