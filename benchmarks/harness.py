@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -74,6 +75,22 @@ def change(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
         "over seeds and problems": over_seeds_and_problems(before, after),
         "p_value": [mcnemar(ones(old), ones(new)).p_value for old, new in pairs],
     }
+
+
+def shuffled(reward: Callable[..., list[float]], seed: int) -> Callable[..., list[float]]:
+    """The rewards of `reward` in a random order over all completions of a step, so that they carry no information.
+
+    >>> rewards = shuffled(lambda completions, **columns: [1.0, 2.0, 3.0], seed=0)([""] * 3)
+    >>> sorted(rewards)
+    [1.0, 2.0, 3.0]
+    """
+    rng = random.Random(seed)
+
+    def shuffled_reward(completions: Sequence[Any], **columns: Any) -> list[float]:
+        values = reward(completions, **columns)
+        return rng.sample(values, len(values))
+
+    return shuffled_reward
 
 
 def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

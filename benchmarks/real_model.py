@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, ones, save, share
+from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, ones, save, share, shuffled
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, generate, load_policy, load_problems, render_prompt
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
@@ -160,19 +160,6 @@ def start_of(task: str, seed: int) -> str | Path:
     return folder
 
 
-def paid(arm: Arm, seed: int) -> RewardFunction:
-    """The arm's reward; for "shuffled", its values in a random order among all completions of a step."""
-    if arm.method != "shuffled":
-        return arm.reward
-    rng = random.Random(seed)
-
-    def shuffled_reward(completions, **kwargs):
-        values = arm.reward(completions, **kwargs)
-        return rng.sample(values, len(values))
-
-    return shuffled_reward
-
-
 def trained(
     ledger: Ledger, task: str, name: str, rate: float, seed: int, steps: int
 ) -> tuple[Any, Any, dict[str, Any]]:
@@ -182,7 +169,7 @@ def trained(
     if arm.method == "supervised":
         model, tokenizer, tokens = supervised(ledger, task, arm, rate, seed, steps)
         return model, tokenizer, {"tokens": tokens, "seconds": round(time.perf_counter() - started, 1)}
-    reward = paid(arm, seed)
+    reward = shuffled(arm.reward, seed) if arm.method == "shuffled" else arm.reward
     config = replace(TASKS[task].config, max_steps=steps, learning_rate=rate, seed=seed)
     if (folder / "config.json").exists() and len(Ledger(folder / "metrics.jsonl").rows) < steps:
         with products_in_bfloat16():

@@ -9,7 +9,6 @@ is estimated before and after GRPO, in total and for each kind of puzzle. Each r
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from benchmarks.harness import (
     over_seeds_and_problems,
     save,
     share,
+    shuffled,
 )
 from grpo_edu import (
     GRPOConfig,
@@ -64,24 +64,13 @@ ARMS = ("grpo", "shuffled", "supervised")
 TIMES = ("seconds", "cpu_seconds")
 
 
-def shuffled(seed: int):
-    """The accuracy reward with its values shuffled among all completions of the step: paid, but not for being right."""
-    rng = random.Random(seed)
-
-    def shuffled_accuracy_reward(completions, answer, **kwargs):
-        values = accuracy_reward(completions, answer, **kwargs)
-        return rng.sample(values, len(values))
-
-    return shuffled_accuracy_reward
-
-
 def run_arm(model, tokenizer, arm: str, seed: int) -> Iterator[dict[str, Any]]:
     """Train `model` in place, without end; yields the metrics of each step."""
     problems = puzzle_splits()["train"]
     if arm == "supervised":
         config = SupervisedConfig(max_steps=10**6, prompts_per_step=32, learning_rate=SUPERVISED_RATE, seed=seed)
         return finetune(model, tokenizer, problems, config)
-    reward = shuffled(seed) if arm == "shuffled" else accuracy_reward
+    reward = shuffled(accuracy_reward, seed) if arm == "shuffled" else accuracy_reward
     config = GRPOConfig(max_steps=10**6, learning_rate=RATE, seed=seed, max_completion_length=LENGTH)
     return train(model, tokenizer, problems, reward, config)
 

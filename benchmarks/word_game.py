@@ -8,28 +8,25 @@ holds the summary. ``--ship`` makes the model `wordy_trained`, which is seed 0 o
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
-import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, estimate, exit_code, over_seeds_and_problems, save
+from benchmarks.harness import RESULTS, Ledger, bits, change, estimate, exit_code, ledger_options, save, share, shuffled
 from grpo_edu import GRPOConfig, evaluate, load_policy, train
 from grpo_edu.batch import score_by_turn
-from grpo_edu.evaluation import mcnemar
 from grpo_edu.extras.significance import crossed_bootstrap, wilson_interval
 from grpo_edu.extras.turns import environment_reward
 from grpo_edu.models import save_policy
 from grpo_edu.problems.environments import WORDS, WordGame, word_game_splits
 from grpo_edu.problems.templates import Problem, data_dir
 from grpo_edu.trainer import Stages, start_training
-from recipes.pretraining import with_interval
+from recipes.pretraining import store_card, with_interval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,16 +55,6 @@ def games_of(split: str) -> list[Problem]:
     return splits["train"][-SELECTION_GAMES:] if split == "selection" else splits["train"][:-SELECTION_GAMES]
 
 
-def shuffled_reward(rng: random.Random) -> Any:
-    """The environments' rewards in a random order over the batch, so that they say nothing about their games."""
-
-    def shuffled(completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        rewards = environment_reward(completions, **kwargs)
-        return rng.sample(rewards, len(rewards))
-
-    return shuffled
-
-
 def judge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: str) -> dict[str, str]:
     """A 1 for each game that is won and a 0 for the others, sampled and greedily; always with three guesses."""
     found = {}
@@ -82,7 +69,7 @@ def judge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: str
             batch_size=150,
             environment=WordGame,
         )
-        found[way] = "".join(str(int(won)) for won in played.correct)
+        found[way] = bits(played.correct)
     return found
 
 
@@ -95,7 +82,7 @@ def trained(
     state = start_training(model, tokenizer, games_of("train"), config)
     state.sampler.environment = partial(WordGame, max_turns=1) if arm == SINGLE else WordGame
     stages = Stages(score=score_by_turn) if arm == TURN else Stages()
-    reward = shuffled_reward(random.Random(seed)) if arm == SHUFFLED else environment_reward
+    reward = shuffled(environment_reward, seed) if arm == SHUFFLED else environment_reward
     steps = train(model, tokenizer, games_of("train"), reward, config, state=state, stages=stages)
     return model, tokenizer, list(steps)
 
@@ -109,11 +96,6 @@ def run(arm: str, rate: float, seed: int, split: str) -> dict[str, Any]:
         "curves": {key: [None if row[key] is None else round(row[key], 4) for row in history] for key in CURVES},
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }
-
-
-def share(bits: str) -> float:
-    """The share of games that are won."""
-    return bits.count("1") / len(bits)
 
 
 def best_rate(ledger: Ledger, arm: str) -> float | None:
@@ -138,25 +120,24 @@ def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
             yield {"phase": "report", "arm": arm, "rate": best_rate(ledger, arm), "seed": seed}
 
 
-def by_word(bits: str) -> list[float]:
+def by_word(wins: str) -> list[float]:
     """The share of held-out games that are won, for each secret word.
 
     The games of a word are alike, so an interval over words draws whole words. All have equally many games.
     """
     won: dict[str, list[int]] = {word: [] for word in WORDS}
-    for game, bit in zip(games_of("heldout"), bits, strict=True):
+    for game, bit in zip(games_of("heldout"), wins, strict=True):
         won[game.answer].append(int(bit))
     return [sum(games) / len(games) for games in won.values()]
 
 
 def compare(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
     """After − before: over seeds and words, over seeds and games, and McNemar's p-value for each seed."""
-    over_words = crossed_bootstrap([by_word(bits) for bits in before], [by_word(bits) for bits in after])
-    pairs = [[[bit == "1" for bit in bits] for bits in pair] for pair in zip(before, after, strict=True)]
+    over_games = change(before, after)
     return {
-        "over seeds and words": {name: getattr(over_words, name) for name in ("difference", "low", "high")},
-        "over seeds and games": over_seeds_and_problems(before, after),
-        "p_value": [mcnemar(*pair).p_value for pair in pairs],
+        "over seeds and words": asdict(crossed_bootstrap(*(list(map(by_word, side)) for side in (before, after)))),
+        "over seeds and games": over_games["over seeds and problems"],
+        "p_value": over_games["p_value"],
     }
 
 
@@ -175,14 +156,14 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         return found
     found["rates"] = {arm: best_rate(ledger, arm) for arm in ARMS}
     for way in ("sampled", "greedy"):
-        bits = {arm: [by_seed[seed][way] for seed in seeds] for arm, by_seed in rows.items()}
-        bits[BEFORE] = [start[way]] * len(seeds)
+        wins = {arm: [by_seed[seed][way] for seed in seeds] for arm, by_seed in rows.items()}
+        wins[BEFORE] = [start[way]] * len(seeds)
         found[way] = {BEFORE: share(start[way])}
         for arm in ARMS:
-            each = [share(own) for own in bits[arm]]
+            each = [share(own) for own in wins[arm]]
             others = [other for other in (BEFORE, TRAJECTORY, SINGLE, SHUFFLED) if other != arm]
             found[way][arm] = {"each": each, **estimate(each)}
-            found[way][arm] |= {f"minus {other}": compare(bits[other], bits[arm]) for other in others}
+            found[way][arm] |= {f"minus {other}": compare(wins[other], wins[arm]) for other in others}
     curves = {arm: [by_seed[seed]["curves"]["reward"] for seed in seeds] for arm, by_seed in rows.items()}
     found["reward"] = {arm: [sum(step) / len(step) for step in zip(*each, strict=True)] for arm, each in curves.items()}
     return found
@@ -281,34 +262,29 @@ def ship(ledger: Ledger) -> None:
         "torch": torch.__version__,
         "machine": platform.machine(),
     }
-    for prefix, bits in (("start_", start), ("", played)):
+    for prefix, wins in (("start_", start), ("", played)):
         for way in ("sampled", "greedy"):
-            k, n = bits[way].count("1"), len(bits[way])
+            k, n = wins[way].count("1"), len(wins[way])
             low, high = wilson_interval(k, n)
             record[prefix + way] = {"k": k, "n": n, "accuracy": k / n, "low": low, "high": high}
-    (folder / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(card_text(record), encoding="utf-8")
+    store_card(folder, record, card_text(record))
     print(f"saved to {folder}; as in the study: {all(played[way] == row[way] for way in played)}")
 
 
 def main() -> int:
     """Run what is missing; exit 1 where a statement does not hold."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
+    parser = ledger_options(COMMAND, __doc__)
     parser.add_argument("--ship", action="store_true", help="store the model of seed 0 of credit by turn")
     options = parser.parse_args()
-    deadline = time.perf_counter() + 60 * options.minutes
-    ledger = Ledger(LEDGER)
+    ledger = Ledger(LEDGER, options.minutes)
     if options.ship:
         ship(ledger)
         return 0
     if not ledger.find(phase="start"):
         ledger.add(phase="start", **judge(*load_policy("wordy"), "heldout"))
     for values in missing(ledger):
-        if ledger.find(**values):
+        if not ledger.wants(**values):
             continue
-        if time.perf_counter() > deadline:
-            break
         split = "selection" if values["phase"] == "select" else "heldout"
         ledger.add(**values, **run(values["arm"], values["rate"], values["seed"], split))
         row = ledger.rows[-1]

@@ -8,7 +8,6 @@ such steps a *cold start* (arXiv 2501.12948).
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 from dataclasses import asdict
@@ -19,11 +18,10 @@ import torch
 
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.puzzles import puzzle_splits
 from grpo_edu.problems.templates import data_dir
-from recipes.pretraining import with_interval
+from recipes.pretraining import sampled_and_greedy, store_card, with_interval
 
 COMMAND = "python -m recipes.cold_start"
 CONFIG = SupervisedConfig(max_steps=20, prompts_per_step=16, learning_rate=1e-3, seed=1)
@@ -83,20 +81,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that holds a model")
     options = parser.parse_args(arguments)
     model, tokenizer = load_policy("tiny")
-    splits, found = puzzle_splits(), {}
+    splits = puzzle_splits()
+    found: dict[str, dict[str, Any]] = {}
     for prefix in ("tiny_", ""):
         if not prefix:
             *_, last = finetune(model, tokenizer, splits["train"], CONFIG)
-        for way, temperature in (("sampled", 1.0), ("greedy", 0.0)):
-            result = evaluate(
-                model,
-                tokenizer,
-                splits["heldout"],
-                temperature=temperature,
-                max_completion_length=LENGTH,
-                batch_size=100,
-            )
-            found[prefix + way] = {name: value for name, value in result.to_dict().items() if name != "per_level"}
+        solved = sampled_and_greedy(model, tokenizer, splits["heldout"], max_completion_length=LENGTH, batch_size=100)
+        found |= {prefix + way: result for way, result in solved.items()}
     save_policy(model, tokenizer, options.output, overwrite=options.overwrite)
     record = {
         "command": COMMAND,
@@ -108,8 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
         "machine": platform.machine(),
         **found,
     }
-    (options.output / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (options.output / "README.md").write_text(card_text(record), encoding="utf-8")
+    store_card(options.output, record, card_text(record))
     print(f"saved to {options.output}")
     return 0
 

@@ -12,7 +12,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.figures.objective import line_panels
 from grpo_edu.models import save_policy, tiny_dir
 from grpo_edu.problems.files import load_problems
-from grpo_edu.problems.templates import DOMAINS, LEVELS
+from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem
 from grpo_edu.prompts import MARKER
 from recipes.corpus import END, PAD, PretrainingConfig, batches, heldout_keys, train_tokenizer
 
@@ -58,9 +58,25 @@ def write_card(
     panels = {"Training loss": {"training": losses}}
     figure = line_panels(steps, panels, xlabel="step", ylabels=["nats per token (log scale)"], yscale="log")
     figure.savefig(folder / "loss.png", dpi=120)
-    (folder / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(_card_text(record), encoding="utf-8")
+    store_card(folder, record, _card_text(record))
     return record
+
+
+def store_card(folder: Path, record: dict[str, Any], card: str) -> None:
+    """Write ``recipe.json``, from which a test makes the card anew, and the card, ``README.md``."""
+    (folder / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def sampled_and_greedy(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem], **settings: Any
+) -> dict[str, dict[str, Any]]:
+    """The results at temperature 1 and 0, without those per level; `settings` go to `evaluate`."""
+    found = {}
+    for way, temperature in (("sampled", 1.0), ("greedy", 0.0)):
+        result = evaluate(model, tokenizer, problems, temperature=temperature, **settings).to_dict()
+        found[way] = {name: value for name, value in result.items() if name != "per_level"}
+    return found
 
 
 def _worked_and_marked(evaluation: Evaluation) -> dict[str, dict[str, int]]:

@@ -9,7 +9,6 @@ learning has something to choose from.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import random
 import sys
@@ -21,14 +20,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo_edu.continual.examples import pad_examples
-from grpo_edu.evaluation import evaluate
 from grpo_edu.extras.turns import next_turn, turns_are_calls
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.environments import WORDS, WordGame, letter_feedback, word_game_splits
 from grpo_edu.problems.templates import Problem, data_dir
 from grpo_edu.prompts import render_prompt
 from recipes.corpus import PretrainingConfig
-from recipes.pretraining import build_model, build_optimizers, learning_rate_factor, target_loss, with_interval
+from recipes.pretraining import (
+    build_model,
+    build_optimizers,
+    learning_rate_factor,
+    sampled_and_greedy,
+    store_card,
+    target_loss,
+    with_interval,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -174,19 +180,10 @@ def main(arguments: list[str] | None = None) -> int:
     turns_are_calls(tokenizer)
     model, splits = build_model(CONFIG, tokenizer), word_game_splits()
     losses = learn_games(model, tokenizer, splits["train"])
-    found = {}
-    for way, temperature in (("sampled", 1.0), ("greedy", 0.0)):
-        result = evaluate(
-            model,
-            tokenizer,
-            splits["heldout"],
-            temperature=temperature,
-            max_completion_length=LENGTH,
-            batch_size=150,
-            environment=WordGame,
-        )
-        found[way] = {name: value for name, value in result.to_dict().items() if name != "per_level"}
-        print(f"{way}: {with_interval(found[way])}", flush=True)
+    settings = {"max_completion_length": LENGTH, "batch_size": 150, "environment": WordGame}
+    found = sampled_and_greedy(model, tokenizer, splits["heldout"], **settings)
+    for way, result in found.items():
+        print(f"{way}: {with_interval(result)}", flush=True)
     save_policy(model, tokenizer, options.output, overwrite=options.overwrite)
     names = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "steps", "warmup_steps")
     config = asdict(CONFIG)
@@ -205,8 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
         "machine": platform.machine(),
         **found,
     }
-    (options.output / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (options.output / "README.md").write_text(card_text(record), encoding="utf-8")
+    store_card(options.output, record, card_text(record))
     print(f"saved to {options.output}")
     return 0
 

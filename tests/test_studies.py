@@ -37,8 +37,9 @@ from benchmarks import (
     studies,
     word_game,
 )
-from benchmarks.harness import RESULTS, Ledger, run_study
+from benchmarks.harness import RESULTS, Ledger, run_study, shuffled
 from grpo_edu.evaluation import mcnemar, wilson_interval
+from grpo_edu.extras.turns import environment_reward
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STORED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
@@ -188,8 +189,8 @@ def test_shuffled_rewards_are_the_rewards_in_another_order():
             self.get_reward = lambda: float(reward)
 
     environments = [Paid(reward) for reward in range(20)]
-    shuffled = word_game.shuffled_reward(word_game.random.Random(0))
-    first, second = (shuffled([""] * 20, environments=environments) for _ in range(2))
+    paid = shuffled(environment_reward, seed=0)
+    first, second = (paid([""] * 20, environments=environments) for _ in range(2))
     assert (
         sorted(first) == sorted(second) == list(range(20))
         and len({*map(tuple, (first, second)), tuple(range(20))}) == 3
