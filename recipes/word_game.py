@@ -22,7 +22,7 @@ import torch
 from grpo_edu.continual.examples import pad_examples
 from grpo_edu.extras.turns import next_turn, turns_are_calls
 from grpo_edu.models import load_policy, save_policy
-from grpo_edu.problems.environments import WORDS, WordGame, letter_feedback, word_game_splits
+from grpo_edu.problems.environments import WORDS, WordGame, fitting_words, word_game_splits
 from grpo_edu.problems.templates import Problem, data_dir
 from grpo_edu.prompts import render_prompt
 from recipes.corpus import PretrainingConfig
@@ -54,16 +54,15 @@ def play_demonstration(problem: Problem, rng: random.Random, careful: float = 1.
 
     A guess is, with probability `careful`, a random word that agrees with all feedback so far, otherwise any word.
     """
-    game, known = WordGame(), [tuple(problem.prompt.split())]
+    game, done = WordGame(), False
     game.reset(**problem.row())
-    turns, done = [], False
+    opening, feedback = problem.prompt.split()
+    known = [(opening, feedback)]
     while not done:
-        agreeing = [word for word in WORDS if all(letter_feedback(guess, word) == signs for guess, signs in known)]
-        guess = rng.choice(agreeing if rng.random() < careful else WORDS)
+        guess = rng.choice(fitting_words(known) if rng.random() < careful else WORDS)
         observation, _, done = game.step(guess)
-        turns.append((guess, observation))
         known.append((guess, observation))
-    return turns
+    return known[1:]
 
 
 def encode_game(

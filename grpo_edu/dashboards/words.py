@@ -13,7 +13,7 @@ import ipywidgets as widgets
 from grpo_edu.dashboards.base import Dashboard, button_row, offer
 from grpo_edu.dashboards.worker import Worker
 from grpo_edu.figures.style import COLORS, LIGHT_GREEN
-from grpo_edu.problems.environments import WORDS, Step, WordGame, letter_feedback, word_game_splits
+from grpo_edu.problems.environments import WORDS, Step, WordGame, fitting_words, word_game_splits
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
 
@@ -145,7 +145,7 @@ class PlayWords(Dashboard):
 
     def _left(self) -> str:
         known = [self._given(), *self.turns]
-        fitting, guesses = len(_fitting(known)), _GUESSES - len(self.turns)
+        fitting, guesses = len(fitting_words(known)), _GUESSES - len(self.turns)
         one, left = fitting == 1, "1 guess" if guesses == 1 else f"{guesses} guesses"
         return f"{fitting} word{'' if one else 's'} fit{'s' if one else ''} all signs so far. You have {left} left."
 
@@ -245,12 +245,6 @@ def _is_won(game: Sequence[Turn]) -> bool:
     return bool(game) and game[-1][1] == "+++"
 
 
-def _fitting(known: Sequence[Turn]) -> list[str]:
-    """The words that would have given these signs."""
-    legal = [(guess, signs) for guess, signs in known if guess in WORDS]
-    return [word for word in WORDS if all(letter_feedback(guess, word) == signs for guess, signs in legal)]
-
-
 def _spoken(turn: Turn) -> str:
     """A turn in words, for the message and for screen readers.
 
@@ -268,7 +262,7 @@ def _board(title: str, said: str, given: Turn, turns: Sequence[Turn]) -> str:
         if number >= len(turns):
             rows.append(f'<tr><th scope="row">guess {number + 1}</th>{"<td class=tile></td>" * 3}<td></td></tr>')
             continue
-        fits = turns[number][0] in _fitting([given, *turns[:number]])
+        fits = turns[number][0] in fitting_words([given, *turns[:number]])
         note = "✓ fits" if fits else "✗ does not fit"
         rows.append(_row(f"guess {number + 1}", turns[number], note))
     head = f"<caption>{html.escape(title)}<small>{html.escape(said)}</small></caption>"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from grpo_edu.problems.equations import calculate
@@ -56,6 +57,16 @@ def letter_feedback(guess: str, secret: str) -> str:
         else:
             signs.append("-")
     return "".join(signs)
+
+
+def fitting_words(known: Iterable[tuple[str, str]]) -> list[str]:
+    """The words that would have given these feedbacks; known: guesses with their feedback, illegal ones say nothing.
+
+    >>> fitting_words([("CAR", "++-"), ("OX", "illegal")])
+    ['CAP', 'CAT']
+    """
+    legal = [(guess, signs) for guess, signs in known if guess in WORDS]
+    return [word for word in WORDS if all(letter_feedback(guess, word) == signs for guess, signs in legal)]
 
 
 class WordGame:
