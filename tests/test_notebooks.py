@@ -773,6 +773,12 @@ def test_a_stored_notebook_shows_pictures_and_bars_without_html_and_widgets():
     CHECKS["progress bars"](notebook)
 
 
+def test_the_core_path_stays_short():
+    numbers = ("00", "02", "03", "04", "05", "06", "07", "08")
+    core_path = [nbformat.read(path, as_version=4) for number in numbers for path in FOLDER.glob(f"{number}_*.ipynb")]
+    assert len(core_path) == len(numbers) and sum(map(words, core_path)) <= 14_000
+
+
 def test_the_syllabus_names_headings_that_exist():
     rows = [line.split("|") for line in (REPOSITORY / "docs" / "syllabus.md").read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if len(row) >= 5 and row[1].strip()[:2].isdigit()]
