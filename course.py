@@ -38,6 +38,8 @@ INSTALLED_GB = 3.0
 # here as well, because a notebook may import torch before grpo_edu.
 WAITING, SPIN_COUNT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"), "20000"
 
+CPU_SECONDS = "-ptests.cpu_seconds"  # the tests print what they cost
+
 # What an installation's error lines may contain, and what the reader can do about it; the first that is found counts.
 ADVICE = {
     "No space left|not enough space|quota exceeded": "The disk is full. Make room for .venv and for the downloads "
@@ -97,8 +99,13 @@ PYTHON = python_of(VENV)
 
 
 def environment(**extra):
-    """The environment variables for programs in .venv: its programs come first, and no other Python's modules."""
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH")}
+    """The environment variables for programs in .venv: its programs come first, and no other Python's modules.
+
+    Python keeps what it compiled, also where a container says not to: otherwise every process compiles torch and
+    transformers anew, which takes longer than to load them.
+    """
+    left_out = ("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    env = {key: value for key, value in os.environ.items() if key not in left_out}
     path = str(PYTHON.parent) + os.pathsep + env.get("PATH", os.defpath)
     env.update(VIRTUAL_ENV=str(VENV), PATH=path, PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", **extra)
     if not any(name in env for name in WAITING):
@@ -264,13 +271,13 @@ def test(arguments, fast=False, thorough=False):
         "ruff": ["-m", "ruff", "check", "."],
         "format": ["-m", "ruff", "format", "--check", "."],
         "types": ["-m", "mypy"],
-        "tests": ["-m", "pytest", "--durations=25", *workers, *marks, *arguments],
+        "tests": ["-m", "pytest", CPU_SECONDS, *workers, *marks, *arguments],
     }
     if fast or arguments or not list(Path("notebooks").glob("*.ipynb")):
         say("the notebooks are left out: there are none, or --fast or pytest arguments were given")
     else:
         whole = ["--thorough"] if thorough else []
-        parts["notebooks"] = ["tests/run_notebooks.py", *workers, *whole]
+        parts["notebooks"] = ["tests/run_notebooks.py", CPU_SECONDS, *workers, *whole]
         parts["older processors"] = ["tests/older_processors.py", *workers, *whole]
         if thorough:
             parts["mutation"] = ["-m", "benchmarks.mutation", "--sample", "60", "--output", "build/mutation.json"]
@@ -278,10 +285,11 @@ def test(arguments, fast=False, thorough=False):
     outcomes = {}
     for name, command in parts.items():
         say(f"{name}: python {' '.join(command)}")
-        start = time.monotonic()
+        start, used = time.monotonic(), sum(os.times()[:4])
         code = run([PYTHON, *command], **offline)
         outcomes[name] = f"FAILED with exit code {code}" if code else "ok"
-        say(f"{name}: {outcomes[name]} after {time.monotonic() - start:.0f} s")
+        used = sum(os.times()[:4]) - used
+        say(f"{name}: {outcomes[name]} after {time.monotonic() - start:.0f} s ({used:.0f} CPU seconds)")
     say(", ".join(f"{name}: {outcome}" for name, outcome in outcomes.items()))
     return int(any(outcome != "ok" for outcome in outcomes.values()))
 

@@ -176,6 +176,7 @@ def test_every_part_of_the_tests_runs_even_after_one_failed(made):
     assert code == 1
     assert "No module named ruff" in output
     assert "No module named pytest" in output
+    assert len(re.findall(r"after \d+ s \(\d+ CPU seconds\)", output)) == 4
     failed = "FAILED with exit code 1"
     assert output.endswith(f"course: ruff: {failed}, format: {failed}, types: {failed}, tests: {failed}\n")
 
@@ -313,6 +314,27 @@ def test_an_old_python_can_read_the_file():
 def test_the_paths_of_both_kinds_of_system(course):
     assert course.python_of(course.VENV, "posix").relative_to(course.VENV) == Path("bin", "python")
     assert course.python_of(course.VENV, "nt").relative_to(course.VENV) == Path("Scripts", "python.exe")
+
+
+def test_what_python_compiled_is_kept(course, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in course.environment()
+
+
+def test_cpu_seconds_of_a_test_are_those_of_its_process_and_its_children(tmp_path):
+    computes = "import time; start = time.process_time()\nwhile time.process_time() - start < 0.4: pass"
+    (tmp_path / "test_it.py").write_text(
+        f"import subprocess, sys\nCODE = {computes!r}\n"
+        "def test_here(): exec(CODE)\n"
+        "def test_child(): subprocess.run([sys.executable, '-c', CODE], check=True)\n"
+        "def test_waits(): subprocess.run(['sleep', '0.4'], check=True)\n"
+    )
+    options = ["-p", "tests.cpu_seconds", "-p", "no:nbval", "-p", "no:cacheprovider", "--rootdir", tmp_path]
+    run = [sys.executable, "-m", "pytest", *options, tmp_path]
+    output = subprocess.run(run, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    seconds = {name: float(value) for value, name in re.findall(r"^ +([\d.]+) (?:\S+::)?(\w+)", output, re.MULTILINE)}
+    assert min(seconds["test_here"], seconds["test_child"]) >= 0.4 > seconds["test_waits"]
+    assert 0.8 <= seconds["tests"] < 4 and seconds["collection"] > 0
 
 
 def test_arguments_go_to_pytest_in_their_order(course):
