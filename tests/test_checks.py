@@ -129,10 +129,11 @@ TRANSLATED = re.compile(
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_names_and_hints_are_plain_sentences(name):
-    """Words that readers stopped at, each of which has a plain one in STYLE; a hint is a sentence."""
+    """No words that readers stopped at, each of which has a plain one; no bare pronoun first; a hint is a sentence."""
     own = [*KNOWN[name].mistakes, *(part.name for part in KNOWN[name].parts)]
     hints = [mistake.hint for mistake in KNOWN[name].mistakes.values()]
     assert [text for text in own + hints if TRANSLATED.search(text)] == []
+    assert [text for text in own if text.split()[0] in ("it", "that", "this", "these", "those", "they")] == []
     assert [hint for hint in hints if hint[-1] not in ".?)"] == []
 
 
@@ -428,11 +429,11 @@ def test_an_interrupted_answer_names_the_input_and_the_seconds(monkeypatch, caps
         signal.signal(signal.SIGALRM, previous)
     third = trial(DOUBLE, 0).calls[0][2]
     assert len(asked) == 3 and feedback.points == 0
-    assert feedback.parts[0].given == third.text(["x"]) and feedback.mistakes == ["a loop that does not end"]
+    assert feedback.parts[0].given == third.text(["x"]) and feedback.mistakes == ["a loop never ends"]
     assert feedback.parts[1].got == "not tried"
     assert re.search(r"interrupted after \d s, at `(x = x \+ 0|while True:)`", feedback.parts[0].why)
     warning = capsys.readouterr().out
-    assert "still at work after 0.2 s" in warning and third.text() in warning
+    assert "still running after 0.2 s" in warning and third.text() in warning
 
 
 def test_returning_nothing_is_said():
@@ -611,7 +612,7 @@ def test_nbgrader_reads_these_points():
     [
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 1e-7]), None),
         (torch.tensor([[1.0]]), torch.tensor([1.0]), "the shape is (1, 1), not (1,)"),
-        (torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), "it holds whole numbers (torch.int64), not floating-point"),
+        (torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), "it holds integers (torch.int64), not floating-point"),
         (torch.tensor([1.0, 9.0]), torch.tensor([1.0, 2.0]), "1 of 2 values differ: each is 7 too high"),
         (torch.tensor([5.0, -10.0]), torch.tensor([1.0, -2.0]), "2 of 2 values differ: each is 5 times too large"),
         (torch.tensor([5.0, 9.0]), torch.tensor([1.0, 2.0]), "2 of 2 values differ"),
@@ -626,9 +627,9 @@ def test_nbgrader_reads_these_points():
         ([1.0], torch.tensor([1.0]), "it is a list, not a tensor"),
         (torch.tensor(2.0), 2.0, None),
         (np.float32(2.0), 2.0, None),
-        (True, 1.0, "it is a truth value, not a number"),
-        ("2", 2.0, "it is a text, not a number"),
-        (1.0, True, "it is a number, not a truth value"),
+        (True, 1.0, "it is a Boolean, not a number"),
+        ("2", 2.0, "it is a string, not a number"),
+        (1.0, True, "it is a number, not a Boolean"),
         (True, False, "it is True, not False"),
         ([True, True], [True, False], "entry [1], counted from 0: it is True, not False"),
         (
@@ -636,7 +637,7 @@ def test_nbgrader_reads_these_points():
             torch.tensor([[True], [True]]),
             "1 of 2 values differ: entry [1, 0], counted from 0, is False, not True",
         ),
-        (None, "a", "it is None, not a text"),
+        (None, "a", "it is None, not a string"),
         ([1, 2], [1, 2, 3], "it has 2 entries, not 3"),
         ([1], [1, 2, 3], "it has 1 entry, not 3"),
         ((1.0, None), [1.0, None], None),

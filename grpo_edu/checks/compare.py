@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 LINE = ", at `"  # what comes between the message of an error and the line of code that raised it
-OTHER = "it is not the expected one"
+OTHER = "it is not the expected value"
 PLAIN = (bool, int, float, str)  # what most entries of lists are, compared without further questions
 SHOWN = 300  # characters of a value that a message holds
 MOST_COMPARED = 20  # values of a tensor that are looked at for what is wrong with all of them
@@ -129,7 +129,7 @@ def kind(value: Any) -> str:
     """
     if value is None:
         return "None"
-    names = {Tensor: "tensor", bool: "truth value", str: "text", int: "whole number", float: "number"}
+    names = {Tensor: "tensor", bool: "Boolean", str: "string", int: "integer", float: "number"}
     name = next((word for type_, word in names.items() if isinstance(value, type_)), type(value).__name__)
     return f"a{'n' if name[:1] in tuple('aeiou') else ''} {name}"
 
@@ -220,9 +220,9 @@ def _entries(values: Iterable[Any], text: Callable[[Any], str] = _text) -> str:
 def _without_values(tensor: Tensor) -> str | None:
     """Why the numbers of a tensor cannot be read one by one, or None."""
     if tensor.is_meta:
-        return "it is a tensor on the device `meta`, which has a shape and no values"
+        return "it is a tensor on the device `meta`, which has a shape but no values"
     if tensor.layout != torch.strided:
-        return "it is a sparse tensor; `.to_dense()` makes an ordinary one of it"
+        return "it is a sparse tensor; `.to_dense()` converts it to an ordinary one"
     return None
 
 
@@ -258,8 +258,8 @@ def number_kind(tensor: Tensor) -> str:
     if tensor.is_complex():
         return "complex numbers"
     if tensor.dtype == torch.bool:
-        return "truth values"
-    return "floating-point numbers" if tensor.is_floating_point() else "whole numbers"
+        return "Booleans"
+    return "floating-point numbers" if tensor.is_floating_point() else "integers"
 
 
 def _sequence_difference(got: Any, expected: Sequence, tolerance: float) -> str | None:

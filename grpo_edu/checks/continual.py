@@ -41,17 +41,17 @@ check_backward_transfer = Exercise(
     parts=(Part("three tasks or four", 2, _late_best), Part("two tasks", 1, lambda rng: call(_matrix(rng, 2)))),
     changes="""
         the row is one too early: matrix[task + 1][task] -> matrix[task][task]
-            Row 0 is the model before any stage; task 0 is taught before row 1.
+            Row 0 is the model before any stage, so task 0 has been taught only in row 1.
         the last task counts as well: range(tasks) -> range(tasks + 1)
             No stage came after it: divide by T − 1.
         the sign is wrong: -backward_transfer(matrix)
-            Subtract the accuracy after the task's own stage from the last one: a loss is negative.
-        the changes are added up: sum(changes) / len(changes) -> sum(changes)
+            Subtract the accuracy after the task's own stage from the final one, so that a loss is negative.
+        the changes are added up, not averaged: sum(changes) / len(changes) -> sum(changes)
             Take the mean over the T − 1 tasks.
-        it is compared with the task's best moment: -forgetting(matrix, range(len(matrix[0])))
-            That would be minus the forgetting. Here: after the task's own stage.
-        it is compared with the model before any stage: matrix[task + 1][task] -> matrix[0][task]
-            What the task's own stage taught is no transfer.
+        the last row is compared with the task's best accuracy: -forgetting(matrix, range(len(matrix[0])))
+            That is minus the forgetting. Here, compare with the accuracy after the task's own stage.
+        the last row is compared with the model before any stage: matrix[task + 1][task] -> matrix[0][task]
+            What a task's own stage has taught is not transfer. Compare with the accuracy after that stage.
     """,
 )
 
@@ -101,21 +101,21 @@ check_forgetting = Exercise(
         the order is read the other way round:
             enumerate(order[:-1], 1) -> [(s + 1, task) for task, s in enumerate(order) if matrix[s + 1 : -1]]
             `order[0]` is the task that the first stage taught. It is not the stage that taught task 0.
-        it is compared with the task's own stage only: max(row[task] for row in before) -> before[0][task]
-            That is minus the backward transfer. A task may have been at its best later.
+        only the row after the task's own stage is used: max(row[task] for row in before) -> before[0][task]
+            That is minus the backward transfer. A task may have been at its best after a later stage.
         the last task counts as well: sum(lost) / len(lost) -> sum(lost) / len(order)
             Nothing came after it, so nothing can be lost: divide by T − 1.
-        the last row is among the best moments: matrix[stage:-1] -> matrix[stage:]
-            A task that is best in the end was not forgotten at all: its loss is negative, not 0.
+        the last row counts as a best moment: matrix[stage:-1] -> matrix[stage:]
+            If a task is best in the end, it was not forgotten at all, and its loss is negative, not 0.
         rows before the task's own stage count: matrix[stage:-1] -> matrix[:-1]
             Start at the row after the task's own stage.
         the first row is one too early: matrix[stage:-1] -> matrix[stage - 1 : -1]
             Row 0 is the model before any stage: the first stage ends in row 1.
         all rows count: matrix[stage:-1] -> matrix
-            Neither the rows before the task's own stage, nor the last one.
+            Leave out the rows before the end of the task's own stage, and the last row.
             or: matrix[stage:-1] -> matrix[stage - 1 :]
-        the losses are added up: sum(lost) / len(lost) -> sum(lost)
-            A mean over the tasks.
+        the losses are added up, not averaged: sum(lost) / len(lost) -> sum(lost)
+            Take the mean over the tasks.
     """,
 )
 
@@ -157,19 +157,19 @@ check_choose_protection = Exercise(
         the middle of the interval decides:
             choose_protection((low + high) / 2, (low + high) / 2, tolerated, rate_can_fall, old_data_kept)
             An interval that reaches to both sides of the tolerated loss leaves the question open.
-        it is compared with 0, not with the tolerated loss:
+        the interval is compared with 0, not with the tolerated loss:
             choose_protection(low, high, 0.0, rate_can_fall, old_data_kept)
             A loss that is tolerated needs no protection.
-        it protects without looking at the interval: choose_protection(1.0, 1.0, 0.0, rate_can_fall, old_data_kept)
+        the interval is ignored: choose_protection(1.0, 1.0, 0.0, rate_can_fall, old_data_kept)
             First measure whether anything is lost.
         the answer is never "more seeds": if low <= tolerated -> if False
-            With the tolerated loss within the interval, nothing is shown yet.
+            If the tolerated loss lies within the interval, nothing has been shown yet.
             or: if high <= tolerated -> if low <= tolerated
         a loss counts as shown as soon as it is above 0: if low <= tolerated -> if low <= 0
-            It is shown where even `low` is above what is tolerated.
+            A loss has been shown only if even `low` is above the tolerated loss.
         the tolerated loss itself is not tolerated:
             choose_protection(low, high, tolerated - 1e-6, rate_can_fall, old_data_kept)
-            At or below it: `<=`, at both ends of the interval.
+            A loss of exactly `tolerated` is still accepted: use `<=` for both ends of the interval.
             or: if low <= tolerated -> if low < tolerated
             or: if high <= tolerated -> if high < tolerated
         replay comes before a lower rate: if rate_can_fall -> if rate_can_fall and not old_data_kept
@@ -204,19 +204,19 @@ check_softmax_fisher = Exercise(
     changes="""
         only the most likely label counts: p * (1 - p) -> (torch.eye(len(weight))[p.argmax(dim=1)] - p).square()
             The mean goes over all labels, each with its probability.
-        labels are not weighted with their probability: p * (1 - p) -> (1 - p).square() + (len(weight) - 1) * p.square()
+        labels are not weighted by their probability: p * (1 - p) -> (1 - p).square() + (len(weight) - 1) * p.square()
             An unlikely label counts little.
         the factor 1 − p is missing: p * (1 - p) -> p
             A model that is sure, p = 1, has no Fisher information.
             or: p * (1 - p) -> p * p
         x is not squared: inputs.square() -> inputs
             The score contains x once, and the Fisher information is the mean of its square.
-        examples are added up: squares / len(inputs) -> squares
-            A mean over the examples.
+        the examples are added up, not averaged: squares / len(inputs) -> squares
+            Take the mean over the examples.
         means are taken before the product:
             scores.T @ squares / len(inputs) -> torch.outer(scores.mean(dim=0), squares.mean(dim=0))
             The mean of a product is not the product of means.
-        softmax runs over the examples: softmax(dim=1) -> softmax(dim=0)
+        the softmax is taken over the examples: softmax(dim=1) -> softmax(dim=0)
             The probabilities of the classes of one example add up to 1.
     """,
 )
@@ -250,13 +250,13 @@ check_squares_a_mean = Exercise(
     changes="""
         nothing cancels in your scores: [[1.0], [-1.0]] -> [[2.0]]
             With one example, or with equal ones, all four agree.
-        it is found by its size alone: [[1.0], [-1.0]] -> [[1.0], [3.0]]
-            Someone may have multiplied it by n. Give scores whose mean is 0.
-        the largest is taken: min(values) -> max(values)
+        the function is found by the size of its result alone: [[1.0], [-1.0]] -> [[1.0], [3.0]]
+            The result may have been multiplied by n. Use scores whose mean is 0.
+        the largest result is taken: min(values) -> max(values)
             Gradients that cancel give a smaller value.
         positions are counted from 1: squares_a_mean(fishers) + 1
             The first position of a list is 0.
-        this is the function itself, not its position: fishers[squares_a_mean(fishers)]
+        the function itself is returned, not its position: fishers[squares_a_mean(fishers)]
             Return its position in the list, an integer.
     """,
 )
@@ -302,13 +302,13 @@ check_ewc_penalty = Exercise(
     ),
     changes="""
         the factor 1/2 is missing: ewc_lambda / 2 -> ewc_lambda
-            λ/2: its derivative is λ F (θ − θ*).
+            The factor is λ/2, so that the derivative is λ F (θ − θ*).
         λ is missing: ewc_lambda / 2 -> 1 / 2
-            `ewc_lambda` is the weight of the old task.
+            `ewc_lambda` says how much the old task counts.
         the Fisher information is squared too: importance * distance**2 -> (importance * distance) ** 2
             Only the distance is squared: F (θ − θ*)².
         the distance is not squared: distance**2 -> distance.abs()
-            F (θ − θ*)².
+            The penalty is F (θ − θ*)².
         the Fisher information is not used: importance * distance**2 -> distance**2
             That is plain L2 regularization. Each weight needs its own importance.
         the anchor is not used: weights[name] - old_weights[name] -> weights[name]
@@ -318,14 +318,14 @@ check_ewc_penalty = Exercise(
         only the newest task is protected: in anchors -> in anchors[-1:]
             Every earlier task has springs of its own: go through the whole list.
         all tasks pull towards the newest weights: old_weights[name] -> anchors[-1][1][name]
-            Each task's springs end at the weights that this task left.
-        it is divided by the number of tasks: ewc_lambda / 2 -> ewc_lambda / 2 / len(anchors)
+            The springs of each task pull towards the weights at the end of that task.
+        the penalty is divided by the number of tasks: ewc_lambda / 2 -> ewc_lambda / 2 / len(anchors)
             The springs of all tasks add up.
         the mean is taken instead of the sum: (importance * distance**2).sum() -> (importance * distance**2).mean()
             Add up over all weights.
-        a weight that the Fisher information does not name is looked up in it:
+        a weight without Fisher information is looked up in it:
             fisher.items() -> [(name, fisher[name]) for name in weights]
-            Go through the names of `fisher`: the other weights are free.
+            Go through the names in `fisher`. All other weights are free to move.
     """,
 )
 
@@ -349,16 +349,15 @@ check_protected = Exercise(
     protected,
     parts=(Part("a short training in place", 3, _some_training),),
     changes="""
-        the anchor is no copy: weight.detach().clone() -> weight.detach()
+        the anchor is not a copy: weight.detach().clone() -> weight.detach()
             Training changes the weights in place. Does your anchor share memory with them?
         the anchor is part of the graph: weight.detach().clone() -> weight.clone()
-            The penalty is there, but its gradient is 0: what pulls at the weights pulls at the anchor as well.
-            `detach()`.
+            The gradient also flows through the anchor and cancels out, so the penalty has no effect. Use `detach()`.
         the penalty has no gradient: , ewc_lambda) -> , ewc_lambda).detach()
-            It pulls at nothing: a number, of `.item()` or `float()`, or made of weights that were detached. Leave it a
-            tensor, of the weights themselves.
+            Such a penalty does not hold the weights back. Compute it from the weights themselves and leave it a tensor,
+            without `.item()`, `float()` or `.detach()`.
         the factor 1/2 is missing: , ewc_lambda) -> , 2 * ewc_lambda)
-            λ/2, as in `ewc_penalty`.
+            The factor is λ/2, as in `ewc_penalty`.
         the Fisher information is not used: (fisher, -> ({name: torch.ones_like(f) for name, f in fisher.items()},
             That is plain L2 regularization. Each weight needs its own importance.
         a copy is trained:
@@ -366,7 +365,7 @@ check_protected = Exercise(
             Train the weights that were passed in; the copy is the anchor.
         the weights are returned: protected(weights, fisher, ewc_lambda, train) and weights
             Return what `train` returns.
-        it pulls towards 0, not towards the old weights: weight.detach().clone() -> torch.zeros_like(weight)
+        the penalty pulls towards 0, not towards the old weights: weight.detach().clone() -> torch.zeros_like(weight)
             The anchor holds the weights as they are at the call.
     """,
 )

@@ -401,8 +401,8 @@ def _patience(name: str) -> Iterator[list[Call]]:
 
     def tell() -> None:
         print(
-            f"{name}: still at work after {PATIENCE:g} s, on the input {now_at[-1].text()}. If a loop never ends, "
-            "interrupt the kernel (■): the check then says where it was.",
+            f"{name}: still running after {PATIENCE:g} s, on the input {now_at[-1].text()}. If a loop never ends, "
+            "interrupt the kernel (■). The check then shows which line was running.",
             flush=True,
         )
 

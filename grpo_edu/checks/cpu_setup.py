@@ -61,30 +61,30 @@ check_best_seconds = Exercise(
         Part("a first run that is the fastest by chance", 1, _fast_first_run),
     ),
     changes="""
-        the first run counts: task()  # warms up -> repeats += 1
+        the first run is measured as well: task()  # warms up -> repeats += 1
             Let the task run once to warm up, without measuring it, then measure it `repeats` times.
             or: task()  # warms up -> pass
         the time is read from another clock: best_seconds(task, perf_counter, repeats, loops)
-            `clock` is handed in: ask it, not the computer's own clock.
-        it is the time of a whole measurement: / loops -> / 1
+            Use the `clock` that is passed in, not the computer's own.
+        the time of a whole measurement is returned: / loops -> / 1
             How long did *one* run take?
         the clock is read for every run: best_seconds(task, clock, repeats * loops, 1)
-            The clock is read before the first and after the last run of a measurement, and not in between.
+            Read the clock only before the first and after the last run of a measurement.
         repeats and loops are swapped: best_seconds(task, clock, loops, repeats)
             Which of them counts the measurements?
-        every measurement warms up: start = clock() -> start = (task(), clock())[1]
+        there is a warm-up run before every measurement: start = clock() -> start = (task(), clock())[1]
             One warm-up is enough, before the first measurement.
             or: task()  # warms up -> pass; start = clock() -> start = (task(), clock())[1]
         the warm-up counts as a measurement:
             task()  # warms up -> pass; times = [] -> times = [-clock() + (task(), clock())[1]]
             The first run may be slow, or fast by chance: its time is not one of the `repeats` measurements.
-        it is the time of all measurements together: min(times) -> sum(times)
+        the time of all measurements together is returned: min(times) -> sum(times)
             Measure `repeats` times, and choose one of these times.
-        it is the mean: min(times) -> statistics.mean(times)
+        the mean of the measurements is returned: min(times) -> statistics.mean(times)
             Other work of the computer can only add time. Which measurement was disturbed least?
-        it is the median: min(times) -> statistics.median(times)
+        the median of the measurements is returned: min(times) -> statistics.median(times)
             Other work of the computer can only add time. Which measurement was disturbed least?
-        it is the longest measurement: min(times) -> max(times)
+        the longest measurement is returned: min(times) -> max(times)
             Other work of the computer can only add time.
         one measurement too many is made: best_seconds(task, clock, repeats + 1, loops)
             How many measurements does `repeats` ask for?
@@ -130,11 +130,11 @@ check_mend_script = Exercise(
     ),
     changes="""
         the settings come before `import os`: sorted(lines, key=lambda line: not line.startswith(SETTING))
-            The first line that uses `os` needs it imported.
-        `import os` is there twice: line not in settings and line != "import os" -> line not in settings
-            Move the line: take it away from where it stood.
+            `os` has to be imported before the first line that uses it.
+        `import os` appears twice: line not in settings and line != "import os" -> line not in settings
+            Move the line: remove it from its old position.
         every line that mentions `os.environ[` is moved: line.startswith(SETTING) -> SETTING in line
-            A line that prints a variable, or a comment, sets none: look at how a line *begins*.
+            A comment, or a line that prints a variable, does not set one. Look at how a line *begins*.
         only the first setting is moved: line.startswith(SETTING)] -> line.startswith(SETTING)][:1]
             A script may set several variables.
         the settings come in reverse order: *settings -> *reversed(settings)
@@ -142,7 +142,7 @@ check_mend_script = Exercise(
         `import torch` is moved to the end: sorted(lines, key=lambda line: line == "import torch")
             It would come after the lines that need it. Move the settings instead.
         the lines are sorted alphabetically: sorted(lines)
-            Everything but the settings keeps its order.
+            All lines except the settings keep their order.
     """,
 )
 
@@ -206,7 +206,7 @@ check_choose_threads = Exercise(
     ),
     changes="""
         there are more threads than cores: choose_threads(counts, seconds, math.inf)
-            A container may have fewer cores than the machine shows: leave out the counts above `usable_cores`.
+            A container may have fewer cores than the computer shows: leave out the counts above `usable_cores`.
         a part of a core counts as a whole one: choose_threads(counts, seconds, math.ceil(usable_cores))
             With 2.5 usable cores, a third thread is one too many: take `usable_cores` as it is, without rounding it.
             or: choose_threads(counts, seconds, round(usable_cores))
@@ -215,15 +215,15 @@ check_choose_threads = Exercise(
             First leave out the counts that are not allowed, then look for the shortest time among the others.
             or: 1.05 * shortest -> 1.05 * min(seconds); min(near) -> min(near, default=None)
             or: 1.05 * shortest -> 1.05 * min(seconds)
-        each count is compared with a slower one: _step_by_step(counts, seconds, usable_cores)
+        each count is compared only with the counts before it: _step_by_step(counts, seconds, usable_cores)
             Compare with the shortest time of all that are allowed, which may come later in the list.
         the fastest is chosen, however small its gain: min(near) -> min(allowed)[1]
             Within 5% of the fastest time, prefer fewer threads: the other cores are then free for something else.
-        it is as many threads as there may be: min(near) -> max(count for _, count in allowed)
-            Look at the times: does this task gain from them?
-        it is the slowest: min(near) -> max(allowed)[1]
+        the largest allowed number of threads is returned: min(near) -> max(count for _, count in allowed)
+            Look at the times: more threads do not always help.
+        the slowest number of threads is returned: min(near) -> max(allowed)[1]
             These are seconds, so smaller is better.
-        it is a position in the list: counts.index(choose_threads(counts, seconds, usable_cores))
+        a position in the list is returned: counts.index(choose_threads(counts, seconds, usable_cores))
             Return the number of threads at that position.
     """,
 )
@@ -255,26 +255,26 @@ check_smallest_update = Exercise(
     ),
     tolerance=0.0,
     changes="""
-        the sum is made by Python, in 64 bits:
+        the sum is computed by Python, in 64 bits:
             torch.tensor(weight, dtype=dtype) -> weight; torch.tensor(step / 2, dtype=dtype) -> step / 2
             Make both of them tensors of this `dtype` before you add.
         the step is halved once too often: smallest_update(weight, dtype) / 2
-            The last step that *was* noticed, not the first that was not.
-        it stops one halving too early: 2 * smallest_update(weight, dtype)
-            Halve as long as the next smaller step is still noticed.
-        that is the gap after 1: torch.finfo(dtype).eps
+            Return the last step that *did* change the weight, not the first that did not.
+        the halving stops one step too early: 2 * smallest_update(weight, dtype)
+            Go on as long as half of the step still changes the weight.
+        the gap after 1 is returned: torch.finfo(dtype).eps
             `eps` belongs to a weight of 1. The gaps are smaller near 0.
         the step is subtracted, not added: before + torch.tensor -> before - torch.tensor
             Below 0.5 the numbers lie closer together than above it. Add.
-        it is computed from the gap between neighboring numbers:
+        the step is computed from the gap between neighboring numbers:
             torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(weight))
-            A sum in the middle between two numbers is rounded to the even one, so that every second weight notices half
-            a gap. Add and look.
+            A sum halfway between two numbers is rounded to the even one, so for every second weight half a gap is
+            enough. Add the step and compare.
             or: torch.finfo(dtype).eps * weight
             or: torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(weight)) / 2
         another number format is used:
             smallest_update(weight, torch.float32 if dtype == torch.bfloat16 else torch.bfloat16)
-            `dtype` says in which format weight and step are added.
+            `dtype` is the format in which weight and step are added.
     """,
 )
 
@@ -307,18 +307,18 @@ check_int8_product = Exercise(
         numbers are truncated, not rounded: round() -> trunc()
             `.to(torch.int8)` truncates towards 0. Round first.
         the product overflows: (whole[0] @ whole[1]) -> (whole[0] @ whole[1]).int().to(torch.int8)
-            A sum of products of int8 does not fit into int8: multiply as `.int()`.
+            A sum of products of int8 numbers does not fit into int8: multiply as `.int()`.
         the result is multiplied by only one of the two scales: * scales[0] * scales[1] -> * scales[0]
             Each matrix was divided by its own scale.
             or: * scales[0] * scales[1] -> * scales[1]
         both matrices have the same scale: matrix.abs().max() -> max(left.abs().max(), right.abs().max())
-            For each matrix by itself: how large is *its* largest number?
+            Each matrix has its own scale: how large is *its* largest number?
         each row or column has its own scale: abs().max() -> abs().amax(1 if matrix is left else 0, keepdim=True)
             Use one scale per matrix here.
         the result is not multiplied by the scales: (whole[0] @ whole[1]) * scales[0] * scales[1] -> whole[0] @ whole[1]
             What turns the integers into the numbers that they stand for?
         the largest number is taken with its sign: matrix.abs().max() -> matrix.max()
-            The largest by *size*: −1.5 is larger than 0.9.
+            Take the number that is farthest from 0: −1.5 is farther than 0.9.
             or: matrix.abs().max() -> matrix.max(); round() -> round().to(torch.int8).float()
             or: matrix.abs().max() -> matrix.max(); round() -> round().clamp(-127, 127)
         the largest number becomes 255: / 127 -> / 255
@@ -361,16 +361,16 @@ check_lazy_attribute = Exercise(
         Part("an unknown name", 1, _unknown_name),
     ),
     changes="""
-        an unknown name is a KeyError: if name not in where -> if False
+        an unknown name raises a KeyError: if name not in where -> if False
             Python expects an `AttributeError` if a module does not have the name; otherwise `hasattr` breaks.
-        everything is imported:
+        all modules are imported:
             getattr({one: importlib.import_module(module) for one, module in where.items()}[name], name)
             Import only the module that holds the requested name. Here, another module cannot be imported at all.
-        it is the module, not what it holds: importlib.import_module(where[name])
+        the module is returned, not the object in it: importlib.import_module(where[name])
             `getattr(module, name)` fetches a name from a module.
-        it is the module's name: where[name]
+        the module's name is returned: where[name]
             `importlib.import_module(name_of_the_module)` imports it.
-        an unknown name gives None: lazy_attribute(name, where) if name in where else None
+        an unknown name returns None: lazy_attribute(name, where) if name in where else None
             A misspelled name would go unnoticed. Raise `AttributeError`.
     """,
 )
@@ -402,13 +402,13 @@ check_compare_trainings = Exercise(
     changes="""
         a training run continues where the last one ended: copy.deepcopy(kept) -> kept
             Each run has to start from the untrained model. `copy.copy` shares the weights, `copy.deepcopy` does not.
-        "before" is measured after: copy.deepcopy(kept) -> kept; return before -> return evaluate(kept)
-            The loaded model was trained. Train copies, or measure first.
+        "before" is measured after training: copy.deepcopy(kept) -> kept; return before -> return evaluate(kept)
+            The model that was loaded has been trained by then. Train copies, or evaluate it first.
         the model is loaded again for each run: copy.deepcopy(kept) -> load()
             Loading takes most of the time. Keep the loaded model.
         the untrained model is evaluated every time: evaluate(model) -> evaluate(kept)
-            Evaluate the copy that was trained.
-        these are gains: evaluate(model) -> evaluate(model) - before
+            Evaluate the copy that was trained, not the model that was loaded.
+        gains are returned: evaluate(model) -> evaluate(model) - before
             Return what `evaluate` returns after each training run.
     """,
 )
@@ -443,22 +443,22 @@ check_memory_parts = Exercise(
         Part("some weights are frozen, with a reference", 2, lambda rng: _some_model(rng, True, True)),
     ),
     changes="""
-        AdamW keeps one number per weight: size * 2 * trained -> size * trained
+        only one number per weight is counted for AdamW: size * 2 * trained -> size * trained
             AdamW keeps the mean of the gradients and the mean of their squares.
-        AdamW keeps numbers for frozen weights: size * 2 * trained -> size * 2 * parameters
-            A weight without a gradient needs no mean of gradients.
-        frozen weights have gradients: "gradients": size * trained -> "gradients": size * parameters
+        the moments of AdamW are counted for frozen weights: size * 2 * trained -> size * 2 * parameters
+            AdamW keeps moments only for weights that have a gradient.
+        gradients are counted for frozen weights: "gradients": size * trained -> "gradients": size * parameters
             Only trained weights have a gradient.
         frozen weights are counted as trained: size = 4 -> size, trained = 4, parameters
             Gradients and optimizer states exist for the `trained` weights only.
         the reference contains only the trained weights:
             size * parameters * with_reference -> size * trained * with_reference
             It is a frozen copy of the whole model.
-        the reference is always there: size * parameters * with_reference -> size * parameters
+        the reference is always counted: size * parameters * with_reference -> size * parameters
             Without a KL term there is no second model: 0 bytes.
         the logits are those of one completion: size * completions * tokens -> size * tokens
             B × C × V: all completions of the batch at once.
-        these are counts of numbers, not bytes: size = 4 -> size = 1
+        numbers are counted, not bytes: size = 4 -> size = 1
             How many bytes does a number in fp32 have?
     """,
 )
@@ -502,20 +502,20 @@ check_fewest_passes = Exercise(
     changes="""
         a batch that fits exactly is refused: needed <= available -> needed < available
             All of the available memory may be used: compare with <=, not with <.
-        the passes do not divide the prompts:
+        the prompts cannot be divided equally among the passes:
             prompts / passes -> math.ceil(prompts / passes); prompts % passes == 0 and needed -> needed
-            Every pass has N / k prompts: k must divide N, with nothing left over.
+            Every pass has N / k prompts, so k must divide N with nothing left over.
             or: prompts % passes == 0 and needed -> needed
-        as many passes as prompts are not tried: range(1, prompts + 1) -> range(1, prompts)
+        one prompt per pass is never tried: range(1, prompts + 1) -> range(1, prompts)
             k = N means one prompt per pass. Does your loop reach it?
-        what is always held is divided as well:
+        what is always in memory is divided as well:
             held + per_prompt * prompts / passes -> (held + per_prompt * prompts) / passes
-            Only the prompts are shared out. Weights, gradients and optimizer are there whole in each of them.
-        what is always held is forgotten: held + per_prompt -> per_prompt
-            Weights, gradients and optimizer are there as well, in every pass.
-        it is one prompt at a time: prompts
-            That fits whenever anything fits. What is the smallest number of passes?
-        it is the number of prompts in a pass: return passes -> return prompts // passes
+            Only the prompts are divided among the passes. Each pass needs all weights, gradients and optimizer states.
+        what is always in memory is left out: held + per_prompt -> per_prompt
+            Weights, gradients and optimizer states are in memory as well, in every pass.
+        one prompt per pass is always used: prompts
+            If anything fits, then this does. What is the smallest number of passes?
+        the number of prompts in a pass is returned: return passes -> return prompts // passes
             How many passes does that make?
     """,
 )

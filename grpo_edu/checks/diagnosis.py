@@ -99,42 +99,42 @@ check_name_trouble = Exercise(
     changes="""
         ties are checked before payment:
             _first_yes(answers) -> _first_yes(answers, "tied", "unpaid", "broken down", "clipped")
-            In a run that is never paid, all groups tie as well. Keep the order of the tree.
+            In a run that is never paid, all groups tie as well. Keep the order of the questions.
         the breakdown is checked before ties:
             _first_yes(answers) -> _first_yes(answers, "unpaid", "broken down", "tied", "clipped")
-            Keep the order of the table.
+            Keep the order of the questions: ties come before the breakdown.
         the breakdown is checked first:
             _first_yes(answers) -> _first_yes(answers, "broken down", "unpaid", "tied", "clipped")
-            Keep the order of the table: payment and ties come before it.
+            Keep the order of the questions: payment and ties come before the breakdown.
         clipped tokens are checked before the breakdown:
             _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "clipped", "broken down")
-            Keep the order of the table.
+            Keep the order of the questions: the breakdown comes before clipping.
         clipped tokens are checked first:
             _first_yes(answers) -> _first_yes(answers, "clipped", "unpaid", "tied", "broken down")
-            Keep the order of the table: clipping comes last.
+            Keep the order of the questions: clipping comes last.
         the last question with a yes is returned, not the first:
             _first_yes(answers) -> _first_yes(answers, "clipped", "broken down", "tied", "unpaid")
-            `return` as soon as a question says yes.
-        a single low reward among the first four is enough: _mean(reward[:4]) < 0.1 -> max(reward[:4]) < 0.1
+            Return as soon as the answer to a question is yes.
+        all of the first four rewards have to be low: _mean(reward[:4]) < 0.1 -> max(reward[:4]) < 0.1
             Use the *mean* of the first four rewards: a single step says little.
         only the first reward is used: _mean(reward[:4]) < 0.1 -> reward[0] < 0.1
             Use the mean of the first *four* rewards.
         the mean reward of the whole run is used: _mean(reward[:4]) < 0.1 -> _mean(reward) < 0.1
-            A run that breaks down had a reward in the beginning. Look at the first four steps.
-        exactly half of the groups does not count: >= 0.5 -> > 0.5
-            0.5 *or more*.
+            A run that breaks down earned rewards in the beginning. Look at the first four steps.
+        exactly half of the groups is not enough: >= 0.5 -> > 0.5
+            The question is whether the share is 0.5 *or more*.
         the ties at the end of the run are used: tied[:2] -> tied[-4:]
-            In a healthy run more and more groups tie. Do half of them tie in the *first* steps?
+            In a healthy run, more and more groups tie over time. Look at the *first* steps.
         the ties of more than two steps are used: tied[:2] -> tied[:4]
-            Later, groups tie in healthy runs as well: use the first *two* steps.
+            In later steps, groups tie in healthy runs as well: use the first *two* steps.
         any drop counts as a breakdown: < 0.5 * _mean -> < _mean
             The reward must fall below *half* of what it was.
         exactly half counts as a breakdown: < 0.5 * _mean -> <= 0.5 * _mean
-            *Below* half.
+            The reward must fall *below* half of what it was.
         a breakdown is never found: _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "clipped")
             Compare the last four steps with the first four.
         only the first four steps are checked for clipping: max(clipped) -> max(clipped[:4])
-            Is it *ever* above 0? In the first steps the policy has hardly moved.
+            The question is whether it is *ever* above 0. In the first steps the policy has hardly moved.
         clipped tokens are never found: _first_yes(answers) -> _first_yes(answers, "unpaid", "tied", "broken down")
             With one update per batch, is the share of clipped tokens ever above 0?
     """,
@@ -174,7 +174,7 @@ KINDS = (  # one run of each is drawn
 
 
 def letters_of(student: str) -> str:
-    """The letters and digits of a name in alphabetical order: the same however the name is spaced and turned around.
+    """The letters and digits of a name in alphabetical order: the same for every spacing and order of the names.
 
     >>> letters_of("Miller, Jane") == letters_of("jane_miller")
     True
@@ -188,7 +188,7 @@ def drawn_cases(student: str) -> dict[str, Case]:
     Raises ValueError for a name without letters and digits.
     """
     if not letters_of(student):
-        raise ValueError(f"student: {student!r} has no letters; give your name as your course knows it")
+        raise ValueError(f"student: {student!r} has no letters or digits; give your name as your course knows it")
     rng = random.Random(f"find_fault {letters_of(student)}")
     names = [rng.choice(kind) for kind in KINDS]
     rng.shuffle(names)
@@ -288,11 +288,11 @@ def _rows(answer: Any) -> tuple[list[tuple[str, ...]] | None, str]:
     """The three diagnoses of an answer, or None and what is wrong with its form."""
     student = answer.get("student") if isinstance(answer, dict) else None
     if not isinstance(student, str) or not letters_of(student):
-        return None, 'the result is not a dict with "student" and a name'
+        return None, 'the result must be a dict in which "student" is your name'
     for run in RUNS:
         row = answer.get(run)
         if not isinstance(row, (tuple, list)) or len(row) != 3 or not all(isinstance(word, str) for word in row):
-            return None, f"{run!r} does not lead to three texts: fault, evidence, fix"
+            return None, f"{run!r} must be three strings: fault, evidence and fix"
     return [tuple(answer[run]) for run in RUNS], ""
 
 
@@ -304,11 +304,15 @@ def _confusion(column: int, rows: list[tuple[str, ...]], wanted: list[tuple[str,
     if sorted(rows) == sorted(wanted):
         return "the runs are swapped"
     if column == 0:
-        return "it is another fault"
+        return "the run has another fault"
     if column == 1:
-        return "a symptom of many faults is no evidence" if given & {*SYMPTOMS} else "the evidence is of another fault"
+        return (
+            "a symptom of many faults is given as evidence"
+            if given & {*SYMPTOMS}
+            else "the evidence belongs to another fault"
+        )
     if LOWER_RATE in given:
-        return "the learning rate alone is lowered"
+        return "only the learning rate is lowered"
     return "more time or another seed is called a fix" if given & {*NO_FIXES} else "the fix removes another fault"
 
 
@@ -327,18 +331,19 @@ check_find_fault = DrawnExercise(
     parts=tuple(Part(name, 3, lambda rng: call(), draws=1) for name in ("the faults", "the evidence", "the fixes")),
     changes="""
         a word is not in the tables: _with_words(0, str.upper)
-            Copy the words of the tables letter by letter.
+            Copy the words exactly as they are written in the tables.
         the runs are swapped:
             {**find_fault(), "Run A": find_fault()["Run B"], "Run B": find_fault()["Run A"]}
-            The three diagnoses are right. Which run has which?
-        it is another fault: _with_words(0, lambda fault: "KL wrong sign" if fault == "lr too high" else fault)
+            The three diagnoses are right, but not the runs that you gave them to.
+        the run has another fault: _with_words(0, lambda fault: "KL wrong sign" if fault == "lr too high" else fault)
             Ask the questions of the decision tree again, from the top. In which line of the batch would it differ?
-        a symptom of many faults is no evidence: _with_words(1, lambda evidence: SYMPTOMS[0])
-            With many faults groups tie, or the run is slow. What do you see in this run and in no other?
-        the evidence is of another fault: _with_words(1, lambda evidence: "completions are cut off")
-            Point to the number of the curve, or to the line of the batch: is it there, in this run?
-        the learning rate alone is lowered: _with_words(2, lambda fix: LOWER_RATE if "reload" in fix else fix)
-            A policy that broke down gives no right answers any more, so nothing is rewarded. What has to come first?
+        a symptom of many faults is given as evidence: _with_words(1, lambda evidence: SYMPTOMS[0])
+            Many faults make groups tie or slow a run down. What do you see in this run and in no other?
+        the evidence belongs to another fault: _with_words(1, lambda evidence: "completions are cut off")
+            Do you see this evidence in the run's own curves, or in a line of its batch?
+        only the learning rate is lowered: _with_words(2, lambda fix: LOWER_RATE if "reload" in fix else fix)
+            After a breakdown, the policy gives no right answers any more, so nothing is rewarded. What has to come
+            first?
         more time or another seed is called a fix: _with_words(2, lambda fix: NO_FIXES[0])
             The fault acts in every step, and with every seed.
         the fix removes another fault: _with_words(2, lambda fix: "more tokens per completion")
@@ -377,7 +382,7 @@ def _faint_trap(rewards: Tensor, config: GRPOConfig) -> Tensor:
 
 
 def _advantages_from(stages: Sequence[Callable], tied: bool) -> Callable[[random.Random], Call]:
-    """Half of the batches are healthy; the others come from a broken stage, or have their signs turned."""
+    """Half of the batches are healthy; the others come from a broken stage, or have reversed signs."""
 
     def draw(rng: random.Random) -> Call:
         kind = rng.randrange(6)
@@ -412,26 +417,27 @@ check_signs_are_right = Exercise(
         ),
     ),
     changes="""
-        the mean is not that of the own group: groups.mean(dim=1, keepdim=True) -> groups.mean()
-            A completion competes within its group, not with the batch: one row of `view(-1, num_generations)`.
-        groups are read down the columns: one.view(-1, num_generations) -> one.view(num_generations, -1).T
+        the mean is not that of the completion's own group: groups.mean(dim=1, keepdim=True) -> groups.mean()
+            A completion is compared with its group, not with the batch. A group is one row of `view(-1,
+            num_generations)`.
+        the columns are treated as groups: one.view(-1, num_generations) -> one.view(num_generations, -1).T
             A group's rows are adjacent: `view(-1, num_generations)` makes each group a row.
         tied groups are not checked: = 0 -> = given[_tied(groups)].sign()
-            A tied group has to have advantages of exactly 0.
+            In a tied group, all advantages must be exactly 0.
         almost 0 counts as 0: given.sign() -> given.masked_fill(given.abs() < 1e-3, 0.0).sign()
             The advantages of a tied group are *exactly* 0. The float trap may be small in one batch and
             large in the next.
-        rounding makes the mean of equal rewards another number: = 0 -> = expected[_tied(groups)]
-            Eight times 1.3 does not have the mean 1.3 exactly. Check first whether the rewards are equal.
+        equal rewards are compared with a mean that is rounded: = 0 -> = expected[_tied(groups)]
+            The computed mean of eight rewards of 1.3 is not exactly 1.3. Check first whether the rewards are equal.
         ties are detected by a standard deviation of 0: _tied(groups) -> groups.std(dim=1) == 0
-            In a batch of one group, torch's std of equal rewards may not be 0. Compare the rewards with each other.
+            With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         only the sum of all advantages is checked: bool(advantages.sum().abs() < 1e-3)
             Advantages in the wrong rows still add up to 0.
         only the sums of the groups are checked:
             torch.equal(given.sign(), expected) -> bool((given.sum(dim=1).abs() < 1e-3).all())
             Advantages with the wrong signs add up to 0 as well.
         one right sign is enough: torch.equal(given.sign(), expected) -> bool((given.sign() == expected).any())
-            *All* signs must be right: some are right by accident.
+            *All* signs must be right, because some are right by accident.
     """,
 )
 
@@ -542,16 +548,16 @@ check_mask_is_right = Exercise(
             The beginning of a completion can be missing as well.
         the end token is treated as padding:
             completion_mask(completion_ids, eos_token_id) -> (completion_ids != eos_token_id).long().cumprod(dim=1)
-            The mask goes through the first EOS, *inclusive*. A healthy batch has to pass.
+            The mask goes through the first EOS, *inclusive*. A healthy batch must pass the check.
         the mask ends at the last end token instead of the first:
             completion_mask(completion_ids, eos_token_id) -> _through_the_last_end(completion_ids == eos_token_id)
             Nothing counts after the *first* end token, not even another end token.
         one right row is enough: torch.equal(mask, right) -> bool((mask == right).all(dim=1).any())
-            *All* rows.
+            *All* rows must be right.
         only the first row is checked: torch.equal(mask, right) -> torch.equal(mask[0], right[0])
             Check *every* row, because a single one may be wrong.
         only the number of ones is compared: torch.equal(mask, right) -> torch.equal(mask.sum(dim=1), right.sum(dim=1))
-            A shifted row may have as many ones. Compare position by position.
+            A row that is shifted may have just as many ones. Compare position by position.
     """,
 )
 
@@ -610,9 +616,9 @@ check_ratio_is_one = Exercise(
         padding counts: far[mask] -> far
             What comes after the end was never sampled. Use the mask.
         padding is multiplied by 0: far[mask] -> (far * loss_mask)
-            It may hold anything, and 0 times infinity, or NaN, is NaN. Pick the tokens that count instead.
+            Padding may hold anything, and 0 times infinity, or NaN, is NaN. Select the tokens that count instead.
             or: (logs.exp() - 1).abs() -> logs.abs(); far[mask] -> (far * loss_mask)
-        only the mean is checked: (logs.exp() - 1).abs() -> logs[mask].mean().abs(); far[mask] -> far
+        only the mean of the logarithms is checked: (logs.exp() - 1).abs() -> logs[mask].mean().abs(); far[mask] -> far
             Ups and downs cancel. *Every* token's ratio has to be 1.
         only the mean ratio is checked:
             (logs.exp() - 1).abs() -> (logs[mask].exp().mean() - 1).abs(); far[mask] -> far
@@ -624,7 +630,7 @@ check_ratio_is_one = Exercise(
         exact equality is required: far[mask] < 1e-3 -> logs[mask] == 0
             Two computations differ in their last digits, so allow a difference of 0.001.
         the logarithms are divided: per_token_logps - old -> per_token_logps / old; logs.exp() - 1 -> logs - 1
-            The ratio of the *probabilities*: `exp` of the difference.
+            The ratio of the *probabilities* is `exp` of the difference of their logarithms.
         the ratio is multiplied by the mask before 1 is subtracted:
             logs.exp() - 1 -> logs.exp() * loss_mask - 1; far[mask] -> far
             In the padding this gives 0 - 1, which is far from 0.
@@ -633,7 +639,7 @@ check_ratio_is_one = Exercise(
         only the first token is checked: far[mask] -> far[:, 0]
             Check all tokens that count.
         the difference of the logarithms is compared with 1: logs.exp() - 1 -> logs - 1
-            The ratio is 1 where the *logarithms* are equal.
+            The ratio is 1 where the logarithms are *equal*.
     """,
 )
 
@@ -716,24 +722,24 @@ check_mend = Exercise(
     ),
     changes="""
         only one fault is corrected: name in ill -> name in ill[:1]
-            Continue after the first fault that you find.
+            Go on after the first fault that you find.
         settings without a fault are changed too: {**settings, **MENDED}
-            Settings inside the limits stay: 4 completions per group, for example, or 128 tokens.
-        the seed is lost: {**mend(settings), "seed": 0}
-            The runs must stay comparable, so everything without a fault stays, the seed as well.
+            Settings within the limits stay as they are: 4 completions per group, for example, or 128 tokens.
+        the seed is changed: {**mend(settings), "seed": 0}
+            The runs must stay comparable, so everything without a fault stays as it is, the seed as well.
         values at the limit are changed too: name in ill -> name in ill + _at_the_limit(settings)
             Only values *below* 4, *below* 48 or *above* 1e-3 are wrong.
         4 completions per group are changed too: name in ill -> name in ill + _at_the_limit(settings, "num_generations")
-            *Below* 4.
+            Only values *below* 4 are wrong.
         48 tokens are changed too: name in ill -> name in ill + _at_the_limit(settings, "max_completion_length")
-            *Below* 48.
+            Only values *below* 48 are wrong.
         a learning rate of 1e-3 is changed too: name in ill -> name in ill + _at_the_limit(settings, "learning_rate")
-            *Above* 1e-3.
+            Only values *above* 1e-3 are wrong.
         only what was changed is returned: {name: MENDED[name] for name in broken_settings(settings)}
             Return all six settings, because a run needs them all.
-        the replaced stages stay: {**mend(settings), "replaced": settings["replaced"]}
-            A replaced stage is wrong, whatever the numbers are.
-        the settings that were handed in are changed: settings.update(mend(settings)) or settings
+        replaced stages are kept: {**mend(settings), "replaced": settings["replaced"]}
+            A replaced stage is a fault, whatever the numbers are.
+        the settings that were passed in are changed: settings.update(mend(settings)) or settings
             Return a new dict, because the record of the faulty run must stay as it was.
     """,
 )

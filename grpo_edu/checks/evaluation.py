@@ -49,29 +49,30 @@ check_wilson_interval = Exercise(
     ),
     tolerance=1e-4,  # z = 1.96 will do
     changes="""
-        that is the normal interval: middle - reach, middle + reach -> _normal_interval(share, variance, z)
-            At 0 of 10 that interval has no width at all. Wilson's formula contains z² three times.
+        the normal interval is returned: middle - reach, middle + reach -> _normal_interval(share, variance, z)
+            For 0 of 10, the normal interval has no width at all. Wilson's formula contains z² three times.
             or: middle - reach, middle + reach -> tuple(min(1, max(0, x)) for x in _normal_interval(share, variance, z))
-        the middle is not moved: middle - reach, middle + reach -> share - reach, share + reach
+        the middle of the interval is the share itself: middle - reach, middle + reach -> share - reach, share + reach
             Wilson's middle lies nearer to one half than the share does.
         nothing is divided by 1 + z²/n: 1 + z**2 / trials -> 1
             Both the middle and the reach are divided by it.
         the middle is not divided by 1 + z²/n: (share + z**2 / (2 * trials)) / divisor -> share + z**2 / (2 * trials)
-            Brackets: both the middle and the reach are divided by it.
+            Check the parentheses: both the middle and the reach are divided by it.
         the reach is not divided by 1 + z²/n: (4 * trials**2)) / divisor -> (4 * trials**2))
-            Brackets: both the middle and the reach are divided by it.
+            Check the parentheses: both the middle and the reach are divided by it.
         the z before the root is missing: z * math.sqrt -> math.sqrt
-            The root is a standard error; the reach is z of them.
-        the root holds z²/(4n), not z²/(4n²): 4 * trials**2 -> 4 * trials
-            Under the root both terms shrink with n, the second twice.
-        all that is left out lies on one side: 0.5 + level / 2 -> level
-            An interval of 95% leaves out 2.5% on either side. With which probability does a number lie below z, then?
+            The root is a standard error, and the reach is z times as long.
+        the root contains z²/(4n), not z²/(4n²): 4 * trials**2 -> 4 * trials
+            In the formula, the second term under the root is divided by n twice.
+        the whole error probability lies on one side: 0.5 + level / 2 -> level
+            A 95% interval leaves out 2.5% on each side. How probable is it, then, that a number lies below z?
         the level is used as z: NormalDist().inv_cdf(0.5 + level / 2) -> level
-            z is a number of standard errors, and the level a probability. Which z belongs to it?
+            z is a number of standard errors, while the level is a probability. Compute z from the level.
         `level` is not used: NormalDist().inv_cdf(0.5 + level / 2) -> 1.959964
-            A promise of 99% needs a wider interval than one of 80%: how does z depend on the level?
-        these are percent: middle - reach, middle + reach -> 100 * (middle - reach), 100 * (middle + reach)
-            Shares between 0 and 1.
+            A 99% interval is wider than an 80% interval, so z must depend on the level.
+        percentages are returned, not shares:
+            middle - reach, middle + reach -> 100 * (middle - reach), 100 * (middle + reach)
+            Return shares between 0 and 1.
     """,
 )
 
@@ -109,19 +110,20 @@ check_mcnemar_p = Exercise(
     changes="""
         the test is one-sided: min(1.0, 2 * _tail(smaller, pairs)) -> _tail(smaller, pairs)
             A change for the worse would count as well: take twice the tail.
-        that is the probability of this very count: _tail(smaller, pairs) -> math.comb(pairs, smaller) / 2**pairs
-            At least as unequal: add up the tail.
+        only the probability of this exact count is returned:
+            _tail(smaller, pairs) -> math.comb(pairs, smaller) / 2**pairs
+            Counts that are even more unequal belong to the p-value, too: add up the tail.
         the last term of the tail, at the smaller count, is missing: _tail(smaller, pairs) -> _tail(smaller - 1, pairs)
-            From 0 to the smaller count, inclusive.
+            The tail goes from 0 to the smaller count, inclusive.
         the tail does not end at the smaller count: _tail(smaller, pairs) -> _tail(only_before, pairs)
-            To min(b, c), whichever of the two it is.
+            The tail ends at min(b, c), whichever of the two counts that is.
             or: _tail(smaller, pairs) -> _tail(only_after, pairs)
             or: _tail(smaller, pairs) -> _tail(max(only_before, only_after), pairs)
-        that is the chi-square approximation:
+        the chi-square approximation is used:
             math.erfc(abs(only_before - only_after) / math.sqrt(2 * max(1, only_before + only_after)))
-            With so few pairs, count: the coin's distribution is exact.
+            With so few pairs, use the exact distribution: how often does a fair coin do this?
         the p-value is above 1: min(1.0, 2 * _tail(smaller, pairs)) -> 2 * _tail(smaller, pairs)
-            A probability ends at 1.
+            A probability is never larger than 1.
     """,
 )
 
@@ -140,16 +142,16 @@ check_false_alarm = Exercise(
     false_alarm,
     parts=(Part("1 to 40 looks", 2, _some_looks, draws=8),),
     changes="""
-        chances are added: looks * alpha
-            With 40 looks at 5% that would be 200%.
-        that is the chance that all looks are false alarms: alpha**looks
-            At least one is enough.
-        that is the chance of no alarm: (1 - alpha) ** looks
-            One minus it.
+        the chances of the looks are added up: looks * alpha
+            With 40 looks at 5%, the result would be 200%.
+        the chance that all looks are false alarms is returned: alpha**looks
+            A single false alarm is enough.
+        the chance of no alarm is returned: (1 - alpha) ** looks
+            "At least one" is the opposite of "none".
         `looks` is not used: alpha
-            More looks, more chances.
-        one look is forgotten: false_alarm(looks - 1, alpha)
-            With one look the chance is alpha.
+            The more often you look, the more likely a false alarm becomes.
+        one look is left out: false_alarm(looks - 1, alpha)
+            With one look, the chance is alpha.
     """,
 )
 
@@ -182,27 +184,28 @@ check_pass_at_k = Exercise(
         Part("rewards of 0 and 1, k from 1 to n", 1, _right_or_wrong, draws=12, always=(call([0.0, 1.0, 0.0], 1),)),
     ),
     changes="""
-        that estimate is biased:
+        a biased estimate is returned:
             math.comb(rank, k - 1) -> (rank + 1) ** k - rank**k; math.comb(len(rewards), k) -> len(rewards) ** k
-            (rank / n)^k and 1 − (1 − mean)^k draw with replacement: the same answer may come twice.
+            (rank / n)^k and 1 − (1 − mean)^k describe drawing with replacement, where the same answer may be drawn
+            twice.
             or: 1 - (1 - sum(rewards) / len(rewards)) ** k
-        only rewards of 0 and 1 are counted: pass_at_k([float(one == 1) for one in rewards], k)
-            A reward of 0.5 is better than 0: it counts where nothing better was drawn.
+        graded rewards are counted as 0 or 1: pass_at_k([float(one == 1) for one in rewards], k)
+            A reward of 0.5 is better than 0 and worse than 1. It counts where nothing better is drawn.
             or: pass_at_k([float(one > 0) for one in rewards], k)
-        that is the mean of the worst: -pass_at_k([-one for one in rewards], k)
-            Of which side of the sorted list does a choice keep one?
-        that is pass@1: sum(rewards) / len(rewards)
-            pass@k lets you look at k answers.
-        the best of all is taken: max(rewards)
-            Often it is not among the k that are drawn.
+        the mean of the worst rewards is returned: -pass_at_k([-one for one in rewards], k)
+            Each choice of k counts with its *best* reward.
+        pass@1 is returned: sum(rewards) / len(rewards)
+            pass@k takes the best of k answers.
+        the best of all rewards is returned: max(rewards)
+            The best one is often not among the k that are drawn.
         only the first k rewards are used: max(rewards[:k])
-            All choices of k rewards count equally, not only one.
+            All choices of k rewards count equally, not only the first k.
         the rewards are not sorted: sorted(rewards) -> rewards
-            How many of the others are *smaller* is what decides.
+            A reward is the best of k if all others that are drawn are *smaller*. How many smaller ones are there?
         k is one too small: pass_at_k(rewards, max(1, k - 1))
-            k answers are drawn, the best one among them.
-        it is not divided by the number of choices: math.comb(len(rewards), k) -> 1
-            A mean over all choices: how many are there?
+            k answers are drawn in all, including the best one.
+        the sum is not divided by the number of choices: math.comb(len(rewards), k) -> 1
+            The result is a mean over all choices of k rewards. How many choices are there?
     """,
 )
 
@@ -239,15 +242,15 @@ check_possible_counts = Exercise(
         Part("reports that cannot", 1, _invented),
     ),
     changes="""
-        only the nearest count is given: [round(percent * trials / 100)]
-            All that round to the report; there may be several, or none.
-        the report must be met exactly: abs(share - percent) <= slack -> share == percent
+        only the nearest count is returned: [round(percent * trials / 100)]
+            Return all counts that round to the report. There may be several, or none.
+        the share must equal the report exactly: abs(share - percent) <= slack -> share == percent
             A report is rounded: 71.7% may be 71.67%.
         `decimals` is not used: possible_counts(percent, trials, 0)
-            89% leaves half a point on either side, 89.0% a twentieth.
-        a whole unit of slack is too much: 0.5 * 10.0**-decimals -> 10.0**-decimals
-            Rounding moves a number by half a unit at most.
-        shares and percent are mixed up: abs(share - percent) -> abs(share / 100 - percent)
+            89% allows half a point on either side, but 89.0% allows only a twentieth of a point.
+        a whole unit of the last digit is allowed, not half: 0.5 * 10.0**-decimals -> 10.0**-decimals
+            Rounding moves a number by half a unit of the last digit at most.
+        shares and percentages are mixed up: abs(share - percent) -> abs(share / 100 - percent)
             The report is in percent.
         a report half a unit away is left out: abs(share - percent) <= slack -> round(share, decimals) == percent
             Halves may be rounded either way: 94.5% is possible for 94 and for 95. Python's `round(94.5)` is 94,
@@ -256,12 +259,12 @@ check_possible_counts = Exercise(
             or: abs(share - percent) <= slack -> abs(share - percent) < slack - 2e-9
         the percentage is truncated, not rounded:
             abs(share - percent) <= slack -> int(share * 10**decimals) / 10**decimals == percent
-            71.67% is reported as 71.7%: half a unit to either side.
-        all right is never tried: range(trials + 1) -> range(trials)
-            `range(trials)` ends one before `trials`: 100% may be true.
-        none right is never tried: if abs -> if count and abs
-            Counts begin at 0.
-        neither none right nor all right is tried: if abs -> if 0 < count < trials and abs
-            0% and 100% may be true as well.
+            71.67% is reported as 71.7%. Allow half a unit on either side.
+        100% is never tried: range(trials + 1) -> range(trials)
+            `range(trials)` ends one before `trials`, but all answers may be right.
+        0% is never tried: if abs -> if count and abs
+            Counts begin at 0, because all answers may be wrong.
+        0% and 100% are never tried: if abs -> if 0 < count < trials and abs
+            All answers may be wrong, or all may be right.
     """,
 )

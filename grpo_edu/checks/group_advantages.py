@@ -115,54 +115,55 @@ check_group_advantages = Exercise(
     changes="""
         the standard deviation divides by G:
             groups.std(dim=1, keepdim=True) -> groups.std(dim=1, keepdim=True, unbiased=False)
-            `unbiased=False` divides by G. Which one does the formula want?
+            `unbiased=False` divides by G. The formula uses the sample standard deviation.
         the groups are mixed: _mixed(rewards, num_generations)
-            A group's rows are adjacent. Which shape makes a row of each group?
+            The rewards of a group are adjacent. Which shape has one group in each row?
             or: view(-1, num_generations) -> view(num_generations, -1).T
-        there are G groups of N:
+        the rewards are split into G groups of N:
             view(-1, num_generations) -> view(num_generations, -1); groups.std(dim=1, keepdim=True) -> _std(groups, 1)
-            N groups of G: the *last* number of a view is how long its rows are.
+            There are N groups of G. In `view`, the *last* number is the length of a row.
         the standard deviation is that of the batch: groups.std(dim=1, keepdim=True) -> groups.std()
-            Whose spread should a group be measured with?
+            The rewards of a group are compared with each other only, so use the standard deviation of each group.
         the mean is that of the batch: groups.mean(dim=1, keepdim=True) -> groups.mean()
             A completion is compared with its own group only.
-        the whole batch is one group:
+        the whole batch is treated as one group:
             groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True) -> groups.mean(), groups.std()
             A completion is compared with its own group only.
-        the mean runs over the groups: groups.mean(dim=1, keepdim=True) -> groups.mean(dim=0)
+        the mean is taken across the groups: groups.mean(dim=1, keepdim=True) -> groups.mean(dim=0)
             In shape (N, G) a row is a group: take its mean along dim=1, with keepdim=True.
             or: groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True) -> groups.mean(0), _std(groups, 0)
-        it is divided by the variance: groups.std( -> groups.var(
-            The standard deviation is the root of the variance.
+        the difference is divided by the variance: groups.std( -> groups.var(
+            The standard deviation is the square root of the variance.
         the sign is wrong: groups - mean -> mean - groups
             A completion that is better than its group has a positive advantage.
-        nothing is divided by the standard deviation: (groups - mean) / (std + 1e-4) -> groups - mean
-            That is Dr. GRPO. The paper's formula has two parts.
+        the difference is not divided by the standard deviation: (groups - mean) / (std + 1e-4) -> groups - mean
+            That is Dr. GRPO. In GRPO, each difference is also divided by a measure of the group's spread.
         eps is missing: std + 1e-4 -> std
-            What keeps a nearly tied group from being blown up?
+            Where a group's standard deviation is close to 0, eps keeps the advantages small.
         the result has two dimensions: .flatten() -> .clone()
             Return one number per completion, in the order of the rewards.
         a tied group gets tiny advantages instead of 0: .masked_fill(tied, 0.0) -> .clone()
-            Add up sixteen rewards of 1.69 and divide by 16: is it exactly 1.69? Ask whether the rewards are equal.
+            Because of rounding, the computed mean of sixteen rewards of 1.69 need not be exactly 1.69. Check whether
+            the rewards are equal.
         the whole batch is checked for ties, not each group:
             amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True) -> amax() == groups.amin()
-            One group may tie while the others do not.
+            One group may tie while the others do not, so check each row.
         ties are detected by a standard deviation of 0: masked_fill(tied -> masked_fill(std == 0
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         a small standard deviation counts as a tie: masked_fill(tied -> masked_fill(std <= 1e-6
-            Only rewards that are exactly equal tie.
+            A group ties only if its rewards are exactly equal.
         at least two faults are left, in the layout and in the standard deviation:
             view(-1, num_generations) -> view(num_generations, -1);
             std(dim=1, keepdim=True) -> std(dim=1, keepdim=True, unbiased=False)
+            Which shape has one group in each row? By which number does the standard deviation divide?
             or: _as_it_came(rewards, num_generations)
-            Which shape makes a row of each group? Which number does the standard deviation divide by?
-        two faults are left, in the standard deviation and where a group ties:
+        two faults are left, in the standard deviation and in groups that tie:
             std(dim=1, keepdim=True) -> std(dim=1, keepdim=True, unbiased=False); masked_fill(tied, 0.0) -> clone()
-            Which number does the standard deviation divide by? And what does a group of equal rewards get?
-        two faults are left, in the layout and where a group ties:
+            By which number does the standard deviation divide? And what does a group of equal rewards get?
+        two faults are left, in the layout and in groups that tie:
             view(-1, num_generations) -> view(num_generations, -1);
             groups.std(dim=1, keepdim=True) -> _std(groups, 1); masked_fill(tied, 0.0) -> clone()
-            Which shape makes a row of each group? And what does a group of equal rewards get?
+            Which shape has one group in each row? And what does a group of equal rewards get?
     """,
     excerpt=one_group,
 )
@@ -195,24 +196,25 @@ check_tie_probability = Exercise(
     ),
     changes="""
         only one of the rewards is counted: chances[0] ** num_generations
-            The group ties with *each* of the rewards.
+            A group can tie with *any* of the rewards, not only with this one.
             or: chances[-1] ** num_generations
         only the most probable reward is counted: max(chances) ** num_generations
-            The group ties with *each* of the rewards, also with a rare one.
-        two different rewards are expected: chances[0] ** num_generations + (1 - chances[0]) ** num_generations
+            A group can tie with *any* of the rewards, even with a rare one.
+        only two different rewards are assumed: chances[0] ** num_generations + (1 - chances[0]) ** num_generations
             1 − p is the chance of all other rewards together. Those rewards may differ from each other.
-        that is the probability of no tie: 1 - tie_probability(chances, num_generations)
-            Is it more likely to tie with G = 2 or with G = 16?
-        the chances are multiplied: math.prod(chances) ** num_generations
-            All get the first reward *or* all get the second, never both at once.
+        the probability of no tie is returned: 1 - tie_probability(chances, num_generations)
+            The larger the group is, the less likely a tie should be.
+        the chances of the rewards are multiplied: math.prod(chances) ** num_generations
+            All completions get the first reward *or* all get the second. What do you do with the probabilities of
+            events that exclude each other?
         all rewards are assumed to be equally likely: len(chances) ** (1 - num_generations)
-            What is the first argument for?
+            The first argument gives the chance of each reward.
         the group size is assumed to be 2: chance**num_generations -> chance**2
-            G completions have to agree, not two.
+            All G completions have to agree, not just two.
         the exponent is G − 1: chance**num_generations -> chance ** (num_generations - 1)
             The first completion has to get this reward as well.
-        chances are multiplied by G: chance**num_generations -> chance * num_generations
-            All G must agree: are chances of independent things added?
+        the chances are multiplied by G: chance**num_generations -> chance * num_generations
+            All G completions must agree. What is the probability that several independent events all happen?
     """,
 )
 
@@ -244,23 +246,23 @@ check_degenerate_groups = Exercise(
     ),
     changes="""
         nearly equal rewards count as a tie: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) < 1e-4
-            Two rewards that differ by a millionth differ.
+            A group ties only if its rewards are exactly equal, and a difference of a millionth is a difference.
         ties are detected by a standard deviation of 0: (groups == groups[:, :1]).all(dim=1) -> groups.std(dim=1) == 0
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         rewards must equal their mean: groups[:, :1] -> groups.mean(dim=1, keepdim=True)
             The computed mean of sixteen rewards of 1.69 need not be exactly 1.69. Compare the rewards with each other.
-        only groups of ones or of zeros tie:
+        only groups of ones or of zeros count as tied:
             (groups == groups[:, :1]).all(dim=1) -> (groups == 0).all(dim=1) | (groups == 1).all(dim=1)
-            Rewards of 1.69 tie as well, where all are equal.
-        a group that is right throughout is no tie: groups[:, :1] -> 0
-            All right is a tie as well.
+            A group in which all rewards are 1.69 ties as well.
+        a group in which all are right does not count as tied: groups[:, :1] -> 0
+            If all completions are right, their rewards are equal, too.
         only the first and the last reward are compared:
             (groups == groups[:, :1]).all(dim=1) -> groups[:, 0] == groups[:, -1]
             A group of 1, 0, 1 does not tie.
         `any` is used where `all` is needed: .all( -> .any(
-            A reward always equals itself. *All* of a group must equal the first.
-        these are the groups that do not tie: return ( -> return ~(
-            True where a group ties.
+            The first reward always equals itself. *All* rewards of the group must equal the first.
+        the result is True for the groups that do not tie: return ( -> return ~(
+            Return True for a group that ties.
         there is one value per completion, not per group: .all(dim=1) -> .flatten()
             Return one truth value per group, shape (N,): are *all* of its rewards equal?
         the groups are mixed: degenerate_groups(rewards.view(num_generations, -1).T.flatten(), num_generations)
@@ -312,25 +314,26 @@ check_rloo_advantages = Exercise(
     ),
     changes="""
         truncated completions are not left out: rloo(rewards, num_generations)
-            What is the last argument for?
-        truncated completions are among the others: rloo(rewards, num_generations).masked_fill(truncated, 0.0)
+            The last argument says which completions are truncated. Leave them out.
+        truncated completions count in the baselines of the others:
+            rloo(rewards, num_generations).masked_fill(truncated, 0.0)
             They get no advantage, and no other completion is compared with them.
-        truncated completions are compared with the others:
+        truncated completions get an advantage:
             torch.where(truncated, rloo(rewards, num_generations), rloo_advantages(rewards, num_generations, truncated))
             Nothing should be learned from them: their advantage is 0.
         truncated completions count as a reward of 0:
             rloo(rewards * ~truncated, num_generations).masked_fill(truncated, 0.0)
-            To leave a completion out is not to count it as wrong: the number of the others gets smaller.
-        the sum holds truncated completions, but the number does not:
+            Leaving a completion out is different from giving it 0: the mean is then over fewer completions.
+        truncated completions count in the sum, but not in the number:
             rewards[others].mean() -> (rewards[start : start + num_generations].sum() - rewards[row]) / len(others)
-            Sum and number must be of the same completions.
+            The sum and the number must be of the same completions.
         the groups are mixed: _rloo_of_mixed_groups(rewards, num_generations, truncated)
             A group's rows are adjacent: the first group is rows 0 to G − 1.
         a completion is part of its own baseline: [other for other in complete if other != row] -> complete
-            Leave one out: the mean of the others.
+            The baseline is the mean of the *other* completions.
         the sum of the others is not divided: .mean() -> .sum()
-            Compare with their *mean*.
-        the only complete one keeps its reward:
+            The baseline is the *mean* of the others.
+        the only complete completion keeps its reward:
             len(complete) > 1 -> complete; rewards[others].mean() -> rewards[others].mean().nan_to_num()
             There is no other completion to compare it with, so its advantage is 0.
         the sign is wrong: rewards[row] - rewards[others].mean() -> rewards[others].mean() - rewards[row]
@@ -390,7 +393,7 @@ check_dynamic_sampling = Exercise(
             or: groups.amax(dim=1) > -> (groups == 0).all(dim=1) | (groups.amax(dim=1) >; amin(dim=1) -> amin(dim=1))
         only ties at 0 and at 1 are dropped:
             groups.amax(dim=1) > groups.amin(dim=1) -> ~((groups == 0).all(dim=1) | (groups == 1).all(dim=1))
-            Six rewards of 0.5 tie as well: are all rewards of the group equal?
+            Six rewards of 0.5 tie as well. Check whether all rewards of the group are equal.
         a rounding error counts as a difference:
             groups.amax(dim=1) > groups.amin(dim=1) -> groups.std(dim=1) > 0
             The computed mean of sixteen rewards of 1.69 need not be exactly 1.69, and torch's std of them need not be
@@ -405,21 +408,21 @@ check_dynamic_sampling = Exercise(
             The update needs `groups_needed` groups; cut the list there.
         the last groups are taken: return kept -> return useful.nonzero().flatten()[-groups_needed:]
             Sampling stops as soon as there are enough groups: take the first ones.
-        these are rows, not groups: return kept -> return kept * num_generations
-            One number per group: row 0 to G − 1 are group 0.
+        row numbers are returned, not group numbers: return kept -> return kept * num_generations
+            Return one number per group: rows 0 to G − 1 are group 0.
             or: return kept -> return torch.arange(len(rewards)).view_as(groups)[kept].flatten()
-        counting begins at 1: return kept -> return kept + 1
+        the groups are counted from 1: return kept -> return kept + 1
             The first group is number 0.
-        only the kept completions are paid for: sampled * num_generations -> len(kept) * num_generations
-            The completions of tied groups were written as well.
-        all groups are paid for: sampled * num_generations -> len(rewards)
-            Sampling stops when there are enough: nothing after that group is written.
-        the last group is not paid for: int(kept[-1]) + 1 -> int(kept[-1])
-            Groups are counted from 0: how many are there up to number 3?
-        where groups are missing, sampling ends with the last useful one:
+        only the completions of the kept groups are counted: sampled * num_generations -> len(kept) * num_generations
+            The completions of tied groups were sampled as well.
+        groups that are never sampled are counted: sampled * num_generations -> len(rewards)
+            Sampling stops as soon as there are enough groups, so nothing after the last of them is sampled.
+        the completions of the last group are not counted: int(kept[-1]) + 1 -> int(kept[-1])
+            Groups are counted from 0. How many groups are there up to and including group 3?
+        if there are too few useful groups, counting stops at the last one:
             int(kept[-1]) + 1 if len(kept) == groups_needed else len(groups) -> int(kept[-1]) + 1
-            A search that does not find enough goes on to the end.
-        groups are paid for, not completions: sampled * num_generations -> sampled
+            If there are not enough useful groups, all groups are sampled in the search for more.
+        groups are counted, not completions: sampled * num_generations -> sampled
             Each group has G completions.
     """,
 )

@@ -45,32 +45,32 @@ check_stage_shapes = Exercise(
     stage_shapes,
     parts=(Part("a batch of some prompts", 2, _some_sizes),),
     changes="""
-        completions are not counted for each prompt: rows = n * g -> rows = n
-            Every prompt has G completions: B = N · G rows.
+        the G completions of each prompt are not counted: rows = n * g -> rows = n
+            Every prompt has G completions, so there are B = N · G rows.
         there is one row per prompt, not one per completion: "prompt_ids": (rows, p) -> "prompt_ids": (n, p)
-            Each of the G completions has its prompt in its row.
-        a tuple of one entry has no comma:
+            Each of the G completions has a row that contains its prompt.
+        the comma of a tuple with one entry is missing:
             "rewards": (rows,) -> "rewards": rows; "advantages": (rows,) -> "advantages": rows
             `(8)` is the number 8, `(8,)` is a tuple.
         the loss is a vector of one number: "loss": () -> "loss": (1,)
-            `(1,)` is that of a vector. A single number has the shape ().
-        advantages have the shape of groups: "advantages": (rows,) -> "advantages": (n, g)
+            `(1,)` is the shape of a vector. A single number has the shape ().
+        advantages have the shape (N, G): "advantages": (rows,) -> "advantages": (n, g)
             There is one number per row of the batch, as for the rewards: (B,).
         each token has its own advantage: "advantages": (rows,) -> "advantages": (rows, c)
-            One number for a whole completion.
-        a completion holds its prompt as well: "completion_ids": (rows, c) -> "completion_ids": (rows, p + c)
-            Prompts are P tokens wide, completions C.
+            There is one advantage for the whole completion.
+        the completion contains its prompt as well: "completion_ids": (rows, c) -> "completion_ids": (rows, p + c)
+            `completion_ids` has only the C tokens of the completion.
         a group has one advantage: "advantages": (rows,) -> "advantages": (n,)
             Each completion is compared with the others in its group, and has its own advantage.
-        a log-probability is kept for the whole vocabulary:
+        log-probabilities are kept for the whole vocabulary:
             "per_token_logps": (rows, c) -> "per_token_logps": (rows, c, v)
-            Only that of the token that was sampled.
+            Keep only the log-probability of the token that was sampled.
         the loss is not reduced: "loss": () -> "loss": (rows,)
-            One number for the whole batch, whose shape is ().
+            The loss is one number for the whole batch, and its shape is ().
         logits are kept for the prompt: "logits": (rows, c, v) -> "logits": (rows, p + c, v)
-            Only completion tokens are learned.
-        a token has a reward: "rewards": (rows,) -> "rewards": (rows, c)
-            One number for a whole completion.
+            The loss is computed on completion tokens only.
+        each token has its own reward: "rewards": (rows,) -> "rewards": (rows, c)
+            There is one reward for the whole completion.
     """,
 )
 
@@ -163,18 +163,18 @@ check_grpo_step = Exercise(
         Part("a group that ties", 1, _tied_group, draws=12),
     ),
     changes="""
-        nothing moves: scores.clone()
-            The value of the loss does not matter, its gradient does. `exp(logps - logps)` has none: what it is
-            compared with must be detached.
+        the scores do not change: scores.clone()
+            The value of the loss does not matter, but its gradient does. `exp(logps - logps)` has none: detach the old
+            log-probabilities.
         the old log-probabilities follow the policy: logps - old -> logps - logps.detach()
-            They are those of the policy that sampled, in every update.
+            In every update, they are those of the policy that sampled.
         nothing is clipped: ratio.clamp(low, high) -> ratio
-            What happens to a token whose ratio has gone too far?
-        a token is clipped on both sides:
+            Once a token's ratio has left the bounds, the loss must not push it any further.
+        the `min` is missing:
             torch.min(ratio * advantages, ratio.clamp(low, high) * advantages) -> ratio.clamp(low, high) * advantages
-            The *minimum* of two terms: a token that moved in the wrong direction keeps its gradient.
+            Take the *minimum* of two terms: a token that moved in the wrong direction keeps its gradient.
         both limits use the first number: 1 + clip[1] -> 1 + clip[0]
-            Upwards the ratio may go further than downwards: `clip` has two numbers.
+            The ratio may rise further than it may fall: `clip` has two numbers.
         the two limits are swapped: 1 - clip[0], 1 + clip[1] -> 1 - clip[1], 1 + clip[0]
             The first number is for ratios below 1, the second one for those above.
         there is only one update: range(updates) -> range(1)
@@ -182,34 +182,34 @@ check_grpo_step = Exercise(
         the step goes uphill: policy - learning_rate -> policy + learning_rate
             The loss has one minus sign and gradient descent another, so better completions become more likely.
         the rewards are used as advantages: group_advantages(rewards, num_generations) -> rewards
-            A reward is first compared with the other rewards of its group.
+            First compare each reward with the other rewards of its group.
         the standard deviation divides by G:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, correction=0)
-            The sample one divides by G − 1: `std(dim=1)` as it is.
+            The sample standard deviation divides by G − 1, which is the default of `std(dim=1)`.
         a tied group gets tiny advantages instead of 0:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _never)
-            Because of rounding, the mean of sixteen equal rewards may be another number. Put 0 where all
+            Because of rounding, the computed mean of sixteen equal rewards may be another number. Put 0 where all
             rewards of a group are equal.
         ties are detected by a standard deviation of 0:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _no_spread)
             With a single group, torch's std of equal rewards need not be 0. Compare the rewards with each other.
         advantages are not divided by the standard deviation: num_generations) -> num_generations, scale_rewards="none")
-            Divide by the group's, plus 1e-4.
-        the whole batch is one group: rewards, num_generations -> rewards, len(rewards)
-            Each prompt's completions are compared among themselves.
+            Divide by the standard deviation of the group, plus 1e-4.
+        the whole batch is treated as one group: rewards, num_generations -> rewards, len(rewards)
+            The completions of a prompt are compared only with each other.
         the rows of a group are taken with a stride: group_advantages -> _by_stride
             A group's rows are adjacent. Which shape has one group in each row?
         the learning rate is missing: learning_rate * slope -> slope
-            scores − learning_rate · gradient.
+            The new scores are scores − learning_rate · gradient.
         each completion is divided by the width of the batch: / mask.sum(dim=1) -> / mask.shape[1]
-            Divide by the completion's own number of real tokens.
+            Divide by the number of tokens in the completion, without padding.
         padding counts: (gain * mask).sum(dim=1) / mask.sum(dim=1) -> gain.mean(dim=1)
-            Multiply by the mask, and divide by the number of real tokens.
+            Multiply by the mask, and divide by the number of tokens with mask 1.
         all tokens of the batch have the same weight:
             (gain * mask).sum(dim=1) / mask.sum(dim=1) -> (gain * mask).sum() / mask.sum()
-            The mean of each completion first, then over completions.
-        the loss of the completions is added up: of_rows.mean() -> of_rows.sum()
-            A mean over the completions.
+            Take the mean of each completion first, then the mean over the completions.
+        the losses of the completions are added up, not averaged: of_rows.mean() -> of_rows.sum()
+            Take the mean over the completions.
     """,
 )
 
@@ -246,29 +246,31 @@ check_learning_rate_share = Exercise(
         Part("the first step, the highest point, no warm-up", 1, _borders, draws=40),
     ),
     changes="""
-        the first step counts as 1: step / warmup_steps -> (step + 1) / warmup_steps
-            Steps are counted from 0: the first one takes 0.
-        it falls from the first step on: return left -> return 1 - step / max_steps
-            Where it is highest, at step `warmup_steps`, the share is 1.
-        the warm-up is not taken off the remaining steps: return left -> return 1 - (step - warmup_steps) / max_steps
-            It falls over max_steps − warmup_steps steps.
-        it reaches 0 one step too early: return left -> return (max_steps - 1 - step) / (max_steps - 1 - warmup_steps)
-            It would be 0 at step `max_steps`, which is never taken.
-        it falls along a cosine: return left -> return (1 - math.cos(math.pi * left)) / 2
-            In a straight line.
-        it falls from 1 at step 0: 1 - step / max_steps
-            The first steps take a part of the learning rate only.
-        it falls first and rises then: 1 - learning_rate_share(step, warmup_steps, max_steps)
-            It begins at 0.
-        it never falls: return left -> return 1.0
-            After the warm-up it goes down to 0.
+        the steps are counted from 1: step / warmup_steps -> (step + 1) / warmup_steps
+            Steps are counted from 0, so the share of the first one is 0.
+        after the warm-up, the share is computed as if there had been none: return left -> return 1 - step / max_steps
+            At its highest point, step `warmup_steps`, the share is 1.
+        the warm-up is not subtracted from the remaining steps:
+            return left -> return 1 - (step - warmup_steps) / max_steps
+            The share falls over max_steps − warmup_steps steps.
+        the share reaches 0 one step too early:
+            return left -> return (max_steps - 1 - step) / (max_steps - 1 - warmup_steps)
+            The share would be 0 at step `max_steps`, which is never taken.
+        the share falls along a cosine: return left -> return (1 - math.cos(math.pi * left)) / 2
+            It should fall in a straight line.
+        there is no warm-up, and the share falls from step 0 on: 1 - step / max_steps
+            During the warm-up, the share rises from 0 to 1.
+        the share falls first and rises afterwards: 1 - learning_rate_share(step, warmup_steps, max_steps)
+            The share begins at 0.
+        the share never falls: return left -> return 1.0
+            After the warm-up, the share falls to 0.
         there is no warm-up: step / warmup_steps -> 1.0
-            The first steps take a part of the learning rate only.
+            During the warm-up, the share rises from 0 to 1.
         without a warm-up, step 0 divides by 0: step < warmup_steps -> step <= warmup_steps
-            It rises *before* step warmup_steps, which may be 0: <, not <=.
-        without a warm-up it divides by 0:
+            The share rises *before* step `warmup_steps`, which may be 0: use <, not <=.
+        without a warm-up, every step divides by 0:
             min(step / warmup_steps, (max_steps - step) / (max_steps - warmup_steps))
-            warmup_steps may be 0: then it falls from the first step on.
+            `warmup_steps` may be 0. Then the share falls from the first step on.
     """,
 )
 
@@ -305,27 +307,27 @@ check_clipped_gradients = Exercise(
     ),
     changes="""
         each gradient is clipped by itself: [clipped_gradients([one], max_norm)[0] for one in gradients]
-            One factor for all, or the direction of the step changes.
+            Use one factor for all gradients; otherwise the direction of the step changes.
         each value is clipped by itself: [one.clamp(-max_norm, max_norm) for one in gradients]
-            Scale all by one factor: the direction stays.
+            Use one factor for all values, so that the direction of the step stays the same.
         short gradients are stretched: min(1.0, max_norm / norm) -> max_norm / norm
             A gradient that is short enough stays as it is.
         the lengths are added up: common_length(gradients) -> sum(one.norm().item() for one in gradients)
-            Add up the squares: the total length is the root of their sum.
+            Add up the squares: the total length is the square root of their sum.
         the square of the length is used: common_length(gradients) -> common_length(gradients) ** 2
-            The root of the sum of squares.
+            The length is the square root of the sum of the squares.
         the largest of the lengths is used for all gradients together:
             common_length(gradients) -> max(one.norm().item() for one in gradients)
             All gradients together are one long vector.
         the gradients get the length 1: min(1.0, max_norm / norm) -> 1 / norm
-            The length `max_norm`: factor max_norm / norm.
-        values are added up, not their squares:
+            They get the length `max_norm`, so the factor is max_norm / norm.
+        the values are added up, not their squares:
             common_length(gradients) -> sum(one.abs().sum().item() for one in gradients)
-            A length is the root of the sum of squares.
-        long ones are left as they are: min(1.0, -> max(1.0,
+            The length is the square root of the sum of the squares.
+        long gradients are not clipped: min(1.0, -> max(1.0,
             The factor is at *most* 1: min, not max.
         the gradients are changed in place: factor * gradient -> gradient.mul_(factor)
-            Return new ones.
+            Return new tensors.
     """,
 )
 
@@ -359,23 +361,23 @@ check_tied_groups = Exercise(
     parts=(Part("some groups tie", 2, _outcomes), Part("no group ties", 1, _all_mixed)),
     changes="""
         completions are counted, not groups: (groups == kind).all(dim=1) -> (groups == kind)
-            A group counts where *all* of its completions agree.
+            A group counts only if *all* of its completions agree.
         `any` is used where `all` is needed: .all(dim=1) -> .any(dim=1)
             One right completion does not make the whole group right.
         the two shares are swapped: return right, wrong -> return wrong, right
-            All right first, none right second.
-        these are counts: .mean() -> .sum()
+            The share of groups that are all right comes first.
+        counts are returned, not shares: .mean() -> .sum()
             Divide by the number of groups.
-        groups are divided by the number of completions: .mean() -> .mean().div(num_generations)
-            A share of the *groups*: N of them, not B = N · G.
-        it is divided by the number of groups that tie:
+        the count is divided by the number of completions: .mean() -> .mean().div(num_generations)
+            Divide by the number of *groups*, N, not by B = N · G.
+        the count is divided by the number of groups that tie:
             return right, wrong -> return right / ((right + wrong) or 1), wrong / ((right + wrong) or 1)
-            A share of *all* groups.
+            Divide by the number of *all* groups.
         all groups are tested at once: .all(dim=1) -> .all()
             Test each row: all(dim=1).
         the rows of a group are taken with a stride:
             rewards.view(-1, num_generations) -> rewards.view(num_generations, -1).T
-            A group's rewards are adjacent. Which shape has one group in each row?
+            The rewards of a group are adjacent. Which shape has one group in each row?
     """,
 )
 
@@ -405,25 +407,25 @@ check_batch_kl = Exercise(
     changes="""
         the two policies are swapped: batch_kl(ref_per_token_logps, per_token_logps, completion_mask)
             In k3, the ratio is reference over policy.
-        that is k1: per_token_kl(per_token_logps, ref_per_token_logps) -> per_token_logps - ref_per_token_logps
+        k1 is returned: per_token_kl(per_token_logps, ref_per_token_logps) -> per_token_logps - ref_per_token_logps
             k1 is negative where the token is more likely under the reference. k3 is never negative.
-        that is k2:
+        k2 is returned:
             per_token_kl(per_token_logps, ref_per_token_logps) -> (per_token_logps - ref_per_token_logps).square() / 2
-            k2 is half the square. k3 has an exponential.
+            k2 is half the square of the difference. k3 has an exponential.
         padding is multiplied by 0: kl[mask == 1].mean() -> ((kl * mask).sum() / mask.sum())
-            0 times infinity, or NaN, is NaN. Pick the real tokens instead.
+            0 times infinity, or NaN, is NaN. Select the tokens with mask 1 instead.
             or: kl[mask == 1].mean() -> ((kl.nan_to_num(0.0, torch.inf) * mask).sum() / mask.sum())
-        the mask picks rows: kl[mask == 1] -> kl[mask]
-            An index of whole numbers 0 and 1 picks rows 0 and 1. Ask where it is 1.
+        the mask is used as row numbers: kl[mask == 1] -> kl[mask]
+            A tensor of integers 0 and 1 selects rows 0 and 1. Compare the mask with 1 first.
         padding counts: kl[mask == 1] -> kl
-            A mean over the tokens of the mask.
+            Take the mean over the tokens with mask 1.
         padding is counted in the number of tokens: kl[mask == 1].mean() -> kl[mask == 1].sum().div(mask.numel())
-            Divide by the number of real tokens, mask.sum().
+            Divide by the number of tokens with mask 1, which is mask.sum().
         every completion has the same weight, instead of every token:
             kl[mask == 1].mean() -> (kl.masked_fill(mask == 0, 0.0).sum(1) / mask.sum(1)).mean()
             The metric is a mean over all tokens of the batch.
         the sum is not divided: kl[mask == 1].mean() -> kl[mask == 1].sum()
-            A mean over the tokens.
+            Take the mean over the tokens with mask 1.
     """,
 )
 
@@ -466,15 +468,15 @@ check_claim = Exercise(
         Part("few did", 2, lambda rng: _runs(rng, [(1, 7), (0, 5), (2, 9), (7, 1), (1, 4), (5, 2), (3, 3)]), draws=20),
     ),
     changes="""
-        every gain is called better: p_value >= 0.05 -> gain == 0
+        every gain is called "better": p_value >= 0.05 -> gain == 0
             Noise produces gains as well. Look at the test first.
         p is read the wrong way round: p_value >= 0.05 -> p_value < 0.05
-            A *small* p means that chance alone would hardly do this.
+            A *small* p means that chance alone would rarely lead to such a difference.
         before and after are swapped: claim(after, before)
             Subtract the value before from the value after.
-        the gain has lost its sign: return gain, verdict -> return abs(gain), verdict
+        the gain has no sign: return gain, verdict -> return abs(gain), verdict
             If the accuracy falls, the gain is negative.
-        the gain is left out where nothing is shown: return gain -> return 0.0 if verdict == "not shown" else gain
+        the gain is set to 0 where nothing is shown: return gain -> return 0.0 if verdict == "not shown" else gain
             Return the measured gain, whatever the verdict is.
         the test is not paired: mcnemar(before, after).p_value -> _unpaired_p(before, after)
             Both runs answered the same problems. Only the problems on which they differ count.
@@ -483,7 +485,7 @@ check_claim = Exercise(
         the direction is ignored: else "worse" -> else "better"
             A significant change can also be a loss.
         the gain is relative: (sum(after) - sum(before)) / len(before) -> sum(after) / sum(before) - 1
-            The share solved after, minus the share solved before.
+            The gain is the share solved after, minus the share solved before.
         the gain is a count: (sum(after) - sum(before)) / len(before) -> sum(after) - sum(before)
             Divide by the number of problems.
     """,

@@ -110,7 +110,7 @@ class Training:
         return {"penalties": penalties, "they have a gradient": with_gradient, "weights": learned}
 
     def __repr__(self) -> str:
-        return f"<a training of {self.steps} steps toward {self.target}>"
+        return f"<a training run of {self.steps} steps towards {self.target}>"
 
 
 def gradient_of(function: Callable[..., Any], first: Any, *rest: Any) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class OutputLayer:
         if last - first > self.room:
             raise MemoryError(f"{last - first} tokens of the vocabulary at once: only {self.room} fit")
         if not 0 <= first < last <= len(self.weight):
-            raise IndexError(f"tokens {first} to {last}: the vocabulary has {len(self.weight)}")
+            raise IndexError(f"tokens {first} to {last}: the vocabulary has only {len(self.weight)}")
         return states @ torch.tensor(self.weight[first:last]).T
 
     def __repr__(self) -> str:

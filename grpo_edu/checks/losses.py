@@ -51,19 +51,19 @@ check_aggregate = TrainedExercise(
     ),
     changes="""
         padding counts: per_token_loss * mask -> per_token_loss; mask.sum(dim=1) -> mask.shape[1]
-            Only tokens with mask 1 count, in a sum and in a number of tokens.
+            Only tokens with mask 1 count, both in the sum and in the number of tokens.
         padding counts in the sum: per_token_loss * mask -> per_token_loss
             Only tokens with mask 1 count.
         padding counts in the number of tokens: mask.sum(dim=1) -> mask.shape[1]
             The mean of a row is over its tokens with mask 1.
         the micro-batch is treated as the whole update:
             aggregate(per_token_loss, mask, loss_type, max_completion_length, len(mask), mask.sum())
-            The micro-batches are added up. What would the sum of two means be?
+            The results of all micro-batches are added up, so divide by the numbers of the whole update.
         in "grpo", the micro-batch is treated as the whole update: / update_rows -> / len(mask)
-            The micro-batches are added up. What would the sum of two means be?
+            The results of all micro-batches are added up, so divide by the rows of the whole update.
         the rows of the micro-batch are counted in "dr_grpo": (update_rows * max -> (len(mask) * max
             B is the number of rows in the whole update.
-        the mean of the rows is missing:
+        the mean of each row is missing:
             (losses.sum(dim=1) / mask.sum(dim=1)).sum() / update_rows -> losses.sum() / update_rows
             "grpo" first takes the mean of each row over its tokens.
         the rows of the micro-batch are counted:
@@ -81,7 +81,7 @@ check_aggregate = TrainedExercise(
         the limit is missing: update_rows * max_completion_length -> update_rows
             "dr_grpo" divides by B · max_completion_length.
         the width of this batch is used as the limit: (update_rows * max_completion_length) -> mask.numel()
-            Dr. GRPO divides by a constant that no batch changes: max_completion_length.
+            Dr. GRPO divides by a constant that does not depend on the batch: max_completion_length.
             or: update_rows * max_completion_length -> update_rows * mask.shape[1]
         every loss type gives all tokens the same weight:
             aggregate(per_token_loss, mask, "dapo", max_completion_length, update_rows, update_tokens)
@@ -93,7 +93,7 @@ check_aggregate = TrainedExercise(
             (losses.sum(dim=1) / mask.sum(dim=1)).sum() / update_rows -> (losses.sum(dim=0) / mask.sum(dim=0)).mean()
             A row is a completion, so use dim=1.
         the sum is not divided: (per_token_loss * mask).sum()
-            Divide by what the loss type names.
+            Each loss type divides the sum by something: see the table of the task.
     """,
 )
 
@@ -157,20 +157,21 @@ check_first_loss = Exercise(
             Where the ratio is 1, the loss of a token is *minus* its advantage.
             or: return of_grpo, of_dapo -> return -of_grpo, -of_dapo
         a rounding error counts as a difference in length: longer(of_dapo) -> "good" if of_dapo < 0 else "bad"
-            Rounded thirds need not add up to exactly 0: within a millionth of 0 it is "neither".
-        the tokens of each side are added up: longer(of_dapo) -> _side_with_more_tokens(advantages, lengths)
-            Many short completions have many tokens, too: read the verdict from the sign of the second number.
-        the verdict is read from "grpo": longer(of_dapo) -> "neither"
-            That number is always 0. Read it from the second one.
+            Rounded thirds need not add up to exactly 0. A value within a millionth of 0 means "neither".
+        the total numbers of tokens on the two sides are compared:
+            longer(of_dapo) -> _side_with_more_tokens(advantages, lengths)
+            Many short completions can have many tokens in total. Take the verdict from the sign of the second number.
+        the verdict is taken from "grpo": longer(of_dapo) -> "neither"
+            The first number is always 0. Take the verdict from the second one.
         "dapo" gives all completions the same weight: -sum(summed) / sum(lengths) -> of_grpo
             Each token of a completion has its advantage, and "dapo" takes the mean over tokens.
-        "dapo" is divided by the number of completions: sum(lengths) -> len(lengths)
-            Sum over tokens, divided by the number of tokens.
-        "dapo" is not divided: sum(lengths) -> 1
-            Sum over tokens, divided by the number of tokens.
+        the sum of "dapo" is divided by the number of completions: sum(lengths) -> len(lengths)
+            "dapo" is the sum over all tokens, divided by the number of tokens.
+        the sum of "dapo" is not divided: sum(lengths) -> 1
+            "dapo" is the sum over all tokens, divided by the number of tokens.
         "grpo" gives all tokens the same weight: return of_grpo -> return of_dapo
-            "grpo" takes each completion's mean first: long or short, it counts once.
-        the verdict is inverted: longer(of_dapo) -> longer(-of_dapo)
+            "grpo" takes the mean of each completion first, so a completion counts once, however long it is.
+        the verdict is reversed: longer(of_dapo) -> longer(-of_dapo)
             A completion with a positive advantage has a negative loss.
     """,
 )
@@ -197,21 +198,21 @@ check_sequence_ratio = Exercise(
         Part("the gradient", 1, _moved_completions, ask=gradient_of),
     ),
     changes="""
-        the length is missing: logs.sum(dim=1) / completion_mask.sum(dim=1) -> logs.sum(dim=1)
-            The product of many ratios grows with their number: take its root, that is, the *mean* of the logarithms.
+        the ratio is not normalized by the length: logs.sum(dim=1) / completion_mask.sum(dim=1) -> logs.sum(dim=1)
+            The product of many ratios depends on how many there are. Use the *mean* of the logarithms.
         padding counts: sequence_ratio(per_token_logps, old_per_token_logps, torch.ones_like(completion_mask))
             Only tokens with mask 1 count, in the sum and in the number of tokens.
         padding counts in the number of tokens: logs.sum(dim=1) / completion_mask.sum(dim=1) -> logs.mean(dim=1)
             Divide by the tokens of each completion, `mask.sum(dim=1)`.
-        it is the mean of the ratios:
+        the arithmetic mean of the ratios is returned:
             mean.exp() -> (logs.exp() * completion_mask).sum(dim=1) / completion_mask.sum(dim=1)
-            A geometric mean: average the *logarithms* of the ratios, then take the exponential.
+            For the geometric mean, average the *logarithms* of the ratios, then take the exponential.
         the old and the new policy are swapped: sequence_ratio(old_per_token_logps, per_token_logps, completion_mask)
             The new policy is in the numerator, the old one in the denominator.
-        it is the logarithm of the ratio: mean.exp() -> mean
-            A ratio is 1 where nothing has changed, not 0.
-        it is one number for the whole batch: mean.exp() -> (logs.sum() / completion_mask.sum()).exp()
-            One ratio for each completion: (B,).
+        the logarithm of the ratio is returned: mean.exp() -> mean
+            Where nothing has changed, the ratio is 1, not 0.
+        there is only one ratio for the whole batch: mean.exp() -> (logs.sum() / completion_mask.sum()).exp()
+            Return one ratio per completion, shape (B,).
     """,
 )
 
@@ -237,19 +238,19 @@ check_finite_difference = Exercise(
     tolerance=1e-6,
     changes="""
         the difference is one-sided: (above - below) / (2 * h) -> (above - function(x)) / h
-            Step to both sides: the error falls from h to h².
+            Take a step to both sides, so that the error shrinks with h² instead of h.
             or: (above - below) / (2 * h) -> (function(x) - below) / h
         the sign is wrong: -finite_difference(function, x, h)
-            Above minus below.
-        it is divided by 2 and multiplied by h: / (2 * h) -> / 2 * h
-            `/ 2 * h` goes from left to right: `/ (2 * h)`.
-        this is autograd's gradient: torch.autograd.functional.jacobian(function, x)
+            Subtract the value below from the value above.
+        the difference is divided by 2 and then multiplied by h: / (2 * h) -> / 2 * h
+            Python evaluates `/ 2 * h` from left to right. Where do you need parentheses?
+        autograd's gradient is returned: torch.autograd.functional.jacobian(function, x)
             The function should check autograd, so do not use it: call the function on both sides instead.
-        it is divided by h, not by 2h: (2 * h) -> h
+        the difference is divided by h, not by 2h: (2 * h) -> h
             How far apart are the two points?
-        it is not divided: (2 * h) -> 1
-            A slope is a difference *per step*.
+        the difference is not divided by anything: (2 * h) -> 1
+            A slope is a difference divided by the distance between the two points.
         all entries are changed at once: ((function(x + h) - function(x - h)) / (2 * h)).expand(len(x)).clone()
-            Change one entry at a time and keep the others.
+            Change one entry of x at a time and keep the others.
     """,
 )

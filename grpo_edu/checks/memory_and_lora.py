@@ -54,23 +54,23 @@ check_step_peak = Exercise(
     changes="""
         the stages are added up: max(cache, activations + logits) -> cache + activations + logits
             The cache is freed before the update begins: take the larger of the two.
-        the rollout is forgotten: max(cache, activations + logits) -> activations + logits
-            A large cache may be the worst moment.
+        the rollout is left out: max(cache, activations + logits) -> activations + logits
+            If the cache is large, the rollout is the worst moment.
         activations and logits are treated as two separate moments: activations + logits -> activations, logits
             During the update both are in memory at the same time.
-        frozen weights have gradients and moments: 4 * weights + 12 * trained -> 16 * weights
-            12 bytes for each weight that *learns*.
-        one of the three is missing, the gradient or a moment: 12 * trained -> 8 * trained
+        gradients and moments are counted for frozen weights: 4 * weights + 12 * trained -> 16 * weights
+            Only a weight that is *trained* needs 12 bytes more.
+        the gradient or one of the two moments is missing: 12 * trained -> 8 * trained
             Besides the weight there are three numbers of 4 bytes each.
-        recomputing layers changes nothing: if recompute -> if False
-            Each layer keeps its input, and only one layer at a time keeps everything else.
-        each layer keeps both, its input and everything else: layers * entering + kept -> layers * (entering + kept)
+        `recompute` makes no difference: if recompute -> if False
+            With recomputation, each layer keeps its input, and only one layer at a time keeps everything else.
+        each layer keeps both its input and everything else: layers * entering + kept -> layers * (entering + kept)
             A layer that is recomputed keeps its input; only one at a time keeps everything else.
-        what is always held is treated as a stage: held + max(cache -> max(held, cache
-            It is in memory all the time: add the larger stage to it.
-        frozen weights have gradients: 4 * weights + 12 * trained -> 8 * weights + 8 * trained
+        what is always in memory is treated as a stage: held + max(cache -> max(held, cache
+            It is in memory during every stage, so add the larger stage to it.
+        gradients are counted for frozen weights: 4 * weights + 12 * trained -> 8 * weights + 8 * trained
             Only trained weights have a gradient.
-        the layer that is being recomputed is forgotten: layers * entering + kept -> layers * entering
+        the layer that is being recomputed is left out: layers * entering + kept -> layers * entering
             While a layer is recomputed, all of its activations are in memory.
     """,
 )
@@ -103,10 +103,10 @@ check_optimizer_numbers = Exercise(
     ),
     changes="""
         Adafactor is counted as AdamW: optimizer_numbers(shapes, "adamw")
-            For a matrix, it keeps one number per row and one per column.
-        Adafactor keeps a whole table: sum(sum(shape) for -> sum(math.prod(shape) for
-            It keeps rows + columns numbers, not rows × columns.
-        these are bytes: 4 * optimizer_numbers(shapes, optim)
+            For a matrix, Adafactor keeps one number per row and one per column.
+        a whole matrix is counted for Adafactor: sum(sum(shape) for -> sum(math.prod(shape) for
+            For a matrix, Adafactor keeps rows + columns numbers, not rows × columns.
+        bytes are returned: 4 * optimizer_numbers(shapes, optim)
             Return a count of numbers, not of bytes.
         one moment of AdamW is missing: 2 * math.prod(shape) -> math.prod(shape)
             AdamW keeps the mean of the gradient and the mean of its square.
@@ -114,9 +114,10 @@ check_optimizer_numbers = Exercise(
             There is one number per column as well.
         a vector is left out: sum(sum(shape) -> sum(sum(shape) if len(shape) == 2 else 0
             A vector cannot be factored: it keeps one number per entry.
-        a vector has two numbers an entry: sum(sum(shape) -> sum(sum(shape) if len(shape) == 2 else 2 * shape[0]
+        two numbers per entry are counted for a vector:
+            sum(sum(shape) -> sum(sum(shape) if len(shape) == 2 else 2 * shape[0]
             A vector keeps one number per entry.
-        a vector is counted as rows and one column:
+        a vector is treated as a matrix with one column:
             sum(sum(shape) -> sum(sum(shape) if len(shape) == 2 else shape[0] + 1
             A vector keeps one number per entry, and no more.
     """,
@@ -157,20 +158,20 @@ check_accumulated_gradient = Exercise(
     ),
     changes="""
         the accumulation factor is missing: len(part) / len(rows) -> 1
-            Each part is a mean of its own. Weigh it with its share of the rows, or the gradient is as many times too
-            large as there are parts.
+            Each part is a mean of its own. Weight it by its share of the rows; otherwise the gradient is too large by a
+            factor of the number of parts.
         all parts have the same weight: len(part) / len(rows) -> 1 / len(parts)
             A smaller part has a smaller share of the batch.
         the last part has the weight of a full one: len(part) / len(rows) -> len(parts[0]) / len(rows)
-            Its share is its own number of rows, over all rows.
-        the sum is not divided: len(part) / len(rows) -> len(part)
-            The gradient of a *mean*: divide by the number of rows.
-        only the last part is left: mean_gradient(rows.split(size)[-1])
+            Its share is its own number of rows divided by the number of all rows.
+        the sum of the gradients is not divided: len(part) / len(rows) -> len(part)
+            The loss is a *mean*, so divide by the number of all rows.
+        only the last part counts: mean_gradient(rows.split(size)[-1])
             Add the parts up; an assignment discards the earlier ones.
-        the rest is dropped: rows.split(size) -> rows[: len(rows) // size * size].split(size)
+        a smaller last part is dropped: rows.split(size) -> rows[: len(rows) // size * size].split(size)
             The last part may be smaller; its rows count as well.
         all rows go through at once: mean_gradient(rows)
-            Only `size` rows fit.
+            Only `size` rows fit into memory at once.
     """,
 )
 
@@ -215,25 +216,26 @@ check_logps_in_chunks = Exercise(
     ),
     tolerance=1e-4,  # logits of some hundreds have five digits
     changes="""
-        all logits are there at once: _spans(vocab_size, size) -> [(0, vocab_size)]
-            That is what does not fit. Ask for `size` tokens of the vocabulary at a time.
+        all logits are computed at once: _spans(vocab_size, size) -> [(0, vocab_size)]
+            They do not fit into memory. Ask for `size` tokens of the vocabulary at a time.
         each chunk has its own softmax: .logsumexp(dim=0) -> [chosen // size, torch.arange(len(chosen))]
             The probabilities of the *whole* vocabulary add up to 1.
-        these are logits, not log-probabilities: _chosen_logits(states, chosen, logits_of)
+        logits are returned, not log-probabilities: _chosen_logits(states, chosen, logits_of)
             What has to be subtracted, so that the probabilities add up to 1?
         the logarithms of the chunks are added: logsumexp(dim=0) -> sum(dim=0)
-            The sums of exponentials are to be added, and not their logarithms.
+            Add the sums of exponentials, not their logarithms.
         the exponentials overflow: - total -> - torch.cat(chunks, dim=1).exp().sum(dim=1).log()
-            exp(100) is more than float32 holds. Which function adds what two *logarithms* stand for?
-        the rest of the vocabulary is dropped: for chunk in chunks -> for chunk in chunks if chunk.shape[1] == size
-            The last chunk may be smaller.
+            exp(100) is too large for float32. Which function adds numbers that are given by their *logarithms*?
+        a smaller last chunk is dropped: for chunk in chunks -> for chunk in chunks if chunk.shape[1] == size
+            The last chunk may be smaller, and its tokens count as well.
         only the last chunk is counted: - total -> - chunks[-1].logsumexp(dim=1)
             The sum has to grow from chunk to chunk.
         the largest logit is used instead of the sum: - total -> - torch.cat(chunks, dim=1).amax(dim=1)
-            It keeps the exponentials small, but the sum is still to be added.
-        these are probabilities: logps_in_chunks(states, chosen, logits_of, vocab_size, size).exp()
+            Subtracting the largest logit keeps the exponentials small, but their sum is still needed.
+        probabilities are returned, not log-probabilities:
+            logps_in_chunks(states, chosen, logits_of, vocab_size, size).exp()
             Return their logarithms.
-        the results are columns: logps_in_chunks(states, chosen, logits_of, vocab_size, size)[:, None]
+        the result is a column: logps_in_chunks(states, chosen, logits_of, vocab_size, size)[:, None]
             Return the shape (T,).
     """,
 )
@@ -259,24 +261,24 @@ check_merged_weight = Exercise(
     ),
     changes="""
         α is not divided by r: weight + alpha * B @ A
-            The scale is α/r, so that another rank needs no other α.
+            The scale is α/r, so that α can stay the same when the rank changes.
         α and r are swapped: weight + len(A) / alpha * B @ A
             A larger α means a larger correction.
         the scale is missing: weight + B @ A
-            α/r belongs to the correction.
-        it is divided by a size of the weight, not by r: weight + alpha / A.shape[1] * B @ A
+            The correction is multiplied by α/r.
+        α is divided by the number of inputs, not by r: weight + alpha / A.shape[1] * B @ A
             r is the number of A's *rows*.
-        it is divided by the number of outputs: weight + alpha / len(B) * B @ A
+        α is divided by the number of outputs, not by r: weight + alpha / len(B) * B @ A
             r is the number of A's rows, and of B's *columns*.
         the product is transposed: weight + alpha / len(A) * A.T @ B.T
-            (out, r) times (r, in): B comes first.
-        A and B are swapped, A @ B: weight + alpha / len(A) * (A @ B)
+            A matrix of shape (out, r) times one of shape (r, in): B comes first.
+        the two matrices are swapped in A @ B: weight + alpha / len(A) * (A @ B)
             The product needs the shape of the weight, (out, in). Which of the two has `out` rows?
             or: weight + A @ B * (alpha / len(A))
         the frozen weight is left out: alpha / len(A) * B @ A
-            The correction is added to what was there.
+            The correction is added to the frozen weight.
         the frozen weight is changed in place: weight.add_(alpha / len(A) * B @ A)
-            Make a new matrix: the base may serve as the reference.
+            Return a new matrix, because the base model may still serve as the reference.
     """,
 )
 
@@ -339,21 +341,22 @@ check_lora_parameters = Exercise(
     ),
     changes="""
         keys and values are assumed to be as wide as queries: hidden // heads * shape["num_key_value_heads"] -> hidden
-            Several query heads share a key head: their width is num_key_value_heads times that of a head.
+            Several query heads share one key head. The width of the keys is num_key_value_heads times the width of a
+            head.
         only one key head is counted: hidden // heads * shape["num_key_value_heads"] -> hidden // heads
-            num_key_value_heads of them.
+            There are num_key_value_heads of them.
         the number of key heads is used as their width: hidden // heads * shape -> shape
             Each head is H / num_attention_heads wide.
         H is divided by the number of key heads: hidden // heads * shape -> hidden // shape
             Each head is H / num_attention_heads wide; there are num_key_value_heads of them.
         whole matrices are counted: rank * (inputs + outputs) -> inputs * outputs
-            The frozen weights do not learn: A and B have r (in + out) numbers.
-        A alone is counted: rank * (inputs + outputs) -> rank * inputs
+            The frozen weights are not trained. A and B together have r (in + out) numbers.
+        only A is counted: rank * (inputs + outputs) -> rank * inputs
             B has r numbers for each output.
-        inputs are multiplied with outputs: rank * (inputs + outputs) -> rank * inputs * outputs
+        inputs are multiplied by outputs: rank * (inputs + outputs) -> rank * inputs * outputs
             A has r · in numbers and B has r · out: add them up.
         the frozen weights count as well: rank * (inputs + outputs) -> rank * (inputs + outputs) + inputs * outputs
-            Only A and B learn.
+            Only A and B are trained.
         only one layer is counted: shape["num_hidden_layers"] * sum -> sum
             Every layer has its own adapters.
         `target_modules` is not used: in target_modules -> in matrices
@@ -399,16 +402,16 @@ check_best_rates = Exercise(
     ),
     changes="""
         all methods share one rate: _one_rate(tuning)
-            A comparison at a common rate measures the rate. Give each method its own best rate.
+            At a common rate, you compare how well that rate suits each method. Give each method its own best rate.
         all methods get the first method's rate: dict.fromkeys(tuning, best_rates(tuning)[next(iter(tuning))])
             Each method has a best rate of its own.
         the largest rate is taken: min(found, key=lambda rate: (-found[rate], rate)) -> max(found)
             Take the rate with the most solved problems.
-        these are counts, not rates: min(found, key=lambda rate: (-found[rate], rate)) -> max(found.values())
+        counts are returned, not rates: min(found, key=lambda rate: (-found[rate], rate)) -> max(found.values())
             Return the learning rate itself, the key.
         of equally good rates, the first in the table is taken: (-found[rate], rate) -> -found[rate]
-            Take the smaller rate; the table is not sorted.
+            Of equally good rates, take the smaller one. The table is not sorted.
         of equally good rates, the larger is taken: (-found[rate], rate) -> (-found[rate], -rate)
-            Take the smaller rate.
+            Of equally good rates, take the smaller one.
     """,
 )

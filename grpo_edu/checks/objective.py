@@ -49,18 +49,18 @@ check_completion_mask = Exercise(
             The mask is 1 where a token counts.
         end tokens are counted along the batch: completion_mask(completion_ids.T, eos_token_ids).T
             A row is a completion, so use dim=1.
-        all end tokens count, and what lies between: ends_before == 0 -> is_eos.flip(1).cumsum(dim=1).flip(1) > 0
-            Through the *first* end token.
-        a completion without an end is one token long:
+        all end tokens count, and everything between them: ends_before == 0 -> is_eos.flip(1).cumsum(dim=1).flip(1) > 0
+            The mask is 1 through the *first* end token only.
+        a completion without an end token gets a single 1:
             ends_before == 0 -> torch.arange(is_eos.shape[1]) <= is_eos.int().argmax(dim=1)[:, None]
             `argmax` of a row of zeros is 0. Where there is no end token, every token counts.
         only end tokens are masked out: ends_before == 0 -> ~is_eos
             What follows the first end token is not part of the completion.
-        padding alone is masked out: ends_before == 0 -> completion_ids != PAD
-            A pad token may be the end token as well: go by the first end token.
+        only padding is masked out: ends_before == 0 -> completion_ids != PAD
+            The pad token may be an end token, too, so go by the first end token.
         the mask is shifted by one: ends_before == 0 -> torch.nn.functional.pad(ends_before == 0, (1, -1))
             The first token of a completion counts, too.
-        a completion without an end counts for nothing:
+        a completion without an end token is masked out:
             ends_before == 0 -> (ends_before == 0) & is_eos.any(dim=1, keepdim=True)
             Where there is no end token, every token counts.
     """,
@@ -98,7 +98,7 @@ check_completion_logps = Exercise(
         Part("the gradient", 1, lambda rng: _logits(rng, 2, 4, 2), ask=gradient_of),
     ),
     changes="""
-        the row of the token itself is read: logits[:, prompt_length - 1 : -1] -> logits[:, prompt_length:]
+        the logits at the token itself are used: logits[:, prompt_length - 1 : -1] -> logits[:, prompt_length:]
             The logits at one token predict the next token.
         the temperature is ignored: completion_logps(logits, input_ids, prompt_length, 1.0)
             The tokens were drawn from softmax(logits / temperature).
@@ -106,16 +106,16 @@ check_completion_logps = Exercise(
             A temperature above 1 makes the probabilities more alike.
         the log-probabilities are divided by the temperature:
             -1] / temperature -> -1]; log_softmax(dim=-1) -> log_softmax(dim=-1) / temperature
-            The probabilities must still add up to 1. Which step ensures that, and what comes before it?
+            The probabilities must still add up to 1, so divide by the temperature before the step that ensures this.
         the prompt is scored as well: completion_logps(logits, input_ids, 1, temperature)
             Only completion tokens were sampled.
-        these are logits, not log-probabilities: rows.log_softmax(dim=-1) -> rows
+        logits are returned, not log-probabilities: rows.log_softmax(dim=-1) -> rows
             What makes the probabilities of a row add up to 1?
-        these are probabilities, without the logarithm: log_softmax -> softmax
+        probabilities are returned, not log-probabilities: log_softmax -> softmax
             A log-probability is never positive.
         the exponentials of large logits overflow:
             rows.log_softmax(dim=-1) -> (rows.exp() / rows.exp().sum(dim=-1, keepdim=True)).log()
-            exp(100) is more than fp32 holds. `log_softmax` subtracts the largest logit before it takes exponentials.
+            exp(100) is too large for fp32. `log_softmax` subtracts the largest logit before it takes exponentials.
             or: log_softmax(dim=-1) -> softmax(dim=-1).log()
         the first completion token is missing: completion_logps(logits, input_ids, prompt_length, temperature)[:, 1:]
             The last token of the prompt predicts it.
@@ -123,17 +123,18 @@ check_completion_logps = Exercise(
             Only the logits begin one position earlier: the ids are those of the completion.
         the most likely token is scored: logps.gather(2, ids[:, :, None]).squeeze(2) -> logps.amax(dim=-1)
             Use the token in `input_ids`, not the most likely one.
-        one number per row is returned: completion_logps(logits, input_ids, prompt_length, temperature).sum(dim=1)
-            One number for each token. The loss adds them up later.
-        the logits and the ids begin one position early:
+        one number per completion is returned:
+            completion_logps(logits, input_ids, prompt_length, temperature).sum(dim=1)
+            Return one number per token. The loss adds them up later.
+        both the logits and the ids begin one position early:
             -1] / temperature -> ] / temperature; input_ids[:, prompt_length:] -> input_ids[:, prompt_length - 1 :]
-            How many completion tokens are there? The logits at one token predict the next token.
+            The ids are those of the completion. The logits that predict them begin one position earlier.
         the sign is wrong: -completion_logps(logits, input_ids, prompt_length, temperature)
             A log-probability is never positive.
-        `squeeze()` drops the batch as well: squeeze(2) -> squeeze()
-            With one row, or one token, it drops that dimension, too: say which, `squeeze(2)`.
-        softmax runs over the wrong dimension: rows.log_softmax(dim=-1) -> rows.log_softmax(dim=1)
-            The probabilities of the vocabulary add up to 1, dim=-1.
+        `squeeze()` removes other dimensions as well: squeeze(2) -> squeeze()
+            With one row or one token, `squeeze()` removes that dimension, too. Say which one to remove: `squeeze(2)`.
+        the softmax is taken over the wrong dimension: rows.log_softmax(dim=-1) -> rows.log_softmax(dim=1)
+            The probabilities add up to 1 over the vocabulary, which is dim=-1.
             or: rows.log_softmax(dim=-1) -> (logits / temperature).log_softmax(dim=1)[:, prompt_length - 1 : -1]
     """,
 )
@@ -177,8 +178,8 @@ check_clipped_loss = TrainedExercise(
         `min` is taken before the ratio is multiplied by the advantage:
             (ratio * gain, clipped * gain) -> (ratio, clipped) * gain
             Where the advantage is negative, the smaller ratio is the larger gain: multiply both first.
-        the clipped ratio has no advantage: clipped * gain -> clipped
-            min compares two gains: ρ A and clip(ρ) A.
+        the clipped ratio is not multiplied by the advantage: clipped * gain -> clipped
+            The minimum is of two gains: ρ A and clip(ρ) A.
         the product is clipped, not the ratio: clipped * gain -> (ratio * gain).clamp(1 - epsilon_low, 1 + epsilon_high)
             Clip ρ first, then multiply by the advantage.
         epsilon_low and epsilon_high are swapped:
@@ -190,7 +191,7 @@ check_clipped_loss = TrainedExercise(
         the bounds lie around 0: clamp(1 - epsilon_low, 1 + epsilon_high) -> clamp(-epsilon_low, epsilon_high)
             A ratio is near 1, and so are its bounds.
         nothing is clipped: torch.min(ratio * gain, clipped * gain) -> ratio * gain
-            What keeps the ratio near 1?
+            Once a token's ratio has left the bounds, the loss must not push it any further.
         `max` is used in place of `min`, or the minus sign is inside `min`: torch.min -> torch.max
             The objective is the *smaller* of two gains.
         the sign is missing: -torch.min -> torch.min
@@ -233,17 +234,17 @@ check_k3 = Exercise(
     changes="""
         the two policies are swapped: k3(ref_per_token_logps, per_token_logps)
             In k3, the ratio is reference over policy.
-        that is k1: d.exp() - d - 1 -> -d
+        k1 is returned: d.exp() - d - 1 -> -d
             k1 can be negative for a single token; k3 cannot.
-        that is d alone: d.exp() - d - 1 -> d
+        d alone is returned: d.exp() - d - 1 -> d
             d is negative where the token is more likely under the policy. k3 is never negative.
         the 1 is added: d - 1 -> d + 1
             What must the result be if both policies are the same?
-        that is k2: d.exp() - d - 1 -> d.square() / 2
-            k2 is half the square. k3 has an exponential.
+        k2 is returned: d.exp() - d - 1 -> d.square() / 2
+            k2 is half the square of d. k3 has an exponential.
         the 1 is missing: d - 1 -> d
             What must the result be if both policies are the same?
         the linear term has the wrong sign: - d - 1 -> + d - 1
-            Near 0, exp(x) is about 1 + x: what has to be subtracted?
+            Near 0, exp(d) is about 1 + d, and k3 subtracts exactly that.
     """,
 )

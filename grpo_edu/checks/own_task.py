@@ -47,23 +47,24 @@ check_leaked_questions = Exercise(
             `What` and `WHAT` are the same word. Bring both texts to one letter case before you compare.
         white space inside a question makes a difference:
             question_key(question) -> question.lower().strip(); question_key(one) -> one.lower().strip()
-            `strip` works at both ends only. `" ".join(text.split())` makes every white space one blank.
+            `strip` removes white space at both ends only. `" ".join(text.split())` also turns white space inside the
+            text into single spaces.
             or: question_key(question) -> question.lower(); question_key(one) -> one.lower()
-        the texts are compared without any change: question_key(question) -> question; question_key(one) -> one
-            Letter case and white space must make no difference. Change both texts in the same way, then compare.
+        the texts are compared as they are: question_key(question) -> question; question_key(one) -> one
+            Letter case and white space must not matter. Normalize both texts in the same way, then compare them.
         the questions are returned in another form: [one for -> [question_key(one) for
-            Compare changed texts, but return each question as the held-out list has it.
+            Compare normalized texts, but return each question as it is in the held-out list.
         the training questions are returned:
             [one for one in train if question_key(one) in {question_key(other) for other in heldout}]
             Return the entries of the held-out list: these are the ones that you would remove from it.
         the clean questions are returned: in known -> not in known
-            Return those that must go, not those that may stay.
+            Return the questions that have to be removed, not those that can stay.
         a question that is held out twice is listed once: list(dict.fromkeys(leaked_questions(train, heldout)))
             Both rows are in the held-out file, and both count in its accuracy. List both.
         the questions are sorted: sorted(leaked_questions(train, heldout))
             Keep the order of the held-out list.
             or: sorted(set(leaked_questions(train, heldout)))
-        their number is returned: len(leaked_questions(train, heldout))
+        the number of questions is returned: len(leaked_questions(train, heldout))
             Return the questions themselves.
     """,
 )
@@ -109,35 +110,36 @@ check_worked_reward = Exercise(
     worked_reward,
     parts=(Part("right and wrong, with enough work and with too little", 3, _some_attempts, draws=6),),
     changes="""
-        a right answer without its work is paid:
+        a right answer is paid even without enough work:
             given.strip() == right and work.count("=") >= count -> given.strip() == right
             That is the reward of the notebook. Here the work has to be shown, too: `sums` says how much of it.
         a wrong answer is paid if its work is long enough:
             given.strip() == right and work.count("=") >= count -> work.count("=") >= count
             Compare with the answer as well. Long work is easy to write.
-        one of the two is enough: right and work -> right or work
-            Both have to hold: the right answer *and* enough work.
+        one of the two conditions is enough: right and work -> right or work
+            Both must hold: the right answer *and* enough work.
         exactly enough work is not enough: >= count -> > count
             Two equals signs are enough where `sums` is 2. Compare with `>=`.
-        only exactly that much work is paid: >= count -> == count
+        more work than required is not paid: >= count -> == count
             More work is paid as well: count at *least* that many equals signs.
         all completions are measured by the first entry of `sums`: >= count -> >= sums[0]
             `sums` is a list with one entry per completion, as `answer` is.
         all completions are compared with the first answer: == right -> == answer[0]
             `answer` is a list with one entry per completion.
         the right digits anywhere earn the reward: given.strip() == right -> right in text
-            Then an answer in the work counts, and so does 142 for 42. Compare what follows the last `####`.
+            Otherwise a number in the work counts as the answer, and so does 142 instead of 42. Compare what follows the
+            last `####`.
         an answer that contains the right digits is paid: given.strip() == right -> right in given
             142 contains 42. The text after the mark must be the answer and nothing else.
-        the first mark is read: rpartition -> partition
+        the first mark is used, not the last: rpartition -> partition
             A completion may correct itself. What follows the *last* `####` is its answer.
-        half of the reward is paid for one of the two:
+        half of the reward is paid for one of the two conditions:
             given.strip() == right and -> (given.strip() == right) / 2 +;
             work.count("=") >= count -> (work.count("=") >= count) / 2
             Work with a wrong answer earns nothing here, and neither does an answer without its work.
         one number for the whole batch: sum(worked_reward(completions, answer, sums)) / len(completions)
             A reward function returns one number per completion.
         a wrong answer earns −1: paid.append(float( -> paid.append(2.0 * (; >= count)) -> >= count) - 1)
-            It earns 0 here; a penalty would be another reward.
+            A wrong answer earns 0 here. With a penalty it would be a different reward.
     """,
 )

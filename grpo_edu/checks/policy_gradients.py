@@ -50,8 +50,8 @@ check_expected_reward = Exercise(
         Part("a vocabulary of four tokens", 1, _two_tokens(4)),
     ),
     changes="""
-        the first token's probabilities belong to the second token: first[:, None] * second -> first * second
-            `first * second` multiplies the columns. Which index of `second` is the first token?
+        the first token's probabilities are applied to the second token: first[:, None] * second -> first * second
+            `first * second` multiplies column j of `second` by `first[j]`. Which index of `second` is the first token?
         the first token's probabilities are missing: first[:, None] * second -> second
             A completion's probability is π(first) · π(second | first).
             or: (second * rewards).sum(dim=1).mean()
@@ -59,17 +59,17 @@ check_expected_reward = Exercise(
             A completion's probability is π(first) · π(second | first).
             or: first @ rewards.mean(dim=1)
         every completion counts equally: rewards.mean()
-            Weight each reward with the probability of its completion.
+            Weight each reward by the probability of its completion.
         the probabilities are added: first[:, None] * second * rewards -> (first[:, None] + second) * rewards
-            That both tokens are drawn has the *product* of their probabilities.
+            The probability that both tokens are drawn is the *product* of their probabilities.
         only the most probable completion counts: rewards.flatten()[(first[:, None] * second).argmax()]
             The expected reward is a mean over *all* completions.
-        it is not added up: first[:, None] * second * rewards
-            One number: add up over both tokens.
+        the terms are not added up: first[:, None] * second * rewards
+            The expected reward is one number: sum over both tokens.
             or: first * (second * rewards).sum(dim=1)
-        it is the mean of the products: .sum() -> .mean()
-            The probabilities are the weights already: add up, without dividing by the number of completions.
-        rows and columns of `second` are exchanged: * second * -> * second.T *
+        the mean of the products is returned, not the sum: .sum() -> .mean()
+            The probabilities are already the weights of the mean, so do not divide by the number of completions.
+        rows and columns of `second` are swapped: * second * -> * second.T *
             Row i of `second` holds the probabilities *after* token i.
     """,
 )
@@ -105,20 +105,20 @@ check_score_function_gradient = Exercise(
         the ratio is inverted: policy / old_policy -> old_policy / policy
             An arm that the older policy drew too rarely has to count more.
         the gradient is that of the older policy: score_function_gradient(old_scores, old_scores, actions, rewards)
-            The samples are old. The gradient belongs to the policy that is trained.
+            The samples come from the older policy, but the gradient is that of the policy that is trained.
             or: torch.eye(len(scores)) - policy -> torch.eye(len(scores)) - old_policy
         the scores are divided, not the probabilities: policy / old_policy -> scores / old_scores
             What turns scores into probabilities?
-        the mean is divided by the sum of the ratios: ratios * rewards -> ratios / ratios.mean() * rewards
-            That is another estimate, which is biased. Divide by the number of samples.
-        the samples are added up: .mean(dim=0) -> .sum(dim=0)
+        the sum is divided by the sum of the ratios: ratios * rewards -> ratios / ratios.mean() * rewards
+            That is a different estimate, which is biased. Divide by the number of samples.
+        the samples are added up, not averaged: .mean(dim=0) -> .sum(dim=0)
             The gradient is estimated by a *mean* over the samples.
         the probabilities are not subtracted: torch.eye(len(scores)) - policy -> torch.eye(len(scores))
-            When one score rises, the other probabilities fall.
+            When the score of one action rises, the probabilities of all other actions fall.
         the sign is wrong: ratios * rewards -> -ratios * rewards
-            A rewarded action becomes more probable: its entry must be positive.
+            A rewarded action becomes more probable, so its entry must be positive.
         the rewards are missing: ratios * rewards -> ratios
-            The gradient of each sample is weighted with its reward.
+            The gradient of each sample is weighted by its reward.
         there is one gradient per sample: .mean(dim=0) -> .clone()
             Average over the samples, so that one number per arm is left.
         the mean reward is subtracted: ratios * rewards -> ratios * (rewards - rewards.mean())
@@ -159,35 +159,34 @@ check_reinforce_loss = TrainedExercise(
         the baseline is added: rewards - baseline -> rewards + baseline
             The advantage says how much better a reward is *than* the baseline.
         the baseline is subtracted from the loss: (rewards - baseline) * completions -> rewards * completions - baseline
-            The baseline belongs to the reward: r − b, before it is multiplied.
+            Subtract the baseline from the reward, r − b, before you multiply.
             or: reinforce_loss(logps, mask, rewards, 0.0) - baseline
-        the samples are added up: .mean() -> .sum()
+        the samples are added up, not averaged: .mean() -> .sum()
             Take the mean over the completions.
         padding counts: logps * mask -> logps
             Only tokens with mask 1 belong to the completion.
-        the tokens are averaged: .sum(dim=1) -> .sum(dim=1) / mask.sum(dim=1)
-            A completion's probability is a product over its tokens. What does the logarithm make of a product?
-        it is the mean over tokens: .mean() -> .sum() / mask.sum()
+        the log-probabilities of the tokens are averaged: .sum(dim=1) -> .sum(dim=1) / mask.sum(dim=1)
+            A completion's probability is a product over its tokens. What is the logarithm of a product?
+        the sum is divided by the number of tokens: .mean() -> .sum() / mask.sum()
             Divide by the number of completions.
             or: .mean() -> .sum() / mask.numel()
-        it is made of probabilities: logps * mask -> logps.exp() * mask
-            The logarithm belongs in the loss: ∇ log π, not ∇π.
+        probabilities are used instead of log-probabilities: logps * mask -> logps.exp() * mask
+            The loss contains log π, because REINFORCE needs ∇ log π and not ∇π.
             or: * completions) -> * completions.exp())
-        the mean of the rewards is the baseline: rewards - baseline -> rewards - rewards.mean()
-            Use the baseline that is handed in.
+        the mean reward is used as the baseline: rewards - baseline -> rewards - rewards.mean()
+            Use the baseline that is passed in.
         there is one loss per sample: .mean() -> .clone()
             A loss is one number.
         two means are multiplied: baseline) * completions).mean() -> baseline).mean() * completions.mean())
-            Multiply completion by completion, then take the mean.
+            Multiply for each completion first, then take the mean.
         two faults are left, in what the mask multiplies and in where the mean is taken:
             logps * mask -> logps.exp() * mask;
             baseline) * completions).mean() -> baseline).mean() * completions.mean())
             What is the logarithm of a product? And is a mean of products the product of the means?
         two faults are left, in the sign and in where the mean is taken:
             -((rewards -> ((rewards; baseline) * completions).mean() -> baseline).mean() * completions.mean())
-            Should the loss rise or fall when a good completion becomes more likely? Is a mean of products
-            the product of
-            the means?
+            Should the loss rise or fall when a good completion becomes more likely? Is a mean of products the product
+            of the means?
         two faults are left, in the sign and in what the mask multiplies:
             -((rewards -> ((rewards; logps * mask -> logps.exp() * mask
             Should the loss rise or fall when a good completion becomes more likely? What is the logarithm of a product?
@@ -230,21 +229,21 @@ check_best_baseline = Exercise(
         Part("each reward is 10 higher", 1, _some_policy(3, 10.0)),
     ),
     changes="""
-        it is the expected reward: probabilities @ rewards
-            A good baseline, but not the best: an answer with a long gradient counts for more.
+        the expected reward is returned: probabilities @ rewards
+            That is a good baseline, but not the best one: an answer with a long gradient has to count for more.
         the probabilities are missing: probabilities * grad_logp.square() -> grad_logp.square()
-            Both means are over answers as the policy draws them.
+            Both expectations are over the answers that the policy draws, so weight each answer by its probability.
         the length of the gradient is not squared: grad_logp.square().sum(dim=1) -> grad_logp.norm(dim=1)
-            |g|² is the sum of the squares of its entries.
-        only one entry of the gradient is taken: grad_logp.square().sum(dim=1) -> (1 - probabilities) ** 2
-            The other answers' scores have a gradient as well: −π for each of them.
+            |g|² is the sum of the squares of the gradient's entries.
+        only one entry of the gradient is used: grad_logp.square().sum(dim=1) -> (1 - probabilities) ** 2
+            The gradient has an entry for the score of every answer. It is −π for each of the other answers.
         columns are added up, not rows: sum(dim=1) -> sum(dim=0)
             An answer's gradient is one row of the matrix of directions. Which sum gives one number for each row?
-        below, the probabilities are missing: / weights.sum() -> / grad_logp.square().sum()
-            E[|g|²] is a mean as well: weigh |g|² with the probabilities.
-        it is not divided by the mean of |g|²: weights @ rewards / weights.sum() -> weights @ rewards
-            Were all rewards 1, what would the baseline have to be?
-        it is the plain mean of the rewards: rewards.mean()
+        the probabilities are missing in the denominator: / weights.sum() -> / grad_logp.square().sum()
+            E[|g|²] is an expectation as well: weight |g|² by the probabilities.
+        the sum is not divided by E[|g|²]: weights @ rewards / weights.sum() -> weights @ rewards
+            If all rewards were 1, the baseline would have to be 1 as well.
+        the unweighted mean of the rewards is returned: rewards.mean()
             The policy does not draw all answers equally often.
     """,
 )
@@ -292,36 +291,37 @@ check_sample_tokens = Exercise(
     ),
     changes="""
         the most probable token is always taken: logits.argmax(dim=1)
-            That is greedy decoding. The token should be drawn by u.
+            That is greedy decoding. Use u to draw the token.
         no token is left out: shares * (shares >= min_p * shares.amax(dim=1, keepdim=True)) -> shares
-            What is the last argument for?
-        what is left does not add up to 1: kept.cumsum(dim=1) / kept.sum(dim=1, keepdim=True) -> kept.cumsum(dim=1)
-            The pieces that are left must fill the line from 0 to 1 again.
+            The last argument, `min_p`, decides which tokens are left out.
+        the remaining probabilities do not add up to 1:
+            kept.cumsum(dim=1) / kept.sum(dim=1, keepdim=True) -> kept.cumsum(dim=1)
+            The remaining pieces must fill the line from 0 to 1 again.
             or: .clamp(max=logits.shape[1] - 1) -> .long(); / kept.sum(dim=1, keepdim=True) -> / 1
-        the limit is a probability: min_p * shares.amax(dim=1, keepdim=True) -> min_p
-            min_p is a share of the *highest* probability of the row.
-        the limit is measured with the highest probability of all rows: shares.amax(dim=1, keepdim=True) -> shares.max()
-            Each row has a highest probability of its own.
+        `min_p` is used as a probability: min_p * shares.amax(dim=1, keepdim=True) -> min_p
+            `min_p` is a share of the *highest* probability in the row.
+        the limit uses the highest probability of all rows: shares.amax(dim=1, keepdim=True) -> shares.max()
+            Each row has its own highest probability.
         the limit is applied to the logits:
             shares >= min_p * shares.amax(dim=1, keepdim=True) -> logits >= min_p * logits.amax(dim=1, keepdim=True)
-            Logits may be negative: compare probabilities.
-        the limit comes before the temperature:
+            Logits may be negative, so compare probabilities.
+        the limit is applied before the temperature:
             shares >= min_p * shares.amax(dim=1, keepdim=True) -> (logits - logits.amax(1, keepdim=True)).exp() >= min_p
-            First the temperature, then the limit: the temperature changes how far the tokens are apart.
+            Divide by the temperature first, because it changes how far apart the probabilities are.
         the temperature is ignored: logits / temperature -> logits
             Divide the logits by the temperature before the softmax.
         the logits are multiplied by the temperature: logits / temperature -> logits * temperature
             A high temperature makes the probabilities more alike.
-        the softmax runs over the rows: .softmax(dim=1) -> .softmax(dim=0)
+        the softmax is taken over the rows: .softmax(dim=1) -> .softmax(dim=0)
             The probabilities of one row add up to 1: dim=1.
         the token after the right one is taken: sample_tokens(logits, uniform, temperature, min_p) + 1
-            Token 0 is drawn when u lies below the first end, so when *no* end is at most u.
+            Token 0 is drawn if u lies below the first end. In this case *no* end is less than or equal to u.
         the pieces are sorted: kept.cumsum(dim=1) -> kept.sort(dim=1, descending=True).values.cumsum(dim=1)
             After sorting, a position is no longer the id of a token. Keep the order of the vocabulary.
         the position among the remaining tokens is returned:
             (ends <= uniform[:, None]).sum(dim=1) -> ((ends <= uniform[:, None]) & (kept > 0)).sum(dim=1)
             The id of a token is its position in the whole vocabulary.
         the result has two dimensions: sample_tokens(logits, uniform, temperature, min_p)[:, None]
-            One token per row, shape (n,).
+            Return one token per row, shape (n,).
     """,
 )

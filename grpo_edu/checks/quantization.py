@@ -61,17 +61,17 @@ check_affine_grid = Exercise(
     ),
     changes="""
         0 is not on the grid: min(x.min().item(), 0.0), max(x.max().item(), 0.0) -> x.min().item(), x.max().item()
-            The grid must reach from the smallest number *or 0* to the largest *or 0*.
+            The grid must contain 0, even if all numbers lie on one side of it.
         the grid has one step too many: 2**bits - 1 -> 2**bits
             There are 2^b − 1 steps between 2^b grid points.
-        the zero point is not whole: round(-low / scale) -> -low / scale
-            It is a grid point. Round it, or 0 lies between two grid points.
+        the zero point is not an integer: round(-low / scale) -> -low / scale
+            The zero point is a grid point. Round it; otherwise 0 lies between two grid points.
         the zero point is truncated, not rounded: round(-low / scale) -> int(-low / scale)
             `int(3.68)` is 3; the nearest grid point is 4.
         the zero point has the wrong sign: round(-low / scale) -> round(low / scale)
             Grid points are counted from the smallest number up: how many steps above it is 0?
-        that is a symmetric grid: (x.abs().max().item() / (2 ** (bits - 1) - 1), 0)
-            An affine one reaches only as far as the numbers do.
+        the grid is symmetric: (x.abs().max().item() / (2 ** (bits - 1) - 1), 0)
+            An affine grid reaches only as far as the numbers (and 0) do.
     """,
 )
 
@@ -103,14 +103,14 @@ check_dequantize = Exercise(
     parts=(Part("one grid for all", 1, _one_grid), Part("one grid per row", 2, _grid_a_row)),
     changes="""
         the subtraction wraps around: scale * (q - zero_point)
-            In uint8, 3 − 5 is 254. Make floating-point numbers of q first.
+            In uint8, 3 − 5 is 254. Convert q to floating point first.
         the zero point is subtracted after scaling: scale * q.float() - zero_point
             The zero point is a grid point, not a real number: subtract it before you multiply.
         the zero point is added: scale * (q.float() + zero_point)
-            The zero point itself must become 0.
+            Where q is the zero point, the result must be 0.
         the zero point is not used: scale * q.float()
-            Which grid point stands for 0?
-        it is divided by the scale: (q.float() - zero_point) / scale
+            Where q is the zero point, the result must be 0.
+        the difference is divided by the scale: (q.float() - zero_point) / scale
             Quantizing divides by the scale, so dequantizing multiplies by it.
     """,
 )
@@ -151,28 +151,28 @@ check_quantize_rows = Exercise(
     changes="""
         all rows share one scale: weight.abs().amax(dim=1, keepdim=True) -> weight.abs().max().expand(len(weight), 1)
             Each row has its own largest number: amax(dim=1, keepdim=True).
-        each column has a scale: dim=1 -> dim=0
-            A row of the weight makes one output of the layer: go along dim=1.
+        each column has a scale, not each row: dim=1 -> dim=0
+            A row of the weight produces one output of the layer: take the maximum along dim=1.
         the grid has one level too many: 2 ** (bits - 1) - 1 -> 2 ** (bits - 1); torch.int8 -> torch.int16
             The grid is symmetric: it goes from −(2^(b−1) − 1) to 2^(b−1) − 1.
         the grid has one level too many, and 128 becomes −128: 2 ** (bits - 1) - 1 -> 2 ** (bits - 1)
             int8 ends at 127. The largest number of a row should become 2^(b−1) − 1.
         halves are rounded up: steps.round() -> (steps + 0.5).floor()
-            `.round()` takes a half to the even neighbor: 2.5 to 2, as in the worked example.
+            `.round()` rounds a half to the even neighbor: 2.5 to 2, as in the worked example.
             or: steps.round() -> (steps.sign() * (steps.abs() + 0.5).floor())
         numbers are truncated, not rounded: steps.round() -> steps
             Converting to integers drops the digits after the decimal point. Round first.
-        the largest number is not taken by its size: weight.abs() -> weight; torch.int8 -> torch.int16
-            The number with the largest size may be negative: use abs().
+        the largest number is taken with its sign: weight.abs() -> weight; torch.int8 -> torch.int16
+            The number that is farthest from 0 may be negative: use abs().
             or: weight.abs() -> weight
         `bits` is not used: 2 ** (bits - 1) - 1 -> 127
-            With 4 bits the grid ends at 7.
+            With 4 bits, the grid ends at 7.
         q is still floating-point: steps.round().to(torch.int8) -> steps.round()
             Convert to 8-bit integers: torch.int8.
         the scales are not a column: torch.int8), scale -> torch.int8), scale[:, 0]
             Return shape (N, 1), so that each scale belongs to its row: keepdim=True.
         a row of zeros is divided by 0: torch.where(scale == 0, 1.0, scale) -> scale
-            The scale of such a row may be any number but 0; take 1.
+            The scale of such a row may be any number except 0; take 1.
     """,
 )
 
@@ -212,26 +212,26 @@ check_int8_linear = Exercise(
             (some_x) -> (some_x, x); whole_numbers(some_weight) -> whole_numbers(some_weight, weight)
             Small groups lose all precision if a large group sets the scale: use `amax` over the columns of a group.
         only the weight has a scale for each group: whole_numbers(some_x) -> whole_numbers(some_x, x)
-            The columns of x lie in groups as well.
+            The columns of x are divided into groups as well.
         only x has a scale for each group: whole_numbers(some_weight) -> whole_numbers(some_weight, weight)
-            The columns of the weight lie in groups as well.
+            The columns of the weight are divided into groups as well.
         all tokens share the scales: whole_numbers(some_x) -> whole_numbers(some_x, some_x.reshape(1, -1))
             Small tokens lose all precision if a large token sets the scale: each row has its own scales.
         all rows of the weight share the scales:
             whole_numbers(some_weight) -> whole_numbers(some_weight, some_weight.reshape(1, -1))
-            Each row, which makes one output, has its own.
+            Each row produces one output and has its own scales.
         the sums wrap around in 8 bits: qx @ qw.T -> qx.to(torch.int8) @ qw.to(torch.int8).T
             A product of two int8 numbers may be 16,129. Add up in int32, or in floating point.
         the sums wrap around in 16 bits: qx @ qw.T -> qx.to(torch.int16) @ qw.to(torch.int16).T
             One product fits into int16, but a sum of them does not: int16 ends at 32,767. Use int32 or floating point.
-        only the last group is left: total += t -> total = t
+        only the last group counts: total += t -> total = t
             Each group gives a part of the sum: add them up.
         x is not rounded: t * (qx @ qw.T) -> (some_x @ qw.T)
-            Then it is no product of whole numbers. x has scales of its own.
-        the scales are missing in the end: t * (qx @ qw.T) * s.T -> qx @ qw.T
+            Both factors must be integers. Quantize x as well, with scales of its own.
+        the result is not multiplied by the scales: t * (qx @ qw.T) * s.T -> qx @ qw.T
             Each group has its own scales, so multiply by them before you add the groups.
         nothing is rounded: x @ weight.T
-            Both factors are whole numbers from −127 to 127.
+            Both factors must be rounded to integers from −127 to 127.
     """,
 )
 
@@ -265,16 +265,16 @@ check_quantized_bytes = Exercise(
         Part("int8, the table too, twice or shared", 1, lambda rng: _model(rng, "both", "shared"), draws=10),
     ),
     changes="""
-        everything is counted as a quarter: "kept": 4 * table, "both": small_table -> "kept": 0, "both": 0
+        everything is counted with one byte per weight: "kept": 4 * table, "both": small_table -> "kept": 0, "both": 0
             The table that was kept has 4 bytes per weight, and the output layer is a second table.
-        the table is not kept: "kept": 4 * table -> "kept": small_table
+        the table is quantized in the form "kept": "kept": 4 * table -> "kept": small_table
             "kept" leaves it at 4 bytes per weight.
-        the output layer is forgotten: small_inside + small_table -> small_inside + (form != "kept") * small_table
-            The head was the same table. It is a linear layer, so now it has an int8 copy of its own.
-        the scales are forgotten: table + 4 * vocab_size -> table; inside + 4 * sum -> inside + 0 * sum
+        the output layer is left out: small_inside + small_table -> small_inside + (form != "kept") * small_table
+            The output layer shared the table in float32. It is a linear layer, so now it has an int8 copy of its own.
+        the scales are left out: table + 4 * vocab_size -> table; inside + 4 * sum -> inside + 0 * sum
             Each row of an int8 matrix has a scale of 4 bytes.
-        each column has a scale: 4 * vocab_size -> 4 * hidden_size; sum(rows for -> sum(columns for
-            A row, which makes one output, has a scale.
+        each column has a scale, not each row: 4 * vocab_size -> 4 * hidden_size; sum(rows for -> sum(columns for
+            A row produces one output and has one scale.
         the shared table is counted twice in float32: 4 * (table + inside) -> 4 * (2 * table + inside)
             Input and output share one table.
     """,
@@ -307,8 +307,8 @@ check_bits_needed = Exercise(
             Half of the levels are for negative numbers.
         an error of exactly `tolerated` is refused: > tolerated -> >= tolerated
             An error of exactly `tolerated` is allowed.
-        that is a number of levels, not of bits: math.ceil(largest / (2 * tolerated))
-            b bits have 2^b levels.
+        the number of levels is returned, not of bits: math.ceil(largest / (2 * tolerated))
+            With b bits there are 2^b levels.
         the number of bits is not rounded up: 1 + math.log2(largest / (2 * tolerated) + 1)
             Round up, because the number of bits is an integer.
     """,
@@ -348,21 +348,23 @@ check_equality_verdict = Exercise(
         Part("wide intervals", 1, lambda rng: _interval(rng, 0.05, 0.15), draws=24, always=_WIDE_EDGES),
     ),
     changes="""
-        no difference was found, so they are called equal: equality_verdict(low, high, 0).replace("unclear", "equal")
+        every interval that contains 0 is called "equal": equality_verdict(low, high, 0).replace("unclear", "equal")
             An interval around 0 may reach far beyond the margin, and then the question is open.
-        it is compared with 0, not with the margin: equality_verdict(low, high, 0 if low > 0 or high < 0 else margin)
+        the interval is compared with 0, not with the margin:
+            equality_verdict(low, high, 0 if low > 0 or high < 0 else margin)
             A difference may be certain and still too small to matter.
             or: "equal" if max(-low, high) <= margin else equality_verdict(low, high, 0)
         only the lower end is checked: -margin <= low and high <= margin -> -margin <= low
-            Equal means: not much worse, and not much better either.
-        an interval that ends at the margin is not called equal:
+            "equal" means: not much worse, and not much better either.
+        an interval that ends at the margin is not called "equal":
             -margin <= low and high <= margin -> -margin < low and high < margin
             The ends of the margin are included.
-        an interval that begins at the margin is called better:
+        an interval that begins at the margin is called "better":
             low > margin -> low >= margin; high < -margin -> high <= -margin
-            Wholly above the margin: its lower end too, and the same below.
-        the ends of the margin are taken the other way round: equality_verdict(low, high, margin - 1e-6)
-            A change of exactly the margin still does not matter.
+            For "better", the whole interval lies above the margin, its lower end included. The same holds for "worse",
+            below it.
+        the ends of the margin are not included: equality_verdict(low, high, margin - 1e-6)
+            A change of exactly the margin still counts as "equal".
         the middle of the interval decides: equality_verdict((low + high) / 2, (low + high) / 2, margin)
             Both ends count. The middle alone is a point estimate.
     """,
@@ -404,18 +406,19 @@ check_truncated_weights = Exercise(
             truncated_weights(sampling_per_token_logps, per_token_logps, completion_mask, cap)
             A completion that the copy samples too rarely has to count more: π over π_q.
         the ratio has no exponential: logs.sum(dim=1).exp() -> logs.sum(dim=1)
-            These are *log*-probabilities.
+            These are *log*-probabilities: what undoes a logarithm?
         the logarithms are divided: per_token_logps - sampling -> per_token_logps / sampling
             The logarithm of a ratio is a difference of logarithms.
-        each token has a weight: logs.sum(dim=1).exp() -> logs.exp()
-            That is the notebook's weight. Here a completion has one: what is the probability of all of its tokens?
+        each token has its own weight: logs.sum(dim=1).exp() -> logs.exp()
+            That is the notebook's weight. Here a completion has a single weight. What is the probability of all its
+            tokens?
             or: (per_token_logps - sampling_per_token_logps).exp().clamp(max=cap)
         each token is capped, not the completion: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1)
-            The product of small ratios may be large, and a large ratio may be compensated by small ones.
-            Which number is capped?
+            Small ratios may have a large product, and a large ratio may be canceled by small ones. Which number has to
+            be capped?
             or: logs.sum(dim=1).exp() -> logs.exp().clamp(max=cap).prod(dim=1); ratio.clamp(max=cap) -> ratio
-        that is the geometric mean of the ratios: logs.sum(dim=1) -> logs.sum(dim=1) / completion_mask.sum(dim=1)
-            So did the sequence ratio of exercises 06. Here the probabilities of all tokens are multiplied.
+        the geometric mean of the ratios is returned: logs.sum(dim=1) -> logs.sum(dim=1) / completion_mask.sum(dim=1)
+            That was the sequence ratio of exercises 06. Here the probabilities of all tokens are multiplied.
             or: logs.sum(dim=1) -> logs.mean(dim=1)
         the ratios of the tokens are averaged:
             logs.sum(dim=1).exp() -> (logs.exp() * completion_mask).sum(dim=1) / completion_mask.sum(dim=1)
@@ -424,14 +427,14 @@ check_truncated_weights = Exercise(
             truncated_weights(per_token_logps, sampling_per_token_logps, torch.ones_like(completion_mask), cap)
             What comes after the end was not sampled.
         padding is multiplied by 0: .masked_fill(completion_mask == 0, 0.0) -> * completion_mask
-            0 times infinity, or NaN, is NaN. Replace what is in the padding instead.
+            0 times infinity, or NaN, is NaN. Replace the numbers in the padding instead.
         the weights are not capped: ratio.clamp(max=cap) -> ratio
             A single completion with a huge weight dominates the batch. The largest weight is the cap.
         the weights are bounded from below: max=cap -> min=cap
-            The cap is the *most* that a weight may be.
+            The cap is the *largest* value that a weight may have.
         the weights are bounded on both sides: max=cap -> 1 / cap, cap
-            The cap is the *most* that a weight may be. A completion that the copy writes too often keeps
-            its small weight.
+            The cap is the *largest* value that a weight may have. A completion that the copy writes too often keeps its
+            small weight.
         the logarithm is capped, not the weight:
             logs.sum(dim=1).exp() -> logs.sum(dim=1).clamp(max=cap).exp(); ratio.clamp(max=cap) -> ratio
             The cap is a bound for the weights, not for their logarithms.

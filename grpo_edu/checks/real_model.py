@@ -53,23 +53,24 @@ check_signal_by_kind = Exercise(
             If all rewards are equal, every advantage is 0, whether the answers are right or wrong.
         groups in which all are wrong count as a signal: max(group) > min(group) -> min(group) < 1
             If all rewards are equal, every advantage is 0, whether the answers are right or wrong.
-        that is the share without a signal: max(group) > min(group) -> max(group) == min(group)
+        the share of groups without a signal is returned: max(group) > min(group) -> max(group) == min(group)
             Which groups teach something: those whose rewards are equal, or those whose rewards differ?
-        that is the mean reward: max(group) > min(group) -> sum(group) / len(group)
-            A kind that is always obeyed has a mean of 1 and no signal.
+        the mean reward is returned: max(group) > min(group) -> sum(group) / len(group)
+            If all answers of a kind are right, its mean reward is 1, but none of its groups has a signal.
         a group with a signal must hold a 0 and a 1: max(group) > min(group) -> 0 in group and 1 in group
             Rewards may lie between 0 and 1. Any difference within a group is a signal.
-        these are counts: sum(own) / len(own) -> sum(own)
-            A share: divide by the number of groups of this kind.
-        it is divided by the number of all groups: sum(own) / len(own) -> sum(own) / len(signals)
-            A share of the groups of *this kind*.
-        it is divided by the number of completions: sum(own) / len(own) -> sum(own) / (len(own) * num_generations)
-            A share of the groups, not of the completions.
+        counts are returned, not shares: sum(own) / len(own) -> sum(own)
+            To get a share, divide by the number of groups of this kind.
+        the count is divided by the number of all groups: sum(own) / len(own) -> sum(own) / len(signals)
+            Divide by the number of groups of *this kind*.
+        the count is divided by the number of completions:
+            sum(own) / len(own) -> sum(own) / (len(own) * num_generations)
+            The share is one of groups: divide by their number, not by the number of completions.
         one group with a signal is enough: sum(own) / len(own) -> float(any(own))
-            How many of the kind's groups have a signal?
+            Return a share: how many of the groups of this kind have a signal?
         the rewards of a group are taken with a stride:
             rewards[size * i : size * i + size] -> rewards[i :: len(kinds)]
-            The rewards of a group are adjacent.
+            The rewards of a group are adjacent: the first `num_generations` rewards are the first group.
     """,
 )
 
@@ -141,25 +142,25 @@ check_short_and_on_topic = Exercise(
     changes="""
         the limit itself is not allowed: len(words) <= most -> len(words) < most
             "At most 8 words" allows 8.
-        characters are counted: len(words) <= most -> len(completion) <= most
+        characters are counted, not words: len(words) <= most -> len(completion) <= most
             The limit is a number of words.
-        the limit counts different words only: len(words) <= most -> len(set(words)) <= most
+        only different words count towards the limit: len(words) <= most -> len(set(words)) <= most
             A word that is written twice counts twice.
         `most` is not used: len(words) <= most and topic -> topic
-            What does a long answer earn?
+            A completion with more than `most` words earns 0, even if it is on topic.
         the topic is found inside another word: topic in words -> topic in completion.lower()
             "catalog" contains "cat". Compare whole words.
-        the topic is not needed: topic in words and len -> len
-            An obedient answer about something else is the first thing that a policy finds.
-        punctuation stays at the words: word.strip(".,!?").lower() -> word.lower()
+        the topic is not required: topic in words and len -> len
+            Without this condition any short sentence is paid, and the policy will soon find that out.
+        punctuation is not removed from the words: word.strip(".,!?").lower() -> word.lower()
             "sea," and "sea!" are the word "sea".
-        capitals make another word: word.strip(".,!?").lower() -> word.strip(".,!?")
+        a capital letter makes a different word: word.strip(".,!?").lower() -> word.strip(".,!?")
             "Sea" at the beginning of a sentence is the word "sea".
         repeated words are paid: topic in words and len(set(words)) >= 4 -> topic in words
-            "Sea sea sea" obeys. How many *different* words does it have?
-        four words are enough, equal or not: len(set(words)) >= 4 -> len(words) >= 4
+            "Sea sea sea" is short and on topic. How many *different* words does it have?
+        all words are counted, not only the different ones: len(set(words)) >= 4 -> len(words) >= 4
             "A sea is a sea!" has five words, and three different ones.
         more than four different words are required: len(set(words)) >= 4 -> len(set(words)) > 4
-            Four different words or more.
+            Four different words are enough.
     """,
 )

@@ -114,50 +114,50 @@ check_extract_number = Exercise(
         ),
     ),
     changes=r"""
-        the first marker is read: text.rpartition("####")[2] -> text.split("####")[1]
-            A model may correct itself: the last marker counts.
+        the first marker is used, not the last: text.rpartition("####")[2] -> text.split("####")[1]
+            A model may correct itself, so only the last marker counts.
             or: (re.findall(r"#### *(-?[\d,]+) *$", text, re.M) or [""])[0].replace(",", "") or None
-        a text without a marker is read: if "####" not in text -> if False
-            Where `####` is missing, `rpartition` returns the whole text as its last part. Check first
-            whether there is a marker.
+        a number is extracted from a text without a marker: if "####" not in text -> if False
+            Where `####` is missing, `rpartition` returns the whole text as its last part. Check first whether there is
+            a marker.
         words next to the number are accepted:
             number if re.fullmatch(r"-?\d+", number) else None -> _only_number(line)
             This is stricter than the notebook's `my_extract`: after the marker there is one number and nothing else.
             or: number if re.fullmatch(r"-?\d+", number) else None -> (_only_number(line) or "").lstrip("+") or None
         a full stop after the number is accepted: line.strip() -> line.strip().rstrip(".")
-            `#### 36.` is not one number and nothing else.
+            After the marker there must be one number and nothing else, so `#### 36.` has no answer.
         a plus sign is accepted: -?\d+ -> [-+]?\d+
             Accept digits, with a minus sign if there is one. (`int` accepts more.)
             or: number if re.fullmatch(r"-?\d+" -> number.lstrip("+") if re.fullmatch(r"[-+]?\d+"
-        a minus sign is no part of the number: -?\d+ -> \d+
-            `"-3".isdigit()` is False, but 9 − 12 has an answer, too.
+        a minus sign is not treated as part of the number: -?\d+ -> \d+
+            An answer may be negative, as in 9 − 12 = −3. (`"-3".isdigit()` is False.)
             or: return number if -> return number.lstrip("-") if
-        the line below the marker is read: .split("\n")[0] -> .strip().split("\n")[0]
-            The answer ends with the line of the marker. Take that line first, then strip it.
-        all that follows the marker is read: .split("\n")[0] -> .strip()
-            The answer ends with the line of the marker: the text below it does not count.
-        the space before the number stays: line.strip() -> line
-            `" 36"` is no number from its first character to its last. Strip the line.
-        no answer is an empty text: extract_number(text) or ""
+        the line below the marker is used: .split("\n")[0] -> .strip().split("\n")[0]
+            The answer must be on the same line as the marker. Take that line first, then strip it.
+        everything after the marker is used: .split("\n")[0] -> .strip()
+            The answer must be on the same line as the marker. The text below it does not count.
+        the space before the number is not removed: line.strip() -> line
+            `" 36"` begins with a space, so it is not a number from its first character to its last. Strip the line.
+        an empty string is returned where there is no answer: extract_number(text) or ""
             Return None where there is no answer.
-        it is a number, not a text: None if extract_number(text) is None else int(extract_number(text))
+        an integer is returned, not a string: None if extract_number(text) is None else int(extract_number(text))
             Return the digits as a `str`.
         the last number of any text is accepted: (re.findall(r"-?\d[\d,]*", text) or [""])[-1].replace(",", "") or None
-            Only what follows `####` was *given* as the answer.
+            Only what follows `####` counts as the answer.
         1,200 is read as 1: number if re.fullmatch(r"-?\d+", number) else None -> _first_number(line)
-            Take the thousands commas out before you look for digits.
+            Remove the commas before you look for digits.
         of two numbers, the first one is returned:
             number if re.fullmatch(r"-?\d+", number) else None -> _first_number(number)
             Two numbers are not an answer: the text after the marker must be one number, and nothing else.
             or: number if re.fullmatch(r"-?\d+", number) else None -> (re.match(r"-?\d+", number) or [None])[0]
             or: _first_number(text.rpartition("####")[2].replace(",", "")) if "####" in text else None
-        a text that ends with the marker breaks it: .split("\n")[0] -> .splitlines()[0]
-            `"".splitlines()` has no first line; `"".split("\n")` has one.
-        the commas stay in the number: .replace(",", "") -> .lower(); -?\d+ -> -?[\d,]+
-            1,200 and 1200 are the same answer, so return it in one spelling.
+        a text that ends with the marker raises an error: .split("\n")[0] -> .splitlines()[0]
+            `"".splitlines()` is an empty list and has no first line. `"".split("\n")` has one.
+        the commas are not removed from the number: .replace(",", "") -> .lower(); -?\d+ -> -?[\d,]+
+            1,200 and 1200 are the same answer, so return both in the same form.
     """,
     mistakes={
-        "at least two faults are left: the first marker is read, and words after the number are accepted": Mistake(
+        "at least two faults are left: the first marker is used, and words after the number are accepted": Mistake(
             "`re.search` stops at the first marker and ignores what follows the number. Take the text after the "
             "*last* marker, then check whether the whole line is a number: `re.fullmatch`.",
             _SEARCHES[0],
@@ -208,9 +208,9 @@ check_accuracy_reward = TrainedExercise(
         all completions are compared with the first answer: == right -> == answer[0]
             `answer` is a list with one entry per completion.
         a wrong answer earns −1: float(extract_number(text) == right) -> 2.0 * (extract_number(text) == right) - 1
-            A wrong answer earns 0 here; a penalty would be another reward.
+            A wrong answer earns 0 here. With a penalty it would be a different reward.
         any answer is rewarded, right or wrong: extract_number(text) == right -> extract_number(text) is not None
-            Compare with the truth: a reward that never sees it teaches nothing about being right.
+            Compare with the right answer. A reward that does not depend on it cannot teach the model to be right.
     """,
 )
 
@@ -247,19 +247,19 @@ check_combine_rewards = Exercise(
         Part("none applies", 1, _nothing_applies),
     ),
     changes="""
-        it is the weighted sum: rewards.combine_rewards(rewards_per_func, weights)
-            That is what the notebook does. Here a function that does not apply to a completion must not
-            lower its reward.
-        it is divided by all weights: rewards.combine_rewards(rewards_per_func, weights) / sum(weights)
+        the weighted sum is returned, not the weighted mean: rewards.combine_rewards(rewards_per_func, weights)
+            That is what the notebook does. Here a function that does not apply to a completion must not lower its
+            reward.
+        the sum is divided by all weights: rewards.combine_rewards(rewards_per_func, weights) / sum(weights)
             A weight counts only where its function applies.
-        it is divided by the number of functions: (rewards_per_func * torch.tensor(weights)).nanmean(dim=1)
-            A weighted mean is divided by weights.
+        the sum is divided by the number of functions: (rewards_per_func * torch.tensor(weights)).nanmean(dim=1)
+            For a weighted mean, divide by weights, not by a count.
         one NaN makes the whole reward NaN: (rewards_per_func * torch.tensor(weights)).sum(dim=1) / sum(weights)
-            Leave out what does not apply.
-        a row in which nothing applies looks like an earned 0: combine_rewards(rewards_per_func, weights).nan_to_num()
+            Leave out the functions that do not apply.
+        a row in which no function applies gets 0: combine_rewards(rewards_per_func, weights).nan_to_num()
             Without any reward there is no mean: return NaN.
-        the weights are forgotten: rewards_per_func.nanmean(dim=1)
-            What is the second argument for?
+        the weights are not used: rewards_per_func.nanmean(dim=1)
+            Some functions count more than others: use the second argument.
     """,
 )
 
@@ -299,14 +299,14 @@ check_gated_reward = Exercise(
             row // num_generations * num_generations -> row % (len(right) // num_generations);
             first : first + num_generations -> first :: len(right) // num_generations
             A group's rows are adjacent: the first group is rows 0 to G − 1.
-        the whole batch is one group: gated_reward(right, bonus, len(right))
+        the whole batch is treated as one group: gated_reward(right, bonus, len(right))
             Each prompt has a group of its own.
-        the gate is the wrong way round: sum(group) >= -> sum(group) <
-            The bonus comes when the group is mostly right.
+        the condition for the bonus is reversed: sum(group) >= -> sum(group) <
+            The bonus is paid if at least half of the group is right.
         the bonus is paid for wrong answers too: one * (1 + extra -> (one + extra
             This is the reward that was exploited. A wrong answer must get no bonus.
         the bonus replaces the reward: one * (1 + extra -> one * (extra
-            A right answer earns 1, and the bonus on top.
+            A right answer earns 1, plus the bonus.
     """,
 )
 
@@ -344,18 +344,18 @@ check_paid_exploits = Exercise(
     parts=(Part("a sound reward, one for length, one for the marker", 3, _some_exploits, draws=20),),
     changes="""
         an exploit that earns exactly as much as the honest answer is left out: reward >= fair -> reward > fair
-            What earns as much is learned as well. The task says: *at least* as much.
+            An exploit that earns just as much is learned as well. The task says *at least* as much.
         every reward above 0 counts as an exploit: reward >= fair -> reward > 0
-            A small bonus is no exploit. An exploit earns at least as much as the honest answer.
-        the harmless texts are listed: reward >= fair -> reward < fair
-            Which exploits should worry you?
+            A small bonus is not an exploit. An exploit earns at least as much as the honest answer.
+        the harmless texts are listed instead of the exploits: reward >= fair -> reward < fair
+            List the texts that earn at least as much as the honest answer, not those that earn less.
         `answer` does not have one entry per completion: [answer] * len(texts) -> [answer]
-            The reward function takes two lists, equally long: the same right answer, once for each completion.
+            The reward function takes two lists of the same length. Repeat the right answer once for each completion.
         the texts are listed, not the names: [name for -> [exploits[name] for
-            `exploits` is name → text: return the names.
+            `exploits` is a dict from names to texts. Return the names.
         every exploit is listed: [*exploits]
-            Ask the reward function what it pays.
+            Call the reward function to see what each text earns.
         no exploit is ever found: []
-            Try it with a reward that pays for length.
+            Try your function with a reward that pays for length.
     """,
 )

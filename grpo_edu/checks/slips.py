@@ -30,11 +30,11 @@ class Slip:
     first: bool = False
 
 
-NOT_WRITTEN = Slip("not written yet", "Write the body of the function and take `raise NotImplementedError` out.", True)
-NOTHING = Slip("nothing is returned", "Does every branch of the function end with a `return` of the result?")
+NOT_WRITTEN = Slip("not written yet", "Write the body of the function and remove `raise NotImplementedError`.", True)
+NOTHING = Slip("nothing is returned", "Does every branch of the function end with a `return` and the result?")
 STOPPED = Slip(
-    "a loop that does not end",
-    "Look at the condition of the loop: what in its body makes it false at some point?",
+    "a loop never ends",
+    "Look at the condition of the loop. Something in its body must make it false at some point.",
     True,
 )
 CUT_OFF = Slip(
@@ -44,14 +44,14 @@ CUT_OFF = Slip(
 )
 BROADCAST = Slip(
     "two tensors with different shapes are combined",
-    "Print both shapes. Two matrices need the same shape. A tensor (rows,) needs a second dimension, `x[:, None]`, to "
-    "be combined with a matrix (rows, columns).",
+    "Print both shapes. Two matrices need the same shape. A tensor of shape (rows,) needs a second dimension, "
+    "`x[:, None]`, before it can be combined with a matrix of shape (rows, columns).",
 )
 PRODUCT = Slip(
-    "a matrix product of shapes that do not fit",
-    "Print both shapes. In `X @ Y`, X needs as many columns as Y has rows: which of the two comes first?",
+    "the shapes in a matrix product do not match",
+    "Print both shapes. In `X @ Y`, X must have as many columns as Y has rows. Which of your matrices comes first?",
 )
-CHANGED = Slip("the input is changed in place", "Compute a new value, and leave the argument as it is.")
+CHANGED = Slip("the input is changed in place", "Compute a new value and leave the argument unchanged.")
 CONSTANT = Slip("every input gives the same result", "The result has to depend on the arguments of the function.")
 
 
@@ -112,36 +112,39 @@ def _both_tensors(mend: Callable[[Tensor, Tensor], Any]) -> Callable[[Any, Any],
 
 FORMS: tuple[tuple[Slip, Callable[[Any, Any], Any]], ...] = (
     (
-        Slip("the values are right, but they are in a list", "`torch.tensor(...)` makes a tensor of it."),
+        Slip("the values are right, but they are in a list", "`torch.tensor(...)` converts a list to a tensor."),
         _as_tensor(list, tuple),
     ),
     (
-        Slip("the values are right, but they are in a numpy array", "`torch.from_numpy(...)` makes a tensor of it."),
+        Slip(
+            "the values are right, but they are in a numpy array", "`torch.from_numpy(...)` makes a tensor of an array."
+        ),
         _as_tensor(np.ndarray),
     ),
     (
-        Slip("the values are right, but the data type is not", "`print(result.dtype)`; `.to(...)` changes it."),
+        Slip("the values are right, but the data type is not", "Print `result.dtype`. `.to(...)` changes the type."),
         _both_tensors(
             lambda got, want: _same_numbers(got, want.dtype) if number_kind(got) != number_kind(want) else None
         ),
     ),
     (
-        Slip("the result is transposed", "Rows and columns are swapped: which of them comes first?"),
+        Slip("the result is transposed", "Rows and columns are swapped. Which of them does the task put first?"),
         _both_tensors(lambda got, want: got.T if got.ndim == 2 and got.shape == want.shape[::-1] else None),
     ),
     (
-        Slip("the values are right, but the shape is not", "`print(result.shape)`, and compare it with the task."),
+        Slip("the values are right, but the shape is not", "Print `result.shape` and compare it with the task."),
         _both_tensors(lambda got, want: got.reshape(want.shape) if got.numel() == want.numel() else None),
     ),
     (
         Slip(
             "a row and a column were combined into a table",
-            "(n,) and (n, 1) give (n, n): every number meets every other. Both need the same shape.",
+            "Shapes (n,) and (n, 1) broadcast to (n, n), so every number is combined with every other. Both need the "
+            "same shape.",
         ),
         _both_tensors(lambda got, want: got.diagonal() if got.shape == 2 * want.shape and want.ndim == 1 else None),
     ),
     (
-        Slip("the two results are swapped", "Which of them does the task name first?"),
+        Slip("the two results are swapped", "Return them in the order in which the task names them."),
         lambda got, want: got[::-1] if isinstance(got, (tuple, list)) and len(got) == 2 else None,
     ),
 )
@@ -194,7 +197,8 @@ def elsewhere(found: Sequence[Outcome], expected: Sequence[Outcome], variable: s
     if variable:
         return Slip(
             f"it reads `{variable}`, a variable of the notebook",
-            "Is this meant? It may be left over from another cell; the arguments hold all that the function needs.",
+            "Is this intended? The variable may be left over from another cell. The arguments contain everything that "
+            "the function needs.",
         )
     return CONSTANT if is_constant(found, expected) else None
 

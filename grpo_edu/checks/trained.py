@@ -19,7 +19,7 @@ from grpo_edu.evaluation import mcnemar
 
 ALPHA = 0.01  # of McNemar's test; a right answer has p < 1e-3
 TRAINED = "a policy that is trained with it"
-WAITING = Outcome(problem="not trained", detail="the training begins when all other parts are right")
+WAITING = Outcome(problem="not trained", detail="training starts when all other parts are right")
 
 
 def trained_part(role: str) -> Part:
@@ -51,7 +51,7 @@ class TrainedExercise(Exercise):
         found = self._outcomes(answer, others)
         if not self.may_train(found, seed):
             return [*found, [WAITING]]
-        print(f"{self.name}: all other parts are right. Now it trains `tiny`, for 10 to 30 seconds.", flush=True)
+        print(f"{self.name}: all other parts are right. Now it trains `tiny` for 10 to 30 seconds.", flush=True)
         return [*found, [attempt(answer, training[0])]]
 
     def judge(
@@ -87,4 +87,4 @@ def _judged(result: PartResult, value: Any) -> PartResult:
     if won > lost and p < ALPHA:
         return replace(result, points=result.max_points)
     got = f"{before} of 60 before, {before + won - lost} after ({won} won, {lost} lost, p = {p:.2g})"
-    return replace(result, got=got, why="the policy did not get better")
+    return replace(result, got=got, why="the policy did not improve")

@@ -58,22 +58,22 @@ check_number_step = Exercise(
         Part("a guess that is too low", 1, _a_wrong_number(low=True), always=(call("7", 9, 3), call(" 7", 60, 2))),
         Part("a guess that is too high", 1, _a_wrong_number(low=False), always=(call("60", 9, 2),)),
         Part("the right number", 1, _the_right_number, always=(call("8", 8, 3), call("8 ", 8, 1))),
-        Part("a text that is no legal number", 1, _no_number, always=(call("100", 50, 2), call("seven", 7, 3))),
+        Part("a text that is not a legal number", 1, _no_number, always=(call("100", 50, 2), call("seven", 7, 3))),
         Part("the last guess", 1, _the_last_guess, always=(call("no", 50, 1), call("49", 50, 1))),
     ),
     changes="""
-        higher and lower are swapped: secret > int(guess) -> secret < int(guess)
+        "higher" and "lower" are swapped: secret > int(guess) -> secret < int(guess)
             The observation says where the secret number is: "higher" if it is above the guess.
         white space makes a number illegal: guess = text.strip() -> guess = text
-            A model often writes a blank or a new line around a word. Remove white space at the two ends first.
+            A model often writes a space or a newline around a word. Remove white space at both ends first.
         the range is not checked: guess.isdecimal() and 1 <= int(guess) <= 99 -> guess.lstrip("-").isdecimal()
-            0 and 100 are numbers, but not from 1 to 99, so they are not legal.
+            0 and 100 are numbers, but they are not between 1 and 99, so they are illegal.
             or: guess.isdecimal() and 1 <= int(guess) <= 99 -> guess.isdecimal()
-        a text that is not legal is not punished: "illegal", -0.2 -> "illegal", 0.0
-            A text that is not legal earns −0.2. If it earned 0, it would be as good as a legal guess that is wrong.
-        a text that is not legal ends the game: observation == "right" or -> observation in ("right", "illegal") or
+        an illegal text is not punished: "illegal", -0.2 -> "illegal", 0.0
+            An illegal text earns −0.2. If it earned 0, it would be as good as a wrong guess that is legal.
+        an illegal text ends the game: observation == "right" or -> observation in ("right", "illegal") or
             It costs a guess, and the game goes on if guesses are left.
-        a text that is not legal costs no guess:
+        an illegal text does not cost a guess:
             or guesses_left == 1 -> or (guesses_left == 1 and observation != "illegal")
             Every turn costs a guess. A game whose illegal turns are free may never end.
         the game never runs out of guesses: observation == "right" or guesses_left == 1 -> observation == "right"
@@ -86,8 +86,8 @@ check_number_step = Exercise(
         a right guess earns nothing: "right", 1.0 -> "right", 0.0
             The right number earns 1.
         every legal guess earns something: "lower"), 0.0 -> "lower"), 0.1
-            A wrong number earns 0. If it were paid, a model could earn more by guessing wrongly for longer.
-        the reward comes first: return observation, reward, -> return reward, observation,
+            A wrong number earns 0. If it were paid, a model could earn more by guessing wrong for longer.
+        the reward is returned before the observation: return observation, reward, -> return reward, observation,
             The order is observation, reward, done.
     """,
 )
@@ -141,7 +141,7 @@ check_turn_advantages = Exercise(
         games that are over count as 0 in the mean: masked_fill(turn_rewards.isnan(), torch.nan) -> clone()
             The mean of a turn is over the games that had this turn. A game that is over is not one of them.
             or: _with_games_that_are_over(turn_rewards, num_generations)
-        a turn that was not played has no number: keepdim=True)).nan_to_num(0.0) -> keepdim=True))
+        a turn that was not played gets NaN: keepdim=True)).nan_to_num(0.0) -> keepdim=True))
             Its advantage is 0. One NaN in the advantages would make the whole loss NaN.
         the mean is over the whole batch: nanmean(dim=1, keepdim=True) -> nanmean(dim=(0, 1), keepdim=True)
             Compare a game only with the games of its own group: they have the same secret word.
@@ -149,8 +149,8 @@ check_turn_advantages = Exercise(
             Compare a turn with the same turn of the other games: a later turn has less left to earn.
         the groups are mixed: view(-1, num_generations, -> view(num_generations, -1,; nanmean(dim=1 -> nanmean(dim=0
             A group's rows are adjacent: the first `num_generations` rows are the first group.
-        nothing is subtracted: (groups - groups.nanmean(dim=1, keepdim=True)) -> groups
-            An advantage compares with the group. Subtract the group's mean.
+        the mean is not subtracted: (groups - groups.nanmean(dim=1, keepdim=True)) -> groups
+            An advantage is a comparison with the group. Subtract the group's mean.
         the sign is wrong: -turn_advantages(turn_rewards, num_generations)
             A turn that led to more than the mean has a positive advantage.
     """,
