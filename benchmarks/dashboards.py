@@ -7,7 +7,9 @@ first visible learning of notebook 00 in a browser; kB per page of the web book 
 ``benchmarks/results/dashboards.json``; exits with 1 where a promise is not kept. ``--parts recordings`` writes what two
 dashboards show until they are used, ``data/curves/dashboard_run.json`` and ``ask_the_model.json``; ``--parts smollm2``
 the same of a real model, ``ask_smollm2.json``; ``--parts exploits`` writes ``exploits.json``, which the web book shows;
-``--parts tokens`` writes ``tokens.json``, a step for the token inspector.
+``--parts tokens`` writes ``tokens.json``, a step for the token inspector. ``--parts smollm2_run`` trains SmolLM2 as
+notebook 14 does, and writes the run step by step, ``smollm2_run.json``, and the tokens of one of its steps,
+``tokens_smollm2.json``; this takes two to five minutes.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from ipywidgets import Widget
 
 from benchmarks.browser import measure_book, measure_browser
 from benchmarks.harness import RESULTS, exit_code, markdown, save, spread
 from benchmarks.real_model import FOLDER as REAL_RUNS
+from grpo_edu import GRPOConfig, generate, load_policy, load_problems, render_prompt
+from grpo_edu.batch import Batch
 from grpo_edu.dashboards import (
     AdvantageExplorer,
     AskTheModel,
@@ -37,24 +42,43 @@ from grpo_edu.dashboards import (
     TokenInspector,
     TrainingDashboard,
 )
+from grpo_edu.dashboards.ask import read_answer
 from grpo_edu.dashboards.base import Dashboard
+from grpo_edu.extras.instruction_rewards import constraint_reward
 from grpo_edu.fast.memory import resident_bytes, return_large_blocks
 from grpo_edu.figures.live import ACCURACY
-from grpo_edu.problems.templates import data_dir
+from grpo_edu.problems.instructions import check_instruction
+from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.runs.request import INSTRUCTION_REWARDS, REWARDS
-from grpo_edu.runs.tokens import without_groups
+from grpo_edu.runs.tokens import TokenRecorder, score_tokens, without_groups
 from grpo_edu.studies.exploits import judge_reward
+from grpo_edu.trainer import start_training, train
 
 COMMAND = "python -m benchmarks.dashboards"
 PARTS = ("updates", "overhead", "cycles", "browser", "book")
 BOOK, LARGEST_PAGE = RESULTS.parents[1] / "build" / "book", 300  # kB, without pictures
 RECORDINGS, EXPLOITED, TOKENS = "recordings", "exploits", "tokens"
-SMOLLM2 = "smollm2"
+SMOLLM2, SMOLLM2_RUN = "smollm2", "smollm2_run"
+# The run of notebook 14: eight steps on three kinds of instructions, paid for obeying and for nothing else.
+KINDS = tuple(f"instructions:{kind}" for kind in ("no_comma", "question", "exclamation"))
+NOTEBOOK_14 = GRPOConfig(
+    prompts_per_step=6,
+    num_generations=8,
+    max_completion_length=32,
+    max_steps=8,
+    learning_rate=2e-5,
+    gradient_accumulation_steps=6,
+    loss_type="dr_grpo",
+    scale_rewards="none",
+)
+ASKED, ANSWERS = 3, 4  # held-out instructions, one of each kind, and answers to each after every step
 STUDY_RUN = "instructions-readable-2e-05-2-40"  # of SmolLM2
 RECORDED_STEP, RECORDED_GROUPS = 3, 2  # of the token inspector
 UPDATES, CYCLES, SETTLED = 40, 200, 20  # pictures of each explorer; Start and Stop; those before memory is compared
 LATEST_PAINT, LATEST_LEARNING = 2, 60  # seconds, on two quiet cores
 LEAST_A_SECOND, MOST_OVERHEAD, MOST_GROWTH = 4, 0.10, 0.05  # a quarter of a second after a click feels immediate
+CURVES = ("step", "reward", "completions/mean_length", "frac_reward_zero_std", "entropy", ACCURACY)  # of a recorded run
+ON_TOPIC = "on topic"  # share of a step's answers
 LONGEST_GAP = 0.7  # seconds of training between two pictures of the live curves, where a step is shorter
 
 
@@ -177,9 +201,8 @@ def _until(holds: Callable[[], bool]) -> None:
 def record_runs() -> None:
     """Train with the default settings of two dashboards, and store what they show at the end."""
     board = TrainingDashboard()
-    keys = ("step", "reward", "completions/mean_length", "frac_reward_zero_std", "entropy", ACCURACY)
     _train_default(board)
-    rows = [{key: round(row[key], 4) for key in keys if key in row} for row in board.run.rows()]
+    rows = [{key: round(row[key], 4) for key in CURVES if key in row} for row in board.run.rows()]
     _store("dashboard_run.json", {"alt": board.alt, "verdict": board.run.verdict(), "history": rows})
     ask = AskTheModel()
     ask.train.click()
@@ -259,9 +282,96 @@ def record_tokens() -> None:
     _store("tokens.json", {"record": without_groups(board.record, RECORDED_GROUPS)}, TOKENS)
 
 
+def record_smollm2_run() -> None:
+    """Train SmolLM2 as notebook 14 does; store what each step sampled and what held-out questions get, and one step's
+    tokens.
+    """
+    model, tokenizer = load_policy(SMOLLM2)
+    to_train = [one for one in load_problems("instructions", "train") if one.level in KINDS]
+    asked = [one for one in load_problems("instructions", "heldout") if one.level in KINDS][:ASKED]
+    recorder = TokenRecorder(model, tokenizer, NOTEBOOK_14, [RECORDED_STEP])
+    state = start_training(model, tokenizer, to_train, NOTEBOOK_14)
+    generator, looks, first = torch.Generator().manual_seed(1), [[] for _ in asked], []  # with 0 an answer swears
+
+    def look(steps: int) -> None:
+        """Ask the held-out questions, and score the first answers to them again."""
+        for number, problem in enumerate(asked):
+            prompt = render_prompt(tokenizer, problem.prompt, **prompt_options(problem.level))
+            rollout = generate(
+                model,
+                tokenizer,
+                [prompt],
+                num_generations=ANSWERS,
+                max_completion_length=NOTEBOOK_14.max_completion_length,
+                generator=generator,
+            )
+            first.extend([rollout] if not steps else [])
+            rows = _answers(
+                problem, rollout.completions, constraint_reward(rollout.completions, [problem.answer] * ANSWERS)
+            )
+            mask = first[number].completion_mask
+            mean_logps = score_tokens(model, first[number], temperature=1.0).logps.sum(dim=1) / mask.sum(dim=1)
+            per_token = [float(f"{chance:.4g}") for chance in mean_logps.exp().tolist()]
+            looks[number].append({"steps": steps, "rows": rows, "per_token": per_token})
+
+    look(0)
+    history = []
+    for metrics in train(
+        model, tokenizer, to_train, constraint_reward, NOTEBOOK_14, state=state, stages=recorder.stages
+    ):
+        row = {key: round(metrics[key], 4) for key in CURVES if key in metrics}
+        history.append(row | _of_batch(state.batch, {one.prompt: one for one in to_train}))
+        look(int(metrics["step"]))
+        print(json.dumps({key: row[key] for key in row}), flush=True)
+    begin, end = history[0], history[-1]
+    verdict = (
+        f"From the first step to the last the mean reward went from {begin['reward']:.2f} to {end['reward']:.2f}. The "
+        "share of answers on the topic, for which nothing was paid, went from "
+        f"{begin[ON_TOPIC]:.0%} to {end[ON_TOPIC]:.0%}."
+    )
+    questions = [{"question": one.prompt, "looks": found} for one, found in zip(asked, looks, strict=True)]
+    content = {"title": "SmolLM2 learns to obey", "verdict": verdict, "history": history, "asked": questions}
+    _store("smollm2_run.json", content, SMOLLM2_RUN)
+    _store("tokens_smollm2.json", {"record": without_groups(recorder.record, 1)}, SMOLLM2_RUN)
+
+
+def _of_batch(batch: Batch, problems: dict[str, Problem]) -> dict[str, Any]:
+    """The first group of a step whose rewards differ, or else the first; and the share of its answers on the topic."""
+    rollout, size = batch.rollout, NOTEBOOK_14.num_generations
+    groups = batch.rewards.view(-1, size)
+    chosen = int((groups.std(dim=1) > 0).int().argmax())
+    owners = [next(one for text, one in problems.items() if text in prompt) for prompt in rollout.prompts]
+    on_topic = [
+        check_instruction(text, one.answer).on_topic for text, one in zip(rollout.completions, owners, strict=True)
+    ]
+    rows = slice(chosen * size, (chosen + 1) * size)
+    problem = owners[rows.start]
+    found = _answers(problem, rollout.completions[rows], batch.rewards[rows].tolist())
+    for row, advantage in zip(found, batch.advantages[rows].tolist(), strict=True):
+        row["advantage"] = round(advantage, 4)
+    return {ON_TOPIC: round(sum(on_topic) / len(on_topic), 4), "question": problem.prompt, "rows": found}
+
+
+def _answers(problem: Problem, texts: list[str], rewards: list) -> list[dict[str, Any]]:
+    """Answers with what they miss and their reward."""
+    return [
+        {"text": text, "answer": read_answer(problem, text), "reward": reward}
+        for text, reward in zip(texts, rewards, strict=True)
+    ]
+
+
 def _store(name: str, content: dict[str, Any], part: str = RECORDINGS) -> None:
     path = data_dir() / "curves" / name
     path.write_text(json.dumps({"command": f"{COMMAND} --parts {part}", **content}) + "\n", encoding="utf-8")
+
+
+RECORDERS = {
+    RECORDINGS: record_runs,
+    EXPLOITED: record_exploits,
+    TOKENS: record_tokens,
+    SMOLLM2: record_smollm2,
+    SMOLLM2_RUN: record_smollm2_run,
+}
 
 
 def verdicts(record: dict[str, Any]) -> dict[str, bool]:
@@ -298,18 +408,13 @@ def main() -> int:
     """Measure."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument(
-        "--parts",
-        nargs="+",
-        choices=(*PARTS, RECORDINGS, EXPLOITED, TOKENS, SMOLLM2),
-        default=list(PARTS),
-        help="others keep what is stored",
+        "--parts", nargs="+", choices=(*PARTS, *RECORDERS), default=list(PARTS), help="others keep what is stored"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pictures", type=Path, help="a folder for what the browser showed")
     parser.add_argument("--output", type=Path, default=RESULTS / "dashboards.json")
     options = parser.parse_args()
-    recorders = {RECORDINGS: record_runs, EXPLOITED: record_exploits, TOKENS: record_tokens, SMOLLM2: record_smollm2}
-    for part, record_part in recorders.items():
+    for part, record_part in RECORDERS.items():
         if part in options.parts:
             record_part()
             options.parts.remove(part)

@@ -51,6 +51,18 @@ PLAYABLE = ("03_policy_gradients", "04_group_advantages", "05_grpo_objective")  
 EXPLORERS = {"AdvantageExplorer": "advantages", "ObjectiveExplorer": "objective"}
 CURVES = ROOT / "data" / "curves"
 REAL = "14_real_language_model"
+HOW_TO_RUN = (
+    "This page shows stored results. To run the notebook and train a model of your own, [start the course on your "
+    "computer](../README.md#start)."
+)
+PLAYED_RUN = (
+    "**Play the run.** This recording has the settings of the cell above. Choose a held-out instruction, press *Play*, "
+    "and watch which of the first answers become likelier and what replaces them."
+)
+INSPECTED_STEP = (
+    "**Look at single tokens.** These are the tokens of one group in the third step of the recorded run. Choose one to "
+    "see how strongly the update pushed it and what happened to it."
+)
 MATRIX = "model.layers.0.self_attn.k_proj.weight"  # the smallest of the tiny model: its numbers come into the page
 ASKED = re.compile(r"^!\[[^\]]*\]\(docs/images/dashboard_ask\.png\)", re.MULTILINE)
 FACTS = re.compile(r"^Study time ≈ .*$", re.MULTILINE)
@@ -67,8 +79,10 @@ LINK = re.compile(
 
 
 def contents():
-    """The table of contents: each notebook with its exercises, then the documents."""
+    """The table of contents: each notebook with its exercises, in the order of README's table, then the documents."""
+    order = re.findall(r"\(notebooks/(\w+)\.ipynb\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+    names.sort(key=lambda name: order.index(name) if name in order else len(order))
     course = []
     for name in names:
         entry = {"file": f"notebooks/{name}"}
@@ -208,6 +222,8 @@ def prepare_notebook(notebook, page, files, repository, linked):
     facts = exercise_facts(notebook) if page.startswith("exercises/") else ""
     if facts and first["cell_type"] == "markdown":
         first["source"] = first["source"].replace("\n", f"\n\n{facts_html(facts)}\n", 1)
+    if page.startswith("notebooks/"):
+        first["source"] += f"\n\n{HOW_TO_RUN}"
     if page.startswith("notebooks/") and Path(page).stem in PLAYABLE:
         first["source"] += "\n\n[Try it without Python](../docs/playground.md): a small policy that learns in the page."
 
@@ -242,6 +258,12 @@ def weight_matrix():
     return json.dumps({"name": MATRIX.removesuffix(".weight"), "shape": about["shape"], "weights": numbers})
 
 
+def compact(recording):
+    """JSON as the value of an attribute in single quotes, in which its double quotes stay as they are: small pages."""
+    text = json.dumps(recording, ensure_ascii=False, separators=(",", ":"))
+    return html.escape(text, quote=False).replace("'", "&#39;")
+
+
 def stored_curves(name):
     return (CURVES / name).read_text(encoding="utf-8").strip()
 
@@ -262,8 +284,12 @@ def embedded(page, text):
         kind, recording = RECORDINGS["ForgettingDashboard"]
         return f"\n\n{from_recording(kind, recording(), '')}"
     if page == f"notebooks/{REAL}.ipynb" and text.startswith("In the dashboard you ask the model yourself"):
-        stored = html.escape(stored_curves("ask_smollm2.json"))
-        return f'\n\n<div class="course-explorer" data-explorer="looks" data-recording="{stored}"></div>'
+        stored = compact(json.loads(stored_curves("ask_smollm2.json")))
+        return f"\n\n<div class='course-explorer' data-explorer='looks' data-recording='{stored}'></div>"
+    if page == f"notebooks/{REAL}.ipynb" and text.startswith("When we ran it, the mean reward"):
+        return f"\n\n{PLAYED_RUN}\n\n{from_recording('run', stored_curves('smollm2_run.json'), '')}"
+    if page == f"notebooks/{REAL}.ipynb" and text.startswith("*Obeys* rises, and"):
+        return f"\n\n{INSPECTED_STEP}\n\n{inspected('', 'tokens_smollm2.json')}"
     return ""
 
 
@@ -295,8 +321,8 @@ def real_answers():
 
 def from_recording(kind, recording, fallback):
     """A dashboard on stored numbers, or the fallback where no JavaScript runs."""
-    stored = html.escape(recording)
-    return f'<div class="course-explorer" data-recorded="{kind}" data-recording="{stored}">{fallback}</div>'
+    stored = compact(json.loads(recording))
+    return f"<div class='course-explorer' data-recorded='{kind}' data-recording='{stored}'>{fallback}</div>"
 
 
 def with_explorers(text):
@@ -308,15 +334,13 @@ def with_explorers(text):
 
 def recorded(fallback):
     """The recorded answers of "Ask the model", step by step, or the fallback where no JavaScript runs."""
-    stored = (ROOT / "data" / "curves" / "ask_the_model.json").read_text(encoding="utf-8").strip()
-    return f'<div class="course-explorer" data-explorer="ask" data-recording="{html.escape(stored)}">{fallback}</div>'
+    stored = compact(json.loads(stored_curves("ask_the_model.json")))
+    return f"<div class='course-explorer' data-explorer='ask' data-recording='{stored}'>{fallback}</div>"
 
 
-def inspected(fallback):
-    """The token inspector with the recorded step, or the fallback where no JavaScript runs."""
-    stored = json.loads((ROOT / "data" / "curves" / "tokens.json").read_text(encoding="utf-8"))["record"]
-    record = html.escape(json.dumps(stored, ensure_ascii=False, separators=(",", ":")), quote=False)
-    record = record.replace("'", "&#39;")  # in single quotes JSON's double quotes stay as they are, and the page small
+def inspected(fallback, recording="tokens.json"):
+    """The token inspector with a recorded step, or the fallback where no JavaScript runs."""
+    record = compact(json.loads(stored_curves(recording))["record"])
     return f"<div class='course-explorer'><div data-tokens='{record}'>{fallback}</div></div>"
 
 
@@ -353,8 +377,9 @@ def prepare(folder, config):
             text = INSPECTED.sub(lambda picture: inspected(f"\n\n{picture[0]}\n\n"), text)
             text = PLAYED.sub(lambda picture: playground(f"\n\n{picture[0]}\n\n"), text)
             if name == "README.md":  # the book begins with it
-                title, about, rest = text.split("\n\n", 2)
-                text = "\n\n".join([title, about, playground(""), real_answers(), rest])
+                title, about, readers, rest = text.split("\n\n", 3)
+                text = "\n\n".join([title, about, readers, playground(""), real_answers(), rest])
+                text = text.replace("Clone this repository", f"Clone [this repository]({url})") if url else text
         else:
             notebook = json.loads(text)
             prepare_notebook(notebook, name, files, repository, linked)

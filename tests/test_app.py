@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_lab import shoot
+from keyboard import keyboard_problems
 
 from grpo_edu.cli.app import _answers
 from grpo_edu.cli.main import main
@@ -228,11 +229,13 @@ def press(page, name):
 
 @pytest.mark.browser
 def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
-    """Nothing is wider than the page, sliders are long, pictures are sharp, and axe finds nothing serious."""
+    """Nothing is wider than the page, the keyboard reaches all, pictures are sharp, and axe finds nothing serious."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 10_000
     tabs = [tab.inner_text() for tab in page.get_by_role("tab").all()]
     assert tabs[0] == "Ask"
+    grounds = page.evaluate("['#main', 'body'].map(e => getComputedStyle(document.querySelector(e)).backgroundColor)")
+    assert len(set(grounds)) == 1, "a wide screen has strips of another color beside the page"
     for tab in tabs:
         open_tab(page, tab)
         assert page.locator(f"{DASHBOARD} h2").count() == 1
@@ -251,6 +254,13 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
         found = axe.run(page).response["violations"]
         grave = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
         assert grave == [], tab
+        problems = keyboard_problems(page, page.locator(DASHBOARD))
+        assert problems == [], (tab, problems)
+        beside = page.get_by_role("tab", name=tab, exact=True)
+        beside.focus()
+        beside.press("ArrowDown")  # the names of the tabs are a column
+        assert page.evaluate("document.activeElement.role") == "tab", tab
+        assert tab == tabs[-1] or not beside.evaluate("e => e === document.activeElement"), tab
 
 
 @pytest.mark.browser

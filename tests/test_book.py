@@ -20,8 +20,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import torch
 from jupyter_lab import shoot
+from keyboard import keyboard_problems
 
 import course
+from benchmarks.views import VIEWS
 from grpo_edu.advantages import group_advantages, tie_probability
 from grpo_edu.config import LOSS_TYPES
 from grpo_edu.losses import per_token_kl, per_token_policy_loss
@@ -115,7 +117,9 @@ def test_previous_and_next_follow_the_order_of_the_course(pages):
         following = pages[name].steps.get("next")
         name = following and os.path.normpath(os.path.join(os.path.dirname(name), following))
     notebooks = [Path(name).stem for name in order if name.startswith("notebooks/")]
-    assert notebooks == NOTEBOOKS
+    assert sorted(notebooks) == NOTEBOOKS
+    core = [0, 2, 3, 4, 5, 6, 7, 8, 1]  # 01 comes after the core path
+    assert [name[:2] for name in notebooks][: len(core) + 1] == [f"{number:02d}" for number in (*core, 9)]
     for name in NOTEBOOKS:
         if (REPOSITORY / "exercises" / f"{name}.ipynb").exists():
             place = order.index(f"notebooks/{name}.html")
@@ -401,3 +405,47 @@ def test_a_real_model_answers_before_and_after_its_run_in_the_static_page(open_p
             assert row["answer"] in text and f"reward {row['reward']:.0f}" in text
     box.scroll_into_view_if_needed()
     shoot(page, "book_smollm2_phone")
+
+
+@pytest.mark.browser
+def test_a_run_of_a_real_model_is_played_step_by_step_in_the_static_page(open_page):
+    page = open_page("notebooks/14_real_language_model.html")
+    box = page.locator("[data-recorded=run]")
+    recorded = json.loads((REPOSITORY / "data" / "curves" / "smollm2_run.json").read_text(encoding="utf-8"))
+    said, answers = box.locator("[role=status]"), box.locator(".kept")
+    first, *_, last = (look["rows"] for look in recorded["asked"][0]["looks"])
+    box.get_by_label("step").fill("0")
+    assert first[0]["text"] in answers.inner_text() and "before training" in said.inner_text()
+    assert last[0]["text"] not in answers.inner_text()
+    box.get_by_role("button", name="Play").click()
+    page.wait_for_function("document.querySelector('[data-recorded=run] .kept').innerText.includes('after step 2')")
+    box.get_by_role("button", name="Pause").click()
+    box.get_by_label("step").fill("8")
+    assert last[0]["text"] in answers.inner_text() and recorded["verdict"] in said.inner_text()
+    box.get_by_label("step").fill("3")
+    box.get_by_label("answers to").select_option(index=len(recorded["asked"]))
+    row = recorded["history"][2]
+    assert row["question"] in answers.inner_text() and f"mean reward {row['reward']:.2f}" in said.inner_text()
+    for text, one in zip(answers.locator("li").all_inner_texts(), row["rows"], strict=True):
+        assert one["text"] in text and f"reward {one['reward']:.0f}" in text
+    inspector = page.locator("[data-tokens]")
+    assert inspector.locator(".token").count() > 50 and "undefined" not in inspector.inner_text()
+    shoot(page, "book_smollm2_run")
+
+
+@pytest.mark.browser
+def test_the_keyboard_reaches_and_uses_all_that_is_alive_in_the_book(open_page, address):
+    page = open_page("README.html")
+    for name, places in VIEWS.items():
+        page.goto(f"{address}/{name}.html", wait_until="load")
+        for place in places:
+            problems = keyboard_problems(page, page.locator(place).first)
+            assert problems == [], (name, place, problems)
+    tokens = page.locator("[data-tokens] .token")
+    tokens.and_(page.locator("[tabindex='0']")).focus()
+    seen = []
+    for key in ("Home", "ArrowRight", "ArrowUp", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true", key
+        seen.append(page.evaluate("[...document.querySelectorAll('.token')].indexOf(document.activeElement)"))
+    assert seen[1] == seen[0] + 1 and seen[2] < seen[0] and seen[3:] == [seen[1], seen[0]]

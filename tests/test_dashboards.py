@@ -29,6 +29,7 @@ from grpo_edu.dashboards import (
     RunComparer,
     TrainingDashboard,
 )
+from grpo_edu.dashboards.quantization import tiny_weights
 from grpo_edu.dashboards.worker import SLOTS, run_slot
 from grpo_edu.models import load_policy
 from grpo_edu.problems.templates import data_dir
@@ -113,6 +114,14 @@ EXPLORERS = {
     ),
 }
 TABLE = [(name, control) for name, (_, controls) in EXPLORERS.items() for control in controls]
+
+
+def test_the_matrices_of_the_tiny_model_come_from_its_file_without_the_model():
+    model, _ = load_policy("tiny")
+    expected = {name: layer.weight for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    found = tiny_weights()
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(("name", "control"), TABLE)

@@ -1,5 +1,6 @@
 """The token inspector: the records of a step, its formulas in JavaScript against the package's, and its pages."""
 
+import html
 import json
 from itertools import cycle, product
 
@@ -9,6 +10,7 @@ from test_playground import javascript
 
 from grpo_edu.cli.main import main
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
+from grpo_edu.dashboards.inspector import LIVE, RECORDED, RECORDED_REAL, TokenInspector, recorded_tokens
 from grpo_edu.figures.tokens import first_mixed, token_pushes, tokens_html
 from grpo_edu.logprobs import group_logps
 from grpo_edu.models import load_policy
@@ -103,10 +105,12 @@ def settings_of(record):
             yield {"loss": loss, "scaling": next(scalings), "level": level, "update": update, **bounds}
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_the_page_computes_what_the_package_computes(recorded, quantized):
-    record = json.loads(json.dumps(recorded[0]))
-    if quantized:  # weights of another policy that sampled, a token that does not count, a reward that is missing
+@pytest.mark.parametrize("kind", ["live", "quantized", RECORDED_REAL])
+def test_the_page_computes_what_the_package_computes(recorded, kind):
+    record = recorded_tokens(kind) if kind == RECORDED_REAL else json.loads(json.dumps(recorded[0]))
+    if (
+        kind == "quantized"
+    ):  # weights of another policy that sampled, a token that does not count, a reward that is missing
         for group in record["groups"]:
             for one in group["completions"]:
                 one["importance"] = [0.5 + 0.1 * (place % 7) for place in range(len(one["tokens"]))]
@@ -142,6 +146,17 @@ def test_clipped_tokens_are_those_of_the_package(recorded):
     _, pushes = token_pushes(record, group, **settings)
     expected = [[pushes[row, place].item() == 0 for place in range(len(values))] for row, values in enumerate(found)]
     assert found == expected and any(map(any, found)) and not all(map(all, found))
+
+
+def test_the_inspector_brings_a_step_of_each_model():
+    board = TokenInspector()
+    for source, model in ((RECORDED, "tiny"), (RECORDED_REAL, "SmolLM2")):
+        board.source.value = source
+        record = recorded_tokens(source)
+        assert board.record == record and model in board.message.value
+        assert record["groups"][0]["completions"][0]["tokens"][0] in html.unescape(board.picture.value)
+    board.source.value = LIVE
+    assert "Train a step" in board.message.value
 
 
 def test_steps_that_are_asked_for():

@@ -31,8 +31,10 @@ function panel(title, xlabel, xs, ys) {
   return { svg, x, y };
 }
 
+/* Two decimals; of a smaller number two digits. */
 function short(value) {
-  return String(Math.round(value * 100) / 100).replace("-", "−");
+  const size = Math.abs(value), small = size > 1e-9 && size < 0.01;
+  return String(small ? Number(value.toPrecision(2)) : Math.round(value * 100) / 100).replaceAll("-", "−");
 }
 
 function bars(title, values, range) {
@@ -56,7 +58,8 @@ function curve(place, f, [start, end], color) {
 
 function xTicks(place, values) {
   for (const value of values) {
-    place.svg.append(element("text", { x: place.x(value), y: BOTTOM + 16, "text-anchor": "middle" }, short(value)));
+    const words = short(value), x = Math.min(place.x(value), WIDTH - 3.8 * words.length); // inside of the picture
+    place.svg.append(element("text", { x, y: BOTTOM + 16, "text-anchor": "middle" }, words));
   }
 }
 

@@ -213,29 +213,59 @@ function shade(share, framed) {
   return element("span", { class: framed ? "share framed" : "share", style }, `${Math.round(100 * share)}`);
 }
 
-/* A recorded training run, step by step. */
+/* A recorded training run, step by step: its curves up to the step, and, where they were kept, answers at this step. */
 function runBoard(place) {
-  const { history, verdict } = JSON.parse(place.dataset.recording);
+  const { title = "A GRPO run", history, verdict, asked = [] } = JSON.parse(place.dataset.recording);
   const last = history[history.length - 1].step, step = slider("step", last, 0, last, 1);
   const points = key => history.filter(row => row[key] !== undefined).map(row => [row.step, row[key]]);
   const panels = [
-    ["Reward", [["mean reward", "reward", BLUE], ["held-out accuracy", "heldout accuracy", RED]], 1],
+    ["Reward", [["mean reward", "reward", BLUE], ["held-out accuracy", "heldout accuracy", RED], ["on topic, not rewarded", "on topic", RED]], 1],
     ["Completion length", [["tokens per completion", "completions/mean_length", BLUE]]],
     ["Groups with equal rewards", [["share of tied groups", "frac_reward_zero_std", BLUE]], 1],
     ["Entropy", [["entropy", "entropy", BLUE]]],
-  ];
-  const buttons = element("div", { class: "rewards" }, player(step, 200));
-  explorer(place, "A GRPO run (a recording)", [step], [buttons], () => {
-    const at = step.value, row = history.find(one => one.step === at);
-    const drawn = panels.map(([title, series, top]) => {
+  ].map(([name, series, top]) => [name, series.filter(([, key]) => points(key).length), top]);
+  const buttons = element("div", { class: "rewards" }, player(step, asked.length ? 1500 : 200));
+  const group = "a group of this step, which is trained on";
+  const shown = choice("answers to", [...asked.map(one => one.question), group]);
+  const answers = element("div", { class: "kept" });
+  const parts = asked.length ? [step, shown] : [step];
+  explorer(place, `${title} (a recording)`, parts, [buttons], () => {
+    const at = step.value, row = history.find(one => one.step === at) ?? {};
+    const drawn = panels.slice(0, asked.length ? 2 : panels.length).map(([title, series, top]) => {
       const lines = series.map(([name, key, color], number) => ({ name, color, dashes: number ? "6 3" : "", points: points(key) }));
       const most = top ?? roundTop(Math.max(...lines.flatMap(line => line.points.map(([, value]) => value))));
       return curves(title, [0, last], [0, most], lines, at);
     });
     const values = panels.flatMap(([, series]) => series).filter(([, key]) => row[key] !== undefined)
       .map(([name, key]) => `${name} ${short(row[key])}`).join(", ");
-    return [drawn, `Step ${at} of ${last}: ${values}.${at === last ? ` ${verdict}` : ""}`];
+    const question = asked.find(one => one.question === shown.value);
+    if (asked.length) answers.replaceChildren(...(question ? keptLook(question.looks, at) : keptGroup(row)));
+    return [drawn, `Step ${at} of ${last}: ${values || "before training"}.${at === last ? ` ${verdict}` : ""}`];
   });
+  if (asked.length) place.append(answers);
+}
+
+/* Answers to a held-out question after a step, beside the first ones with how probable a token of them has become. */
+function keptLook(looks, at) {
+  const [first] = looks, now = looks.find(look => look.steps === at) ?? first;
+  const bar = share => element("i", { class: "chance", "aria-hidden": "true", style: `width:${(100 * share).toFixed(1)}%` });
+  const before = first.rows.map((row, number) => {
+    const item = answerRow(row, [row.answer, `reward ${row.reward}`,
+      `probability per token ${percent(first.per_token[number])}${at ? ` → ${percent(now.per_token[number])}` : ""}`]);
+    item.append(bar(now.per_token[number]));
+    return item;
+  });
+  const list = (words, rows) => element("div", {}, element("p", { class: "lead" }, words), element("ol", { class: "answers" }, ...rows));
+  return [list("Answers before training", before),
+    ...(at ? [list(`Answers after step ${at}`, now.rows.map(row => answerRow(row, [row.answer, `reward ${row.reward}`])))] : [])];
+}
+
+/* The group that was kept of a step. */
+function keptGroup(row) {
+  if (!row.rows) return [element("p", {}, "No group has been sampled yet. Press Play, or move the slider to step 1.")];
+  const signed = value => `advantage ${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
+  return [element("div", {}, element("p", { class: "lead" }, row.question), element("ol", { class: "answers" },
+    ...row.rows.map(one => answerRow(one, [one.answer, `reward ${one.reward}`, signed(one.advantage)]))))];
 }
 
 Object.assign(window.courseExplorers, { unpunished, quantizeMatrix, relativeError, meanMatrix, forgotten });

@@ -134,7 +134,7 @@ def _beside(dashboard: widgets.Widget, tab: _Tab) -> widgets.Widget:
     if file.is_file():
         base = html.escape(os.environ.get("VOILA_BASE_URL", "/"))
         name = f'<a href="{base}voila/files/notebooks/{file.name}" download>{name}</a>'
-    said = widgets.HTML(f"{'Try this: ' if actions else ''}")
+    said = widgets.HTML("Try this: " if actions else "", layout=widgets.Layout(flex="0 0 auto"))
     read = widgets.HTML(f"What this shows is explained in {name} of the course.")
     return widgets.VBox([widgets.HBox([said, row]), read])
 

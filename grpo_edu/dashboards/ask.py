@@ -429,7 +429,7 @@ def _rows(rollout: Rollout, problem: Problem) -> list[dict[str, Any]]:
     return [
         {
             "text": text,
-            "answer": _read(problem, text),
+            "answer": read_answer(problem, text),
             "reward": reward,
             "advantage": advantage,
             "chance": chance,
@@ -446,7 +446,7 @@ def _score(problem: Problem, texts: Sequence[str]) -> list[float | None]:
     return accuracy_reward(texts, [problem.answer] * size, **columns)
 
 
-def _read(problem: Problem, text: str) -> str | None:
+def read_answer(problem: Problem, text: str) -> str | None:
     """What is compared with the right answer; for an instruction, what is missing."""
     if not problem.level.startswith(SET_PREFIX):
         return extract_answer(text)

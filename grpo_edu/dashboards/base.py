@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 
 _DPI, _CSS_DPI = 192, 96  # two dots of the picture for each pixel of the page, so it is sharp on a dense screen
 
+# ipywidgets draws the arrow of a list in black, which cannot be seen in the dark.
+_ARROW = (
+    "url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
+    "%3Cpath fill='white' d='M5 7l4 4 4-4z'/%3E%3C/svg%3E\")"
+)
+
 # Controls and picture stand side by side; in a narrow page the controls come first, in columns if they fit. Each label
 # stands above its control. On a phone a picture scrolls by itself, as its letters would be too small if it shrank.
-_CSS = """
+_CSS = (
+    """
 .grpo-edu-dashboard,.grpo-edu-dashboard .widget-box{overflow:visible}
 .grpo-edu-dashboard h2{margin:4px 0;font-size:1.15em}
 .grpo-edu-columns{display:flex;flex-flow:row wrap;gap:8px 28px;align-items:flex-start}
@@ -46,6 +53,8 @@ height:auto;line-height:1.6}
 .grpo-edu-buttons .widget-button.mod-primary{background:BLUE;color:#fff;font-weight:bold}
 .grpo-edu-buttons .grpo-edu-off{opacity:.5}
 .grpo-edu-controls textarea{field-sizing:content;max-height:14em}
+.grpo-edu-dashboard .noUi-handle{background:BLUE;border-color:#fff}
+[data-jp-theme-light="false"] .grpo-edu-dashboard .widget-dropdown>select{background-image:ARROW}
 [data-jp-theme-light="false"] .grpo-edu-dashboard img{filter:invert(.9) hue-rotate(180deg)}
 .grpo-edu-dashboard .widget-html{height:auto;width:auto;max-width:100%}
 .grpo-edu-dashboard .widget-html-content{line-height:1.5;white-space:normal;max-width:100%}
@@ -58,7 +67,10 @@ height:auto;line-height:1.6}
 .grpo-edu-lost{border-left:4px solid RED;padding:8px;margin:4px 0;font-weight:bold}
 .grpo-edu-lost~.grpo-edu-columns{opacity:.6}
 .grpo-edu-dashboard :focus-visible{outline:2px solid RED;outline-offset:2px}
-""".replace("BLUE", COLORS[0]).replace("RED", COLORS[1])
+""".replace("BLUE", COLORS[0])
+    .replace("RED", COLORS[1])
+    .replace("ARROW", _ARROW)
+)
 # Where the kernel was restarted or has ended, the page knows it, and Python can say nothing any more.
 _LOST = (
     "This dashboard has lost its Python, because the kernel was restarted or has ended. Nothing here goes on. Run the "

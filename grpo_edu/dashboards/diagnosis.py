@@ -39,7 +39,10 @@ class LogDiagnosis(Dashboard):
         super().__init__("What is wrong with this run?", [self.file], about)
         self.stage.children = (*self.stage.children, self.report)
         if log is None:
-            self.say("No log is chosen yet. The file is read by this kernel, and is not kept.")
+            self.say(
+                "No log is chosen yet. A run that was saved has one in its folder: metrics.jsonl. The file is read by "
+                "this kernel, and is not kept."
+            )
         else:
             self.read(lambda: read_metrics(log))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import Dashboard, button_row, slider
+from grpo_edu.dashboards.base import Dashboard, button_row, offer, slider
 from grpo_edu.dashboards.worker import Worker
 from grpo_edu.fast.memory import GIB, resident_bytes
 from grpo_edu.figures.machine import stacked_bars
@@ -32,6 +32,8 @@ class HardwareMonitor(Dashboard):
         (self.start, self.stop), buttons = button_row(
             {"Start": (self._start, "measure again and again"), "Stop": (self.halt, "stop measuring")}
         )
+        self._buttons = [self.start, self.stop]
+        offer(self._buttons, [self.start], self.start)
         self.looks = 0
         about = "What uses the memory and the cores."
         super().__init__("Hardware monitor", [self.interval, buttons], about)
@@ -71,7 +73,13 @@ class HardwareMonitor(Dashboard):
 
     def _start(self, button: object = None) -> None:
         if not self.busy:
+            offer(self._buttons, [self.stop], self.stop)
             self.work(self._watch)
+
+    def ended(self, error: BaseException | None) -> None:
+        """Offer to start again."""
+        super().ended(error)
+        offer(self._buttons, [self.start], self.start)
 
     def _watch(self, worker: Worker) -> None:
         while True:

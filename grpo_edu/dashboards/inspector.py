@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards.base import Dashboard, button_row, choice, offer
 from grpo_edu.dashboards.worker import Worker, in_queue, run_slot
 from grpo_edu.figures.tokens import first_mixed, inspector_html, tokens_html
-from grpo_edu.problems.templates import data_dir
+from grpo_edu.problems.instructions import INSTRUCTIONS
+from grpo_edu.problems.templates import LEVELS, data_dir
 from grpo_edu.runs.tokens import TokenRecorder, kept_steps, read_tokens
 
-RECORDED, LIVE = "a recorded step", "live"
+RECORDED, RECORDED_REAL, LIVE = "a recorded step", "a recorded step of SmolLM2", "live"
 # Four updates per rollout and a KL term, so that ratios, clipping and KL can be seen.
 SETTINGS = GRPOConfig(
     prompts_per_step=8,
@@ -27,6 +29,17 @@ SETTINGS = GRPOConfig(
     max_steps=1000,
     seed=1,
 )
+# Of SmolLM2: a tenth of the learning rate and half of the answers; two updates show the ratio.
+SETTINGS_REAL = replace(
+    SETTINGS,
+    prompts_per_step=4,
+    num_iterations=2,
+    learning_rate=2e-5,
+    max_completion_length=32,
+    gradient_accumulation_steps=4,
+    loss_type="dr_grpo",
+    scale_rewards="none",
+)
 _CSS = (
     ".grpo-edu-tokens .grpo-edu-stage{flex-basis:100%}"
     ".grpo-edu-tokens .grpo-edu-controls{flex-basis:100%;align-items:end}"
@@ -34,9 +47,19 @@ _CSS = (
 )
 
 
-def recorded_tokens() -> dict[str, Any]:
-    """The record that the package brings: step 3 of a run with `SETTINGS`."""
-    return json.loads((data_dir() / "curves" / "tokens.json").read_text(encoding="utf-8"))["record"]
+# What a recorded step shows: its file, and what it is. `python -m benchmarks.dashboards --parts tokens smollm2_run`
+_RECORDED = {
+    RECORDED: ("tokens.json", "Step 3 of a run of the tiny model: four updates from the same answers."),
+    RECORDED_REAL: (
+        "tokens_smollm2.json",
+        "Step 3 of the run of notebook 14: SmolLM2 is paid for obeying an instruction, and for nothing else.",
+    ),
+}
+
+
+def recorded_tokens(which: str = RECORDED) -> dict[str, Any]:
+    """A record that the package brings: of the tiny model by default, or of SmolLM2."""
+    return json.loads((data_dir() / "curves" / _RECORDED[which][0]).read_text(encoding="utf-8"))["record"]
 
 
 class TokenInspector(Dashboard):
@@ -45,7 +68,8 @@ class TokenInspector(Dashboard):
     Args:
         shown: what to begin with: a record of `grpo_edu.runs.tokens`, or the folder of a run with `inspect_steps`.
             None begins with a recorded step.
-        model: what learns when a step is trained live.
+        model: what learns when a step is trained live; "smollm2" learns from instructions, and a step takes half a
+            minute on two quiet cores.
         parent: a folder; its runs with token records can be chosen.
 
     >>> inspector = TokenInspector()
@@ -70,9 +94,8 @@ class TokenInspector(Dashboard):
         if isinstance(shown, str | Path):
             read_tokens(shown)  # raises what is wrong with it
             begin = runs[Path(shown).name] = str(shown)
-        self.source = choice(
-            "what to look at", [(RECORDED, RECORDED), (f"live: train {model}", LIVE), *runs.items()], "a step"
-        )
+        recorded = [(name, name) for name in _RECORDED]
+        self.source = choice("what to look at", [*recorded, (f"live: train {model}", LIVE), *runs.items()], "a step")
         self.step = choice("step", [], "whose tokens the run keeps")
         (self.train,), row = button_row(
             {"Train a step": (self._train, "sample, score, update, and look at the tokens")}
@@ -109,7 +132,7 @@ class TokenInspector(Dashboard):
     def _look(self) -> None:
         """Show the step of the chosen source, or say how to get one."""
         source = self.source.value
-        live, kept = source == LIVE, source not in (LIVE, RECORDED)
+        live, kept = source == LIVE, source not in (LIVE, *_RECORDED)
         self.step.options = kept_steps(source) if kept else []
         self.step.layout.display = None if kept else "none"
         offer(self._buttons, self._buttons, self.train)
@@ -118,16 +141,16 @@ class TokenInspector(Dashboard):
             self.step.value = self.step.options[-1]
         elif live:
             self.say("Press “Train a step”: the model answers eight questions eight times, learns, and is looked at.")
-        elif self._given is not None:
+        elif self._given is not None and source == RECORDED:
             self.inspect(self._given)
             self.say(f"Step {self._given['step']}, as it was handed over.")
         else:
-            self.inspect(recorded_tokens())
-            self.say("Step 3 of a run of the tiny model: four updates from the same answers.")
+            self.inspect(recorded_tokens(source))
+            self.say(_RECORDED[source][1])
 
     def _train(self, button: object) -> None:
         if self.busy:
-            self.say("A step is under way. It takes a few seconds.", wrong=True)
+            self.say("A step is under way. Wait until it has ended.", wrong=True)
             return
         self.source.value = LIVE
         self.work(self._one_step)
@@ -150,14 +173,15 @@ class TokenInspector(Dashboard):
     def _begin(self) -> Iterator[dict[str, float]]:
         from grpo_edu.models import load_policy
         from grpo_edu.problems.files import load_problems
-        from grpo_edu.problems.templates import LEVELS
         from grpo_edu.rewards import accuracy_reward
         from grpo_edu.trainer import train
 
         model, tokenizer = load_policy(self.model)
-        self._recorder = TokenRecorder(model, tokenizer, SETTINGS)
-        problems = load_problems(LEVELS, "train")
-        return train(model, tokenizer, problems, accuracy_reward, SETTINGS, stages=self._recorder.stages)
+        real = self.model == "smollm2"  # it solves none of the word problems, so it learns from instructions
+        config = SETTINGS_REAL if real else SETTINGS
+        self._recorder = TokenRecorder(model, tokenizer, config)
+        problems = load_problems(INSTRUCTIONS if real else LEVELS, "train")
+        return train(model, tokenizer, problems, accuracy_reward, config, stages=self._recorder.stages)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget, and for pages without widgets the tokens as a list."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from grpo_edu.dashboards.base import Explorer, choice, slider
 from grpo_edu.figures.style import LEGEND, look, panel_grid, style_axes
+from grpo_edu.problems.templates import data_dir
 from grpo_edu.quantization.layers import DynamicInt8Linear, Int8Linear
 from grpo_edu.quantization.numbers import QuantizedTensor, quantize, relative_error
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
+_MATRICES = (  # of a layer, in the model's order
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
 _SCALES = ("per tensor", "per row", "per group of 32")
 
 
@@ -35,13 +40,15 @@ class QuantizationExplorer(Explorer):
     """
 
     def __init__(self, model: PreTrainedModel | nn.Module | None = None) -> None:
-        if model is None:
-            from grpo_edu.models import load_policy
-
-            model, _ = load_policy("tiny")
-        self.weights = {
-            name: layer.weight.detach().float() for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
-        }
+        self.weights = (
+            tiny_weights()
+            if model is None
+            else {
+                name: layer.weight.detach().float()
+                for name, layer in model.named_modules()
+                if isinstance(layer, nn.Linear)
+            }
+        )
         self.bits = slider(widgets.IntSlider, "bits", 8, 2, 8, 1, "per stored number")
         self.kind = choice("Grid", ("symmetric", "affine"), "with zero in the middle, or from smallest to largest")
         self.scales = choice("Scale", _SCALES, "how many numbers share a scale")
@@ -105,6 +112,21 @@ class QuantizationExplorer(Explorer):
         layers = {"float32": layer, "int8-dynamic": DynamicInt8Linear(layer), "int8-weight": Int8Linear.of(layer)}
         self.times = {name: _median_seconds(module, x) for name, module in layers.items()}
         self.timed.value = ", ".join(f"{name} {1e6 * seconds:.0f} µs" for name, seconds in self.times.items())
+
+
+def tiny_weights() -> dict[str, Tensor]:
+    """The matrices of the tiny model's layers from its file, which is read in a moment, unlike the whole model.
+
+    >>> next(iter(tiny_weights()))
+    'model.layers.0.self_attn.q_proj'
+    """
+    from safetensors.torch import load_file
+
+    stored = load_file(data_dir() / "models" / "tiny" / "model.safetensors")
+    named = {name.removesuffix(".weight"): weight.float() for name, weight in stored.items()}
+    layers = sorted({int(name.split(".")[2]) for name in named if name.startswith("model.layers.")})
+    names = [f"model.layers.{layer}.{part}" for layer in layers for part in _MATRICES]
+    return {name: named[name] for name in names} | {"lm_head": named["model.embed_tokens"]}  # one matrix for both
 
 
 def _median_seconds(module: nn.Module, x: Tensor) -> float:

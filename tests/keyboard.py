@@ -1,0 +1,112 @@
+"""Is everything in a part of a page reached and used with the keyboard alone?
+
+`keyboard_problems` walks through it with the Tab key in both directions, and then uses each slider and button. Clicks
+are caught before the page sees them, so nothing is started.
+"""
+
+# What is to be reached gets a number. What is a button for the pointer must be one for the keyboard too.
+_MARK = """scope => {
+    const looks = e => { const s = getComputedStyle(e);
+        return [s.outlineStyle, s.outlineWidth, s.boxShadow, s.borderColor, s.backgroundColor].join(); };
+    const focusable = 'a[href], button, input, select, textarea, summary, [tabindex]';
+    const shown = e => e.checkVisibility({ visibilityProperty: true }) && e.getClientRects().length &&
+        !e.closest('[inert]');
+    const name = e => (e.ariaLabel || e.labels?.[0]?.textContent || e.innerText || e.title || '').trim();
+    const says = e => `${e.tagName.toLowerCase()} “${name(e).slice(0, 40)}”`;
+    const problems = [], names = [];
+    window.walked = [];
+    document.activeElement.blur();
+    // of a list whose elements share one place in the order, the arrow keys reach the others
+    const shared = e => [...(e.closest('ol, ul')?.querySelectorAll(e.tagName) ?? [])].some(one => one.tabIndex >= 0);
+    for (const e of scope.querySelectorAll(focusable)) {
+        if (!shown(e) || e.disabled || e.type === 'hidden') continue;
+        if (e.tabIndex < 0) {
+            const own = e.matches('a, button, input, select, textarea');
+            if (own && !shared(e)) problems.push(`out of order: ${says(e)}`);
+            continue;
+        }
+        e.dataset.walk = walked.length;
+        walked.push({ e, before: looks(e) });
+        names.push(says(e));
+        if (!name(e)) problems.push(`without a name: ${e.outerHTML.slice(0, 120)}`);
+    }
+    for (const e of scope.querySelectorAll('*')) {
+        const [own, around] = [e, e.parentElement].map(one => getComputedStyle(one).cursor);
+        const button = own === 'pointer' && around !== 'pointer' && shown(e);
+        if (button && !e.closest(`label, option, ${focusable}`) && !e.querySelector(focusable)) {
+            problems.push(`for the pointer only: ${e.outerHTML.slice(0, 120)}`);
+        }
+    }
+    window.looks = looks;
+    window.clicks = 0;
+    window.caught = event => { clicks++; event.stopImmediatePropagation(); event.preventDefault(); };
+    return { names, problems };
+}"""
+_START = "scope => { scope.tabIndex = -1; scope.focus({ preventScroll: true }); scope.removeAttribute('tabindex'); }"
+_HERE = """scope => {
+    const e = document.activeElement;
+    if (!e || !scope.contains(e)) return null;
+    const box = e.getBoundingClientRect(), number = Number(e.dataset.walk ?? -1);
+    return { number, marked: number < 0 || looks(e) !== walked[number].before,
+        seen: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth };
+}"""
+_VALUE = "e => e.getAttribute('aria-valuetext') ?? e.value"
+
+
+def keyboard_problems(page, scope):
+    """What cannot be done in the element `scope`, a locator, with the keyboard; [] where all can."""
+    found = scope.evaluate(_MARK)
+    names, problems = found["names"], found["problems"]
+    scope.evaluate(_START)
+    visited = _walk(page, scope, "Tab", names, problems)
+    problems += [f"not reached with Tab: {name}" for number, name in enumerate(names) if number not in visited]
+    if visited:  # back from the last element to the first
+        scope.locator(f"[data-walk='{visited[-1]}']").focus()
+        back = [visited[-1], *_walk(page, scope, "Shift+Tab", names, [])]
+        problems += [f"not reached with Shift+Tab: {names[one]}" for one in set(visited) - set(back)]
+    problems += _used(page, scope, names)
+    scope.evaluate("scope => scope.querySelectorAll('[data-walk]').forEach(e => delete e.dataset.walk)")
+    return problems
+
+
+def _walk(page, scope, key, names, problems):
+    """The numbers of the elements that have the focus one after the other, until it leaves the scope."""
+    visited = []
+    for _ in range(2 * len(names) + 10):
+        page.keyboard.press(key)
+        here = scope.evaluate(_HERE)
+        if here is None:
+            return visited
+        if here["number"] >= 0:
+            visited.append(here["number"])
+            name = names[here["number"]]
+            problems += [f"no sign that it has the focus: {name}"] * (not here["marked"])
+            problems += [f"outside of the screen while it has the focus: {name}"] * (not here["seen"])
+    problems.append(f"the focus never leaves with {key}")
+    return visited
+
+
+def _used(page, scope, names):
+    """Sliders that the arrow keys do not move, and buttons that Enter or Space does not press."""
+    problems = []
+    for handle in scope.locator("[data-walk]:is([role=slider], input[type=range])").all():
+        name = names[int(handle.get_attribute("data-walk"))]
+        before = handle.evaluate(_VALUE)
+        moved = []
+        for key, back in (("ArrowRight", "ArrowLeft"), ("ArrowLeft", "ArrowRight")):
+            handle.press(key)
+            moved.append(handle.evaluate(_VALUE))
+            if moved[-1] != before:
+                handle.press(back)
+                break
+        problems += [f"not moved by the arrow keys: {name}"] * (set(moved) == {before})
+    page.evaluate("() => addEventListener('click', caught, true)")
+    for button in scope.locator("[data-walk]:is(button, [role=button])").all():
+        for key in ("Enter", "Space"):
+            before = page.evaluate("clicks")
+            button.press(key)
+            problems += [f"not pressed by {key}: {names[int(button.get_attribute('data-walk'))]}"] * (
+                page.evaluate("clicks") == before
+            )
+    page.evaluate("() => removeEventListener('click', caught, true)")
+    return problems
