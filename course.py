@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""The course's starter: it needs nothing but Python, and makes the rest.
+"""Sets up and starts the course; it needs nothing but Python.
 
-    python3 course.py lab      set up if need be, then open JupyterLab at the first notebook
+    python3 course.py lab      set up if necessary, then open JupyterLab at the first notebook
     python3 course.py setup    set up only: .venv, the tested packages, this package
-    python3 course.py test     set up if need be, then run everything that CI runs
+    python3 course.py test     set up if necessary, then run everything that CI runs
     python3 course.py book     build the course as a website in build/book (its tools go into .venv-book)
     python3 course.py wheelhouse FOLDER
-                               fetch all packages into a folder, for computers like this one without a network
+                               download all packages into a folder, for similar computers without a network
     python3 course.py classroom DIR
                                JupyterHub with nbgrader for a class (docs/classroom.md; --demo tries it alone)
 
-On Windows, type `py course.py lab`. Run any of them as often as you like: what is done is not done twice.
-Without a network, set PIP_NO_INDEX=1 and PIP_FIND_LINKS=FOLDER, the folder that `wheelhouse` filled.
+On Windows, type `py course.py lab`. You can run each command as often as you like; finished steps are not repeated.
+Without a network, set PIP_NO_INDEX=1 and PIP_FIND_LINKS=FOLDER, where FOLDER is the one that `wheelhouse` filled.
 """
 
 import hashlib
@@ -42,18 +42,20 @@ CPU_SECONDS = "-ptests.cpu_seconds"  # the tests print what they cost
 
 # What an installation's error lines may contain, and what the reader can do about it; the first that is found counts.
 ADVICE = {
-    "No space left|not enough space|quota exceeded": "The disk is full. Make room for .venv and for the downloads "
-    "(UV_CACHE_DIR can name another folder for them), and run this again: it goes on.",
+    "No space left|not enough space|quota exceeded": "The disk is full. Free some space for .venv and the downloads "
+    "(UV_CACHE_DIR can name another folder for them), then run this again; it continues where it stopped.",
     "Permission denied|Read-only file system|Access is denied": "A folder is read-only. Move the course to a folder "
-    "that you can write to, or let UV_CACHE_DIR name one for the downloads.",
-    "hash mismatch|match the hashes": "A file is not the one that the course was tested with, because its hash is not "
-    "in requirements.lock. Ask whoever keeps the mirror or the wheelhouse.",
+    "that you can write to, or set UV_CACHE_DIR to such a folder for the downloads.",
+    "hash mismatch|match the hashes": "A file differs from the one that the course was tested with: its "
+    "hash is not in requirements.lock. Ask whoever maintains the mirror or the wheelhouse.",
     "error sending|Failed to (fetch|download)|timed out|connection|SSLError|ProxyError": "No connection to the package "
-    "index. Check the network and run this again (behind a proxy: HTTPS_PROXY). Or bring the packages from a computer "
-    "like this one (`python3 course.py wheelhouse FOLDER` there), and set PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER here.",
-    "no (usable )?wheels|no version|not found in|no matching distribution": "A package is missing where it was looked "
-    "for, or has no build for this computer and this Python (PIP_NO_INDEX: {index}, PIP_FIND_LINKS: {links}).",
-    "": "Run this again to go on from what is installed.",
+    "index. Check the network and run this again (behind a proxy, set HTTPS_PROXY). Or download the packages on a "
+    "similar computer (`python3 course.py wheelhouse FOLDER`), bring the folder, and set PIP_NO_INDEX=1 "
+    "PIP_FIND_LINKS=FOLDER here.",
+    "no (usable )?wheels|no version|not found in|no matching distribution": "A package is missing from the index or "
+    "the folder that was searched, or it has no build for this computer and this Python (PIP_NO_INDEX: {index}, "
+    "PIP_FIND_LINKS: {links}).",
+    "": "Run this again to continue with what is already installed.",
 }
 # What the set-up adds to .venv, as a file and its content.
 LAB_SETTINGS = {  # no question about news, and documents open as a page and not as their source
@@ -82,11 +84,11 @@ def say(text):
 
 
 def check_python(version=sys.version_info, which=shutil.which):
-    """Stop under a Python that the course's packages do not support, and name one that they do."""
+    """Stop if the course's packages do not support this Python, and name one that they support."""
     if OLDEST <= tuple(version[:2]) <= NEWEST:
         return
     found = [name for name in ("python3.13", "python3.12", "python3.11") if which(name)]
-    hint = f"run `{found[0]} course.py lab`" if found else "install 3.12 and run course.py with that"
+    hint = f"run `{found[0]} course.py lab`" if found else "install 3.12 and run course.py with it"
     raise Stop(f"this is Python {version[0]}.{version[1]}, and the course needs 3.11, 3.12 or 3.13: {hint}")
 
 
@@ -99,7 +101,7 @@ PYTHON = python_of(VENV)
 
 
 def environment(**extra):
-    """The environment variables for programs in .venv: its programs come first, and no other Python's modules.
+    """The environment variables for programs in .venv: its programs come first; no other Python's modules.
 
     Python keeps what it compiled, also where a container says not to: otherwise every process compiles torch and
     transformers anew, which takes longer than to load them.
@@ -142,7 +144,7 @@ def attempt(*command, **extra):
 
 
 def install(venv, *arguments):
-    """Install packages with uv, which gets pip's configuration from us because it does not read pip's mirrors."""
+    """Install packages with uv. We pass pip's configuration to it, because uv does not read it."""
     python, pip = python_of(venv), {}
     listing = subprocess.check_output([str(python), "-m", "pip", "config", "list"], universal_newlines=True)
     for section in ("global", "install", ":env:"):  # the later ones override the earlier ones, as for pip
@@ -188,20 +190,20 @@ def is_complete(venv, *files):
 
 
 def make_venv(venv):
-    """Make a virtual environment with uv in it, unless a working one with a supported Python exists."""
+    """Create a virtual environment that contains uv, unless a working one with a supported Python exists."""
     check = f"import pip, sys; sys.exit(not {OLDEST} <= sys.version_info[:2] <= {NEWEST})"
     python = python_of(venv)
     if not python.exists() or subprocess.call([str(python), "-c", check], stderr=subprocess.DEVNULL):
         free = shutil.disk_usage(str(ROOT)).free / 1e9
         if free < INSTALLED_GB:
             raise Stop(
-                f"{ROOT} has {free:.1f} GB of disk space free, and {INSTALLED_GB} GB is needed. Make room first."
+                f"{ROOT} has {free:.1f} GB of disk space free, and {INSTALLED_GB} GB is needed. Free some space first."
             )
         if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
-            raise Stop("this Python cannot make a virtual environment; on Debian: sudo apt install python3-venv")
+            raise Stop("this Python cannot create virtual environments; on Debian: sudo apt install python3-venv")
         if Path(sys.prefix).resolve() == venv:
-            raise Stop(f"the active {venv.name} has to be made anew: run `deactivate`, then this again.")
-        say(f"making the virtual environment {venv.name}")
+            raise Stop(f"the active {venv.name} has to be created again: run `deactivate`, then repeat this command.")
+        say(f"creating the virtual environment {venv.name}")
         attempt(sys.executable, "-m", "venv", "--clear", venv)
     (venv / "uv.txt").write_text(re.search(r"^uv==(.*\\\n)*.*", LOCK.read_text(), re.MULTILINE).group())
     attempt(python, "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", venv / "uv.txt")
@@ -212,30 +214,33 @@ def wheelhouse(folder):
     make_venv(VENV)
     target, start = Path(folder).resolve(), time.monotonic()
     pip = (PYTHON, "-m", "pip", "download", "--no-deps", "--dest", target)
-    say(f"fetching the tested packages into {target} (about 1 GB)")
+    say(f"downloading the tested packages into {target} (about 1 GB)")
     get_torch(lambda *arguments: attempt(*pip, *arguments))
     attempt(*pip, "--find-links", target, "--requirement", LOCK)
     attempt(*pip, "--no-build-isolation", "--requirement", GYM_LOCK)
     files = list(target.iterdir())
     size = sum(file.stat().st_size for file in files) / 1e9
     say(f"{len(files)} packages, {size:.1f} GB, in {time.monotonic() - start:.0f} s")
-    say("take the folder and the course along; there: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER python3 course.py lab")
+    say(
+        "copy this folder and the course to the other computer and run: "
+        "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER python3 course.py lab"
+    )
 
 
 def setup():
     """Install everything into .venv; if it is complete already, do nothing."""
     files, start = (LOCK, ROOT / "pyproject.toml"), time.monotonic()
     if is_complete(VENV, *files):
-        return say("the set-up in .venv is up to date")
+        return say("the environment in .venv is up to date")
     make_venv(VENV)
-    say("installing the tested packages into .venv (about 2 GB, one to three minutes, this once)")
+    say("installing the tested packages into .venv (about 2 GB, one to three minutes, only this time)")
     get_torch(lambda *arguments: install(VENV, "--no-deps", "--constraint", LOCK, *arguments))
     install(VENV, "--no-deps", "--require-hashes", "--only-binary=:all:", "--requirement", LOCK)
     try:
         install(VENV, "--no-deps", "--require-hashes", "--requirement", GYM_LOCK)
     except Stop as stop:
-        say(f"{stop}\ncourse: reasoning-gym is left out (is a C compiler missing?); only `--data gym:TASK` needs it")
-    say("installing grpo_edu itself, editable")
+        say(f"{stop}\ncourse: reasoning-gym was skipped (is a C compiler missing?); only `--data gym:TASK` needs it")
+    say("installing grpo_edu itself, in editable mode")
     install(VENV, "--no-deps", "--no-build-isolation", "--editable", ROOT)
     for place, text in LAB_FILES.items():
         (VENV / place).parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +258,7 @@ def lab(browser=True, port=None):
     command += [f"--port={port}"] if port else []
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")  # in a container there is often no other user
-    say("opening JupyterLab; Ctrl-C in this window stops it")
+    say("opening JupyterLab; press Ctrl-C in this window to stop it")
     if os.name == "nt":
         return run(command)
     os.execve(command[0], command, environment())  # JupyterLab becomes this process, signals and all
@@ -274,7 +279,7 @@ def test(arguments, fast=False, thorough=False):
         "tests": ["-m", "pytest", CPU_SECONDS, *workers, *marks, *arguments],
     }
     if fast or arguments or not list(Path("notebooks").glob("*.ipynb")):
-        say("the notebooks are left out: there are none, or --fast or pytest arguments were given")
+        say("skipping the notebooks: there are none, or --fast or pytest arguments were given")
     else:
         whole = ["--thorough"] if thorough else []
         parts["notebooks"] = ["tests/run_notebooks.py", CPU_SECONDS, *workers, *whole]
@@ -299,7 +304,7 @@ def book(arguments):
     pins = ROOT / "book" / "requirements.txt"
     if not is_complete(BOOK_VENV, pins):
         make_venv(BOOK_VENV)
-        say("installing Jupyter Book into .venv-book (about 300 MB, this once)")
+        say("installing Jupyter Book into .venv-book (about 300 MB, only this time)")
         install(BOOK_VENV, "--requirement", pins)
         (BOOK_VENV / "course-stamp").write_text(fingerprint(BOOK_VENV, pins))
     return run([python_of(BOOK_VENV), ROOT / "book" / "build.py", *arguments])
@@ -311,17 +316,17 @@ def parse(arguments):
     names = "{lab,setup,test,book,wheelhouse,classroom}"
     commands = parser.add_subparsers(dest="command", metavar=names, required=True)
     command = commands.add_parser("lab", help="open JupyterLab at the first notebook")
-    command.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
-    command.add_argument("--port", type=int, help="serve on this port (otherwise 8888 or the next free one)")
-    commands.add_parser("setup", help="make .venv complete")
+    command.add_argument("--no-browser", action="store_true", help="print the address without opening a browser")
+    command.add_argument("--port", type=int, help="port of the server (default: 8888 or the next free one)")
+    commands.add_parser("setup", help="install everything into .venv")
     command = commands.add_parser(
-        "wheelhouse", help="fetch all packages into a folder, for computers without a network"
+        "wheelhouse", help="download all packages into a folder, for computers without a network"
     )
     command.add_argument("folder", metavar="FOLDER")
     command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast | --thorough] [...]")
     lengths = command.add_mutually_exclusive_group()
-    lengths.add_argument("--fast", action="store_true", help="no slow tests, no browser tests, no notebooks")
-    lengths.add_argument("--thorough", action="store_true", help="the long tests as well; for once a night")
+    lengths.add_argument("--fast", action="store_true", help="leave out slow tests, browser tests and notebooks")
+    lengths.add_argument("--thorough", action="store_true", help="also run the long tests, for example once a night")
     commands.add_parser("book", help="build the website", usage="course.py book [--output DIR] [--repository URL]")
     commands.add_parser("classroom", help="JupyterHub with nbgrader for a class", add_help=False)
     options, rest = parser.parse_known_args(arguments)
@@ -349,7 +354,7 @@ def main(arguments):
         print(f"course: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ncourse: stopped; run the same command again and it goes on from there", file=sys.stderr)
+        print("\ncourse: stopped; run the same command again to continue", file=sys.stderr)
         return 130
 
 

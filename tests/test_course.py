@@ -166,7 +166,7 @@ def test_a_second_start_installs_nothing_and_is_quick(made):
     before = stamp.stat().st_mtime_ns
     begun = time.monotonic()
     code, output = finish(start(made, "setup"))
-    assert (code, output) == (0, "course: the set-up in .venv is up to date\n")
+    assert (code, output) == (0, "course: the environment in .venv is up to date\n")
     assert time.monotonic() - begun < 5  # a third of a second on a free machine
     assert stamp.stat().st_mtime_ns == before
 
@@ -216,7 +216,7 @@ def test_an_interrupted_set_up_goes_on(made):
     assert "run the same command again" in output
     code, output = finish(start(made, "setup"))
     assert code == 0
-    assert "making the virtual environment" not in output  # what was there is used
+    assert "creating the virtual environment" not in output  # what was there is used
     assert re.search(r"course: set up in \d+ s\n$", output)
 
 

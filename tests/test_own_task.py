@@ -453,9 +453,8 @@ CHECKED = {
     "accuracy": (
         "right, the answer alone         1.00",
         "write nothing                   0.00",
-        "no attempt without",
-        "own list",
-        "none.",
+        "as much as right answers: none.",
+        "as much as honest work: none.",
     ),
     "r.py:any_answer": ("another problem's answer        1.00", "hedge", "list every answer"),
     "r.py:always": ("0.50 to every", "nothing to learn"),

@@ -34,15 +34,21 @@ _METADATA = {
 def add_app_options(command: ArgumentParser) -> None:
     """The options of the command."""
     add = command.add_argument
-    add("--port", type=int, default=8866, help="where the page is (default: 8866)")
-    add("--token-file", metavar="FILE", help="file with what the address must carry (default: a fresh secret)")
-    add("--base-url", default="/", metavar="PATH", help="what a reverse proxy puts before the path (default: /)")
-    add("--max-viewers", type=int, default=8, metavar="N", help="pages at a time, a kernel each (default: 8)")
-    add("--max-runs", type=int, default=1, metavar="N", help="trainings at a time, over all viewers (default: 1)")
-    add("--idle", type=int, default=900, metavar="SECONDS", help="a kernel idle for so long is ended (default: 900)")
-    add("--runs", default="runs", metavar="DIR", help="where runs are kept and compared (default: runs)")
-    add("--theme", choices=("light", "dark"), default="light", help="of the page (default: light)")
-    add("--no-browser", action="store_true", help="only print the address")
+    add("--port", type=int, default=8866, help="port of the page (default: 8866)")
+    add("--token-file", metavar="FILE", help="file with the secret token of the address (default: a new token)")
+    add("--base-url", default="/", metavar="PATH", help="prefix of the path behind a reverse proxy (default: /)")
+    add(
+        "--max-viewers",
+        type=int,
+        default=8,
+        metavar="N",
+        help="open pages at a time, each with its own kernel (default: 8)",
+    )
+    add("--max-runs", type=int, default=1, metavar="N", help="training runs at a time, over all viewers (default: 1)")
+    add("--idle", type=int, default=900, metavar="SECONDS", help="stop a kernel after so much idle time (default: 900)")
+    add("--runs", default="runs", metavar="DIR", help="folder in which runs are saved and compared (default: runs)")
+    add("--theme", choices=("light", "dark"), default="light", help="theme of the page (default: light)")
+    add("--no-browser", action="store_true", help="print the address without opening a browser")
 
 
 def run_app_command(arguments: Namespace) -> int:
@@ -75,11 +81,11 @@ def run_app_command(arguments: Namespace) -> int:
             print("grpo_edu: the server is starting …", flush=True)
             if not _answers(server, arguments, mark):
                 raise RuntimeError(
-                    f"port: the server did not start; if another program has taken port {arguments.port} meanwhile, "
+                    f"port: the server did not start; if another program is using port {arguments.port} by now, "
                     "give another --port"
                 )
             address = f"http://127.0.0.1:{arguments.port}{arguments.base_url}?token={token}"
-            print(f"grpo_edu: {address}\ngrpo_edu: press Ctrl-C to end it", flush=True)
+            print(f"grpo_edu: {address}\ngrpo_edu: press Ctrl-C to stop it", flush=True)
             return server.wait()
         except KeyboardInterrupt:  # Voilà has not had it, where only this process was told
             return 0
@@ -105,7 +111,7 @@ def _answers(server: subprocess.Popen, arguments: Namespace, mark: str) -> bool:
 
 
 def server_settings(arguments: Namespace, token: str, mark: str) -> dict[str, dict]:
-    """Voilà for one notebook: loopback, a token, one kernel per viewer, idle kernels ended, sources and traces hidden.
+    """Voilà for one notebook: loopback, a token, a kernel per viewer, idle kernels stopped, sources and traces hidden.
 
     Voilà passes on no message that would run code. A page that is closed tells Voilà to end its kernel, without the
     form key that other requests carry, so no key is asked for: requests of other origins are refused all the same.
@@ -145,17 +151,17 @@ def _not_notebooks(folder: str, names: list[str]) -> list[str]:
 def _check(arguments: Namespace) -> None:
     """Refuse bad options and a missing Voilà before anything starts."""
     if find_spec("voila") is None:
-        raise ValueError('app: Voilà is not installed; pip install "grpo-edu[web]"')
+        raise ValueError('app: Voilà is not installed; run: pip install "grpo-edu[web]"')
     for name, lowest in (("port", 1), ("max_runs", 1), ("max_viewers", 1), ("idle", 2)):
         if getattr(arguments, name) < lowest:
             option = name.replace("_", "-")
             raise ValueError(f"{option}: {getattr(arguments, name)} is too small; give at least {lowest}")
     if arguments.port > 65535:
-        raise ValueError(f"port: {arguments.port} is no port; give one up to 65535")
+        raise ValueError(f"port: {arguments.port} is not a valid port; give one up to 65535")
     try:
         socket.create_server(("127.0.0.1", arguments.port)).close()
     except OSError as error:
-        reason = f"port: {arguments.port} cannot be used ({error.strerror}); end what uses it, or give another --port"
+        reason = f"port: {arguments.port} cannot be used ({error.strerror}); stop its program, or give another --port"
         raise ValueError(reason) from error
     if not re.fullmatch(r"/([\w.-]+/)*", arguments.base_url):
         raise ValueError(f"base-url: {arguments.base_url!r} must begin and end with a slash, such as /grpo/")
@@ -167,5 +173,5 @@ def _token(file: str | None) -> str:
         return secrets.token_urlsafe(24)
     token = read_utf8(Path(file)).strip()
     if not re.fullmatch(r"[\w.~-]+", token, re.ASCII):
-        raise ValueError(f"token-file: {file} must hold one word of letters, digits and - . _ ~")
+        raise ValueError(f"token-file: {file} must contain a single word of letters, digits and - . _ ~")
     return token

@@ -40,7 +40,7 @@ def add_doctor_options(command: ArgumentParser) -> None:
     command.add_argument(
         "--startup",
         action="store_true",
-        help="also measure, in a new process, what takes the time until the first training step",
+        help="also measure, in a new process, where the time until the first training step goes",
     )
 
 
@@ -126,7 +126,7 @@ def add_cluster_options(command: ArgumentParser) -> None:
     )
     add_options(command, ClusterJob, _JOB_FIELDS)
     add("--output", default="cluster", metavar="DIR", help="folder for the job's files and its run (default: cluster)")
-    add("--overwrite", action="store_true", help="replace the job's files that the folder holds")
+    add("--overwrite", action="store_true", help="replace the job's files in the folder")
     add("train", nargs="*", metavar="-- OPTIONS", help="options of grpo-edu train, after --")
 
 

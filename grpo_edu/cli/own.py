@@ -47,15 +47,15 @@ def run_reward_check_command(arguments: Namespace) -> int:
     if max(paid.values()) - min(paid.values()) < _MARGIN:
         print(f"It pays {max(paid.values()):.2f} to every answer, so there is nothing to learn from it.")
         if best is not None and RIGHT[0] not in paid:
-            print("The file has no worked solutions, so none was tried: write answers as WORKING #### ANSWER.")
+            print("The file has no worked solutions, so none was tried; write the answers as WORKING #### ANSWER.")
     elif best is None:
-        print("The problems have no answers, so read the list: what is paid most is what training will produce.")
+        print("The problems have no answers, so read the list: training will produce what is paid most.")
     else:
-        print(f"Paid as well as right answers: {', '.join(exploits) or 'no attempt without the right answer'}.")
+        print(f"Wrong attempts that are paid as much as right answers: {', '.join(exploits) or 'none'}.")
     with suppress(ValueError):  # a function that requires columns of the file
         check_columns(function, ("answer", "level", "solution"))
         holes = [verdict.exploit.name for verdict in judge_reward(function) if not verdict.holds]
-        print(f"Of the course's own list of exploits, paid as well as honest work: {', '.join(holes) or 'none'}.")
+        print(f"Exploits of the course that are paid as much as honest work: {', '.join(holes) or 'none'}.")
     return 0
 
 
@@ -63,9 +63,9 @@ def add_show_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu show`."""
     add = command.add_argument
     add("run", help="folder of a run")
-    add("--step", type=int, metavar="N", help="of which step (default: the last that is kept)")
-    add("--worst", type=int, metavar="N", help="so many completions with the lowest reward (default: 5)")
-    add("--best", type=int, metavar="N", help="so many completions with the highest reward")
+    add("--step", type=int, metavar="N", help="which step to show (default: the last one that was kept)")
+    add("--worst", type=int, metavar="N", help="show the N completions with the lowest reward (default: 5)")
+    add("--best", type=int, metavar="N", help="show the N completions with the highest reward")
     add("--html", metavar="FILE", help="write a page that shows how each token was pushed (train with --inspect-steps)")
 
 
@@ -130,8 +130,8 @@ def run_diagnose_command(arguments: Namespace) -> int:
 def add_chat_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu chat`."""
     add = command.add_argument
-    add("run", help="folder of a run, whose base model answers next to it; or a model alone")
-    add("--question", action="append", metavar="TEXT", help="ask this and end; may be repeated")
+    add("run", help="folder of a run, which is compared with its base model; or a model alone")
+    add("--question", action="append", metavar="TEXT", help="ask this question and exit; may be repeated")
     add("--temperature", type=float, metavar="X", help="0 is greedy (default: that of the run)")
     add("--max-completion-length", type=int, metavar="N", help="most tokens of an answer (default: as in the run)")
     add("--seed", type=int, default=0, metavar="N", help="random seed of the sampling (default: 0)")
@@ -160,7 +160,7 @@ def run_chat_command(arguments: Namespace) -> int:
 def _typed_questions() -> Iterator[str]:
     """The lines that are typed, or come through a pipe, until Ctrl-D or Ctrl-C."""
     if sys.stdin.isatty():
-        print("Type a question, and end with Ctrl-D.", file=sys.stderr)
+        print("Type a question; press Ctrl-D to stop.", file=sys.stderr)
     with suppress(EOFError, KeyboardInterrupt):
         while True:
             question = input("> " if sys.stdin.isatty() else "").strip()
@@ -172,7 +172,7 @@ def add_export_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu export`."""
     command.add_argument("run", help="folder of a run")
     command.add_argument("folder", help="new folder for model, tokenizer and model card")
-    command.add_argument("--overwrite", action="store_true", help="replace what the folder holds")
+    command.add_argument("--overwrite", action="store_true", help="replace the contents of the folder")
 
 
 def run_export_command(arguments: Namespace) -> int:

@@ -37,7 +37,7 @@ def add_folder_options(command: ArgumentParser, what: str) -> None:
     """Add the options that say where a run is kept. what: "run", "sweep" or the like."""
     add = partial(command.add_argument_group("folder").add_argument, default=SUPPRESS)
     add("--output", metavar="DIR", help=f"folder of the {what} (default: a new one in runs/)")
-    add("--overwrite", action="store_true", help=f"replace the {what} that the folder holds")
+    add("--overwrite", action="store_true", help=f"replace the {what} in the folder")
     add("--resume", metavar="DIR", help=f"resume the {what} in this folder, with its own settings")
 
 
