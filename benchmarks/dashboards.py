@@ -44,6 +44,7 @@ from grpo_edu.dashboards import (
 )
 from grpo_edu.dashboards.ask import read_answer
 from grpo_edu.dashboards.base import Dashboard
+from grpo_edu.dashboards.inspector import KINDS
 from grpo_edu.extras.instruction_rewards import constraint_reward
 from grpo_edu.fast.memory import resident_bytes, return_large_blocks
 from grpo_edu.figures.live import ACCURACY
@@ -60,7 +61,6 @@ BOOK, LARGEST_PAGE = RESULTS.parents[1] / "build" / "book", 300  # kB, without p
 RECORDINGS, EXPLOITED, TOKENS = "recordings", "exploits", "tokens"
 SMOLLM2, SMOLLM2_RUN = "smollm2", "smollm2_run"
 # The run of notebook 14: eight steps on three kinds of instructions, paid for obeying and for nothing else.
-KINDS = tuple(f"instructions:{kind}" for kind in ("no_comma", "question", "exclamation"))
 NOTEBOOK_14 = GRPOConfig(
     prompts_per_step=6,
     num_generations=8,
