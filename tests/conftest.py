@@ -136,6 +136,15 @@ def ctrl_c_works():
 
 
 @pytest.fixture(scope="session")
+def isolation():
+    """Skips where students' code cannot be isolated, which a process tries once."""
+    from classroom.sandbox import isolation_problem
+
+    if problem := isolation_problem():
+        pytest.skip(problem)
+
+
+@pytest.fixture(scope="session")
 def gsm8k_dir() -> Path:
     """The folder of the real GSM8K files; tests that need it skip where it is absent."""
     named = os.environ.get("GRPO_EDU_GSM8K")

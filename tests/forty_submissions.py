@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -110,6 +111,14 @@ class Expected:
     points: int
     word: str = ""
     look: str = ""
+
+
+@cache
+def masters():
+    """The masters of the course, converted once in a process."""
+    from classroom.exercises import load_masters
+
+    return load_masters(REPOSITORY / "solutions")
 
 
 def student_notebook():

@@ -12,10 +12,9 @@ import torch
 
 from classroom import challenge
 from classroom.challenge import BUDGETS, Entry, Judge, Rules, leaderboard_page, phases_of, rank, read_submission
-from classroom.sandbox import isolation_problem
 from grpo_edu.cli.main import main
 
-needs_isolation = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
+needs_isolation = pytest.mark.usefixtures("isolation")
 REPOSITORY = Path(__file__).resolve().parents[1]
 RULES = Rules(budget=1500, seeds=1, num_train=30, num_heldout=9)
 SETTINGS = """

@@ -26,7 +26,7 @@ from forty_submissions import ALL, EACH_KIND, LEFT_BEHIND, NAME, right, write_su
 from classroom.grade import _answered
 from classroom.repair import Step
 from classroom.run import collect, inputs_of
-from classroom.sandbox import Limits, isolation_problem, packed
+from classroom.sandbox import Limits, packed
 from classroom.student import _as_json, _shell, outcomes, run_steps
 from grpo_edu.checks.compare import Outcome
 from grpo_edu.checks.core import Call
@@ -34,7 +34,7 @@ from grpo_edu.checks.reward_functions import accuracy_reward
 from grpo_edu.cli.main import main
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
-pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
+pytestmark = pytest.mark.usefixtures("isolation")
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Short, for tests; a slow moment of a busy machine must still not look like a loop.
 OPTIONS = "--time-limit 3 --total-time 60 --memory 0.5 --workers 2 --seed 5 --slip-credit 0".split()

@@ -26,10 +26,8 @@ import pytest
 from attacks import MARK, SECRET, write_attacks
 from forty_submissions import LEFT_BEHIND, NAME, right, write_submissions
 
-from classroom.sandbox import isolation_problem
-
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
-pytestmark = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
+pytestmark = pytest.mark.usefixtures("isolation")
 REPOSITORY = Path(__file__).resolve().parents[1]
 ALL = bool(os.environ.get("GRPO_EDU_ALL_ATTACKS"))
 PLACES = ("submissions", "course", "student", "home")

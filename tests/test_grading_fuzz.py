@@ -1,16 +1,14 @@
 """Whatever a student's process sends: no error of the grader, no points for nonsense, no text that does harm."""
 
 import re
-from pathlib import Path
 
 import pytest
-from forty_submissions import ALL, NAME, right
+from forty_submissions import ALL, NAME, masters, right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 
-from classroom.exercises import load_masters  # noqa: E402
 from classroom.pages import feedback_page  # noqa: E402
 from classroom.repair import repaired, steps  # noqa: E402
 from classroom.results import StudentGrade, grades_table  # noqa: E402
@@ -20,8 +18,7 @@ from classroom.values import plain  # noqa: E402
 from grpo_edu.checks import exercises  # noqa: E402
 from grpo_edu.checks.core import attempt, trial  # noqa: E402
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-MASTER = next(one for one in load_masters(REPOSITORY / "solutions") if one.name == NAME)
+MASTER = next(one for one in masters() if one.name == NAME)
 STEPS = steps(repaired(right(), MASTER)[0], MASTER)
 HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e]")
 

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from forty_submissions import NAME, RIGHT, answered, changed, doubled, right, student_notebook, unmarked, without
+from forty_submissions import (
+    NAME,
+    RIGHT,
+    answered,
+    changed,
+    doubled,
+    masters,
+    right,
+    student_notebook,
+    unmarked,
+    without,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +30,7 @@ from classroom.repair import best_master, looks, open_answers, repaired, steps, 
 from classroom.syntax import definitions  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-MASTERS = load_masters(REPOSITORY / "solutions")
+MASTERS = masters()
 MASTER = next(master for master in MASTERS if master.name == NAME)
 
 

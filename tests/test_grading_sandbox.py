@@ -16,7 +16,7 @@ from grpo_edu.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMITS = Limits(memory=2**28, file_size=2**20, processes=20)
-needs_isolation = pytest.mark.skipif(bool(isolation_problem()), reason=isolation_problem())
+needs_isolation = pytest.mark.usefixtures("isolation")
 
 
 def said_by(sandbox, *cells):
