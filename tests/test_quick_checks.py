@@ -46,7 +46,7 @@ def test_right_answers_in_many_types(capsys, answer, expected):
         (0.25, 0.5, ["0.25 is too small"]),
         (50.0, 0.5, ["50 is 100 times too large"]),
         (0.52, 0.5, ["too high"]),
-        ("0.5", 0.5, ["a text", "not a number"]),
+        ("0.5", 0.5, ["a string", "not a number"]),
         ([0.5], 0.5, ["a list", "not a number"]),
         ([1.0, 2.0], [1.0, 3.0], ["[1]"]),
         ([1.0], [1.0, 3.0], ["1 entry", "2"]),
