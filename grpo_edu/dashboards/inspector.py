@@ -173,15 +173,14 @@ class TokenInspector(Dashboard):
         )
 
     def _begin(self) -> Iterator[dict[str, float]]:
-        from grpo_edu.extras.instruction_rewards import constraint_reward
         from grpo_edu.models import load_policy
         from grpo_edu.problems.files import load_problems
-        from grpo_edu.rewards import accuracy_reward
+        from grpo_edu.runs.request import REWARDS
         from grpo_edu.trainer import train
 
         model, tokenizer = load_policy(self.model)
         real = self.model == "smollm2"
-        config, reward = (SETTINGS_REAL, constraint_reward) if real else (SETTINGS, accuracy_reward)
+        config, reward = (SETTINGS_REAL, REWARDS["constraint"]) if real else (SETTINGS, REWARDS["accuracy"])
         problems = load_problems(INSTRUCTIONS if real else LEVELS, "train")
         if real:
             problems = [problem for problem in problems if problem.level in KINDS]
