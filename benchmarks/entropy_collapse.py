@@ -1,0 +1,270 @@
+"""Does keeping the entropy keep pass@k?: ``python -m benchmarks.entropy_collapse``.
+
+The design is in docs/studies/entropy_collapse.md. GRPO trains the model `halfway` on puzzles, and its entropy falls.
+Four changes are compared with this plain run: a wider upper clip bound, an entropy bonus, a KL term, and a lower rate
+with more steps. The strength of each is chosen among three on other seeds and problems, by one rule for all arms. The
+outcomes are pass@1 and pass@64 on held-out puzzles, and the entropy there.
+
+Each run is one line of ``benchmarks/results/entropy_collapse.jsonl``. ``--minutes 20`` starts no run after 20 minutes.
+The same command continues where it stopped; ``entropy_collapse.json`` holds the summary of the runs so far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cache
+from statistics import mean
+from typing import Any
+
+import torch
+
+from benchmarks.choices import problems_of
+from benchmarks.harness import RESULTS, Ledger, estimate, ledger_options, save
+from benchmarks.skill import LENGTH
+from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, pass_at_k, render_prompt, train
+from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.metrics import masked_mean
+
+COMMAND = "python -m benchmarks.entropy_collapse"
+LEDGER = RESULTS / "entropy_collapse.jsonl"
+PICTURE = RESULTS.parents[1] / "docs" / "images" / "entropy_collapse.png"
+MODEL = "halfway"
+STEPS, PROMPTS, GENERATIONS, UPDATES = 24, 8, 8, 4  # with one update per batch no ratio leaves 1, so nothing is clipped
+SAMPLES, KS = 64, (1, 2, 4, 8, 16, 32, 64)
+PARTS = {"selection": 100, "heldout": 300}  # problems
+SELECTION_SEEDS, SEEDS = (100, 101), (0, 1, 2, 3, 4)
+RATES = (1e-4, 2e-4, 4e-4)
+# arm → its three strengths, from weak to strong; all but "plain" have plain's chosen rate
+GRIDS: dict[str, tuple[Any, ...]] = {
+    "plain": RATES,
+    "clip higher": (0.28, 0.5, 1.0),  # epsilon_high; epsilon stays 0.2
+    "entropy bonus": (0.003, 0.01, 0.03),
+    "KL term": (0.005, 0.02, 0.08),
+    "lower rate": ((2, 2), (4, 2), (4, 4)),  # the rate is divided by the first, the steps are multiplied by the second
+}
+ARMS = tuple(GRIDS)
+
+
+def config_of(arm: str, strength: Any, rate: float, seed: int) -> GRPOConfig:
+    """The settings of an arm. rate: that of the plain arm, unless the arm is "plain" and its strength is the rate.
+
+    >>> config = config_of("lower rate", (4, 2), 2e-4, seed=0)
+    >>> config.learning_rate, config.max_steps
+    (5e-05, 48)
+    """
+    divisor, factor = strength if arm == "lower rate" else (1, 1)
+    change = {
+        "plain": {},
+        "clip higher": {"epsilon_high": strength},
+        "entropy bonus": {"entropy_coef": strength},
+        "KL term": {"beta": strength},
+        "lower rate": {},
+    }[arm]
+    return GRPOConfig(
+        max_steps=STEPS * factor,
+        prompts_per_step=PROMPTS,
+        num_generations=GENERATIONS,
+        num_iterations=UPDATES,
+        learning_rate=strength if arm == "plain" else rate / divisor,
+        max_completion_length=LENGTH,
+        seed=seed,
+        **change,
+    )
+
+
+@cache
+def problems(part: str) -> tuple:
+    """The problems of a part: "train", "selection" or "heldout"; the three have no problem in common."""
+    return tuple(problems_of(MODEL)[part][: PARTS.get(part)])
+
+
+def outcome(model: Any, tokenizer: Any, part: str, seed: int) -> dict[str, Any]:
+    """How many of 64 samples at temperature 1 are right for each problem, and the entropy in nats per token.
+
+    The entropy is the mean of −log π over the sampled tokens. All arms draw from the same random stream.
+    """
+    generator, counts, entropies = torch.Generator().manual_seed(1000 + seed), [], []
+    chosen = problems(part)
+    for first in range(0, len(chosen), 20):
+        batch = chosen[first : first + 20]
+        prompts = [render_prompt(tokenizer, problem.prompt) for problem in batch]
+        rollout = generate(
+            model, tokenizer, prompts, num_generations=SAMPLES, max_completion_length=LENGTH, generator=generator
+        )
+        answers = [problem.answer for problem in batch for _ in range(SAMPLES)]
+        right = accuracy_reward(rollout.completions, answers)
+        counts += [int(sum(right[at : at + SAMPLES])) for at in range(0, len(right), SAMPLES)]
+        entropies.append(masked_mean(-rollout.sampling_per_token_logps, rollout.policy_mask))
+    return {"counts": counts, "entropy": round(mean(entropies), 4)}
+
+
+def run(arm: str, strength: Any, rate: float, seed: int, part: str) -> dict[str, Any]:
+    """Train a fresh model and sample from it; also the course of the training, and how often the clip stopped a token.
+
+    "clipped high" is the share of tokens whose ratio was above the upper bound, with a positive advantage.
+    """
+    cpu = time.process_time()
+    model, tokenizer = load_policy(MODEL)
+    history = list(train(model, tokenizer, problems("train"), accuracy_reward, config_of(arm, strength, rate, seed)))
+    return {
+        **outcome(model, tokenizer, part, seed),
+        "training entropy": [round(step["entropy"], 3) for step in history],
+        "reward": [round(step["reward"], 3) for step in history],
+        "clipped high": round(mean(step["clip_ratio/high_mean"] for step in history), 5),
+        "clipped low": round(mean(step["clip_ratio/low_mean"] for step in history), 5),
+        "cpu_seconds": round(time.process_time() - cpu, 1),
+    }
+
+
+def pass_at(counts: Sequence[int], k: int) -> float:
+    """The mean of pass@k over problems, from the number of right samples of each.
+
+    >>> round(pass_at([0, 32], 1), 3), pass_at([0, 32], 64)
+    (0.25, 0.5)
+    """
+    return mean(pass_at_k(SAMPLES, count, k) for count in counts)
+
+
+def score(row: dict[str, Any]) -> float:
+    """What the selection maximizes, for every arm: the mean of pass@1 and pass@64."""
+    return (pass_at(row["counts"], 1) + pass_at(row["counts"], SAMPLES)) / 2
+
+
+def chosen(ledger: Ledger, arm: str) -> Any:
+    """The strength with the highest mean score over both selection seeds; of equals the weakest; None if runs lack."""
+    rows = {number: ledger.select(phase="select", arm=arm, strength=stored(s)) for number, s in enumerate(GRIDS[arm])}
+    if any(len(found) < len(SELECTION_SEEDS) for found in rows.values()):
+        return None
+    best = max(rows, key=lambda number: (round(mean(map(score, rows[number])), 6), -number))
+    return GRIDS[arm][best]
+
+
+def stored(strength: Any) -> Any:
+    """A strength as JSON keeps it."""
+    return list(strength) if isinstance(strength, tuple) else strength
+
+
+def study(ledger: Ledger) -> None:
+    """What is missing: the selection, plain first, then the untrained model and every arm on the reported seeds."""
+    for arm in ARMS:
+        for seed in SELECTION_SEEDS:
+            for strength in GRIDS[arm]:
+                key = {"phase": "select", "arm": arm, "strength": stored(strength), "seed": seed}
+                if ledger.wants(**key):
+                    ledger.add(**key, **run(arm, strength, chosen(ledger, "plain") or 0.0, seed, "selection"))
+                    show(ledger.rows[-1])
+    for seed in SEEDS:
+        if ledger.wants(phase="before", seed=seed):
+            ledger.add(phase="before", seed=seed, **outcome(*load_policy(MODEL), "heldout", seed))
+        for arm in ARMS:
+            if ledger.late:
+                return
+            strength = chosen(ledger, arm)
+            key = {"phase": "report", "arm": arm, "strength": stored(strength), "seed": seed}
+            if ledger.wants(**key):
+                ledger.add(**key, **run(arm, strength, chosen(ledger, "plain"), seed, "heldout"))
+                show(ledger.rows[-1])
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print what a run came to."""
+    values = {f"pass@{k}": round(pass_at(row["counts"], k), 3) for k in (1, SAMPLES)}
+    print(*(row[name] for name in ("phase", "arm", "strength", "seed", "entropy")), values, flush=True)
+
+
+def compare(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The change from `old` to `new` (one row per seed): of the entropy, and of pass@k for each k.
+
+    pass@k has its interval over seeds and problems, and the p-value of Student's paired test over seeds.
+    """
+    from scipy.stats import ttest_rel
+
+    found: dict[str, Any] = {"entropy": estimate([b["entropy"] - a["entropy"] for a, b in zip(old, new, strict=True)])}
+    for k in KS:
+        before, after = ([[pass_at_k(SAMPLES, c, k) for c in row["counts"]] for row in rows] for rows in (old, new))
+        p_value = float(ttest_rel([mean(row) for row in after], [mean(row) for row in before]).pvalue)
+        found[f"pass@{k}"] = vars(crossed_bootstrap(before, after)) | {"p_value": p_value}
+    return found
+
+
+def summary(ledger: Ledger) -> dict[str, Any]:
+    """The selection, every arm with its change from the untrained model and from plain, and what Holm's rule leaves."""
+    before = {row["seed"]: row for row in ledger.select(phase="before")}
+    runs = {arm: {row["seed"]: row for row in ledger.select(phase="report", arm=arm)} for arm in ARMS}
+    seeds = sorted(set(before).intersection(*(set(rows) for rows in runs.values())))
+    if len(seeds) < 2:
+        return {}
+    start, rows = [before[seed] for seed in seeds], {arm: [runs[arm][seed] for seed in seeds] for arm in ARMS}
+    found: dict[str, Any] = {"seeds": seeds, "before": described(start), "arms": {}}
+    for arm in ARMS:
+        one = {"strength": rows[arm][0]["strength"], **described(rows[arm]), "minus before": compare(start, rows[arm])}
+        if arm != "plain":
+            one["minus plain"] = compare(rows["plain"], rows[arm])
+        for name in ("clipped high", "clipped low", "cpu_seconds"):
+            one[name] = mean(row[name] for row in rows[arm])
+        found["arms"][arm] = one
+    found["left by Holm"] = holm(found["arms"])
+    found["selection"] = {
+        arm: {
+            str(strength): mean(score(row) for row in ledger.select(phase="select", arm=arm, strength=stored(strength)))
+            for strength in GRIDS[arm]
+        }
+        for arm in ARMS
+    }
+    return found
+
+
+def described(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The means over seeds of the entropy and of pass@k."""
+    values = {f"pass@{k}": mean(pass_at(row["counts"], k) for row in rows) for k in KS}
+    return {"entropy": mean(row["entropy"] for row in rows), **values}
+
+
+def holm(arms: dict[str, Any]) -> list[str]:
+    """Of the eight tests against plain (four arms, pass@1 and pass@64), those with p < 0.05 after Holm's correction."""
+    tests = sorted(
+        (row["minus plain"][name]["p_value"], f"{arm}, {name}")
+        for arm, row in arms.items()
+        for name in ("pass@1", f"pass@{SAMPLES}")
+        if "minus plain" in row
+    )
+    kept = []
+    for place, (p_value, name) in enumerate(tests):
+        if p_value > 0.05 / (len(tests) - place):
+            break
+        kept.append(name)
+    return kept
+
+
+def picture(found: dict[str, Any]) -> Any:
+    """The difference of each arm from plain in pass@1 and pass@64, with intervals over seeds and problems."""
+    from grpo_edu.evaluation import Estimate
+    from grpo_edu.figures.continual import estimates_figure
+
+    rows = {
+        name: {
+            arm: Estimate(*(row["minus plain"][name][key] for key in ("difference", "low", "high")))
+            for arm, row in found["arms"].items()
+            if "minus plain" in row
+        }
+        for name in ("pass@1", f"pass@{SAMPLES}")
+    }
+    return estimates_figure(
+        rows, title="What each change does to pass@k", xlabel="difference from plain GRPO in points, with 95% intervals"
+    )
+
+
+def main() -> int:
+    """Run what is missing, and write the summary and its picture."""
+    ledger = Ledger(LEDGER, ledger_options(COMMAND, __doc__).parse_args().minutes)
+    study(ledger)
+    found = summary(ledger)
+    if found:
+        save(LEDGER.with_suffix(".json"), COMMAND, found)
+        picture(found).savefig(PICTURE, dpi=150)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
