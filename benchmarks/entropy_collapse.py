@@ -1,8 +1,8 @@
 """Does keeping the entropy keep pass@k?: ``python -m benchmarks.entropy_collapse``.
 
 The design is in docs/studies/entropy_collapse.md. GRPO trains the model `halfway` on puzzles, and its entropy falls.
-Four changes are compared with this plain run: a wider upper clip bound, an entropy bonus, a KL term, and a lower rate
-with more steps. The strength of each is chosen among three on other seeds and problems, by one rule for all arms. The
+Five changes are compared with this plain run: a wider upper clip bound, an entropy bonus, a KL term, a lower rate with
+more steps, and a higher temperature when the trained model answers. The strength of each is chosen among three on other seeds and problems, by one rule for all arms. The
 outcomes are pass@1 and pass@64 on held-out puzzles, and the entropy there.
 
 Each run is one line of ``benchmarks/results/entropy_collapse.jsonl``. ``--minutes 20`` starts no run after 20 minutes.
@@ -42,6 +42,7 @@ GRIDS: dict[str, tuple[Any, ...]] = {
     "entropy bonus": (0.003, 0.01, 0.03),
     "KL term": (0.005, 0.02, 0.08),
     "lower rate": ((4, 2), (2, 2), (3, 3)),  # the rate is divided by the first, the steps are multiplied by the second
+    "hotter sampling": (1.2, 1.4, 1.6),  # the temperature at which the plain model answers the problems afterwards
 }
 ARMS = tuple(GRIDS)
 
@@ -55,12 +56,10 @@ def config_of(arm: str, strength: Any, rate: Any, seed: int) -> GRPOConfig:
     """
     divisor, factor = strength if arm == "lower rate" else (1, 1)
     change = {
-        "plain": {},
         "clip higher": {"epsilon_high": strength},
         "entropy bonus": {"entropy_coef": strength},
         "KL term": {"beta": strength},
-        "lower rate": {},
-    }[arm]
+    }.get(arm, {})
     return GRPOConfig(
         max_steps=STEPS * factor,
         prompts_per_step=PROMPTS,
@@ -79,8 +78,8 @@ def problems(part: str) -> tuple:
     return tuple(problems_of(MODEL)[part][: PARTS.get(part)])
 
 
-def outcome(model: Any, tokenizer: Any, part: str, seed: int) -> dict[str, Any]:
-    """How many of 64 samples at temperature 1 are right for each problem, and the entropy in nats per token.
+def outcome(model: Any, tokenizer: Any, part: str, seed: int, temperature: float = 1.0) -> dict[str, Any]:
+    """How many of 64 samples are right for each problem, and the entropy in nats per token.
 
     The entropy is the mean of −log π over the sampled tokens. All arms draw from the same random stream.
     """
@@ -90,7 +89,13 @@ def outcome(model: Any, tokenizer: Any, part: str, seed: int) -> dict[str, Any]:
         batch = chosen[first : first + 20]
         prompts = [render_prompt(tokenizer, problem.prompt) for problem in batch]
         rollout = generate(
-            model, tokenizer, prompts, num_generations=SAMPLES, max_completion_length=LENGTH, generator=generator
+            model,
+            tokenizer,
+            prompts,
+            num_generations=SAMPLES,
+            max_completion_length=LENGTH,
+            temperature=temperature,
+            generator=generator,
         )
         answers = [problem.answer for problem in batch for _ in range(SAMPLES)]
         right = accuracy_reward(rollout.completions, answers)
@@ -108,7 +113,7 @@ def run(arm: str, strength: Any, rate: Any, seed: int, part: str) -> dict[str, A
     model, tokenizer = load_policy(MODEL)
     history = list(train(model, tokenizer, problems("train"), accuracy_reward, config_of(arm, strength, rate, seed)))
     return {
-        **outcome(model, tokenizer, part, seed),
+        **outcome(model, tokenizer, part, seed, strength if arm == "hotter sampling" else 1.0),
         "training entropy": [round(step["entropy"], 3) for step in history],
         "reward": [round(step["reward"], 3) for step in history],
         "clipped high": round(mean(step["clip_ratio/high_mean"] for step in history), 5),
@@ -153,7 +158,8 @@ def study(ledger: Ledger) -> None:
                 show(ledger.rows[-1])
     for seed in SEEDS:
         if ledger.wants(phase="before", seed=seed):
-            ledger.add(phase="before", seed=seed, **outcome(*load_policy(MODEL), "heldout", seed))
+            model, tokenizer = load_policy(MODEL)
+            ledger.add(phase="before", seed=seed, **outcome(model, tokenizer, "heldout", seed))
         for arm in ARMS:
             if ledger.late:
                 return
@@ -219,7 +225,7 @@ def described(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def holm(arms: dict[str, Any]) -> list[str]:
-    """Of the eight tests against plain (four arms, pass@1 and pass@64), those with p < 0.05 after Holm's correction."""
+    """Of the ten tests against plain (five arms, pass@1 and pass@64), those with p < 0.05 after Holm's correction."""
     tests = sorted(
         (row["minus plain"][name]["p_value"], f"{arm}, {name}")
         for arm, row in arms.items()
