@@ -2,8 +2,9 @@
 
 The design is in docs/studies/entropy_collapse.md. GRPO trains the model `halfway` on puzzles, and its entropy falls.
 Five changes are compared with this plain run: a wider upper clip bound, an entropy bonus, a KL term, a lower rate with
-more steps, and a higher temperature when the trained model answers. The strength of each is chosen among three on other seeds and problems, by one rule for all arms. The
-outcomes are pass@1 and pass@64 on held-out puzzles, and the entropy there.
+more steps, and a higher temperature when the trained model answers. The strength of each is chosen among three on
+another seed and other problems, by one rule for all arms. The outcomes are pass@1 and pass@64 on held-out puzzles, and
+the entropy there.
 
 Each run is one line of ``benchmarks/results/entropy_collapse.jsonl``. ``--minutes 20`` starts no run after 20 minutes.
 The same command continues where it stopped; ``entropy_collapse.json`` holds the summary of the runs so far.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -22,15 +24,16 @@ import torch
 from benchmarks.choices import problems_of
 from benchmarks.harness import RESULTS, Ledger, estimate, ledger_options, save
 from benchmarks.skill import LENGTH
-from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, pass_at_k, render_prompt, train
+from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, pass_at_k, render_prompt, save_policy, train
 from grpo_edu.extras.significance import crossed_bootstrap
 from grpo_edu.metrics import masked_mean
 
 COMMAND = "python -m benchmarks.entropy_collapse"
 LEDGER = RESULTS / "entropy_collapse.jsonl"
 PICTURE = RESULTS.parents[1] / "docs" / "images" / "entropy_collapse.png"
+MODELS = RESULTS.parents[1] / "runs" / "entropy_collapse"  # the plain models, for hotter sampling
 MODEL = "halfway"
-STEPS, PROMPTS, GENERATIONS, UPDATES = 20, 8, 8, 4  # with one update per batch no ratio leaves 1, so nothing is clipped
+STEPS, PROMPTS, GENERATIONS, UPDATES = 16, 8, 8, 4  # with one update per batch no ratio leaves 1, so nothing is clipped
 SAMPLES, KS = 64, (1, 2, 4, 8, 16, 32, 64)
 PARTS = {"selection": 100, "heldout": 300}  # problems
 SELECTION_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
@@ -52,7 +55,7 @@ def config_of(arm: str, strength: Any, rate: Any, seed: int) -> GRPOConfig:
 
     >>> config = config_of("lower rate", (4, 2), 2e-4, seed=0)
     >>> config.learning_rate, config.max_steps
-    (5e-05, 40)
+    (5e-05, 32)
     """
     divisor, factor = strength if arm == "lower rate" else (1, 1)
     change = {
@@ -78,15 +81,14 @@ def problems(part: str) -> tuple:
     return tuple(problems_of(MODEL)[part][: PARTS.get(part)])
 
 
-def outcome(model: Any, tokenizer: Any, part: str, seed: int, temperature: float = 1.0) -> dict[str, Any]:
+def outcome(model: Any, tokenizer: Any, asked: Sequence, seed: int, temperature: float = 1.0) -> dict[str, Any]:
     """How many of 64 samples are right for each problem, and the entropy in nats per token.
 
     The entropy is the mean of −log π over the sampled tokens. All arms draw from the same random stream.
     """
     generator, counts, entropies = torch.Generator().manual_seed(1000 + seed), [], []
-    chosen = problems(part)
-    for first in range(0, len(chosen), 20):
-        batch = chosen[first : first + 20]
+    for first in range(0, len(asked), 20):
+        batch = asked[first : first + 20]
         prompts = [render_prompt(tokenizer, problem.prompt) for problem in batch]
         rollout = generate(
             model,
@@ -110,16 +112,27 @@ def run(arm: str, strength: Any, rate: Any, seed: int, part: str) -> dict[str, A
     "clipped high" is the share of tokens whose ratio was above the upper bound, with a positive advantage.
     """
     cpu = time.process_time()
+    if arm == "hotter sampling":
+        model, tokenizer = load_policy(folder(rate, seed))
+        found = outcome(model, tokenizer, problems(part), seed, strength)
+        return {**found, "cpu_seconds": round(time.process_time() - cpu, 1)}
     model, tokenizer = load_policy(MODEL)
     history = list(train(model, tokenizer, problems("train"), accuracy_reward, config_of(arm, strength, rate, seed)))
+    if arm == "plain":
+        save_policy(model, tokenizer, folder(strength, seed), overwrite=True)
     return {
-        **outcome(model, tokenizer, part, seed, strength if arm == "hotter sampling" else 1.0),
+        **outcome(model, tokenizer, problems(part), seed),
         "training entropy": [round(step["entropy"], 3) for step in history],
         "reward": [round(step["reward"], 3) for step in history],
         "clipped high": round(mean(step["clip_ratio/high_mean"] for step in history), 5),
         "clipped low": round(mean(step["clip_ratio/low_mean"] for step in history), 5),
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }
+
+
+def folder(rate: float, seed: int) -> Path:
+    """Where the plain model of a rate and seed is kept for hotter sampling."""
+    return MODELS / f"plain-{rate}-{seed}"
 
 
 def pass_at(counts: Sequence[int], k: int) -> float:
@@ -159,7 +172,7 @@ def study(ledger: Ledger) -> None:
     for seed in SEEDS:
         if ledger.wants(phase="before", seed=seed):
             model, tokenizer = load_policy(MODEL)
-            ledger.add(phase="before", seed=seed, **outcome(model, tokenizer, "heldout", seed))
+            ledger.add(phase="before", seed=seed, **outcome(model, tokenizer, problems("heldout"), seed))
         for arm in ARMS:
             if ledger.late:
                 return
@@ -205,7 +218,8 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         if arm != "plain":
             one["minus plain"] = compare(rows["plain"], rows[arm])
         for name in ("clipped high", "clipped low", "cpu_seconds"):
-            one[name] = mean(row[name] for row in rows[arm])
+            if name in rows[arm][0]:
+                one[name] = mean(row[name] for row in rows[arm])
         found["arms"][arm] = one
     found["left by Holm"] = holm(found["arms"])
     found["selection"] = {

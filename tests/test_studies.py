@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from benchmarks import (
     contamination,
     curriculum,
     default_run,
+    entropy_collapse,
     finetuning_comparison,
     forgetting,
     mutation,
@@ -38,6 +40,7 @@ from benchmarks import (
     word_game,
 )
 from benchmarks.harness import RESULTS, Ledger, run_study, shuffled
+from grpo_edu import load_policy
 from grpo_edu.evaluation import mcnemar, wilson_interval
 from grpo_edu.extras.turns import environment_reward
 
@@ -153,6 +156,64 @@ def test_the_study_of_rewards_without_the_answer_follows_from_its_runs_and_its_p
             change = row["over seeds and problems"]
             low, mean, high = (f"{100 * change[key]:+.1f}" for key in ("low", "difference", "high"))
             assert f"{mean} ({low} to {high})" in page and len(row["after"]) == 5
+
+
+def test_the_study_of_entropy_follows_from_its_runs_and_its_page_says_so():
+    ledger = Ledger(entropy_collapse.LEDGER)
+    found = entropy_collapse.summary(ledger)
+    assert json.loads(json.dumps(found)).items() <= STORED["entropy_collapse"].items()
+    page = (REPOSITORY / "docs" / "studies" / "entropy_collapse.md").read_text(encoding="utf-8").replace("−", "-")
+    for arm, row in found["arms"].items():
+        assert row["strength"] == entropy_collapse.stored(entropy_collapse.chosen(ledger, arm))
+        assert len(ledger.select(phase="report", arm=arm)) == len(found["seeds"])
+        for name in ("pass@1", "pass@64"):
+            change = row["minus before" if arm == "plain" else "minus plain"][name]
+            low, mean, high = (f"{100 * change[key]:+.1f}" for key in ("low", "difference", "high"))
+            assert f"{mean} ({low} to {high})" in page
+
+
+def test_each_arm_of_the_entropy_study_changes_one_thing():
+    def settings(arm, strength):
+        return entropy_collapse.config_of(arm, strength, 2e-4, seed=3).to_dict().items()
+
+    plain = settings("plain", 2e-4)
+    changes = {
+        arm: [{name for name, _ in settings(arm, strength) ^ plain} for strength in entropy_collapse.GRIDS[arm]]
+        for arm in entropy_collapse.ARMS[1:]
+    }
+    assert changes == {
+        "clip higher": [{"epsilon_high"}] * 3,
+        "entropy bonus": [{"entropy_coef"}] * 3,
+        "KL term": [{"beta"}] * 3,
+        "lower rate": [{"learning_rate", "max_steps"}] * 3,
+        "hotter sampling": [set()] * 3,
+    }
+    parts = [{problem.prompt for problem in entropy_collapse.problems(part)} for part in ("selection", "heldout")]
+    assert [len(part) for part in parts] == [100, 300] and not parts[0] & parts[1]
+    assert not set.union(*parts) & {problem.prompt for problem in entropy_collapse.problems("train")}
+
+
+def test_the_entropy_study_chooses_the_first_of_the_best_and_holm_stops_at_the_first_miss(tmp_path):
+    ledger = Ledger(tmp_path / "study.jsonl")
+    for strength, counts in ((0.005, [64, 0]), (0.02, [64, 64]), (0.08, [64, 64])):
+        assert entropy_collapse.chosen(ledger, "KL term") is None
+        ledger.add(phase="select", arm="KL term", strength=strength, counts=counts)
+    assert entropy_collapse.chosen(ledger, "KL term") == 0.02
+    p_values = {"a": (0.001, 0.02), "b": (0.04, 0.9)}  # of 4 tests: 0.05/4 = 0.0125, 0.05/3 = 0.0167
+    arms = {
+        arm: {"minus plain": {"pass@1": {"p_value": first}, "pass@64": {"p_value": second}}}
+        for arm, (first, second) in p_values.items()
+    }
+    assert entropy_collapse.holm({"plain": {}, **arms}) == ["a, pass@1"]
+
+
+def test_the_entropy_study_counts_right_samples_and_a_hotter_model_is_less_certain():
+    problem = entropy_collapse.problems("selection")[1]
+    asked = [problem, replace(problem, answer="-1")]
+    policy = load_policy(entropy_collapse.MODEL)
+    cold, usual, hot = (entropy_collapse.outcome(*policy, asked, 0, temperature) for temperature in (0.1, 1.0, 1.6))
+    assert 3 * cold["entropy"] < usual["entropy"] < hot["entropy"] / 1.5
+    assert 0 < usual["counts"][0] <= 64 and usual["counts"][1] == 0
 
 
 def test_the_study_of_the_word_game_follows_from_its_runs_and_its_page_says_so():
