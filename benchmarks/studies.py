@@ -14,7 +14,17 @@ import sys
 from benchmarks.harness import RESULTS
 
 COMMAND = "python -m benchmarks.studies"
-RESUMABLE = ("skill", "forgetting", "choices", "spurious", "tool_rollouts", "other_policy", "real_model", "word_game")
+RESUMABLE = (
+    "skill",
+    "forgetting",
+    "choices",
+    "spurious",
+    "entropy_collapse",
+    "tool_rollouts",
+    "other_policy",
+    "real_model",
+    "word_game",
+)
 STUDIES = (*RESUMABLE, "quantization_bits")
 
 
