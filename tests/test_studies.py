@@ -199,6 +199,9 @@ def test_the_entropy_study_chooses_the_first_of_the_best_and_holm_stops_at_the_f
         assert entropy_collapse.chosen(ledger, "KL term") is None
         ledger.add(phase="select", arm="KL term", strength=strength, counts=counts)
     assert entropy_collapse.chosen(ledger, "KL term") == 0.02
+    for strength, counts in ((2e-4, [16, 16]), (4e-4, [32, 1])):  # pass@1 50% and 52%, pass@32 100% both
+        ledger.add(phase="select", arm="plain", strength=strength, counts=counts)
+    assert entropy_collapse.chosen(ledger, "plain") == 4e-4
     p_values = {"a": (0.001, 0.02), "b": (0.04, 0.9)}  # of 4 tests: 0.05/4 = 0.0125, 0.05/3 = 0.0167
     arms = {
         arm: {"minus plain": {"pass@1": {"p_value": first}, "pass@32": {"p_value": second}}}
