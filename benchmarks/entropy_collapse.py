@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.choices import problems_of
-from benchmarks.harness import RESULTS, Ledger, estimate, ledger_options, save
+from benchmarks.harness import RESULTS, Ledger, estimate, ledger_options, left_by_holm, paired_p, save
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, pass_at_k, render_prompt, save_policy, train
 from grpo_edu.extras.significance import crossed_bootstrap
 from grpo_edu.metrics import masked_mean
@@ -193,12 +193,10 @@ def compare(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> dic
 
     pass@k has its interval over seeds and problems, and the p-value of Student's paired test over seeds.
     """
-    from scipy.stats import ttest_rel
-
     found: dict[str, Any] = {"entropy": estimate([b["entropy"] - a["entropy"] for a, b in zip(old, new, strict=True)])}
     for k in KS:
         before, after = ([[pass_at_k(SAMPLES, c, k) for c in row["counts"]] for row in rows] for rows in (old, new))
-        p_value = float(ttest_rel([mean(row) for row in after], [mean(row) for row in before]).pvalue)
+        p_value = paired_p([mean(new) - mean(old) for old, new in zip(before, after, strict=True)])
         found[f"pass@{k}"] = vars(crossed_bootstrap(before, after)) | {"p_value": p_value}
     return found
 
@@ -239,18 +237,13 @@ def described(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def holm(arms: dict[str, Any]) -> list[str]:
     """Of the ten tests against plain (five arms, pass@1 and pass@32), those with p < 0.05 after Holm's correction."""
-    tests = sorted(
-        (row["minus plain"][name]["p_value"], f"{arm}, {name}")
+    p_values = {
+        f"{arm}, {name}": row["minus plain"][name]["p_value"]
         for arm, row in arms.items()
         for name in ("pass@1", f"pass@{SAMPLES}")
         if "minus plain" in row
-    )
-    kept = []
-    for place, (p_value, name) in enumerate(tests):
-        if p_value > 0.05 / (len(tests) - place):
-            break
-        kept.append(name)
-    return kept
+    }
+    return left_by_holm(p_values)
 
 
 def picture(found: dict[str, Any]) -> Any:

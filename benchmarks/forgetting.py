@@ -26,8 +26,10 @@ from benchmarks.harness import (
     bits,
     estimate,
     ledger_options,
+    left_by_holm,
     ones,
     over_seeds_and_problems,
+    paired_p,
     save,
     share,
 )
@@ -475,27 +477,16 @@ def per_unit(run: dict[str, Any]) -> list[float]:
     return [(own + a + b) / 3 for own, a, b in zip(known, *(right[task] for task in KINDS), strict=True)]
 
 
-def paired_p(differences: Sequence[float]) -> float:
-    """The p-value of Student's paired test that the mean difference is 0; 1 where all of them are 0."""
-    from scipy.stats import ttest_1samp
-
-    return float(ttest_1samp(differences, 0.0).pvalue) if any(differences) else 1.0
-
-
 def holm(found: dict[str, Any]) -> dict[str, list[str]]:
     """Order → the methods that differ from "none" at the level 0.05 after Holm's correction over both orders."""
-    tests = sorted(
-        (row["p_value"], order, method)
+    p_values = {
+        (order, method): row["p_value"]
         for order, rows in found.items()
         for method, row in rows.items()
         if method in GRIDS
-    )
-    kept: dict[str, list[str]] = {order: [] for order in found}
-    for place, (p_value, order, method) in enumerate(tests):
-        if p_value > 0.05 / (len(tests) - place):
-            break
-        kept[order].append(method)
-    return kept
+    }
+    left = left_by_holm(p_values)
+    return {order: [method for where, method in left if where == order] for order in found}
 
 
 def lost(run: dict[str, Any], order: str, before: dict[str, float]) -> float:

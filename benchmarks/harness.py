@@ -77,6 +77,28 @@ def change(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def paired_p(differences: Sequence[float]) -> float:
+    """The p-value of Student's paired test that the mean difference is 0; 1 where all of them are 0."""
+    from scipy.stats import ttest_1samp
+
+    return float(ttest_1samp(differences, 0.0).pvalue) if any(differences) else 1.0
+
+
+def left_by_holm(p_values: Mapping[Any, float]) -> list[Any]:
+    """The tests that are significant at the level 0.05 after Holm's correction, the smallest p-value first.
+
+    >>> left_by_holm({"a": 0.04, "b": 0.02, "c": 0.001})  # against 0.05 / 3, then 0.05 / 2, then 0.05
+    ['c', 'b', 'a']
+    >>> left_by_holm({"a": 0.04, "b": 0.03, "c": 0.001})  # 0.03 > 0.05 / 2, and then nothing more is looked at
+    ['c']
+    """
+    ordered = sorted(p_values, key=lambda name: (p_values[name], name))
+    for place, name in enumerate(ordered):
+        if p_values[name] > 0.05 / (len(ordered) - place):
+            return ordered[:place]
+    return ordered
+
+
 def shuffled(reward: Callable[..., list[float]], seed: int) -> Callable[..., list[float]]:
     """The rewards of `reward` in a random order over all completions of a step, so that they carry no information.
 
