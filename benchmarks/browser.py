@@ -61,17 +61,14 @@ def measure_browser(pictures: Path | None = None) -> dict[str, Any]:
     Args:
         pictures: a folder for screenshots.
     """
-    from jupyter_lab import PROGRAMS, QUIET, running_lab, shutil
-    from playwright.sync_api import sync_playwright
+    from jupyter_lab import running_browser, running_lab
     from test_app import running_app
 
     load = os.getloadavg()[0]  # times are compared with promises for a quiet computer
-    program = next(filter(None, map(shutil.which, PROGRAMS)))
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+    with tempfile.TemporaryDirectory() as folder, running_browser() as browser:
         places = [Path(folder, name) for name in ("app", "course", "home")]
         for place in places:
             place.mkdir()
-        browser = driver.chromium.launch(executable_path=program, args=list(QUIET))
         began = time.perf_counter()
         with running_app(places[0]) as (address, _, _):
             started = time.perf_counter() - began
@@ -79,7 +76,6 @@ def measure_browser(pictures: Path | None = None) -> dict[str, Any]:
             found["from the command to the first tab, s"] = started + found["first tab can be used, s"]["high"]
         with running_lab(*places[1:]) as lab:
             found["notebook 00"] = _notebook(browser, lab, pictures)
-        browser.close()
     return {"load average before": load, **found}
 
 

@@ -43,14 +43,15 @@ SHOWN = ".grpo-edu-stage:visible :is(img, table, .grpo-inspector, [role=status])
 INSPECTOR = ("from grpo_edu.dashboards import TokenInspector", "TokenInspector()")
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
+class _QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *given: Any) -> None:
         """Say nothing about each request."""
 
 
 @contextmanager
-def _served(folder: Path) -> Iterator[str]:
-    handler = functools.partial(_Quiet, directory=folder)
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server on this computer that serves the files of a folder."""
+    handler = functools.partial(_QuietHandler, directory=folder)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -68,7 +69,7 @@ def _page(browser: Any, size: str, theme: str) -> Any:
 
 def shoot_book(browser: Any, folder: Path) -> None:
     """The first screen of each page in `VIEWS`, and what it shows that is alive."""
-    with _served(BOOK) as address:
+    with served(BOOK) as address:
         for theme in THEMES:
             for size in SIZES:
                 page = _page(browser, size, theme)
@@ -157,17 +158,13 @@ def main() -> int:
     if "book" in options.only and not (BOOK / "index.html").is_file():
         raise SystemExit(f"{BOOK} holds no book; build it with: python3 course.py book")
     options.folder.mkdir(parents=True, exist_ok=True)
-    from jupyter_lab import PROGRAMS, QUIET, shutil
-    from playwright.sync_api import sync_playwright
+    from jupyter_lab import running_browser
 
-    program = next(filter(None, map(shutil.which, PROGRAMS)))
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=list(QUIET))
+    with running_browser() as browser:
         for part in options.only:
             found = parts[part](browser, options.folder)
             if found:
                 print("seconds to the first picture:", json.dumps(found))
-        browser.close()
     return 0
 
 

@@ -111,16 +111,25 @@ def wait_for_server(server, lab, log):
     pytest.fail(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
 
 
-@pytest.fixture(scope="module")
-def browser():
+@contextlib.contextmanager
+def running_browser():
+    """A browser that is installed on this computer, without a window."""
+    from playwright.sync_api import sync_playwright
+
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if program is None:
-        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is installed (Debian: apt install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    with playwright.sync_playwright() as driver:
+    with sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=program, args=list(QUIET))
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not any(map(shutil.which, PROGRAMS)):
+        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is installed (Debian: apt install chromium)")
+    pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    with running_browser() as chromium:
+        yield chromium
 
 
 @dataclass

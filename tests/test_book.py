@@ -4,15 +4,12 @@
 look at what the browser saw.
 """
 
-import functools
 import html
-import http.server
 import json
 import math
 import os
 import re
 import subprocess
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -23,7 +20,7 @@ from jupyter_lab import shoot
 from keyboard import keyboard_problems
 
 import course
-from benchmarks.views import VIEWS
+from benchmarks.views import VIEWS, served
 from grpo_edu.advantages import group_advantages, tie_probability
 from grpo_edu.config import LOSS_TYPES
 from grpo_edu.losses import per_token_kl, per_token_policy_loss
@@ -160,17 +157,10 @@ def test_no_output_is_empty_where_a_widget_stood(pages, name):
 # ---- in a browser ----
 
 
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture(scope="module")
 def address(browser, site):  # in this order: without a browser nothing is served
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=str(site)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
+    with served(site) as address:
+        yield address
 
 
 @pytest.fixture
