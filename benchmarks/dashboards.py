@@ -322,7 +322,7 @@ def record_smollm2_run() -> None:
         row = {key: round(metrics[key], 4) for key in CURVES if key in metrics}
         history.append(row | _of_batch(state.batch, {one.prompt: one for one in to_train}))
         look(int(metrics["step"]))
-        print(json.dumps({key: row[key] for key in row}), flush=True)
+        print(json.dumps(row), flush=True)
     begin, end = history[0], history[-1]
     verdict = (
         f"From the first step to the last the mean reward went from {begin['reward']:.2f} to {end['reward']:.2f}. The "

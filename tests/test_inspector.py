@@ -108,9 +108,7 @@ def settings_of(record):
 @pytest.mark.parametrize("kind", ["live", "quantized", RECORDED_REAL])
 def test_the_page_computes_what_the_package_computes(recorded, kind):
     record = recorded_tokens(kind) if kind == RECORDED_REAL else json.loads(json.dumps(recorded[0]))
-    if (
-        kind == "quantized"
-    ):  # weights of another policy that sampled, a token that does not count, a reward that is missing
+    if kind == "quantized":  # weights of another policy that sampled, a token that does not count, a missing reward
         for group in record["groups"]:
             for one in group["completions"]:
                 one["importance"] = [0.5 + 0.1 * (place % 7) for place in range(len(one["tokens"]))]

@@ -142,7 +142,7 @@ class TokenInspector(Dashboard):
             self.say(f"The run keeps the tokens of {len(self.step.options)} steps.")
             self.step.value = self.step.options[-1]
         elif live:
-            self.say("Press “Train a step”: the model answers eight questions eight times, learns, and is looked at.")
+            self.say("Press “Train a step”: the model answers several questions eight times, learns, and is looked at.")
         elif self._given is not None and source == RECORDED:
             self.inspect(self._given)
             self.say(f"Step {self._given['step']}, as it was handed over.")
