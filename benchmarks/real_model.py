@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ class Task:
     data: str
     steps: int
     selection_steps: int
+    selection_seeds: tuple[int, ...] = (SELECTION_SEED,)
 
 
 TASKS = {
@@ -86,7 +88,8 @@ TASKS = {
         ),
         data="basic",
         steps=80,
-        selection_steps=30,
+        selection_steps=80,
+        selection_seeds=(SELECTION_SEED, SELECTION_SEED + 1),
     ),
 }
 
@@ -112,10 +115,10 @@ ARMS: dict[str, dict[str, Arm]] = {
         "shuffled": Arm(instruction_reward, FULL, "shuffled"),  # with the rate of "readable"
     },
     "arithmetic": {
-        "grpo": Arm(accuracy_reward, FULL),
+        "grpo": Arm(accuracy_reward, FULL[:3]),
         "adapters": Arm(accuracy_reward, ADAPTERS, lora_rank=8),
         "supervised": Arm(accuracy_reward, SUPERVISED, "supervised"),
-        "shuffled": Arm(accuracy_reward, FULL, "shuffled"),  # with the rate of "grpo"
+        "shuffled": Arm(accuracy_reward, FULL[:3], "shuffled"),  # with the rate of "grpo"
     },
 }
 
@@ -284,30 +287,34 @@ def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
 
 
 def select(ledger: Ledger, task: str, name: str) -> None:
-    """Every rate of an arm on the selection seed, judged by the mean of the arm's own reward on sampled answers."""
+    """Every rate of an arm on the selection seeds, judged by the mean of the arm's own reward on sampled answers."""
     arm = ARMS[task][name]
-    for rate in () if arm.method == "shuffled" else arm.rates:
-        key = {"phase": "select", "task": task, "arm": name, "rate": rate, "seed": SELECTION_SEED}
+    for seed, rate in product(TASKS[task].selection_seeds, () if arm.method == "shuffled" else arm.rates):
+        key = {"phase": "select", "task": task, "arm": name, "rate": rate, "seed": seed}
         if not ledger.wants(**key):
             continue
-        model, tokenizer, spent = trained(ledger, task, name, rate, SELECTION_SEED, TASKS[task].selection_steps)
+        model, tokenizer, spent = trained(ledger, task, name, rate, seed, TASKS[task].selection_steps)
         generator, config = torch.Generator().manual_seed(0), replace(TASKS[task].config, num_generations=2)
         values = [
             value
             for *_, value in scored(model, tokenizer, problems_of(task, "selection"), arm.reward, config, generator)
         ]
         ledger.add(**key, mean_reward=sum(values) / len(values), **spent)
-        print(task, name, rate, f"reward {ledger.rows[-1]['mean_reward']:.3f}", spent["seconds"], flush=True)
+        print(task, name, seed, rate, f"reward {ledger.rows[-1]['mean_reward']:.3f}", spent["seconds"], flush=True)
 
 
 def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
-    """The rate with the highest mean reward, of equals the lowest; None while a run of the selection is missing."""
+    """The rate with the highest mean reward over the selection seeds, of equals the lowest.
+
+    None while a run of the selection is missing.
+    """
     arm = ARMS[task][name]
     source = next(iter(ARMS[task])) if arm.method == "shuffled" else name
     rows = ledger.select(phase="select", task=task, arm=source)
-    if len(rows) < len(arm.rates):
+    rewards = {rate: [row["mean_reward"] for row in rows if row["rate"] == rate] for rate in arm.rates}
+    if any(len(found) < len(TASKS[task].selection_seeds) for found in rewards.values()):
         return None
-    return max(rows, key=lambda row: (row["mean_reward"], -row["rate"]))["rate"]
+    return max(arm.rates, key=lambda rate: (sum(rewards[rate]), -rate))
 
 
 def report(ledger: Ledger, task: str, name: str, seed: int) -> None:
@@ -355,7 +362,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         starts = {row["seed"]: row for row in ledger.select(phase="before", task=task)}
         kinds = len(CONSTRAINTS) if task == "instructions" else 1  # the kinds take turns
         for name in arms:
-            runs = sorted(ledger.select(phase="report", task=task, arm=name), key=lambda row: row["seed"])
+            runs = reports(ledger, task, name)
             if len(runs) < 2:
                 continue
             before = [starts[row["seed"] if task == "arithmetic" else None] for row in runs]
@@ -368,6 +375,12 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                 },
                 "fluency": [[row.get("greedy/fluency") for row in rows] for rows in (before, runs)],
             }
+            others = reports(ledger, task, "shuffled")
+            if name != "shuffled" and len(others) == len(runs):
+                found[task][name]["minus shuffled"] = {
+                    way: vars(crossed_bootstrap([ones(row[way]) for row in others], [ones(row[way]) for row in runs]))
+                    for way in ("greedy", "sampled")
+                }
     scores = {f"{row['task']}/{row['arm']}": row["greedy"] for row in ledger.select(phase="gsm8k")}
     if "none/none" in scores:
         start = scores["none/none"]
@@ -376,6 +389,11 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             for name, value in scores.items()
         }
     return found
+
+
+def reports(ledger: Ledger, task: str, name: str) -> list[dict[str, Any]]:
+    """The reported runs of an arm in the order of their seeds."""
+    return sorted(ledger.select(phase="report", task=task, arm=name), key=lambda row: row["seed"])
 
 
 def ways(row: dict[str, Any]) -> list[str]:
