@@ -1,7 +1,7 @@
 """Is everything in a part of a page reached and used with the keyboard alone?
 
-`keyboard_problems` walks through it with the Tab key in both directions, and then uses each slider and button. Clicks
-are caught before the page sees them, so nothing is started.
+`keyboard_problems` walks through it with the Tab key in both directions, and then uses each slider, button and list.
+Clicks are caught before the page sees them, so nothing is started.
 """
 
 # What is to be reached gets a number. What is a button for the pointer must be one for the keyboard too.
@@ -50,6 +50,11 @@ _HERE = """scope => {
     return { number, marked: number < 0 || looks(e) !== walked[number].before,
         seen: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth };
 }"""
+_MOVED = {
+    "[role=slider], input[type=range]": ("ArrowRight", "ArrowLeft"),
+    "select:has(option:enabled + option:enabled)": ("ArrowDown", "ArrowUp"),
+}
+_FOCUSED = "e => e === document.activeElement"
 _VALUE = "e => e.getAttribute('aria-valuetext') ?? e.value"
 
 
@@ -87,26 +92,37 @@ def _walk(page, scope, key, names, problems):
 
 
 def _used(page, scope, names):
-    """Sliders that the arrow keys do not move, and buttons that Enter or Space does not press."""
+    """Sliders and lists that the arrow keys do not move, buttons that Enter or Space does not press, and keys that take
+    the focus away."""
     problems = []
-    for handle in scope.locator("[data-walk]:is([role=slider], input[type=range])").all():
-        name = names[int(handle.get_attribute("data-walk"))]
-        before = handle.evaluate(_VALUE)
-        moved = []
-        for key, back in (("ArrowRight", "ArrowLeft"), ("ArrowLeft", "ArrowRight")):
-            handle.press(key)
-            moved.append(handle.evaluate(_VALUE))
-            if moved[-1] != before:
-                handle.press(back)
-                break
-        problems += [f"not moved by the arrow keys: {name}"] * (set(moved) == {before})
+
+    def press(one, name, key):
+        one.press(key)
+        problems.extend([f"loses the focus with {key}: {name}"] * (not one.evaluate(_FOCUSED)))
+
     page.evaluate("() => addEventListener('click', caught, true)")
     for button in scope.locator("[data-walk]:is(button, [role=button])").all():
+        name = names[int(button.get_attribute("data-walk"))]
         for key in ("Enter", "Space"):
             before = page.evaluate("clicks")
-            button.press(key)
-            problems += [f"not pressed by {key}: {names[int(button.get_attribute('data-walk'))]}"] * (
-                page.evaluate("clicks") == before
-            )
+            press(button, name, key)
+            problems += [f"not pressed by {key}: {name}"] * (page.evaluate("clicks") == before)
     page.evaluate("() => removeEventListener('click', caught, true)")
+    for kind, keys in _MOVED.items():  # the lists come last, because a choice may make what is shown anew
+        numbers = scope.locator(f"[data-walk]:is({kind})").evaluate_all("all => all.map(e => e.dataset.walk)")
+        for number in numbers:
+            handle, name = scope.locator(f"[data-walk='{number}']"), names[int(number)]
+            if not handle.count():
+                continue
+            before = handle.evaluate(_VALUE)
+            moved = []
+            for key, back in 3 * (keys, keys[::-1]):
+                press(handle, name, key)
+                moved.append(handle.evaluate(_VALUE))
+                if moved[-1] != before:
+                    press(handle, name, back)
+                    break
+                if len(moved) % 2 == 0:  # a kernel that still answers an earlier key may have set it back
+                    page.wait_for_timeout(500)
+            problems += [f"not moved by the arrow keys: {name}"] * (set(moved) == {before})
     return problems

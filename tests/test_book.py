@@ -312,10 +312,10 @@ def test_the_dashboards_on_stored_numbers_answer_to_their_controls(open_page):
         return box, box.locator("[role=status]")
 
     box, said = opened("02_reward_functions", "rewards")
-    assert "0 of 27 ways" in said.inner_text()
+    assert "27 ways to cheat, 0 pay" in said.inner_text()
     box.get_by_label("weight of accuracy").fill("0")
     box.get_by_label("weight of format").fill("1")
-    assert "0 of 27 ways" not in said.inner_text()
+    assert "27 ways to cheat, 0 pay" not in said.inner_text()
     box, said = opened("09_quantization", "quantization")
     before = float(re.search(r"error ([\d.]+)%", said.inner_text())[1])
     box.get_by_label("bits").fill("3")
@@ -326,7 +326,7 @@ def test_the_dashboards_on_stored_numbers_answer_to_their_controls(open_page):
     box, said = opened("06_losses", "objective")
     box, said = opened("07_grpo_run", "run")
     box.get_by_label("step").fill("10")
-    assert "Step 10 of 30" in said.inner_text() and "held-out accuracy" in said.inner_text()
+    assert "Step 10 of 30" in said.inner_text() and "20 held-out problems" in said.inner_text()
     box.get_by_role("button", name="Play").click()
     box.page.wait_for_function(
         "document.querySelector('[data-recorded=run] [role=status]').innerText.includes('Step 30')"

@@ -1,4 +1,4 @@
-"""The dashboards under the mouse, in a real JupyterLab: a slider is dragged, a training paused, stopped and kept."""
+"""The dashboards in a real JupyterLab: a slider is dragged, a run paused, stopped and kept, all is used with keys."""
 
 import json
 import re
@@ -6,7 +6,10 @@ import re
 import nbformat
 import pytest
 from jupyter_lab import FAILED, RUN_SECONDS, wait_until
+from keyboard import keyboard_problems
 from nbformat.v4 import new_code_cell, new_notebook
+
+from grpo_edu import dashboards as every_dashboard
 
 pytestmark = pytest.mark.browser
 
@@ -17,14 +20,20 @@ CELLS = (
 )
 
 
+def run_cells(open_notebook, lab, theme, cells):
+    """A notebook of these cells, open and started."""
+    notebook = new_notebook(cells=[new_code_cell(source) for source in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab.folder / "notebooks" / "dashboards.ipynb")
+    opened = open_notebook("dashboards", theme)
+    opened.menu("Run", "Run All Cells")
+    return opened
+
+
 @pytest.fixture
 def dashboards(open_notebook, lab):
     """A notebook with two dashboards, run."""
-    notebook = new_notebook(cells=[new_code_cell(source) for source in CELLS])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, lab.folder / "notebooks" / "dashboards.ipynb")
-    opened = open_notebook("dashboards", "dark")
-    opened.menu("Run", "Run All Cells")
+    opened = run_cells(open_notebook, lab, "dark", CELLS)
     start = opened.cells("Code").nth(2).get_by_role("button", name="Start")
     start.wait_for(timeout=1000 * RUN_SECONDS)
     return opened
@@ -60,6 +69,9 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     page.wait_for_timeout(2000)  # the last position of the handle may still be on its way to the kernel
     bars = page.get_by_alt_text("rewards and their advantages").get_attribute("alt")
     dashboards.shoot("dragged")
+    assert keyboard_problems(page, explorer.locator(".grpo-edu-dashboard")) == []
+    explorer.locator("select").first.press("x")
+    assert dashboards.cells().count() == len(CELLS), "a key in a list is no shortcut that removes the cell"
     board.get_by_role("slider", name="steps", exact=True).press("End")  # 200, so that there is time to pause and stop
     start = board.get_by_role("button", name="Start", exact=True)
     start.focus()
@@ -114,22 +126,40 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
 
 
 @pytest.mark.thorough
-def test_outputs_fit_narrow_pages_and_axe_finds_nothing_serious(dashboards):
+def test_every_dashboard_fits_its_page_and_is_used_without_sight_and_with_the_keyboard_alone(open_notebook, lab):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
-    page = dashboards.page
+    cells = ["from grpo_edu.dashboards import *", *(f"{name}()" for name in every_dashboard.__all__)]
+    opened = run_cells(open_notebook, lab, "light", cells)
+    page = opened.page
+    opened.cells("Code").first.get_by_text("[1]:").wait_for(timeout=1000 * RUN_SECONDS)
     page.keyboard.press("Control+b")  # the list of files, which would fill a narrow page
-    for cell in (dashboards.cells("Code").nth(1), dashboards.cells("Code").nth(2)):
+    for number, name in enumerate(every_dashboard.__all__, 1):
+        cell = opened.cells("Code").nth(number)
+        cell.scroll_into_view_if_needed()
         output = cell.locator(".grpo-edu-dashboard")
+        output.wait_for(timeout=1000 * RUN_SECONDS)
+        page.wait_for_timeout(1000)  # its picture may still be on its way
         for width in (390, 768, 1366):
             page.set_viewport_size({"width": width, "height": 900})
             output.scroll_into_view_if_needed()
-            dashboards.shoot(f"width_{width}")
+            opened.shoot(f"{name}_{width}")
             clipped = output.evaluate(
                 "box => [...box.querySelectorAll('*')].filter(e => e.offsetParent"
                 " && !e.parentElement.closest('.grpo-edu-stage [tabindex=\"0\"]')"  # what scrolls, by keyboard as well
                 " && e.getBoundingClientRect().right > box.getBoundingClientRect().right + 12).map(e => e.className)"
             )
-            assert clipped == [], width
-        found = axe.run(page, context=".grpo-edu-dashboard").response["violations"]
+            assert clipped == [], (name, width)
+        found = axe.run(page, context=f".jp-Cell:nth-child({number + 1}) .grpo-edu-dashboard").response["violations"]
         grave = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
-        assert grave == []
+        assert grave == [], name
+        cell.locator(".cm-content").click()
+        page.keyboard.press("Escape")  # from the code to the cell, and with Tab over its toolbar into the output
+        for _ in range(3):
+            page.keyboard.press("Tab")
+            if output.evaluate("box => box.contains(document.activeElement)"):
+                break
+        else:
+            raise AssertionError(f"{name} is not reached with Tab from its cell")
+        assert keyboard_problems(page, output) == [], name
+        assert opened.cells().count() == len(cells), f"a key in {name} changed the notebook"
+    assert page.locator(FAILED).count() == 0 and opened.errors == [] and opened.outside == []

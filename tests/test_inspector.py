@@ -2,6 +2,7 @@
 
 import html
 import json
+from dataclasses import replace
 from itertools import cycle, product
 
 import pytest
@@ -10,7 +11,7 @@ from test_playground import javascript
 
 from grpo_edu.cli.main import main
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
-from grpo_edu.dashboards.inspector import LIVE, RECORDED, RECORDED_REAL, TokenInspector, recorded_tokens
+from grpo_edu.dashboards.inspector import LIVE, RECORDED, RECORDED_REAL, SETTINGS, TokenInspector, recorded_tokens
 from grpo_edu.figures.tokens import first_mixed, token_pushes, tokens_html
 from grpo_edu.logprobs import group_logps
 from grpo_edu.models import load_policy
@@ -155,6 +156,34 @@ def test_the_inspector_brings_a_step_of_each_model():
         assert record["groups"][0]["completions"][0]["tokens"][0] in html.unescape(board.picture.value)
     board.source.value = LIVE
     assert "Train a step" in board.message.value
+
+
+def test_a_live_step_says_what_is_under_way_and_can_be_stopped(monkeypatch):
+    small = {"prompts_per_step": 2, "num_generations": 2, "num_iterations": 2, "max_completion_length": 8}
+    monkeypatch.setattr("grpo_edu.dashboards.inspector.SETTINGS", replace(SETTINGS, **small))
+    board = TokenInspector()
+    seen = []
+    board.message.observe(lambda change: seen.append(change["new"]), "value")
+    board.train.click()
+    board.worker.join()
+    parts = (
+        "Loading tiny",
+        "Sampling 2 answers to each of 2",
+        "update 1 of 2",
+        "update 2 of 2",
+        "Step 1 of the live run",
+    )
+    at = [next(number for number, text in enumerate(seen) if part in text) for part in parts]
+    assert at == sorted(at) and "<progress" in seen[at[2]] and "<progress" not in seen[-1]
+    assert board.record["step"] == 1 and board.train.button_style == "primary"
+    with monkeypatch.context() as told:
+        told.setattr(board, "_tell", lambda line, part: board.halt())
+        board.train.click()
+        board.worker.join()
+    assert "Stopped" in board.message.value and board.train.button_style == "primary" and board.record["step"] == 1
+    board.train.click()
+    board.worker.join()
+    assert "Step 1 of the live run" in board.message.value, "a new run begins after a stop"
 
 
 def test_steps_that_are_asked_for():

@@ -4,6 +4,7 @@ import pytest
 from keyboard import keyboard_problems
 
 GOOD = """<button>Play</button><label>steps <input type=range></label><select aria-label=loss><option>grpo</select>
+<select aria-label=level><option>token<option selected>answer</select>
 <ol><li><button>a</button><button tabindex=-1>b</button></ol><p tabindex=0 aria-label=text>long</p>"""
 FAULTS = {
     "<button><i></i></button>": "without a name",
@@ -14,6 +15,10 @@ FAULTS = {
     "<button onkeydown='event.preventDefault()'>Play</button>": "never leaves",
     "<button onkeydown='if (event.key === `Enter`) event.preventDefault()'>Play</button>": "not pressed by Enter",
     "<label>steps <input type=range onkeydown='if (event.key !== `Tab`) event.preventDefault()'></label>": "not moved",
+    "<button onkeydown='if (event.key === ` `) this.blur()'>Play</button>": "loses the focus with Space",
+    "<select aria-label=a onkeydown='if (event.key !== `Tab`) event.preventDefault()'><option>1<option>2</select>": (
+        "not moved"
+    ),
     "<button onfocus='this.blur()'>Play</button>": "not reached with Tab",
 }
 

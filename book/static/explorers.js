@@ -50,10 +50,10 @@ function bars(title, values, range) {
   return svg;
 }
 
-function curve(place, f, [start, end], color) {
+function curve(place, f, [start, end], color, dashes = "") {
   const points = Array.from({ length: 201 }, (_, k) => start + (k / 200) * (end - start));
   const path = points.map((point, k) => `${k ? "L" : "M"}${place.x(point).toFixed(1)},${place.y(f(point)).toFixed(1)}`);
-  place.svg.append(element("path", { d: path.join(""), stroke: color, "stroke-width": 2, fill: "none" }));
+  place.svg.append(element("path", { d: path.join(""), stroke: color, "stroke-width": 2, fill: "none", "stroke-dasharray": dashes }));
 }
 
 function xTicks(place, values) {
@@ -162,9 +162,9 @@ function objective(place) {
       ...clip, ratio: ratio.value, advantage: advantage.value, beta: beta.value, reference: reference.value,
     });
     const drawn = [["objective", "Objective of the token"], ["push", "Push on its log-probability"]].map(([key, title]) => {
-      const place = panel(title, "ratio ρ (blue: A = +1, orange: A = −1)", [0, 2], [-2, 2]);
+      const place = panel(title, "ratio ρ (line: A = +1, dashes: A = −1)", [0, 2], [-2, 2]);
       curve(place, x => tokenObjective({ ...clip, ratio: x, advantage: 1 })[key], [0.01, 2], BLUE);
-      curve(place, x => tokenObjective({ ...clip, ratio: x, advantage: -1 })[key], [0.01, 2], RED);
+      curve(place, x => tokenObjective({ ...clip, ratio: x, advantage: -1 })[key], [0.01, 2], RED, "6 3");
       xTicks(place, [0, 0.5, 1, 1.5, 2]);
       dot(place, ratio.value, found[key]);
       return place.svg;

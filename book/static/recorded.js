@@ -82,7 +82,7 @@ function curves(title, xs, ys, lines, at) {
     const d = shown.map(([x, y], k) => `${k ? "L" : "M"}${place.x(x).toFixed(1)},${place.y(y).toFixed(1)}`).join("");
     place.svg.append(element("path", { d, stroke: color, "stroke-width": 2, fill: "none", "stroke-dasharray": dashes }));
     if (lines.length > 1) {
-      place.svg.append(element("text", { x: RIGHT, y: 16 + 13 * row, "text-anchor": "end", style: `fill:${color}` }, name));
+      place.svg.append(element("text", { x: RIGHT, y: 11 + 12 * row, "text-anchor": "end", style: `fill:${color}` }, name));
     }
     if (shown.length) dot(place, ...shown[shown.length - 1]);
   });
@@ -145,8 +145,8 @@ function rewardLab(place) {
       rewards.map((name, at) => [name, short(row.paid[at]), short(parts[at])]));
     const table = dataTable("Ways to cheat", ["way", "earns", "honest", "cheating pays"], rows.map((one, at) =>
       [one.name, short(found[at].paid), short(found[at].honest), found[at].pays ? "✗ yes" : "✓ no"]));
-    return [[paid, table], `Weighted sum of this completion: ${short(total)}. ` +
-      `${holes} of ${rows.length} ways to cheat pay at least as much as honest work on the same problem.`];
+    return [[paid, table], `The weighted sum of this completion is ${short(total)}. Of ${rows.length} ways to cheat, ${holes} ` +
+      "pay at least as much as honest work on the same problem."];
   });
 }
 
@@ -159,7 +159,7 @@ function quantization(place) {
     const settings = { bits: bits.value, affine: grid.value === "affine", size: sizes[scale.value] };
     const { after, bytes: stored } = quantizeMatrix(values, settings);
     const most = Math.max(...values.map(Math.abs));
-    const draw = [["Weights (blue), on the grid (orange)", [values, after], most],
+    const draw = [["Weights (area), on the grid (line)", [values, after], most],
       ["Error: value after − before", [values.map((value, at) => after[at] - value)], null]];
     const pictures = draw.map(([title, series, range]) => {
       const reach = range ?? Math.max(1e-9, ...series[0].map(Math.abs));
@@ -169,7 +169,9 @@ function quantization(place) {
       counts.forEach((heights, row) => {
         const width = (2 * reach) / heights.length;
         const d = heights.map((height, at) => `${at ? "L" : "M"}${made.x(-reach + at * width).toFixed(1)},${made.y(height).toFixed(1)}H${made.x(-reach + (at + 1) * width).toFixed(1)}`);
-        made.svg.append(element("path", { d: d.join(""), stroke: range === null ? GREEN : [BLUE, RED][row], fill: "none", "stroke-width": 1.5 }));
+        const color = range === null ? GREEN : [BLUE, RED][row], area = row === 0 && range !== null;
+        const closed = area ? `L${made.x(reach)},${made.y(0)}H${made.x(-reach)}Z` : "";
+        made.svg.append(element("path", { d: d.join("") + closed, stroke: color, fill: area ? color : "none", "fill-opacity": 0.35, "stroke-width": area ? 0 : 1.5 }));
       });
       return made.svg;
     });
@@ -219,7 +221,7 @@ function runBoard(place) {
   const last = history[history.length - 1].step, step = slider("step", last, 0, last, 1);
   const points = key => history.filter(row => row[key] !== undefined).map(row => [row.step, row[key]]);
   const panels = [
-    ["Reward", [["mean reward", "reward", BLUE], ["held-out accuracy", "heldout accuracy", RED], ["on topic, not rewarded", "on topic", RED]], 1],
+    ["Reward", [["mean reward", "reward", BLUE], ["accuracy on 20 held-out problems", "heldout accuracy", RED], ["on topic (not rewarded)", "on topic", RED]], 1],
     ["Completion length", [["tokens per completion", "completions/mean_length", BLUE]]],
     ["Groups with equal rewards", [["share of tied groups", "frac_reward_zero_std", BLUE]], 1],
     ["Entropy", [["entropy", "entropy", BLUE]]],

@@ -77,10 +77,14 @@ _LOST = (
     "cell again; training runs that were kept are then offered."
 )
 # A slider's handle has no name of its own, a region that screen readers follow must be there before its text, and what
-# scrolls must be reached by keyboard.
+# scrolls must be reached by keyboard. In JupyterLab a key in a list would be a shortcut: an arrow chooses another cell,
+# and x removes this one. So only Shift+Enter and keys with Ctrl, Alt or Cmd reach the notebook.
 _NAMES = """
 const box=this.closest('.grpo-edu-dashboard');
 if(box&&!box.dataset.named){box.dataset.named=1;
+box.addEventListener('keydown',event=>{
+const shortcut=event.ctrlKey||event.metaKey||event.altKey||event.shiftKey&&event.key==='Enter';
+if(!shortcut)event.stopPropagation();});
 const name=()=>{
 const lost=box.classList.contains('jupyter-widgets-disconnected')&&!document.body.dataset.voila;
 const line=box.querySelector('.grpo-edu-lost');

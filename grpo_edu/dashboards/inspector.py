@@ -7,15 +7,21 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.dashboards.base import Dashboard, button_row, choice, offer
-from grpo_edu.dashboards.worker import Worker, in_queue, run_slot
+from grpo_edu.dashboards.base import Dashboard, button_row, choice, offer, progress_bar, say_html
+from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot
 from grpo_edu.figures.tokens import first_mixed, inspector_html, tokens_html
 from grpo_edu.problems.instructions import INSTRUCTIONS
 from grpo_edu.problems.templates import LEVELS, data_dir
 from grpo_edu.runs.tokens import TokenRecorder, kept_steps, read_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from grpo_edu.batch import Batch
+    from grpo_edu.trainer import Stages
 
 RECORDED, RECORDED_REAL, LIVE = "a recorded step", "a recorded step of SmolLM2", "live"
 # Four updates per rollout and a KL term, so that ratios, clipping and KL can be seen.
@@ -99,16 +105,20 @@ class TokenInspector(Dashboard):
         recorded = [(name, name) for name in _RECORDED]
         self.source = choice("what to look at", [*recorded, (f"live: train {model}", LIVE), *runs.items()], "a step")
         self.step = choice("step", [], "whose tokens the run keeps")
-        (self.train,), row = button_row(
-            {"Train a step": (self._train, "sample, score, update, and look at the tokens")}
+        self._buttons, row = button_row(
+            {
+                "Train a step": (self._train, "sample, score, update, and look at the tokens"),
+                "Stop": (self.halt, "end the step, and forget what was learned live"),
+            }
         )
-        self._buttons = [self.train]
+        self.train, self.stop = self._buttons
         about = (
             "Choose a token with a click, or with Tab and the arrow keys. Change loss, advantage, ε or β, and see what "
             "becomes of each push."
         )
         super().__init__("What the update does to each token", [self.source, self.step, row], about)
         self.add_class("grpo-edu-tokens")
+        self.message.layout.min_height = "3em"  # so that nothing jumps
         head = self.children[0]
         head.value = f"<style>{_CSS}</style>{head.value}"
         self.source.observe(self._chosen, "value")
@@ -137,12 +147,13 @@ class TokenInspector(Dashboard):
         live, kept = source == LIVE, source not in (LIVE, *_RECORDED)
         self.step.options = kept_steps(source) if kept else []
         self.step.layout.display = None if kept else "none"
-        offer(self._buttons, self._buttons, self.train)
+        self._offer()
         if kept:
             self.say(f"The run keeps the tokens of {len(self.step.options)} steps.")
             self.step.value = self.step.options[-1]
         elif live:
-            self.say("Press “Train a step”: the model answers several questions eight times, learns, and is looked at.")
+            slow = " A step takes about a minute." if self._real else ""
+            self.say(f"Press “Train a step”: the model answers questions eight times, learns, and is looked at.{slow}")
         elif self._given is not None and source == RECORDED:
             self.inspect(self._given)
             self.say(f"Step {self._given['step']}, as it was handed over.")
@@ -152,18 +163,21 @@ class TokenInspector(Dashboard):
 
     def _train(self, button: object) -> None:
         if self.busy:
-            self.say("A step is under way. Wait until it has ended.", wrong=True)
+            self.say("A step is under way. Wait until it has ended, or press Stop.", wrong=True)
             return
         self.source.value = LIVE
+        offer(self._buttons, [self.stop], self.stop)
         self.work(self._one_step)
 
     def _one_step(self, worker: Worker) -> None:
         """Train one step, and show it; the first loads the model."""
         with run_slot(in_queue(worker, self.say)):
             if self._training is None:
-                self.say(f"Loading {self.model} …")
+                self._tell(f"Loading {self.model} …", 0)
                 self._training = self._begin()
-            self.say("Sampling answers, and learning from them …")
+            config = SETTINGS_REAL if self._real else SETTINGS
+            asked, size = config.prompts_per_step, config.num_generations
+            self._tell(f"Sampling {size} answers to each of {asked} questions …", 0)
             metrics = next(self._training)
         assert self._recorder is not None and self._recorder.record is not None
         self.inspect(self._recorder.record)
@@ -172,6 +186,51 @@ class TokenInspector(Dashboard):
             f"{metrics['frac_reward_zero_std']:.0%} of the groups tied, KL {metrics.get('kl', 0):.4f}."
         )
 
+    def _tell(self, line: str, part: float) -> None:
+        """What is under way, and a bar for how much of the step is done."""
+        self.message.value = say_html(line) + progress_bar("Progress of the step", part, "")
+
+    def _offer(self) -> None:
+        if not self.busy:
+            offer(self._buttons, [self.train], self.train)
+
+    def ended(self, error: BaseException | None) -> None:
+        """Offer the next step. After an error or a stop it is the first step of a new run."""
+        if error is not None:
+            self._training = None
+        super().ended(error)
+        if isinstance(error, Stopped):
+            self.say("Stopped. The next step is the first one of a new run, with the model as it was before training.")
+        offer(self._buttons, [self.train], self.train)
+
+    @property
+    def _real(self) -> bool:
+        """Whether a live step is one of SmolLM2."""
+        return self.model == "smollm2"
+
+    def _told(self, stages: Stages, config: GRPOConfig) -> Stages:
+        """The same stages, which say what comes next and can be stopped between them."""
+        updates = 0
+
+        def score(*given: Any) -> Batch:
+            nonlocal updates
+            updates = 0
+            return stages.score(*given)
+
+        def step(*given: Any) -> tuple[dict[str, float], Tensor]:
+            nonlocal updates
+            assert self.worker is not None
+            self.worker.goes_on()
+            updates += 1
+            count = f"update {updates} of {config.updates_per_step}"
+            self._tell(
+                f"Scored the answers. Now {count}, with a look at each token before and after it …",
+                updates / (1 + config.updates_per_step),
+            )
+            return stages.step(*given)
+
+        return replace(stages, score=score, step=step)
+
     def _begin(self) -> Iterator[dict[str, float]]:
         from grpo_edu.models import load_policy
         from grpo_edu.problems.files import load_problems
@@ -179,13 +238,12 @@ class TokenInspector(Dashboard):
         from grpo_edu.trainer import train
 
         model, tokenizer = load_policy(self.model)
-        real = self.model == "smollm2"
-        config, reward = (SETTINGS_REAL, REWARDS["constraint"]) if real else (SETTINGS, REWARDS["accuracy"])
-        problems = load_problems(INSTRUCTIONS if real else LEVELS, "train")
-        if real:
+        config, reward = (SETTINGS_REAL, REWARDS["constraint"]) if self._real else (SETTINGS, REWARDS["accuracy"])
+        problems = load_problems(INSTRUCTIONS if self._real else LEVELS, "train")
+        if self._real:
             problems = [problem for problem in problems if problem.level in KINDS]
         self._recorder = TokenRecorder(model, tokenizer, config)
-        return train(model, tokenizer, problems, reward, config, stages=self._recorder.stages)
+        return train(model, tokenizer, problems, reward, config, stages=self._told(self._recorder.stages, config))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget, and for pages without widgets the tokens as a list."""

@@ -166,6 +166,12 @@
       }));
     };
 
+    /* Scroll the answers, and not the page, to the chosen token. */
+    const find = () => {
+      const button = buttons[chosen.row][chosen.place];
+      if (button) answers.scrollTop = Math.max(0, button.offsetTop - answers.clientHeight / 2);
+    };
+
     const choose = (row, at) => {
       [chosen.row, chosen.place] = [row, at];
       buttons[row][at].focus({ preventScroll: true });
@@ -262,6 +268,7 @@
         if (name === "group") build();
         if (name === "loss" && part.value === "cispo" && parts.high.value < 1) { parts.high.input.max = 5; parts.high.value = 5; }
         draw();
+        if (name === "group") find();
       });
     }
     back.addEventListener("click", () => {
@@ -270,6 +277,7 @@
     });
     build();
     draw();
+    find();
   }
 
   for (const place of document.querySelectorAll("[data-tokens]:not(.grpo-inspector)")) inspect(place);
