@@ -247,11 +247,17 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 def newly_solved(before: dict[str, Any], runs: Sequence[dict[str, Any]], known: Sequence[bool]) -> dict[str, Any]:
     """For each seed: how many of these puzzles only the trained model solves greedily, and how many of them were known.
 
-    known: for each of the first puzzles, whether the untrained model had a right answer among its samples.
+    known: for each of the first puzzles, whether the untrained model had a right answer among its samples. "not solved
+    before" counts the puzzles that could be newly solved, so that the two shares of known puzzles can be compared.
     """
-    number = range(len(known))
-    new = [[i for i in number if (before["greedy"][i], run["greedy"][i]) == ("0", "1")] for run in runs]
-    return {"newly solved": [len(row) for row in new], "of these known": [sum(known[i] for i in row) for row in new]}
+    unsolved = [i for i in range(len(known)) if before["greedy"][i] == "0"]
+    new = [[i for i in unsolved if run["greedy"][i] == "1"] for run in runs]
+    return {
+        "not solved before": len(unsolved),
+        "of the unsolved known": sum(known[i] for i in unsolved),
+        "newly solved": [len(row) for row in new],
+        "of these known": [sum(known[i] for i in row) for row in new],
+    }
 
 
 def gains_of(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -274,7 +280,8 @@ def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]],
 
     A puzzle is solved if one of its samples is right. "gained" and "lost" compare each seed with the first draw;
     "with half of the samples" says how much of this a second draw of the untrained model would do (`halves`).
-    "change without the largest kind" leaves out the kind whose pass@k with all samples grows most.
+    "change without the largest kind" leaves out the kind whose pass@k with all samples grows most, and "change without
+    the largest and the smallest kind" also the one that grows least.
     """
     first = draws[0]
     by_kind = [
@@ -289,7 +296,7 @@ def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]],
     growth = [
         sum(row[all_samples] for row in kind["after"]) / len(after) - kind["before"][all_samples] for kind in by_kind
     ]
-    largest = growth.index(max(growth))
+    largest, smallest = growth.index(max(growth)), growth.index(min(growth))
 
     def change(of_kinds: Sequence[int]) -> dict[str, dict[str, float]]:
         kept = [number for number in range(len(first)) if number % NUM_KINDS in of_kinds]
@@ -312,6 +319,9 @@ def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]],
         "change": change(range(NUM_KINDS)),
         "largest kind": largest,
         "change without the largest kind": change([kind for kind in range(NUM_KINDS) if kind != largest]),
+        "change without the largest and the smallest kind": change(
+            [kind for kind in range(NUM_KINDS) if kind not in (largest, smallest)]
+        ),
         "by kind": by_kind,
         "gained": [sum(new > 0 and not old for old, new in zip(first, counts, strict=True)) for counts in after],
         "lost": [sum(old > 0 and not new for old, new in zip(first, counts, strict=True)) for counts in after],
