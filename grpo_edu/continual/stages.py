@@ -65,8 +65,7 @@ class Protection:
     """What holds on to earlier tasks from the second stage on.
 
     method: "none"; "ewc", the penalty of `grpo_edu.continual.ewc`; "l2", the same with a Fisher of ones; "replay",
-    problems of
-        earlier stages mixed in; "kl", the KL from the model that the stage began with.
+        problems of earlier stages mixed in; "kl", the KL from the model that the stage began with.
     strength: λ of "ewc" and "l2"; the share of old problems of "replay"; beta of "kl".
     fisher: for "ewc", a kind of `fisher_diagonal`, or "lightning" for the heuristic.
     num_examples: for "ewc", solutions (after GRPO: own completions) of a task that its Fisher is computed on.
