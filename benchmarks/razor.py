@@ -1,0 +1,317 @@
+"""Is forgetting a function of the KL divergence from the start?: ``python -m benchmarks.razor``.
+
+The claim is that of *RL's razor* (Shenfeld et al. 2025, arXiv 2509.04259); the page is docs/studies/razor.md. Each of
+five seeds makes its own start: the model `tiny` after a cold start on puzzles, mixed with the problems that it knows.
+Five methods then train this start on puzzles only, at two learning rates, and are measured after 10 and 30 steps:
+
+- *supervised*: worked solutions, in the form that the start knows;
+- *own answers*: the same, on the start's own right answers (rejection sampling), so the targets are near to the start;
+- *other form*: the same, on solutions with the word "First" or "Then" before each equation, as right, and far away;
+- *GRPO*, with the accuracy as reward;
+- *distillation*: on-policy distillation (Agarwal et al. 2024, arXiv 2306.13649) from a better model, which is the start
+  after more supervised training. The student samples one completion for each puzzle, and the loss of a token is the KL
+  divergence from the student's next-token distribution to the teacher's, over the whole vocabulary.
+
+Measured at each point: greedy accuracy on held-out old and new problems, the KL divergence from the start on held-out
+puzzles in both directions, and the distance of the weights.
+
+The rules of the analysis, fixed before the reported runs (ten runs of the seeds 98 and 99 on validation problems
+had been seen, which set the steps, the rates, the mixture of the cold start and the other form). Nothing is selected:
+every point of every method counts.
+
+1. *Does the KL predict forgetting?* The change of the old accuracy from the start is predicted from one distance, by a
+   curve that may only fall (isotonic regression), fitted on four seeds and tested on the fifth. R² of each seed is
+   compared between the distances, over the five seeds. The main one is KL(start ‖ trained) in nats per completion, the
+   paper's direction; its samples are the start's, so all runs of a seed are measured on the same ones. The paper's
+   curve, quadratic, is reported too, and everything once more without *other form*, whose large changes could carry R²
+   alone.
+2. *Does one curve hold for all methods?* Every method is compared with *supervised* at equal KL(start ‖ trained). Each
+   of its points between two points of supervised training of the same seed (the start is one) is compared with their
+   linear interpolation, problem by problem. The claim predicts no difference.
+3. *Does GRPO forget less?* The same at equal accuracy on the new task.
+
+Intervals of 2 and 3 are over seeds and problems (`crossed_bootstrap`); p-values are from Student's paired test over the
+seeds, with Holm's correction for all eight tests.
+
+Each run is one line of ``benchmarks/results/razor.jsonl``. ``--minutes 20`` starts no run after 20 minutes. The same
+command continues where it stopped; ``razor.json`` holds the summary of the seeds that are complete.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from benchmarks.forgetting import KNOWN
+from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, share
+from grpo_edu import (
+    GRPOConfig,
+    accuracy_reward,
+    evaluate,
+    generate,
+    load_policy,
+    load_problems,
+    render_prompt,
+    save_policy,
+    train,
+)
+from grpo_edu.config import SupervisedConfig
+from grpo_edu.continual.curriculum import mix_in
+from grpo_edu.continual.examples import pad_examples, target_logits
+from grpo_edu.continual.fisher import rollout_examples
+from grpo_edu.continual.supervised import finetune
+from grpo_edu.fast.optimizers import build_optimizer, make_stepper
+from grpo_edu.problems.puzzles import puzzle_splits
+from grpo_edu.problems.templates import ProblemOrder
+from grpo_edu.rollout import Rollout
+
+COMMAND = "python -m benchmarks.razor"
+LEDGER = RESULTS / "razor.jsonl"
+PICTURE = RESULTS.parents[1] / "docs" / "images" / "razor.png"
+MODELS = RESULTS.parents[1] / "runs" / "razor"  # the start and the teacher of each seed
+METHODS = ("supervised", "own answers", "other form", "GRPO", "distillation")
+RATES, LOOKS = (3e-4, 1e-3), (10, 30)  # learning rates, and the steps after which a run is measured
+START = SupervisedConfig(max_steps=60, learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=5)
+OLD_SHARE = 2 / 3  # of the problems of the cold start
+TEACHER = SupervisedConfig(max_steps=60, learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=5)
+PROMPTS, GENERATIONS = 8, 8  # GRPO has 8 × 8 completions per step; the others have 16 puzzles, once each
+LENGTH, SAMPLES = 64, 4  # tokens of a completion; samples of each training puzzle for *own answers*
+NUM_OLD, NUM_NEW, NUM_KL = 60, 300, 100  # held-out: per old set, puzzles, and puzzles for the KL divergence
+SEEDS = (0, 1, 2, 3, 4)
+DISTANCES = {  # key in a row → name; all are 0 at the start
+    "kl": "KL(start ‖ trained), per completion",
+    "kl per token": "KL(start ‖ trained), per token",
+    "reverse kl": "KL(trained ‖ start), per completion",
+    "l2": "distance of the weights",
+    "kl on old": "KL(start ‖ trained) on old problems, per completion",
+}
+
+
+@cache
+def problems(task: str, part: str) -> tuple:
+    """The problems of the old or the new task, "train", "validation" or "heldout", without a common problem."""
+    if task == "new":
+        return tuple(puzzle_splits()[part][:NUM_NEW] if part == "heldout" else puzzle_splits()[part])
+    chosen: list = []
+    for level in KNOWN:
+        known = load_problems(level, "heldout" if part == "heldout" else "train")
+        chosen += {"train": known[:800], "validation": known[800:820], "heldout": known[:NUM_OLD]}[part]
+    return tuple(chosen)
+
+
+def right(model: Any, tokenizer: Any, task: str, part: str) -> str:
+    """A 1 or 0 for each problem: whether the greedy answer is correct."""
+    found = evaluate(model, tokenizer, problems(task, part), temperature=0, max_completion_length=96, batch_size=150)
+    return bits(found.correct)
+
+
+def sampled(model: Any, tokenizer: Any, asked: Sequence, generations: int, generator: torch.Generator) -> Rollout:
+    """Completions of these problems at temperature 1."""
+    prompts = [render_prompt(tokenizer, problem.prompt) for problem in asked]
+    return generate(
+        model, tokenizer, prompts, num_generations=generations, max_completion_length=LENGTH, generator=generator
+    )
+
+
+def padded(rollout: Rollout, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The completions of a rollout as a batch of supervised examples."""
+    rows = [(ids.tolist(), int((~is_target).sum())) for ids, is_target in rollout_examples(rollout)]
+    return pad_examples(rows, tokenizer.pad_token_id)
+
+
+def kl_per_token(logits: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """KL(p ‖ q) of next-token distributions in nats, from logits (N, V) of p and q; returns (N,).
+
+    >>> kl_per_token(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
+    tensor([0.])
+    """
+    logps = logits.log_softmax(dim=-1)
+    return (logps.exp() * (logps - other.log_softmax(dim=-1))).sum(dim=-1)
+
+
+@torch.no_grad()
+def divergence(sampler: Any, other: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
+    """KL(sampler ‖ other) in nats per completion and per token, over completions that `sampler` has sampled.
+
+    In each sampled context the divergence of the next token is exact. Its sum over a completion has the divergence of
+    whole completions as its mean, by the chain rule.
+    """
+    values = kl_per_token(target_logits(sampler, *batch)[0], target_logits(other, *batch)[0])
+    return float(values.sum()) / len(batch[0]), float(values.mean())
+
+
+def distill(
+    model: Any, tokenizer: Any, teacher: Any, asked: Sequence, config: SupervisedConfig
+) -> Iterator[dict[str, float]]:
+    """On-policy distillation: the student samples, and each of its tokens has the KL to the teacher as its loss.
+
+    The gradient goes through the student's distribution at each token and not through the sampling.
+    """
+    optimizer, _ = build_optimizer(model, config)
+    stepper = make_stepper(optimizer, config)
+    order, generator = ProblemOrder(len(asked), config.seed), torch.Generator().manual_seed(config.seed)
+    for step in range(1, config.max_steps + 1):
+        drawn = [asked[index] for index in order.draw(config.prompts_per_step)]
+        batch = padded(sampled(model, tokenizer, drawn, 1, generator), tokenizer)
+        with torch.no_grad():
+            wanted = target_logits(teacher, *batch)[0]
+        stepper.begin()
+        loss = kl_per_token(target_logits(model, *batch)[0], wanted).mean()
+        stepper.add(loss)
+        yield {"step": step, "loss": loss.item(), "grad_norm": stepper.finish()}
+
+
+def in_other_form(text: str) -> str:
+    """A worked solution with a word before each equation.
+
+    >>> in_other_form("5-1=4. 4*12=48. #### 48")
+    'First 5-1=4. Then 4*12=48. #### 48'
+    """
+    *equations, answer = text.split(". ")
+    return f"First {'. Then '.join(equations)}. {answer}"
+
+
+def start_of(seed: int) -> tuple[Any, Any]:
+    """The start of a seed and its tokenizer; made now if its folder is not there."""
+    folder = MODELS / f"start-{seed}"
+    if not folder.exists():
+        model, tokenizer = load_policy("tiny")
+        mixed = mix_in(problems("new", "train"), problems("old", "train"), share=OLD_SHARE, seed=seed)
+        list(finetune(model, tokenizer, mixed, replace(START, seed=seed)))
+        save_policy(model, tokenizer, folder)
+    return load_policy(folder)
+
+
+def teacher_of(seed: int) -> Any:
+    """The better model of a seed: its start after more supervised steps on puzzles; made now if it is not there."""
+    folder = MODELS / f"teacher-{seed}"
+    if not folder.exists():
+        model, tokenizer = start_of(seed)
+        list(finetune(model, tokenizer, problems("new", "train"), replace(TEACHER, seed=seed)))
+        save_policy(model, tokenizer, folder)
+    return load_policy(folder)[0]
+
+
+@cache
+def own_answers(seed: int) -> tuple:
+    """The training puzzles with the start's own right answers as solutions; a puzzle may occur up to four times."""
+    model, tokenizer = start_of(seed)
+    asked, found = problems("new", "train"), []
+    generator = torch.Generator().manual_seed(seed)
+    for first in range(0, len(asked), 25):
+        part = asked[first : first + 25]
+        rollout = sampled(model, tokenizer, part, SAMPLES, generator)
+        repeated = [problem for problem in part for _ in range(SAMPLES)]
+        marks = accuracy_reward(rollout.completions, [problem.answer for problem in repeated])
+        found += [
+            replace(problem, solution=text)
+            for problem, text, mark in zip(repeated, rollout.completions, marks, strict=True)
+            if mark
+        ]
+    return tuple(found)
+
+
+def training(model: Any, tokenizer: Any, method: str, rate: float, seed: int) -> Iterator[dict[str, float]]:
+    """Train `model` in place; yields the metrics of each step."""
+    if method == "GRPO":
+        config = GRPOConfig(
+            max_steps=LOOKS[-1],
+            prompts_per_step=PROMPTS,
+            num_generations=GENERATIONS,
+            learning_rate=rate,
+            max_completion_length=LENGTH,
+            seed=seed,
+        )
+        return train(model, tokenizer, problems("new", "train"), accuracy_reward, config)
+    config = SupervisedConfig(max_steps=LOOKS[-1], learning_rate=rate, seed=seed)
+    if method == "distillation":
+        return distill(model, tokenizer, teacher_of(seed), problems("new", "train"), config)
+    asked = problems("new", "train")
+    if method == "own answers":
+        asked = own_answers(seed)
+    elif method == "other form":
+        asked = tuple(replace(problem, solution=in_other_form(problem.solution)) for problem in asked)
+    return finetune(model, tokenizer, asked, config)
+
+
+@cache
+def samples_of_start(seed: int, part: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """One completion of the start for each problem of the KL divergence, of the new and of the old task."""
+    start, tokenizer = start_of(seed)
+    generator = torch.Generator().manual_seed(1000 + seed)
+    asked = {"new": problems("new", part)[:NUM_KL], "old": problems("old", part)[::3]}
+    return {task: padded(sampled(start, tokenizer, part, 1, generator), tokenizer) for task, part in asked.items()}
+
+
+def measured(model: Any, tokenizer: Any, seed: int, part: str) -> dict[str, Any]:
+    """Accuracy on both tasks, and every distance from the start."""
+    start, batches = start_of(seed)[0], samples_of_start(seed, part)
+    own = sampled(model, tokenizer, problems("new", part)[:NUM_KL], 1, torch.Generator().manual_seed(2000 + seed))
+    forward, per_token = divergence(start, model, batches["new"])
+    moved = sum(
+        float((new - old).detach().square().sum())
+        for new, old in zip(model.parameters(), start.parameters(), strict=True)
+    )
+    return {
+        "new": right(model, tokenizer, "new", part),
+        "old": right(model, tokenizer, "old", part),
+        "kl": round(forward, 5),
+        "kl per token": round(per_token, 6),
+        "reverse kl": round(divergence(model, start, padded(own, tokenizer))[0], 5),
+        "kl on old": round(divergence(start, model, batches["old"])[0], 5),
+        "l2": round(moved**0.5, 5),
+    }
+
+
+def run(method: str, rate: float, seed: int, part: str = "heldout") -> dict[str, Any]:
+    """Train the start of a seed; returns the measurements after each of `LOOKS`."""
+    cpu = time.process_time()
+    model, tokenizer = start_of(seed)
+    points = {
+        str(row["step"]): measured(model, tokenizer, seed, part)
+        for row in training(model, tokenizer, method, rate, seed)
+        if row["step"] in LOOKS
+    }
+    return {"points": points, "cpu_seconds": round(time.process_time() - cpu, 1)}
+
+
+def study(ledger: Ledger) -> None:
+    """What is missing, seed by seed: the start, the teacher, and every method at every rate."""
+    for seed in SEEDS:
+        for phase in ("start", "teacher"):
+            if ledger.wants(phase=phase, seed=seed):
+                cpu = time.process_time()
+                model, tokenizer = start_of(seed)
+                found = measured(teacher_of(seed) if phase == "teacher" else model, tokenizer, seed, "heldout")
+                ledger.add(phase=phase, seed=seed, **found, cpu_seconds=round(time.process_time() - cpu, 1))
+                show(ledger.rows[-1])
+        for rate in RATES:
+            for method in METHODS:
+                key = {"phase": "run", "method": method, "rate": rate, "seed": seed}
+                if ledger.wants(**key):
+                    ledger.add(**key, **run(method, rate, seed))
+                    show(ledger.rows[-1])
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print what a run came to."""
+    for step, point in row.get("points", {"": row}).items():
+        values = {name: round(share(point[name]), 3) for name in ("new", "old")}
+        name = " ".join(str(row[key]) for key in ("phase", "method", "rate", "seed") if key in row)
+        print(name, step, values, point["kl"], point["l2"], row["cpu_seconds"], flush=True)
+
+
+def main() -> int:
+    """Run what is missing."""
+    ledger = Ledger(LEDGER, ledger_options(COMMAND, __doc__).parse_args().minutes)
+    study(ledger)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
