@@ -45,10 +45,22 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.forgetting import KNOWN
-from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, share
+from benchmarks.harness import (
+    RESULTS,
+    Ledger,
+    bits,
+    estimate,
+    ledger_options,
+    left_by_holm,
+    ones,
+    paired_p,
+    save,
+    share,
+)
 from grpo_edu import (
     GRPOConfig,
     accuracy_reward,
@@ -65,6 +77,7 @@ from grpo_edu.continual.curriculum import mix_in
 from grpo_edu.continual.examples import pad_examples, target_logits
 from grpo_edu.continual.fisher import rollout_examples
 from grpo_edu.continual.supervised import finetune
+from grpo_edu.extras.significance import crossed_bootstrap
 from grpo_edu.fast.optimizers import build_optimizer, make_stepper
 from grpo_edu.problems.puzzles import puzzle_splits
 from grpo_edu.problems.templates import ProblemOrder
@@ -306,10 +319,221 @@ def show(row: dict[str, Any]) -> None:
         print(name, step, values, point["kl"], point["l2"], row["cpu_seconds"], flush=True)
 
 
+# ---- the analysis: pure functions of the rows ----
+
+
+def points_of(ledger: Ledger, seed: int) -> list[dict[str, Any]]:
+    """All points of a seed with their method, rate and step; [] while one of its runs is missing."""
+    rows = [row for row in ledger.select(phase="run", seed=seed) if row["method"] in METHODS]
+    ends = {phase: ledger.find(phase=phase, seed=seed) for phase in ("start", "teacher")}
+    if ends["start"] is None or ends["teacher"] is None or len(rows) < len(METHODS) * len(RATES):
+        return []
+    start = share(ends["start"]["old"])
+    return [
+        {
+            "method": row["method"],
+            "rate": row["rate"],
+            "step": int(step),
+            "change": share(point["old"]) - start,
+            **point,
+        }
+        for row in rows
+        for step, point in row["points"].items()
+    ]
+
+
+def falling_curve(x: Sequence[float], y: Sequence[float], at: Sequence[float]) -> np.ndarray:
+    """Isotonic regression of y on x with a curve that never rises, read at the points `at`.
+
+    Between two of the points it is a straight line, and beyond them it is constant.
+
+    >>> falling_curve([1, 2, 3], [0.0, -2.0, -1.0], at=[0, 1.5, 3])
+    array([ 0.  , -0.75, -1.5 ])
+    """
+    from scipy.optimize import isotonic_regression
+
+    order = np.argsort(x, kind="stable")
+    fitted = isotonic_regression(np.asarray(y, dtype=float)[order], increasing=False).x
+    return np.interp(at, np.asarray(x, dtype=float)[order], fitted)
+
+
+def quadratic(x: Sequence[float], y: Sequence[float], at: Sequence[float]) -> np.ndarray:
+    """The least-squares polynomial of degree two, read at the points `at`."""
+    return np.polyval(np.polyfit(x, y, 2), at)
+
+
+def r_squared(y: Sequence[float], predicted: Sequence[float] | np.ndarray) -> float:
+    """1 − Σ (y − predicted)² / Σ (y − mean of y)², which is negative where the mean predicts better.
+
+    >>> r_squared([0, 2], [0, 1])
+    0.5
+    """
+    values = np.asarray(y, dtype=float)
+    return float(1 - ((values - np.asarray(predicted)) ** 2).sum() / ((values - values.mean()) ** 2).sum())
+
+
+def left_out(by_seed: Sequence[Sequence[dict]], distance: str, fit: Any, own: bool = False) -> list[float]:
+    """R² of each seed, whose changes are predicted by a curve through the points of the other seeds.
+
+    own: each method has a curve of its own, instead of one for all.
+    """
+    found = []
+    for number, tested in enumerate(by_seed):
+        others = [point for seed, points in enumerate(by_seed) if seed != number for point in points]
+        predicted = np.zeros(len(tested))
+        for group in sorted({point["method"] for point in tested}) if own else (None,):
+            fitted = [point for point in others if group in (None, point["method"])]
+            at = [place for place, point in enumerate(tested) if group in (None, point["method"])]
+            predicted[at] = fit(
+                [point[distance] for point in fitted],
+                [point["change"] for point in fitted],
+                [tested[place][distance] for place in at],
+            )
+        found.append(r_squared([point["change"] for point in tested], predicted))
+    return found
+
+
+def prediction(by_seed: Sequence[Sequence[dict]]) -> dict[str, Any]:
+    """R² on the seed that was left out, for each distance, and the differences from that of the main one."""
+    falling = {distance: left_out(by_seed, distance, falling_curve) for distance in DISTANCES}
+    found: dict[str, Any] = {}
+    for distance, values in falling.items():
+        found[distance] = {
+            "falling": {**estimate(values), "seeds": values},
+            "quadratic": estimate(left_out(by_seed, distance, quadratic)),
+            "one curve per method": estimate(left_out(by_seed, distance, falling_curve, own=True)),
+        }
+        if distance != "kl":
+            found[distance]["kl minus this"] = estimate([a - b for a, b in zip(falling["kl"], values, strict=True)])
+    own = left_out(by_seed, "kl", falling_curve, own=True)
+    found["kl"]["own curves minus one curve"] = estimate([a - b for a, b in zip(own, falling["kl"], strict=True)])
+    return found
+
+
+def interpolated(x: float, known: Sequence[tuple[float, Sequence[float]]]) -> np.ndarray | None:
+    """A vector at x, between the two known points next to it; None outside of all of them. Equal points are averaged.
+
+    >>> interpolated(1.0, [(0.0, [0, 1]), (4.0, [1, 1])])
+    array([0.25, 1.  ])
+    """
+    places = sorted({place for place, _ in known})
+    if not places[0] <= x <= places[-1]:
+        return None
+    rows = np.array([np.mean([row for at, row in known if at == place], axis=0) for place in places])
+    return np.array([np.interp(x, places, column) for column in rows.T])
+
+
+def matched(
+    starts: Sequence[dict[str, Any]], by_seed: Sequence[Sequence[dict]], method: str, equal: str
+) -> dict[str, Any]:
+    """Old accuracy of a method minus that of supervised training at equal `equal` ("kl" or "new").
+
+    Returns the difference over seeds and problems, its p-value over seeds, and how many points could be compared.
+    """
+
+    def place(point: dict[str, Any]) -> float:
+        return share(point["new"]) if equal == "new" else point[equal]
+
+    before, after, compared, total = [], [], 0, 0
+    for start, points in zip(starts, by_seed, strict=True):
+        known = [
+            (place(row), ones(row["old"])) for row in (start, *points) if row.get("method") in (None, "supervised")
+        ]
+        own = [point for point in points if point["method"] == method]
+        pairs = [
+            (expected, ones(point["old"]))
+            for point in own
+            if (expected := interpolated(place(point), known)) is not None
+        ]
+        compared, total = compared + len(pairs), total + len(own)
+        if pairs:
+            before.append(np.mean([old for old, _ in pairs], axis=0).tolist())
+            after.append(np.mean([new for _, new in pairs], axis=0).tolist())
+    found: dict[str, Any] = {"compared": compared, "of": total, "seeds": len(before)}
+    if len(before) >= 3:
+        differences = [float(np.mean(new) - np.mean(old)) for old, new in zip(before, after, strict=True)]
+        found |= vars(crossed_bootstrap(before, after)) | {"p_value": paired_p(differences), "each": differences}
+    return found
+
+
+def described(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Means over seeds of both accuracies and of every distance."""
+    found = {name: float(np.mean([share(row[name]) for row in rows])) for name in ("new", "old")}
+    return found | {name: float(np.mean([row[name] for row in rows])) for name in DISTANCES}
+
+
+def summary(ledger: Ledger) -> dict[str, Any]:
+    """The analysis of the module's docstring, for the seeds whose runs are complete; {} for fewer than three."""
+    complete = {seed: points for seed in SEEDS if (points := points_of(ledger, seed))}
+    if len(complete) < 3:
+        return {}
+    by_seed = list(complete.values())
+    starts, teachers = (
+        [row for seed in complete for row in ledger.select(phase=phase, seed=seed)] for phase in ("start", "teacher")
+    )
+    found: dict[str, Any] = {"seeds": list(complete), "start": described(starts), "teacher": described(teachers)}
+    found["points"] = [
+        {"method": method, "rate": rate, "step": step}
+        | described(
+            [
+                point
+                for points in by_seed
+                for point in points
+                if (point["method"], point["rate"], point["step"]) == (method, rate, step)
+            ]
+        )
+        for method in METHODS
+        for rate in RATES
+        for step in LOOKS
+    ]
+    near = [[point for point in points if point["method"] != "other form"] for points in by_seed]
+    found["prediction"] = {"all methods": prediction(by_seed), "without other form": prediction(near)}
+    found["matched"] = {
+        f"equal {equal}": {method: matched(starts, by_seed, method, equal) for method in METHODS[1:]}
+        for equal in ("kl", "new")
+    }
+    found["left by Holm"] = left_by_holm(
+        {
+            f"{method}, {equal}": row["p_value"]
+            for equal, rows in found["matched"].items()
+            for method, row in rows.items()
+            if "p_value" in row
+        }
+    )
+    found["cpu_seconds"] = round(sum(row["cpu_seconds"] for row in ledger.rows))
+    return found
+
+
+def picture(ledger: Ledger) -> Any:
+    """The change of the old accuracy against the KL divergence, and against the accuracy on the new task."""
+    from grpo_edu.figures.style import COLORS, LEGEND, MARKERS, WIDE, sheet, style_axes
+
+    figure = sheet(WIDE, 4.0)
+    left, right = figure.subplots(1, 2, sharey=True)
+    points = [point for seed in SEEDS for point in points_of(ledger, seed)]
+    for method, color, marker in zip(METHODS, COLORS, MARKERS, strict=False):
+        own = [point for point in points if point["method"] == method]
+        change = [100 * point["change"] for point in own]
+        for axes, places in (
+            (left, [point["kl"] for point in own]),
+            (right, [100 * share(point["new"]) for point in own]),
+        ):
+            axes.scatter(places, change, s=22, color=color, marker=marker, alpha=0.8, linewidths=0, label=method)
+    style_axes(left, "", "KL(start ‖ trained), nats per puzzle", "change of the old accuracy in points")
+    style_axes(right, "", "accuracy on new puzzles in percent", "")
+    left.set_xscale("log")
+    left.legend(**LEGEND)
+    return figure
+
+
 def main() -> int:
-    """Run what is missing."""
+    """Run what is missing, and write the summary and its picture."""
     ledger = Ledger(LEDGER, ledger_options(COMMAND, __doc__).parse_args().minutes)
     study(ledger)
+    found = summary(ledger)
+    if found:
+        save(LEDGER.with_suffix(".json"), COMMAND, found)
+        picture(ledger).savefig(PICTURE, dpi=150)
     return 0
 
 

@@ -17,6 +17,7 @@ COMMAND = "python -m benchmarks.studies"
 RESUMABLE = (
     "skill",
     "forgetting",
+    "razor",
     "choices",
     "spurious",
     "entropy_collapse",

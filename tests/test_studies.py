@@ -16,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+import torch
 from pytest import approx
 from scipy.stats import binom
 
@@ -32,6 +33,7 @@ from benchmarks import (
     mutation,
     notebooks,
     objectives,
+    razor,
     reward_hacking,
     skill,
     spurious,
@@ -41,6 +43,7 @@ from benchmarks import (
 )
 from benchmarks.harness import RESULTS, Ledger, run_study, shuffled
 from grpo_edu import load_policy
+from grpo_edu.config import SupervisedConfig
 from grpo_edu.evaluation import mcnemar, wilson_interval
 from grpo_edu.extras.turns import environment_reward
 
@@ -217,6 +220,83 @@ def test_the_entropy_study_counts_right_samples_and_a_hotter_model_is_less_certa
     cold, usual, hot = (entropy_collapse.outcome(*policy, asked, 0, temperature) for temperature in (0.1, 1.0, 1.6))
     assert 3 * cold["entropy"] < usual["entropy"] < hot["entropy"] / 1.5
     assert 0 < usual["counts"][0] <= 32 and usual["counts"][1] == 0
+
+
+def test_the_study_of_forgetting_against_distance_follows_from_its_runs_and_its_page_says_so():
+    ledger = Ledger(razor.LEDGER)
+    found = json.loads(json.dumps(razor.summary(ledger)))  # {} until three seeds are complete
+    page = (REPOSITORY / "docs" / "studies" / "razor.md").read_text(encoding="utf-8").replace("−", "-")
+    complete = sum(bool(razor.points_of(ledger, seed)) for seed in razor.SEEDS)
+    assert f"{complete} of 5 seeds" in page, "the page says how far the runs are"
+    assert found.items() <= STORED.get("razor", {}).items() and bool(found) == (complete >= 3)
+    for rows in found.get("matched", {}).values():
+        for row in rows.values():
+            low, mean, high = (f"{100 * row[key]:+.1f}" for key in ("low", "difference", "high"))
+            assert f"{mean} ({low} to {high})" in page and f"{row['compared']} of {row['of']}" in page
+    for rows in found.get("prediction", {}).values():
+        for row in rows.values():
+            low, mean, high = (f"{row['falling'][key]:.2f}" for key in ("low", "mean", "high"))
+            assert f"{mean} ({low} to {high})" in page
+
+
+def made_up_seed(gap, shift):
+    """A start and two points each of three methods; GRPO loses `gap` of ten problems more, at a KL moved by `shift`."""
+
+    def point(method, kl, new, old):
+        return {"method": method, "kl": kl, "new": "1" * new + "0" * (10 - new), "old": "1" * old + "0" * (10 - old)}
+
+    start = {key: value for key, value in point("", 0.0, 2, 9).items() if key != "method"}
+    points = [point("supervised", 2.0, 4, 7), point("supervised", 4.0, 8, 5)]
+    points += [point("GRPO", 1.0 + shift, 3, 8 - gap), point("GRPO", 3.0 + shift, 6, 6 - gap)]
+    return start, [*points, point("other form", 5.0, 1, 0)]
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+def test_methods_are_compared_at_equal_distance_and_at_equal_accuracy_by_interpolation(gap):
+    starts, by_seed = zip(*(made_up_seed(gap, 0.0) for _ in range(3)), strict=True)
+    for equal in ("kl", "new"):
+        found = razor.matched(starts, by_seed, "GRPO", equal)
+        assert found["difference"] == approx(-gap / 10) and (found["compared"], found["of"]) == (6, 6)
+    starts, by_seed = zip(*(made_up_seed(gap, 2.0) for _ in range(3)), strict=True)
+    found = razor.matched(starts, by_seed, "GRPO", "kl")  # one of its two points is now beyond supervised training's
+    assert (found["compared"], found["of"]) == (3, 6)
+    assert found["difference"] == approx((8 - gap - 6) / 10), "at KL 3 supervised training solves 6 of ten"
+    far = razor.matched(starts, by_seed, "other form", "kl")
+    assert (far["compared"], far["of"]) == (0, 3) and "difference" not in far
+
+
+def test_a_curve_is_tested_on_the_seed_that_it_has_not_seen():
+    def points(slopes):
+        kls = (1.0, 2.0, 3.0, 4.0)
+        return [{"method": name, "kl": kl, "change": -slope * kl} for name, slope in slopes.items() for kl in kls]
+
+    alike = [points({"supervised": 1, "GRPO": 1})] * 3
+    assert razor.left_out(alike, "kl", razor.falling_curve) == approx([1, 1, 1])
+    differ = [points({"supervised": 1, "GRPO": 3})] * 3
+    together, apart = (razor.left_out(differ, "kl", razor.falling_curve, own=own) for own in (False, True))
+    assert apart == approx([1, 1, 1]) and max(together) < 0.7
+    odd = [*alike[:2], points({"supervised": -1, "GRPO": -1})]  # the third seed does the opposite, so it is missed
+    assert razor.left_out(odd, "kl", razor.falling_curve)[2] < -1
+    bent = [{"kl": kl, "change": kl - kl**2, "method": ""} for kl in (0.0, 1.0, 2.0, 5.0)]
+    assert razor.left_out([bent, bent], "kl", razor.quadratic) == approx([1, 1])
+
+
+def test_distillation_approaches_its_teacher_on_the_students_own_samples():
+    model, tokenizer = load_policy("halfway")
+    teacher, _ = load_policy("tiny")
+    asked = razor.problems("new", "validation")[:16]
+    batch = razor.padded(razor.sampled(model, tokenizer, asked, 1, torch.Generator().manual_seed(0)), tokenizer)
+    per_completion, per_token = razor.divergence(model, teacher, batch)
+    assert razor.divergence(model, model, batch) == (0.0, 0.0)
+    assert per_completion == approx(per_token * int(batch[1].sum()) / 16, rel=1e-5)
+    config = SupervisedConfig(max_steps=3, prompts_per_step=16, learning_rate=1e-3)
+    losses = [row["loss"] for row in razor.distill(model, tokenizer, teacher, asked, config)]
+    assert losses[0] == approx(per_token, rel=0.2), "the first batch is other samples of the same puzzles"
+    assert razor.divergence(model, teacher, batch)[1] < 0.7 * per_token
+    texts = {problem.prompt for part in ("train", "validation") for problem in razor.problems("new", part)}
+    assert not texts & {problem.prompt for problem in razor.problems("new", "heldout")}
+    sizes = [len(razor.problems(task, "heldout")) for task in ("old", "new")]
+    assert sizes == [300, 300]
 
 
 def test_the_study_of_the_word_game_follows_from_its_runs_and_its_page_says_so():
