@@ -519,8 +519,10 @@ def picture(ledger: Ledger) -> Any:
             (right, [100 * share(point["new"]) for point in own]),
         ):
             axes.scatter(places, change, s=22, color=color, marker=marker, alpha=0.8, linewidths=0, label=method)
-    style_axes(left, "", "KL(start ‖ trained), nats per puzzle", "change of the old accuracy in points")
-    style_axes(right, "", "accuracy on new puzzles in percent", "")
+    style_axes(
+        left, "At equal distance", "change of the old accuracy in points", "KL(start ‖ trained), nats per completion"
+    )
+    style_axes(right, "At equal accuracy on the new task", "", "new puzzles solved, in percent")
     left.set_xscale("log")
     left.legend(**LEGEND)
     return figure

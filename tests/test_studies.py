@@ -235,7 +235,7 @@ def test_the_study_of_forgetting_against_distance_follows_from_its_runs_and_its_
             assert f"{mean} ({low} to {high})" in page and f"{row['compared']} of {row['of']}" in page
     for rows in found.get("prediction", {}).values():
         for row in rows.values():
-            low, mean, high = (f"{row['falling'][key]:.2f}" for key in ("low", "mean", "high"))
+            low, mean, high = (f"{row['falling'][key]:.2f}" for key in ("low", "value", "high"))
             assert f"{mean} ({low} to {high})" in page
 
 
