@@ -1,8 +1,11 @@
 """Shared fixtures. No test reaches the network: the Hub is switched off before anything imports it."""
 
+import gc
 import os
 import signal
 import subprocess
+
+gc.disable()  # what is imported while tests are collected stays; see pytest_collection_finish
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -89,6 +92,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """From here on Python collects garbage again, but does not look through all libraries and tests each time."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

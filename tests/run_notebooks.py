@@ -5,9 +5,9 @@ What a notebook prints is compared with what it has stored; what must hold for i
 copy with its claims in a last cell. What begins with a minus goes to pytest: with ``-n2 --dist=loadfile`` two notebooks
 run side by side, in one thread each.
 
-Without names all notebooks run. Two of them then train smaller models or on less (`SMALLER`), because they take a
-minute otherwise; ``--thorough``, or their names, run them as they are. Their outputs are compared in both ways, and the
-claims behind the line `ONLY_WHOLE` only hold for the whole.
+Without names all notebooks run. Some of them then train or measure less (`SMALLER`), because they take up to two
+minutes otherwise; ``--thorough``, or their names, run them as they are. Their outputs are compared in both ways, and
+the claims behind the line `ONLY_WHOLE` only hold for the whole, or take long.
 
 ``python tests/run_notebooks.py --store [NOTEBOOK ...]`` runs notebooks and stores their outputs in the form that
 `normalize` gives them; ``--normalize`` gives what is stored this form without running anything.
@@ -30,11 +30,34 @@ CLAIMS = ROOT / "tests" / "claims"
 NBVAL = ["--nbval", "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg"]
 # name → what every run of the tests makes smaller: text of a cell, and what takes its place
 SMALLER = {
-    "11_memory_and_lora": {"shape=QWEN,": "shape={**QWEN, 'num_hidden_layers': 2},"},
+    "01_cpu_setup": {
+        "alone = operations_per_second(1.0)": "alone = operations_per_second(0.1)",
+        "    alone, shared = map(": "    code = code.replace('(1.5)', '(0.1)').replace('sleep(0.3)', 'sleep(0)')\n"
+        "    alone, shared = map(",
+    },
+    "02_reward_functions": {"max_steps=20, loss_type": "max_steps=12, learning_rate=2e-4, loss_type"},
+    "05_grpo_objective": {
+        "max_steps=12, beta=0.1, seed=0)": "max_steps=12, beta=0.1, seed=0, prompts_per_step=4, learning_rate=2e-4)"
+    },
+    "07_grpo_run": {"max_steps=40, prompts_per_step=16": "max_steps=40, prompts_per_step=8"},
+    "08_honest_evaluation": {"max_steps=3, seed=seed)": "max_steps=1, prompts_per_step=2, seed=seed)"},
+    "09_quantization": {'"heldout", n=100)\nfloat32': '"heldout", n=40)\nfloat32'},
+    "11_memory_and_lora": {
+        # the claims are on the other four, and the name alone stands in the output
+        "    run = measure_steps(config,": "    if 'checkpointing' not in name:\n        run = measure_steps(config,",
+        "shape=QWEN,": "shape={**QWEN, 'num_hidden_layers': 1, 'vocab_size': 1000},",
+    },
+    "12_diagnosis_lab": {
+        "broken, lowered = live(model, CASES[9].broken, 4), live(model, CASES[9].mended, 6)\n"
+        "reloaded = live(copy.deepcopy(base), CASES[9].mended, 6)": "broken, lowered = "
+        "live(model, CASES[9].broken, 3), live(model, CASES[9].mended, 2)\n"
+        "reloaded = live(copy.deepcopy(base), CASES[9].mended, 2)"
+    },
     "14_real_language_model": {
-        "if problem.level in KINDS][:60]": "if problem.level in KINDS][:12]",
-        "constraint_reward, config)": "constraint_reward, "
-        "GRPOConfig(**{**vars(config), 'prompts_per_step': 2, 'gradient_accumulation_steps': 2}))",
+        "num_generations=4, max_completion_length=24": "num_generations=4, max_completion_length=8",
+        "if problem.level in KINDS][:60]": "if problem.level in KINDS][:9]",
+        "constraint_reward, config)": "constraint_reward, GRPOConfig(**{**vars(config), 'prompts_per_step': 2, "
+        "'num_generations': 2, 'max_completion_length': 8, 'gradient_accumulation_steps': 1}))",
     },
 }
 ONLY_WHOLE = "# ---- only of the whole notebook ----\n"

@@ -423,10 +423,15 @@ def test_a_run_of_a_real_model_is_played_step_by_step_in_the_static_page(open_pa
     shoot(page, "book_smollm2_run")
 
 
+# a page with a playground and one with a token inspector in every run; the other live figures are built in the same way
 @pytest.mark.browser
-def test_the_keyboard_reaches_and_uses_all_that_is_alive_in_the_book(open_page, address):
+@pytest.mark.parametrize(
+    "names", [["README", "notebooks/05_grpo_objective"], pytest.param([*VIEWS], marks=pytest.mark.thorough)]
+)
+def test_the_keyboard_reaches_and_uses_all_that_is_alive_in_the_book(open_page, address, names):
     page = open_page("README.html")
-    for name, places in VIEWS.items():
+    for name in names:
+        places = VIEWS[name]
         page.goto(f"{address}/{name}.html", wait_until="load")
         for place in places:
             problems = keyboard_problems(page, page.locator(place).first)

@@ -17,6 +17,7 @@ from grpo_edu.config import GRPOConfig, SupervisedConfig
 from grpo_edu.continual.curriculum import Progress, make_anchor, mix_in, run_curriculum, train_stage
 from grpo_edu.continual.ewc import copy_params
 from grpo_edu.continual.fisher import lightning_fisher
+from grpo_edu.continual.forgetting import AccuracyMatrix
 from grpo_edu.continual.runs import _kept_copies, read_progress, resume_curriculum, start_curriculum
 from grpo_edu.continual.stages import PROFILES, Curriculum, Protection, Stage, curriculum_from_dict, load_curriculum
 from grpo_edu.models import load_policy
@@ -31,6 +32,12 @@ STAGES = (
     Stage("third", ("coin_flip",), config=SMALL),
 )
 PROTECTED = Protection("ewc", 10.0, num_examples=2)
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    """The intervals of the measures are tested in test_forgetting.py."""
+    monkeypatch.setitem(AccuracyMatrix.measures.__kwdefaults__, "num_resamples", 50)
 
 
 def sets(split, n):

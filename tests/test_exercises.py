@@ -148,21 +148,21 @@ def results_of_checks(notebook, check):
             exec(cell.source, namespace)
 
 
+QUICK = [  # the cells of the diagnosis lab train
+    pytest.param(name, marks=pytest.mark.thorough) if name == "12_diagnosis_lab" else name
+    for name in sorted({*NAMES} - {*STUDIES})
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*NAMES} - {*STUDIES}))
+@pytest.mark.parametrize("name", QUICK)
 def test_stubs_earn_no_points(name):
     for cell, found in results_of_checks(read("exercises", name), eval):
         assert found == 0, cell.source
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.thorough) if name == "12_diagnosis_lab" else name  # its cells train
-        for name in sorted({*NAMES} - {*STUDIES})
-    ],
-)
+@pytest.mark.parametrize("name", QUICK)
 def test_masters_earn_all_points(name):
     """Without the parts that train a model: one trains in the sandbox in test_grading.py, all with `--thorough`."""
     from grpo_edu.checks import exercises

@@ -3,6 +3,7 @@
 All functions raise ValueError for arguments that are empty or out of range.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -163,15 +164,22 @@ def crossed_bootstrap(
     differences = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
     if not np.isfinite(differences).all():
         raise ValueError("before and after must contain finite numbers only, got NaN or infinity")
-    rng, (seeds, problems) = np.random.default_rng(seed), differences.shape
-    drawn_seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=num_resamples)
-    drawn_problems = rng.multinomial(problems, np.full(problems, 1 / problems), size=num_resamples)
+    seeds, problems = differences.shape
+    drawn_seeds, drawn_problems = _crossed_draws(seeds, problems, num_resamples, seed)
     means = np.einsum("rs,sp,rp->r", drawn_seeds, differences, drawn_problems, optimize=True) / differences.size
     tail = 50 * (1 - confidence)
     low, high = np.percentile(means, [tail, 100 - tail])
     mean, of_seeds = float(differences.mean()), differences.mean(axis=1)
     half = float(t.ppf(0.5 + confidence / 2, seeds - 1) * of_seeds.std(ddof=1) / seeds**0.5)
     return PairedDifference(mean, min(float(low), mean - half), max(float(high), mean + half))
+
+
+@functools.lru_cache(maxsize=4)
+def _crossed_draws(seeds: int, problems: int, num_resamples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each resample draws each seed and each problem; a study asks for the same draws many times."""
+    rng = np.random.default_rng(seed)
+    drawn = [rng.multinomial(n, np.full(n, 1 / n), size=num_resamples).astype(float) for n in (seeds, problems)]
+    return drawn[0], drawn[1]
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
