@@ -141,6 +141,8 @@ def shoot_lab(browser: Any, folder: Path) -> None:
                 page.locator(".grpo-inspector").wait_for()
                 for size, (width, height) in SIZES.items():
                     page.set_viewport_size({"width": width, "height": height})
+                    if width < 600:  # JupyterLab has no layout for phones; Ctrl+B hides its list of files
+                        page.keyboard.press("Control+b")
                     page.wait_for_timeout(800)
                     page.locator(".grpo-edu-dashboard").first.evaluate("e => e.scrollIntoView()")
                     page.wait_for_timeout(400)

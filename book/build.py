@@ -225,7 +225,9 @@ def prepare_notebook(notebook, page, files, repository, linked):
     if page.startswith("notebooks/"):
         first["source"] += f"\n\n{HOW_TO_RUN}"
     if page.startswith("notebooks/") and Path(page).stem in PLAYABLE:
-        first["source"] += "\n\n[Try it without Python](../docs/playground.md): a small policy that learns in the page."
+        link = "\n\n[The playground](../docs/playground.md) shows this with a small policy.\n\n"
+        summary = "Try it without Python: a small policy that learns in this page"
+        first["source"] += f"\n\n<details><summary>{summary}</summary>\n{playground(link)}\n</details>"
 
 
 def prepare_html(page, code):

@@ -50,7 +50,7 @@ SETTINGS_REAL = replace(
 )
 _CSS = (
     ".grpo-edu-tokens .grpo-edu-stage{flex-basis:100%}"
-    ".grpo-edu-tokens .grpo-edu-controls{flex-basis:100%;align-items:end}"
+    ".grpo-edu-dashboard.grpo-edu-tokens .grpo-edu-controls{flex-basis:100%;align-items:end}"
     ".grpo-edu-tokens .grpo-edu-controls>.grpo-edu-buttons{grid-column:auto}"
 )
 

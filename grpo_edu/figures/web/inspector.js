@@ -88,7 +88,7 @@
       letters += " − β · (1 − π_{ref} / π)";
       numbers += ` − ${number(beta)} · (1 − ${number(1 - held)})`;
     }
-    return [`push = w · [ ${letters} ]`, `= ${number(term.weight, 5)} · [ ${numbers} ] = ${signed(term.push, 5)}`];
+    return [`push = w · [ ${letters}\u00a0]`, `= ${number(term.weight, 5)} · [ ${numbers}\u00a0] = ${signed(term.push, 5)}`];
   }
 
   function clipWords(settings, term) {
@@ -166,10 +166,9 @@
       }));
     };
 
-    /* Scroll the answers, and not the page, to the chosen token. */
+    /* Scroll the answers, and not the page, to the one with the chosen token. */
     const find = () => {
-      const button = buttons[chosen.row][chosen.place];
-      if (button) answers.scrollTop = Math.max(0, button.offsetTop - answers.clientHeight / 2);
+      answers.scrollTop = answers.children[chosen.row].offsetTop;
     };
 
     const choose = (row, at) => {
