@@ -467,10 +467,13 @@ def test_every_text_of_the_decision_tree_stays_in_its_box():
 
 @pytest.mark.parametrize("name", ["five panels", "comparison"])
 def test_a_dark_theme_changes_nothing_and_pyplot_is_not_touched(name):
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    figures_of_others = pyplot.get_fignums() if pyplot else []
     plain = html_image(FIGURES[name](), "x").html
     with matplotlib.style.context("dark_background"):
         assert html_image(FIGURES[name](), "x").html == plain
-    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == figures_of_others
 
 
 class Images(HTMLParser):
