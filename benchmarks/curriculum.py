@@ -106,6 +106,7 @@ def moved(model, tokenizer, weights: dict, problems: list) -> dict[str, float]:
     import torch
 
     from grpo_edu.continual.ewc import copy_params
+    from grpo_edu.continual.examples import exact_kl
     from grpo_edu.continual.fisher import solution_examples, target_forward
 
     now = copy_params(model)
@@ -115,9 +116,9 @@ def moved(model, tokenizer, weights: dict, problems: list) -> dict[str, float]:
     total = tokens = 0.0
     with torch.no_grad():
         for example in solution_examples(tokenizer, problems[:32]):
-            before, after = (target_forward(net, *example)[0].log_softmax(dim=-1) for net in (then, model))
-            total += float((before.exp() * (before - after)).sum())
-            tokens += len(before)
+            kl = exact_kl(*(target_forward(net, *example)[0] for net in (then, model)))
+            total += float(kl.sum())
+            tokens += len(kl)
     return {"distance": distance, "kl": total / tokens}
 
 

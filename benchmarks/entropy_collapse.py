@@ -22,14 +22,13 @@ from typing import Any
 import torch
 
 from benchmarks.choices import problems_of
-from benchmarks.harness import RESULTS, Ledger, estimate, ledger_options, left_by_holm, paired_p, save
+from benchmarks.harness import RESULTS, Ledger, estimate, ledger_options, left_by_holm, paired_p, save, save_picture
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, pass_at_k, render_prompt, save_policy, train
 from grpo_edu.extras.significance import crossed_bootstrap
 from grpo_edu.metrics import masked_mean
 
 COMMAND = "python -m benchmarks.entropy_collapse"
 LEDGER = RESULTS / "entropy_collapse.jsonl"
-PICTURE = RESULTS.parents[1] / "docs" / "images" / "entropy_collapse.png"
 MODELS = RESULTS.parents[1] / "runs" / "entropy_collapse"  # the plain models, for hotter sampling
 MODEL = "halfway"
 STEPS, PROMPTS, GENERATIONS, UPDATES = 12, 8, 8, 4  # with one update per batch no ratio leaves 1, so nothing is clipped
@@ -271,7 +270,7 @@ def main() -> int:
     found = summary(ledger)
     if found:
         save(LEDGER.with_suffix(".json"), COMMAND, found)
-        picture(found).savefig(PICTURE, dpi=150)
+        save_picture(LEDGER, picture(found))
     return 0
 
 

@@ -39,6 +39,7 @@ from benchmarks.skill import trained_policy
 from grpo_edu import LEVELS, evaluate, generate, load_policy, load_problems, render_prompt
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.curriculum import make_anchor, train_stage
+from grpo_edu.continual.examples import exact_kl
 from grpo_edu.continual.fisher import rollout_examples, target_forward
 from grpo_edu.continual.stages import Protection, Stage
 from grpo_edu.continual.supervised import finetune
@@ -350,9 +351,9 @@ def kl_on_prompts(before, after, tokenizer, problems: Sequence, seed: int) -> fl
     rollout = generate(before, tokenizer, prompts, num_generations=1, max_completion_length=LENGTH, generator=generator)
     total = tokens = 0.0
     for example in rollout_examples(rollout):
-        old, new = (target_forward(net, *example)[0].log_softmax(dim=-1) for net in (before, after))
-        total += float((old.exp() * (old - new)).sum())
-        tokens += len(old)
+        kl = exact_kl(*(target_forward(net, *example)[0] for net in (before, after)))
+        total += float(kl.sum())
+        tokens += len(kl)
     return total / tokens
 
 

@@ -247,6 +247,11 @@ def save(output: Path, command: str, record: Mapping[str, Any]) -> None:
     staging.replace(output)
 
 
+def save_picture(ledger: Path, figure: Any) -> None:
+    """Write the picture of a study's page: docs/images/NAME.png for the ledger NAME.jsonl."""
+    figure.savefig(RESULTS.parents[1] / "docs" / "images" / f"{ledger.stem}.png", dpi=150)
+
+
 class Ledger:
     """The results of a study, one JSON line for each, so that the same command continues where it stopped.
 

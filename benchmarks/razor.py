@@ -48,7 +48,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.forgetting import KNOWN
+from benchmarks.forgetting import KNOWN, problems_of
 from benchmarks.harness import (
     RESULTS,
     Ledger,
@@ -59,6 +59,7 @@ from benchmarks.harness import (
     ones,
     paired_p,
     save,
+    save_picture,
     share,
 )
 from grpo_edu import (
@@ -74,7 +75,7 @@ from grpo_edu import (
 )
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.curriculum import mix_in
-from grpo_edu.continual.examples import pad_examples, target_logits
+from grpo_edu.continual.examples import exact_kl, pad_examples, target_logits
 from grpo_edu.continual.fisher import rollout_examples
 from grpo_edu.continual.supervised import finetune
 from grpo_edu.extras.significance import crossed_bootstrap
@@ -85,13 +86,12 @@ from grpo_edu.rollout import Rollout
 
 COMMAND = "python -m benchmarks.razor"
 LEDGER = RESULTS / "razor.jsonl"
-PICTURE = RESULTS.parents[1] / "docs" / "images" / "razor.png"
 MODELS = RESULTS.parents[1] / "runs" / "razor"  # the start and the teacher of each seed
 METHODS = ("supervised", "own answers", "other form", "GRPO", "distillation")
 RATES, LOOKS = (3e-4, 1e-3), (10, 30)  # learning rates, and the steps after which a run is measured
 START = SupervisedConfig(max_steps=60, learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=5)
 OLD_SHARE = 2 / 3  # of the problems of the cold start
-TEACHER = SupervisedConfig(max_steps=60, learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=5)
+TEACHER = START  # as many steps more, on puzzles only
 PROMPTS, GENERATIONS = 8, 8  # GRPO has 8 × 8 completions per step; the others have 16 puzzles, once each
 LENGTH, SAMPLES = 64, 4  # tokens of a completion; samples of each training puzzle for *own answers*
 NUM_OLD, NUM_NEW, NUM_KL = 60, 300, 100  # held-out: per old set, puzzles, and puzzles for the KL divergence
@@ -110,11 +110,9 @@ def problems(task: str, part: str) -> tuple:
     """The problems of the old or the new task, "train", "validation" or "heldout", without a common problem."""
     if task == "new":
         return tuple(puzzle_splits()[part][:NUM_NEW] if part == "heldout" else puzzle_splits()[part])
-    chosen: list = []
-    for level in KNOWN:
-        known = load_problems(level, "heldout" if part == "heldout" else "train")
-        chosen += {"train": known[:800], "validation": known[800:820], "heldout": known[:NUM_OLD]}[part]
-    return tuple(chosen)
+    if part == "heldout":  # more than in the study of forgetting
+        return tuple(problem for level in KNOWN for problem in load_problems(level, part, n=NUM_OLD))
+    return problems_of("known", part)
 
 
 def right(model: Any, tokenizer: Any, task: str, part: str) -> str:
@@ -137,16 +135,6 @@ def padded(rollout: Rollout, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor
     return pad_examples(rows, tokenizer.pad_token_id)
 
 
-def kl_per_token(logits: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """KL(p ‖ q) of next-token distributions in nats, from logits (N, V) of p and q; returns (N,).
-
-    >>> kl_per_token(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
-    tensor([0.])
-    """
-    logps = logits.log_softmax(dim=-1)
-    return (logps.exp() * (logps - other.log_softmax(dim=-1))).sum(dim=-1)
-
-
 @torch.no_grad()
 def divergence(sampler: Any, other: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
     """KL(sampler ‖ other) in nats per completion and per token, over completions that `sampler` has sampled.
@@ -154,7 +142,7 @@ def divergence(sampler: Any, other: Any, batch: tuple[torch.Tensor, torch.Tensor
     In each sampled context the divergence of the next token is exact. Its sum over a completion has the divergence of
     whole completions as its mean, by the chain rule.
     """
-    values = kl_per_token(target_logits(sampler, *batch)[0], target_logits(other, *batch)[0])
+    values = exact_kl(target_logits(sampler, *batch)[0], target_logits(other, *batch)[0])
     return float(values.sum()) / len(batch[0]), float(values.mean())
 
 
@@ -174,7 +162,7 @@ def distill(
         with torch.no_grad():
             wanted = target_logits(teacher, *batch)[0]
         stepper.begin()
-        loss = kl_per_token(target_logits(model, *batch)[0], wanted).mean()
+        loss = exact_kl(target_logits(model, *batch)[0], wanted).mean()
         stepper.add(loss)
         yield {"step": step, "loss": loss.item(), "grad_norm": stepper.finish()}
 
@@ -396,17 +384,17 @@ def left_out(by_seed: Sequence[Sequence[dict]], distance: str, fit: Any, own: bo
 def prediction(by_seed: Sequence[Sequence[dict]]) -> dict[str, Any]:
     """R² on the seed that was left out, for each distance, and the differences from that of the main one."""
     falling = {distance: left_out(by_seed, distance, falling_curve) for distance in DISTANCES}
+    own = {distance: left_out(by_seed, distance, falling_curve, own=True) for distance in DISTANCES}
     found: dict[str, Any] = {}
     for distance, values in falling.items():
         found[distance] = {
             "falling": {**estimate(values), "seeds": values},
             "quadratic": estimate(left_out(by_seed, distance, quadratic)),
-            "one curve per method": estimate(left_out(by_seed, distance, falling_curve, own=True)),
+            "one curve per method": estimate(own[distance]),
         }
         if distance != "kl":
             found[distance]["kl minus this"] = estimate([a - b for a, b in zip(falling["kl"], values, strict=True)])
-    own = left_out(by_seed, "kl", falling_curve, own=True)
-    found["kl"]["own curves minus one curve"] = estimate([a - b for a, b in zip(own, falling["kl"], strict=True)])
+    found["kl"]["own curves minus one curve"] = estimate([a - b for a, b in zip(own["kl"], falling["kl"], strict=True)])
     return found
 
 
@@ -535,7 +523,7 @@ def main() -> int:
     found = summary(ledger)
     if found:
         save(LEDGER.with_suffix(".json"), COMMAND, found)
-        picture(ledger).savefig(PICTURE, dpi=150)
+        save_picture(LEDGER, picture(ledger))
     return 0
 
 

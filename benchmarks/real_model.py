@@ -1,9 +1,10 @@
 """GRPO on a model that somebody else pretrained: ``python -m benchmarks.real_model``, see docs/studies/real_model.md.
 
 SmolLM2-135M-Instruct learns to follow verifiable instructions, and the word problems of this course after a cold start.
-Every arm has the learning rate with the highest mean reward on selection problems and a selection seed. Then it runs on
-the reported seeds and is judged on 300 held-out problems, greedily and sampled, and on GSM8K's test problems. Baselines
-are the same run with shuffled rewards, and supervised training on as many tokens.
+Every arm has the learning rate with the highest mean reward on selection problems and one or two selection seeds. Then
+it runs on the reported seeds and is judged on 300 held-out problems, greedily and sampled, and on GSM8K's test
+problems. Baselines are the same run with shuffled rewards, and supervised training on as many tokens. In the file of
+runs, the phases that end in "after 30 steps" are those of the first rule of the arithmetic, see the page.
 
 Each result is one line of ``benchmarks/results/real_model.jsonl``. Training runs are kept in ``runs/real_model`` with
 checkpoints, so that the same command continues in the middle of a run that was killed. ``--minutes 60`` starts nothing
@@ -49,6 +50,7 @@ LEDGER = RESULTS / "real_model.jsonl"
 FOLDER = RESULTS.parents[1] / "runs" / "real_model"
 GSM8K = RESULTS.parents[2] / "shared" / "data" / "gsm8k"
 MODEL, SELECTION_SEED, SEEDS = "smollm2", 100, (0, 1, 2)
+FIRST_RULE = "report of the rate after 30 steps"
 NUM_HELDOUT, NUM_SELECTION, NUM_GSM8K = 300, 100, 300
 COLD_START = SupervisedConfig(max_steps=48, prompts_per_step=12, learning_rate=1e-4)
 
@@ -112,13 +114,13 @@ ARMS: dict[str, dict[str, Arm]] = {
         "topic": Arm(topic_reward, FULL),
         "adapters": Arm(instruction_reward, ADAPTERS, lora_rank=8),
         "supervised": Arm(instruction_reward, SUPERVISED, "supervised"),
-        "shuffled": Arm(instruction_reward, FULL, "shuffled"),  # with the rate of "readable"
+        "shuffled": Arm(instruction_reward, (), "shuffled"),  # with the rate of "readable"
     },
     "arithmetic": {
         "grpo": Arm(accuracy_reward, FULL[:3]),
         "adapters": Arm(accuracy_reward, ADAPTERS, lora_rank=8),
         "supervised": Arm(accuracy_reward, SUPERVISED, "supervised"),
-        "shuffled": Arm(accuracy_reward, FULL[:3], "shuffled"),  # with the rate of "grpo"
+        "shuffled": Arm(accuracy_reward, (), "shuffled"),  # with the rate of "grpo"
     },
 }
 
@@ -289,7 +291,7 @@ def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
 def select(ledger: Ledger, task: str, name: str) -> None:
     """Every rate of an arm on the selection seeds, judged by the mean of the arm's own reward on sampled answers."""
     arm = ARMS[task][name]
-    for seed, rate in product(TASKS[task].selection_seeds, () if arm.method == "shuffled" else arm.rates):
+    for seed, rate in product(TASKS[task].selection_seeds, arm.rates):
         key = {"phase": "select", "task": task, "arm": name, "rate": rate, "seed": seed}
         if not ledger.wants(**key):
             continue
@@ -308,13 +310,13 @@ def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
 
     None while a run of the selection is missing.
     """
-    arm = ARMS[task][name]
-    source = next(iter(ARMS[task])) if arm.method == "shuffled" else name
-    rows = ledger.select(phase="select", task=task, arm=source)
-    rewards = {rate: [row["mean_reward"] for row in rows if row["rate"] == rate] for rate in arm.rates}
+    source = next(iter(ARMS[task])) if ARMS[task][name].method == "shuffled" else name
+    rewards: dict[float, list[float]] = {rate: [] for rate in ARMS[task][source].rates}
+    for row in ledger.select(phase="select", task=task, arm=source):
+        rewards[row["rate"]].append(row["mean_reward"])
     if any(len(found) < len(TASKS[task].selection_seeds) for found in rewards.values()):
         return None
-    return max(arm.rates, key=lambda rate: (sum(rewards[rate]), -rate))
+    return max(rewards, key=lambda rate: (sum(rewards[rate]), -rate))
 
 
 def report(ledger: Ledger, task: str, name: str, seed: int) -> None:
@@ -375,12 +377,13 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                 },
                 "fluency": [[row.get("greedy/fluency") for row in rows] for rows in (before, runs)],
             }
-            others = reports(ledger, task, "shuffled")
-            if name != "shuffled" and len(others) == len(runs):
-                found[task][name]["minus shuffled"] = {
-                    way: vars(crossed_bootstrap([ones(row[way]) for row in others], [ones(row[way]) for row in runs]))
-                    for way in ("greedy", "sampled")
-                }
+            if name != "shuffled":
+                found[task][name]["minus shuffled"] = minus(runs, reports(ledger, task, "shuffled"))
+    first_rule = ledger.select(phase=FIRST_RULE, task="arithmetic")
+    if first_rule and "grpo" in found.get("arithmetic", {}):
+        starts = ledger.select(phase="before", task="arithmetic")
+        found["arithmetic"]["first rule"] = {"rate": first_rule[0]["rate"], "minus before": minus(first_rule, starts)}
+        found["arithmetic"]["grpo"]["minus first rule"] = minus(reports(ledger, "arithmetic", "grpo"), first_rule)
     scores = {f"{row['task']}/{row['arm']}": row["greedy"] for row in ledger.select(phase="gsm8k")}
     if "none/none" in scores:
         start = scores["none/none"]
@@ -394,6 +397,19 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 def reports(ledger: Ledger, task: str, name: str) -> list[dict[str, Any]]:
     """The reported runs of an arm in the order of their seeds."""
     return sorted(ledger.select(phase="report", task=task, arm=name), key=lambda row: row["seed"])
+
+
+def minus(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The differences of two arms on the seeds that both have, over seeds and problems; {} for fewer than two seeds."""
+    by_seed = {row["seed"]: row for row in others}
+    pairs = [(by_seed[row["seed"]], row) for row in runs if row["seed"] in by_seed]
+    if len(pairs) < 2:
+        return {}
+    found = {
+        way: vars(crossed_bootstrap([ones(old[way]) for old, _ in pairs], [ones(new[way]) for _, new in pairs]))
+        for way in ("greedy", "sampled")
+    }
+    return {"seeds": [row["seed"] for _, row in pairs], **found}
 
 
 def ways(row: dict[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.choices import problems_of
-from benchmarks.harness import RESULTS, Ledger, bits, change, ledger_options, save, share
+from benchmarks.harness import RESULTS, Ledger, bits, change, ledger_options, save, save_picture, share
 from grpo_edu import (
     Evaluation,
     GRPOConfig,
@@ -40,7 +40,6 @@ from grpo_edu.problems.equations import check_equations
 
 COMMAND = "python -m benchmarks.spurious"
 LEDGER = RESULTS / "spurious.jsonl"
-PICTURE = RESULTS.parents[1] / "docs" / "images" / "spurious.png"
 MODELS = ("tiny", "halfway")
 REWARDS = ("accuracy", "majority", "format", "random")
 REPORTED = {"tiny": REWARDS, "halfway": ("majority", "accuracy")}  # the others were left out to save computing time
@@ -284,7 +283,7 @@ def main() -> int:
     found = summary(ledger)
     save(LEDGER.with_suffix(".json"), COMMAND, {"models": found})
     if found:
-        picture(found).savefig(PICTURE, dpi=150)
+        save_picture(LEDGER, picture(found))
     return 0
 
 

@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, bits, change, estimate, exit_code, ledger_options, save, share, shuffled
+from benchmarks.harness import (
+    RESULTS,
+    Ledger,
+    bits,
+    change,
+    estimate,
+    exit_code,
+    ledger_options,
+    save,
+    save_picture,
+    share,
+    shuffled,
+)
 from grpo_edu import GRPOConfig, evaluate, load_policy, train
 from grpo_edu.batch import score_by_turn
 from grpo_edu.extras.significance import crossed_bootstrap, wilson_interval
@@ -33,7 +45,6 @@ if TYPE_CHECKING:
 
 COMMAND = "python -m benchmarks.word_game"
 LEDGER = RESULTS / "word_game.jsonl"
-PICTURE = RESULTS.parents[1] / "docs" / "images" / "word_game.png"
 BASE = {"max_steps": 20, "prompts_per_step": 8, "num_generations": 8, "max_completion_length": 40}
 RATES = (3e-4, 1e-3, 3e-3)
 SEEDS = (0, 1, 2, 3, 4)
@@ -293,7 +304,7 @@ def main() -> int:
     judged = verdicts(found)
     save(LEDGER.with_suffix(".json"), COMMAND, {**found, "verdicts": judged})
     if "reward" in found:
-        picture(found).savefig(PICTURE, dpi=150)
+        save_picture(LEDGER, picture(found))
     return exit_code(judged)
 
 

@@ -63,3 +63,21 @@ def target_logits(model: PreTrainedModel, ids: Tensor, is_target: Tensor) -> tup
     hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     wanted = is_target[:, 1:]
     return model.lm_head(hidden[wanted]), ids[:, 1:][wanted]
+
+
+def exact_kl(logits: Tensor, other: Tensor) -> Tensor:
+    r"""KL(p ‖ q) of next-token distributions in nats, over the whole vocabulary and not estimated from one token.
+
+    .. math:: \sum_v p_v (\log p_v - \log q_v)
+
+    Args:
+        logits, other: (N, V), the logits of p and of q.
+
+    Returns: (N,).
+
+    >>> import torch
+    >>> exact_kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
+    tensor([0.])
+    """
+    logps = logits.log_softmax(dim=-1)
+    return (logps.exp() * (logps - other.log_softmax(dim=-1))).sum(dim=-1)

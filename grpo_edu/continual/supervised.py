@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_edu.config import SupervisedConfig
-from grpo_edu.continual.examples import encode_examples, pad_examples, target_logits
+from grpo_edu.continual.examples import encode_examples, exact_kl, pad_examples, target_logits
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.optimizers import build_optimizer, make_stepper
@@ -95,8 +95,8 @@ def _loss(
     metrics = {"loss": loss.item()}
     if reference is not None:
         with torch.no_grad():
-            before = target_logits(reference, *batch)[0].log_softmax(dim=-1)
-        kl = (before.exp() * (before - logits.log_softmax(dim=-1))).sum(dim=-1).mean()
+            before = target_logits(reference, *batch)[0]
+        kl = exact_kl(before, logits).mean()
         metrics["kl"] = kl.item()
         loss = loss + config.beta * kl
     if penalty is not None:

@@ -147,7 +147,8 @@ class TokenInspector(Dashboard):
         live, kept = source == LIVE, source not in (LIVE, *_RECORDED)
         self.step.options = kept_steps(source) if kept else []
         self.step.layout.display = None if kept else "none"
-        self._offer()
+        if not self.busy:
+            self._offer()
         if kept:
             self.say(f"The run keeps the tokens of {len(self.step.options)} steps.")
             self.step.value = self.step.options[-1]
@@ -175,8 +176,7 @@ class TokenInspector(Dashboard):
             if self._training is None:
                 self._tell(f"Loading {self.model} …", 0)
                 self._training = self._begin()
-            config = SETTINGS_REAL if self._real else SETTINGS
-            asked, size = config.prompts_per_step, config.num_generations
+            asked, size = self._config.prompts_per_step, self._config.num_generations
             self._tell(f"Sampling {size} answers to each of {asked} questions …", 0)
             metrics = next(self._training)
         assert self._recorder is not None and self._recorder.record is not None
@@ -191,8 +191,7 @@ class TokenInspector(Dashboard):
         self.message.value = say_html(line) + progress_bar("Progress of the step", part, "")
 
     def _offer(self) -> None:
-        if not self.busy:
-            offer(self._buttons, [self.train], self.train)
+        offer(self._buttons, [self.train], self.train)
 
     def ended(self, error: BaseException | None) -> None:
         """Offer the next step. After an error or a stop it is the first step of a new run."""
@@ -201,14 +200,19 @@ class TokenInspector(Dashboard):
         super().ended(error)
         if isinstance(error, Stopped):
             self.say("Stopped. The next step is the first one of a new run, with the model as it was before training.")
-        offer(self._buttons, [self.train], self.train)
+        self._offer()
 
     @property
     def _real(self) -> bool:
         """Whether a live step is one of SmolLM2."""
         return self.model == "smollm2"
 
-    def _told(self, stages: Stages, config: GRPOConfig) -> Stages:
+    @property
+    def _config(self) -> GRPOConfig:
+        """The settings of a live step."""
+        return SETTINGS_REAL if self._real else SETTINGS
+
+    def _told(self, stages: Stages) -> Stages:
         """The same stages, which say what comes next and can be stopped between them."""
         updates = 0
 
@@ -222,10 +226,10 @@ class TokenInspector(Dashboard):
             assert self.worker is not None
             self.worker.goes_on()
             updates += 1
-            count = f"update {updates} of {config.updates_per_step}"
+            count = f"update {updates} of {self._config.updates_per_step}"
             self._tell(
                 f"Scored the answers. Now {count}, with a look at each token before and after it …",
-                updates / (1 + config.updates_per_step),
+                updates / (1 + self._config.updates_per_step),
             )
             return stages.step(*given)
 
@@ -238,12 +242,12 @@ class TokenInspector(Dashboard):
         from grpo_edu.trainer import train
 
         model, tokenizer = load_policy(self.model)
-        config, reward = (SETTINGS_REAL, REWARDS["constraint"]) if self._real else (SETTINGS, REWARDS["accuracy"])
+        config, reward = self._config, REWARDS["constraint" if self._real else "accuracy"]
         problems = load_problems(INSTRUCTIONS if self._real else LEVELS, "train")
         if self._real:
             problems = [problem for problem in problems if problem.level in KINDS]
         self._recorder = TokenRecorder(model, tokenizer, config)
-        return train(model, tokenizer, problems, reward, config, stages=self._told(self._recorder.stages, config))
+        return train(model, tokenizer, problems, reward, config, stages=self._told(self._recorder.stages))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget, and for pages without widgets the tokens as a list."""

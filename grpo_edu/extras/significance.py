@@ -174,7 +174,7 @@ def crossed_bootstrap(
     return PairedDifference(mean, min(float(low), mean - half), max(float(high), mean + half))
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=1)
 def _crossed_draws(seeds: int, problems: int, num_resamples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """How often each resample draws each seed and each problem; a study asks for the same draws many times."""
     rng = np.random.default_rng(seed)
