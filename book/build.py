@@ -5,7 +5,6 @@ needs a kernel is replaced by what it showed. Then Jupyter Book makes the pages.
 """
 
 import argparse
-import ast
 import base64
 import html
 import importlib.util
@@ -295,32 +294,6 @@ def embedded(page, text):
     return ""
 
 
-def real_answers():
-    """Answers of SmolLM2 before and after the run of notebook 14, from its stored outputs."""
-    notebook = json.loads((ROOT / "notebooks" / f"{REAL}.ipynb").read_text(encoding="utf-8"))
-    printed = "".join(
-        "".join(output.get("text", "")) for cell in notebook["cells"] for output in cell.get("outputs", [])
-    )
-    answers = re.findall(r"^(Write .*)\n   before ≈ (.*)\n   after ≈ (.*), reward ([01])$", printed, re.MULTILINE)
-    counts = re.search(r"^obeys +≈ (\d+) → (\d+) of (\d+)", printed, re.MULTILINE)
-    topics = re.search(r"^on topic +≈ (\d+) → (\d+) of", printed, re.MULTILINE)
-    lines = [
-        "**A real model, before and after.** SmolLM2 has 135 million parameters, and others pretrained it. After eight "
-        f"steps of GRPO in [notebook 14](notebooks/{REAL}.ipynb) it obeys {counts[2]} of {counts[3]} instructions, "
-        f"where it obeyed {counts[1]} before. However, answers on the topic become fewer, from {topics[1]} to "
-        f"{topics[2]}, because the reward did not ask for them: read the answers before you trust a reward.",
-        "",
-        "| instruction | before | after |",
-        "|---|---|---|",
-    ]
-    for instruction, *texts, _ in answers[:4]:
-        before, after = (
-            html.escape(ast.literal_eval(text)).replace("|", "&#124;").replace("\n", " ") for text in texts
-        )
-        lines.append(f"| {instruction} | {before} | {after} |")
-    return "\n".join(lines)
-
-
 def from_recording(kind, recording, fallback):
     """A dashboard on stored numbers, or the fallback where no JavaScript runs."""
     stored = compact(json.loads(recording))
@@ -379,8 +352,8 @@ def prepare(folder, config):
             text = INSPECTED.sub(lambda picture: inspected(f"\n\n{picture[0]}\n\n"), text)
             text = PLAYED.sub(lambda picture: playground(f"\n\n{picture[0]}\n\n"), text)
             if name == "README.md":  # the book begins with it
-                title, about, readers, rest = text.split("\n\n", 3)
-                text = "\n\n".join([title, about, readers, playground(""), real_answers(), rest])
+                title, about, rest = text.split("\n\n", 2)
+                text = "\n\n".join([title, about, playground(""), rest])
                 text = text.replace("Clone this repository", f"Clone [this repository]({url})") if url else text
         else:
             notebook = json.loads(text)

@@ -34,6 +34,7 @@ from benchmarks import (
     notebooks,
     objectives,
     razor,
+    real_model,
     reward_hacking,
     skill,
     spurious,
@@ -237,6 +238,16 @@ def test_the_study_of_forgetting_against_distance_follows_from_its_runs_and_its_
         for row in rows.values():
             low, mean, high = (f"{row['falling'][key]:.2f}" for key in ("low", "value", "high"))
             assert f"{mean} ({low} to {high})" in page
+
+
+def test_the_readme_shows_the_first_answers_of_the_real_model_and_whether_they_are_right():
+    ledger, page = Ledger(real_model.LEDGER), (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    before = ledger.find(phase="before", task="instructions", seed=None)
+    after = ledger.find(phase="report", task="instructions", arm="readable", seed=0)
+    for number, problem in enumerate(real_model.problems_of("instructions", "heldout")[:3]):
+        asked = problem.prompt.removeprefix("Write one sentence about ")
+        answers = [f"{'✗✓'[int(run['greedy'][number])]} {run['greedy/completions'][number]}" for run in (before, after)]
+        assert f"| … {asked} | {answers[0]} | {answers[1]} |" in page
 
 
 def made_up_seed(gap, shift):
