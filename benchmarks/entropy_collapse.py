@@ -4,7 +4,8 @@ The design is in docs/studies/entropy_collapse.md. GRPO trains the model `halfwa
 Five changes are compared with this plain run: a wider upper clip bound, an entropy bonus, a KL term, a lower rate with
 more steps, and a higher temperature when the trained model answers. The strength of each is chosen among two on
 another seed and other problems, by one rule for all arms. The outcomes are pass@1 and pass@32 on held-out puzzles, and
-the entropy there.
+the entropy there. Two more arms change the rate alone and the steps alone, because the lower rate with more steps
+changes both.
 
 Each run is one line of ``benchmarks/results/entropy_collapse.jsonl``. ``--minutes 20`` starts no run after 20 minutes.
 The same command continues where it stopped; ``entropy_collapse.json`` holds the summary of the runs so far.
@@ -45,7 +46,10 @@ GRIDS: dict[str, tuple[Any, ...]] = {
     "lower rate": ((4, 2), (2, 2)),  # the rate is divided by the first, the steps are multiplied by the second
     "hotter sampling": (1.2, 1.5),  # the temperature at which the plain model answers the problems afterwards
 }
-ARMS = tuple(GRIDS)
+# What "lower rate" with its chosen strength consists of: the rate alone, and the steps alone.
+PARTS_OF_LOWER_RATE = {"half rate": (2, 1), "twice the steps": (1, 2)}
+CHANGES = tuple(GRIDS)[1:]  # the tested changes, each compared with "plain"
+ARMS = (*GRIDS, *PARTS_OF_LOWER_RATE)
 
 
 def config_of(arm: str, strength: Any, rate: Any, seed: int) -> GRPOConfig:
@@ -55,7 +59,7 @@ def config_of(arm: str, strength: Any, rate: Any, seed: int) -> GRPOConfig:
     >>> config.learning_rate, config.max_steps
     (5e-05, 24)
     """
-    divisor, factor = strength if arm == "lower rate" else (1, 1)
+    divisor, factor = strength if arm in ("lower rate", *PARTS_OF_LOWER_RATE) else (1, 1)
     change = {
         "clip higher": {"epsilon_high": strength},
         "entropy bonus": {"entropy_coef": strength},
@@ -149,6 +153,8 @@ def score(row: dict[str, Any]) -> float:
 
 def chosen(ledger: Ledger, arm: str) -> Any:
     """The strength with the highest score on the selection seed; of equals the first; None if a run is missing."""
+    if arm in PARTS_OF_LOWER_RATE:
+        return PARTS_OF_LOWER_RATE[arm]
     rows = [ledger.find(phase="select", arm=arm, strength=stored(strength)) for strength in GRIDS[arm]]
     scores = [round(score(row), 6) for row in rows if row]
     return GRIDS[arm][scores.index(max(scores))] if len(scores) == len(rows) else None
@@ -161,8 +167,8 @@ def stored(strength: Any) -> Any:
 
 def study(ledger: Ledger) -> None:
     """What is missing: the selection, plain first, then the untrained model and every arm on the reported seeds."""
-    for arm in ARMS:
-        for strength in GRIDS[arm]:
+    for arm, grid in GRIDS.items():
+        for strength in grid:
             key = {"phase": "select", "arm": arm, "strength": stored(strength), "seed": SELECTION_SEED}
             if ledger.wants(**key):
                 ledger.add(**key, **run(arm, strength, chosen(ledger, "plain"), SELECTION_SEED, "selection"))
@@ -217,14 +223,21 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             if name in rows[arm][0]:
                 one[name] = mean(row[name] for row in rows[arm])
         found["arms"][arm] = one
-    found["left by Holm"] = holm(found["arms"])
+    found["left by Holm"] = holm({arm: found["arms"][arm]["minus plain"] for arm in CHANGES})
     found["selection"] = {
         arm: {
             str(row["strength"]): {"score": score(row), "entropy": row["entropy"]}
             for row in ledger.select(phase="select", arm=arm)
         }
-        for arm in ARMS
+        for arm in GRIDS
     }
+    found["rate and steps"] = {
+        "half the rate, 12 steps": compare(rows["plain"], rows["half rate"]),
+        "half the rate, 24 steps": compare(rows["twice the steps"], rows["lower rate"]),
+        "24 steps, full rate": compare(rows["plain"], rows["twice the steps"]),
+        "24 steps, half the rate": compare(rows["half rate"], rows["lower rate"]),
+    }
+    found["rate and steps, left by Holm"] = holm(found["rate and steps"])
     return found
 
 
@@ -234,15 +247,10 @@ def described(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"entropy": mean(row["entropy"] for row in rows), **values}
 
 
-def holm(arms: dict[str, Any]) -> list[str]:
-    """Of the ten tests against plain (five arms, pass@1 and pass@32), those with p < 0.05 after Holm's correction."""
-    p_values = {
-        f"{arm}, {name}": row["minus plain"][name]["p_value"]
-        for arm, row in arms.items()
-        for name in ("pass@1", f"pass@{SAMPLES}")
-        if "minus plain" in row
-    }
-    return left_by_holm(p_values)
+def holm(comparisons: dict[str, Any]) -> list[str]:
+    """Of the tests of pass@1 and pass@32 in these comparisons, those with p < 0.05 after Holm's correction."""
+    names = ("pass@1", f"pass@{SAMPLES}")
+    return left_by_holm({f"{one}, {name}": row[name]["p_value"] for one, row in comparisons.items() for name in names})
 
 
 def picture(found: dict[str, Any]) -> Any:

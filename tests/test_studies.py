@@ -183,7 +183,12 @@ def test_each_arm_of_the_entropy_study_changes_one_thing():
     plain = settings("plain", 2e-4)
     changes = {
         arm: [{name for name, _ in settings(arm, strength) ^ plain} for strength in entropy_collapse.GRIDS[arm]]
-        for arm in entropy_collapse.ARMS[1:]
+        for arm in entropy_collapse.CHANGES
+    }
+    parts = entropy_collapse.PARTS_OF_LOWER_RATE
+    assert {arm: {name for name, _ in settings(arm, parts[arm]) ^ plain} for arm in parts} == {
+        "half rate": {"learning_rate"},
+        "twice the steps": {"max_steps"},
     }
     assert changes == {
         "clip higher": [{"epsilon_high"}] * 2,
@@ -207,11 +212,10 @@ def test_the_entropy_study_chooses_the_first_of_the_best_and_holm_stops_at_the_f
         ledger.add(phase="select", arm="plain", strength=strength, counts=counts)
     assert entropy_collapse.chosen(ledger, "plain") == 4e-4
     p_values = {"a": (0.001, 0.02), "b": (0.04, 0.9)}  # of 4 tests: 0.05/4 = 0.0125, 0.05/3 = 0.0167
-    arms = {
-        arm: {"minus plain": {"pass@1": {"p_value": first}, "pass@32": {"p_value": second}}}
-        for arm, (first, second) in p_values.items()
+    comparisons = {
+        arm: {"pass@1": {"p_value": first}, "pass@32": {"p_value": second}} for arm, (first, second) in p_values.items()
     }
-    assert entropy_collapse.holm({"plain": {}, **arms}) == ["a, pass@1"]
+    assert entropy_collapse.holm(comparisons) == ["a, pass@1"]
 
 
 def test_the_entropy_study_counts_right_samples_and_a_hotter_model_is_less_certain():
