@@ -233,7 +233,11 @@ def test_the_study_of_forgetting_against_distance_follows_from_its_runs_and_its_
     page = (REPOSITORY / "docs" / "studies" / "razor.md").read_text(encoding="utf-8").replace("−", "-")
     complete = sum(bool(razor.points_of(ledger, seed)) for seed in razor.SEEDS)
     assert f"{complete} of 5 seeds" in page, "the page says how far the runs are"
-    assert found.items() <= STORED.get("razor", {}).items() and bool(found) == (complete >= 3)
+    # Polynomials are fitted by LAPACK, whose last digits differ between processors.
+    found, stored = (
+        json.loads(json.dumps(one), parse_float=lambda x: round(float(x), 9)) for one in (found, STORED["razor"])
+    )
+    assert found.items() <= stored.items() and bool(found) == (complete >= 3)
     for rows in found.get("matched", {}).values():
         for row in rows.values():
             low, mean, high = (f"{100 * row[key]:+.1f}" for key in ("low", "difference", "high"))
