@@ -16,6 +16,7 @@ import copy
 import time
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -454,6 +455,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                     "p_value": paired_p([own["average"] - other["average"] for own, other in pairs]),
                 }
     found["after Holm's correction"] = holm(found["orders"])
+    found["at the slow setting"] = slow_differences(ledger)
     found["slow selection"] = [
         {**{name: row[name] for name in ("method", "strength", "rate", "steps")}, **scores(row)}
         for row in ledger.select(phase="select slowly")
@@ -464,6 +466,38 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     }
     matched = matched_summary(ledger)
     return found | ({"matched": matched} if matched else {})
+
+
+def slow_differences(ledger: Ledger) -> dict[str, Any]:
+    """Order → differences of the average of the three tasks, over seeds and over seeds and problems.
+
+    Each protection against none, both at the slow setting, with the p-value of Student's paired test (four tests with
+    both orders, of which "left by Holm" names those with p < 0.05); and the slow setting without protection against
+    each protection at the tuned rate.
+    """
+    pairs = {f"slow {method} minus slow none": (f"slow {method}", "slow none") for method in PROTECTED_SLOWLY}
+    pairs |= {f"slow none minus {method}": ("slow none", method) for method in PROTECTED_SLOWLY}
+    found: dict[str, Any] = {order: {} for order in ORDERS}
+    for order, (name, methods) in product(ORDERS, pairs.items()):
+        new, old = (
+            {row["seed"]: row for row in ledger.select(phase="report", order=order, method=method)}
+            for method in methods
+        )
+        if set(new) == set(old) == set(SEEDS):
+            values = [scores(new[seed])["average"] - scores(old[seed])["average"] for seed in SEEDS]
+            units = ([per_unit(runs[seed]) for seed in SEEDS] for runs in (old, new))
+            found[order][name] = {
+                "over seeds": estimate(values),
+                "over seeds and problems": vars(crossed_bootstrap(*units)),
+                "p_value": paired_p(values),
+            }
+    tests = {
+        f"{order}, {name}": row["p_value"]
+        for order, rows in found.items()
+        for name, row in rows.items()
+        if name.endswith("minus slow none")
+    }
+    return found | {"left by Holm": left_by_holm(tests)}
 
 
 def per_unit(run: dict[str, Any]) -> list[float]:
