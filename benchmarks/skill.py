@@ -280,8 +280,8 @@ def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]],
 
     A puzzle is solved if one of its samples is right. "gained" and "lost" compare each seed with the first draw;
     "with half of the samples" says how much of this a second draw of the untrained model would do (`halves`).
-    "change without the largest kind" leaves out the kind whose pass@k with all samples grows most, and "change without
-    the largest and the smallest kind" also the one that grows least.
+    "change without the largest kind" leaves out the kind whose pass@64 grows most, and "change without the largest and
+    the smallest kind" also the one that grows least.
     """
     first = draws[0]
     by_kind = [
@@ -292,10 +292,8 @@ def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]],
         }
         for kind in range(NUM_KINDS)
     ]
-    all_samples = str(samples)
-    growth = [
-        sum(row[all_samples] for row in kind["after"]) / len(after) - kind["before"][all_samples] for kind in by_kind
-    ]
+    k = str(FIRST_SAMPLES)
+    growth = [sum(row[k] for row in kind["after"]) / len(after) - kind["before"][k] for kind in by_kind]
     largest, smallest = growth.index(max(growth)), growth.index(min(growth))
 
     def change(of_kinds: Sequence[int]) -> dict[str, dict[str, float]]:
