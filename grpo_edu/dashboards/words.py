@@ -31,7 +31,7 @@ _LOOK = """<style>
 .grpo-edu-words caption small{display:block;font-weight:normal}
 .grpo-edu-words th{font-weight:normal;min-width:3.2em;vertical-align:middle!important}
 .grpo-edu-stage .grpo-edu-words td:first-child{min-width:0}
-.grpo-edu-words td.tile{width:2.4em;min-width:2.4em!important;height:2.2em;padding:2px!important;\
+.grpo-edu-words td.tile{white-space:nowrap;width:2.4em;min-width:2.4em!important;height:2.2em;padding:2px!important;\
 text-align:center!important;vertical-align:middle!important;\
 font-weight:bold;border:2px dotted rgba(128,128,128,.6)}
 .grpo-edu-words td.right{background:GREEN;color:#000;border:3px solid #000}
