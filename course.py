@@ -68,6 +68,13 @@ LAB_FILES = {
     "share/jupyter/lab/settings/overrides.json": json.dumps(LAB_SETTINGS),
     # nbgrader is installed for the tests; its menus are for instructors (docs/grading.md).
     "etc/jupyter/labconfig/page_config.json": json.dumps({"disabledExtensions": {"@jupyter/nbgrader": True}}),
+    # JupyterLab's list of files is too narrow for the longest name of a notebook. A user's own custom.css counts first.
+    "etc/jupyter/custom/custom.css": "body { --jp-sidebar-min-width: 290px; }\n",
+    "etc/jupyter/jupyter_lab_config.py": (
+        "from jupyter_core.paths import jupyter_config_dir, jupyter_config_path\n"
+        "places = [f'{folder}/custom' for folder in (jupyter_config_dir(), *jupyter_config_path())]\n"
+        "c.LabApp.custom_css, c.ServerApp.tornado_settings = True, {'static_custom_path': places}\n"
+    ),
     # JupyterLab puts the version of Python that a kernel names into each notebook, and then asks whether to save it.
     "etc/ipython/ipython_kernel_config.py": (
         "c.IPKernelApp.exec_lines = [\"get_ipython().kernel.language_info.pop('version', None)\"]\n"

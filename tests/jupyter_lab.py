@@ -78,6 +78,8 @@ def running_lab(folder, home):
     for theirs, ours in {
         "etc/jupyter/labconfig/page_config.json": "jupyter_config_dir/labconfig/page_config.json",
         "etc/ipython/ipython_kernel_config.py": "ipythondir/profile_default/ipython_kernel_config.py",
+        "etc/jupyter/custom/custom.css": "jupyter_config_dir/custom/custom.css",
+        "etc/jupyter/jupyter_lab_config.py": "jupyter_config_dir/jupyter_lab_config.py",
     }.items():
         (home / ours).parent.mkdir(parents=True, exist_ok=True)
         (home / ours).write_text(course.LAB_FILES[theirs])

@@ -203,8 +203,11 @@ def test_an_untouched_notebook_closes_without_a_question(open_notebook, lab, nam
     assert page.locator(".jp-Dialog").count() == 0
 
 
-def test_documents_open_as_pages_and_no_menu_is_for_instructors(open_notebook, lab):
+def test_names_are_whole_documents_open_as_pages_and_no_menu_is_for_instructors(open_notebook, lab):
     page = open_notebook("00_start_here", "light").page
+    names = page.locator(".jp-DirListing-itemText")
+    assert "10_ewc_progressive_training.ipynb" in names.all_inner_texts()
+    assert names.evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)") == []
     page.goto(f"{lab.address}/lab/workspaces/light/tree/docs/glossary.md?token={lab.token}")
     page.wait_for_selector(".jp-MarkdownViewer h1")
     menus = page.locator(".lm-MenuBar-itemLabel").all_text_contents()
