@@ -196,6 +196,7 @@ def page(app, browser):
     outside, errors = [], []
     page.on("request", lambda request: is_outside(request.url, address) and outside.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda said: "version" in said.text and errors.append(said.text))
     page.goto(f"{address}/?token={TOKEN}", timeout=1000 * SECONDS, wait_until="commit")
     page.get_by_role("heading", level=1).wait_for(timeout=1000 * SECONDS)
     assert page.locator(DASHBOARD).count() == 0, "the heading is there before Python is"
