@@ -42,13 +42,16 @@ _TINY = "tiny knows arithmetic word problems, sorting lists and coin flips; to a
 # A row is an answer over its facts, beside its probability as a number and a bar: two tables fit next to each other.
 _LOOK = """<style>
 .grpo-edu-answers{display:flex;flex-flow:row wrap;gap:4px 20px}
-.grpo-edu-answers>div{flex:1 1 20em;min-width:0;overflow-x:auto}
+.grpo-edu-answers>div{flex:1 1 20em;min-width:0;overflow:auto}
+@media(min-width:1000px){.grpo-edu-answers>div{max-height:max(20em,100vh - 15em)}}
 .grpo-edu-answers table{width:100%;font-size:13px;line-height:1.35}
 .grpo-edu-answers td{border-top:1px solid rgba(128,128,128,.3)}
 .grpo-edu-answers td:first-child{border-left:4px solid RED;overflow-wrap:anywhere;min-width:0}
 .grpo-edu-answers .right td:first-child{border-left-color:BLUE}
 .grpo-edu-answers small{display:block;font-size:12px}
 .grpo-edu-answers :is(td,th):last-child{width:8.2em;white-space:nowrap;padding-right:0;font-size:12px}
+.grpo-edu-answers th:last-child{white-space:normal}
+.grpo-edu-answers th{position:sticky;top:0;background:var(--jp-layout-color1,Canvas)}
 .grpo-edu-answers i{display:block;height:5px;background:BLUE;transition:width .3s;margin-top:2px}
 </style>""".replace("BLUE", COLORS[0]).replace("RED", COLORS[1])
 
