@@ -292,10 +292,14 @@ def test_a_policy_learns_in_the_page_and_hacks_its_reward(open_page, page, viewp
     box.get_by_role("button", name="One step").click()
     assert "After 1 step " in said.inner_text() and box.locator("tbody").first.locator("tr").count() == 8
     box.get_by_role("button", name="Play").click()
+    chances = box.get_by_role("region", name="What the policy says")
+    chances.focus()
     steps = "Number(/\\d+/.exec(document.querySelector('[data-playground] svg .title').textContent)[0])"
     opened.wait_for_function(f"{steps} >= 40", timeout=120_000)
+    assert chances.evaluate("e => e === document.activeElement"), "a table that is scrolled by keyboard keeps the focus"
     box.get_by_role("button", name="Pause").click()
     assert "not what we wanted" in said.inner_text()
+    assert opened.get_by_role("heading", name="A policy that learns in this page").count() == 1
     assert box.locator("svg path").first.get_attribute("d") != start
     box.scroll_into_view_if_needed()
     shoot(opened, f"book_playground_{scheme}")

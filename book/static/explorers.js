@@ -78,7 +78,7 @@ function labelled(label, input, output) {
 
 function slider(label, value, min, max, step) {
   const input = element("input", { type: "range", min, max, step, value });
-  const output = element("output");
+  const output = element("output", { "aria-live": "off" }); // screen readers say a slider's value anyway
   const control = { node: labelled(label, input, output), input };
   Object.defineProperty(control, "value", { get: () => Number(input.value) });
   control.refresh = () => { output.textContent = short(control.value); };

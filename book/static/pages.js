@@ -1,5 +1,5 @@
 /* What Jupyter Book's pages leave out: names for the arrows of the contents, plain cells for the empty corners of
-   tables, scrolling by keyboard, and words in place of LaTeX in the results of a search. */
+   tables, names for the live figures, scrolling by keyboard, and words for LaTeX in the results of a search. */
 "use strict";
 
 for (const arrow of document.querySelectorAll(".bd-sidebar-primary summary")) {
@@ -10,6 +10,15 @@ for (const arrow of document.querySelectorAll(".bd-sidebar-primary summary")) {
 for (const corner of document.querySelectorAll(".bd-article th")) { // the empty corner of a table heads nothing
   if (!corner.textContent.trim()) corner.replaceWith(Object.assign(document.createElement("td"), { className: corner.className }));
 }
+
+window.addEventListener("load", () => { // what is alive is found by those who go from heading to heading or by regions
+  for (const box of document.querySelectorAll(".course-explorer")) {
+    const name = box.querySelector(":scope > .name");
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label", name?.textContent ?? "Token inspector");
+    if (name) { name.setAttribute("role", "heading"); name.setAttribute("aria-level", "2"); }
+  }
+});
 
 /* What is wider than its place can be reached with the Tab key, and is then scrolled by the arrow keys. */
 function reachable() {

@@ -205,7 +205,10 @@ function playground(place) {
     if (text) words.textContent = text;
     [...often, ...seldom].forEach(part => part.refresh());
     question.textContent = `Question: ${TASKS[task.value].question}`;
-    pictures.replaceChildren(groupTable(), chancesTable(), curvePanel());
+    const drawn = [groupTable(), chancesTable(), curvePanel()];
+    // the tables stay, because what is scrolled by keyboard must keep the focus while the policy trains
+    if (!pictures.children.length) pictures.append(...drawn);
+    else drawn.forEach((made, at) => (at < 2 ? pictures.children[at].replaceChildren(...made.children) : pictures.children[at].replaceWith(made)));
   };
 
   const shown = completion => {
@@ -238,9 +241,10 @@ function playground(place) {
     const rows = [...state.now.rows].sort((one, other) => other[1] - one[1]).slice(0, 8).map(([completion, chance]) => {
       const right = TASKS[task.value].right(wordsOf(TASKS[task.value], completion));
       const bar = element("i", { style: `width:${(100 * chance).toFixed(1)}%;background:${right ? BLUE : RED}` });
-      const start = element("b", { style: `left:${(100 * before.get(completion.join())).toFixed(1)}%` });
+      const first = before.get(completion.join()), start = element("b", { style: `left:${(100 * first).toFixed(1)}%` });
       return element("tr", {}, element("td", {}, `${right ? "✓" : "✗"} ${shown(completion)}`),
-        element("td", {}, percent(chance)), element("td", { class: "bar" }, element("div", {}, bar, start)));
+        element("td", {}, percent(chance)), element("td", { class: "bar" }, element("div", {}, bar, start),
+          element("span", { class: "visually-hidden" }, percent(first))));
     });
     return table("What the policy says, most probable first", ["completion", "now", "line: before"], rows, "");
   };

@@ -108,7 +108,11 @@ function curves(title, xs, ys, lines, at) {
 function player(control, pause) {
   const button = element("button", { type: "button", class: "first" }, "Play");
   let timer = 0;
-  const stop = () => { clearInterval(timer); timer = 0; button.textContent = "Play"; };
+  const hear = (live, words = button.closest(".course-explorer").querySelector("[role=status]")) => {
+    words.ariaLive = live; // a screen reader hears the result when the run pauses, and not each step
+    words.textContent += "";
+  };
+  const stop = () => { clearInterval(timer); timer = 0; button.textContent = "Play"; hear("polite"); };
   const go = () => {
     const step = Number(control.input.step), next = control.value + step;
     if (next > Number(control.input.max)) return stop();
@@ -119,6 +123,7 @@ function player(control, pause) {
     if (timer) return stop();
     if (control.value >= Number(control.input.max)) control.input.value = control.input.min;
     button.textContent = "Pause";
+    hear("off");
     timer = setInterval(go, pause);
     go();
   });

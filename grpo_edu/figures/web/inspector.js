@@ -48,7 +48,7 @@
 
   function slider(label, chosen, max, step) {
     const input = node("input", { type: "range", min: 0, max: Math.max(max, chosen), step: "any", value: chosen });
-    const output = node("output");
+    const output = node("output", { "aria-live": "off" }); // screen readers say a slider's value anyway
     input.addEventListener("keydown", event => { // "any" keeps the run's own value; the arrow keys move by one step
       const sign = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
       if (!sign) return;
@@ -201,7 +201,7 @@
           button.firstChild.textContent = ["▼", "", "▲"][sign + 1];
           button.tabIndex = here ? 0 : -1;
           button.setAttribute("aria-pressed", String(here));
-          button.setAttribute("aria-label", `${visible(one.tokens[at])}, ${["down", "not pushed", "up"][sign + 1]} ${sign ? number(Math.abs(value), 5) : ""}, answer ${r + 1}`);
+          button.setAttribute("aria-label", `${visible(one.tokens[at])}, ${["down", "not pushed", "up"][sign + 1]} ${sign ? number(Math.abs(value), 5) : ""}${term.clipped ? ", clipped" : ""}, answer ${r + 1}`);
         });
       });
       const otherwise = asInRun(settings) ? "" : " The marks follow your settings; the update itself was made with those of the run.";
@@ -210,7 +210,8 @@
       const words = pushed
         ? `${pushed} tokens of this group are pushed${clipped ? `, and ${clipped} ${clipped === 1 ? "is" : "are"} ${settings.loss === "cispo" ? "capped" : "clipped"}` : ""}. In the update ${followed} of the pushed tokens moved in the direction of their push, ${against} against it, and ${pushed - followed - against} hardly moved. ${what}`
         : "No token of this group is pushed: all advantages are 0, and there is no KL term.";
-      summary.textContent = words + otherwise + left;
+      const said = words + otherwise + left; // the same words are not announced once more
+      if (summary.textContent !== said) summary.textContent = said;
       drawPanel(settings, group, terms);
     };
 
