@@ -1,8 +1,7 @@
 """All of GRPO in one file, to read from top to bottom after notebook 05, and to copy and change.
 
-A step samples a group of completions for each of a few problems, scores them, compares each reward with the others of
-its group, and makes the better completions more likely. The functions stand in this order; `train` calls them.
-`grpo_edu.trainer` takes the same step faster and with more choices; `tests/test_minimal.py` compares the two.
+A step samples a group of completions for each problem, scores them, compares each reward with those of its group, and
+makes the better completions more likely. The functions follow in this order, and `train` at the end calls them.
 
     python -m grpo_edu.minimal                          # trains the tiny model; each step takes a few seconds
     python -m grpo_edu.minimal MODEL problems.jsonl     # your own, one {"prompt": "6 × 8?", "answer": "48"} per line
@@ -13,23 +12,21 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 import grpo_edu
 from grpo_edu.prompts import render_prompt  # puts a question into the chat format that the model knows
 
 
-@dataclass
-class Group:
+class Group(NamedTuple):
     """G completions of one prompt. The prompt has P tokens and the longest completion has C."""
 
-    ids: Tensor  # (G, P + C): prompt, completion, then padding; it comes last, so no token that counts can see it
+    ids: Tensor  # (G, P + C): prompt, completion, padding. A token attends only to those before it, so never to padding
     mask: Tensor  # (G, C): 1 for each token of a completion up to and including its first end token, then 0
     rewards: Tensor  # (G,)
     advantages: Tensor  # (G,)
@@ -38,36 +35,37 @@ class Group:
 
 
 @torch.no_grad()
-def sample_group(model: Any, prompt: Tensor, G: int, max_completion_length: int, end: int) -> tuple[Tensor, Tensor]:
-    """Sample G completions of a prompt (P,): draw o_t ~ π(· | prompt, o_1 … o_t−1) until the end token is drawn."""
+def sample_group(model: Any, prompt: Tensor, G: int, max_completion_length: int, eos_id: int) -> tuple[Tensor, Tensor]:
+    """Sample G completions of a prompt (P,): o_t ~ π(· | prompt, o_1 … o_t−1) until the end token; `ids`, `mask`."""
     ids = prompt.repeat(G, 1)
-    running = torch.ones(G, dtype=torch.long)  # 0 for a completion that has ended
+    running = torch.ones(G, dtype=torch.long)  # for each completion: 1, and 0 as soon as it has ended
     mask: list[Tensor] = []
     while running.any() and len(mask) < max_completion_length:
-        probabilities = model(ids).logits[:, -1].softmax(dim=-1)
+        probabilities = model(ids).logits[:, -1].softmax(dim=-1)  # (G, V), of the next token; reads all tokens again
         tokens = torch.multinomial(probabilities, num_samples=1)[:, 0]
-        tokens = torch.where(running == 1, tokens, end)  # behind the first end token, only end tokens: the padding
+        tokens = torch.where(running == 1, tokens, eos_id)  # padding: more end tokens after the first one
         ids = torch.cat([ids, tokens[:, None]], dim=1)
-        mask.append(running)  # before the next line, because the end token itself counts
-        running = running * (tokens != end)
+        mask.append(running)  # before the next line, because the first end token counts
+        running = running * (tokens != eos_id)
     return ids, torch.stack(mask, dim=1)
 
 
 def accuracy(completion: str, answer: str) -> float:
     """The reward: 1 if the last `####` is followed by the right answer, else 0."""
-    return float("####" in completion and completion.split("####")[-1].strip() == answer)
+    return float("####" in completion and completion.split("####")[-1].strip() == str(answer))  # it may be a number
 
 
 def group_advantages(rewards: Tensor, scale_rewards: str) -> Tensor:
     """How much better each completion is than its group: A_i = (r_i − mean(r)) / (std(r) + 0.0001)."""
-    return (rewards - rewards.mean()) / {"group": rewards.std() + 1e-4, "none": torch.tensor(1.0)}[scale_rewards]
+    divisors = {"group": rewards.std() + 1e-4, "none": torch.tensor(1.0)}  # "none" as in Dr. GRPO
+    return (rewards - rewards.mean()) / divisors[scale_rewards]
 
 
 def log_probabilities(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """log π(o_t | prompt, o_1 … o_t−1) of each sampled token, (G, C), from the logits at the position before it."""
-    length = mask.shape[1]
-    logits = model(ids).logits[:, -length - 1 : -1]  # one position earlier: there the model predicts the token
-    return logits.log_softmax(dim=-1).gather(dim=2, index=ids[:, -length:, None])[:, :, 0]
+    C = mask.shape[1]
+    logits = model(ids).logits[:, -C - 1 : -1]  # (G, C, V); each from one position earlier, where its token is next
+    return logits.log_softmax(dim=-1).gather(dim=2, index=ids[:, -C:, None])[:, :, 0]  # of V tokens, the sampled one
 
 
 def token_losses(logps: Tensor, group: Group, epsilon: float, beta: float) -> Tensor:
@@ -77,15 +75,19 @@ def token_losses(logps: Tensor, group: Group, epsilon: float, beta: float) -> Te
     """
     ratio = (logps - group.old_logps).exp()
     A = group.advantages[:, None]  # (G, 1): every token of a completion has the advantage of the completion
+    objective = torch.min(ratio * A, ratio.clamp(1 - epsilon, 1 + epsilon) * A)
     d = group.ref_logps - logps
-    return -torch.min(ratio * A, ratio.clamp(1 - epsilon, 1 + epsilon) * A) + beta * (d.exp() - d - 1)
+    return -objective + beta * (d.exp() - d - 1)
 
 
 def token_weights(mask: Tensor, loss_type: str, B: int, num_tokens: int, max_completion_length: int) -> Tensor:
     """The weight of each token of a group, (G, C), in the loss L = Σ w ℓ of a batch of B completions (notebook 06)."""
-    lengths = mask.sum(dim=1, keepdim=True)  # "grpo" is the mean over each completion, and then over the completions
-    constant = B * max_completion_length  # "dr_grpo" divides long and short completions by the same number
-    return {"grpo": mask / (B * lengths), "dapo": mask / num_tokens, "dr_grpo": mask / constant}[loss_type]
+    weights = {
+        "grpo": mask / (B * mask.sum(dim=1, keepdim=True)),  # the mean over each completion, then over the completions
+        "dapo": mask / num_tokens,  # the mean over all tokens of the batch
+        "dr_grpo": mask / (B * max_completion_length),  # the same constant for long and short completions
+    }
+    return weights[loss_type]
 
 
 def train(
@@ -107,19 +109,17 @@ def train(
     seed: int = 0,
 ) -> Iterator[dict[str, float]]:
     """Train the model in place, one step per turn of a `for` loop over `train(…)`; yields the metrics of each step."""
-    random.seed(seed)
-    torch.manual_seed(seed)
+    set_seed(seed)
     reference = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     for step in range(1, max_steps + 1):
         groups = []
         for problem in random.sample(problems, prompts_per_step):
             text = render_prompt(tokenizer, problem["prompt"])
-            prompt = torch.tensor(tokenizer.encode(text, add_special_tokens=False))
+            prompt = torch.tensor(tokenizer.encode(text, add_special_tokens=False))  # (P,)
             ids, mask = sample_group(model, prompt, num_generations, max_completion_length, tokenizer.eos_token_id)
             completions = tokenizer.batch_decode(ids[:, len(prompt) :], skip_special_tokens=True)
-            answer = str(problem["answer"])  # compared as text, even if the file has a number
-            rewards = torch.tensor([float(reward(completion, answer)) for completion in completions])
+            rewards = torch.tensor([float(reward(completion, problem["answer"])) for completion in completions])
             with torch.no_grad():
                 old_logps, ref_logps = log_probabilities(model, ids, mask), log_probabilities(reference, ids, mask)
             groups.append(Group(ids, mask, rewards, group_advantages(rewards, scale_rewards), old_logps, ref_logps))
@@ -133,8 +133,8 @@ def train(
                 weights = token_weights(group.mask, loss_type, B, num_tokens, max_completion_length)
                 loss = (weights * token_losses(logps, group, epsilon, beta)).sum()
                 loss.backward()  # adds the gradient of this group to the gradients of those before
-                total_loss += loss.item()  # about 0: in a group the advantages add up to 0. Watch the reward instead
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0).item()
+                total_loss += loss.item()  # "grpo" is at 0 while the ratios are 1, so watch the reward
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0).item()  # its norm before
             optimizer.step()
         mean_reward = torch.stack([group.rewards for group in groups]).mean().item()
         yield {"step": step, "reward": mean_reward, "loss": total_loss, "grad_norm": grad_norm}

@@ -120,7 +120,7 @@ def test_a_sampled_token_has_the_probability_of_the_model(tokenizer):
     """Of many completions of one token, each token is sampled about as often as the model says."""
     torch.manual_seed(0)
     model, prompt = make_model(), torch.tensor([3, 4])
-    ids, mask = minimal.sample_group(model, prompt, 4000, 1, end=1)
+    ids, mask = minimal.sample_group(model, prompt, 4000, 1, eos_id=1)
     share = torch.bincount(ids[:, 2], minlength=15) / 4000
     expected = model(prompt[None]).logits[0, -1].softmax(dim=0).detach()
     assert mask.shape == (4000, 1) and (share - expected).abs().max() < 0.04 and expected.max() > 0.1
@@ -128,7 +128,7 @@ def test_a_sampled_token_has_the_probability_of_the_model(tokenizer):
 
 def test_a_completion_ends_with_its_first_end_token(tokenizer):
     torch.manual_seed(0)
-    ids, mask = minimal.sample_group(make_model(), torch.tensor([3, 4]), 64, 6, end=1)
+    ids, mask = minimal.sample_group(make_model(), torch.tensor([3, 4]), 64, 6, eos_id=1)
     ended = (ids[:, 2:] == 1).int()
     assert torch.equal(mask, (ended.cumsum(dim=1) - ended == 0).long()) and mask.sum() < mask.numel()
     assert (ids[:, 2:][mask == 0] == 1).all()
