@@ -156,7 +156,7 @@ def our_sides(setting: Setting) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     ref = setting.ref if config.beta else None
     update = trainer.Update(batch, rows, weights, ref, setting.old, in_policy_loss)
     state: Any = SimpleNamespace(sampler=sampler)
-    with patch.object(trainer, "score_rows", lambda _, __, rows, *___, **____: [leaf[rows] for leaf in leaves]):
+    with patch.object(trainer, "logps_of_rows", lambda _, __, rows, *___, **____: [leaf[rows] for leaf in leaves]):
         losses = [trainer.micro_batch_loss(model, update, part, state, config, stages)[0] for part in setting.parts]
     loss = torch.stack(losses).sum()
     return advantages, loss.detach(), gradients(loss, leaves)

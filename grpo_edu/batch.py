@@ -95,12 +95,12 @@ def batch_of(
     config: GRPOConfig,
     advantages: Callable[[Tensor, GRPOConfig], Tensor],
 ) -> Batch:
-    """The batch of scored completions, with their advantages."""
+    """The batch of scored completions, with their advantages, which the function `advantages` computes."""
     if config.multi_objective_aggregation == "normalize_then_sum":
-        scores = gdpo_advantages(rewards_per_func, config.num_generations, config.reward_weights)
+        values = gdpo_advantages(rewards_per_func, config.num_generations, config.reward_weights)
     else:
-        scores = advantages(rewards, config)
-    return Batch(rollout, rewards_per_func, rewards, scores, loss_mask)
+        values = advantages(rewards, config)
+    return Batch(rollout, rewards_per_func, rewards, values, loss_mask)
 
 
 def split_batch(batch: Batch, count: int) -> list[Batch]:
@@ -109,12 +109,13 @@ def split_batch(batch: Batch, count: int) -> list[Batch]:
         return [batch]
     size = len(batch.rewards) // count
 
-    def part(one: Batch | Rollout, rows: slice) -> dict[str, Any]:
-        own = {name: value for name, value in vars(one).items() if isinstance(value, Tensor | list)}
-        return {**vars(one), **{name: value[rows] for name, value in own.items()}}
+    def fields_of(one: Batch | Rollout, rows: slice) -> dict[str, Any]:
+        """Its fields, of which those with an entry per row have only these rows."""
+        by_row = {name: value[rows] for name, value in vars(one).items() if isinstance(value, Tensor | list)}
+        return {**vars(one), **by_row}
 
-    places = [slice(start, start + size) for start in range(0, count * size, size)]
-    return [Batch(**{**part(batch, rows), "rollout": Rollout(**part(batch.rollout, rows))}) for rows in places]
+    parts = [slice(start, start + size) for start in range(0, count * size, size)]
+    return [Batch(**{**fields_of(batch, rows), "rollout": Rollout(**fields_of(batch.rollout, rows))}) for rows in parts]
 
 
 def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:

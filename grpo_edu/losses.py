@@ -303,7 +303,7 @@ def per_token_loss(
     delta: float | None = None,
     use_bias_correction_kl: bool = False,
     importance_weights: Tensor | None = None,
-    policy_mask: Tensor | None = None,
+    policy_loss_mask: Tensor | None = None,
     **shape: Any,
 ) -> Tensor:
     r"""The loss of each token: the policy-gradient loss of `per_token_policy_loss` and, with ``beta``, a KL penalty.
@@ -322,7 +322,7 @@ def per_token_loss(
             token on the KL of later tokens is left out. The GRPO paper does not do this; TRL does by default.
         importance_weights: u, (B, C), if another policy than the trained one sampled the completions (quantized
             rollouts); no gradient flows into them. For "vespo" they are factors of w instead.
-        policy_mask: m, (B, C) or (B, 1), 0 for tokens that only the KL penalty acts on, see
+        policy_loss_mask: m, (B, C) or (B, 1), 0 for tokens that only the KL penalty acts on, see
             `grpo_edu.extras.masks`; None: 1.
 
     Returns:
@@ -367,9 +367,9 @@ def per_token_loss(
     )
     if importance_weights is not None and loss_type != "vespo":
         loss = loss * importance_weights
-    if policy_mask is not None:
-        check_row_or_token("policy_mask", policy_mask, logps)
-        loss = loss * policy_mask
+    if policy_loss_mask is not None:
+        check_row_or_token("policy_loss_mask", policy_loss_mask, logps)
+        loss = loss * policy_loss_mask
     if beta and ref_per_token_logps is not None:
         kl = per_token_kl(logps, masked(ref_per_token_logps, completion_mask))
         loss = loss + beta * (kl * ratio if use_bias_correction_kl else kl)

@@ -214,7 +214,7 @@ def generate(
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)
     ids, logps = prompt_ids.new_full(shape, tokenizer.pad_token_id), torch.zeros(shape, device=model.device)
-    talk = None if environments is None else Conversations(environments, tokenizer, ids, stop_ids, max_turns)
+    conversations = None if environments is None else Conversations(environments, tokenizer, ids, stop_ids, max_turns)
     lengths = prompt_ids.new_zeros(shape[0])  # 0: not yet complete
     # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
@@ -233,8 +233,8 @@ def generate(
             tokens, logps[samples, step] = sample_tokens(
                 decoder.logits, uniform[samples, step], rows=rows, temperature=temperature, penalize=penalty, **filters
             )
-            if talk is not None:
-                tokens, stopped = talk.write(samples, step, tokens)
+            if conversations is not None:
+                tokens, stopped = conversations.write(samples, step, tokens)
             else:
                 ids[samples, step], stopped = tokens, torch.isin(tokens, stop_ids)
             if stopped.any():
@@ -247,10 +247,10 @@ def generate(
                 penalty.append(parents, rows, tokens)
     if not torch.isfinite(logps).all():
         raise ValueError("model: the logits are not finite, so training has diverged; try a smaller learning_rate")
-    if talk is not None:
-        logps = logps * talk.mask  # the policy did not choose what the environment wrote
-        talk.warn_if_endless(lengths)
-    return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations, talk)
+    if conversations is not None:
+        logps = logps * conversations.mask  # the policy did not choose what the environment wrote
+        conversations.warn_if_endless(lengths)
+    return _rollout(tokenizer, prompts, prompt_ids, prompt_mask, ids, logps, lengths, num_generations, conversations)
 
 
 @dataclass
@@ -389,7 +389,7 @@ def _rollout(
     logps: Tensor,
     lengths: Tensor,
     num_generations: int,
-    talk: Conversations | None,
+    conversations: Conversations | None,
 ) -> Rollout:
     """Trim (B, max_completion_length) to the longest completion and decode it; a length of 0 means truncated."""
     is_truncated = lengths == 0
@@ -407,7 +407,7 @@ def _rollout(
         sampling_per_token_logps=logps[:, :longest].contiguous(),
         is_truncated=is_truncated,
         num_generations=num_generations,
-        tool_mask=None if talk is None else talk.mask[:, :longest].contiguous(),
-        turn_rewards=None if talk is None else talk.turn_rewards(),
-        environments=None if talk is None else talk.environments,
+        tool_mask=None if conversations is None else conversations.mask[:, :longest].contiguous(),
+        turn_rewards=None if conversations is None else conversations.turn_rewards(),
+        environments=None if conversations is None else conversations.environments,
     )

@@ -6,8 +6,13 @@ this file from top to bottom, or follow a token in a debugger:
 
 - it is sampled: `train` → `sample_batch` → `Sampler.generate`, and scored: `score_rollout`
 - it is learned from: `train` → `update_policy` (`token_weights`: its weight in the batch) → `optimizer_step` →
-  `micro_batch_loss` (`score_rows`: its log-probability) → `grpo_loss` → `per_token_loss`. These five calls lead to the
-  loss of a token; `per_token_loss` takes the formula of the loss type from `per_token_policy_loss`.
+  `micro_batch_loss` (`logps_of_rows`: its log-probability) → `grpo_loss` → `per_token_loss`. These five calls lead to
+  the loss of a token; `per_token_loss` takes the formula of the loss type from `per_token_policy_loss`.
+
+A row is one completion of a batch, and `rows` is a tensor of row indices. A micro-batch is given by its row indices.
+Four masks (B, C) say which tokens count: `completion_mask` leaves out the padding, `Rollout.policy_mask` also what an
+environment wrote, and `Batch.loss_mask` also truncated completions, if the config says so. `policy_loss_mask`, which
+most settings do not need, is 0 for tokens on which only the KL term acts.
 
 `state` is what a run carries from one step to the next (`TrainingState`). `stages` names functions of a step, so that a
 study can replace them (`Stages`): `stages.render` is `render_prompt`, `.score` is `score_rollout`, `.advantages` is
@@ -100,13 +105,13 @@ def train(
         ahead = list(state.ahead)  # with a lag of k steps, the rollouts of the next k steps; usually none
         while len(ahead) <= config.rollout_lag and step + len(ahead) <= config.max_steps:
             indices = order.draw(config.prompts_per_step)
-            batch = sampled = sample(indices)
-            if config.max_resamples:  # dynamic sampling: learn from `batch`, and report on all that was sampled
+            batch = sampled = sample(indices)  # learn from `batch`, and report on all that was `sampled`
+            if config.max_resamples:  # dynamic sampling: then the two differ
                 batch, sampled = replace_tied_groups(
                     batch, indices, order, sample, config, stages.advantages, tokenizer.pad_token_id
                 )
             ahead.append((batch, sampled))
-        (batch, sampled), *ahead = ahead
+        (batch, sampled), *ahead = ahead  # the oldest is the one to learn from now
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
         update_metrics = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
@@ -157,7 +162,7 @@ class Update:
     weights: (B, C), of each token in the loss of the whole batch.
     ref_per_token_logps: (B, C), under the reference policy; None without a KL term.
     old_per_token_logps: (B, C), before the first step on the batch; None in it, where they are those of the policy.
-    in_policy_loss: (B, C), 0 for tokens that the policy loss leaves out (`top_entropy_quantile`); None: all count.
+    policy_loss_mask: (B, C), 0 for tokens that the policy loss leaves out (`top_entropy_quantile`); None: all count.
     """
 
     batch: Batch
@@ -165,7 +170,7 @@ class Update:
     weights: Tensor
     ref_per_token_logps: Tensor | None
     old_per_token_logps: Tensor | None = None
-    in_policy_loss: Tensor | None = None
+    policy_loss_mask: Tensor | None = None
 
 
 def update_policy(
@@ -189,14 +194,14 @@ def update_policy(
     parts = split_batch(batch, config.steps_per_generation)
     updates = [prepare_update(model, part, tokens, state, config, stages) for part in parts]
     totals: dict[str, float] = {}
-    for turn in range(config.updates_per_step):
-        update = updates[turn % len(updates)]
-        # `rows` are the row indices of each micro-batch. Usually there is one attempt; if memory runs out inside the
-        # `with`, it ends the attempt instead of the run, and the loop makes another one with smaller micro-batches.
+    for number in range(config.updates_per_step):
+        update = updates[number % len(updates)]
+        # Usually there is one attempt. If memory runs out inside the `with`, this ends the attempt instead of the run,
+        # and the loop makes another one with smaller micro-batches.
         for attempt in state.micro_batches.attempts(update.batch.rollout, update.rows):
-            with attempt as rows:
-                metrics, logps = stages.step(model, update, rows, state, config, stages, penalty)
-        if update.old_per_token_logps is None:
+            with attempt as micro_batches:
+                metrics, logps = stages.step(model, update, micro_batches, state, config, stages, penalty)
+        if update.old_per_token_logps is None:  # this was the first step on the only part
             updates = [replace(update, old_per_token_logps=logps)]
         for key, value in metrics.items():
             totals[key] = totals.get(key, 0.0) + value / config.updates_per_step
@@ -215,31 +220,31 @@ def prepare_update(
         max_completion_length=config.max_completion_length,
         num_items=num_items,
     )
-    update = Update(batch, rows, weights, score_reference(batch.rollout, rows, state, config))
-    if config.steps_per_generation > 1:  # the steps on other parts come first, so it is scored before all of them
-        update = replace(update, old_per_token_logps=score_whole(model, batch.rollout, rows, state, config))
+    update = Update(batch, rows, weights, reference_logps(batch.rollout, rows, state, config))
+    if config.steps_per_generation > 1:  # the steps on other parts come first, so the old logps are computed before
+        update = replace(update, old_per_token_logps=logps_without_gradient(model, batch.rollout, rows, state, config))
     return update
 
 
 def optimizer_step(
     model: PreTrainedModel,
     update: Update,
-    parts: Sequence[Tensor],
+    micro_batches: Sequence[Tensor],
     state: TrainingState,
     config: GRPOConfig,
     stages: Stages,
     penalty: Callable[[nn.Module], Tensor] | None = None,
 ) -> tuple[dict[str, float], Tensor]:
-    """Add up the gradients of all micro-batches and take one step. parts: the row indices of each micro-batch.
+    """Add up the gradients of all micro-batches, each given by its row indices, and take one step.
 
     Returns the metrics, and per_token_logps (B, C) before the step, 0 in rows without a gradient.
     """
     logps = torch.zeros_like(update.batch.rollout.sampling_per_token_logps)
     metrics = {"loss": 0.0}
     if config.top_entropy_quantile < 1:
-        update = replace(update, in_policy_loss=undecided_tokens(model, update.batch, parts, config))
+        update = replace(update, policy_loss_mask=undecided_tokens(model, update.batch, micro_batches, config))
     state.stepper.begin()
-    for rows in parts:
+    for rows in micro_batches:
         loss, row_logps = micro_batch_loss(model, update, rows, state, config, stages)
         state.stepper.add(loss)
         metrics["loss"] += loss.item()
@@ -261,7 +266,7 @@ def micro_batch_loss(
     """
     batch = update.batch
     with recomputed_layers(model, config.gradient_checkpointing):
-        logps, entropies = score_rows(model, batch.rollout, rows, config, with_entropy=config.entropy_coef > 0)
+        logps, entropies = logps_of_rows(model, batch.rollout, rows, config, with_entropy=config.entropy_coef > 0)
         old = logps.detach() if update.old_per_token_logps is None else update.old_per_token_logps[rows]
         loss = stages.loss(
             logps,
@@ -271,7 +276,7 @@ def micro_batch_loss(
             ref_per_token_logps=rows_of(update.ref_per_token_logps, rows),
             weights=update.weights[rows],
             importance_weights=state.sampler.importance_weights(old, batch.rollout, rows),
-            policy_mask=policy_loss_mask(logps, old, update, rows, config),
+            policy_loss_mask=policy_loss_mask(logps, old, update, rows, config),
             beta=config.beta,
             use_bias_correction_kl=config.use_bias_correction_kl,
             **clip_settings(config),
@@ -295,7 +300,7 @@ def clip_settings(config: GRPOConfig) -> dict[str, Any]:
 # ---- log-probabilities ----
 
 
-def score_rows(
+def logps_of_rows(
     model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The per_token_logps (rows, C) of whole groups, or a part of one; and the entropies (rows, C), or None."""
@@ -313,34 +318,39 @@ def score_rows(
 
 
 @torch.no_grad()
-def score_parts(
-    model: PreTrainedModel, rollout: Rollout, parts: Sequence[Tensor], config: GRPOConfig, *, with_entropy: bool = False
+def logps_of_micro_batches(
+    model: PreTrainedModel,
+    rollout: Rollout,
+    micro_batches: Sequence[Tensor],
+    config: GRPOConfig,
+    *,
+    with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`score_rows` of all micro-batches without gradient, each (B, C); 0 in all other rows, and without entropies."""
+    """`logps_of_rows` of all micro-batches without gradient: logps and entropies (B, C), 0 where not computed."""
     logps = entropies = torch.zeros_like(rollout.sampling_per_token_logps)
-    for rows in parts:
-        row_logps, row_entropies = score_rows(model, rollout, rows, config, with_entropy=with_entropy)
+    for rows in micro_batches:
+        row_logps, row_entropies = logps_of_rows(model, rollout, rows, config, with_entropy=with_entropy)
         logps = logps.to(row_logps.dtype).index_copy(0, rows, row_logps)
         if row_entropies is not None:
             entropies = entropies.to(row_entropies.dtype).index_copy(0, rows, row_entropies)
     return logps, entropies
 
 
-def score_reference(rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig) -> Tensor | None:
+def reference_logps(rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig) -> Tensor | None:
     """The ref_per_token_logps (B, C) under the reference policy, 0 in other rows; None without a reference."""
     if state.reference is None:
         return None
     with adapters_off(state.reference):
-        return score_whole(state.reference, rollout, rows, state, config)
+        return logps_without_gradient(state.reference, rollout, rows, state, config)
 
 
-def score_whole(
+def logps_without_gradient(
     model: PreTrainedModel, rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig
 ) -> Tensor:
     """The per_token_logps (B, C) of these rows under a model, without gradient, in micro-batches; 0 in other rows."""
     for attempt in state.micro_batches.attempts(rollout, rows):
-        with attempt as parts:
-            logps, _ = score_parts(model, rollout, parts, config)
+        with attempt as micro_batches:
+            logps, _ = logps_of_micro_batches(model, rollout, micro_batches, config)
     return logps
 
 
@@ -367,15 +377,17 @@ def policy_metrics(per_token_logps: Tensor, update: Update, config: GRPOConfig) 
 # ---- what only some settings need ----
 
 
-def undecided_tokens(model: PreTrainedModel, batch: Batch, parts: Sequence[Tensor], config: GRPOConfig) -> Tensor:
+def undecided_tokens(
+    model: PreTrainedModel, batch: Batch, micro_batches: Sequence[Tensor], config: GRPOConfig
+) -> Tensor:
     """(B, C), 1 for the share `top_entropy_quantile` of the tokens of the batch, those with the highest entropy."""
-    _, entropies = score_parts(model, batch.rollout, parts, config, with_entropy=True)
+    _, entropies = logps_of_micro_batches(model, batch.rollout, micro_batches, config, with_entropy=True)
     return high_entropy_mask(entropies, batch.loss_mask, quantile=config.top_entropy_quantile)
 
 
 def policy_loss_mask(logps: Tensor, old: Tensor, update: Update, rows: Tensor, config: GRPOConfig) -> Tensor | None:
     """0 for tokens of these rows that the policy loss leaves out, with their logps and old logps; None: all count."""
-    mask = rows_of(update.in_policy_loss, rows)
+    mask = rows_of(update.policy_loss_mask, rows)
     if config.off_policy_mask_threshold is not None:
         batch = update.batch
         before = batch.rollout.sampling_per_token_logps[rows] if samples_differ(config) else old
@@ -388,7 +400,7 @@ def policy_loss_mask(logps: Tensor, old: Tensor, update: Update, rows: Tensor, c
 def entropy_of_rows(entropies: Tensor, update: Update, rows: Tensor) -> Tensor:
     """The part of some rows in the mean entropy of the tokens of the batch that the policy loss acts on."""
     mask = update.batch.loss_mask
-    counted = mask if update.in_policy_loss is None else mask * update.in_policy_loss
+    counted = mask if update.policy_loss_mask is None else mask * update.policy_loss_mask
     return weighted_sum(entropies, token_weights(counted, loss_type="bnpo")[rows])
 
 

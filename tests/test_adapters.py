@@ -21,7 +21,7 @@ from grpo_edu.fast.lora import (
 )
 from grpo_edu.logprobs import per_token_logps
 from grpo_edu.models import load_config, load_policy, save_policy
-from grpo_edu.trainer import score_rows
+from grpo_edu.trainer import logps_of_rows
 
 IDS = torch.tensor([[3, 4, 7, 9, 1]])
 
@@ -83,13 +83,13 @@ def test_the_reference_is_the_base_and_no_copy(tokenizer, monkeypatch):
     seen = []
 
     def watch(model, rollout, rows, config, **options):
-        logps, _ = score_rows(model, rollout, rows, config, **options)
+        logps, _ = logps_of_rows(model, rollout, rows, config, **options)
         if not torch.is_grad_enabled():
             arguments = rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask
             seen.append((model, logps, per_token_logps(make_model(), *(part[rows] for part in arguments))))
         return logps, logps
 
-    monkeypatch.setattr(trainer, "score_rows", watch)
+    monkeypatch.setattr(trainer, "logps_of_rows", watch)
     model = lora()
     assert reference_policy(model) is model
     config = GRPOConfig(**{**SMALL, "max_steps": 3}, learning_rate=0.05, beta=0.05)

@@ -81,8 +81,8 @@ MASK = torch.tensor([[1, 1], [1, 0]])
         ({"loss_type": "reinforce"}, (0.306853 + 2.693147 - 2.594535) / 2),
         # advantages per token: 1, -1 and -1; the second token's loss is 0.8
         ({"loss_type": "bnpo", "advantages": torch.tensor([[1.0, -1.0], [-1.0, 9.0]])}, (-1.2 + 0.8 + 1.5) / 3),
-        ({"loss_type": "bnpo", "policy_mask": torch.tensor([[1, 0], [1, 1]])}, (-1.2 + 1.5) / 3),
-        ({"loss_type": "bnpo", "policy_mask": torch.tensor([[0], [1]])}, 1.5 / 3),
+        ({"loss_type": "bnpo", "policy_loss_mask": torch.tensor([[1, 0], [1, 1]])}, (-1.2 + 1.5) / 3),
+        ({"loss_type": "bnpo", "policy_loss_mask": torch.tensor([[0], [1]])}, 1.5 / 3),
         # sequence: sqrt(2 * 0.5) = 1 and 1.5; losses -1 and 1.5
         ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, 0.25),
         ({"loss_type": "bnpo", "importance_sampling_level": "sequence"}, (-1.0 - 1.0 + 1.5) / 3),
@@ -107,7 +107,7 @@ def test_the_importance_weights_are_a_part_of_vespos_own():
 @every_loss
 def test_a_policy_mask_leaves_the_kl_penalty_as_it_is(loss_type, level):
     tensors, options = random_batch(), {"loss_type": loss_type, "importance_sampling_level": level}
-    nothing = full_loss(*tensors, policy_mask=torch.zeros_like(tensors[0]), **options)
+    nothing = full_loss(*tensors, policy_loss_mask=torch.zeros_like(tensors[0]), **options)
     only_kl = full_loss(*tensors[:3], torch.zeros(4), tensors[4], **options)
     assert nothing > 0
     assert_close(nothing, only_kl)
@@ -432,7 +432,7 @@ def test_kl_is_never_negative_and_zero_where_the_policies_agree(first, second):
         ({"completion_mask": torch.ones(2, 1)}, r"completion_mask .*\(2, 2\)"),
         ({"advantages": torch.zeros(3)}, r"advantages .*\(2,\).*got \(3,\)"),
         ({"advantages": torch.zeros(2, 1)}, r"advantages .*\(2,\).* \(2, 2\), got \(2, 1\)"),
-        ({"policy_mask": torch.zeros(1, 2)}, r"policy_mask .*\(2, 2\) or \(2, 1\), got \(1, 2\)"),
+        ({"policy_loss_mask": torch.zeros(1, 2)}, r"policy_loss_mask .*\(2, 2\) or \(2, 1\), got \(1, 2\)"),
         ({"ref_per_token_logps": torch.zeros(1, 2), "beta": 0.1}, "ref_per_token_logps must"),
         ({"importance_weights": torch.zeros(2)}, "importance_weights must"),
         ({"beta": 0.1}, "ref_per_token_logps .*None.*beta is 0.1"),

@@ -234,7 +234,8 @@ def test_entropies_masks_and_advantages_per_token(trainer, batch, ours, monkeypa
     chosen = high_entropy_mask(entropies.detach(), mask, quantile=0.4)
     kept = off_policy_mask(logps, old, advantages, mask, threshold=0.01)
     assert 0 < chosen.sum() < mask.sum() and 0 < kept.mean() < 1
-    loss = our_loss(model, changed, old, logps=logps, ref_per_token_logps=ref, policy_mask=chosen * kept, **settings)
+    masks = {"policy_loss_mask": chosen * kept}
+    loss = our_loss(model, changed, old, logps=logps, ref_per_token_logps=ref, **masks, **settings)
     loss = loss - 0.3 * (entropies * chosen).sum() / chosen.sum()
     assert_same(loss_and_gradients(model, loss), expected)
 

@@ -88,7 +88,7 @@ class TokenRecorder:
         self,
         model: PreTrainedModel,
         update: Update,
-        parts: Sequence[Tensor],
+        micro_batches: Sequence[Tensor],
         state: TrainingState,
         config: GRPOConfig,
         stages: Stages,
@@ -96,11 +96,11 @@ class TokenRecorder:
     ) -> tuple[dict[str, float], Tensor]:
         """`grpo_edu.trainer.optimizer_step`, with a look at every token before and after it."""
         if state.batch_step not in self.steps:
-            return optimizer_step(model, update, parts, state, config, stages, penalty)
+            return optimizer_step(model, update, micro_batches, state, config, stages, penalty)
         if update.old_per_token_logps is None:  # the first update of a step, or another attempt at it
             scored = score_tokens(model, update.batch.rollout, config.temperature)
             self._logps, self._best = [scored.logps], scored
-        found = optimizer_step(model, update, parts, state, config, stages, penalty)
+        found = optimizer_step(model, update, micro_batches, state, config, stages, penalty)
         last = len(self._logps) == config.num_iterations
         scored = score_tokens(model, update.batch.rollout, config.temperature, self._best.best_ids if last else None)
         self._logps.append(scored.logps)
