@@ -358,6 +358,19 @@ def test_environments_of_a_group_begin_alike():
     assert openings == [" 1 3", " 2 4"] and len(environments) == 2
 
 
+def test_a_class_that_is_no_environment_is_told_what_it_lacks():
+    class WithoutRow(Script):
+        def reset(self):
+            pass
+
+    with pytest.raises(ValueError, match="must be a class, or a function that makes an environment, got <"):
+        reset_environments(WordGame(), [{"answer": "CAT"}], 2)
+    with pytest.raises(RuntimeError, match=r"'WithoutRow' raised TypeError.*in reset.*made as WithoutRow\(\).*\*\*row"):
+        reset_environments(WithoutRow, [{"answer": "1"}], 2)
+    with pytest.raises(ValueError, match=r"object has no get_reward\(\)"):
+        environment_reward(["1"], [object()])
+
+
 def test_a_training_step_asks_the_environments_for_their_rewards():
     model, tokenizer = chatty_tokenizer()
     problems = [word_game_problem("CAT", "CAR"), word_game_problem("DOG", "FOG")]

@@ -65,7 +65,17 @@ class Environment(Protocol):
 class _NamingEnvironment(Naming):
     kind = "the environment"
     if_late = "look for an endless loop, or for a request without a time limit"
-    if_raised = "Let it reply to a text that it cannot use with an observation; the policy may write anything"
+    if_raised = (
+        "It needs step(text) -> (observation, reward, done), and should reply to a text that it cannot use with an "
+        "observation, because the policy may write anything"
+    )
+
+
+class _NamingReset(_NamingEnvironment):
+    if_raised = (
+        "It is made as {name}(), and then reset(**row) is called with the columns of a problem; accept what it does "
+        "not need with **row"
+    )
 
 
 def environment_reward(
@@ -80,7 +90,16 @@ def environment_reward(
     [1.0]
     """
     if environments is None:
-        raise ValueError("environments is None; set state.sampler.environment to a class such as WordGame")
+        raise ValueError(
+            "environments is None; set state.sampler.environment to a class such as WordGame, and pass state=state to "
+            "train"
+        )
+    for environment in environments[:1]:  # all are of one class
+        if not hasattr(environment, "get_reward"):
+            raise ValueError(
+                f"{type(environment).__name__} has no get_reward(); add this method, which returns the reward of the "
+                "conversation, or pass a reward function of your own"
+            )
     return [environment.get_reward() for environment in environments]
 
 
@@ -89,13 +108,18 @@ def reset_environments(
 ) -> tuple[list[Environment], list[str]]:
     """G environments for each of N problems, and for each problem the text that its `reset` appends to the question.
 
-    Raises RuntimeError where the factory or `reset` raises or does not return; ValueError where the environments of a
-    group begin differently, because their rewards could not be compared.
+    Raises RuntimeError where the factory or `reset` raises or does not return; ValueError for a factory that cannot be
+    called, and where the environments of a group begin differently, because their rewards could not be compared.
     """
+    if not callable(factory):
+        raise ValueError(
+            f"environment must be a class, or a function that makes an environment, got {factory!r}; each conversation "
+            "needs one of its own"
+        )
     environments: list[Environment] = []
     openings: list[str] = []
     name = getattr(factory, "__name__", type(factory).__name__)
-    with _NamingEnvironment(name, ENVIRONMENT_SECONDS, lambda: f", in reset, for problem {len(openings)}"):
+    with _NamingReset(name, ENVIRONMENT_SECONDS, lambda: f", in reset, for problem {len(openings)}"):
         for row in rows:
             group = [factory() for _ in range(num_generations)]
             texts = {environment.reset(**row) or "" for environment in group}
