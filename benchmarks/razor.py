@@ -322,6 +322,7 @@ def points_of(ledger: Ledger, seed: int) -> list[dict[str, Any]]:
             "method": row["method"],
             "rate": row["rate"],
             "step": int(step),
+            "rate and steps": (row["rate"], int(step)),
             "change": share(point["old"]) - start,
             **point,
         }
@@ -348,6 +349,11 @@ def falling_curve(x: Sequence[float], y: Sequence[float], at: Sequence[float]) -
 def quadratic(x: Sequence[float], y: Sequence[float], at: Sequence[float]) -> np.ndarray:
     """The least-squares polynomial of degree two, read at the points `at`."""
     return np.polyval(np.polyfit(x, y, 2), at)
+
+
+def mean_of_equals(x: Sequence[Any], y: Sequence[float], at: Sequence[Any]) -> np.ndarray:
+    """The mean of the y whose x is the same, for each of `at`: what rate and number of steps alone predict."""
+    return np.array([np.mean([value for place, value in zip(x, y, strict=True) if place == one]) for one in at])
 
 
 def r_squared(y: Sequence[float], predicted: Sequence[float] | np.ndarray) -> float:
@@ -476,6 +482,14 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     ]
     near = [[point for point in points if point["method"] != "other form"] for points in by_seed]
     found["prediction"] = {"all methods": prediction(by_seed), "without other form": prediction(near)}
+    found["rate and steps"] = {}  # a predictor without any distance, added after the result
+    for name, points in {"all methods": by_seed, "without other form": near}.items():
+        values = left_out(points, "rate and steps", mean_of_equals)
+        main = found["prediction"][name]["kl"]["falling"]["seeds"]
+        found["rate and steps"][name] = {
+            **estimate(values),
+            "kl minus this": estimate([a - b for a, b in zip(main, values, strict=True)]),
+        }
     found["matched"] = {
         f"equal {equal}": {method: matched(starts, by_seed, method, equal) for method in METHODS[1:]}
         for equal in ("kl", "new")

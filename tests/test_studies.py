@@ -246,6 +246,10 @@ def test_the_study_of_forgetting_against_distance_follows_from_its_runs_and_its_
         for row in rows.values():
             low, mean, high = (f"{row['falling'][key]:.2f}" for key in ("low", "value", "high"))
             assert f"{mean} ({low} to {high})" in page
+    for row in found.get("rate and steps", {}).values():
+        for estimate in (row, row["kl minus this"]):
+            low, mean, high = (f"{estimate[key]:.2f}" for key in ("low", "value", "high"))
+            assert any(f"{mean}{shown} {high})" in page for shown in (f", {low} to", f" ({low} to"))
 
 
 def test_the_readme_shows_the_first_answers_of_the_real_model_and_whether_they_are_right():
@@ -298,6 +302,7 @@ def test_a_curve_is_tested_on_the_seed_that_it_has_not_seen():
     assert razor.left_out(odd, "kl", razor.falling_curve)[2] < -1
     bent = [{"kl": kl, "change": kl - kl**2, "method": ""} for kl in (0.0, 1.0, 2.0, 5.0)]
     assert razor.left_out([bent, bent], "kl", razor.quadratic) == approx([1, 1])
+    assert razor.mean_of_equals(["a", "a", "b"], [1.0, 2.0, 5.0], ["b", "a"]).tolist() == [5.0, 1.5]
 
 
 def test_distillation_approaches_its_teacher_on_the_students_own_samples():
