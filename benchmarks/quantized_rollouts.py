@@ -54,13 +54,12 @@ def run_one(condition: str, seed: int) -> dict:
 
 
 def paired(runs: Sequence[dict], condition: str, kind: str = "sampled") -> dict:
-    """The difference of a condition from float32, over the same problems and seeds, with its 95% interval."""
-    from grpo_edu import paired_bootstrap
+    """The difference of a condition from float32, with its 95% interval over seeds and problems."""
+    from grpo_edu.extras.significance import crossed_bootstrap
 
     found = {(run["condition"], run["seed"]): [int(c) for c in run[f"{kind}_correct"]] for run in runs}
     seeds = [seed for name, seed in found if name == condition and ("float32", seed) in found]
-    sides = [[bit for seed in seeds for bit in found[name, seed]] for name in ("float32", condition)]
-    result = paired_bootstrap(*sides)
+    result = crossed_bootstrap(*([found[name, seed] for seed in seeds] for name in ("float32", condition)))
     return {"seeds": seeds, "difference": result.difference, "low": result.low, "high": result.high}
 
 
