@@ -137,7 +137,8 @@ def save_policy(
     disk therefore leaves the previous content of `folder` unchanged.
 
     Raises:
-        FileExistsError: `folder` is not empty and `overwrite` is False.
+        FileExistsError: `folder` holds a model and `overwrite` is False, or it holds other things, which are never
+            replaced.
         ValueError: the model has adapters that are not merged.
         OSError: the disk is full, or the folder cannot be written.
     """
@@ -146,8 +147,11 @@ def save_policy(
     folder = Path(folder).expanduser().absolute()
     if hasattr(model, "peft_config"):
         raise ValueError("model has adapters; save model.merge_and_unload() instead")
-    if folder.exists() and not (folder.is_dir() and (overwrite or not any(folder.iterdir()))):
-        raise FileExistsError(f"folder {folder} is not empty; choose another, or set overwrite=True to replace it")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        if not _holds_only_a_model(folder):
+            raise FileExistsError(f"folder {folder} holds other things than a model; choose a new or empty folder")
+        if not overwrite:
+            raise FileExistsError(f"folder {folder} is not empty; choose another, or use `overwrite` to replace it")
     unique = uuid.uuid4().hex[:8]
     staging, replaced = (folder.with_name(f".{folder.name}.{part}-{unique}") for part in ("new", "old"))
     try:
@@ -169,6 +173,12 @@ def save_policy(
         if replaced.exists() and not folder.exists():
             replaced.rename(folder)
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _holds_only_a_model(folder: Path) -> bool:
+    """Whether a folder has the files of a model and no folders in it, as `save_policy` leaves it."""
+    config = folder / "config.json"
+    return config.is_file() and b'"model_type"' in config.read_bytes() and all(map(Path.is_file, folder.iterdir()))
 
 
 def _adapter_folder(name: str | Path) -> Path | None:
@@ -204,7 +214,8 @@ def _locate(name: str | Path) -> Path | str:
             f"name: {shipped} is missing. In a clone of the course, python -m recipes.pretraining makes it."
         )
     if isinstance(name, Path) or meant_as_folder(name):
-        raise FileNotFoundError(f"name: folder {name} does not exist. {known}")
+        wrong = f"{name} is a file" if Path(name).expanduser().is_file() else f"folder {name} does not exist"
+        raise FileNotFoundError(f"name: {wrong}. {known}")
     if not _HUB_ID.fullmatch(name):
         raise ValueError(f"name: {name!r} is unknown. {known}")
     return name

@@ -90,17 +90,16 @@ def export_run(run: str | Path, folder: str | Path, *, overwrite: bool = False) 
     stored = read_run_config(run)
     if stored is None or "config" not in stored:
         raise ValueError(f"`run`: {run} holds no training run; name the folder that `grpo-edu train` wrote.")
-    if run.absolute() in (folder, *folder.parents):
-        raise ValueError(f"`folder`: {folder} lies in the run itself; choose a folder outside it.")
+    if any(read_run_config(place) is not None for place in (folder, *folder.parents)):
+        raise ValueError(f"`folder`: {folder} lies in the folder of a run; choose a folder outside it.")
+    result = read_run_result(run)
     model, tokenizer = load_policy(model_source(run), stored.get("dtype"))
     save_policy(model, tokenizer, folder, overwrite=overwrite)
     names = folder / "tokenizer_config.json"
     content = json.loads(names.read_text(encoding="utf-8"))
     content["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that older transformers know as well
     names.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(
-        model_card(stored, read_run_result(run), tokenizer, folder.name), encoding="utf-8"
-    )
+    (folder / "README.md").write_text(model_card(stored, result, tokenizer, folder.name), encoding="utf-8")
     return folder
 
 

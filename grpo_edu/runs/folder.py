@@ -129,7 +129,7 @@ class RunFolder:
     """The files of one run under `path`, which need not exist yet."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser().absolute()
+        self.path = Path(os.path.abspath(Path(path).expanduser()))  # without .., so that an existing folder is seen
         self.metrics = self.path / "metrics.jsonl"
         self.completions = self.path / COMPLETIONS
         self.tokens = self.path / TOKENS
