@@ -336,7 +336,9 @@ def parse(arguments):
     lengths.add_argument("--thorough", action="store_true", help="also run the long tests, for example once a night")
     commands.add_parser("book", help="build the website", usage="course.py book [--output DIR] [--repository URL]")
     commands.add_parser("classroom", help="JupyterHub with nbgrader for a class", add_help=False)
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(arguments or ["--help"])
+    if options.command == "lab" and options.port is not None and not 0 < options.port < 65536:
+        parser.error(f"--port must be from 1 to 65535, got {options.port}")
     if rest and options.command not in ("test", "book", "classroom"):
         parser.error(f"unknown arguments: {' '.join(rest)}")
     return options, rest
@@ -351,6 +353,8 @@ def main(arguments):
             return 0
         if options.command == "book":
             return book(rest)
+        if options.command == "classroom" and {"-h", "--help"} & set(rest):  # which needs no packages
+            return run([sys.executable, ROOT / "classroom" / "hub" / "set_up.py", *rest])
         setup()
         if options.command == "lab":
             return lab(not options.no_browser, options.port)

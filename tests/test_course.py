@@ -366,6 +366,15 @@ def test_a_mistyped_option_is_refused(course, capsys):
     with pytest.raises(SystemExit):
         course.parse(["lab", "--brwser"])
     assert "unknown arguments: --brwser" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        course.parse(["lab", "--port", "99999"])
+    assert "from 1 to 65535, got 99999" in capsys.readouterr().err
+
+
+def test_without_a_word_the_words_are_listed(course, capsys):
+    with pytest.raises(SystemExit):
+        course.parse([])
+    assert "python3 course.py lab " in capsys.readouterr().out
 
 
 def test_every_dependency_is_pinned_within_its_range():

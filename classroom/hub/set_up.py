@@ -50,7 +50,7 @@ START_SECONDS = 300  # for the hub and the course's server; a busy computer take
 
 
 class Stop(Exception):
-    """Something that the instructor can mend; its text says how."""
+    """Something that the instructor can fix; its text says how."""
 
 
 def say(text):
