@@ -196,6 +196,8 @@ def tie_probability(p: float, num_generations: int) -> float:
 def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
     """Check rewards (B,) and return them as (N, G), in at least float32."""
     check_numbers(num_generations=num_generations)
+    if not isinstance(rewards, Tensor):
+        raise ValueError(f"rewards must be a tensor, got {type(rewards).__name__}; pass torch.tensor(rewards)")
     if rewards.ndim != 1 or rewards.numel() == 0:
         raise ValueError(f"rewards must have shape (B,) with B > 0, got {tuple(rewards.shape)}")
     if rewards.numel() % num_generations:

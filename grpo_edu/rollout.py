@@ -210,6 +210,8 @@ def generate(
     whole = isinstance(num_generations, int) and num_generations >= 1
     require("num_generations", num_generations, whole, "must be a whole number of at least 1")
     require("temperature", temperature, 0 <= temperature < inf, "must be 0 (greedy) or positive")
+    if isinstance(model, str):
+        raise ValueError(f"model must be a loaded model, got the name {model!r}; load it with load_policy")
     stop_ids = stop_token_ids(model, tokenizer, stop_tokens)
     prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_completion_length=max_completion_length)
     shape = (len(prompts) * num_generations, max_completion_length)

@@ -86,7 +86,8 @@ def train(
         MemoryError: a single completion does not fit into memory.
         In each case the model keeps the weights of the last good update.
     """
-    reward_funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
+    several = isinstance(reward_funcs, Sequence) and not isinstance(reward_funcs, str)
+    reward_funcs = list(reward_funcs) if several else [reward_funcs]  # type: ignore[arg-type, list-item]
     names = [reward_name(func) for func in reward_funcs]
     if len(set(names)) < len(names):
         raise ValueError(f"reward_funcs must have different names, got {', '.join(names)}; set their __name__")
@@ -486,6 +487,12 @@ def start_training(
 
 def check_inputs(model: nn.Module, problems: Sequence[Problem], config: GRPOConfig) -> None:
     """Raise ValueError if there are too few problems for one step, or model and settings do not fit together."""
+    if isinstance(model, str):
+        raise ValueError(f"model must be a loaded model, got the name {model!r}; load it with load_policy")
+    if not isinstance(config, GRPOConfig):
+        raise ValueError(f"config must be a GRPOConfig, got {config!r}")
+    if other := [problem for problem in problems if not isinstance(problem, Problem)]:
+        raise ValueError(f"problems must be of the class grpo_edu.Problem, got {other[0]!r}")
     if len(problems) < config.prompts_per_step:
         raise ValueError(
             f"problems must have at least prompts_per_step = {config.prompts_per_step} entries, got {len(problems)}; "

@@ -187,6 +187,12 @@ def test_a_folder_of_adapters_is_a_policy(tokenizer, tmp_path):
     assert not torch.allclose(logits(loaded), logits(load_policy(base)[0]))
     assert load_config(adapters).hidden_size == model.config.hidden_size
 
+    weights = (adapters / "adapter_model.safetensors").read_bytes()
+    (adapters / "adapter_model.safetensors").write_bytes(weights[:100])
+    with pytest.raises(ValueError, match=r"adapter_model.safetensors is damaged"):
+        load_policy(adapters)
+    (adapters / "adapter_model.safetensors").write_bytes(weights)
+
     config = adapters / "adapter_config.json"
     settings = json.loads(config.read_text())
     config.write_text(json.dumps(settings | {"base_model_name_or_path": None}))

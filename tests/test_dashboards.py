@@ -33,6 +33,7 @@ from grpo_edu.dashboards.quantization import tiny_weights
 from grpo_edu.dashboards.worker import SLOTS, run_slot
 from grpo_edu.models import load_policy
 from grpo_edu.problems.templates import data_dir
+from grpo_edu.rewards import accuracy_reward
 
 STUDY = {
     "runs": [
@@ -214,6 +215,13 @@ def test_a_weight_changes_the_bars_and_the_grid_of_exploits():
     lab.weights["accuracy"].value = 0.0
     assert "guess without working" in lab.holes
     assert lab.passed["guess without working"] == [True, False, True, False, False]  # the four rewards, and their sum
+
+
+@pytest.mark.parametrize("rewards", [accuracy_reward, [accuracy_reward], {"mine": 3}])
+def test_rewards_that_are_no_named_functions_are_refused(rewards):
+    for dashboard in (RewardLab, TrainingDashboard):
+        with pytest.raises(ValueError, match="rewards must be a dictionary of functions"):
+            dashboard(rewards=rewards)
 
 
 def test_a_custom_reward_that_raises_or_never_ends_is_shown(monkeypatch):

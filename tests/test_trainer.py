@@ -32,6 +32,7 @@ from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.fast.lora import add_lora
 from grpo_edu.losses import UNCLIPPED, per_token_loss
 from grpo_edu.problems.templates import Problem, ProblemOrder
+from grpo_edu.rewards import accuracy_reward
 from grpo_edu.rollout import Sampler, generate
 from grpo_edu.trainer import train
 
@@ -752,6 +753,27 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_keeps_the_weights(token
 def test_too_few_problems_are_refused_with_both_numbers(tokenizer):
     with pytest.raises(ValueError, match="problems .*prompts_per_step = 4.*got 3"):
         run(tokenizer, GRPOConfig(**SMALL), problems=PROBLEMS[:3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "tiny"}, "model must be a loaded model.*'tiny'.*load_policy"),
+        ({"problems": ["1 + 1?"] * 4}, "problems must be.*Problem, got '1 \\+ 1\\?'"),
+        ({"config": {"max_steps": 1}}, "config must be a GRPOConfig"),
+        ({"reward_funcs": "accuracy"}, "reward_funcs must be one or more functions"),
+    ],
+)
+def test_arguments_of_another_type_are_named(tokenizer, changes, message):
+    given = {
+        "model": make_model(),
+        "problems": PROBLEMS,
+        "config": GRPOConfig(**SMALL),
+        "reward_funcs": accuracy_reward,
+    }
+    given |= changes
+    with pytest.raises(ValueError, match=message):
+        next(train(given["model"], tokenizer, given["problems"], given["reward_funcs"], given["config"]))
 
 
 def test_five_calls_lead_from_train_to_the_loss_of_a_token(tokenizer, monkeypatch):

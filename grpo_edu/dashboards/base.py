@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
@@ -311,6 +311,13 @@ def several(label: str, options: Sequence[str], value: Sequence[str], rows: int 
         rows=rows or min(6, len(options)),
         tooltip="several with Shift or Ctrl",
     )
+
+
+def named_functions(rewards: Mapping[str, Callable]) -> dict[str, Callable]:
+    """Return the reward functions that a dashboard offers, by name; raises ValueError for anything else."""
+    if not isinstance(rewards, Mapping) or not all(map(callable, rewards.values())):
+        raise ValueError(f"rewards must be a dictionary of functions, such as {{'mine': mine}}, got {rewards!r}")
+    return dict(rewards)
 
 
 def button_row(actions: dict[str, tuple[Callable, str]]) -> tuple[list[widgets.Button], widgets.Box]:

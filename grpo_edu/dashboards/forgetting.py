@@ -38,7 +38,7 @@ class ForgettingDashboard(Explorer):
             content = json.loads(Path(study).read_text(encoding="utf-8"))
         else:
             content = study
-        self.runs = list(content["runs"])
+        self.runs = list(content["runs"]) if "runs" in content else []
         if not self.runs:
             raise ValueError("study has no runs; make them with python -m benchmarks.curriculum")
         names = dict.fromkeys(run["curriculum"] for run in self.runs)

@@ -40,6 +40,8 @@ class QuantizationExplorer(Explorer):
     """
 
     def __init__(self, model: PreTrainedModel | nn.Module | None = None) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise ValueError(f"model must be a loaded model, got {model!r}; load it with load_policy")
         self.weights = (
             tiny_weights()
             if model is None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import Explorer, choice, slider
+from grpo_edu.dashboards.base import Explorer, choice, named_functions, slider
 from grpo_edu.dashboards.worker import cut_off
 from grpo_edu.figures.rewards import sum_and_exploits
 from grpo_edu.problems.equations import check_equations
@@ -42,7 +42,7 @@ class RewardLab(Explorer):
         import torch  # noqa: F401  now: a limit that ends a reward in the middle of this import may crash Python
 
         own = {name: function for name, function in REWARDS.items() if name not in INSTRUCTION_REWARDS}
-        self.functions = dict(rewards or own)
+        self.functions = named_functions(rewards or own)
         self.problem = EXPLOITS[0].problem
         known = {"the honest solution": self.problem.solution}
         known |= {e.name: e.completion for e in EXPLOITS if e.problem == self.problem}

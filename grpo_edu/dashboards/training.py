@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
-from grpo_edu.dashboards.base import Dashboard, button_row, choice, folded, offer, progress_bar, several, slider
+from grpo_edu.dashboards.base import (
+    Dashboard,
+    button_row,
+    choice,
+    folded,
+    named_functions,
+    offer,
+    progress_bar,
+    several,
+    slider,
+)
 from grpo_edu.dashboards.kept import keep, kept_runs, open_kept
 from grpo_edu.dashboards.training_run import AT_ONCE, TrainingRun
 from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
@@ -56,7 +66,8 @@ class TrainingDashboard(Dashboard):
         rewards: Mapping[str, Callable] | None = None,
         parent: str | Path = "runs",
     ) -> None:
-        self.functions, self.parent = dict(rewards or REWARDS), Path(parent)
+        self.functions, self.parent = named_functions(rewards or REWARDS), Path(parent)
+        models = [models] if isinstance(models, str) else models
         self.model = choice("Model", models, "the model to train; its file is not changed")
         self.data = several("Problems", [name for name in DATA if name != "gsm8k"], ("basic",))
         self.rewards = several("Rewards", list(self.functions), (next(iter(self.functions)),))

@@ -100,7 +100,8 @@ def save_adapters(model: PeftModel, folder: str | Path) -> None:
     folder = Path(folder).expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise FileExistsError(f"folder {folder} is not empty; choose another")
-    model.save_pretrained(folder)
+    # "auto" would ask the Hub whether the vocabulary was changed, and warn where the base is a model of the package.
+    model.save_pretrained(folder, save_embedding_layers=False)
 
 
 def load_adapters(model: PreTrainedModel, folder: str | Path) -> PeftModel:
@@ -110,6 +111,7 @@ def load_adapters(model: PreTrainedModel, folder: str | Path) -> PeftModel:
     adapters.
     """
     from peft import PeftModel
+    from safetensors import SafetensorError
 
     folder = Path(folder).expanduser()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -120,8 +122,16 @@ def load_adapters(model: PreTrainedModel, folder: str | Path) -> PeftModel:
     with _quiet_peft():
         try:
             return PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+        except SafetensorError as error:
+            raise ValueError(
+                f"{folder}: adapter_model.safetensors is damaged ({error}); copy or train the adapters again"
+            ) from error
         except (RuntimeError, ValueError) as error:
-            raise ValueError(f"folder: the adapters in {folder} do not fit this model ({error})") from error
+            first = " ".join(str(error).split("\n")[:2])  # of a list with a line for every layer
+            raise ValueError(
+                f"folder: the adapters in {folder} do not fit this model ({first}); load the model that they were "
+                "trained with"
+            ) from error
 
 
 def adapter_base(folder: Path) -> str:

@@ -117,7 +117,9 @@ def _split_of(question: str) -> str:
 
 def _library() -> Any:
     try:
-        import reasoning_gym
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # about its own code, whenever Python compiles it
+            import reasoning_gym
     except ImportError as error:
         raise ValueError(
             f'data: {PREFIX} needs a library that is not installed; pip install "grpo-edu[domains]"'
