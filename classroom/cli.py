@@ -30,44 +30,63 @@ def add_grade_options(command: ArgumentParser) -> None:
     add = command.add_argument
     add("submissions", metavar="SUBMISSIONS", help="folder of student folders or notebooks, or an nbgrader course")
     add("--output", metavar="DIR", required=True, help="new folder for grades.csv, summary.html and the feedback")
-    add("--seed", type=int, help="of the checks' inputs (default: GRPO_EDU_CHECK_SEED, else a new one)")
+    add(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="random seed of the checks' inputs (default: GRPO_EDU_CHECK_SEED, else a new one)",
+    )
     add(
         "--slip-credit",
         type=float,
         metavar="SHARE",
-        help="of the points, where one slip that the check can name explains all that is wrong; from 0 to below 1 "
-        "(default: GRPO_EDU_SLIP_CREDIT, else 0.5)",
+        help="share of the points for an answer in which a single mistake that the check can name explains all that is "
+        "wrong, from 0 to below 1 (default: GRPO_EDU_SLIP_CREDIT, else 0.5)",
     )
     add(
         "--notebooks",
         metavar="NAMES",
         default="",
-        help="beginnings of notebooks' names, such as 03,04 (default: all that were handed in)",
+        help="which notebooks, by how their names begin, such as 03,04 (default: all that were handed in)",
     )
-    add("--format", metavar="NAMES", default="", help="canvas, moodle or both with a comma: further tables")
-    add("--masters", metavar="DIR", help="folder of the masters (default: solutions)")
+    add(
+        "--format",
+        metavar="NAMES",
+        default="",
+        help="also write the grades for these systems: canvas, moodle, or both with a comma",
+    )
+    add(
+        "--masters", metavar="DIR", help="folder of the solutions, from which the checks are taken (default: solutions)"
+    )
     add(
         "--workers",
         type=int,
         default=max(1, (os.cpu_count() or 2) // 2),
         metavar="N",
-        help="students at a time (default: half of the cores)",
+        help="students that are graded at a time (default: half of the cores)",
     )
     add(
         "--time-limit",
         type=float,
         default=20.0,
         metavar="SECONDS",
-        help="of the processor, a cell or part of a question; by the clock five times that (default: 20)",
+        help="most CPU time of a cell or of a part of a question; on the clock it may take five times as long "
+        "(default: 20)",
     )
-    add("--total-time", type=float, default=300.0, metavar="SECONDS", help="alike, for a student (default: 300)")
-    add("--memory", type=float, default=2.0, metavar="GB", help="of a student's process (default: 2)")
+    add(
+        "--total-time",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="most CPU time of a student, in the same way (default: 300)",
+    )
+    add("--memory", type=float, default=2.0, metavar="GB", help="most memory of a student's process (default: 2)")
     add(
         "--without-isolation",
         action="store_true",
         help="run students' code as yourself, for containers that hold nothing else (docs/grading.md)",
     )
-    add("--by-hand", metavar="FILE", help="copy of grades.csv with points for open answers (docs/grading.md)")
+    add("--by-hand", metavar="FILE", help="your copy of grades.csv with points for the open answers (docs/grading.md)")
     add("--resume", action="store_true", help="go on where a grading into DIR was interrupted")
 
 
@@ -80,6 +99,9 @@ def run_grade_command(arguments: Namespace) -> int:
     from classroom.sandbox import Limits
     from grpo_edu.checks.core import slip_credit
 
+    for name, least in (("time_limit", 0.1), ("total_time", 0.1), ("memory", 0.0625)):
+        if not getattr(arguments, name) >= least:
+            raise ValueError(f"{name}: {getattr(arguments, name)} is too little to run anything; give at least {least}")
     limits = Limits(
         seconds=arguments.time_limit, total_seconds=arguments.total_time, memory=int(arguments.memory * 2**30)
     )
@@ -144,7 +166,12 @@ def add_challenge_options(command: ArgumentParser) -> None:
     add("--start", default="tiny,halfway", metavar="NAMES", help="starting models (default: tiny,halfway)")
     add("--seeds", type=int, metavar="N", help="runs per starting model (default: 5 for judge, else 1)")
     add("--budget", type=int, metavar="N", help="sampled tokens per run (default: 10000 from tiny, 25000 from halfway)")
-    add("--seed", type=int, metavar="N", help="draws the problems and the runs' seeds (default: a new one)")
+    add(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="random seed that draws the problems and the seeds of the runs (default: a new one)",
+    )
     add("--output", metavar="DIR", help="judge: new folder for leaderboard.html and leaderboard.json")
     add("--to", metavar="DIR", help="submit: where the copy goes (default: submissions)")
     add("--name", metavar="NAME", help="submit: name of the copy (default: the folder's name)")

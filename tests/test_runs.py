@@ -350,6 +350,13 @@ def test_a_request_comes_back_from_json():
     assert RunRequest.from_settings({**again.to_settings(), "seed": 3}).config.seed == 3
 
 
+def test_a_run_of_a_later_version_is_refused_with_both_ways_out():
+    stored = RunRequest().to_dict()
+    stored |= {"grpo_edu": "9.9.9", "config": {**stored["config"], "new_setting": 3}}
+    with pytest.raises(ValueError, match="grpo_edu 9.9.9.*new_setting; use that version, or start a new run"):
+        RunRequest.from_dict(stored)
+
+
 def test_names_of_sets_and_rewards():
     assert parse_names(["basic", " basic", "gsm8k"], ("basic", "gsm8k"), "data") == ("basic", "gsm8k")
     assert reward_functions([length_reward, "accuracy,format"])[0] is length_reward

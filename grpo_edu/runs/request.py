@@ -91,29 +91,33 @@ class RunRequest:
     data: tuple[str, ...] = setting(
         LEVELS, f"sets, with commas: {', '.join(DATA)}, reasoning-gym:TASK, or a file of yours"
     )
-    heldout: str | None = setting(None, "your held-out problems (otherwise a fifth of your file)")
+    heldout: str | None = setting(None, "file of held-out problems (default: a fifth of your file)")
     columns: tuple[str, ...] = setting((), "names in your file, such as question=problem,answer=target")
     data_path: str | None = setting(None, "folder with GSM8K's train.jsonl and test.jsonl")
-    num_problems: int | None = setting(None, "training problems (otherwise all)")
+    num_problems: int | None = setting(None, "number of training problems (default: all)")
     rewards: tuple[str | RewardFunction, ...] = setting(
-        ("accuracy",), f"with commas: {', '.join(REWARDS)}, FILE.py:function"
+        ("accuracy",), f"what is rewarded, with commas: {', '.join(REWARDS)}, FILE.py:function"
     )
     config: GRPOConfig = field(default_factory=GRPOConfig, metadata={"help": "the settings of GRPO"})
-    backend: str = setting("grpo_edu", "what trains")
+    backend: str = setting("grpo_edu", "which engine trains")
     dtype: str = setting("float32", "number format of the weights; auto measures which is faster here")
     device: str = setting("auto", "where the model runs; auto: a GPU for large models")
     prompt_template: str | None = setting(None, "text with {problem} in it, instead of the chat template")
-    system_prompt: str | None = setting(None, "text, a file that holds it, or none")
+    system_prompt: str | None = setting(None, "text, a file that holds it, or none (default: the model's)")
     num_examples: int = setting(0, "solved training problems in front of every question")
-    chat_template_kwargs: tuple[str, ...] = setting((), "variables of the chat template: enable_thinking=false")
+    chat_template_kwargs: tuple[str, ...] = setting((), "variables of the chat template, such as enable_thinking=false")
     lora_rank: int = setting(0, "rank of the adapters; 0 trains all weights")
-    lora_alpha: float | None = setting(None, "their scale times the rank (otherwise 2 x rank)")
-    lora_targets: tuple[str, ...] = setting((ALL_LAYERS,), "layers that get adapters")
-    n: int = setting(300, "held-out problems for the evaluations")
-    greedy: bool | None = setting(None, "also evaluate without sampling (otherwise if that is quick)")
+    lora_alpha: float | None = setting(
+        None, "alpha; the adapters' output is scaled by alpha / rank (default: 2 x rank)"
+    )
+    lora_targets: tuple[str, ...] = setting((ALL_LAYERS,), "layers that get adapters, such as q_proj,v_proj")
+    n: int = setting(300, "number of held-out problems for the evaluations")
+    greedy: bool | None = setting(None, "also evaluate greedily, without sampling (default: if that is quick)")
     checkpoint_every: int = setting(0, "steps between checkpoints; 0 writes none")
     keep_completions: int = setting(10000, "most completions kept, with their rewards; 0: none")
-    inspect_steps: tuple[str, ...] = setting((), "steps whose tokens are kept for `show --html`: first,10,last, or all")
+    inspect_steps: tuple[str, ...] = setting(
+        (), "steps whose tokens are kept for `show --html`, such as first,10,last, or all"
+    )
     track: tuple[str, ...] = setting((), f"trackers on this computer, with commas: {', '.join(TRACKERS)}")
 
     def __post_init__(self) -> None:
@@ -260,8 +264,14 @@ class RunRequest:
 
         rewards: the functions of the stored names, needed for those that are not the package's own.
 
-        Raises ValueError where a stored reward function is not given, or another one is.
+        Raises ValueError where a stored reward function is not given, or another one is, and for settings of a later
+        version.
         """
+        if unknown := set(content["config"]) - set(CONFIG_FIELDS):
+            raise ValueError(
+                f"the run was stored by grpo_edu {content.get('grpo_edu')} with settings that this version does not "
+                f"have: {', '.join(sorted(unknown))}; use that version, or start a new run."
+            )
         own = {name: content[name] for name in RUN_FIELDS if name in content}
         if "num_heldout" in content:  # its name before `RunRequest`
             own["n"] = content["num_heldout"]
@@ -414,9 +424,15 @@ def with_absolute_paths(request: RunRequest) -> RunRequest:
 
 
 def read_run_result(folder: Path) -> dict[str, Any] | None:
-    """Read result.json; None where the run has not ended."""
+    """Read result.json; None where the run has not ended. Raises ValueError where the file is damaged."""
     file = folder / "result.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    try:
+        result = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except ValueError:
+        result = []
+    if result is not None and (not isinstance(result, dict) or "accuracy_after" not in result):
+        raise ValueError(f"{file} is damaged; delete it, and the run counts as one that was not evaluated.")
+    return result
 
 
 def absolute_source(model: str | Path) -> str:

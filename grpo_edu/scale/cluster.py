@@ -55,16 +55,18 @@ class ClusterJob:
     profile: Profile
     fixed: Collection[str] = ()
     nodes: int = setting(1, "number of nodes")
-    gpus_per_node: int = setting(1, "0 for none; nodes without GPUs train on their CPU")
+    gpus_per_node: int = setting(1, "GPUs of each node; 0: the nodes train on their CPU")
     cpus_per_task: int = setting(8, "CPU cores per node")
     time: str = setting("08:00:00", "time limit of the job, in the form that sbatch takes")
-    memory: str | None = setting(None, "memory per node, such as 32G; None leaves it to the cluster")
-    partition: str | None = setting(None, "partition of the cluster; None takes its default")
-    account: str | None = setting(None, "account to charge; None takes your own")
-    environment: str | None = setting(None, "virtual environment on the nodes; None: their own Python")
+    memory: str | None = setting(None, "memory per node, such as 32G (default: the cluster's)")
+    partition: str | None = setting(None, "partition of the cluster (default: the cluster's)")
+    account: str | None = setting(None, "account to charge (default: your own)")
+    environment: str | None = setting(None, "virtual environment on the nodes (default: the one that is active here)")
     deepspeed: bool = setting(True, "share gradients and optimizer states between the GPUs through DeepSpeed")
-    rollout: str | None = setting(None, "what samples; None: vllm on GPUs where it is installed, else grpo_edu")
-    micro_batch_size: int | None = setting(None, "completions per pass of a process; None: its whole part of a step")
+    rollout: str | None = setting(None, "what samples; by default vllm on GPUs where it is installed, else grpo_edu")
+    micro_batch_size: int | None = setting(
+        None, "completions that a process computes at a time (default: all that it has per update)"
+    )
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("gpus_per_node", 0), ("cpus_per_task", 1)):
