@@ -209,6 +209,8 @@ def test_a_training_that_diverges_keeps_what_was_done(policy_dir, tmp_path, caps
         ("train --seed 99999999999999999999", "--seed.*64 bits.*99999999999999999999"),
         ("train --output .", "--output.*not a run.*empty folder"),
         ("evaluate --n 0", "--n.* 0.*basic"),
+        ("evaluate --n 3 --rewards gone.py:mine", "gone.py does not exist"),
+        ("evaluate --model ./broken.jsonl", "--model: ./broken.jsonl is a file"),
         ("evaluate --data gsm8k --data-path no-such-folder", "--data-path.*no-such-folder"),
         ("evaluate --n 3 --seed -99999999999999999999", "--seed.*64 bits.*-99999999999999999999"),
         ("evaluate --data gsm8k --data-path broken.jsonl --n 1", "broken.jsonl:2: .*JSON"),

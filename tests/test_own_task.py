@@ -332,6 +332,16 @@ def test_what_was_sampled_can_be_read(policy_dir, tmp_path, capsys):
         folder = str(tmp_path) if not typed else run
         assert main(["show", folder, *typed]) == 2
         assert words in capsys.readouterr().err
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "completions.jsonl.gz").write_bytes(b"not gzip")
+    for typed, words in (
+        ([str(tmp_path / "gone")], "gone does not exist"),
+        ([str(tmp_path / "broken")], "completions.jsonl.gz is damaged"),
+        ([run, "--html", f"{run}/config.json"], "--html: the name of the page must end with .html"),
+    ):
+        assert main(["show", *typed]) == 2
+        assert words in capsys.readouterr().err
+    assert json.loads((Path(run) / "config.json").read_text())["data"]  # not replaced by a page
 
 
 @pytest.fixture(scope="module")
@@ -353,6 +363,14 @@ def test_a_run_and_its_base_can_be_asked(trained, policy_dir, capsys, monkeypatc
     monkeypatch.setattr("sys.stdin", io.StringIO("What is 1 + 1?\n\n"))
     assert main(asked) == 0
     assert json.loads(capsys.readouterr().out) == first
+    terminal = io.StringIO("too long " * 500 + "\nWhat is 1 + 1?\n")  # at a terminal an error does not end the chat
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert main(asked) == 0
+    captured = capsys.readouterr()
+    assert "exceed the model's context" in captured.err and json.dumps(first) in captured.out
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(asked) == 2 and "--question" in capsys.readouterr().err
     assert main(["chat", str(policy_dir), "--question", "2?", "--seed", "1"]) == 0
     assert capsys.readouterr().out.startswith("answer:")
 
@@ -413,6 +431,16 @@ def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, c
     ):
         assert main(["export", str(source), str(target)]) == 2
         assert words in capsys.readouterr().err and not (tmp_path / "new").exists()
+    before = sorted(trained.parent.rglob("*"))
+    for target in (trained, trained / "model", trained.parent):  # what holds a run is never replaced
+        assert main(["export", str(trained), str(target), "--overwrite"]) == 2
+    assert sorted(trained.parent.rglob("*")) == before
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_bytes((trained / "config.json").read_bytes())
+    (tmp_path / "damaged" / "result.json").write_text("[]")
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "damaged"), str(tmp_path / "new")]) == 2
+    assert "result.json is damaged; delete it" in capsys.readouterr().err
 
 
 def test_a_job_for_a_cluster_carries_your_task(policy_dir, tmp_path, monkeypatch, capsys):
@@ -442,6 +470,11 @@ def test_a_bad_reward_is_one_clear_sentence_and_loses_nothing(refused, tmp_path,
         write(tmp_path / "r.py", content)
     message = refused("--data", "sums.jsonl", "--rewards", f"r.py:{name}", "--max-completion-length", "4")
     assert all(word in message for word in words), message
+
+
+def test_a_check_of_a_reward_takes_one(capsys):
+    assert main(["reward-check", "accuracy,format"]) == 2
+    assert "one reward, got 'accuracy,format'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["mymodule.reward", "nowhere_at_all:reward"])

@@ -163,6 +163,8 @@ def _check(arguments: Namespace) -> None:
     except OSError as error:
         reason = f"port: {arguments.port} cannot be used ({error.strerror}); stop its program, or give another --port"
         raise ValueError(reason) from error
+    if Path(arguments.runs).is_file():
+        raise ValueError(f"runs: {arguments.runs} is a file; name a folder")
     if not re.fullmatch(r"/([\w.-]+/)*", arguments.base_url):
         raise ValueError(f"base-url: {arguments.base_url!r} must begin and end with a slash, such as /grpo/")
 

@@ -120,6 +120,8 @@ def _show_warning(command: ArgumentParser, message: Warning | str, *where: objec
 def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in _DISK_FULL and not error.filename:
+        return "the disk is full; free some space, then repeat the command"
     if isinstance(error, MemoryError):
         return "out of memory; raise `gradient_accumulation_steps`, or lower `prompts_per_step`"
     return str(error) or type(error).__name__

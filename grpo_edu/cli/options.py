@@ -158,6 +158,8 @@ def option_names(message: str, command: ArgumentParser) -> str:
         return message
     flags = {action.dest: action.option_strings[0] for action in command._actions if action.option_strings}
     flags |= {argument: flags[option] for argument, option in _ARGUMENTS.items() if option in flags}
+    if any(action.dest == "run" for action in command._actions):  # an argument without a flag, which names the model
+        flags |= {"name": "run", "model": "run"}
     marked = r"`(\w+)`|^(\w+)(?=:? )|(?<![\w/.-])([a-z]+(?:_[a-z]+)+)(?![\w/.(-])"
     return re.sub(marked, lambda found: flags.get(found[1] or found[2] or found[3], found[0]), message)
 
@@ -170,7 +172,8 @@ def say_loading(model: str, argument: str = "model") -> None:
     is_folder = argument == "resume" or meant_as_folder(model)
     if is_folder and not Path(model).expanduser().is_dir():
         hub = ", or give a Hub id (owner/name)" if argument == "model" else ""
-        raise FileNotFoundError(f"`{argument}`: folder {model} does not exist. Check the path{hub}.")
+        wrong = f"{model} is a file" if Path(model).expanduser().is_file() else f"folder {model} does not exist"
+        raise FileNotFoundError(f"`{argument}`: {wrong}. Check the path{hub}.")
     if sys.stderr.isatty():
         print(f"grpo-edu: loading {model}", file=sys.stderr)
 

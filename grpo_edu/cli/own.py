@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from grpo_edu.cli.options import given_options, say_loading
+from grpo_edu.cli.options import complain, given_options, say_loading
 from grpo_edu.cli.train import add_run_options
 from grpo_edu.extras.own_rewards import check_columns
 from grpo_edu.runs.request import RunRequest
@@ -32,6 +32,8 @@ def run_reward_check_command(arguments: Namespace) -> int:
     problems, _ = request.load_problems()
     from grpo_edu.studies.exploits import RIGHT, judge_reward, try_reward
 
+    if len(request.rewards) > 1:
+        raise ValueError(f"`reward` is one reward, got {arguments.reward!r}; check one after the other.")
     (function,), (name,) = request.reward_functions, request.reward_names
     chosen = problems[:: max(1, len(problems) // _TRIED)][:_TRIED]
     paid = try_reward(function, chosen)
@@ -101,9 +103,11 @@ def _write_inspector(arguments: Namespace) -> int:
     from grpo_edu.figures.tokens import inspector_page
     from grpo_edu.runs.tokens import read_tokens
 
+    path = Path(arguments.html)
+    if path.suffix.lower() not in (".html", ".htm"):  # a mistyped name must not replace a file of another kind
+        raise ValueError(f"`html`: the name of the page must end with .html, got {arguments.html!r}.")
     record = read_tokens(arguments.run, arguments.step)
     title = f"Tokens of step {record['step']} of {Path(arguments.run).resolve().name}"
-    path = Path(arguments.html)
     path.write_text(inspector_page(record, title), encoding="utf-8")
     text = f"{path} shows the tokens of step {record['step']}; open it in a browser."
     print(json.dumps({"html": str(path), "step": record["step"]}) if arguments.json else text)
@@ -130,9 +134,14 @@ def run_diagnose_command(arguments: Namespace) -> int:
 def add_chat_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu chat`."""
     add = command.add_argument
-    add("run", help="folder of a run, which is compared with its base model; or a model alone")
+    add("run", help="folder of a run, whose policy is compared with its base model; or a model alone")
     add("--question", action="append", metavar="TEXT", help="ask this question and exit; may be repeated")
-    add("--temperature", type=float, metavar="X", help="0 is greedy (default: that of the run)")
+    add(
+        "--temperature",
+        type=float,
+        metavar="X",
+        help="temperature of the sampling; 0 is greedy (default: that of the run)",
+    )
     add("--max-completion-length", type=int, metavar="N", help="most tokens of an answer (default: as in the run)")
     add("--seed", type=int, default=0, metavar="N", help="random seed of the sampling (default: 0)")
 
@@ -149,7 +158,13 @@ def run_chat_command(arguments: Namespace) -> int:
     )
     generator = torch.Generator().manual_seed(arguments.seed)
     for question in arguments.question or _typed_questions():
-        answers = talk.answers(question, generator)
+        try:
+            answers = talk.answers(question, generator)
+        except ValueError as error:  # too long, say: at a terminal the conversation goes on
+            if arguments.question or not sys.stdin.isatty():
+                raise
+            complain(f"error: {error}")
+            continue
         if arguments.json:
             print(json.dumps({"question": question, **answers}), flush=True)
         else:
@@ -159,6 +174,8 @@ def run_chat_command(arguments: Namespace) -> int:
 
 def _typed_questions() -> Iterator[str]:
     """The lines that are typed, or come through a pipe, until Ctrl-D or Ctrl-C."""
+    if sys.stdin is None:  # closed by whoever started the command
+        raise ValueError("there is no input to read questions from; ask with `question`.")
     if sys.stdin.isatty():
         print("Type a question; press Ctrl-D to stop.", file=sys.stderr)
     with suppress(EOFError, KeyboardInterrupt):

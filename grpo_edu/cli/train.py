@@ -118,12 +118,30 @@ def _flag(setting: re.Match[str]) -> str:
 
 def add_evaluate_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu evaluate`."""
-    add_run_options(command, ("model", "data", "heldout", "columns", "data_path", "rewards", "dtype", "device"))
+    add_run_options(command, ("model", "data", "heldout", "columns", "data_path", "dtype", "device"))
     add = command.add_argument
-    add("--n", type=int, metavar="N", help="problems, balanced over the sets (default: 300; of GSM8K alone all 1,319)")
-    add("--split", choices=SPLITS, default="heldout", help="heldout (default; for GSM8K this is test) or train")
+    scores = "FILE.py:function, for problems without an answer: right is what it pays at least 1"
+    add("--rewards", default=SUPPRESS, metavar="NAME", help=scores)
+    add(
+        "--n",
+        type=int,
+        metavar="N",
+        help="number of problems, balanced over the sets (default: 300; of GSM8K alone all 1,319)",
+    )
+    add(
+        "--split",
+        choices=SPLITS,
+        default="heldout",
+        help="which problems: heldout (default; for GSM8K this is test) or train",
+    )
     add("--seed", type=int, default=SUPPRESS, metavar="N", help="random seed of the sampling (default: 0)")
-    add("--temperature", type=float, default=1.0, metavar="X", help="of the sampling; 0 is greedy (default: 1.0)")
+    add(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="temperature of the sampling; 0 is greedy (default: 1.0)",
+    )
     add(
         "--max-completion-length",
         type=int,

@@ -137,6 +137,19 @@ def read_lines(path: Path) -> Iterator[bytes]:
             yield line[:-1]
 
 
+def kept_file(folder: str | Path, name: str) -> Path:
+    """The path of such a file in a run's folder, where it may be missing.
+
+    Raises FileNotFoundError where there is no such folder, and ValueError where the file holds no complete line.
+    """
+    path = Path(folder).expanduser() / name
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"`run`: folder {folder} does not exist; name the folder that `grpo-edu train` wrote.")
+    if path.is_file() and next(read_lines(path), None) is None:
+        raise ValueError(f"`run`: {path} is damaged, so nothing can be read from it; train again.")
+    return path
+
+
 def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
     """The numbers of steps that are to be recorded.
 
@@ -145,7 +158,7 @@ def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
     >>> sorted(recorded_steps(("first", "10", "last"), max_steps=30))
     [1, 10, 30]
     """
-    named = {"first": {1}, "last": {max_steps}, "all": set(range(1, max_steps + 1))}
+    named = {"first": (1,), "last": (max_steps,), "all": range(1, max_steps + 1)}
     found: set[int] = set()
     for one in map(str, steps):
         if one not in named and not (one.isdecimal() and 1 <= int(one) <= max_steps):
@@ -153,7 +166,7 @@ def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
                 f"`inspect_steps`: {one!r} is no step of a run with {max_steps}; write numbers from 1 to {max_steps}, "
                 "first, last or all, with commas."
             )
-        found |= named[one] if one in named else {int(one)}
+        found.update(named[one] if one in named else (int(one),))
     return found
 
 
@@ -162,7 +175,7 @@ def read_completions(folder: str | Path, step: int | None = None) -> list[Sample
 
     Raises ValueError where the run kept none, or none of this step.
     """
-    path = Path(folder) / COMPLETIONS
+    path = kept_file(folder, COMPLETIONS)
     lines = [json.loads(line) for line in read_lines(path)] if path.is_file() else []
     if not lines:
         raise ValueError(f"`run`: {folder} keeps no completions; train with `keep_completions` above 0.")

@@ -407,7 +407,7 @@ def report_evaluation(
         n = DEFAULT_N
     request = RunRequest(str(model), data, heldout=heldout, columns=columns, rewards=rewards)  # type: ignore[arg-type]
     problems = load_asked({**vars(request), "data_path": data_path}, split, n=n)
-    score_unanswered(problems, request.rewards)
+    score_unanswered(problems, request.reward_functions)  # loads them, so that a mistyped name is found
     length = default_config(data).max_completion_length if max_completion_length is None else max_completion_length
     with PeakMemory() as memory:
         policy, tokenizer = load_policy(model_source(model), dtype)

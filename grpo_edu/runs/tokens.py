@@ -22,7 +22,7 @@ from grpo_edu.batch import Batch
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.lora import adapters_off, reference_policy
 from grpo_edu.rollout import Rollout
-from grpo_edu.runs.completions import GzipLines, read_lines, recorded_steps
+from grpo_edu.runs.completions import GzipLines, kept_file, read_lines, recorded_steps
 from grpo_edu.runs.folder import TOKENS
 from grpo_edu.trainer import Stages, TrainingState, Update, optimizer_step
 
@@ -293,7 +293,7 @@ def read_tokens(folder: str | Path, step: int | None = None) -> dict[str, Any]:
 
     Raises ValueError where the run kept none, or none of this step.
     """
-    lines = dict(_records(Path(folder)))
+    lines = dict(_records(kept_file(folder, TOKENS)))
     if not lines:
         raise ValueError(
             f"`run`: {folder} keeps no token records; train again with the option --inspect-steps first,10,last."
@@ -315,10 +315,9 @@ def without_groups(record: dict[str, Any], kept: int) -> dict[str, Any]:
 
 def kept_steps(folder: str | Path) -> list[int]:
     """The steps whose tokens a run keeps."""
-    return [step for step, _ in _records(Path(folder))]
+    return [step for step, _ in _records(Path(folder) / TOKENS)]
 
 
-def _records(folder: Path) -> Iterator[tuple[int, bytes]]:
-    path = folder / TOKENS
+def _records(path: Path) -> Iterator[tuple[int, bytes]]:
     for line in read_lines(path) if path.is_file() else ():
         yield int(line[len(b'{"step":') : line.index(b",")]), line
