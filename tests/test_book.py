@@ -196,6 +196,30 @@ def test_no_page_is_wider_than_a_phone(open_page, address, pages, every):
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize(
+    ("every", "viewport", "scheme"),
+    [
+        (20, PHONE, "dark"),
+        pytest.param(1, PHONE, "dark", marks=pytest.mark.thorough),
+        pytest.param(1, {"width": 1280, "height": 720}, "light", marks=pytest.mark.thorough),
+    ],
+)
+def test_axe_finds_nothing_in_the_pages(open_page, pages, every, viewport, scheme):
+    """Neither in the course's own parts of a page nor in those of Jupyter Book; MathJax has its own tests."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
+    found = []
+    for name in sorted(pages)[::every]:
+        page = open_page(name, viewport, scheme)
+        page.wait_for_function("!window.MathJax?.startup?.promise || MathJax.startup.promise.then(() => true)")
+        page.evaluate("document.querySelectorAll('.bd-article details').forEach(one => { one.open = true; })")
+        page.evaluate("dispatchEvent(new Event('resize'))")  # what scrolls now is reached by keyboard
+        violations = axe.run(page, context={"exclude": [["mjx-container"]]}).response["violations"]
+        found += [(name, one["id"], node["html"][:200]) for one in violations for node in one["nodes"]]
+        page.context.close()
+    assert found == []
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.thorough), "dark"])
 def test_mathematics_is_typeset_in_light_and_dark(open_page, scheme):
     page = open_page("notebooks/05_grpo_objective.html", scheme=scheme)

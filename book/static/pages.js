@@ -1,4 +1,4 @@
-/* What Jupyter Book's pages leave out: names for the arrows of the contents, plain cells for the empty corners of
+/* What Jupyter Book's pages leave out: names for the arrows of the contents, a banner, plain cells for the empty corners of
    tables, names for the live figures, scrolling by keyboard, and words for LaTeX in the results of a search. */
 "use strict";
 
@@ -6,6 +6,8 @@ for (const arrow of document.querySelectorAll(".bd-sidebar-primary summary")) {
   const page = arrow.closest("li")?.querySelector("a")?.textContent.trim();
   if (page) arrow.setAttribute("aria-label", `Pages under ${page}`);
 }
+
+document.querySelector(".navbar-brand")?.parentElement.setAttribute("role", "banner");
 
 for (const corner of document.querySelectorAll(".bd-article th")) { // the empty corner of a table heads nothing
   if (!corner.textContent.trim()) corner.replaceWith(Object.assign(document.createElement("td"), { className: corner.className }));
