@@ -199,7 +199,7 @@ def test_no_page_is_wider_than_a_phone(open_page, address, pages, every):
 @pytest.mark.parametrize(
     ("every", "viewport", "scheme"),
     [
-        (20, PHONE, "dark"),
+        (60, PHONE, "dark"),
         pytest.param(1, PHONE, "dark", marks=pytest.mark.thorough),
         pytest.param(1, {"width": 1280, "height": 720}, "light", marks=pytest.mark.thorough),
     ],
