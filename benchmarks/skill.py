@@ -266,8 +266,9 @@ def gains_of(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str
         way: over_seeds_and_problems([before[way]] * len(runs), [run[way] for run in runs])
         for way in ("greedy", "sampled")
     }
-    old, new = [kinds(before["greedy"])] * len(runs), [kinds(run["greedy"]) for run in runs]
-    return found | {"greedy, over kinds": vars(crossed_bootstrap(old, new))}
+    shares = [kinds(run["greedy"]) for run in runs]
+    old, new = [[one] * len(runs) for one in kinds(before["greedy"])], list(zip(*shares, strict=True))
+    return found | {"greedy, over kinds": vars(crossed_bootstrap(old, new))}  # one list per kind: they vary most
 
 
 def kinds(bits: str) -> list[float]:
