@@ -99,9 +99,10 @@ def run_grade_command(arguments: Namespace) -> int:
     from classroom.sandbox import Limits
     from grpo_edu.checks.core import slip_credit
 
-    for name, least in (("time_limit", 0.1), ("total_time", 0.1), ("memory", 0.0625)):
-        if not getattr(arguments, name) >= least:
-            raise ValueError(f"{name}: {getattr(arguments, name)} is too little to run anything; give at least {least}")
+    units = {"time_limit": (0.1, "seconds"), "total_time": (1, "seconds"), "memory": (0.0625, "GB")}
+    for name, (least, unit) in units.items():
+        if not (value := getattr(arguments, name)) >= least:
+            raise ValueError(f"{name}: {value:g} {unit} is too little to run anything; give at least {least} {unit}")
     limits = Limits(
         seconds=arguments.time_limit, total_seconds=arguments.total_time, memory=int(arguments.memory * 2**30)
     )
