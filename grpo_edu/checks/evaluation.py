@@ -250,6 +250,9 @@ check_possible_counts = Exercise(
             89% allows half a point on either side, but 89.0% allows only a twentieth of a point.
         a whole unit of the last digit is allowed, not half: 0.5 * 10.0**-decimals -> 10.0**-decimals
             Rounding moves a number by half a unit of the last digit at most.
+            or: abs(share - percent) <= slack -> abs(share - percent) < 10.0**-decimals
+        floating point hides a count: 0.5 * 10.0**-decimals + 1e-9 -> 0.5 * 10.0**-decimals
+            In floating point 0.75 − 0.7 is a little more than 0.05. Leave a little room, such as 1e-9.
         shares and percentages are mixed up: abs(share - percent) -> abs(share / 100 - percent)
             The report is in percent.
         a report half a unit away is left out: abs(share - percent) <= slack -> round(share, decimals) == percent

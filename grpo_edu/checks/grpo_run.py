@@ -468,8 +468,9 @@ check_claim = Exercise(
         Part("few did", 2, lambda rng: _runs(rng, [(1, 7), (0, 5), (2, 9), (7, 1), (1, 4), (5, 2), (3, 3)]), draws=20),
     ),
     changes="""
-        every gain is called "better": p_value >= 0.05 -> gain == 0
-            Noise produces gains as well. Look at the test first.
+        the test is not used: p_value >= 0.05 -> gain == 0
+            Noise produces gains and losses as well. Look at the p-value first.
+            or: p_value >= 0.05 -> False
         p is read the wrong way round: p_value >= 0.05 -> p_value < 0.05
             A *small* p means that chance alone would rarely lead to such a difference.
         before and after are swapped: claim(after, before)
@@ -486,6 +487,8 @@ check_claim = Exercise(
             A significant change can also be a loss.
         the gain is relative: (sum(after) - sum(before)) / len(before) -> sum(after) / sum(before) - 1
             The gain is the share solved after, minus the share solved before.
+        the gain is in percent: return gain, verdict -> return 100 * gain, verdict
+            Return a share: 9 of 40 problems are 0.225.
         the gain is a count: (sum(after) - sum(before)) / len(before) -> sum(after) - sum(before)
             Divide by the number of problems.
     """,
