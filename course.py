@@ -140,6 +140,13 @@ def run(command, errors=None, **extra):
             raise
 
 
+def become(command):
+    """Run a command in place of this process, so that signals reach it; Windows cannot do so, and waits for it."""
+    if os.name == "nt":
+        return run(command)
+    os.execve(command[0], command, environment())
+
+
 def attempt(*command, **extra):
     """Run a step of the installation; if it fails, stop with its output and with advice."""
     errors = []
@@ -266,9 +273,7 @@ def lab(browser=True, port=None):
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")  # in a container there is often no other user
     say("opening JupyterLab; press Ctrl-C in this window to stop it")
-    if os.name == "nt":
-        return run(command)
-    os.execve(command[0], command, environment())  # JupyterLab becomes this process, signals and all
+    return become(command)
 
 
 def test(arguments, fast=False, thorough=False):
@@ -359,7 +364,7 @@ def main(arguments):
         if options.command == "lab":
             return lab(not options.no_browser, options.port)
         if options.command == "classroom":
-            return run([PYTHON, ROOT / "classroom" / "hub" / "set_up.py", *rest])
+            return become([str(PYTHON), str(ROOT / "classroom" / "hub" / "set_up.py"), *rest])
         return test(rest, options.fast, options.thorough) if options.command == "test" else 0
     except (Stop, OSError) as problem:  # OSError: a read-only folder, say
         print(f"course: {problem}", file=sys.stderr)

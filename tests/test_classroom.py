@@ -6,6 +6,7 @@ Needs root (it makes three users and removes them), Node.js, bubblewrap, chromiu
 import contextlib
 import csv
 import os
+import pwd
 import random
 import re
 import shutil
@@ -91,6 +92,7 @@ def room():
         roster = top / "roster.csv"
         roster.write_text(f"name,role\n{TEACHER},instructor\n{ANA},student\n{BEN},student\n")
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        subprocess.run(["useradd", "--no-create-home", "--home-dir", "/srv/earlier", COURSE], check=True)  # last term's
         command = [kernel, own / "classroom" / "hub" / "set_up.py", folder, "--roster", roster, "--account", COURSE]
         done = subprocess.run(
             [*command, "--release", "02"], env=clean, cwd=top, capture_output=True, text=True, timeout=500
@@ -100,6 +102,7 @@ def room():
         if not (folder / "hub" / "classroom-stamp").exists():
             pytest.skip(f"JupyterHub could not be installed: {done.stderr[-500:]}")
         assert done.returncode == 0, done.stderr
+        assert pwd.getpwnam(COURSE).pw_dir == str(folder / "course")
         port = three_free_ports()
         settings = folder / "settings.toml"
         settings.write_text(settings.read_text().replace("port = 8000", f"port = {port}"))

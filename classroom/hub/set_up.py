@@ -33,7 +33,7 @@ ip = "127.0.0.1"    # "" lets other computers connect; then give a certificate, 
 port = 8000         # the two ports behind it are used as well
 certificate = ""    # files for https, such as "/etc/letsencrypt/live/NAME/fullchain.pem"
 key = ""
-memory_gb = 5.0     # at most, for each process of a student; notebook 11 needs 3.5, most need one
+memory_gb = 5.0     # at most, for each process of a student; notebook 14 needs 3.8, most need one
 threads = 2         # with which a kernel computes: the cores that a student may use
 idle_minutes = 60   # after which a server and its kernels end
 """
@@ -117,8 +117,8 @@ def check_readable(paths, name):
         if closed:
             raise Stop(
                 f"the account {name} cannot read {path}, because {closed} is closed to it, so no notebook would run. "
-                f"Open that folder (chmod o+rx {closed}), or put course and DIR into /opt and /srv, say, and make "
-                ".venv with the system's Python: /usr/bin/python3 course.py setup"
+                f"Open that folder (chmod o+rx {closed}), or put course and DIR into /opt and /srv, say, delete "
+                ".venv and make it again with the system's Python: /usr/bin/python3 course.py setup"
             )
 
 
@@ -262,6 +262,8 @@ def make_users(folder, account, rows):
     run("groupadd", "--force", group)
     if user(account) is None:
         run("useradd", "--no-create-home", "--home-dir", folder / "course", "--shell", "/bin/bash", account)
+    elif user(account).pw_dir != str(folder / "course"):  # of an earlier class, in another folder
+        run("usermod", "--home", folder / "course", account)
     made = []
     for name in (row["name"] for row in rows):
         there = user(name)
@@ -410,13 +412,14 @@ def main():
     parser = argparse.ArgumentParser(prog="python3 course.py classroom", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="where the classroom is to live, such as /srv/grpo")
     parser.add_argument("--roster", metavar="FILE", type=Path, help="CSV: name,role,first_name,last_name,email")
-    parser.add_argument("--release", default="all", metavar="02,04", help="assignments to release: all, none, numbers")
+    told = "assignments to release: all, none, numbers (none; with --demo all)"
+    parser.add_argument("--release", metavar="02,04", help=told)
     parser.add_argument("--account", default="grpo-edu", help="the account that owns the course (grpo-edu)")
     parser.add_argument("--demo", action="store_true", help="try it alone: one account, no root, this computer only")
     parser.add_argument("--start", action="store_true", help="then run the hub, and say when the course is ready")
     options = parser.parse_args()
     try:
-        release = read_release(options.release)
+        release = read_release(options.release or ("all" if options.demo else "none"))
         set_up(options.folder.resolve(), options.demo, options.account, options.roster, release)
         if options.start:
             return start(options.folder.resolve(), options.account)
