@@ -137,12 +137,16 @@ def _no_spread(groups: Tensor) -> Tensor:
 
 
 def _scaled(
-    rewards: Tensor, num_generations: int, ties: Callable[[Tensor], Tensor] = _all_equal, correction: int = 1
+    rewards: Tensor,
+    num_generations: int,
+    ties: Callable[[Tensor], Tensor] = _all_equal,
+    correction: int = 1,
+    eps: float = 1e-4,
 ) -> Tensor:
     """Advantages with another standard deviation, or another test for ties: ties(groups) → (N,) truth values."""
     groups = rewards.view(-1, num_generations)
     std = groups.std(dim=1, keepdim=True, correction=correction)
-    scaled = (groups - groups.mean(dim=1, keepdim=True)) / (std + 1e-4)
+    scaled = (groups - groups.mean(dim=1, keepdim=True)) / (std + eps)
     return scaled.masked_fill(ties(groups)[:, None], 0.0).flatten()
 
 
@@ -173,6 +177,8 @@ check_grpo_step = Exercise(
         the `min` is missing:
             torch.min(ratio * advantages, ratio.clamp(low, high) * advantages) -> ratio.clamp(low, high) * advantages
             Take the *minimum* of two terms: a token that moved in the wrong direction keeps its gradient.
+        the larger of the two terms is taken: torch.min(ratio -> torch.max(ratio
+            Take the *minimum* of the two terms, and then put the minus sign of the loss in front.
         both limits use the first number: 1 + clip[1] -> 1 + clip[0]
             The ratio may rise further than it may fall: `clip` has two numbers.
         the two limits are swapped: 1 - clip[0], 1 + clip[1] -> 1 - clip[1], 1 + clip[0]
@@ -186,6 +192,10 @@ check_grpo_step = Exercise(
         the standard deviation divides by G:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, correction=0)
             The sample standard deviation divides by G − 1, which is the default of `std(dim=1)`.
+        the standard deviation is used without the 1e-4:
+            group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, eps=0.0)
+            Divide by the standard deviation plus 1e-4.
+            or: group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _never, eps=0.0)
         a tied group gets tiny advantages instead of 0:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _never)
             Because of rounding, the computed mean of sixteen equal rewards may be another number. Put 0 where all
