@@ -284,11 +284,13 @@ def test(arguments, fast=False, thorough=False):
     marks = ["-m", "thorough or not thorough"] if thorough else marks
     # Two workers, each with whole files; with pytest arguments one process, as somebody who looks for a fault wants it.
     workers = [] if arguments or (os.cpu_count() or 1) < 2 else ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
+    # The tests wait for pages and processes in a quarter of their time, so three of their workers keep two cores busy.
+    three = ["-n3", *workers[1:]] if workers else []
     parts = {
         "ruff": ["-m", "ruff", "check", "."],
         "format": ["-m", "ruff", "format", "--check", "."],
         "types": ["-m", "mypy"],
-        "tests": ["-m", "pytest", CPU_SECONDS, *workers, *marks, *arguments],
+        "tests": ["-m", "pytest", CPU_SECONDS, *three, *marks, *arguments],
     }
     if fast or arguments or not list(Path("notebooks").glob("*.ipynb")):
         say("skipping the notebooks: there are none, or --fast or pytest arguments were given")
