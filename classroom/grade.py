@@ -95,10 +95,12 @@ def grade_submissions(
     source, folder = Path(submissions), RunFolder(output)
     limits = limits or Limits()
     _check(source, folder, workers, formats)
-    course = _chosen(load_masters(Path(masters)), notebooks)
+    every = load_masters(Path(masters))
+    course = _chosen(every, notebooks)
+    others = [one for one in every if not any(one is chosen for chosen in course)]
     given = points_in_gradebook(source / GRADEBOOK, course) if (source / GRADEBOOK).is_file() else {}
     given |= points_in_table(Path(by_hand), course) if by_hand else {}
-    found = find_submissions(source, [master.name for master in course])
+    found = find_submissions(source, [master.name for master in every])
     seed = _seed(seed, folder, resume=resume)
     settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
     settings["slip_credit"] = checked_credit(slip_credit)
@@ -116,7 +118,7 @@ def grade_submissions(
         if kept is not None:
             return Answers(kept)
         with Sandbox(limits, isolated=isolated, hidden=hidden, stop=stop) as sandbox:
-            return answers_of(submission, digest, course, sandbox, seed, limits)
+            return answers_of(submission, digest, course, sandbox, seed, limits, others)
 
     try:
         with closing(_answered(found, answer, workers, stop)) as answered:

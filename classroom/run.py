@@ -222,15 +222,22 @@ class Answers:
 
 
 def answers_of(
-    submission: Submission, digest: str, masters: Sequence[Master], sandbox: Sandbox, seed: int, limits: Limits
+    submission: Submission,
+    digest: str,
+    masters: Sequence[Master],
+    sandbox: Sandbox,
+    seed: int,
+    limits: Limits,
+    others: Sequence[Master] = (),
 ) -> Answers:
     """Read, repair and run all notebooks of a student. Whatever one of them does becomes a message about it.
 
+    A notebook that belongs to one of the `others` is passed over, because that one is not graded now.
     Raises SandboxFault where no student's code can be run.
     """
     grade = StudentGrade(submission.student, submission.lms_id, digest, troubles=list(submission.troubles))
     result = Answers(grade)
-    for master, path, notebook in _matched(submission, masters, grade):
+    for master, path, notebook in _matched(submission, masters, others, grade):
         grade.handed_in.append(master.name)
         try:
             _run(master, path, notebook, result, sandbox, seed, limits)
@@ -285,7 +292,7 @@ def _runs_of_another(transcript: Transcript, grade: StudentGrade) -> list[str]:
 
 
 def _matched(
-    submission: Submission, masters: Sequence[Master], grade: StudentGrade
+    submission: Submission, masters: Sequence[Master], others: Sequence[Master], grade: StudentGrade
 ) -> Iterator[tuple[Master, Path, NotebookNode]]:
     """For each master the student's notebook.
 
@@ -296,10 +303,12 @@ def _matched(
         name = shown(path.name)
         try:
             notebook, troubles = read_notebook(path)
-            master = best_master(notebook, path.name, masters)
+            master = best_master(notebook, path.name, [*masters, *others])
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             grade.troubles.append(f"{name}: {reason or type(error).__name__}")
+            continue
+        if any(master is one for one in others):
             continue
         grade.troubles += [f"{name}: {trouble}" for trouble in troubles]
         if master is None:

@@ -335,6 +335,15 @@ def test_the_seed_comes_from_the_environment_where_no_option_says_it(tmp_path, c
     assert json.loads((tmp_path / "out" / "grading.json").read_bytes())["seed"] == 7
 
 
+def test_a_notebook_that_is_not_graded_now_is_no_problem_and_no_student(tmp_path):
+    for name in ("14_real_language_model", "15_your_own_task"):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / "exercises" / f"{name}.ipynb", tmp_path / "in" / f"ana_{name}.ipynb")
+    output = tmp_path / "grades"
+    assert main(["grade", str(tmp_path / "in"), "--output", str(output), "--notebooks", "14", *OPTIONS]) == 0
+    assert [(row["student"], row["notes"]) for row in rows_of(output / "grades.csv")] == [("ana", "")]
+
+
 def test_folders_that_cannot_be_graded_are_refused(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
