@@ -52,6 +52,8 @@ check_stage_shapes = Exercise(
         the comma of a tuple with one entry is missing:
             "rewards": (rows,) -> "rewards": rows; "advantages": (rows,) -> "advantages": rows
             `(8)` is the number 8, `(8,)` is a tuple.
+            or: "rewards": (rows,) -> "rewards": rows
+            or: "advantages": (rows,) -> "advantages": rows
         the loss is a vector of one number: "loss": () -> "loss": (1,)
             `(1,)` is the shape of a vector. A single number has the shape ().
         advantages have the shape (N, G): "advantages": (rows,) -> "advantages": (n, g)
