@@ -17,6 +17,8 @@ The model is that of transformers, and so is its cache for layers without full a
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
@@ -38,11 +40,13 @@ class TreeDecoder:
         for i, layer in enumerate(self.cache.layers):
             if type(layer) is DynamicLayer:
                 self.cache.layers[i] = RowsInPlace(max_rows, self.length + max_new_tokens)
+        name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self.cache_argument = {name: self.cache}  # transformers 5.24 renamed it
         output = model(
             input_ids=prompt_ids,
             attention_mask=prompt_mask,
             position_ids=(prompt_mask.cumsum(1) - 1).clamp(min=0),
-            past_key_values=self.cache,
+            **self.cache_argument,
             use_cache=True,
             logits_to_keep=1,
         )
@@ -75,7 +79,7 @@ class TreeDecoder:
             input_ids=next_tokens[:, None],
             attention_mask=self.mask[:, : self.length],
             position_ids=self.positions[:, None],
-            past_key_values=self.cache,
+            **self.cache_argument,
             use_cache=True,
         )
         self.positions = self.positions + 1
