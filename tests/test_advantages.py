@@ -257,6 +257,11 @@ def test_the_deviation_without_nan_is_that_of_the_numbers(values):
         assert float(found) == pytest.approx(statistics.stdev(numbers))
 
 
+def test_each_row_has_a_deviation_of_its_own():
+    rows = torch.tensor([[1, 3, NAN], [10, 10, 16], [NAN, NAN, 5]], dtype=torch.float64)
+    assert nanstd(rows).squeeze(1).tolist() == pytest.approx([2**0.5, 12**0.5, NAN], nan_ok=True)
+
+
 @pytest.mark.parametrize("generations", [2, 3, 4])
 def test_tie_probability_is_the_weight_of_the_groups_that_tie(generations):
     """Every group of rewards 0 and 1 written out, each weighed with its probability at p = 0.3."""
