@@ -102,6 +102,7 @@ def save_adapters(model: PeftModel, folder: str | Path) -> None:
         raise FileExistsError(f"folder {folder} is not empty; choose another")
     # "auto" would ask the Hub whether the vocabulary was changed, and warn where the base is a model of the package.
     model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # peft's form, not filled in, with a path of this computer
 
 
 def load_adapters(model: PreTrainedModel, folder: str | Path) -> PeftModel:
