@@ -106,7 +106,7 @@ class Arm:
     lora_rank: int = 0
 
 
-FULL, ADAPTERS, SUPERVISED = (5e-6, 1e-5, 2e-5, 4e-5), (1e-4, 2e-4, 4e-4), (1e-5, 3e-5, 1e-4)
+FULL, ADAPTERS, SUPERVISED = (5e-6, 1e-5, 2e-5, 4e-5), (5e-4, 1e-3, 2e-3), (1e-5, 3e-5, 1e-4)
 ARMS: dict[str, dict[str, Arm]] = {
     "instructions": {
         "readable": Arm(instruction_reward, FULL),

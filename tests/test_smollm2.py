@@ -1,5 +1,6 @@
 """SmolLM2-135M-Instruct, a real language model: its conversion, and the same numbers as transformers and TRL."""
 
+import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,17 +15,21 @@ from test_resume import interrupt, stopping_at
 from benchmarks.kill_and_resume import outcome
 from grpo_edu import models
 from grpo_edu.config import GRPOConfig
+from grpo_edu.dashboards import AskTheModel
+from grpo_edu.evaluation import evaluate
 from grpo_edu.extras import model_files
 from grpo_edu.fast.lora import add_lora, load_adapters, save_adapters
 from grpo_edu.models import load_config, load_policy
 from grpo_edu.problems.files import load_problems
-from grpo_edu.problems.templates import prompt_options
+from grpo_edu.problems.templates import data_dir, prompt_options
 from grpo_edu.prompts import SYSTEM_PROMPT, render_prompt
 from grpo_edu.rollout import generate
 from grpo_edu.runs.request import RunRequest, absolute_source
 from grpo_edu.runs.run import resume_training, run_training
 from grpo_edu.scale.trl_backend import train_with_trl
 from grpo_edu.trainer import train
+
+ADAPTERS = "smollm2-instructions"  # which come with the package
 
 
 @pytest.fixture
@@ -237,6 +242,29 @@ def test_adapters_of_another_base_are_refused(smollm2, tmp_path):
     save_adapters(add_lora(load_policy("tiny")[0], rank=2), tmp_path / "adapters")
     with pytest.raises(ValueError, match="adapters in .*adapters do not fit this model"):
         load_adapters(smollm2[0], tmp_path / "adapters")
+
+
+def test_the_shipped_adapters_follow_instructions(smollm2):
+    """Seven of the first ten by their card, of which the base model follows one."""
+    folder = data_dir() / "models" / ADAPTERS
+    assert ADAPTERS in models.list_models() and (folder / "adapter_model.safetensors").stat().st_size < 5 * 2**20
+    problems = load_problems("instructions", "heldout", n=10)
+    assert evaluate(*load_policy(ADAPTERS), problems, temperature=0, max_completion_length=48).k >= 5
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    for way in ("sampled", "greedy"):
+        for found in (recipe["before"][way], recipe["after"][way]):
+            assert f"{found['k']}/{found['n']} = {found['accuracy']:.1%}" in card
+
+
+def test_the_shipped_adapters_answer_beside_their_base(smollm2, tmp_path):
+    board = AskTheModel(2, model="smollm2", parent=tmp_path)
+    assert dict(board.model.options)[f"{ADAPTERS}, trained before and shipped"] == ADAPTERS
+    board.model.value = ADAPTERS
+    board.ask.click()
+    board.worker.join(timeout=120)
+    assert [steps for steps, _ in board.series] == [0, 40] and board.before and board.after != board.before
+    assert ADAPTERS not in dict(AskTheModel(2, parent=tmp_path).model.options).values()
 
 
 def test_a_run_from_it_has_settings_for_its_size():

@@ -62,9 +62,9 @@ class AskTheModel(Dashboard):
     The answers that were sampled first are kept, and the page shows how probable each of them has become. Training uses
     the course's training problems, not the question itself.
 
-    With a stored run chosen as the model, its base model and the trained one answer side by side. A training run is
-    kept in `parent` every five steps and at its end, if its model has at most 300 MB, so a page that is loaded again
-    can go on with it.
+    With a stored run chosen as the model, or adapters that come with the package, the base model and the trained one
+    answer side by side. A training run is kept in `parent` every five steps and at its end, if its model has at most
+    300 MB, so a page that is loaded again can go on with it.
 
     Args:
         num_generations: G, answers to a question, from 2 to 16.
@@ -100,8 +100,9 @@ class AskTheModel(Dashboard):
         short = [(f"{problem.level}: {shorten(problem.prompt, 48)}", problem.prompt) for problem in problems]
         runs = {folder.parent.name: str(folder.parent) for folder in sorted(self.parent.glob("*/model"))}
         self._kept = kept_asked(self.parent, str(model), self.data)
+        adapters = [(f"{name}, trained before and shipped", name) for name in _shipped_adapters(model)]
         self.model = widgets.Dropdown(
-            options=[(f"{model}, which can be trained here", ""), *self._kept, *runs.items()],
+            options=[(f"{model}, which can be trained here", ""), *adapters, *self._kept, *runs.items()],
             description="Model",
             value="",
         )
@@ -192,9 +193,12 @@ class AskTheModel(Dashboard):
         if self._session is None:
             self._tell("Loading the model", 0)
             if not self._trainable:
-                stored = read_run_config(self.model.value) or {}
+                chosen, stored = self.model.value, read_run_config(self.model.value)
+                if stored is None:  # adapters that come with the package
+                    recipe = data_dir() / "models" / chosen / "recipe.json"
+                    stored = {"source": self.base, **json.loads(recipe.read_text(encoding="utf-8"))}
                 self._session = Session(stored["source"])
-                trained, self._session.tokenizer = load_policy(model_source(self.model.value))
+                trained, self._session.tokenizer = load_policy(model_source(chosen))
                 self._trained, self._run_steps = trained.state_dict(), stored["config"]["max_steps"]
             else:
                 self._session = Session(model_source(self.base))
@@ -533,3 +537,10 @@ def _percent(share: float) -> str:
     """
     percent = 100 * share
     return "under 0.01%" if percent < 0.01 else f"{percent:.0f}%" if percent >= 10 else f"{percent:.2g}%"
+
+
+def _shipped_adapters(base: str | Path) -> list[str]:
+    """Models of the package that are adapters of `base`, without torch, which takes a second to import."""
+    settings = sorted((data_dir() / "models").glob("*/adapter_config.json"))
+    of = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in settings}
+    return [name for name, config in of.items() if config["base_model_name_or_path"] == str(base)]

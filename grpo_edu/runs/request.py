@@ -652,7 +652,9 @@ def _is_smollm2(model: str | Path) -> bool:
     """Whether a run starts from SmolLM2, or from a run that did."""
     folder = Path(model).expanduser()
     earlier = read_run_config(folder.parent if folder.name == "model" else folder)
-    return str(model) == "smollm2" or (earlier is not None and _is_smollm2(earlier.get("source", "")))
+    if str(model) in ("smollm2", "smollm2-instructions"):
+        return True
+    return earlier is not None and _is_smollm2(earlier.get("source", ""))
 
 
 def _system_text(system_prompt: str) -> str | None:
