@@ -1,8 +1,10 @@
-"""Is everything in a part of a page reached and used with the keyboard alone?
+"""Is everything in a part of a page reached and used with the keyboard alone, and without sight?
 
 `keyboard_problems` walks through it with the Tab key in both directions, and then uses each slider, button and list.
-Clicks are caught before the page sees them, so nothing is started.
+Clicks are caught before the page sees them, so nothing is started. `axe_problems` asks axe.
 """
+
+import pytest
 
 # What is to be reached gets a number. What is a button for the pointer must be one for the keyboard too.
 _MARK = """scope => {
@@ -126,3 +128,11 @@ def _used(page, scope, names):
                     page.wait_for_timeout(500)
             problems += [f"not moved by the arrow keys: {name}"] * (set(moved) == {before})
     return problems
+
+
+def axe_problems(page, context=None, impacts=None):
+    """(rule, HTML) of each element in which axe finds a fault, of these impacts only; skips where axe is missing."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
+    found = axe.run(page, context=context).response["violations"]
+    found = [one for one in found if impacts is None or one["impact"] in impacts]
+    return [(one["id"], node["html"][:200]) for one in found for node in one["nodes"]]

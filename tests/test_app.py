@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_lab import shoot
-from keyboard import keyboard_problems
+from keyboard import axe_problems, keyboard_problems
 
 from grpo_edu.cli.app import _answers
 from grpo_edu.cli.main import main
@@ -231,7 +231,6 @@ def press(page, name):
 @pytest.mark.browser
 def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
     """Nothing is wider than the page, the keyboard reaches all, pictures are sharp, and axe finds nothing serious."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 10_000
     tabs = [tab.inner_text() for tab in page.get_by_role("tab").all()]
     assert tabs[0] == "Ask"
@@ -252,9 +251,7 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
         for picture in page.locator(f"{DASHBOARD} img").filter(visible=True).all():
             wide = picture.evaluate("e => e.src.startsWith('data:image/svg') || e.naturalWidth >= 2 * e.offsetWidth")
             assert wide, f"{tab}: a picture that is blurred on a dense screen"
-        found = axe.run(page).response["violations"]
-        grave = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
-        assert grave == [], tab
+        assert axe_problems(page, impacts=("serious", "critical")) == [], tab
         problems = keyboard_problems(page, page.locator(DASHBOARD))
         assert problems == [], (tab, problems)
         beside = page.get_by_role("tab", name=tab, exact=True)

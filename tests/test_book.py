@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import torch
 from jupyter_lab import shoot
-from keyboard import keyboard_problems
+from keyboard import axe_problems, keyboard_problems
 
 import course
 from benchmarks.views import VIEWS, served
@@ -206,15 +206,13 @@ def test_no_page_is_wider_than_a_phone(open_page, address, pages, every):
 )
 def test_axe_finds_nothing_in_the_pages(open_page, pages, every, viewport, scheme):
     """Neither in the course's own parts of a page nor in those of Jupyter Book; MathJax has its own tests."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     found = []
     for name in sorted(pages)[::every]:
         page = open_page(name, viewport, scheme)
         page.wait_for_function("!window.MathJax?.startup?.promise || MathJax.startup.promise.then(() => true)")
         page.evaluate("document.querySelectorAll('.bd-article details').forEach(one => { one.open = true; })")
         page.evaluate("dispatchEvent(new Event('resize'))")  # what scrolls now is reached by keyboard
-        violations = axe.run(page, context={"exclude": [["mjx-container"]]}).response["violations"]
-        found += [(name, one["id"], node["html"][:200]) for one in violations for node in one["nodes"]]
+        found += [(name, *problem) for problem in axe_problems(page, {"exclude": [["mjx-container"]]})]
         page.context.close()
     assert found == []
 

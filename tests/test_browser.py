@@ -10,6 +10,7 @@ import nbformat
 import pytest
 import run_notebooks
 from jupyter_lab import FAILED, RUN_SECONDS, START_SECONDS, wait_until
+from keyboard import axe_problems
 
 pytestmark = pytest.mark.browser
 
@@ -217,12 +218,9 @@ def test_names_are_whole_documents_open_as_pages_and_no_menu_is_for_instructors(
 @pytest.mark.thorough
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_stored_outputs_and_text(open_notebook, lab, theme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     lab.set("@jupyterlab/notebook-extension:tracker", {"windowingMode": "none"})  # lays out all cells
     ours = {"include": [[".jp-OutputArea-output"], [".jp-RenderedMarkdown"]], "exclude": [["mjx-container"]]}
     for name in ("05_grpo_objective", "10_ewc_progressive_training"):
         page = open_notebook(name, theme).page
         assert page.locator(".jp-OutputArea-output").count() > 10
-        violations = axe.run(page, context=ours).response["violations"]
-        found = [(one["id"], node["html"][:200]) for one in violations for node in one["nodes"]]
-        assert found == [], name
+        assert axe_problems(page, ours) == [], name

@@ -6,7 +6,7 @@ import re
 import nbformat
 import pytest
 from jupyter_lab import FAILED, RUN_SECONDS, wait_until
-from keyboard import keyboard_problems
+from keyboard import axe_problems, keyboard_problems
 from nbformat.v4 import new_code_cell, new_notebook
 
 from grpo_edu import dashboards as every_dashboard
@@ -127,7 +127,6 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
 
 @pytest.mark.thorough
 def test_every_dashboard_fits_its_page_and_is_used_without_sight_and_with_the_keyboard_alone(open_notebook, lab):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     cells = ["from grpo_edu.dashboards import *", *(f"{name}()" for name in every_dashboard.__all__)]
     opened = run_cells(open_notebook, lab, "light", cells)
     page = opened.page
@@ -149,9 +148,8 @@ def test_every_dashboard_fits_its_page_and_is_used_without_sight_and_with_the_ke
                 " && e.getBoundingClientRect().right > box.getBoundingClientRect().right + 12).map(e => e.className)"
             )
             assert clipped == [], (name, width)
-        found = axe.run(page, context=f".jp-Cell:nth-child({number + 1}) .grpo-edu-dashboard").response["violations"]
-        grave = [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
-        assert grave == [], name
+        place = f".jp-Cell:nth-child({number + 1}) .grpo-edu-dashboard"
+        assert axe_problems(page, place, impacts=("serious", "critical")) == [], name
         cell.locator(".cm-content").click()
         page.keyboard.press("Escape")  # from the code to the cell, and with Tab over its toolbar into the output
         for _ in range(3):
