@@ -99,13 +99,8 @@ def run_grade_command(arguments: Namespace) -> int:
     from classroom.sandbox import Limits
     from grpo_edu.checks.core import slip_credit
 
-    units = {"time_limit": (0.1, "seconds"), "total_time": (1, "seconds"), "memory": (0.0625, "GB")}
-    for name, (least, unit) in units.items():
-        if not (value := getattr(arguments, name)) >= least:
-            raise ValueError(f"{name}: {value:g} {unit} is too little to run anything; give at least {least} {unit}")
-    limits = Limits(
-        seconds=arguments.time_limit, total_seconds=arguments.total_time, memory=int(arguments.memory * 2**30)
-    )
+    memory = int(max(0.0, arguments.memory) * 2**30)  # 0 for NaN, which is refused like any other too small limit
+    limits = Limits(seconds=arguments.time_limit, total_seconds=arguments.total_time, memory=memory)
     more = {"masters": arguments.masters} if arguments.masters else {}
     grades = grade_submissions(
         arguments.submissions,

@@ -71,9 +71,15 @@ class Limits:
     processes: int = 48
 
     def __post_init__(self) -> None:
-        for name, lowest in (("seconds", 0.1), ("total_seconds", 1), ("memory", 2**26), ("file_size", 2**10)):
-            if not getattr(self, name) >= lowest:
-                raise ValueError(f"{name}: {getattr(self, name)} is too little to run anything; give {lowest} or more")
+        for name, least, size, unit in (
+            ("seconds", 0.1, 1, "seconds"),
+            ("total_seconds", 1, 1, "seconds"),
+            ("memory", 2**26, 2**30, "GB"),
+            ("file_size", 2**10, 1, "bytes"),
+        ):
+            if not (value := getattr(self, name)) >= least:
+                given, needed = (f"{number / size:g} {unit}" for number in (value, least))
+                raise ValueError(f"{name}: {given} is too little to run anything; give at least {needed}")
 
 
 def isolation_problem() -> str:

@@ -14,11 +14,17 @@ from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from grpo_edu.extras.settings import field_help
-from grpo_edu.problems.hub import meant_as_folder
+from grpo_edu.problems.hub import meant_as_folder, no_folder
 
 _FLAGS = {"max_steps": ("--steps", "--max-steps")}
 # The argument of a function, which its messages name → the option that sets it.
-_ARGUMENTS = {"name": "model", "path": "data_path", "target_modules": "lora_targets"}
+_ARGUMENTS = {
+    "name": "model",
+    "path": "data_path",
+    "target_modules": "lora_targets",
+    "seconds": "time_limit",
+    "total_seconds": "total_time",
+}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 # Options of a run by topic, in the order of `--help`; each is a field of RunRequest or GRPOConfig, which has the text.
@@ -172,8 +178,7 @@ def say_loading(model: str, argument: str = "model") -> None:
     is_folder = argument == "resume" or meant_as_folder(model)
     if is_folder and not Path(model).expanduser().is_dir():
         hub = ", or give a Hub id (owner/name)" if argument == "model" else ""
-        wrong = f"{model} is a file" if Path(model).expanduser().is_file() else f"folder {model} does not exist"
-        raise FileNotFoundError(f"`{argument}`: {wrong}. Check the path{hub}.")
+        raise FileNotFoundError(f"`{argument}`: {no_folder(model)}. Check the path{hub}.")
     if sys.stderr.isatty():
         print(f"grpo-edu: loading {model}", file=sys.stderr)
 

@@ -24,6 +24,15 @@ def meant_as_folder(name: str) -> bool:
     return like_path or bool(slash and (first in _FOLDERS or Path(first).is_dir()))
 
 
+def no_folder(name: str | Path) -> str:
+    """What is wrong with the name of a folder that is none.
+
+    >>> no_folder("runs/nothing")
+    'folder runs/nothing does not exist'
+    """
+    return f"{name} is a file" if Path(name).expanduser().is_file() else f"folder {name} does not exist"
+
+
 def hub_obstacle() -> str:
     """The reason why nothing can be loaded from the Hub; "" where it answers.
 
