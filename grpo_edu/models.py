@@ -32,7 +32,7 @@ from grpo_edu.extras.model_files import (
     quiet_transformers,
 )
 from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
-from grpo_edu.problems.hub import hub_or_cache, meant_as_folder
+from grpo_edu.problems.hub import hub_or_cache, meant_as_folder, no_folder
 from grpo_edu.problems.templates import data_dir
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def load_policy(
             the tokenizer has no pad token or chat template.
         OSError: the Hub does not have the model, or cannot be reached; or "smollm2" cannot be converted.
     """
-    adapters = _adapter_folder(name)
+    adapters = adapter_folder(name)
     if adapters is not None:
         from grpo_edu.fast.lora import adapter_base, load_adapters, merge_lora
 
@@ -115,7 +115,7 @@ def load_config(name: str | Path = "tiny") -> PretrainedConfig:
     """The architecture of the policy that `load_policy` would load, without its weights; it raises the same errors."""
     from transformers import AutoConfig
 
-    adapters = _adapter_folder(name)
+    adapters = adapter_folder(name)
     if adapters is not None:
         from grpo_edu.fast.lora import adapter_base
 
@@ -181,7 +181,7 @@ def _holds_only_a_model(folder: Path) -> bool:
     return config.is_file() and b'"model_type"' in config.read_bytes() and all(map(Path.is_file, folder.iterdir()))
 
 
-def _adapter_folder(name: str | Path) -> Path | None:
+def adapter_folder(name: str | Path) -> Path | None:
     """The folder that `name` refers to if it has adapters and no complete model."""
     if not isinstance(name, str | Path):
         return None
@@ -214,8 +214,7 @@ def _locate(name: str | Path) -> Path | str:
             f"name: {shipped} is missing. In a clone of the course, python -m recipes.pretraining makes it."
         )
     if isinstance(name, Path) or meant_as_folder(name):
-        wrong = f"{name} is a file" if Path(name).expanduser().is_file() else f"folder {name} does not exist"
-        raise FileNotFoundError(f"name: {wrong}. {known}")
+        raise FileNotFoundError(f"name: {no_folder(name)}. {known}")
     if not _HUB_ID.fullmatch(name):
         raise ValueError(f"name: {name!r} is unknown. {known}")
     return name

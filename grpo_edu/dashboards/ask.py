@@ -90,6 +90,9 @@ class AskTheModel(Dashboard):
         model: str | Path = "tiny",
         data: str | Sequence[str] | None = None,
     ) -> None:
+        from grpo_edu.fast.lora import adapter_base
+        from grpo_edu.models import adapter_folder, list_models
+
         if data is None:
             data = INSTRUCTIONS if model == _SMOLLM2 else LEVELS
         self.base, self.data = model, check_data(data)
@@ -100,7 +103,11 @@ class AskTheModel(Dashboard):
         short = [(f"{problem.level}: {shorten(problem.prompt, 48)}", problem.prompt) for problem in problems]
         runs = {folder.parent.name: str(folder.parent) for folder in sorted(self.parent.glob("*/model"))}
         self._kept = kept_asked(self.parent, str(model), self.data)
-        adapters = [(f"{name}, trained before and shipped", name) for name in _shipped_adapters(model)]
+        adapters = [
+            (f"{name}, trained before and shipped", name)
+            for name in list_models()
+            if (folder := adapter_folder(name)) is not None and adapter_base(folder) == str(model)
+        ]
         self.model = widgets.Dropdown(
             options=[(f"{model}, which can be trained here", ""), *adapters, *self._kept, *runs.items()],
             description="Model",
@@ -537,10 +544,3 @@ def _percent(share: float) -> str:
     """
     percent = 100 * share
     return "under 0.01%" if percent < 0.01 else f"{percent:.0f}%" if percent >= 10 else f"{percent:.2g}%"
-
-
-def _shipped_adapters(base: str | Path) -> list[str]:
-    """Models of the package that are adapters of `base`, without torch, which takes a second to import."""
-    settings = sorted((data_dir() / "models").glob("*/adapter_config.json"))
-    of = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in settings}
-    return [name for name, config in of.items() if config["base_model_name_or_path"] == str(base)]

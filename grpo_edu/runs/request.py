@@ -23,7 +23,7 @@ from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
 from grpo_edu.problems.instructions import INSTRUCTION_SETS
 from grpo_edu.problems.own import UNANSWERED, is_own, own_problems, parse_columns
-from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, Scorer, columns_of, register_scorer
+from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, Scorer, columns_of, data_dir, register_scorer
 from grpo_edu.prompts import PromptStyle, completion_text
 from grpo_edu.rewards import (
     RewardFunction,
@@ -649,12 +649,19 @@ def default_config(data: Sequence[str], model: str | Path = "tiny", lora_rank: i
 
 
 def _is_smollm2(model: str | Path) -> bool:
-    """Whether a run starts from SmolLM2, or from a run that did."""
+    """Whether a run starts from SmolLM2, or from a run or adapters that did."""
+    if str(model) == "smollm2":
+        return True
     folder = Path(model).expanduser()
     earlier = read_run_config(folder.parent if folder.name == "model" else folder)
-    if str(model) in ("smollm2", "smollm2-instructions"):
-        return True
-    return earlier is not None and _is_smollm2(earlier.get("source", ""))
+    if earlier is not None:
+        return _is_smollm2(earlier.get("source", ""))
+    for place in (data_dir() / "models" / model, folder):
+        if (place / "adapter_config.json").is_file():
+            from grpo_edu.fast.lora import adapter_base  # imports torch, which other models do not need here
+
+            return _is_smollm2(adapter_base(place))
+    return False
 
 
 def _system_text(system_prompt: str) -> str | None:
