@@ -284,7 +284,7 @@ def test(arguments, fast=False, thorough=False):
     marks = ["-m", "thorough or not thorough"] if thorough else marks
     # Two workers, each with whole files; with pytest arguments one process, as somebody who looks for a fault wants it.
     workers = [] if arguments or (os.cpu_count() or 1) < 2 else ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
-    # The tests wait for pages and processes in a quarter of their time, so three of their workers keep two cores busy.
+    # With two workers the tests wait for pages and processes in a quarter of their time, so they get a third one.
     three = ["-n3", *workers[1:]] if workers else []
     parts = {
         "ruff": ["-m", "ruff", "check", "."],

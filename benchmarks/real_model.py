@@ -1,18 +1,19 @@
 """GRPO on a model that somebody else pretrained: ``python -m benchmarks.real_model``, see docs/studies/real_model.md.
 
 SmolLM2-135M-Instruct learns to follow verifiable instructions, and the word problems of this course after a cold start.
-Every arm has the learning rate with the highest mean reward on selection problems and one or two selection seeds. Then
-it runs on the reported seeds and is judged on 300 held-out problems, greedily and sampled, and on GSM8K's test
-problems. Baselines are the same run with shuffled rewards, and supervised training on as many tokens. In the file of
-runs, the phases that end in "after 30 steps" are those of the first rule of the arithmetic, see the page.
+An arm has the learning rate with the highest mean reward on selection problems and one or two selection seeds, or that
+of the arm from which it differs in its rewards only. Then it runs on the reported seeds and is judged on 300 held-out
+problems, greedily and sampled, and on GSM8K's test problems. Baselines are the same run with shuffled rewards, and
+supervised training on as many tokens. In the file of runs, the phases that end in "after 30 steps" are those of the
+first rule of the arithmetic, see the page.
 
 Each result is one line of ``benchmarks/results/real_model.jsonl``. Training runs are kept in ``runs/real_model`` with
 checkpoints, so that the same command continues in the middle of a run that was killed. ``--minutes 60`` starts nothing
 new after an hour. ``real_model.json`` holds the summary.
 
-Weights and optimizer are in float32. The products of training are in bfloat16 with sums in float32 where the processor
-can do that (``products_in_bfloat16``), and a copy of the policy in bfloat16 samples the rollouts, with the correction
-of notebook 09. Every policy is evaluated in float32.
+Weights and optimizer are in float32. Where the processor multiplies in bfloat16 (``FAST_BF16``), the products of
+training are in bfloat16 with sums in float32, and a copy of the policy in bfloat16 samples the rollouts, with the
+correction of notebook 09; elsewhere all is in float32. Every policy is evaluated in float32.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from grpo_edu.evaluation import Evaluation, mcnemar
 from grpo_edu.extras.fluency import fluency
 from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
 from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.machine.hardware import cpu_report
 from grpo_edu.models import save_policy
 from grpo_edu.problems.files import load_gsm8k
 from grpo_edu.problems.instructions import CONSTRAINTS, check_instruction, instruction_problems, make_instructions
@@ -52,6 +54,8 @@ GSM8K = RESULTS.parents[2] / "shared" / "data" / "gsm8k"
 MODEL, SELECTION_SEED, SEEDS = "smollm2", 100, (0, 1, 2)
 FIRST_RULE = "report of the rate after 30 steps"
 NUM_HELDOUT, NUM_SELECTION, NUM_GSM8K = 300, 100, 300
+FAST_BF16 = cpu_report()["fast_bf16"]
+SAMPLER = "bf16" if FAST_BF16 else None
 COLD_START = SupervisedConfig(max_steps=48, prompts_per_step=12, learning_rate=1e-4)
 
 
@@ -74,7 +78,7 @@ TASKS = {
             max_completion_length=48,
             loss_type="dr_grpo",
             scale_rewards="none",
-            rollout_quantization="bf16",
+            rollout_quantization=SAMPLER,
         ),
         data="instructions",
         steps=40,
@@ -86,7 +90,7 @@ TASKS = {
             num_generations=8,
             max_completion_length=40,
             loss_type="dr_grpo",
-            rollout_quantization="bf16",
+            rollout_quantization=SAMPLER,
         ),
         data="basic",
         steps=80,
@@ -98,10 +102,13 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train: the reward that is paid, how it is used, and the grid of learning rates."""
+    """One way to train: the reward that is paid, how it is used, and the grid of learning rates.
+
+    Without a grid the arm takes the rate of its task's first arm, from which it then differs in its rewards only.
+    """
 
     reward: RewardFunction
-    rates: tuple[float, ...]
+    rates: tuple[float, ...] = ()
     method: str = "grpo"
     lora_rank: int = 0
 
@@ -110,17 +117,17 @@ FULL, ADAPTERS, SUPERVISED = (5e-6, 1e-5, 2e-5, 4e-5), (5e-4, 1e-3, 2e-3), (1e-5
 ARMS: dict[str, dict[str, Arm]] = {
     "instructions": {
         "readable": Arm(instruction_reward, FULL),
-        "constraint": Arm(constraint_reward, FULL),
-        "topic": Arm(topic_reward, FULL),
+        "constraint": Arm(constraint_reward),
+        "topic": Arm(topic_reward),
         "adapters": Arm(instruction_reward, ADAPTERS, lora_rank=8),
         "supervised": Arm(instruction_reward, SUPERVISED, "supervised"),
-        "shuffled": Arm(instruction_reward, (), "shuffled"),  # with the rate of "readable"
+        "shuffled": Arm(instruction_reward, method="shuffled"),
     },
     "arithmetic": {
         "grpo": Arm(accuracy_reward, FULL[:3]),
         "adapters": Arm(accuracy_reward, ADAPTERS, lora_rank=8),
         "supervised": Arm(accuracy_reward, SUPERVISED, "supervised"),
-        "shuffled": Arm(accuracy_reward, (), "shuffled"),  # with the rate of "grpo"
+        "shuffled": Arm(accuracy_reward, method="shuffled"),
     },
 }
 
@@ -144,7 +151,7 @@ def problems_of(task: str, part: str) -> tuple[Problem, ...]:
 def products_in_bfloat16() -> Iterator[None]:
     """A context in which torch rounds the factors of float32 products to bfloat16, on processors that are faster so."""
     before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if FAST_BF16 else before
     try:
         yield
     finally:
@@ -197,7 +204,7 @@ def trained(
         raise SystemExit(f"{folder.name} was stopped at step {len(rows)} of {steps}; {COMMAND} continues it")
     curve = [round(row["reward"], 4) for row in rows]
     spent = {"tokens": rows[-1]["num_tokens"], "seconds": round(sum(row["step_time"] for row in rows), 1)}
-    return *load_policy(folder / "model"), {"reward": curve, **spent}
+    return *load_policy(folder / "model"), {"reward": curve, "sampler": SAMPLER or "float32", **spent}
 
 
 def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, steps: int) -> tuple[Any, Any, int]:
@@ -310,7 +317,7 @@ def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
 
     None while a run of the selection is missing.
     """
-    source = next(iter(ARMS[task])) if ARMS[task][name].method == "shuffled" else name
+    source = name if ARMS[task][name].rates else next(iter(ARMS[task]))
     rewards: dict[float, list[float]] = {rate: [] for rate in ARMS[task][source].rates}
     for row in ledger.select(phase="select", task=task, arm=source):
         rewards[row["rate"]].append(row["mean_reward"])
