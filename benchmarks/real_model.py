@@ -37,7 +37,9 @@ from grpo_edu.continual.supervised import finetune
 from grpo_edu.evaluation import Evaluation, mcnemar
 from grpo_edu.extras.fluency import fluency
 from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
+from grpo_edu.extras.model_files import choose_device
 from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.fast.lora import add_lora, load_adapters, merge_lora, save_adapters
 from grpo_edu.machine.hardware import cpu_report
 from grpo_edu.models import save_policy
 from grpo_edu.problems.files import load_gsm8k
@@ -46,6 +48,7 @@ from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.request import RunRequest
 from grpo_edu.runs.run import resume_training, start_run
+from grpo_edu.trainer import train
 
 COMMAND = "python -m benchmarks.real_model"
 LEDGER = RESULTS / "real_model.jsonl"
@@ -54,9 +57,12 @@ GSM8K = RESULTS.parents[2] / "shared" / "data" / "gsm8k"
 MODEL, SELECTION_SEED, SEEDS = "smollm2", 100, (0, 1, 2)
 FIRST_RULE = "report of the rate after 30 steps"
 NUM_HELDOUT, NUM_SELECTION, NUM_GSM8K = 300, 100, 300
-FAST_BF16 = cpu_report()["fast_bf16"]
+DEVICE = choose_device()
+FAST_BF16 = DEVICE.type == "cpu" and cpu_report()["fast_bf16"]
 SAMPLER = "bf16" if FAST_BF16 else None
+MACHINE = f"{DEVICE.type}, {SAMPLER or 'fp32'}"
 COLD_START = SupervisedConfig(max_steps=48, prompts_per_step=12, learning_rate=1e-4)
+ADAPTERS_RATE = 1e-3  # of a cold start with adapters
 
 
 @dataclass(frozen=True)
@@ -158,17 +164,33 @@ def products_in_bfloat16() -> Iterator[None]:
         torch.backends.mkldnn.matmul.fp32_precision = before
 
 
-def start_of(task: str, seed: int) -> str | Path:
-    """What the runs of a seed start from: the model, or for the arithmetic its cold start with this seed."""
+def opened(source: str | Path) -> tuple[Any, Any]:
+    """A model on the device of the study, and its tokenizer."""
+    model, tokenizer = load_policy(source)
+    return model.to(DEVICE), tokenizer
+
+
+def start_of(task: str, seed: int, lora_rank: int = 0) -> str | Path:
+    """What the runs of a seed start from: the model, or for the arithmetic its cold start with this seed.
+
+    lora_rank: of a cold start with adapters; 0 trains all weights.
+    """
     if task == "instructions":
         return MODEL
-    folder = FOLDER / f"cold-start-{seed}"
+    folder = FOLDER / f"cold-start-{lora_rank or 'all'}-{seed}"
     if not folder.exists():
-        model, tokenizer = load_policy(MODEL)
+        model, tokenizer = opened(MODEL)
+        config = replace(COLD_START, seed=seed)
+        if lora_rank:
+            torch.manual_seed(seed)
+            model, config = add_lora(model, rank=lora_rank), replace(config, learning_rate=ADAPTERS_RATE)
         with products_in_bfloat16():
-            for _ in finetune(model, tokenizer, problems_of(task, "train"), replace(COLD_START, seed=seed)):
+            for _ in finetune(model, tokenizer, problems_of(task, "train"), config):
                 pass
-        save_policy(model, tokenizer, folder)
+        if lora_rank:
+            save_adapters(model, folder)
+        else:
+            save_policy(model, tokenizer, folder)
     return folder
 
 
@@ -183,7 +205,10 @@ def trained(
         return model, tokenizer, {"tokens": tokens, "seconds": round(time.perf_counter() - started, 1)}
     reward = shuffled(arm.reward, seed) if arm.method == "shuffled" else arm.reward
     config = replace(TASKS[task].config, max_steps=steps, learning_rate=rate, seed=seed)
-    if (folder / "config.json").exists() and len(Ledger(folder / "metrics.jsonl").rows) < steps:
+    if task == "arithmetic" and arm.lora_rank:
+        model, tokenizer, spent = adapters_trained_on(task, arm, config, folder)
+        return model, tokenizer, spent
+    if (folder / "config.json").exists() and not (folder / "model").exists():
         with products_in_bfloat16():
             resume_training(folder, rewards=[reward], progress=False)
     elif not folder.exists():
@@ -204,7 +229,19 @@ def trained(
         raise SystemExit(f"{folder.name} was stopped at step {len(rows)} of {steps}; {COMMAND} continues it")
     curve = [round(row["reward"], 4) for row in rows]
     spent = {"tokens": rows[-1]["num_tokens"], "seconds": round(sum(row["step_time"] for row in rows), 1)}
-    return *load_policy(folder / "model"), {"reward": curve, "sampler": SAMPLER or "float32", **spent}
+    return *opened(folder / "model"), {"reward": curve, **spent}
+
+
+def adapters_trained_on(task: str, arm: Arm, config: GRPOConfig, folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """GRPO on the adapters of a cold start, which one file of adapters then holds together with what GRPO added."""
+    start = start_of(task, config.seed, arm.lora_rank)
+    base, tokenizer = opened(MODEL)
+    model = load_adapters(base, start)
+    rows = list(train(model, tokenizer, problems_of(task, "train"), arm.reward, config))
+    save_adapters(model, folder)
+    curve = [round(row["reward"], 4) for row in rows]
+    seconds = round(sum(row["step_time"] for row in rows), 1)
+    return merge_lora(model), tokenizer, {"reward": curve, "tokens": rows[-1]["num_tokens"], "seconds": seconds}
 
 
 def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, steps: int) -> tuple[Any, Any, int]:
@@ -214,11 +251,13 @@ def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, step
     their place: as many as GRPO draws, of which those with a reward are kept (rejection sampling, as in RAFT).
     """
     first = next(iter(ARMS[task]))
-    like = ledger.find(task=task, arm=first, seed=seed, rate=best_rate(ledger, task, first))
+    phase = "report" if steps == TASKS[task].steps and seed in SEEDS else "select"
+    rate_of_first = best_rate(ledger, task, first)
+    like = ledger.find(phase=phase, task=task, arm=first, seed=seed, rate=rate_of_first)
     if like is None:
         raise SystemExit(f"The arm {first} has to run before supervised training on as many tokens as it took")
     tokens = like["tokens"]
-    model, tokenizer = load_policy(start_of(task, seed))
+    model, tokenizer = opened(start_of(task, seed))
     examples = list(problems_of(task, "train"))
     if task == "instructions":
         examples = own_answers(arm.reward, seed, steps)
@@ -233,7 +272,7 @@ def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, step
 @cache
 def own_answers(reward: RewardFunction, seed: int, steps: int) -> list[Problem]:
     """The answers with a reward among as many samples as a GRPO run draws, each as the solution of its problem."""
-    model, tokenizer = load_policy(MODEL)
+    model, tokenizer = opened(MODEL)
     config = TASKS["instructions"].config
     generator, kept = torch.Generator().manual_seed(seed), []
     problems = problems_of("instructions", "train")
@@ -279,7 +318,7 @@ def judge(model, tokenizer, task: str, part: str) -> dict[str, Any]:
         found[way] = bits(answers.correct)
         if task == "instructions":
             found |= {f"{way}/{name}": value for name, value in parts_of(answers, task, part).items()}
-            found[f"{way}/fluency"] = fluency(*load_policy(MODEL), answers).to_dict()
+            found[f"{way}/fluency"] = fluency(*opened(MODEL), answers).to_dict()
         found[f"{way}/completions"] = answers.completions if way == "greedy" else []
     return found
 
@@ -308,7 +347,7 @@ def select(ledger: Ledger, task: str, name: str) -> None:
             value
             for *_, value in scored(model, tokenizer, problems_of(task, "selection"), arm.reward, config, generator)
         ]
-        ledger.add(**key, mean_reward=sum(values) / len(values), **spent)
+        ledger.add(**key, machine=MACHINE, mean_reward=sum(values) / len(values), **spent)
         print(task, name, seed, rate, f"reward {ledger.rows[-1]['mean_reward']:.3f}", spent["seconds"], flush=True)
 
 
@@ -326,55 +365,61 @@ def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
     return max(rewards, key=lambda rate: (sum(rewards[rate]), -rate))
 
 
+def start_key(task: str, name: str, seed: int, machine: str) -> dict[str, Any]:
+    """What finds the judgement of the model that a run started from.
+
+    A cold start is made anew on each machine, and rounding makes another model of it.
+    """
+    key = {"phase": "before", "task": task}
+    if task == "instructions":
+        return key
+    return {**key, "seed": seed, "lora_rank": ARMS[task][name].lora_rank, "machine": machine}
+
+
 def report(ledger: Ledger, task: str, name: str, seed: int) -> None:
     """One reported run, judged on the held-out problems."""
     rate = best_rate(ledger, task, name)
     key = {"phase": "report", "task": task, "arm": name, "seed": seed}
     if rate is None or not ledger.wants(**key):
         return
-    if not ledger.find(phase="before", task=task, seed=seed if task == "arithmetic" else None):
-        start = load_policy(start_of(task, seed))
-        before = judge(*start, task, "heldout")
-        ledger.add(phase="before", task=task, seed=seed if task == "arithmetic" else None, **before)
+    before = start_key(task, name, seed, MACHINE)
+    if not ledger.find(**before):
+        start = opened(start_of(task, seed, ARMS[task][name].lora_rank))
+        ledger.add(**before, **judge(*start, task, "heldout"))
     model, tokenizer, spent = trained(ledger, task, name, rate, seed, TASKS[task].steps)
-    ledger.add(**key, rate=rate, **spent, **judge(model, tokenizer, task, "heldout"))
+    ledger.add(**key, rate=rate, machine=MACHINE, **spent, **judge(model, tokenizer, task, "heldout"))
     row = ledger.rows[-1]
     print(task, name, seed, f"greedy {share(row['greedy']):.3f} sampled {share(row['sampled']):.3f}", flush=True)
+    if GSM8K.is_dir():
+        report_gsm8k(ledger, model, tokenizer, task, name, seed)
 
 
-def report_gsm8k(ledger: Ledger, tasks: Sequence[str]) -> None:
-    """Greedy accuracy on 300 test problems of GSM8K: the model, and the first seed's runs of these tasks."""
-    problems = load_gsm8k("test", GSM8K, n=NUM_GSM8K)
-    wanted = [("none", "none"), ("arithmetic", "cold start"), ("arithmetic", "grpo"), ("instructions", "readable")]
-    for task, name in wanted:
-        key = {"phase": "gsm8k", "task": task, "arm": name, "seed": 0}
-        if task not in ("none", *tasks) or not ledger.wants(**key):
-            continue
-        if name == "none":
-            policy = load_policy(MODEL)
-        elif name == "cold start":
-            policy = load_policy(start_of(task, 0))
-        else:
-            rate = best_rate(ledger, task, name)
-            if rate is None:
-                continue
-            policy = trained(ledger, task, name, rate, 0, TASKS[task].steps)[:2]
-        found = evaluate(*policy, problems, temperature=0, max_completion_length=256, batch_size=50)
-        ledger.add(**key, greedy=bits(found.correct))
-        print("gsm8k", task, name, f"{found.k} of {found.n}", flush=True)
+def report_gsm8k(ledger: Ledger, model: Any, tokenizer: Any, task: str, name: str, seed: int) -> None:
+    """Greedy accuracy of a model on 300 test problems of GSM8K."""
+    key = {"phase": "gsm8k", "task": task, "arm": name, "seed": seed}
+    if ledger.wants(**key):
+        found = evaluate(
+            model,
+            tokenizer,
+            load_gsm8k("test", GSM8K, n=NUM_GSM8K),
+            temperature=0,
+            max_completion_length=256,
+            batch_size=50 if DEVICE.type == "cpu" else NUM_GSM8K,
+        )
+        ledger.add(**key, machine=MACHINE, greedy=bits(found.correct))
+        print("gsm8k", task, name, seed, f"{found.k} of {found.n}", flush=True)
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
     """Each arm's gain over its start with intervals over seeds and problems, by kind of constraint as well."""
     found: dict[str, Any] = {}
     for task, arms in ARMS.items():
-        starts = {row["seed"]: row for row in ledger.select(phase="before", task=task)}
         kinds = len(CONSTRAINTS) if task == "instructions" else 1  # the kinds take turns
         for name in arms:
             runs = reports(ledger, task, name)
             if len(runs) < 2:
                 continue
-            before = [starts[row["seed"] if task == "arithmetic" else None] for row in runs]
+            before = [ledger.find(**start_key(task, name, row["seed"], row["machine"])) for row in runs]
             found.setdefault(task, {})[name] = {
                 "rate": runs[0]["rate"],
                 "seeds": [row["seed"] for row in runs],
@@ -383,22 +428,24 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                     for way in ways(runs[0])
                 },
                 "fluency": [[row.get("greedy/fluency") for row in rows] for rows in (before, runs)],
+                "minus others": {other: minus(runs, reports(ledger, task, other)) for other in arms if other != name},
+                "gsm8k": gsm8k(ledger, task, name),
             }
-            if name != "shuffled":
-                found[task][name]["minus shuffled"] = minus(runs, reports(ledger, task, "shuffled"))
     first_rule = ledger.select(phase=FIRST_RULE, task="arithmetic")
     if first_rule and "grpo" in found.get("arithmetic", {}):
-        starts = ledger.select(phase="before", task="arithmetic")
+        starts = [ledger.find(**start_key("arithmetic", "grpo", row["seed"], row["machine"])) for row in first_rule]
         found["arithmetic"]["first rule"] = {"rate": first_rule[0]["rate"], "minus before": minus(first_rule, starts)}
         found["arithmetic"]["grpo"]["minus first rule"] = minus(reports(ledger, "arithmetic", "grpo"), first_rule)
-    scores = {f"{row['task']}/{row['arm']}": row["greedy"] for row in ledger.select(phase="gsm8k")}
-    if "none/none" in scores:
-        start = scores["none/none"]
-        found["gsm8k"] = {
-            name: {"right": value.count("1"), "n": len(value), "p": mcnemar(ones(start), ones(value)).p_value}
-            for name, value in scores.items()
-        }
     return found
+
+
+def gsm8k(ledger: Ledger, task: str, name: str) -> dict[str, Any]:
+    """GSM8K solved by the untrained model, by an arm's runs, and the change over seeds and problems."""
+    untrained = ledger.find(phase="gsm8k", arm="untrained")
+    runs = sorted(ledger.select(phase="gsm8k", task=task, arm=name), key=lambda row: row["seed"])
+    if untrained is None or len(runs) < 2:
+        return {}
+    return compared([untrained["greedy"]] * len(runs), [row["greedy"] for row in runs], 1)
 
 
 def reports(ledger: Ledger, task: str, name: str) -> list[dict[str, Any]]:
@@ -443,14 +490,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="only these")
     options = parser.parse_args()
     ledger = Ledger(LEDGER, options.minutes)
+    if GSM8K.is_dir():
+        report_gsm8k(ledger, *opened(MODEL), "none", "untrained", 0)
     chosen = [(task, name) for task in options.tasks for name in ARMS[task] if name in (options.arms or ARMS[task])]
     for task, name in chosen:
         select(ledger, task, name)
     for seed in options.seeds:
         for task, name in chosen:
             report(ledger, task, name, seed)
-    if GSM8K.is_dir():
-        report_gsm8k(ledger, options.tasks)
     save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger))
     return 0
 

@@ -60,6 +60,7 @@ def target_logits(model: PreTrainedModel, ids: Tensor, is_target: Tensor) -> tup
     Returns:
         logits (N, V) that predict the N target tokens of all rows, and these tokens (N,), the labels.
     """
+    ids, is_target = ids.to(model.device), is_target.to(model.device)
     hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     wanted = is_target[:, 1:]
     return model.lm_head(hidden[wanted]), ids[:, 1:][wanted]

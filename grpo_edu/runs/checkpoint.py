@@ -244,8 +244,9 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
         if kind == "optimizer":
             index, _, key = rest.partition(".")
             parameter = parameters[int(index)]
-            if isinstance(value, Tensor):  # a count of steps stays on the CPU, where AdamW keeps it
-                value = value.clone().to(parameter.device) if value.dim() else value.clone()
+            if isinstance(value, Tensor):  # the count of steps is with the weights in a fused AdamW, else on the CPU
+                on_cpu = not value.dim() and not state.optimizer.defaults.get("fused")
+                value = value.clone().to("cpu" if on_cpu else parameter.device)
             state.optimizer.state[parameter][key] = value
         elif kind == "reference" and state.reference is not None:
             state.reference.get_parameter(rest).data.copy_(value)
