@@ -10,7 +10,8 @@ from grpo_edu.fast.lora import add_lora
 from grpo_edu.models import load_policy
 from grpo_edu.problems.files import load_problems
 from grpo_edu.rewards import accuracy_reward, length_reward
-from grpo_edu.trainer import train
+from grpo_edu.runs.checkpoint import pack_state, unpack_state
+from grpo_edu.trainer import start_training, train
 
 SETTINGS = {
     "plain": {},
@@ -41,6 +42,21 @@ def test_no_tensor_of_a_step_is_made_on_another_device(name):
         history = list(train(model, tokenizer, problems, [accuracy_reward, length_reward], config))
         found = evaluate(model, tokenizer, problems, max_completion_length=24)
     assert len(history) == 2 and found.n == 8
+
+
+def test_a_resumed_optimizer_has_its_states_where_its_weights_are():
+    """The count of steps too: a fused AdamW refuses one on another device than the weights."""
+    model, tokenizer = load_policy("tiny")
+    config = GRPOConfig(max_steps=1, prompts_per_step=2, num_generations=4, max_completion_length=24)
+    state = start_training(model, tokenizer, load_problems("basic", n=8), config)
+    list(train(model, tokenizer, load_problems("basic", n=8), accuracy_reward, config, state=state))
+    stored = pack_state(state)
+    elsewhere = torch.nn.Parameter(torch.empty(1, device="meta"))
+    state.optimizer.param_groups[0]["params"][0] = elsewhere
+    unpack_state(state, *stored)
+    restored = state.optimizer.state[elsewhere]
+    assert set(restored) == {"step", "exp_avg", "exp_avg_sq"}
+    assert all(value.device.type == "meta" for value in restored.values())
 
 
 def test_the_device_is_chosen_by_what_is_there_and_by_size(monkeypatch):
