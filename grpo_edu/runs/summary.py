@@ -365,16 +365,18 @@ class EvaluationReport:
         if len(steps) > 1:
             lines += ["", "by steps of the reference solution"]
             lines += [_row(str(number), part) for number, part in steps.items()]
-        work, holds = found["step_by_step"], found["calculations_that_hold"]
-        verdict = "" if holds is None else f", {holds:.1%} of them hold"
-        lines += [
-            "",
-            f"readable answer: {found['readable_answers']} of {self.evaluation.n}",
-            f"step by step (two calculations or more): {work['share']:.1%} [{work['low']:.1%}, {work['high']:.1%}]",
-            f"calculations per completion: {found['calculation_steps']:.2f}{verdict}",
+        lines += ["", f"readable answer: {found['readable_answers']} of {self.evaluation.n}"]
+        if any("####" in solution for solution in self.solutions):  # where a number is asked for
+            work, holds = found["step_by_step"], found["calculations_that_hold"]
+            verdict = "" if holds is None else f", {holds:.1%} of them hold"
+            lines += [
+                f"step by step (two calculations or more): {work['share']:.1%} [{work['low']:.1%}, {work['high']:.1%}]",
+                f"calculations per completion: {found['calculation_steps']:.2f}{verdict}",
+            ]
+        lines.append(
             f"{found['seconds']:.0f} s, {rate(found['problems_per_second'])} problems per second, "
-            f"{rate(found['tokens_per_second'])} tokens per second, peak memory {found['peak_gib']:.2f} GiB",
-        ]
+            f"{rate(found['tokens_per_second'])} tokens per second, peak memory {found['peak_gib']:.2f} GiB"
+        )
         return "\n".join(lines)
 
 
