@@ -428,7 +428,11 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                     for way in ways(runs[0])
                 },
                 "fluency": [[row.get("greedy/fluency") for row in rows] for rows in (before, runs)],
-                "minus others": {other: minus(runs, reports(ledger, task, other)) for other in arms if other != name},
+                "minus others": {
+                    other: difference
+                    for other in arms
+                    if other != name and (difference := minus(runs, reports(ledger, task, other)))
+                },
                 "gsm8k": gsm8k(ledger, task, name),
             }
     first_rule = ledger.select(phase=FIRST_RULE, task="arithmetic")
