@@ -206,8 +206,7 @@ def trained(
     reward = shuffled(arm.reward, seed) if arm.method == "shuffled" else arm.reward
     config = replace(TASKS[task].config, max_steps=steps, learning_rate=rate, seed=seed)
     if task == "arithmetic" and arm.lora_rank:
-        model, tokenizer, spent = adapters_trained_on(task, arm, config, folder)
-        return model, tokenizer, spent
+        return adapters_trained_on(arm, config, folder)
     if (folder / "config.json").exists() and not (folder / "model").exists():
         with products_in_bfloat16():
             resume_training(folder, rewards=[reward], progress=False)
@@ -227,21 +226,30 @@ def trained(
     rows = Ledger(folder / "metrics.jsonl").rows
     if len(rows) < steps:
         raise SystemExit(f"{folder.name} was stopped at step {len(rows)} of {steps}; {COMMAND} continues it")
-    curve = [round(row["reward"], 4) for row in rows]
-    spent = {"tokens": rows[-1]["num_tokens"], "seconds": round(sum(row["step_time"] for row in rows), 1)}
-    return *opened(folder / "model"), {"reward": curve, **spent}
+    return *opened(folder / "model"), spent_on(rows)
 
 
-def adapters_trained_on(task: str, arm: Arm, config: GRPOConfig, folder: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """GRPO on the adapters of a cold start, which one file of adapters then holds together with what GRPO added."""
-    start = start_of(task, config.seed, arm.lora_rank)
+def spent_on(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a run with these metrics of its steps took, and its rewards."""
+    return {
+        "reward": [round(row["reward"], 4) for row in rows],
+        "tokens": rows[-1]["num_tokens"],
+        "seconds": round(sum(row["step_time"] for row in rows), 1),
+    }
+
+
+def adapters_trained_on(arm: Arm, config: GRPOConfig, folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """GRPO on the adapters of the arithmetic's cold start, which one file then holds with what GRPO added.
+
+    A run of the package would merge them first, so this one keeps no checkpoints.
+    """
+    start = start_of("arithmetic", config.seed, arm.lora_rank)
     base, tokenizer = opened(MODEL)
     model = load_adapters(base, start)
-    rows = list(train(model, tokenizer, problems_of(task, "train"), arm.reward, config))
+    with products_in_bfloat16():
+        rows = list(train(model, tokenizer, problems_of("arithmetic", "train"), arm.reward, config))
     save_adapters(model, folder)
-    curve = [round(row["reward"], 4) for row in rows]
-    seconds = round(sum(row["step_time"] for row in rows), 1)
-    return merge_lora(model), tokenizer, {"reward": curve, "tokens": rows[-1]["num_tokens"], "seconds": seconds}
+    return merge_lora(model), tokenizer, spent_on(rows)
 
 
 def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, steps: int) -> tuple[Any, Any, int]:
@@ -251,9 +259,8 @@ def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, step
     their place: as many as GRPO draws, of which those with a reward are kept (rejection sampling, as in RAFT).
     """
     first = next(iter(ARMS[task]))
-    phase = "report" if steps == TASKS[task].steps and seed in SEEDS else "select"
-    rate_of_first = best_rate(ledger, task, first)
-    like = ledger.find(phase=phase, task=task, arm=first, seed=seed, rate=rate_of_first)
+    phase = "select" if seed in TASKS[task].selection_seeds else "report"
+    like = ledger.find(phase=phase, task=task, arm=first, seed=seed, rate=best_rate(ledger, task, first))
     if like is None:
         raise SystemExit(f"The arm {first} has to run before supervised training on as many tokens as it took")
     tokens = like["tokens"]

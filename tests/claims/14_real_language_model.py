@@ -1,6 +1,6 @@
-# the model is the one that the text describes, and a step with it takes longer than with tiny, also on a busy computer
+# the model is the one that the text describes, and a step with it takes much longer than with tiny
 assert model.num_parameters() == 134_515_008 and len(tokenizer) == 49_152
-assert ratio > 1
+assert ratio > 3
 
 # word problems give hardly any signal, worked solutions are unusual text, instructions give a signal
 assert rewards.mean() < 0.05 and tied >= 6
