@@ -28,6 +28,7 @@ from grpo_edu.dashboards import (
     RewardLab,
     RunComparer,
     TrainingDashboard,
+    training,
 )
 from grpo_edu.dashboards.quantization import tiny_weights
 from grpo_edu.dashboards.worker import SLOTS, run_slot
@@ -405,6 +406,25 @@ def test_a_paused_run_is_offered_by_the_next_page_and_ends_as_if_it_had_not_been
     later.worker.join(60)
     assert [row["reward"] for row in later.run.history] == [row["reward"] for row in whole.history]
     assert later.run.after.correct == whole.after.correct
+
+
+@pytest.mark.parametrize("place", [(training, "keep"), (training.TrainingRun, "prepare")])
+def test_a_pause_while_a_run_is_kept_or_evaluated_is_told(board, monkeypatch, place):
+    """A pause that came while the run was being kept once waited without a word."""
+    call, pressed = getattr(*place), []
+
+    def press(*arguments):
+        pressed.append(pressed or board.pause.click())
+        return call(*arguments)
+
+    monkeypatch.setattr(training, "_KEEP_EVERY", 0.0)
+    monkeypatch.setattr(*place, press)
+    board.steps.value = 200
+    board.start.click()
+    wait_for(lambda: "Paused after step" in board.message.value)
+    board.stop.click()
+    board.worker.join(30)
+    assert "Stopped" in board.message.value
 
 
 def test_a_second_run_where_one_may_run_is_explained(board, tmp_path, monkeypatch):

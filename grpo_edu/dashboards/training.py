@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import time
@@ -169,12 +170,11 @@ class TrainingDashboard(Dashboard):
         self.work(self._work)
 
     def _work(self, worker: Worker) -> None:
+        worker.holds = functools.partial(self._hold, worker)
         with run_slot(in_queue(worker, self.say)):
             self._tell()
             for _ in self.run.go(self._session(), worker, self._tell):
-                if worker.paused:
-                    self._hold()
-                elif time.monotonic() - self._kept >= _KEEP_EVERY:
+                if time.monotonic() - self._kept >= _KEEP_EVERY:
                     self._keep()
                     self._kept = time.monotonic()
 
@@ -199,12 +199,15 @@ class TrainingDashboard(Dashboard):
                 self._draw()
             self._drawn = time.perf_counter()
 
-    def _hold(self) -> None:
+    def _hold(self, worker: Worker) -> None:
         """Before the run waits: show where it is, and keep it."""
-        self._draw()
-        kept = self._keep()
-        place = f"Paused after step {len(self.run.history)} of {self.run.config.max_steps}."
-        self.say(f"{place} Press Resume to go on.{kept}")
+        kept = ""
+        if self.run.history:
+            self._draw()
+            kept = self._keep()
+        if worker.paused:  # it may have been told to go on meanwhile
+            place = f"Paused after step {len(self.run.history)} of {self.run.config.max_steps}."
+            self.say(f"{place} Press Resume to go on.{kept}")
 
     def _draw(self) -> None:
         """The curves and the samples."""

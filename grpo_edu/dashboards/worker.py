@@ -25,8 +25,9 @@ class Worker:
     """One piece of work in a thread of its own.
 
     The work receives the worker and calls `goes_on` wherever it may be interrupted: that call waits while the work is
-    paused, and raises `Stopped` once the work shall end. `after(error)` is called in the thread when the work has
-    ended, with None or with the exception that it raised.
+    paused, and raises `Stopped` once the work shall end. Whoever starts the work may set `holds`, which is called in
+    the thread before each wait, and `after(error)` is called there when the work has ended, with None or with the
+    exception that it raised.
 
     >>> seen = []
     >>> worker = Worker(lambda worker: seen.append(1), after=seen.append)
@@ -38,6 +39,7 @@ class Worker:
 
     def __init__(self, work: Callable[[Worker], None], after: Callable[[BaseException | None], None]) -> None:
         self._work, self._after = work, after
+        self.holds: Callable[[], None] = lambda: None
         self._stop, self._go = threading.Event(), threading.Event()
         self._go.set()
         self._began, self._ended = threading.Event(), threading.Event()
@@ -62,7 +64,9 @@ class Worker:
 
     def goes_on(self) -> None:
         """Wait while the work is paused; raise `Stopped` if it shall end."""
-        self._go.wait()
+        while self.paused:  # asked here and nowhere else, so that no pause comes between the question and the wait
+            self.holds()
+            self._go.wait()
         if self._stop.is_set():
             raise Stopped
 
