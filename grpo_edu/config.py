@@ -137,6 +137,11 @@ class GRPOConfig:
         return self.prompts_per_step * self.num_generations
 
     @property
+    def saves_memory(self) -> bool:
+        """Whether a setting trades time for memory; then no packed copy of the weights is made for sampling."""
+        return bool(self.memory_budget_gib or self.gradient_checkpointing or self.optimizer_in_backward)
+
+    @property
     def prompts_per_update(self) -> int:
         """Different problems per optimizer step: those of a batch, or of one of its `steps_per_generation` parts."""
         return self.prompts_per_step // self.steps_per_generation

@@ -180,6 +180,7 @@ def evaluate(
     progress: bool | str = False,
     environment: "Callable[[], Environment] | None" = None,
     max_turns: int | None = None,
+    pack_weights: bool = True,
 ) -> Evaluation:
     """Sample one completion for each problem and score it.
 
@@ -196,6 +197,7 @@ def evaluate(
         progress: show a progress bar in a notebook or a terminal, with this text if it is one.
         environment, max_turns: makes an environment for each problem, and the limit of its turns
             (`grpo_edu.extras.turns`). The completion that is scored is the whole conversation.
+        pack_weights: as in `grpo_edu.rollout.generate`.
     """
     import torch
     from tqdm.auto import tqdm
@@ -230,6 +232,7 @@ def evaluate(
                 environments=None if environments is None else [environments[row] for row in rows],
                 max_turns=max_turns,
                 generator=generator,
+                pack_weights=pack_weights,
             )
             counts = rollout.completion_mask.sum(dim=1).tolist()
             for row, completion, count in zip(rows, rollout.completions, counts, strict=True):

@@ -247,6 +247,7 @@ def generate(
             parents, rows = rows, decoder.step(rows, tokens)
             if penalty is not None:
                 penalty.append(parents, rows, tokens)
+        del decoder  # and its cache, before `large_blocks_kept` returns to the system what is free
     if not torch.isfinite(logps).all():
         raise ValueError("model: the logits are not finite, so training has diverged; try a smaller learning_rate")
     if conversations is not None:
@@ -288,12 +289,8 @@ class Sampler:
         generator: torch.Generator | None,
         environments: Sequence[Environment] | None = None,
     ) -> Rollout:
-        """`num_generations` completions of each rendered prompt.
-
-        A run that saves memory does not spend it on a packed copy of the weights.
-        """
+        """`num_generations` completions of each rendered prompt."""
         config = self.config
-        saves_memory = config.memory_budget_gib or config.gradient_checkpointing or config.optimizer_in_backward
         return generate(
             self.policy(),
             self.tokenizer,
@@ -307,7 +304,7 @@ class Sampler:
             repetition_penalty=config.repetition_penalty,
             environments=environments,
             max_turns=self.max_turns,
-            pack_weights=not (saves_memory or has_adapters(self.model)),
+            pack_weights=not (config.saves_memory or has_adapters(self.model)),
             generator=generator,
         )
 

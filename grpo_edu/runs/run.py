@@ -217,6 +217,7 @@ def _execute(
         problems=work.heldout,
         max_completion_length=config.max_completion_length,
         seed=config.seed,
+        pack_weights=not config.saves_memory,
     )
     bars = {when: progress and f"Evaluating {when} training" for when in ("before", "after")}
     data = {"train": data_fingerprint(work.problems), "heldout": data_fingerprint(work.heldout)}
