@@ -162,7 +162,7 @@ def run_order(
 
 
 def joint(seed: int, tuned: dict[str, tuple], part: str) -> dict[str, Any]:
-    """All tasks at once, for as many steps as both stages have: the ceiling."""
+    """All tasks at once, for as many steps as both stages have; no upper bound, since no stage favors a task."""
     started = time.perf_counter()
     model, tokenizer = load_policy(MODEL)
     steps, rate = sum(steps for _, steps in tuned.values()), max(rate for rate, _ in tuned.values())
