@@ -62,9 +62,9 @@ class AskTheModel(Dashboard):
     The answers that were sampled first are kept, and the page shows how probable each of them has become. Training uses
     the course's training problems, not the question itself.
 
-    With a stored run chosen as the model, or adapters that come with the package, the base model and the trained one
-    answer side by side. A training run is kept in `parent` every five steps and at its end, if its model has at most
-    300 MB, so a page that is loaded again can go on with it.
+    With a stored run chosen as the model, or adapters that come with the package for these problems, the base model and
+    the trained one answer side by side. A training run is kept in `parent` every five steps and at its end, if its
+    model has at most 300 MB, so a page that is loaded again can go on with it.
 
     Args:
         num_generations: G, answers to a question, from 2 to 16.
@@ -106,7 +106,9 @@ class AskTheModel(Dashboard):
         adapters = [
             (f"{name}, trained before and shipped", name)
             for name in list_models()
-            if (folder := adapter_folder(name)) is not None and adapter_base(folder) == str(model)
+            if (folder := adapter_folder(name)) is not None
+            and adapter_base(folder) == str(model)
+            and set(_recipe(name)["data"]) <= set(self.data)
         ]
         self.model = widgets.Dropdown(
             options=[(f"{model}, which can be trained here", ""), *adapters, *self._kept, *runs.items()],
@@ -202,8 +204,7 @@ class AskTheModel(Dashboard):
             if not self._trainable:
                 chosen, stored = self.model.value, read_run_config(self.model.value)
                 if stored is None:  # adapters that come with the package
-                    recipe = data_dir() / "models" / chosen / "recipe.json"
-                    stored = {"source": self.base, **json.loads(recipe.read_text(encoding="utf-8"))}
+                    stored = {"source": self.base, **_recipe(chosen)}
                 self._session = Session(stored["source"])
                 trained, self._session.tokenizer = load_policy(model_source(chosen))
                 self._trained, self._run_steps = trained.state_dict(), stored["config"]["max_steps"]
@@ -426,6 +427,11 @@ class AskTheModel(Dashboard):
         problem = self._known.get(change["new"])
         self.question.value = problem.prompt if problem else ""
         self.answer.value = problem.answer if problem else ""
+
+
+def _recipe(name: str) -> dict[str, Any]:
+    """How adapters that come with the package were made."""
+    return json.loads((data_dir() / "models" / name / "recipe.json").read_text(encoding="utf-8"))
 
 
 def _rows(rollout: Rollout, problem: Problem) -> list[dict[str, Any]]:
