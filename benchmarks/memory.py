@@ -3,8 +3,8 @@
 Every case is a process of its own: it loads the model, makes two steps of `grpo_edu.train` (from the second on the
 optimizer's states are there) and reports the most memory that it ever held. The 494M cases have the shape of
 Qwen2-0.5B-Instruct with random weights, loaded from a file in bfloat16, one prompt of 128 tokens and 8 completions of
-64. Prints a table and writes ``benchmarks/results/memory.json``. All cases take about 20 minutes on two cores and
-12 GB; ``--cases`` chooses.
+64. The SmolLM2 cases have 8 instructions × 8 completions of at most 48 tokens. Prints a table and writes
+``benchmarks/results/memory.json``. All cases take about 25 minutes on two cores and 12 GB; ``--cases`` chooses.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks.harness import RESULTS, exit_code, save
 
 COMMAND = "python -m benchmarks.memory"
 LARGE_PROMPT, LARGE_COMPLETION = 128, 64
+SMOLLM2 = {"prompts_per_step": 8, "max_completion_length": 48}
 
 # name → model, dtype, LoRA rank (0: all weights learn), changes of the config, and the bound in GB that is claimed.
 CASES: dict[str, dict] = {
@@ -61,6 +62,18 @@ CASES: dict[str, dict] = {
         "lora": 16,
         "config": {"gradient_checkpointing": True},
         "bound": 3.3,
+    },
+    "SmolLM2, AdamW": {"model": "smollm2", "config": {**SMOLLM2, "gradient_accumulation_steps": 8}},
+    "SmolLM2, AdamW in the backward pass, within a budget": {
+        "model": "smollm2",
+        "config": {**SMOLLM2, "gradient_checkpointing": True, "optimizer_in_backward": True, "memory_budget_gib": 2.75},
+        "bound": 3.0,
+    },
+    "SmolLM2, LoRA within a budget": {
+        "model": "smollm2",
+        "lora": 8,
+        "config": {**SMOLLM2, "memory_budget_gib": 1.7},
+        "bound": 2.0,
     },
 }
 
@@ -116,13 +129,13 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
     from grpo_edu.models import load_policy
     from grpo_edu.trainer import start_training, update_policy
 
-    is_tiny = case["model"] == "tiny"
-    sizes = {} if is_tiny else {"prompts_per_step": 1, "max_completion_length": LARGE_COMPLETION}
+    is_large = case["model"] == "494M"
+    sizes = {"prompts_per_step": 1, "max_completion_length": LARGE_COMPLETION} if is_large else {}
     config = GRPOConfig(**{**sizes, **case.get("config", {})})
-    model, tokenizer = load_policy("tiny" if is_tiny else folder, dtype=case.get("dtype"))
+    model, tokenizer = load_policy(folder if is_large else case["model"], dtype=case.get("dtype"))
     if case.get("lora"):
         model = add_lora(model, rank=case["lora"])
-    problems, prompts = tiny_prompts(tokenizer, config) if is_tiny else large_prompts(tokenizer)
+    problems, prompts = large_prompts(tokenizer) if is_large else small_prompts(case["model"], tokenizer, config)
     state = start_training(model, tokenizer, problems, config)
     estimates = []
     for _ in range(steps):
@@ -131,22 +144,22 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
         batch = score_rollout(rollout, problems, [never_tied], config)
         update_policy(model, batch, state, config)
         seconds = time.perf_counter() - started
-        converted = not is_tiny and model.dtype != torch.bfloat16
+        converted = is_large and model.dtype != torch.bfloat16
         file_bytes = (folder / "model.safetensors").stat().st_size if converted else 0
         parts = state.micro_batches.cut(rollout, rows_with_gradient(batch, config))
         estimates += [estimate_of(part, model, batch, config, file_bytes) for part in parts]
     return estimates, seconds
 
 
-def tiny_prompts(tokenizer, config) -> tuple[list, list[str]]:
-    """The first training problems of the three levels in turn, and their prompts."""
+def small_prompts(model: str, tokenizer, config) -> tuple[list, list[str]]:
+    """The first training problems of the three levels in turn, for SmolLM2 of the instructions, and their prompts."""
     from grpo_edu.problems.files import load_problems
-    from grpo_edu.problems.templates import LEVELS
+    from grpo_edu.problems.templates import LEVELS, prompt_options
     from grpo_edu.prompts import render_prompt
 
-    levels = [load_problems(level, "train") for level in LEVELS]
+    levels = [load_problems(level, "train") for level in (["instructions"] if model == "smollm2" else LEVELS)]
     problems = [problem for row in zip(*levels, strict=False) for problem in row][: config.prompts_per_step]
-    return problems, [render_prompt(tokenizer, problem.prompt) for problem in problems]
+    return problems, [render_prompt(tokenizer, one.prompt, **prompt_options(one.level)) for one in problems]
 
 
 def large_prompts(tokenizer) -> tuple[list, list[str]]:
@@ -218,7 +231,7 @@ def main() -> int:
     names, rows = options.cases or list(CASES), []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "large"
-        if any(CASES[name]["model"] != "tiny" for name in names):
+        if any(CASES[name]["model"] == "494M" for name in names):
             write_large_model(folder)
         for name in names:
             rows.append(measure(name, folder))

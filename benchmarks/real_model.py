@@ -3,9 +3,9 @@
 SmolLM2-135M-Instruct learns to follow verifiable instructions, and the word problems of this course after a cold start.
 An arm has the learning rate with the highest mean reward on selection problems and one or two selection seeds, or that
 of the arm from which it differs in its rewards only; a single rate is not selected. Then it runs on the reported seeds
-and is judged on 300 held-out problems, greedily and sampled, and on GSM8K's test problems. Baselines are the same run with shuffled rewards, and
-supervised training on as many tokens. In the file of runs, the phases that end in "after 30 steps" are those of the
-first rule of the arithmetic, see the page.
+and is judged on 300 held-out problems, greedily and sampled, and on GSM8K's test problems. Baselines are the same run
+with shuffled rewards, and supervised training on as many tokens. In the file of runs, the phases that end in "after 30
+steps" are those of the first rule of the arithmetic, see the page.
 
 Each result is one line of ``benchmarks/results/real_model.jsonl``. Training runs are kept in ``runs/real_model`` with
 checkpoints, so that the same command continues in the middle of a run that was killed. ``--minutes 60`` starts nothing
