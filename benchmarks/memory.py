@@ -72,7 +72,7 @@ CASES: dict[str, dict] = {
     "SmolLM2, LoRA within a budget": {
         "model": "smollm2",
         "lora": 8,
-        "config": {**SMOLLM2, "memory_budget_gib": 1.7},
+        "config": {**SMOLLM2, "memory_budget_gib": 1.5},
         "bound": 2.0,
     },
 }

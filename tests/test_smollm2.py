@@ -244,12 +244,16 @@ def test_adapters_of_another_base_are_refused(smollm2, tmp_path):
         load_adapters(smollm2[0], tmp_path / "adapters")
 
 
-def test_the_shipped_adapters_follow_instructions(smollm2):
-    """Ten of the first twenty, of which the base model follows four."""
-    folder = data_dir() / "models" / ADAPTERS
-    assert ADAPTERS in models.list_models() and (folder / "adapter_model.safetensors").stat().st_size < 5 * 2**20
-    problems = load_problems("instructions", "heldout", n=20)
-    assert evaluate(*load_policy(ADAPTERS), problems, temperature=0, max_completion_length=48).k >= 8
+@pytest.mark.parametrize(
+    ("name", "data", "length", "fewest"),
+    [(ADAPTERS, "instructions", 48, 8), ("smollm2-cold-start", "basic", 40, 2), ("smollm2-arithmetic", "basic", 40, 4)],
+)
+def test_the_shipped_adapters_solve_what_their_cards_say(smollm2, name, data, length, fewest):
+    """Of the first twenty; the base model follows four instructions and solves no word problem."""
+    folder = data_dir() / "models" / name
+    assert name in models.list_models() and (folder / "adapter_model.safetensors").stat().st_size < 5 * 2**20
+    problems = load_problems(data, "heldout", n=20)
+    assert evaluate(*load_policy(name), problems, temperature=0, max_completion_length=length).k >= fewest
     card = (folder / "README.md").read_text(encoding="utf-8")
     recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
     for way in ("sampled", "greedy"):
@@ -257,14 +261,20 @@ def test_the_shipped_adapters_follow_instructions(smollm2):
             assert f"{found['k']}/{found['n']} = {found['accuracy']:.1%}" in card
 
 
-def test_the_shipped_adapters_answer_beside_their_base(smollm2, tmp_path):
-    board = AskTheModel(2, model="smollm2", parent=tmp_path)
-    assert dict(board.model.options)[f"{ADAPTERS}, trained before and shipped"] == ADAPTERS
-    board.model.value = ADAPTERS
-    board.ask.click()
-    board.worker.join(timeout=120)
-    assert [steps for steps, _ in board.series] == [0, 40] and board.before and board.after != board.before
-    assert ADAPTERS not in dict(AskTheModel(2, parent=tmp_path).model.options).values()
+@pytest.mark.parametrize(
+    ("data", "stages"),
+    [("instructions", {ADAPTERS: 40}), ("basic", {"smollm2-cold-start": 48, "smollm2-arithmetic": 80})],
+)
+def test_the_shipped_adapters_answer_beside_their_base(smollm2, tmp_path, data, stages):
+    board = AskTheModel(2, model="smollm2", data=data, parent=tmp_path)
+    offered = [value for label, value in board.model.options if label.endswith("trained before and shipped")]
+    assert set(offered) == set(stages)
+    for name, steps in stages.items():
+        board.model.value = name
+        board.ask.click()
+        board.worker.join(timeout=120)
+        assert [done for done, _ in board.series] == [0, steps] and board.before and board.after != board.before
+    assert not set(stages) & set(dict(AskTheModel(2, parent=tmp_path).model.options).values())
 
 
 def test_a_run_from_it_has_settings_for_its_size():
