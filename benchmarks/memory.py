@@ -63,7 +63,6 @@ CASES: dict[str, dict] = {
         "config": {"gradient_checkpointing": True},
         "bound": 3.3,
     },
-    "SmolLM2, AdamW": {"model": "smollm2", "config": {**SMOLLM2, "gradient_accumulation_steps": 8}},
     "SmolLM2, AdamW in the backward pass, within a budget": {
         "model": "smollm2",
         "config": {**SMOLLM2, "gradient_checkpointing": True, "optimizer_in_backward": True, "memory_budget_gib": 2.75},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import time
@@ -170,7 +169,7 @@ class TrainingDashboard(Dashboard):
         self.work(self._work)
 
     def _work(self, worker: Worker) -> None:
-        worker.holds = functools.partial(self._hold, worker)
+        worker.holds = self._hold
         with run_slot(in_queue(worker, self.say)):
             self._tell()
             for _ in self.run.go(self._session(), worker, self._tell):
@@ -199,13 +198,13 @@ class TrainingDashboard(Dashboard):
                 self._draw()
             self._drawn = time.perf_counter()
 
-    def _hold(self, worker: Worker) -> None:
+    def _hold(self) -> None:
         """Before the run waits: show where it is, and keep it."""
         kept = ""
         if self.run.history:
             self._draw()
             kept = self._keep()
-        if worker.paused:  # it may have been told to go on meanwhile
+        if self.worker.paused:  # type: ignore[union-attr]  # it may have been told to go on meanwhile
             place = f"Paused after step {len(self.run.history)} of {self.run.config.max_steps}."
             self.say(f"{place} Press Resume to go on.{kept}")
 
