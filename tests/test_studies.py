@@ -263,6 +263,19 @@ def test_the_readme_shows_the_first_answers_of_the_real_model_and_whether_they_a
         assert f"| … {asked} | {answers[0]} | {answers[1]} |" in page
 
 
+def test_the_study_of_a_real_model_follows_from_its_runs_and_its_page_gives_its_gains():
+    ledger, stored = Ledger(real_model.LEDGER), STORED["real_model"]
+    page = (REPOSITORY / "docs" / "studies" / "real_model.md").read_text(encoding="utf-8").replace("−", "-")
+    new = real_model.summary_of(ledger, "arithmetic", real_model.NEW_SEEDS)
+    assert rounded(new) == rounded(stored["arithmetic, new seeds"])
+    assert set(new) == {"grpo", "supervised", "shuffled", "cold start"}, "adapters ran with other seeds"
+    for row in [*stored["instructions"].values(), *new.values()]:
+        assert len(row.get("seeds", real_model.NEW_SEEDS)) == 5
+        for change in [row[way]["change"] for way in ("greedy", "sampled", "gsm8k") if row.get(way)]:
+            low, mean, high = (f"{100 * change[key]:.1f}" for key in ("low", "difference", "high"))
+            assert any(f"{mean}{shown}{low} to {high}" in page for shown in (" (", " points (", ", "))
+
+
 def made_up_seed(gap, shift):
     """A start and two points each of three methods; GRPO loses `gap` of ten problems more, at a KL moved by `shift`."""
 
