@@ -80,32 +80,37 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[di
     }
 
 
-def verdicts(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, bool]:
+def differences(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, float]]:
+    """grpo_edu minus stock TRL with Welch's interval: the mean reward of each window, then the accuracy at the end."""
+    columns = [list(zip(*(windows(run["reward"]) for run in runs[side]), strict=True)) for side in reversed(SIDES)]
+    accuracy = [[run["after"] / run["n"] for run in runs[side]] for side in reversed(SIDES)]
+    return [difference(*pair) for pair in [*zip(*columns, strict=True), accuracy]]
+
+
+def verdicts(found: Sequence[Mapping[str, float]]) -> dict[str, bool]:
     """Whether the two could be samples of one distribution, window by window, and at the end.
 
     Judged by the interval of the difference of the means (Welch's t). That each mean lies within the other's interval
     is too much to ask: of two means from one distribution, one in six does not.
     """
-    columns = [list(zip(*(windows(run["reward"]) for run in found), strict=True)) for found in runs.values()]
-    accuracy = [[run["after"] / run["n"] for run in found] for found in runs.values()]
+    *of_windows, at_the_end = (row["low"] <= 0 <= row["high"] for row in found)
     return {
-        "in every window the difference of the mean rewards has 0 in its interval": all(
-            zero_in_difference(*pair) for pair in zip(*columns, strict=True)
-        ),
-        "the difference of the mean accuracies at the end has 0 in its interval": zero_in_difference(*accuracy),
+        "in every window the difference of the mean rewards has 0 in its interval": all(of_windows),
+        "the difference of the mean accuracies at the end has 0 in its interval": at_the_end,
     }
 
 
-def zero_in_difference(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether Welch's 95% interval for the difference of two means contains 0.
+def difference(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+    """The difference of two means, with Welch's 95% interval.
 
-    >>> zero_in_difference([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]), zero_in_difference([1.0, 1.1, 0.9], [2.0, 2.1, 1.9])
-    (True, False)
+    >>> {name: round(value, 3) for name, value in difference([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).items()}
+    {'difference': 1.0, 'low': -1.267, 'high': 3.267}
     """
     from scipy.stats import ttest_ind
 
     found = ttest_ind(one, other, equal_var=False).confidence_interval()
-    return bool(found.low <= 0 <= found.high)
+    mean = statistics.mean(one) - statistics.mean(other)
+    return {"difference": mean, "low": float(found.low), "high": float(found.high)}
 
 
 def curves_figure(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
@@ -138,12 +143,12 @@ def _text(point: Mapping[str, float]) -> str:
 def main() -> int:
     """Run all seeds; exit 1 where the two sides differ."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--heldout", type=int, default=300)
     parser.add_argument("--output", type=Path, default=RESULTS / "learning_curves.json")
     parser.add_argument("--picture", type=Path, default=PICTURE)
-    parser.add_argument("--add", action="store_true", help="keep the stored seeds, and run these as well")
+    parser.add_argument("--add", action="store_true", help="keep the stored seeds (--seeds alone: no others)")
     options = parser.parse_args()
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     if options.add:
@@ -153,13 +158,15 @@ def main() -> int:
             runs[side].append(run(side, GRPOConfig(seed=seed, max_steps=options.steps), options.heldout))
             last = runs[side][-1]
             print(f"{side}, seed {seed}: {last['before']} → {last['after']} of {last['n']}", flush=True)
-    for found in runs.values():
-        found.sort(key=lambda run: run["seed"])
-    judged = verdicts(runs)
-    save(options.output, COMMAND, {"runs": runs, "curves": curves(runs), "verdicts": judged})
+    for ran in runs.values():
+        ran.sort(key=lambda run: run["seed"])
+    found = differences(runs)
+    judged = verdicts(found)
+    save(options.output, COMMAND, {"runs": runs, "curves": curves(runs), "differences": found, "verdicts": judged})
     options.picture.parent.mkdir(parents=True, exist_ok=True)
     curves_figure(curves(runs)).savefig(options.picture, dpi=120)
     print(table(runs))
+    print("grpo_edu minus stock TRL:", *(_text({"mean": row["difference"], **row}) for row in found), sep="\n")
     return exit_code(judged)
 
 
