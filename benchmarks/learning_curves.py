@@ -104,13 +104,13 @@ def difference(one: Sequence[float], other: Sequence[float]) -> dict[str, float]
     """The difference of two means, with Welch's 95% interval.
 
     >>> {name: round(value, 3) for name, value in difference([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).items()}
-    {'difference': 1.0, 'low': -1.267, 'high': 3.267}
+    {'value': 1.0, 'low': -1.267, 'high': 3.267}
     """
     from scipy.stats import ttest_ind
 
     found = ttest_ind(one, other, equal_var=False).confidence_interval()
-    mean = statistics.mean(one) - statistics.mean(other)
-    return {"difference": mean, "low": float(found.low), "high": float(found.high)}
+    value = statistics.mean(one) - statistics.mean(other)
+    return {"value": value, "low": float(found.low), "high": float(found.high)}
 
 
 def curves_figure(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
@@ -166,7 +166,8 @@ def main() -> int:
     options.picture.parent.mkdir(parents=True, exist_ok=True)
     curves_figure(curves(runs)).savefig(options.picture, dpi=120)
     print(table(runs))
-    print("grpo_edu minus stock TRL:", *(_text({"mean": row["difference"], **row}) for row in found), sep="\n")
+    for row in found:
+        print(f"grpo_edu minus stock TRL {row['value']:+.3f} ({row['low']:+.3f} … {row['high']:+.3f})")
     return exit_code(judged)
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS, held_out_accuracy, markdown, run_study, study_options
-from benchmarks.learning_curves import WINDOW, interval, windows
+from benchmarks.learning_curves import WINDOW, difference, interval, windows
 from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, load_policy, load_problems, read_log, train
 from grpo_edu.machine.hardware import machine
 from grpo_edu.runs.request import RunRequest
@@ -93,14 +93,10 @@ def differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     >>> {name: round(value, 3) for name, value in differences(runs)["held-out accuracy after training"].items()}
     {'value': 0.0, 'low': -0.227, 'high': 0.227}
     """
-    from scipy.stats import ttest_ind
-
     found = {}
     for measure, key in MEASURES.items():
         ours, trl = ([run[key] for run in runs if run["name"] == side] for side in (OURS, TRL))
-        welch = ttest_ind(trl, ours, equal_var=False).confidence_interval()
-        value = statistics.mean(trl) - statistics.mean(ours)
-        found[measure] = {"value": value, "low": float(welch.low), "high": float(welch.high)}
+        found[measure] = difference(trl, ours)
     return found
 
 

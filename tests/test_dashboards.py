@@ -564,11 +564,11 @@ def test_what_smollm2_answered_before_and_after_a_run_is_shown_until_it_was_aske
 
 
 def test_two_very_small_probabilities_break_at_the_arrow_and_leave_the_answer_its_width():
-    row = {"text": "so", "reward": 0.0, "advantage": 0.0, "answer": None, "tokens": 40, "chance": 1e-9, "then": 2e-9}
+    row = {"text": "so", "reward": 0.0, "advantage": 0.0, "answer": None, "chance": 1e-9, "then": 2e-9}
     measure = ("probability", lambda row, key: row[key])
-    wide, usual = (_table([found], "", measure) for found in (row, row | {"then": 0.5}))
-    assert 'style="white-space:normal">under&nbsp;0.01% →&nbsp;<b>' in wide
-    assert "<td>under 0.01% → <b>50%</b>" in usual
+    wide, usual = (_table([found], "", measure) for found in (row, row | {"chance": 0.2, "then": 0.5}))
+    assert "<td>under 0.01%<br>→ <b>under 0.01%</b>" in wide
+    assert "<td>20% → <b>50%</b>" in usual
 
 
 def test_another_model_is_asked_for_an_instruction(policy_folder):

@@ -529,17 +529,14 @@ def _table(rows: Sequence[dict[str, Any]], title: str, measure: tuple[str, Calla
     for row in sorted(rows, key=lambda row: -row["reward"]):
         right = row["reward"] == 1
         chance, now = _percent(value(row, "chance")), value(row, "then" if "then" in row else "chance")
-        shown = f"{chance} → <b>{_percent(now)}</b>" if "then" in row else chance
-        narrow = ""
-        if shown.count("under ") == 2:  # too wide for its column, so it breaks at the arrow
-            shown = shown.replace("under ", "under&nbsp;").replace("→ ", "→&nbsp;")
-            narrow = ' style="white-space:normal"'
+        between = "<br>" if "under" in chance + _percent(now) else " "  # words are too wide for one line of the column
+        shown = f"{chance}{between}→ <b>{_percent(now)}</b>" if "then" in row else chance
         extracted = "none" if row["answer"] is None else html.escape(str(row["answer"]))
         facts = f"({extracted}) · reward {row['reward']:.0f} · advantage {row['advantage']:+.2f}"
         lines.append(
             f"<tr{' class=right' * right}><td>{html.escape(row['text'])}"
             f"<small>{'✓ right' if right else '✗ wrong'} {facts}</small></td>"
-            f'<td{narrow}>{shown}<i style="width:{100 * now:.0f}%"></i></td></tr>'
+            f'<td>{shown}<i style="width:{100 * now:.0f}%"></i></td></tr>'
         )
     head = f'<th scope="col">{html.escape(title)}</th><th scope="col">{name}</th>'
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
