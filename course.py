@@ -276,12 +276,12 @@ def lab(browser=True, port=None):
     return become(command)
 
 
-def test(arguments, fast=False, thorough=False):
+def test(arguments, fast=False, everything=False):
     """Run every part of the tests, even after one has failed; the exit code is 0 only if all of them passed."""
     os.chdir(str(ROOT))
-    # pyproject.toml leaves out what is marked as thorough; an expression that is given here takes the place of its own.
-    marks = ["-m", "not slow and not browser and not thorough"] if fast else []
-    marks = ["-m", "thorough or not thorough"] if thorough else marks
+    # pyproject.toml leaves out what is marked as long; an expression that is given here takes the place of its own.
+    marks = ["-m", "not slow and not browser and not long"] if fast else []
+    marks = ["-m", "long or not long"] if everything else marks
     # Two workers, each with whole files; with pytest arguments one process, as somebody who looks for a fault wants it.
     workers = [] if arguments or (os.cpu_count() or 1) < 2 else ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
     # With two workers the tests wait for pages and processes in a quarter of their time, so they get a third one.
@@ -295,10 +295,10 @@ def test(arguments, fast=False, thorough=False):
     if fast or arguments or not list(Path("notebooks").glob("*.ipynb")):
         say("skipping the notebooks: there are none, or --fast or pytest arguments were given")
     else:
-        whole = ["--thorough"] if thorough else []
+        whole = ["--all"] if everything else []
         parts["notebooks"] = ["tests/run_notebooks.py", CPU_SECONDS, *workers, *whole]
         parts["older processors"] = ["tests/older_processors.py", *workers, *whole]
-        if thorough:
+        if everything:
             parts["mutation"] = ["-m", "benchmarks.mutation", "--sample", "60", "--output", "build/mutation.json"]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     outcomes = {}
@@ -337,10 +337,10 @@ def parse(arguments):
         "wheelhouse", help="download all packages into a folder, for computers without a network"
     )
     command.add_argument("folder", metavar="FOLDER")
-    command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast | --thorough] [...]")
+    command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast | --all] [...]")
     lengths = command.add_mutually_exclusive_group()
     lengths.add_argument("--fast", action="store_true", help="leave out slow tests, browser tests and notebooks")
-    lengths.add_argument("--thorough", action="store_true", help="also run the long tests, for example once a night")
+    lengths.add_argument("--all", action="store_true", help="also run the long tests, for example once a night")
     commands.add_parser("book", help="build the website", usage="course.py book [--output DIR] [--repository URL]")
     commands.add_parser("classroom", help="JupyterHub with nbgrader for a class", add_help=False)
     options, rest = parser.parse_known_args(arguments or ["--help"])
@@ -367,7 +367,7 @@ def main(arguments):
             return lab(not options.no_browser, options.port)
         if options.command == "classroom":
             return become([str(PYTHON), str(ROOT / "classroom" / "hub" / "set_up.py"), *rest])
-        return test(rest, options.fast, options.thorough) if options.command == "test" else 0
+        return test(rest, options.fast, options.all) if options.command == "test" else 0
     except (Stop, OSError) as problem:  # OSError: a read-only folder, say
         print(f"course: {problem}", file=sys.stderr)
         return 1

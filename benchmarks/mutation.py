@@ -26,7 +26,7 @@ COMMAND = "python -m benchmarks.mutation"
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "benchmarks" / "results" / "mutation.json"
 # The tests that count: those of every run of the test command that take moments.
-MARKS = "not slow and not thorough"
+MARKS = "not slow and not long"
 # The modules of the mathematics, each with the tests that have to find its faults, quick ones first.
 MODULES = {
     "advantages": ("advantages", "trl_parity"),

@@ -93,7 +93,7 @@ FORK = (
     "        break"
 )
 FROM_LMS = {"doejane_4711_815": "doejane", "Max Muster_42_assignsubmission_file_": "Max Muster"}
-# One of each kind, which every run of the tests grades; `course.py test --thorough` grades all of them.
+# One of each kind, which every run of the tests grades; `course.py test --all` grades all of them.
 EACH_KIND = {
     *("ana_right", "cleo_not_begun", "eva_partly", "hana_loop_in_a_cell", "ivo_deaf_loop", "quinn_without_marks"),
     *("os_exit", "memory_bomb_in_a_cell", "stays_behind", "much_output", "writes_elsewhere", "garbles_the_channel"),

@@ -2,7 +2,7 @@
 
 torch and oneDNN choose their code by the instructions of the processor, so a result that is right here may be wrong on
 a processor with fewer of them: a product of int8 numbers overflows where VNNI is missing. Two variables forbid them the
-newer instructions. ``--thorough`` adds further tests and those that are marked so; other options go to
+newer instructions. ``--all`` adds further tests and those that are marked so; other options go to
 pytest, as with ``run_notebooks.py``.
 """
 
@@ -22,16 +22,16 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 SSE41 = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
 # variables, tests, notebooks
 PASSES = ((AVX2, NUMERICAL, ("09",)), (SSE41, QUANTIZED, ()))
-THOROUGH = ((AVX2, (*NUMERICAL, "metrics", "fisher", "ewc", "trl_parity"), ("01", "09", "11")), *PASSES[1:])
+ALL = ((AVX2, (*NUMERICAL, "metrics", "fisher", "ewc", "trl_parity"), ("01", "09", "11")), *PASSES[1:])
 
 
 def main(options):
     """Run every pass, also after one has failed; 0 only if all are well."""
-    thorough = "--thorough" in options
-    options = [option for option in options if option != "--thorough"]
-    marks = ["-m", "thorough or not thorough"] if thorough else []
+    everything = "--all" in options
+    options = [option for option in options if option != "--all"]
+    marks = ["-m", "long or not long"] if everything else []
     failed = False
-    for variables, tests, notebooks in THOROUGH if thorough else PASSES:
+    for variables, tests, notebooks in ALL if everything else PASSES:
         print("as with", " ".join(f"{name}={value}" for name, value in variables.items()), flush=True)
         names = [next((ROOT / "notebooks").glob(f"{number}_*.ipynb")).stem for number in notebooks]
         commands = [["-m", "pytest", "-q", *options, *marks, *(f"tests/test_{name}.py" for name in tests)]]

@@ -6,7 +6,7 @@ copy with its claims in a last cell. What begins with a minus goes to pytest: wi
 run side by side, in one thread each.
 
 Without names all notebooks run. Some of them then train or measure less (`SMALLER`), because they take up to two
-minutes otherwise; ``--thorough``, or their names, run them as they are. Their outputs are compared in both ways, and
+minutes otherwise; ``--all``, or their names, run them as they are. Their outputs are compared in both ways, and
 the claims behind the line `ONLY_WHOLE` only hold for the whole, or take long.
 
 ``python tests/run_notebooks.py --store [NOTEBOOK ...]`` runs notebooks and stores their outputs in the form that
@@ -162,8 +162,8 @@ def main(arguments):
     environment = dict(os.environ)
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [Path(argument).stem for argument in arguments if not argument.startswith("-")]
-    smaller = {} if names or "--thorough" in options else SMALLER
-    options = [option for option in options if option != "--thorough"]
+    smaller = {} if names or "--all" in options else SMALLER
+    options = [option for option in options if option != "--all"]
     names = names or [path.stem for path in NOTEBOOKS.glob("*.ipynb")]
     names.sort(key=lambda name: (not name.startswith("14"), name))  # the longest is not left for the end
     if {"--store", "--normalize"} & {*options}:

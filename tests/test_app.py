@@ -79,7 +79,7 @@ def take_slots(folder, trials, start, end, taken):
         end.wait()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_slot_whose_process_was_killed_goes_to_exactly_one_of_three(tmp_path):
     trials, processes = 20, multiprocessing.get_context("spawn")
@@ -322,7 +322,7 @@ def test_the_word_game_is_played_with_the_keyboard(page):
 
 
 @pytest.mark.browser
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_run_is_live_stays_paused_and_outlives_the_page(app, page):
     """By keyboard: start, pause, reload, resume, stop and save; the curves are drawn while it trains."""
     folder = app[1]
@@ -361,7 +361,7 @@ def test_a_run_is_live_stays_paused_and_outlives_the_page(app, page):
     assert json.loads((saved / "result.json").read_text())["interrupted"] is True
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.browser
 def test_a_control_changes_its_picture(page):
     """The point of the tie curve follows each position of its slider, and a weight changes the bars of the rewards."""
@@ -433,7 +433,7 @@ def test_each_viewer_has_a_kernel_that_runs_no_code_and_ends_with_the_page(app, 
 
 
 @pytest.mark.browser
-@pytest.mark.thorough
+@pytest.mark.long
 def test_no_more_viewers_than_allowed_under_a_path_of_the_proxy(browser, tmp_path):
     with running_app(tmp_path, "--max-viewers=1", "--base-url=/course/grpo/") as (address, _, server):
         viewer = browser.new_context()  # outlives the page, which tells the server that it is closed
@@ -452,7 +452,7 @@ def test_no_more_viewers_than_allowed_under_a_path_of_the_proxy(browser, tmp_pat
 
 
 @pytest.mark.browser
-@pytest.mark.thorough
+@pytest.mark.long
 def test_an_idle_kernel_is_ended_though_its_page_is_open(browser, tmp_path):
     with running_app(tmp_path, "--idle=4") as (address, _, server):
         page = browser.new_page()

@@ -183,7 +183,7 @@ def open_page(browser, address):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
 def test_no_page_is_wider_than_a_phone(open_page, address, pages, every):
     page, wide = open_page("README.html", PHONE), []
     for name in sorted(pages)[::every]:
@@ -200,8 +200,8 @@ def test_no_page_is_wider_than_a_phone(open_page, address, pages, every):
     ("every", "viewport", "scheme"),
     [
         (60, PHONE, "dark"),
-        pytest.param(1, PHONE, "dark", marks=pytest.mark.thorough),
-        pytest.param(1, {"width": 1280, "height": 720}, "light", marks=pytest.mark.thorough),
+        pytest.param(1, PHONE, "dark", marks=pytest.mark.long),
+        pytest.param(1, {"width": 1280, "height": 720}, "light", marks=pytest.mark.long),
     ],
 )
 def test_axe_finds_nothing_in_the_pages(open_page, pages, every, viewport, scheme):
@@ -218,7 +218,7 @@ def test_axe_finds_nothing_in_the_pages(open_page, pages, every, viewport, schem
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.thorough), "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.long), "dark"])
 def test_mathematics_is_typeset_in_light_and_dark(open_page, scheme):
     page = open_page("notebooks/05_grpo_objective.html", scheme=scheme)
     page.wait_for_function("MathJax.startup.promise.then(() => true)")
@@ -454,7 +454,7 @@ def test_a_run_of_a_real_model_is_played_step_by_step_in_the_static_page(open_pa
 # a page with a playground and one with a token inspector in every run; the other live figures are built in the same way
 @pytest.mark.browser
 @pytest.mark.parametrize(
-    "names", [["README", "notebooks/05_grpo_objective"], pytest.param([*VIEWS], marks=pytest.mark.thorough)]
+    "names", [["README", "notebooks/05_grpo_objective"], pytest.param([*VIEWS], marks=pytest.mark.long)]
 )
 def test_the_keyboard_reaches_and_uses_all_that_is_alive_in_the_book(open_page, address, names):
     page = open_page("README.html")

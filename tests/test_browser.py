@@ -121,8 +121,8 @@ def check_no_errors(notebook):
     ("name", "theme"),
     [
         ("10_ewc_progressive_training", "dark"),
-        pytest.param("00_start_here", "light", marks=pytest.mark.thorough),
-        pytest.param("00_start_here", "dark", marks=pytest.mark.thorough),
+        pytest.param("00_start_here", "light", marks=pytest.mark.long),
+        pytest.param("00_start_here", "dark", marks=pytest.mark.long),
     ],
 )
 def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, theme):
@@ -147,7 +147,7 @@ def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, 
     check_no_errors(notebook)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_start_here_runs_from_a_fresh_kernel(open_notebook):
     """Restart the kernel, run all cells: the bar moves, the pictures come, and no cell fails.
 
@@ -187,7 +187,7 @@ def test_start_here_runs_from_a_fresh_kernel(open_notebook):
     check_no_errors(notebook)
 
 
-@pytest.mark.parametrize("name", ["00_start_here", pytest.param("03_policy_gradients", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["00_start_here", pytest.param("03_policy_gradients", marks=pytest.mark.long)])
 def test_an_untouched_notebook_closes_without_a_question(open_notebook, lab, name):
     path = lab.folder / "notebooks" / f"{name}.ipynb"
     stored = nbformat.read(path, as_version=4)
@@ -215,7 +215,7 @@ def test_names_are_whole_documents_open_as_pages_and_no_menu_is_for_instructors(
     assert "Kernel" in menus and not any("nbgrader" in menu.lower() for menu in menus)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_stored_outputs_and_text(open_notebook, lab, theme):
     lab.set("@jupyterlab/notebook-extension:tracker", {"windowingMode": "none"})  # lays out all cells

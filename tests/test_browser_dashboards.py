@@ -125,7 +125,7 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     assert lost.count() == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_every_dashboard_fits_its_page_and_is_used_without_sight_and_with_the_keyboard_alone(open_notebook, lab):
     cells = ["from grpo_edu.dashboards import *", *(f"{name}()" for name in every_dashboard.__all__)]
     opened = run_cells(open_notebook, lab, "light", cells)

@@ -122,7 +122,7 @@ ALWAYS = {"load the model", "sample more", "a wrong shape", "leave"}
 
 @needs_isolation
 @pytest.mark.parametrize(
-    "attack", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.thorough) for name in ATTACKS]
+    "attack", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.long) for name in ATTACKS]
 )
 def test_what_breaks_a_rule_is_rejected_with_the_reason(judge, submit, monkeypatch, attack):
     monkeypatch.setattr(challenge, "_PATIENCE", 4.0 if attack == "wait" else 60.0)
@@ -159,7 +159,7 @@ def test_what_a_submission_cannot_find(judge, submit):
     assert not entry.rejected and len(entry.accuracies) == 1
 
 
-@pytest.mark.parametrize("attack", ["load the model", pytest.param("change the count", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("attack", ["load the model", pytest.param("change the count", marks=pytest.mark.long)])
 def test_a_try_at_home_without_isolation_gets_the_same_messages(judge, submit, monkeypatch, attack):
     monkeypatch.setattr(judge, "isolated", False)
     code, words = ATTACKS[attack]

@@ -48,7 +48,7 @@ LENIENT = Exercise(double, DOUBLE.parts, {"none": Mistake("", double)})
 # ---- every exercise of the course ----
 
 
-@pytest.mark.parametrize("draws", [range(1), pytest.param(range(1, 20), marks=pytest.mark.thorough)], ids=len)
+@pytest.mark.parametrize("draws", [range(1), pytest.param(range(1, 20), marks=pytest.mark.long)], ids=len)
 @pytest.mark.parametrize("name", KNOWN)
 def test_right_answers_pass_and_each_mistake_is_named(name, draws):
     exercise = getattr(KNOWN[name], "untrained", KNOWN[name])
@@ -58,7 +58,7 @@ def test_right_answers_pass_and_each_mistake_is_named(name, draws):
 def seconds_each(names):
     """Cases that train, of which each run tries one."""
     first, *others = names
-    return [first, *(pytest.param(name, marks=pytest.mark.thorough) for name in others)]
+    return [first, *(pytest.param(name, marks=pytest.mark.long) for name in others)]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from jupyter_lab import shoot
 from grpo_edu.cli.main import main
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
-pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(1200)]
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("benchmarks", "classroom", "data", "docs", "grpo_edu", "notebooks", "solutions", "requirements.txt")
 PARTLY = RIGHT["group_advantages"].replace("bool((group == group[0]).all())", "False")

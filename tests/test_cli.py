@@ -106,7 +106,7 @@ def test_what_a_person_reads_after_training(policy_dir, tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_ctrl_c_or_sigterm_in_a_terminal_saves_what_was_done(policy_dir, tmp_path, number):
     output = tmp_path / "run"
     arguments = ["train", "--model", policy_dir, *SMALL, "--steps", 100_000, "--output", output, "--json"]
@@ -271,7 +271,7 @@ def test_a_reader_that_leaves_early_is_no_error(policy_dir, capfd, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes a file descriptor before the program starts")
-@pytest.mark.parametrize("closed", ["stdout", pytest.param("stderr", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("closed", ["stdout", pytest.param("stderr", marks=pytest.mark.long)])
 def test_a_closed_stream_is_no_error(policy_dir, closed):
     number = {"stdout": 1, "stderr": 2}[closed]
     arguments = ["evaluate", "--model", policy_dir, "--n", "3", "--max-completion-length", "4"]

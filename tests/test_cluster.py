@@ -32,7 +32,7 @@ TINY = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_slurm_of_two_nodes_runs_the_job(tmp_path):
     """Takes a minute. In every run test_trl_job.py trains in two processes, and below bash reads the script."""
     with slurm_cluster(nodes=2) as environment:

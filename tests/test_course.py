@@ -339,16 +339,16 @@ def test_cpu_seconds_of_a_test_are_those_of_its_process_and_its_children(tmp_pat
 
 def test_arguments_go_to_pytest_in_their_order(course):
     options, rest = course.parse(["test", "--fast", "-k", "ratio", "tests/test_losses.py", "-x"])
-    assert options.fast and not options.thorough
+    assert options.fast and not options.all
     assert rest == ["-k", "ratio", "tests/test_losses.py", "-x"]
 
 
 @pytest.mark.parametrize(
     ("options", "marks", "parts"),
     [
-        ({"fast": True}, "not slow and not browser and not thorough", set()),
-        ({}, "not thorough", {"notebooks", "older_processors"}),  # as pyproject.toml says
-        ({"thorough": True}, "thorough or not thorough", {"notebooks", "older_processors", "mutation"}),
+        ({"fast": True}, "not slow and not browser and not long", set()),
+        ({}, "not long", {"notebooks", "older_processors"}),  # as pyproject.toml says
+        ({"everything": True}, "long or not long", {"notebooks", "older_processors", "mutation"}),
     ],
 )
 def test_how_much_is_tested(course, monkeypatch, options, marks, parts):

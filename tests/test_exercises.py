@@ -149,7 +149,7 @@ def results_of_checks(notebook, check):
 
 
 QUICK = [  # the cells of the diagnosis lab train
-    pytest.param(name, marks=pytest.mark.thorough) if name == "12_diagnosis_lab" else name
+    pytest.param(name, marks=pytest.mark.long) if name == "12_diagnosis_lab" else name
     for name in sorted({*NAMES} - {*STUDIES})
 ]
 
@@ -164,7 +164,7 @@ def test_stubs_earn_no_points(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_masters_earn_all_points(name):
-    """Without the parts that train a model: one trains in the sandbox in test_grading.py, all with `--thorough`."""
+    """Without the parts that train a model: one trains in the sandbox in test_grading.py, all with `--all`."""
     from grpo_edu.checks import exercises
 
     def lost(source, namespace):
@@ -178,7 +178,7 @@ def test_masters_earn_all_points(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", ["solutions", pytest.param("exercises", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("folder", ["solutions", pytest.param("exercises", marks=pytest.mark.long)])
 def test_a_kernel_runs_to_the_end_and_shows_the_points(folder):
     notebook = read(folder, "04_group_advantages")
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()

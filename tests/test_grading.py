@@ -1,7 +1,7 @@
 """Grading from end to end: fabricated submissions, the right points, nobody harmed by a neighbor.
 
 Each student takes about four seconds of CPU time, most of it for the imports in a new sandbox, so every run grades one
-submission of each kind, and `course.py test --thorough` all of them.
+submission of each kind, and `course.py test --all` all of them.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def rows_of(path):
     return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
-@pytest.fixture(scope="module", params=["each kind", pytest.param("all", marks=pytest.mark.thorough)])
+@pytest.fixture(scope="module", params=["each kind", pytest.param("all", marks=pytest.mark.long)])
 def graded(request, tmp_path_factory):
     """(output folder, expected by student, files that nobody may have written)."""
     place = tmp_path_factory.mktemp("class")
@@ -185,7 +185,7 @@ def test_graded_twice_the_table_is_the_same_and_going_on_grades_nobody_twice(gra
 
 
 @pytest.mark.parametrize(
-    "masters", ["0[12]*.ipynb", pytest.param("*.ipynb", marks=pytest.mark.thorough)], ids=["01 and 02", "all"]
+    "masters", ["0[12]*.ipynb", pytest.param("*.ipynb", marks=pytest.mark.long)], ids=["01 and 02", "all"]
 )
 def test_masters_get_all_points(tmp_path, masters):
     """Of every master in this process, without training, it is in test_exercises.py; here 02 trains in the sandbox."""

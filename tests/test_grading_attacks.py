@@ -1,6 +1,6 @@
 """Grading under attack: by root and by an ordinary user, from working directories that hold students' or secret files.
 
-Every run grades, as an ordinary user, the attacks that depend on who grades. `course.py test --thorough` grades them
+Every run grades, as an ordinary user, the attacks that depend on who grades. `course.py test --all` grades them
 as root too, and all attacks, a quarter in each place. With GRPO_EDU_ALL_ATTACKS=1 every user grades all of them in
 every place, beside the class of test_grading.py.
 """
@@ -137,9 +137,9 @@ NONE = (-1, 4)  # of the four quarters, so only those of ALWAYS
 if ALL:
     RUNS = list(itertools.product(USERS, PLACES, [(0, 1)]))
 else:
-    RUNS = [(USUAL, "course", NONE), pytest.param("this user", "submissions", NONE, marks=pytest.mark.thorough)]
+    RUNS = [(USUAL, "course", NONE), pytest.param("this user", "submissions", NONE, marks=pytest.mark.long)]
     RUNS += [
-        pytest.param(USERS[number % 2], place, (number, 4), marks=pytest.mark.thorough)
+        pytest.param(USERS[number % 2], place, (number, 4), marks=pytest.mark.long)
         for number, place in enumerate(PLACES)
     ]
 
@@ -203,7 +203,7 @@ def left_over():
     return found
 
 
-@pytest.mark.parametrize("who", ["this user", pytest.param("ordinary", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("who", ["this user", pytest.param("ordinary", marks=pytest.mark.long)])
 def test_a_grader_that_is_killed_leaves_nothing(tmp_path, request, who):
     before = request.getfixturevalue("ordinary_user") if who == "ordinary" else []
     if who == "ordinary" and not before:

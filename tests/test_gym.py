@@ -132,7 +132,7 @@ def test_an_evaluation_counts_full_scores_only(policy_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
 def test_every_task_can_be_made_or_says_why(library, every):
     """Two problems of each; nonsense is scored and raises nothing."""
     refused = []

@@ -180,7 +180,7 @@ def test_lengths_below_one_are_refused_by_name(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", ["tiny, the default run", pytest.param("tiny, 32 prompts in 4 passes", marks=pytest.mark.thorough)]
+    "case", ["tiny, the default run", pytest.param("tiny, 32 prompts in 4 passes", marks=pytest.mark.long)]
 )
 def test_the_tiny_models_estimate_is_within_15_percent_of_the_measured_peak(case):
     command = [sys.executable, "-m", "benchmarks.memory", "--case", case]

@@ -204,7 +204,7 @@ def test_another_error_is_raised_as_it_is(tokenizer, monkeypatch, batch):
         update_policy(model, batch, sgd(model), CONFIG)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit on the address space is Linux's")
 def test_a_limited_address_space_is_survived(tmp_path):

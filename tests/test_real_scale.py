@@ -143,7 +143,7 @@ class _Gate(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_gated_model_says_how_it_is_opened(tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Gate)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -71,7 +71,7 @@ def interrupt(completions):
     signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize(("kills", "steps"), [(1, 6), (3, 20)])
 def test_killed_at_random_and_resumed_it_ends_the_same(policy_dir, tmp_path, kills, steps):
     config = {**SIZES, "max_steps": steps}
@@ -91,8 +91,8 @@ def kill_softly(completions):
     [
         (interrupt, 2),
         (kill_softly, 0),
-        pytest.param(interrupt, 0, marks=pytest.mark.thorough),
-        pytest.param(kill_softly, 2, marks=pytest.mark.thorough),
+        pytest.param(interrupt, 0, marks=pytest.mark.long),
+        pytest.param(kill_softly, 2, marks=pytest.mark.long),
     ],
 )
 def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, whole, tmp_path, capsys, how, every):
@@ -117,7 +117,7 @@ def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, whole, tmp_pa
     assert re.search("is finished.*--model", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("stopped_in_call", [pytest.param(4, marks=pytest.mark.thorough), 6])
+@pytest.mark.parametrize("stopped_in_call", [pytest.param(4, marks=pytest.mark.long), 6])
 def test_dynamic_sampling_and_a_synchronized_reference_go_on_and_end_the_same(run, tmp_path, stopped_in_call):
     """Interrupted in the first or in a later round of a step's sampling."""
 
@@ -144,7 +144,7 @@ def test_dynamic_sampling_and_a_synchronized_reference_go_on_and_end_the_same(ru
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_after_sigterm_in_the_last_evaluation_only_that_is_repeated(run, whole, tmp_path, monkeypatch, rank):
     whole = run(output=tmp_path / "whole", lora_rank=rank) if rank else whole
     evaluations, evaluate = [], runs.evaluate
@@ -281,7 +281,7 @@ def test_an_exploding_gradient_ends_the_run_before_it_moves_a_weight(run, tmp_pa
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--resume {folder}", pytest.param("--output {folder} --overwrite --model {model}", marks=pytest.mark.thorough)],
+    ["--resume {folder}", pytest.param("--output {folder} --overwrite --model {model}", marks=pytest.mark.long)],
 )
 def test_a_second_process_is_refused(run, tmp_path, policy_dir, arguments):
     seen = []

@@ -204,7 +204,7 @@ def test_the_rollouts_log_probabilities_are_those_of_transformers_forward(smollm
         torch.testing.assert_close(rollout.sampling_per_token_logps[row, : len(alone)], alone, atol=1e-4, rtol=0)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_one_step_is_trls(smollm2):
     """That a step of the tiny model is TRL's is in test_trl_parity.py, in every run."""
     model, tokenizer = smollm2
@@ -226,7 +226,7 @@ def test_one_step_is_trls(smollm2):
         assert ours[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-6), key
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_an_interrupted_run_with_adapters_is_resumed_and_ends_the_same(smollm2, tmp_path, ctrl_c_works):
     sizes = {"num_generations": 2, "prompts_per_step": 2, "max_completion_length": 8, "max_steps": 3}
     options = {"data": "instructions", "n": 2, "greedy": False, "progress": False, "checkpoint_every": 1}

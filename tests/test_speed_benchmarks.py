@@ -100,7 +100,7 @@ def test_the_step_in_a_small_setting(monkeypatch, tmp_path, capsys):
     assert "| grpo_edu |" in shown and "floor: rollout" in shown
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_step_of_smollm2_in_a_small_setting(monkeypatch, tmp_path):
     if model_files.smollm2_file() is None:
         pytest.skip(f"SmolLM2 is not installed: {model_files.SMOLLM2_INSTALL}")

@@ -46,7 +46,7 @@ def test_logits_whole_or_in_chunks_and_passes_give_the_same_step(full):
     assert other.grad_norm == pytest.approx(full.grad_norm, rel=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_adapters_learn_and_nothing_else():
     found = measure_steps(CONFIG, shape=SHAPE, lora_rank=1, dtype="bfloat16")
     # (in + out) of q, k, v, o, gate, up, down, twice
@@ -54,7 +54,7 @@ def test_adapters_learn_and_nothing_else():
     assert found.parameters == NUMBERS + found.trained
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_supervised_steps_of_a_saved_model(tmp_path):
     folder = save_small_policy(tmp_path / "random")
     found = measure_steps(SupervisedConfig(max_steps=2, prompts_per_step=2), model=str(folder), warm_up=True)

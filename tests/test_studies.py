@@ -424,7 +424,7 @@ def test_a_study_keeps_each_run_and_goes_on_where_it_was_left(tmp_path, capsys):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
 @pytest.mark.parametrize(
     "tried",
-    [["return x <= bound and x > -9", "return x < bound and x > -10"], pytest.param(None, marks=pytest.mark.thorough)],
+    [["return x <= bound and x > -9", "return x < bound and x > -10"], pytest.param(None, marks=pytest.mark.long)],
 )
 def test_a_fault_that_the_tests_find_is_told_from_one_that_they_miss(tmp_path, tried):
     module = tmp_path / "mutated_module.py"

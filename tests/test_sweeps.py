@@ -260,7 +260,7 @@ def test_problems_to_train_choose_and_judge_by_are_apart(swept):
     assert not keys["train"] & keys["search"] and not keys["judge"] & (keys["train"] | keys["search"])
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_killed_sweep_goes_on_to_the_same_end(swept, tmp_path):
     code = (
         "from test_sweeps import PLAN, RUINED; from grpo_edu.studies.sweep_runs import start_sweep;"

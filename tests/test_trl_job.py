@@ -125,7 +125,7 @@ def test_the_rewards_of_all_processes_are_logged(two_processes):
     assert len({metrics["completions/mean_length"] for metrics in history}) > 1
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_killed_job_continues_from_trls_checkpoint_as_if_nothing_had_happened(two_processes):
     folder = two_processes
     killed = launch(folder, folder / "resumed", KILL_AT="3")
@@ -140,7 +140,7 @@ def test_a_killed_job_continues_from_trls_checkpoint_as_if_nothing_had_happened(
         assert {key: one[key] for key in one.keys() - TIMES} == {key: other[key] for key in other.keys() - TIMES}
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_deepspeed_trains_the_same_policy_and_resumes(two_processes, tmp_path):
     """ZeRO stage 2 with its states in CPU memory, as `grpo-edu cluster` writes it, against the two gloo processes."""
     place = os.environ.get("GRPO_EDU_DEEPSPEED")
