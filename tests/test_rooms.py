@@ -32,6 +32,8 @@ def modules() -> dict[str, Path]:
     for path in (*PACKAGE.rglob("*.py"), *(REPOSITORY / "classroom").glob("*.py")):
         parts = path.relative_to(REPOSITORY).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for path in (REPOSITORY / "exercises" / "checks").glob("*.py"):
+        found[f"grpo_edu.checks.{path.stem}"] = path
     return found
 
 
