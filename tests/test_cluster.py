@@ -33,7 +33,8 @@ TINY = {
 
 
 @pytest.mark.long
-def test_a_slurm_of_two_nodes_runs_the_job(tmp_path):
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can try this: run the tests as root")
+def test_a_slurm_of_two_nodes_runs_the_job(tmp_path, slurm):
     """Takes a minute. In every run test_trl_job.py trains in two processes, and below bash reads the script."""
     with slurm_cluster(nodes=2) as environment:
         options = ["--nodes", "2", "--gpus-per-node", "0", "--cpus-per-task", "1", "--time", "20"]
@@ -136,18 +137,15 @@ def test_accelerate_reads_both_configs(tmp_path):
     assert plain.distributed_type.value == "MULTI_GPU" and not plain.use_cpu and not plain.deepspeed_config
 
 
-def test_deepspeed_reads_its_config(tmp_path):
+def test_deepspeed_reads_its_config(tmp_path, deepspeed):
     """By DeepSpeed's own parser, in a process of its own: in this one, other packages would import it as well."""
-    place = os.environ.get("GRPO_EDU_DEEPSPEED")
-    if not place:
-        pytest.skip("DeepSpeed is not installed: pip install --target DIR deepspeed; GRPO_EDU_DEEPSPEED=DIR (.ci/run)")
     (tmp_path / "deepspeed.json").write_text(deepspeed_config(ClusterJob(PROFILE)))
     code = (
         "import sys; from deepspeed.runtime.config import DeepSpeedConfig; found = DeepSpeedConfig(sys.argv[1]); "
         "zero = found.zero_config; print(zero.stage == 2, zero.offload_optimizer.device == 'cpu', "
         "found.bfloat16_config.enabled, found.gradient_clipping == 1)"
     )
-    environment = {**os.environ, "PYTHONPATH": place, "DS_ACCELERATOR": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(deepspeed), "DS_ACCELERATOR": "cpu"}
     command = [sys.executable, "-c", code, str(tmp_path / "deepspeed.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1:] == ["True True True True"], done.stderr

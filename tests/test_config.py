@@ -220,7 +220,8 @@ def test_settings_go_through_json_and_cannot_be_changed():
 
 
 def test_the_names_are_trls_where_trl_has_one():
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    import trl
+
     theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     own = {"prompts_per_step", "max_resamples", "advantage_estimator", "optimizer_in_backward", "memory_budget_gib"}
     theirs |= {name.removeprefix("vllm_") for name in theirs}  # what corrects for a policy of another kind that samples

@@ -72,7 +72,6 @@ def test_an_answer_of_another_form_is_told_so(change, words):
 
 
 def test_an_answer_about_the_runs_of_another_name_is_worth_a_look():
-    pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
     from classroom.results import StudentGrade
     from classroom.run import Transcript, _runs_of_another
 

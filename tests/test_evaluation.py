@@ -162,8 +162,7 @@ def test_what_evaluate_does_when_nothing_is_said(monkeypatch, policy):
 
 
 @pytest.mark.slow
-def test_a_task_of_reasoning_gym_is_judged_by_its_own_scorer(monkeypatch, policy):
-    pytest.importorskip("reasoning_gym")
+def test_a_task_of_reasoning_gym_is_judged_by_its_own_scorer(monkeypatch, policy, reasoning_gym):
     right, wrong = gym_problems("reasoning-gym:leg_counting", "heldout", 2)
     completions = {right.prompt: f"Legs: #### {right.answer}", wrong.prompt: "#### none"}
     scripted(monkeypatch, completions)

@@ -288,7 +288,9 @@ def test_two_rewards_of_one_name_are_refused_before_anything_is_sampled(policy_d
         next(train(model, tokenizer, load_problems("basic", "train", 2), [brevity, brevity], CONFIG))
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere: run the tests as an ordinary user"
+)
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="cannot be written"):

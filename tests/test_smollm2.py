@@ -128,8 +128,6 @@ def test_a_folder_of_that_name_is_not_taken_for_it(monkeypatch, tmp_path):
 @pytest.fixture(scope="session")
 def smollm2():
     """The real model, loaded once; its weights must not be changed."""
-    if model_files.smollm2_file() is None:
-        pytest.skip(f"SmolLM2 is not installed: {model_files.SMOLLM2_INSTALL}")
     return load_policy("smollm2")
 
 

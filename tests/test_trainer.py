@@ -667,7 +667,7 @@ def test_a_penalty_acts_through_train_also_where_all_groups_tie(tokenizer):
 
 @pytest.mark.slow
 def test_the_keys_are_those_that_trl_logs(tokenizer, tmp_path):
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    import trl
     from datasets import Dataset
 
     arguments = trl.GRPOConfig(

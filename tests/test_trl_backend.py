@@ -9,17 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import trl
 from random_policy import byte_tokenizer, random_model
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem, make_problems
 from grpo_edu.rewards import accuracy_reward
+from grpo_edu.scale.trl_backend import build_trainer, train_with_trl, trl_settings
 from grpo_edu.trainer import train
-
-trl = pytest.importorskip("trl")
-
-from grpo_edu.scale.trl_backend import build_trainer, train_with_trl, trl_settings  # noqa: E402  it needs TRL
 
 PROBLEMS = make_problems("basic", 6, 0)
 CONFIG = GRPOConfig(

@@ -141,17 +141,14 @@ def test_a_killed_job_continues_from_trls_checkpoint_as_if_nothing_had_happened(
 
 
 @pytest.mark.long
-def test_deepspeed_trains_the_same_policy_and_resumes(two_processes, tmp_path):
+def test_deepspeed_trains_the_same_policy_and_resumes(two_processes, tmp_path, deepspeed):
     """ZeRO stage 2 with its states in CPU memory, as `grpo-edu cluster` writes it, against the two gloo processes."""
-    place = os.environ.get("GRPO_EDU_DEEPSPEED")
-    if not place:
-        pytest.skip("DeepSpeed is not installed: pip install --target DIR deepspeed; GRPO_EDU_DEEPSPEED=DIR (.ci/run)")
     write_job(ClusterJob(profile(), fixed=SETTINGS, gpus_per_node=2), tmp_path)
     variables = {
         "DS_ACCELERATOR": "cpu",
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "deepspeed.json"),
-        "PYTHONPATH": place,
+        "PYTHONPATH": str(deepspeed),
         "MASTER_ADDR": "127.0.0.1",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
