@@ -330,8 +330,9 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
     Args:
         before, after: one bool per problem, for the same problems in the same order.
 
-    >>> mcnemar([True] * 2 + [False] * 10, [False] * 2 + [True] * 10)
-    McNemar(only_before=2, only_after=10, p_value=0.03857421875)
+    >>> result = mcnemar([True] * 2 + [False] * 10, [False] * 2 + [True] * 10)
+    >>> result.only_before, result.only_after, round(result.p_value, 4)
+    (2, 10, 0.0386)
     """
     from scipy.stats import binomtest
 

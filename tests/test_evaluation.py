@@ -97,8 +97,8 @@ def test_compare_pairs_the_problems():
     before = evaluation([True] * 2 + [False] * 10 + [True] * 8)
     after = evaluation([False] * 2 + [True] * 10 + [True] * 8)
     result = compare(before, after)
-    assert (result.before, result.after, result.difference) == (0.5, 0.9, 0.4)
-    assert result.p_value == 158 / 4096
+    assert (result.before, result.after, result.difference) == pytest.approx((0.5, 0.9, 0.4))
+    assert result.p_value == pytest.approx(158 / 4096)
     assert 0 < result.low < 0.4 < result.high < 0.8
     assert Comparison(**json.loads(json.dumps(asdict(result)))) == result
 

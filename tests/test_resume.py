@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -214,14 +215,13 @@ def test_a_run_of_the_version_before_is_resumed_and_evaluated(tmp_path, capsys):
     record = read_resumable(folder)
     request = record.request
     assert (request.rewards, request.lora_targets, request.n) == (("accuracy", "format"), ("q_proj", "v_proj"), 12)
-    index = json.loads((folder / "checkpoints" / "step-4" / "checkpoint.json").read_text())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # other versions of torch may not end exactly the same
         result = resume_training(folder, progress=False)
     assert [step["step"] for step in result.history] == list(range(1, 9)) and result.after.n == 12
-    same = index["versions"]["torch"] == torch.__version__
-    for now, then in zip(result.history, whole, strict=True):
-        assert now["reward"] == then["reward"] or (not same and now["step"] > 4)
+    now, then = ([step["reward"] for step in history] for history in (result.history, whole))
+    assert now[:4] == then[:4], "these are read from the log"
+    assert fmean(now[4:]) == pytest.approx(fmean(then[4:]), abs=0.1), "another processor may sample a few other tokens"
     options = "--data basic,sorting --n 12 --seed 3 --max-completion-length 32 --json"
     assert main(["evaluate", "--model", str(folder), *options.split()]) == 0
     assert json.loads(capsys.readouterr().out)["k"] == result.after.k
