@@ -176,7 +176,7 @@ def _prompts_of(request: RunRequest) -> tuple[PreTrainedTokenizerBase | None, Pr
     A model that is not on this computer is taken to have the course's prompt. Raises what `load_tokenizer` raises where
     its prompt is to be changed.
     """
-    from grpo_edu.extras.model_files import load_tokenizer  # imports torch
+    from grpo_edu.model_files import load_tokenizer  # imports torch
 
     source = model_path(request.model)
     if isinstance(source, str) and not changes_prompt(request):
@@ -248,10 +248,10 @@ def trl_config(job: ClusterJob, folder: Path, request: RunRequest) -> str:
         "use_cpu": job.gpus_per_node == 0,
         "chat_template_kwargs": template_variables(request.chat_template_kwargs) or None,
         "report_to": list(request.track) or "none",
+        "save_strategy": "steps",  # a checkpoint also holds the log of its steps
+        "save_steps": (request.checkpoint_every or config.max_steps) * config.updates_per_step,
+        "save_total_limit": 2,
     }
-    if request.checkpoint_every:
-        every = request.checkpoint_every * config.updates_per_step
-        settings |= {"save_strategy": "steps", "save_steps": every, "save_total_limit": 2}
     if request.lora_rank:
         targets = list(request.lora_targets)
         settings |= {
