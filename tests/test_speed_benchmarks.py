@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks import harness, startup, step
-from grpo_edu import model_files
 
 SMALL = replace(step.TINY, prompts_per_step=2, num_generations=2, max_completion_length=6)
 ONE = {"median": 1.0, "low": 1.0, "high": 1.0}

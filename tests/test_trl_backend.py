@@ -215,7 +215,7 @@ def test_nothing_is_printed_warned_or_kept(capsys, tmp_path, monkeypatch):
         ({"max_resamples": 2}, {}, "max_resamples: 2 .*TRL's GRPOTrainer does not have"),
         ({"scale_rewards": "mean"}, {}, "scale_rewards: .*'mean'"),
         ({"loss_type": "reinforce"}, {}, "loss_type: .*'reinforce'"),
-        ({}, {"rollout": "llama"}, "rollout: 'llama' is unknown; choose one of grpo_edu, transformers, vllm"),
+        ({}, {"rollout": "llama"}, "rollout: 'llama' is unknown; choose one of grpo_edu, transformers"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(changes, options, message):
