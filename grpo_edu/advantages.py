@@ -7,15 +7,12 @@ means that no reward function applied to this completion: its advantage is 0, an
 They compute in the data type of the rewards, but at least in float32: in float16, eps would be rounded away.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from grpo_edu.config import LARGEST_REWARD, SCALE_REWARDS, check_numbers
 from grpo_edu.fast.chunked_logps import at_least_float32
 from grpo_edu.fast.memory import widest
-from grpo_edu.rewards import combine_rewards
 
 
 def group_advantages(
@@ -91,39 +88,6 @@ def rloo_advantages(rewards: Tensor, num_generations: int) -> Tensor:
     count = (~grouped.isnan()).sum(dim=1, keepdim=True).to(grouped.dtype)
     centered = grouped - grouped.nanmean(dim=1, keepdim=True)
     return _zero_where_nothing_differs(centered * (count / (count - 1)), grouped)
-
-
-def gdpo_advantages(
-    rewards_per_func: Tensor,
-    num_generations: int,
-    weights: Sequence[float] | Tensor | None = None,
-    *,
-    eps: float = 1e-4,
-) -> Tensor:
-    r"""Scale each reward function within the group, then add them up, then scale the sum over the batch.
-
-    .. math:: S_i = \sum_k w_k \frac{r_{ik} - \mathrm{mean}_k}{\mathrm{std}_k + \epsilon}
-              \qquad A_i = \frac{S_i}{\mathrm{std}(S) + \epsilon}
-
-    GDPO (https://arxiv.org/abs/2601.05242); TRL's "normalize_then_sum". If rewards are added first, a function with a
-    larger spread outweighs the others. The mean of S over the batch, which the paper subtracts, is always 0.
-
-    Args:
-        rewards_per_func: (B, K), NaN where a function does not apply.
-        num_generations, eps: as for `group_advantages`.
-        weights: K finite numbers; None: each is 1.
-
-    Returns:
-        (B,), without unit.
-
-    >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 9.0], [1.0, 0.0], [0.0, 0.0]])
-    >>> gdpo_advantages(rewards, 2, weights=[1.0, 0.5])
-    tensor([ 0.5476, -0.5476,  1.0953, -1.0953])
-    """
-    scaled = [group_advantages(column, num_generations, eps=eps) for column in rewards_per_func.T]
-    total = combine_rewards(torch.stack(scaled, dim=1), weights)
-    total = total.masked_fill(rewards_per_func.isnan().all(dim=1), torch.nan)
-    return (total / (nanstd(total[None])[0] + eps)).nan_to_num(0.0)
 
 
 def turn_advantages(

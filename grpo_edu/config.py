@@ -13,11 +13,10 @@ from typing import Any, ClassVar, get_args, get_type_hints
 from grpo_edu.extras.bounds import BOUNDS, check_numbers, require
 from grpo_edu.extras.settings import documented, setting
 
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "reinforce")
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "reinforce")
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
 SCALE_REWARDS = ("group", "batch", "none", "mean")
 ADVANTAGE_ESTIMATORS = ("group", "rloo", "none")
-AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 OPTIMIZERS = ("adamw_torch", "adafactor")
 ROLLOUTS = ("grpo_edu", "transformers", "vllm")  # what may sample for TRL's trainer
@@ -35,8 +34,8 @@ class GRPOConfig:
 
     A step samples B = N·G completions. What a setting does is explained where it is used: the sampling in
     `grpo_edu.rollout.generate`, the loss in `grpo_edu.losses.grpo_loss`, the advantages in
-    `grpo_edu.advantages.group_advantages` and `gdpo_advantages`, the optimizers in `grpo_edu.fast.optimizers`, and the
-    quantized copy in `grpo_edu.quantization.rollouts`. sync_ref_model is TR-DPO (arXiv 2404.09656).
+    `grpo_edu.advantages.group_advantages`, the optimizers in `grpo_edu.fast.optimizers`, and the quantized copy in
+    `grpo_edu.quantization.rollouts`.
 
     Raises ValueError with the name of the field, its value and what to do.
 
@@ -51,11 +50,9 @@ class GRPOConfig:
         "importance_sampling_level": IMPORTANCE_SAMPLING_LEVELS,
         "scale_rewards": SCALE_REWARDS,
         "advantage_estimator": ADVANTAGE_ESTIMATORS,
-        "multi_objective_aggregation": AGGREGATIONS,
         "lr_scheduler_type": SCHEDULES,
         "optim": OPTIMIZERS,
         "rollout_quantization": ROLLOUT_SCHEMES,
-        "importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     }
 
     num_generations: int = setting(8, "G, completions per problem, at least 2, because each is compared with its group")
@@ -69,61 +66,37 @@ class GRPOConfig:
     lr_scheduler_type: str = setting("constant", "how the learning rate changes over the steps")
     warmup_steps: int = setting(0, "steps over which the learning rate rises from 0")
     num_iterations: int = setting(1, "μ, updates per batch; clipping needs at least 2")
-    steps_per_generation: int = setting(1, "parts of a batch; each has μ updates of its own")
     gradient_accumulation_steps: int = setting(1, "micro-batches per update; the result is the same")
     temperature: float = setting(1.0, "1: the policy itself; lower: more certain")
     top_p: float = setting(1.0, "sample only from the likeliest tokens whose probabilities add up to this")
     top_k: int = setting(0, "sample only from so many likeliest tokens; 0: from all")
-    min_p: float = setting(0.0, "sample only tokens with at least this share of the likeliest token's probability")
-    repetition_penalty: float = setting(1.0, "above 1, tokens that have occurred become less likely")
     loss_type: str = setting("grpo", "how ratios are clipped and tokens averaged")
     importance_sampling_level: str = setting("token", "one ratio per token, or per completion (GSPO)")
     epsilon: float = setting(0.2, "lower clip bound, as a distance from ratio 1")
     epsilon_high: float | None = setting(None, "upper clip bound, likewise (default: epsilon)")
-    delta: float | None = setting(None, "upper bound of the ratio where the advantage is negative")
     beta: float = setting(0.0, "weight of the KL term; 0 needs no reference model")
     use_bias_correction_kl: bool = setting(False, "multiply the KL term by the ratio (DeepSeek-V3.2), as TRL does")
-    off_policy_mask_threshold: float | None = setting(
-        None,
-        "leave out completions with a negative advantage whose log-probability fell by more per token (default: none)",
-    )
-    top_entropy_quantile: float = setting(1.0, "share of tokens to learn from, the most uncertain ones")
     entropy_coef: float = setting(0.0, "bonus for the mean entropy of the tokens")
-    sync_ref_model: bool = setting(False, "let the reference follow the policy (TR-DPO)")
-    ref_model_mixup_alpha: float = setting(0.6, "weight of the policy in the new reference, from 0 to 1")
-    ref_model_sync_steps: int = setting(512, "steps between two updates of the reference")
     scale_rewards: str = setting("group", "what centered rewards are divided by")
     advantage_estimator: str = setting("group", "group mean, leave-one-out (rloo), or the reward itself")
     reward_weights: tuple[float, ...] | None = setting(None, "one weight per reward (default: 1 each)")
-    multi_objective_aggregation: str = setting(
-        "sum_then_normalize", "several rewards: add them and then scale, or scale each and then add"
-    )
     mask_truncated_completions: bool = setting(False, "learn nothing from completions that were cut off (DAPO)")
     shuffle_dataset: bool = setting(True, "use the problems in random order")
     seed: int = setting(0, "random seed of the problems' order and of every sampled token")
     optim: str = setting("adamw_torch", "AdamW, or Adafactor with almost no memory")
-    optimizer_in_backward: bool = setting(False, "update each weight as soon as its gradient is known, to save memory")
     gradient_checkpointing: bool = setting(False, "keep only the layers' inputs: less memory, a third more time")
-    cast_lm_head_to_fp32: bool = setting(False, "compute the logits of a bfloat16 model in float32")
     memory_budget_gib: float | None = setting(None, "most memory to use, in GiB (default: what is available)")
     rollout_quantization: str | None = setting(None, "sample from a quantized copy of the policy")
     rollout_lag: int = setting(0, "sample with weights that are so many steps old")
     importance_sampling_correction: bool = setting(True, "correct for the difference of sampler and policy")
-    importance_sampling_mode: str = setting(
-        "token_truncate", "one weight per token or per completion; large ones are truncated or left out (mask)"
-    )
-    importance_sampling_clip_max: float = setting(3.0, "largest weight of this correction")
+    importance_sampling_clip_max: float = setting(3.0, "largest weight of a token in this correction")
     abort_grad_norm: float | None = setting(1000000.0, "longer gradients, and those that are not finite, stop the run")
 
     def __post_init__(self) -> None:
         self._check_types()
         check_numbers(**{name: getattr(self, name) for name in BOUNDS if name in _field_types()})
-        divides = self.prompts_per_step % self.steps_per_generation == 0
+        divides = self.prompts_per_step % self.gradient_accumulation_steps == 0
         demand = f"must divide prompts_per_step = {self.prompts_per_step} (no group may be split)"
-        self._require("steps_per_generation", divides, demand)
-        divides = self.prompts_per_update % self.gradient_accumulation_steps == 0
-        if self.steps_per_generation > 1:
-            demand = f"must divide prompts_per_step / steps_per_generation = {self.prompts_per_update}"
         self._require("gradient_accumulation_steps", divides, demand)
         for name, choices in self.choices.items():
             value = getattr(self, name)
@@ -139,17 +112,7 @@ class GRPOConfig:
     @property
     def saves_memory(self) -> bool:
         """Whether a setting trades time for memory; then no packed copy of the weights is made for sampling."""
-        return bool(self.memory_budget_gib or self.gradient_checkpointing or self.optimizer_in_backward)
-
-    @property
-    def prompts_per_update(self) -> int:
-        """Different problems per optimizer step: those of a batch, or of one of its `steps_per_generation` parts."""
-        return self.prompts_per_step // self.steps_per_generation
-
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps per rollout: μ passes over its parts."""
-        return self.num_iterations * self.steps_per_generation
+        return bool(self.memory_budget_gib or self.gradient_checkpointing)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
@@ -175,21 +138,6 @@ class GRPOConfig:
                 "which falls back to epsilon and scales every loss down to about a fifth. Set epsilon_high=5.0, as "
                 "ScaleRL and TRL do."
             )
-        if self.sync_ref_model and not self.beta:
-            raise ValueError(
-                f"beta must be positive with sync_ref_model = True, got {self.beta}, because without a KL term there "
-                "is no reference policy. Set beta=0.04, for example, or sync_ref_model=False."
-            )
-        if self.sync_ref_model and self.ref_model_sync_steps >= self.max_steps:
-            raise ValueError(
-                f"ref_model_sync_steps must be smaller than max_steps = {self.max_steps} with sync_ref_model = True, "
-                f"got {self.ref_model_sync_steps}, so the reference would never change. Lower ref_model_sync_steps."
-            )
-        if self.multi_objective_aggregation == "normalize_then_sum" and self.advantage_estimator != "group":
-            raise ValueError(
-                "multi_objective_aggregation = 'normalize_then_sum' has no effect with advantage_estimator = "
-                f"{self.advantage_estimator!r}. Set advantage_estimator='group'."
-            )
         if self.scale_rewards in ("batch", "mean") and self.advantage_estimator != "group":
             raise ValueError(
                 f"scale_rewards = {self.scale_rewards!r} has no effect with advantage_estimator = "
@@ -206,15 +154,50 @@ class GRPOConfig:
                 f"warmup_steps must be 0 with lr_scheduler_type = 'constant', which has no warm-up; got "
                 f"{self.warmup_steps}. Set lr_scheduler_type='constant_with_warmup', or warmup_steps=0."
             )
-        if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
-            raise ValueError(
-                "optimizer_in_backward cannot be True with gradient_accumulation_steps = "
-                f"{self.gradient_accumulation_steps}, because it frees each gradient before it could be accumulated. "
-                "Set gradient_accumulation_steps=1, and gradient_checkpointing=True if memory is short."
-            )
 
     def _require(self, name: str, holds: bool, demand: str) -> None:
         require(name, getattr(self, name), holds, demand)
+
+
+# Settings of grpo_edu 0.3.0 that this version does not have, and the defaults that they had there.
+RETIRED: dict[str, Any] = {
+    "steps_per_generation": 1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "delta": None,
+    "off_policy_mask_threshold": None,
+    "top_entropy_quantile": 1.0,
+    "sync_ref_model": False,
+    "ref_model_mixup_alpha": 0.6,
+    "ref_model_sync_steps": 512,
+    "multi_objective_aggregation": "sum_then_normalize",
+    "optimizer_in_backward": False,
+    "cast_lm_head_to_fp32": False,
+    "importance_sampling_mode": "token_truncate",
+}
+RETIRED_LOSSES = ("sapo", "luspo", "vespo")
+
+
+def drop_retired(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a stored run without those that grpo_edu 0.3.0 had and this version does not have.
+
+    Raises ValueError if one of them is not at its default, because the run cannot be repeated without it.
+
+    >>> drop_retired({"beta": 0.1, "min_p": 0.0})
+    {'beta': 0.1}
+    >>> drop_retired({"beta": 0.1, "min_p": 0.2})
+    Traceback (most recent call last):
+    ...
+    ValueError: the run was stored with min_p = 0.2, which only grpo_edu 0.3.0 and earlier versions can read
+    """
+    found = {name: stored[name] for name in RETIRED if name in stored and stored[name] != RETIRED[name]}
+    if stored.get("loss_type") in RETIRED_LOSSES:
+        found["loss_type"] = stored["loss_type"]
+    for name, value in found.items():
+        raise ValueError(
+            f"the run was stored with {name} = {value!r}, which only grpo_edu 0.3.0 and earlier versions can read"
+        )
+    return {name: value for name, value in stored.items() if name not in RETIRED}
 
 
 @cache
@@ -248,7 +231,6 @@ class SupervisedConfig:
     beta: float = 0.0
     seed: int = 0
     optim: str = "adamw_torch"
-    optimizer_in_backward: bool = False
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:

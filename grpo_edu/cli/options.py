@@ -31,24 +31,21 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 TOPICS = {
     topic: names.split()
     for topic, names in {
-        "model": "model dtype cast_lm_head_to_fp32 device",
+        "model": "model dtype device",
         "prompt": "prompt_template system_prompt num_examples chat_template_kwargs",
         "problems": "data heldout columns data_path num_problems shuffle_dataset",
         "length and seed": "max_steps prompts_per_step num_generations max_completion_length seed backend",
-        "rewards": "rewards reward_weights multi_objective_aggregation",
+        "rewards": "rewards reward_weights",
         "advantages": "advantage_estimator scale_rewards max_resamples mask_truncated_completions",
         "evaluation and saving": "n greedy checkpoint_every keep_completions inspect_steps track",
-        "sampling": "temperature top_p top_k min_p repetition_penalty",
-        "loss": "loss_type epsilon epsilon_high delta importance_sampling_level num_iterations steps_per_generation",
-        "loss, further terms": "off_policy_mask_threshold top_entropy_quantile entropy_coef",
-        "distance from the reference (KL)": "beta use_bias_correction_kl sync_ref_model "
-        "ref_model_mixup_alpha ref_model_sync_steps",
+        "sampling": "temperature top_p top_k",
+        "loss": "loss_type epsilon epsilon_high importance_sampling_level num_iterations entropy_coef",
+        "distance from the reference (KL)": "beta use_bias_correction_kl",
         "optimizer": "optim learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm abort_grad_norm",
         "LoRA adapters": "lora_rank lora_alpha lora_targets",
-        "memory and speed": "gradient_accumulation_steps gradient_checkpointing "
-        "optimizer_in_backward memory_budget_gib",
+        "memory and speed": "gradient_accumulation_steps gradient_checkpointing memory_budget_gib",
         "sampling from another policy": "rollout_quantization rollout_lag "
-        "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
+        "importance_sampling_correction importance_sampling_clip_max",
     }.items()
 }
 

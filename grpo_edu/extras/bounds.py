@@ -11,8 +11,8 @@ from typing import Any
 _RULES: tuple[tuple[str, type, Callable[[Any], bool], str], ...] = (
     ("num_generations", int, lambda x: x >= 2, "must be at least 2 (each completion is compared with its group)"),
     (
-        "prompts_per_step max_completion_length max_steps num_iterations steps_per_generation "
-        "gradient_accumulation_steps ref_model_sync_steps batch_size chunk_size num_examples num_resamples trials",
+        "prompts_per_step max_completion_length max_steps num_iterations "
+        "gradient_accumulation_steps batch_size chunk_size num_examples num_resamples trials",
         int,
         lambda x: x >= 1,
         "must be at least 1",
@@ -20,40 +20,23 @@ _RULES: tuple[tuple[str, type, Callable[[Any], bool], str], ...] = (
     ("warmup_steps max_resamples rollout_lag", int, lambda x: x >= 0, "must not be negative"),
     ("top_k", int, lambda x: x >= 0, "must be 0 (off) or greater"),
     ("seed", int, lambda x: -(2**63) <= x < 2**64, "must fit into 64 bits, from -2**63 to 2**64 - 1"),
+    ("learning_rate temperature memory_budget_gib", float, lambda x: 0 < x < math.inf, "must be a positive number"),
     (
-        "learning_rate temperature repetition_penalty memory_budget_gib sapo_temperatures",
-        float,
-        lambda x: 0 < x < math.inf,
-        "must be a positive number",
-    ),
-    (
-        "weight_decay epsilon beta max_grad_norm entropy_coef eps num_items vespo_shape ewc_lambda strength",
+        "weight_decay epsilon beta max_grad_norm entropy_coef eps num_items ewc_lambda strength",
         float,
         lambda x: 0 <= x < math.inf,
         "must be 0 or a positive number",
     ),
-    ("epsilon_high off_policy_mask_threshold threshold", float, lambda x: x >= 0, "must not be negative"),
+    ("epsilon_high", float, lambda x: x >= 0, "must not be negative"),
     ("importance_sampling_clip_max abort_grad_norm cap", float, lambda x: x > 0, "must be positive"),
-    ("delta", float, lambda x: x >= 1, "must be at least 1, because it is an upper bound of the ratio itself"),
-    ("top_entropy_quantile quantile", float, lambda x: 0 <= x <= 1, "must be between 0 and 1 (all tokens)"),
     ("decay", float, lambda x: 0 <= x <= 1, "must be between 0 (forget the old tasks) and 1 (keep them whole)"),
     ("p", float, lambda x: 0 <= x <= 1, "must be a probability between 0 and 1"),
     ("tail share", float, lambda x: 0 <= x < 1, "must be at least 0 and below 1"),
     ("confidence power alpha", float, lambda x: 0 < x < 1, "must lie strictly between 0 and 1"),
     ("top_p", float, lambda x: 0 < x <= 1, "must be greater than 0 and at most 1 (off)"),
-    ("min_p", float, lambda x: 0 <= x <= 1, "must be between 0 (off) and 1"),
-    ("ref_model_mixup_alpha", float, lambda x: 0 < x <= 1, "must be greater than 0 and at most 1 (a copy)"),
 )
 BOUNDS = {name: (kind, holds, demand) for names, kind, holds, demand in _RULES for name in names.split()}
-_MAY_BE_NONE = (
-    "epsilon_high",
-    "delta",
-    "off_policy_mask_threshold",
-    "memory_budget_gib",
-    "abort_grad_norm",
-    "num_items",
-    "chunk_size",
-)
+_MAY_BE_NONE = ("epsilon_high", "memory_budget_gib", "abort_grad_norm", "num_items", "chunk_size")
 
 
 def check_numbers(**numbers: Any) -> None:

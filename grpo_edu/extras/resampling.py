@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_edu.advantages import degenerate_groups
-from grpo_edu.batch import Batch, batch_of
+from grpo_edu.batch import Batch
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import ProblemOrder
 from grpo_edu.rollout import Rollout
@@ -64,7 +64,7 @@ def join_batches(
     rewards_per_func = torch.cat([batch.rewards_per_func for batch in batches])[rows]
     masks = [mask for batch in batches for mask in batch.loss_mask]
     loss_mask = pad_sequence([masks[row] for row in rows], batch_first=True)
-    return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, advantages)
+    return Batch(rollout, rewards_per_func, rewards, advantages(rewards, config), loss_mask)
 
 
 def join_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], pad_token_id: int) -> Rollout:

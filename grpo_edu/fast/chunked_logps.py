@@ -170,7 +170,6 @@ def score_states(
     if len(states) <= size or type(head) is not nn.Linear or head.bias is not None:
         logps, entropy = _through_head(head, states, place, ids, temperature, size, with_entropy)
     else:
-        states = states.to(head.weight.dtype)  # see `grpo_edu.models.cast_lm_head_to_fp32`
         logps, entropy = chunked_logps(
             states, head.weight, place, ids, temperature=temperature, chunk_size=size, with_entropy=with_entropy
         )

@@ -29,7 +29,7 @@ class Need:
 
 def _moves_between_updates(settings: Settings) -> bool:
     """Whether a step has several updates, so that the policy is another one in the later ones."""
-    return settings["num_iterations"] > 1 or settings["steps_per_generation"] > 1
+    return settings["num_iterations"] > 1
 
 
 def _is_clipped(settings: Settings) -> bool:
@@ -50,7 +50,6 @@ def _tokens_differ(settings: Settings) -> bool:
         return bool(settings["beta"] and settings["use_bias_correction_kl"])
     return (
         _moves_between_updates(settings)
-        or settings["top_entropy_quantile"] < 1
         or bool(_samples_differ(settings) and settings["importance_sampling_correction"])
         or bool(settings["beta"] and settings["use_bias_correction_kl"])
     )
@@ -69,48 +68,25 @@ RUN_NEEDS: tuple[Need, ...] = (
         lambda run: run["advantage_estimator"] == "group" or run["scale_rewards"] == "none",
         "`advantage_estimator` group, because the others do not scale rewards",
     ),
-    Need(
-        "scale_rewards",
-        lambda run: run["multi_objective_aggregation"] == "sum_then_normalize",
-        "`multi_objective_aggregation` sum_then_normalize, because the other always scales by group and batch",
-    ),
-    Need(
-        "epsilon delta",
-        _is_clipped,
-        "`num_iterations` or `steps_per_generation` of at least 2, and a `loss_type` with clip bounds such as grpo",
-    ),
+    Need("epsilon", _is_clipped, "`num_iterations` of at least 2, and a `loss_type` with clip bounds such as grpo"),
     Need(
         "epsilon_high",
         lambda run: run["loss_type"] == "cispo" or _is_clipped(run),
-        "`num_iterations` or `steps_per_generation` of at least 2 and a `loss_type` with clip bounds such as grpo, or "
-        "`loss_type` cispo",
+        "`num_iterations` of at least 2 and a `loss_type` with clip bounds such as grpo, or `loss_type` cispo",
     ),
     Need(
         "importance_sampling_level",
         _tokens_differ,
-        "`num_iterations` or `steps_per_generation` of at least 2 and a `loss_type` with a ratio, because in the first "
-        "update every ratio is 1",
-    ),
-    Need(
-        "off_policy_mask_threshold",
-        lambda run: _moves_between_updates(run) or _samples_differ(run),
-        "`num_iterations` or `steps_per_generation` of at least 2, `rollout_quantization` or `rollout_lag`, because "
-        "otherwise the policy that is trained is the policy that sampled",
-    ),
-    Need(
-        "cast_lm_head_to_fp32",
-        lambda run: run["dtype"] != "float32",
-        "`dtype` bfloat16, because the output layer is in float32 already",
+        "`num_iterations` of at least 2 and a `loss_type` with a ratio, because in the first update every ratio is 1",
     ),
     Need("use_bias_correction_kl", lambda run: run["beta"] > 0, "`beta` above 0"),
-    Need("ref_model_mixup_alpha ref_model_sync_steps", lambda run: run["sync_ref_model"], "`sync_ref_model`"),
     Need(
-        "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
+        "importance_sampling_correction importance_sampling_clip_max",
         _samples_differ,
         "`rollout_quantization` or `rollout_lag`",
     ),
     Need(
-        "importance_sampling_mode importance_sampling_clip_max",
+        "importance_sampling_clip_max",
         lambda run: run["importance_sampling_correction"],
         "`importance_sampling_correction`",
     ),

@@ -169,7 +169,7 @@ class _Job:
 
         ignore_known_warnings()
         settings = trl_settings(self.request.config, processes=self.processes, micro_batch_size=micro_batch_size)
-        every = self.request.checkpoint_every * self.request.config.updates_per_step
+        every = self.request.checkpoint_every * self.request.config.num_iterations
         settings |= {
             "output_dir": str(self.folder.checkpoints),
             "use_cpu": not torch.cuda.is_available(),
@@ -243,7 +243,7 @@ class _Job:
         """Return the metrics of the steps up to a checkpoint, in the main process; the others keep none."""
         if checkpoint is None or not self.is_main:
             return []
-        done = int(checkpoint.name.removeprefix("checkpoint-")) // self.request.config.updates_per_step
+        done = int(checkpoint.name.removeprefix("checkpoint-")) // self.request.config.num_iterations
         return [metrics for metrics in read_log(self.folder.metrics) if metrics["step"] <= done]
 
     def step_log(
