@@ -40,7 +40,7 @@ def rounding_of_logps(name: str, data: str) -> dict[str, Any]:
     import torch
 
     from grpo_edu import generate, load_policy, load_problems, render_prompt
-    from grpo_edu.logprobs import group_logps
+    from grpo_edu.fast.packing import group_logps
     from grpo_edu.problems.templates import prompt_options
 
     model, tokenizer = load_policy(name, "bfloat16")

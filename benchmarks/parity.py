@@ -26,8 +26,7 @@ from torch import Tensor
 
 from benchmarks.harness import RESULTS, exit_code, markdown, save
 from grpo_edu import GRPOConfig, accuracy_reward, load_policy, load_problems, trainer
-from grpo_edu.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
-from grpo_edu.losses import NOT_IN_TRL, token_weights
+from grpo_edu.losses import IMPORTANCE_SAMPLING_LEVELS, LOSSES, token_weights
 from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rewards import combine_rewards
 from grpo_edu.rollout import Sampler
@@ -38,7 +37,7 @@ SETTINGS = 6000
 TOLERANCE = 1e-8  # where rewards cancel each other, TRL divides their rounding errors by 1e-4
 # TRL has no loss -A log π of its own: its "cispo" is that at ratio 1 without a cap, divided by what it is told to.
 AS_TRL = {"reinforce": "cispo"}
-COMPARED = [name for name in LOSS_TYPES if name in AS_TRL or name not in NOT_IN_TRL]
+COMPARED = [name for name, loss in LOSSES.items() if name in AS_TRL or loss.trl]
 
 
 @dataclass
@@ -65,7 +64,7 @@ class Setting:
 def draw_config(draw: random.Random, functions: int, longest: int) -> GRPOConfig:
     """Random values of all settings that the advantages and the loss depend on."""
     loss_type = draw.choice(COMPARED)
-    bounds = (None, 0.28, 0.5, 2.0) if loss_type != "cispo" else (1.0, 2.0, 5.0)
+    bounds = (None, 0.28, 0.5, 2.0) if LOSSES[loss_type].clips != "weight" else (1.0, 2.0, 5.0)
     return GRPOConfig(
         num_generations=draw.choice((2, 3, 4, 8)),
         prompts_per_step=draw.randint(1, 4),
@@ -157,7 +156,7 @@ def as_set(theirs: Any, setting: Setting) -> Iterator[None]:
     attributes = {
         "num_generations": config.num_generations,
         "max_completion_length": config.max_completion_length,
-        "loss_type": AS_TRL.get(config.loss_type, config.loss_type),
+        "loss_type": AS_TRL.get(config.loss_type) or LOSSES[config.loss_type].trl,
         "importance_sampling_level": config.importance_sampling_level,
         "epsilon_low": config.epsilon,
         "epsilon_high": high if config.loss_type != "reinforce" else 1e9,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages, turn_advantages
+from grpo_edu.advantages import ESTIMATORS, degenerate_groups, estimate_advantages, turn_advantages
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem, columns_of
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards
@@ -33,11 +33,7 @@ class Batch:
 
 def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
     """The advantages (B,), computed with the estimator of the config."""
-    if config.advantage_estimator == "rloo":
-        return rloo_advantages(rewards, config.num_generations)
-    if config.advantage_estimator == "none":
-        return rewards.nan_to_num(0.0)
-    return group_advantages(rewards, config.num_generations, scale_rewards=config.scale_rewards)
+    return estimate_advantages(rewards, config.num_generations, config.advantage_estimator, config.scale_rewards)
 
 
 def score_rollout(
@@ -97,6 +93,6 @@ def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
     if batch.rollout.turn_rewards is not None and batch.advantages.ndim == 2:  # see `score_by_turn`
         differs = (batch.advantages != 0).any(dim=1).view(groups.shape).any(dim=1)
         return (groups if config.beta else groups[differs]).flatten()
-    if not (config.beta or config.entropy_coef or config.advantage_estimator == "none"):
+    if not (config.beta or config.entropy_coef or not ESTIMATORS[config.advantage_estimator].centers):
         groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
     return groups.flatten()

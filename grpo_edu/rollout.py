@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from grpo_edu.config import GRPOConfig, check_numbers, require
+from grpo_edu.config import COUNT, GRPOConfig, field_bounds, require
 from grpo_edu.extras.turns import Conversations, Environment, reset_environments, token_id
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters, merge_lora
-from grpo_edu.fast.memory import large_blocks_kept, widest
+from grpo_edu.fast.memory import large_blocks_kept
+from grpo_edu.tensors import widest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,7 +58,6 @@ def sample_tokens(
     >>> tokens.tolist(), [round(p, 3) for p in logps.exp().tolist()]
     ([0, 2], [0.2, 0.5])
     """
-    check_numbers(temperature=temperature or 1.0)
     scaled = logits.float() / temperature if temperature not in (0, 1) else logits.float()
     logps = torch.log_softmax(scaled, dim=-1)
     if rows is None:
@@ -80,7 +80,6 @@ def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tens
     >>> filter_logits(logits, top_p=0.7).exp().round(decimals=2)
     tensor([[0.5000, 0.3000, 0.0000]])
     """
-    check_numbers(top_k=top_k, top_p=top_p)
     if top_k > 0:
         kth = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < kth, float("-inf"))
@@ -206,8 +205,8 @@ def generate(
 
     Returns:
         A `Rollout` of B = N·G rows. Its `sampling_per_token_logps` are the log-probabilities at this temperature (1 if
-        it is 0) *before* filtering, as `grpo_edu.logprobs.per_token_logps` computes them. The importance ratio of the
-        first update is therefore 1, apart from rounding.
+        it is 0) *before* filtering, as `grpo_edu.fast.packing.per_token_logps` computes them. The importance ratio of
+        the first update is therefore 1, apart from rounding.
 
     Raises:
         ValueError: an argument is out of range, a prompt is too long for the model's context, an entry of `stop_tokens`
@@ -219,9 +218,9 @@ def generate(
     from grpo_edu.fast.packed_weights import packed_weights
 
     filters: dict[str, Any] = dict(top_p=top_p, top_k=top_k)
-    check_numbers(max_completion_length=max_completion_length, **filters)
-    whole = isinstance(num_generations, int) and num_generations >= 1
-    require("num_generations", num_generations, whole, "must be a whole number of at least 1")
+    for name, value in {"max_completion_length": max_completion_length, **filters}.items():
+        field_bounds(GRPOConfig)[name].check(name, value)
+    COUNT.check("num_generations", num_generations)
     require("temperature", temperature, 0 <= temperature < inf, "must be 0 (greedy) or positive")
     if isinstance(model, str):
         raise ValueError(f"model must be a loaded model, got the name {model!r}; load it with load_policy")

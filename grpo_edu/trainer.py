@@ -37,7 +37,7 @@ from grpo_edu.fast.lora import adapters_off, reference_policy
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
 from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
-from grpo_edu.logprobs import group_logps
+from grpo_edu.fast.packing import group_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, importance_ratio, per_token_kl, token_weights, weighted_sum
 from grpo_edu.metrics import masked_mean, rollout_metrics
 from grpo_edu.problems.templates import Problem, ProblemOrder, prompt_options

@@ -21,8 +21,7 @@ from grpo_edu import __version__
 from grpo_edu.cli.classroom import classroom_module
 from grpo_edu.cli.main import COMMANDS, build_parser, main
 from grpo_edu.cli.options import TOPICS
-from grpo_edu.config import GRPOConfig
-from grpo_edu.extras.settings import field_help
+from grpo_edu.config import GRPOConfig, field_help
 from grpo_edu.machine.hardware import Check
 from grpo_edu.machine.startup import AFTERWARDS, PHASES
 from grpo_edu.models import load_policy

@@ -9,20 +9,13 @@ from inspect import isfunction, signature
 import pytest
 import torch
 
-from grpo_edu import advantages, evaluation, losses, rollout
-from grpo_edu.advantages import degenerate_groups, group_advantages, rloo_advantages, tie_probability, turn_advantages
-from grpo_edu.config import BOUNDS, RETIRED, GRPOConfig, drop_retired
+from grpo_edu import advantages, evaluation
+from grpo_edu.config import ARGUMENTS, LARGEST_REWARD, RETIRED, GRPOConfig, drop_retired, field_bounds
 from grpo_edu.continual import ewc, fisher
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, ewc_penalty, merge_anchors
 from grpo_edu.continual.fisher import fisher_diagonal
 from grpo_edu.evaluation import paired_bootstrap, wilson_interval
 from grpo_edu.extras.significance import crossed_bootstrap
-from grpo_edu.fast import chunked_logps as chunked
-from grpo_edu.fast.chunked_logps import chunked_logps
-from grpo_edu.losses import clip_fractions, grpo_loss, per_token_loss, per_token_policy_loss, reduce_loss, token_weights
-from grpo_edu.quantization import rollouts
-from grpo_edu.quantization.rollouts import mismatch_metrics, truncated_importance_weights
-from grpo_edu.rollout import filter_logits, sample_tokens
 from grpo_edu.studies import power
 from grpo_edu.studies.power import (
     coverage,
@@ -80,32 +73,14 @@ def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
         GRPOConfig(**{name: value})
 
 
-ROWS, ONES = torch.zeros(4, 3), torch.ones(4, 3, dtype=torch.long)
-REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0])
 LINEAR = torch.nn.Linear(2, 1, bias=False)
 BY_HAND = {"weight": torch.ones(1, 2)}
 # What a notebook or a student calls directly → how, with all arguments that may be left out by name.
 CALLED = {
-    group_advantages: partial(group_advantages, REWARDS, num_generations=2),
-    rloo_advantages: partial(rloo_advantages, REWARDS),
-    degenerate_groups: partial(degenerate_groups, REWARDS),
-    turn_advantages: partial(turn_advantages, REWARDS[:, None], num_generations=2),
-    tie_probability: partial(tie_probability, p=0.5, num_generations=2),
-    grpo_loss: partial(grpo_loss, ROWS, ROWS, REWARDS, ONES, ref_per_token_logps=ROWS),
-    per_token_loss: partial(per_token_loss, ROWS, ROWS, REWARDS, ONES, ref_per_token_logps=ROWS),
-    per_token_policy_loss: partial(per_token_policy_loss, ROWS, ROWS.exp(), REWARDS),
-    clip_fractions: partial(clip_fractions, ROWS, ROWS, REWARDS, ONES),
-    token_weights: partial(token_weights, ONES),
-    reduce_loss: partial(reduce_loss, ROWS, ONES),
-    truncated_importance_weights: partial(truncated_importance_weights, ROWS, ROWS),
-    mismatch_metrics: partial(mismatch_metrics, ROWS, ROWS, ONES),
     ewc_penalty: partial(ewc_penalty, LINEAR, BY_HAND, BY_HAND),
     anchor_penalty: partial(anchor_penalty, [Anchor(BY_HAND, BY_HAND)]),
     merge_anchors: partial(merge_anchors, Anchor(BY_HAND, BY_HAND), Anchor(BY_HAND, BY_HAND)),
     fisher_diagonal: partial(fisher_diagonal, LINEAR, [(torch.ones(1, 2), torch.tensor([0]))]),
-    filter_logits: partial(filter_logits, ROWS),
-    sample_tokens: partial(sample_tokens, ROWS, ROWS[:, 0]),
-    chunked_logps: partial(chunked_logps, ROWS, ROWS, *torch.zeros(2, 1, dtype=torch.long), chunk_size=1),
     wilson_interval: partial(wilson_interval, 1, trials=2),
     crossed_bootstrap: partial(crossed_bootstrap, [[1.0, 0.0]] * 2, [[1.0, 1.0]] * 2),
     paired_bootstrap: partial(paired_bootstrap, [1.0, 0.0], [1.0, 1.0]),
@@ -120,21 +95,15 @@ CALLED = {
 
 
 def numbers_of(function):
-    """The arguments of a function whose names have bounds; those of `grpo_loss` with what it hands on.
+    """The arguments of a function whose names have an interval.
 
     Without seeds: those of numpy are other numbers than those of torch.
     """
-    names = {*signature(function).parameters} & ({*BOUNDS} - {"seed"})
-    if function is grpo_loss:
-        names |= numbers_of(per_token_loss)
-    if function is per_token_loss:
-        names |= numbers_of(per_token_policy_loss)
-    return names
+    return {*signature(function).parameters} & ({*ARGUMENTS} - {"seed"})
 
 
 def test_no_function_with_such_an_argument_is_forgotten():
-    modules = (advantages, losses, rollout, rollouts, chunked, ewc, fisher, evaluation, power)
-    for module in modules:
+    for module in (ewc, fisher, evaluation, power):
         for name, function in vars(module).items():
             own = isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
             if own and numbers_of(function) and not {"model", "head"} & {*signature(function).parameters}:
@@ -144,10 +113,19 @@ def test_no_function_with_such_an_argument_is_forgotten():
 @pytest.mark.parametrize(
     ("function", "name"), [(function, name) for function in CALLED for name in sorted(numbers_of(function))]
 )
-def test_a_function_that_is_called_directly_refuses_what_the_settings_refuse(function, name):
+def test_a_function_that_is_called_directly_refuses_a_number_out_of_its_interval(function, name):
     for value in (-5, math.nan, "0.2", True):
         with pytest.raises(ValueError, match=rf"^{name} must .*got .*{value}"):
             CALLED[function](**{name: value})
+
+
+def test_every_default_is_allowed_by_its_field():
+    """A default is not looked at when settings are made, so that the tables of names need not be imported."""
+    for name, bound in field_bounds(GRPOConfig).items():
+        default = getattr(GRPOConfig(), name)
+        if default is not None:
+            bound.check(name, default)
+    assert advantages._LARGEST_REWARD == LARGEST_REWARD
 
 
 def test_a_fisher_diagonal_is_a_mean_of_squares():

@@ -11,7 +11,7 @@ from toy_policy import CAP, PROBLEMS, late_letters, make_model, timeless, weight
 from grpo_edu.cli.main import main
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.continual.stages import load_curriculum
-from grpo_edu.losses import UNCLIPPED
+from grpo_edu.losses import LOSSES as TABLE
 from grpo_edu.runs.effects import RUN_NEEDS, check_effects
 from grpo_edu.runs.request import CONFIG_FIELDS, RunRequest
 from grpo_edu.trainer import train
@@ -33,7 +33,7 @@ TELLING = {
     "temperature": [0.5],
     "top_p": [0.5],
     "top_k": [2],
-    "loss_type": [name for name in LOSS_TYPES if name not in ("grpo", "cispo")],
+    "loss_type": [name for name in LOSS_TYPES if name != "grpo" and name not in CAP],
     "importance_sampling_level": ["sequence"],
     "epsilon": [0.01],
     "epsilon_high": [0.01],
@@ -55,7 +55,8 @@ TELLING = {
 # These change memory, time or what stops a run, and the numbers by rounding at most.
 WITHOUT_NUMBERS = {*("gradient_accumulation_steps", "gradient_checkpointing", "memory_budget_gib"), "abort_grad_norm"}
 # Next to these settings the options that need others are tried: one loss per formula, and what switches something on.
-LOSSES = {name: {"loss_type": name, **CAP.get(name, {})} for name in ("grpo", "cispo", *UNCLIPPED)}
+FORMULAS = {loss.token: name for name, loss in reversed(TABLE.items())}.values()
+LOSSES = {name: {"loss_type": name, **CAP.get(name, {})} for name in FORMULAS}
 CONTEXTS = {
     **LOSSES,
     **{f"{name}, 2 iterations": {**settings, "num_iterations": 2} for name, settings in LOSSES.items()},

@@ -19,10 +19,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from grpo_edu import logprobs
-from grpo_edu.fast import chunked_logps
-from grpo_edu.fast.packing import pack_groups, shared_prefix_logps
-from grpo_edu.logprobs import entropies, group_logps, logps_from_logits, per_token_logps
+from grpo_edu.fast import chunked_logps, packing
+from grpo_edu.fast.packing import group_logps, pack_groups, per_token_logps, shared_prefix_logps
+from grpo_edu.logprobs import entropies, logps_from_logits
 
 VOCAB, GENERATIONS, EOS = 64, 3, 2
 SIZES = dict(
@@ -373,7 +372,7 @@ def test_a_group_is_read_together_where_that_is_possible_and_else_with_a_word(mo
             assert_close(group_logps(narrow, *BATCH, **options), expected[0])
         assert said[0].filename == __file__  # it points at who called
         usual = per_token_logps(wide, *BATCH)
-        monkeypatch.setattr(logprobs, "per_token_logps", None)
+        monkeypatch.setattr(packing, "per_token_logps", None)
         assert_close(group_logps(wide, *BATCH, **options), expected[1])
         assert_close(group_logps(wide, *BATCH, num_generations=GENERATIONS), usual)
 

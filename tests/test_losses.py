@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from grpo_edu.config import LOSS_TYPES
 from grpo_edu.losses import (
+    LOSSES,
     clip_fractions,
     grpo_loss,
     importance_ratio,
@@ -17,14 +18,16 @@ from grpo_edu.losses import (
     per_token_policy_loss,
     reduce_loss,
     token_weights,
+    weight_by_completion,
+    weight_by_limit,
+    weight_by_rows,
+    weight_by_rows_given,
+    weight_by_update,
     weighted_sum,
 )
 
 LEVELS = ("token", "sequence")
 every_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
-BY_ROW = ("grpo",)  # the mean of each row, then the mean of the rows
-SUMMED = ("reinforce",)  # the sum of each row, then the mean of the rows
-BY_UPDATE = ("dapo", "cispo")  # divided by the tokens of the whole update
 every_level = pytest.mark.parametrize("level", LEVELS)
 
 
@@ -36,6 +39,19 @@ def random_batch(seed=0, rows=4, columns=5, dtype=torch.float64):
     lengths = torch.randint(1, columns + 1, (rows,), generator=generator)
     lengths[-1] = 0
     return logps, old, ref, advantages, (torch.arange(columns) < lengths[:, None]).long()
+
+
+def divides_by_update(loss_type):
+    """Whether a loss divides by the tokens of the whole update, where it is told their number."""
+    mask, options = torch.ones(2, 2), {"loss_type": loss_type, "max_completion_length": 8}
+    return not token_weights(mask, **options).equal(token_weights(mask, num_items=99, **options))
+
+
+def divides_by_rows(loss_type):
+    """Whether a row without tokens makes the weight of the others smaller."""
+    options = {"loss_type": loss_type, "max_completion_length": 8}
+    one, two = torch.ones(1, 2), torch.tensor([[1, 1], [0, 0]])
+    return not token_weights(one, **options)[0].equal(token_weights(two, **options)[0])
 
 
 def full_loss(logps, old, ref, advantages, mask, **options):
@@ -164,17 +180,21 @@ def test_the_reduction_by_itself():
 
 @every_loss
 def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss_type):
-    """−A ∇log π, weighted by what the loss type divides by; on-policy, cispo's cap is out of reach at 5."""
+    """−A ∇log π, times the weight of the token; on-policy, cispo's cap is out of reach at 5.
+
+    The formulas of the package have this gradient at ratio 1. Of another formula it is what autograd says.
+    """
     logps, _, _, advantages, mask = random_batch()
     logps.requires_grad_()
-    weight = mask / mask.sum()
-    if loss_type in BY_ROW:
-        weight = mask / mask.sum(1, keepdim=True).clamp(min=1) / len(mask)
-    elif loss_type in (*SUMMED, "dr_grpo"):
-        weight = mask / len(mask) / (8 if loss_type == "dr_grpo" else 1)
+    weight = token_weights(mask, loss_type=loss_type, max_completion_length=8)
+    expected = -advantages[:, None].expand_as(logps)
+    formula = LOSSES[loss_type].token
+    if formula.__module__ != "grpo_edu.losses":
+        ratio = (logps - logps.detach()).exp()
+        expected = gradient(formula(logps, ratio, advantages[:, None], 0.2, 5.0).sum(), logps)
     for old in (None, logps.detach()):
         loss = grpo_loss(logps, old, advantages, mask, loss_type=loss_type, max_completion_length=8, epsilon_high=5.0)
-        assert_close(gradient(loss, logps), -advantages[:, None] * weight)
+        assert_close(gradient(loss, logps), expected * weight)
 
 
 def test_at_ratio_one_the_sequence_gradient_is_shared_by_a_completions_tokens():
@@ -196,7 +216,7 @@ def test_gradients_by_finite_differences(loss_type, level):
         options["use_bias_correction_kl"] = corrected
 
         def function(values):
-            if loss_type != "cispo":
+            if LOSSES[loss_type].clips != "weight":
                 return full_loss(values, old, ref, advantages, mask, **options)
             # it detaches its weight, so hold the weight still while logps move
             ratio = importance_ratio(held, old, mask, importance_sampling_level=level)
@@ -251,13 +271,15 @@ def test_more_padding_gives_the_same_loss(loss_type):
     assert_close(full_loss(*wider, loss_type=loss_type), full_loss(*tensors, loss_type=loss_type))
 
 
-@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
+@pytest.mark.parametrize(
+    "loss_type", [name for name, loss in LOSSES.items() if loss.weight is not weight_by_rows_given]
+)
 def test_micro_batches_add_up_to_the_whole_batch(loss_type):
     """Not so with bnpo, which divides by each micro-batch's own tokens."""
     tensors = random_batch(rows=6)
     options = {"loss_type": loss_type}
     halves = [[tensor[part] for tensor in tensors] for part in (slice(0, 3), slice(3, 6))]
-    if loss_type in BY_UPDATE:
+    if divides_by_update(loss_type):
         parts = [full_loss(*half, num_items=tensors[4].sum(), **options) for half in halves]
     else:
         parts = [full_loss(*half, **options) / 2 for half in halves]
@@ -273,7 +295,7 @@ def test_a_truncated_completion_is_left_out_by_zeroing_its_mask(loss_type, level
     options = {"loss_type": loss_type, "importance_sampling_level": level}
     with_row = full_loss(logps, old, ref, advantages, mask, **options)
     without = full_loss(logps[keep], old[keep], ref[keep], advantages[keep], mask[keep], **options)
-    share = float(keep.double().mean()) if loss_type in (*BY_ROW, *SUMMED, "dr_grpo") else 1.0
+    share = float(keep.double().mean()) if divides_by_rows(loss_type) else 1.0
     assert_close(with_row, without * share)
 
 
@@ -431,16 +453,16 @@ def test_bad_input_of_the_steps_is_refused_too():
 def reduced_by_definition(loss, mask, loss_type, limit):
     """The reductions as the papers write them, without token weights."""
     sums, lengths = (loss * mask).sum(dim=1), mask.sum(dim=1)
-    if loss_type in BY_ROW:
-        return (sums / lengths.clamp(min=1)).mean()
-    if loss_type in SUMMED:
-        return sums.mean()
-    if loss_type == "dr_grpo":
-        return sums.sum() / (len(loss) * limit)
-    return sums.sum() / lengths.sum()
+    return {
+        weight_by_completion: (sums / lengths.clamp(min=1)).mean(),
+        weight_by_rows: sums.mean(),
+        weight_by_limit: sums.sum() / (len(loss) * limit),
+        weight_by_rows_given: sums.sum() / lengths.sum(),
+        weight_by_update: sums.sum() / lengths.sum(),
+    }[LOSSES[loss_type].weight]
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@every_loss
 def test_token_weights_give_every_reduction_whole_and_in_parts(loss_type):
     draws = torch.Generator().manual_seed(0)
     for _ in range(50):

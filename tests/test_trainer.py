@@ -29,7 +29,7 @@ from toy_policy import (
 
 from grpo_edu import losses, trainer
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
-from grpo_edu.losses import UNCLIPPED, per_token_loss
+from grpo_edu.losses import LOSSES, clipped_loss, per_token_loss, token_weights
 from grpo_edu.problems.templates import Problem, ProblemOrder
 from grpo_edu.rewards import accuracy_reward
 from grpo_edu.rollout import Sampler, generate
@@ -244,7 +244,7 @@ def test_the_number_of_forward_passes_changes_nothing(tokenizer, loss_type, leve
     options |= {"epsilon": 0.01, "epsilon_high": 1.01 if loss_type == "cispo" else 0.01, "learning_rate": 0.01}
     options |= {"mask_truncated_completions": True}
     whole, history = run(tokenizer, GRPOConfig(**SMALL, **options), late_letters_or_tie)
-    assert loss_type in UNCLIPPED or any(
+    assert not LOSSES[loss_type].clips or any(
         value > 0 for key, value in history[0].items() if "clip_ratio" in key and "completions" not in key
     )
     for parts in (2, 4):
@@ -574,19 +574,13 @@ def test_the_first_update_is_on_policy(tokenizer, loss_type):
     batch = make_batch(model, tokenizer, config)
     metrics = update_policy(model, batch, sgd(model), config)
     assert all(value == 0.0 for key, value in metrics.items() if "clip_ratio" in key)
-    assert any("clip_ratio" in key for key in metrics) == (loss_type not in UNCLIPPED)
-    lengths = batch.rollout.completion_mask.sum(dim=1)
-    per_row = {  # ratio 1: a token's loss is -A, so what is left is how the rows are weighed
-        "grpo": torch.full((16,), 1 / 16),
-        "dr_grpo": lengths / (16 * config.max_completion_length),
-        "reinforce": lengths / 16,
-    }.get(loss_type, lengths / lengths.sum())
-    if loss_type in ("cispo", "reinforce"):
-        per_row = -(per_row / lengths) * batch.rollout.sampling_per_token_logps.sum(dim=1)
-        expected = (per_row * batch.advantages).sum().item()
-    else:
-        expected = -(per_row * batch.advantages).sum().item()
-    assert metrics["loss"] == pytest.approx(expected, abs=1e-6)
+    assert any("clip_ratio" in key for key in metrics) == bool(LOSSES[loss_type].clips)
+    logps, loss = batch.rollout.sampling_per_token_logps, LOSSES[loss_type]
+    per_token = loss.token(logps, torch.ones_like(logps), batch.advantages[:, None], 0.2, 5.0)
+    weight = token_weights(batch.loss_mask, loss_type=loss_type, max_completion_length=config.max_completion_length)
+    assert metrics["loss"] == pytest.approx((per_token * weight).sum().item(), abs=1e-6)
+    if loss.token is clipped_loss:  # ratio 1: a token's loss is -A
+        assert metrics["loss"] == pytest.approx(-(batch.advantages[:, None] * weight).sum().item(), abs=1e-6)
     if loss_type == "grpo":
         assert metrics["loss"] == pytest.approx(0.0, abs=1e-6)
 

@@ -6,14 +6,14 @@ import difflib
 import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace, _ArgumentGroup
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from grpo_edu.extras.settings import field_help
+from grpo_edu.config import field_help
 from grpo_edu.problems.hub import meant_as_folder, no_folder
 
 _FLAGS = {"max_steps": ("--steps", "--max-steps")}
@@ -91,7 +91,7 @@ def add_options(command: ArgumentParser, options: type, names: Collection[str] =
         options: the dataclass. names: its fields to add; none means all but nested dataclasses.
     """
     hints, described = get_type_hints(options), field_help(options)
-    choices: Mapping[str, tuple[str, ...]] = getattr(options, "choices", {})
+    choices: Mapping[str, Sequence[str]] = getattr(options, "choices", {})
     for field in fields(options):
         if (names and field.name not in names) or field.default is MISSING:
             continue
@@ -105,14 +105,14 @@ def add_options(command: ArgumentParser, options: type, names: Collection[str] =
             typed["action"] = BooleanOptionalAction
         elif field.name in choices:
             typed["choices"], typed["metavar"] = choices[field.name], "NAME"
-            text += f": {', '.join(choices[field.name])}"
+            text += ": CHOICES"  # argparse writes them, when it shows the help
         elif kind in _METAVARS:
             typed["type"], typed["metavar"] = kind, _METAVARS[kind]
         elif float in get_args(kind):
             typed["type"], typed["metavar"] = _comma_floats, "X,X"
         else:
             typed["metavar"] = "NAMES"
-        typed["help"] = (text + _default_text(field.default)).replace("%", "%%")
+        typed["help"] = (text + _default_text(field.default)).replace("%", "%%").replace("CHOICES", "%(choices)s")
         flags = _FLAGS.get(field.name, ("--" + field.name.replace("_", "-"),))
         (_group(command, topic) if topic else command).add_argument(*flags, **typed)
 

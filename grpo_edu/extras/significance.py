@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_edu.extras.bounds import check_numbers
+from grpo_edu.config import check_numbers
 
 
 @dataclass(frozen=True)

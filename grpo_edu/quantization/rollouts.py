@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from grpo_edu.config import GRPOConfig, check_numbers
+from grpo_edu.config import GRPOConfig
 from grpo_edu.quantization.model import quantize_model
 from grpo_edu.rollout import Rollout, Sampler
 
@@ -92,7 +92,7 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
     Returns:
         (B, C), for `losses.grpo_loss(importance_weights=…)`.
 
-    Raises ValueError: shapes that differ, a cap that is not positive.
+    Raises ValueError: shapes that differ.
 
     >>> import torch
     >>> sampled = torch.tensor([[0.5, 0.5, 0.1], [0.25, 0.5, 0.5]]).log()
@@ -105,7 +105,6 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
             f"sampling_per_token_logps: expected shape {tuple(old_per_token_logps.shape)}, got "
             f"{tuple(sampling_per_token_logps.shape)}"
         )
-    check_numbers(cap=cap)
     return (old_per_token_logps.detach() - sampling_per_token_logps).exp().clamp(max=cap)
 
 

@@ -34,9 +34,21 @@ def _moves_between_updates(settings: Settings) -> bool:
 
 def _is_clipped(settings: Settings) -> bool:
     """Whether ratios can differ from 1, in a loss whose clip bounds are 1 − ε and 1 + ε."""
-    from grpo_edu.losses import UNCLIPPED  # imports torch
+    return _moves_between_updates(settings) and _loss(settings).clips == "ratio"
 
-    return _moves_between_updates(settings) and settings["loss_type"] not in ("cispo", *UNCLIPPED)
+
+def _loss(settings: Settings) -> Any:
+    """The entry of the loss type."""
+    from grpo_edu.losses import LOSSES  # imports torch
+
+    return LOSSES[settings["loss_type"]]
+
+
+def _scales(settings: Settings) -> bool:
+    """Whether the estimator of the advantages scales rewards."""
+    from grpo_edu.advantages import ESTIMATORS  # imports torch
+
+    return ESTIMATORS[settings["advantage_estimator"]].scales
 
 
 def _tokens_differ(settings: Settings) -> bool:
@@ -44,9 +56,7 @@ def _tokens_differ(settings: Settings) -> bool:
 
     Where every ratio is 1 their gradients add up to the same, unless something else weights the tokens differently.
     """
-    from grpo_edu.losses import NO_RATIO  # imports torch
-
-    if settings["loss_type"] in NO_RATIO:
+    if not _loss(settings).uses_ratio:
         return bool(settings["beta"] and settings["use_bias_correction_kl"])
     return (
         _moves_between_updates(settings)
@@ -65,13 +75,13 @@ RUN_NEEDS: tuple[Need, ...] = (
     Need("lora_alpha lora_targets", lambda run: run["lora_rank"] > 0, "`lora_rank` above 0"),
     Need(
         "scale_rewards",
-        lambda run: run["advantage_estimator"] == "group" or run["scale_rewards"] == "none",
+        lambda run: _scales(run) or run["scale_rewards"] == "none",
         "`advantage_estimator` group, because the others do not scale rewards",
     ),
     Need("epsilon", _is_clipped, "`num_iterations` of at least 2, and a `loss_type` with clip bounds such as grpo"),
     Need(
         "epsilon_high",
-        lambda run: run["loss_type"] == "cispo" or _is_clipped(run),
+        lambda run: _loss(run).clips == "weight" or _is_clipped(run),
         "`num_iterations` of at least 2 and a `loss_type` with clip bounds such as grpo, or `loss_type` cispo",
     ),
     Need(

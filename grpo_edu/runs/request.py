@@ -15,10 +15,9 @@ from types import NoneType
 from typing import Any, ClassVar, get_args, get_type_hints
 
 from grpo_edu import __version__
-from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig, drop_retired
+from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig, documented, drop_retired, setting
 from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
 from grpo_edu.extras.own_rewards import check_columns, load_reward
-from grpo_edu.extras.settings import documented, setting
 from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
 from grpo_edu.problems.instructions import INSTRUCTION_SETS

@@ -143,7 +143,7 @@ def score_tokens(
 ) -> ScoredTokens:
     """Score all tokens of a rollout under a policy, and the alternatives to them.
 
-    Unlike `grpo_edu.logprobs.per_token_logps`, this computes the whole distribution of every token, a few rows at a
+    Unlike `grpo_edu.fast.packing.per_token_logps`, this computes the whole distribution of every token, a few rows at a
     time, so it is for looking and not for training.
 
     Args:

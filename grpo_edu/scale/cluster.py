@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from grpo_edu.config import ROLLOUTS
-from grpo_edu.extras.settings import documented, setting
+from grpo_edu.config import ROLLOUTS, documented, setting
 from grpo_edu.problems.files import data_dir
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.profiles import Profile

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_edu.advantages import ESTIMATORS
 from grpo_edu.config import ROLLOUTS, GRPOConfig
-from grpo_edu.losses import NOT_IN_TRL
+from grpo_edu.losses import LOSSES
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import chat_messages, completion_text, prompt_style, render_messages
 from grpo_edu.rewards import RewardFunction
@@ -199,14 +200,14 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
     >>> settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     (1, 8)
     """
-    if config.advantage_estimator != "group":
+    if not ESTIMATORS[config.advantage_estimator].trl:
         raise ValueError(
             f"advantage_estimator: TRL's GRPOTrainer does not have {config.advantage_estimator!r}; choose 'group', or "
             "train without TRL"
         )
     only_here = {
         "max_resamples": config.max_resamples > 0,
-        "loss_type": config.loss_type in NOT_IN_TRL,
+        "loss_type": LOSSES[config.loss_type].trl is None,
         "scale_rewards": config.scale_rewards == "mean",
         "memory_budget_gib": config.memory_budget_gib is not None,
         "rollout_quantization": config.rollout_quantization is not None,
