@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from grpo_edu import __version__
 from grpo_edu.batch import Batch
-from grpo_edu.config import GRPOConfig
+from grpo_edu.config import GRPOConfig, drop_retired
 from grpo_edu.fast.optimizers import parameters_of
 from grpo_edu.rollout import Rollout
 from grpo_edu.runs.request import library_versions
@@ -210,8 +210,6 @@ def pack_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
                 tensors[f"optimizer.{index}.{key}"] = value.detach().contiguous()
             else:
                 numbers[f"{index}.{key}"] = value
-    if state.reference is not None and state.sampler.config.sync_ref_model:
-        tensors |= {f"reference.{name}": weight for name, weight in state.reference.named_parameters()}
     ahead: list[list[dict[str, Any]]] = []
     for index, (batch, sampled) in enumerate(state.ahead):
         ahead.append([])
@@ -248,8 +246,6 @@ def unpack_state(state: TrainingState, tensors: dict[str, Tensor], numbers: dict
                 on_cpu = not value.dim() and not state.optimizer.defaults.get("fused")
                 value = value.clone().to("cpu" if on_cpu else parameter.device)
             state.optimizer.state[parameter][key] = value
-        elif kind == "reference" and state.reference is not None:
-            state.reference.get_parameter(rest).data.copy_(value)
     for group, rate in zip(state.optimizer.param_groups, numbers["learning_rates"], strict=True):
         group["lr"] = rate
     state.scheduler.load_state_dict(numbers["scheduler"])
@@ -367,7 +363,7 @@ def check_files(place: Path, files: Mapping[str, Any], what: str, again: str) ->
 def _check_index(place: Path, index: dict[str, Any], config: GRPOConfig, fingerprint: str) -> None:
     check_fingerprint(index["fingerprint"], fingerprint, place)
     asked = json.loads(json.dumps(config.to_dict()))
-    stored = {**asdict(GRPOConfig()), **index["config"]}  # settings that came later had their defaults
+    stored = {**asdict(GRPOConfig()), **drop_retired(index["config"])}  # settings that came later had their defaults
     if stored != asked:
         names = sorted(asked.keys() | stored.keys())
         changed = next(name for name in names if stored.get(name) != asked.get(name))

@@ -15,8 +15,7 @@ from types import NoneType
 from typing import Any, ClassVar, get_args, get_type_hints
 
 from grpo_edu import __version__
-from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig
-from grpo_edu.extras.settings import documented, setting
+from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig, documented, drop_retired, setting
 from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
 from grpo_edu.problems.instructions import INSTRUCTION_SETS, constraint_reward, instruction_reward, topic_reward
@@ -266,7 +265,8 @@ class RunRequest:
         Raises ValueError where a stored reward function is not given, or another one is, and for settings of a later
         version.
         """
-        if unknown := set(content["config"]) - set(CONFIG_FIELDS):
+        config = drop_retired(content["config"])
+        if unknown := set(config) - set(CONFIG_FIELDS):
             raise ValueError(
                 f"the run was stored by grpo_edu {content.get('grpo_edu')} with settings that this version does not "
                 f"have: {', '.join(sorted(unknown))}; use that version, or start a new run."
@@ -275,7 +275,7 @@ class RunRequest:
         if "num_heldout" in content:  # its name before `RunRequest`
             own["n"] = content["num_heldout"]
         own["rewards"] = _stored_rewards(split_names(own.get("rewards", "accuracy")), rewards)
-        return cls(**own, config=GRPOConfig(**content["config"]))
+        return cls(**own, config=GRPOConfig(**config))
 
 
 RUN_FIELDS = tuple(field.name for field in fields(RunRequest) if field.name != "config")

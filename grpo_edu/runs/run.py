@@ -358,7 +358,7 @@ def _room_needed(work: _Work, config: GRPOConfig, checkpoint_every: int) -> int:
     """Return the bytes needed on the disk for the model, and for two checkpoints while one replaces the other."""
     shape = ModelShape.of(work.policy)
     held = held_bytes(shape, config)
-    checkpoint = shape.trained + held["optimizer"] + (held["reference"] if config.sync_ref_model else 0)
+    checkpoint = shape.trained + held["optimizer"]
     return _saved_size(work) + (2 * checkpoint if checkpoint_every else 0)
 
 
