@@ -249,7 +249,7 @@ def trl_config(job: ClusterJob, folder: Path, request: RunRequest) -> str:
         "chat_template_kwargs": template_variables(request.chat_template_kwargs) or None,
         "report_to": list(request.track) or "none",
         "save_strategy": "steps",  # a checkpoint also holds the log of its steps
-        "save_steps": (request.checkpoint_every or config.max_steps) * config.updates_per_step,
+        "save_steps": (request.checkpoint_every or config.max_steps) * config.num_iterations,
         "save_total_limit": 2,
     }
     if request.lora_rank:
