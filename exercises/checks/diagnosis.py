@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from grpo_edu.checks.objective import completion_mask
 from torch import Tensor
 
 from grpo_edu import trainer
@@ -17,6 +16,7 @@ from grpo_edu.checks.compare import Outcome
 from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Part, call, letters_of
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import Curve, numbers, stored_curves
+from grpo_edu.checks.objective import completion_mask
 from grpo_edu.checks.slips import NOT_WRITTEN
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem
