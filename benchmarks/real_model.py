@@ -47,7 +47,7 @@ from grpo_edu.problems.files import load_gsm8k
 from grpo_edu.problems.instructions import CONSTRAINTS, check_instruction, instruction_problems, make_instructions
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.rewards import RewardFunction
-from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.run import resume_training, start_run
 from grpo_edu.trainer import train
 
@@ -218,13 +218,13 @@ def trained(
         with products_in_bfloat16():
             resume_training(folder, rewards=[reward], progress=False)
     elif not folder.exists():
-        request = RunRequest(
+        request = RunConfig(
             str(start_of(task, seed)),
             TASKS[task].data,
-            rewards=(reward,),
+            reward_funcs=(reward,),
             config=config,
             lora_rank=arm.lora_rank,
-            n=10,
+            num_heldout=10,
             greedy=False,
             checkpoint_every=10,
         )

@@ -35,7 +35,7 @@ from benchmarks.harness import RESULTS, held_out_accuracy, markdown, run_study, 
 from benchmarks.learning_curves import WINDOW, difference, interval, windows
 from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, load_policy, load_problems, read_log, train
 from grpo_edu.machine.hardware import machine
-from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.options import RunConfig
 
 COMMAND = "python -m benchmarks.trl_learning_curve"
 OUTPUT = RESULTS / "trl_learning_curve.json"
@@ -69,7 +69,7 @@ def train_here(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, floa
 
 def train_two_processes(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, float]]]:
     """The same with TRL in two processes. Their own evaluations, which nobody reads, are as short as possible."""
-    request = RunRequest(config=config, n=len(LEVELS), greedy=False)
+    request = RunConfig(config=config, num_heldout=len(LEVELS), greedy=False)
     with tempfile.TemporaryDirectory() as place, socket.socket() as listener:
         profile, output = Path(place) / "job.json", Path(place) / "run"
         profile.write_text(json.dumps(request.to_settings()), encoding="utf-8")

@@ -29,7 +29,7 @@ from grpo_edu.runs import run as runs
 from grpo_edu.runs.checkpoint import latest_checkpoint, load_failed_batch
 from grpo_edu.runs.folder import RunFolder, is_held, run_lock
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.request import read_resumable
+from grpo_edu.runs.record import read_resumable
 from grpo_edu.runs.run import resume_training, run_training
 from grpo_edu.trainer import Stages, train
 
@@ -208,12 +208,16 @@ def test_a_run_goes_on_after_an_error_in_its_reward(run, whole, tmp_path):
 
 
 def test_a_run_of_the_version_before_is_resumed_and_evaluated(tmp_path, capsys):
-    """tests/old_run: of grpo_edu before `RunRequest`, killed after step 4; whole.jsonl: the same run left alone."""
+    """tests/old_run: of grpo_edu before `RunConfig`, killed after step 4; whole.jsonl: the same run left alone."""
     folder = shutil.copytree(Path(__file__).parent / "old_run", tmp_path / "run")
     whole = read_log(folder / "whole.jsonl")
     record = read_resumable(folder)
-    request = record.request
-    assert (request.rewards, request.lora_targets, request.n) == (("accuracy", "format"), ("q_proj", "v_proj"), 12)
+    request = record.run_config
+    assert (request.reward_funcs, request.lora_targets, request.num_heldout) == (
+        ("accuracy", "format"),
+        ("q_proj", "v_proj"),
+        12,
+    )
     index = json.loads((folder / "checkpoints" / "step-4" / "checkpoint.json").read_text())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # other versions of torch may not end exactly the same

@@ -17,7 +17,7 @@ from grpo_edu.cli.main import main
 from grpo_edu.models import load_policy
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.profiles import load_profile
-from grpo_edu.runs.request import read_resumable
+from grpo_edu.runs.record import read_resumable
 from grpo_edu.runs.run import run_evaluation
 from grpo_edu.scale import trl_job
 from grpo_edu.scale.cluster import ClusterJob, write_job

@@ -37,8 +37,8 @@ from grpo_edu.runs.checkpoint import (
     measure,
 )
 from grpo_edu.runs.folder import RunFolder, model_source
+from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.recording import sigterm_interrupts
-from grpo_edu.runs.request import load_split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

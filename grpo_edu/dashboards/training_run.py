@@ -17,7 +17,7 @@ from grpo_edu.figures.hover import with_values
 from grpo_edu.figures.live import ACCURACY, live_curves, live_values, svg_image
 from grpo_edu.figures.style import COLORS
 from grpo_edu.rewards import reward_name
-from grpo_edu.runs.request import REWARDS, load_split
+from grpo_edu.runs.loading import REWARDS, load_split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -202,21 +202,22 @@ class TrainingRun:
         from grpo_edu.models import save_policy
         from grpo_edu.runs.folder import RunFolder
         from grpo_edu.runs.log import RunLog
-        from grpo_edu.runs.request import RunRecord, RunRequest
+        from grpo_edu.runs.options import RunConfig
+        from grpo_edu.runs.record import RunMetadata
         from grpo_edu.runs.summary import RunResult, write_result
 
         if self.state is None:  # shown again, and not continued
             self.prepare(session)
         folder = RunFolder.unused(f"{Path(self.model_name).name}-dashboard-seed{self.config.seed}", parent=parent)
         folder.check_room(sum(weight.nbytes for weight in session.model.parameters()))
-        record = RunRecord.start(
-            RunRequest(
+        record = RunMetadata.start(
+            RunConfig(
                 model=self.model_name,
                 data=self.data,
-                rewards=tuple(self.functions),
+                reward_funcs=tuple(self.functions),
                 config=self.config,
                 dtype=str(session.model.dtype).removeprefix("torch."),
-                n=len(self.heldout),
+                num_heldout=len(self.heldout),
             )
         )
         folder.claim(record.to_dict())

@@ -37,7 +37,7 @@ from grpo_edu.batch import Batch
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.optimizers import parameters_of
 from grpo_edu.rollout import Rollout
-from grpo_edu.runs.request import library_versions
+from grpo_edu.runs.record import library_versions
 from grpo_edu.trainer import TrainingState
 
 if TYPE_CHECKING:

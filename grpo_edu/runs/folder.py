@@ -4,7 +4,7 @@ config.json     what was asked for, written first
 first_look.txt  problems, rendered prompts and stop tokens, as they were before training
 metrics.jsonl   one line per step, written during training
 completions.jsonl.gz   what was sampled, with rewards and advantages, for `read_completions`
-tokens.jsonl.gz   of a run with `inspect_steps`: each token of these steps before and after the update
+tokens.jsonl.gz   of a run with `record_token_steps`: each token of these steps before and after the update
 model/          the trained policy, for `load_policy`
 summary.md      one page to read, with curves.png and accuracy.png
 result.json     accuracies, intervals and p-value, written last

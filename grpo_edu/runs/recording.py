@@ -18,7 +18,7 @@ from grpo_edu.runs.checkpoint import random_states, save_checkpoint, save_failed
 from grpo_edu.runs.completions import CompletionLog
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog
-from grpo_edu.runs.request import RunRecord
+from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.summary import count_steps
 from grpo_edu.runs.tokens import TokenLog, TokenRecorder
 from grpo_edu.trainer import TrainingState
@@ -139,7 +139,7 @@ class Keeper:
 def record_steps(
     training: Generator[dict[str, float]],
     folder: RunFolder,
-    record: RunRecord,
+    record: RunMetadata,
     *,
     history: Sequence[dict[str, float]] = (),
     begin: Callable[[], None] | None = None,
@@ -161,7 +161,7 @@ def record_steps(
     """
     from tqdm.auto import tqdm
 
-    done, max_steps = list(history), record.request.config.max_steps
+    done, max_steps = list(history), record.run_config.config.max_steps
     bar = tqdm(total=max_steps, initial=len(done), desc="Training", disable=None if progress else True)
     try:
         with closing(training), bar, WholeSteps() as steps, ExitStack() as files:
@@ -197,7 +197,7 @@ def open_logs(
     files: ExitStack,
     folder: RunFolder,
     history: Sequence[dict[str, float]],
-    record: RunRecord,
+    record: RunMetadata,
     sampled: Callable[[], Mapping[str, Any]] | None = None,
     recorder: TokenRecorder | None = None,
 ) -> list[Callable[[dict[str, float]], None]]:
@@ -207,7 +207,7 @@ def open_logs(
     """
     folder.metrics.unlink(missing_ok=True)
     logs: list[Callable[[dict[str, float]], None]] = [files.enter_context(RunLog(folder.metrics)).append]
-    if record.request.track:
+    if record.run_config.report_to:
         from grpo_edu.runs.tracking import open_trackers
 
         logs.append(files.enter_context(open_trackers(record, folder.path)))
@@ -215,9 +215,9 @@ def open_logs(
         for append in logs:
             append(metrics)
     if sampled is not None:
-        request = record.request
+        request = record.run_config
         kept = files.enter_context(
-            CompletionLog(folder.completions, request.keep_completions, request.config, done=len(history))
+            CompletionLog(folder.completions, request.max_saved_completions, request.config, done=len(history))
         )
         logs.append(lambda metrics: kept.append(int(metrics["step"]), sampled()))
     if recorder is not None:

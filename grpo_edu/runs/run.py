@@ -26,6 +26,7 @@ from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import LEVELS, Problem
 from grpo_edu.prompts import prompt_style, set_prompt_style
+from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.checkpoint import (
     check_same_data,
     data_fingerprint,
@@ -36,20 +37,12 @@ from grpo_edu.runs.checkpoint import (
 )
 from grpo_edu.runs.completions import columns_of_batch
 from grpo_edu.runs.folder import RunFolder
+from grpo_edu.runs.loading import Rewards, parse_data
 from grpo_edu.runs.log import write_log
 from grpo_edu.runs.look import first_look
+from grpo_edu.runs.options import ALL_LAYERS, RunConfig, default_config, make_plain_chat_template, use_current_names
+from grpo_edu.runs.record import RunMetadata, default_folder, read_resumable
 from grpo_edu.runs.recording import STOPS, Keeper, noting, record_steps, sigterm_interrupts
-from grpo_edu.runs.request import (
-    ALL_LAYERS,
-    Rewards,
-    RunRecord,
-    RunRequest,
-    check_data,
-    default_config,
-    default_folder,
-    plain_template,
-    read_resumable,
-)
 from grpo_edu.runs.summary import RunResult, report_evaluation, write_result
 from grpo_edu.runs.symptoms import sample_weights, unchanged
 from grpo_edu.runs.tokens import TokenRecorder
@@ -77,17 +70,19 @@ def run_training(
 
     Args:
         config: the settings of GRPO; None takes the defaults, with completions long enough for `data`.
-        options: further fields of `RunRequest`, such as `data="basic"`, `rewards="accuracy,format"` or `n=60`.
+        options: further fields of `RunConfig`, such as `data="basic"` or `num_heldout=60`; the names of version 0.3.0
+            (`rewards`, `n`, …) are understood too.
 
     `start_run` explains the other arguments, and what is raised.
     """
-    config = config or default_config(check_data(options.get("data", LEVELS)), model, options.get("lora_rank", 0))
-    request = RunRequest(str(model), config=config, **options)
+    options = use_current_names(options)
+    config = config or default_config(parse_data(options.get("data", LEVELS)), model, options.get("lora_rank", 0))
+    request = RunConfig(str(model), config=config, **options)
     return start_run(request, output=output, overwrite=overwrite, command=command, progress=progress)
 
 
 def start_run(
-    request: RunRequest,
+    request: RunConfig,
     *,
     output: str | Path | None = None,
     overwrite: bool = False,
@@ -121,10 +116,10 @@ def start_run(
             f"`checkpoint_every` is {request.checkpoint_every}, but this command cannot resume a run with `backend` "
             "'trl'; leave it out, train with `backend` 'grpo_edu', or use `grpo-edu cluster`."
         )
-    check_trackers(request.track)
+    check_trackers(request.report_to)
     folder = RunFolder(output) if output else default_folder(request, overwrite=overwrite)
     folder.check(overwrite=overwrite)
-    record = RunRecord.start(request, command)
+    record = RunMetadata.start(request, command)
     with ExitStack() as held, sigterm_interrupts():
         begin = partial(_begin, held, folder, record, overwrite)
         return _execute(folder, record, begin, progress, started, say)
@@ -156,16 +151,16 @@ def resume_training(output: str | Path, *, rewards: Rewards | None = None, progr
 
 def run_evaluation(model: str | Path = "tiny", *, n: int = 300, **options: Any) -> Evaluation:
     """Evaluate a policy on `n` problems, balanced over the sets; the options are those of `report_evaluation`."""
-    return report_evaluation(model, n=n, **options).evaluation
+    return report_evaluation(model, n=n, **use_current_names(options)).evaluation
 
 
 def _begin(
-    held: ExitStack, folder: RunFolder, record: RunRecord, overwrite: bool, look: str, before: dict[str, Any]
+    held: ExitStack, folder: RunFolder, record: RunMetadata, overwrite: bool, look: str, before: dict[str, Any]
 ) -> None:
     """Claim the folder of a new run: check it again, lock it, and write what the run began with."""
     held.enter_context(folder.begin(record.to_dict(), overwrite=overwrite))
     folder.write_text("first_look.txt", look)
-    if record.request.checkpoint_every:
+    if record.run_config.checkpoint_every:
         folder.write_json("before.json", before)
 
 
@@ -173,37 +168,39 @@ def _begin(
 class _Work:
     """What a run trains with.
 
-    problems, heldout: to train on, and to evaluate on. policy: with adapters, where the run trains them.
+    problems, heldout: to train on, and to evaluate on. functions: that score completions.
+    policy: with adapters, where the run trains them.
     start: fingerprint of the weights that the run starts from; empty where TRL trains it.
     """
 
     problems: list[Problem]
     heldout: list[Problem]
+    functions: list[RewardFunction]
     policy: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     start: str
 
 
-def _load(folder: RunFolder, record: RunRecord) -> _Work:
+def _load(folder: RunFolder, record: RunMetadata) -> _Work:
     """Load problems and model of a run; raises ValueError and OSError for what cannot be loaded."""
-    request = record.request
-    problems, heldout = request.load_problems()
+    request = record.run_config
+    data = request.load_data()
     folder.check_apart(record.source)
     policy, tokenizer = open_policy(record)
     start = fingerprint(policy) if request.backend == "grpo_edu" else ""
-    return _Work(problems, heldout, with_adapters(policy, request), tokenizer, start)
+    return _Work(data.problems, data.heldout, data.reward_funcs, with_adapters(policy, request), tokenizer, start)
 
 
 def _execute(
     folder: RunFolder,
-    record: RunRecord,
+    record: RunMetadata,
     begin: Callable[[str, dict[str, Any]], None] | None,
     progress: bool,
     started: float,
     say: Callable[[str], None] = lambda text: None,
 ) -> RunResult:
     """Evaluate, train, save, evaluate again. begin: claims the folder of a new run; None resumes a run."""
-    request, config, resumes = record.request, record.request.config, begin is None
+    request, config, resumes = record.run_config, record.run_config.config, begin is None
     work = _load(folder, record)
     policy, tokenizer = work.policy, work.tokenizer
     look = first_look(request, work.problems, work.heldout, policy, tokenizer)
@@ -322,7 +319,7 @@ def _evaluate_before(test: Callable[..., Evaluation], greedy: bool | None) -> tu
 
 
 def _training(
-    folder: RunFolder, request: RunRequest, work: _Work, resumes: bool, before: dict[str, Any]
+    folder: RunFolder, request: RunConfig, work: _Work, resumes: bool, before: dict[str, Any]
 ) -> tuple[
     Generator[dict[str, float]],
     Keeper | None,
@@ -334,7 +331,7 @@ def _training(
 
     The last of the five records the tokens of steps, where the run asks for it.
     """
-    config, functions = request.config, request.reward_functions
+    config, functions = request.config, work.functions
     if request.backend == "trl":
         from grpo_edu.scale.trl_backend import train_with_trl
 
@@ -342,7 +339,7 @@ def _training(
         training = train_with_trl(work.policy, work.tokenizer, work.problems, functions, config, on_sampled=last.update)
         return training, None, [], lambda: last, None
     state = start_training(work.policy, work.tokenizer, work.problems, config)
-    asked = request.inspect_steps
+    asked = request.record_token_steps
     recorder = TokenRecorder(work.policy, work.tokenizer, config, asked) if asked else None
     history: list[dict[str, float]] = []
     checkpoint = latest_checkpoint(folder.checkpoints) if resumes else None
@@ -369,17 +366,17 @@ def _saved_size(work: _Work) -> int:
     return shape.weights + adapters + _TOKEN_SIZE * len(work.tokenizer)
 
 
-def open_policy(record: RunRecord, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def open_policy(record: RunMetadata, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model that a run starts from, and give its tokenizer the run's prompt.
 
     device: where to load it, in place of the request's.
 
     Raises what `load_policy` raises.
     """
-    request = record.request
+    request = record.run_config
     policy, tokenizer = load_policy(record.source, request.dtype)
     if request.prompt_template is not None:
-        tokenizer.chat_template = plain_template(request.prompt_template)
+        tokenizer.chat_template = make_plain_chat_template(request.prompt_template)
     place = choose_device(device or request.device, policy.num_parameters())
     if place.type != "cpu" and request.config.rollout_quantization is not None:
         raise ValueError(
@@ -393,7 +390,7 @@ def open_policy(record: RunRecord, device: str | None = None) -> tuple[PreTraine
     return policy, tokenizer
 
 
-def with_adapters(policy: PreTrainedModel, request: RunRequest) -> PreTrainedModel:
+def with_adapters(policy: PreTrainedModel, request: RunConfig) -> PreTrainedModel:
     """Return the policy with the LoRA adapters that a run asks for; their random half comes from the run's seed."""
     if not request.lora_rank:
         return policy

@@ -28,8 +28,10 @@ from grpo_edu.config import ROLLOUTS
 from grpo_edu.extras.settings import documented, setting
 from grpo_edu.problems.files import data_dir
 from grpo_edu.rewards import RewardFunction
+from grpo_edu.runs.loading import is_user_dataset
+from grpo_edu.runs.options import RunConfig, with_absolute_paths
 from grpo_edu.runs.profiles import Profile
-from grpo_edu.runs.request import RunRequest, absolute_source, is_own_set, with_absolute_paths
+from grpo_edu.runs.record import resolve_model_source
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -217,7 +219,7 @@ def deepspeed_config(job: ClusterJob) -> str:
     )
 
 
-def carry_task(request: RunRequest, folder: Path) -> tuple[dict[Path, Path], RunRequest]:
+def carry_task(request: RunConfig, folder: Path) -> tuple[dict[Path, Path], RunConfig]:
     """Return what is to be copied into a folder, target → source, and the request that reads it from there.
 
     Raises ValueError where two files have one name, and what loading problems and rewards raises.
@@ -235,22 +237,22 @@ def carry_task(request: RunRequest, folder: Path) -> tuple[dict[Path, Path], Run
         place, sign, name = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
         return f"{move(place)}:{name}" if sign and place.endswith(".py") else entry
 
-    own = any(map(is_own_set, request.data))
-    if own or any(reward(entry) != entry for entry in request.rewards):
-        request.load_problems()  # a file or reward that is not valid is refused here, and not on the nodes
+    own = any(map(is_user_dataset, request.data))
+    if own or any(reward(entry) != entry for entry in request.reward_funcs):
+        request.load_data()  # a file or reward that is not valid is refused here, and not on the nodes
     moved = replace(
         request,
-        data=tuple(move(name) if is_own_set(name) else name for name in request.data),
-        heldout=None if request.heldout is None else move(request.heldout),
-        rewards=tuple(map(reward, request.rewards)),
+        data=tuple(move(name) if is_user_dataset(name) else name for name in request.data),
+        heldout_file=None if request.heldout_file is None else move(request.heldout_file),
+        reward_funcs=tuple(map(reward, request.reward_funcs)),
     )
     return carried, moved
 
 
-def job_profile(job: ClusterJob, request: RunRequest) -> str:
+def job_profile(job: ClusterJob, request: RunConfig) -> str:
     """Return the settings of the training run as the JSON of a profile, with absolute paths."""
     settings = request.to_settings()
-    settings["model"] = absolute_source(settings["model"])
+    settings["model"] = resolve_model_source(settings["model"])
     return json.dumps({"about": job.profile.about, **settings}, indent=2, ensure_ascii=False) + "\n"
 
 

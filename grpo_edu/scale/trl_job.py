@@ -32,9 +32,10 @@ from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.look import first_look
+from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.profiles import load_profile
+from grpo_edu.runs.record import RunMetadata, read_record, read_run_result
 from grpo_edu.runs.recording import open_logs
-from grpo_edu.runs.request import RunRecord, RunRequest, read_record, read_run_result
 from grpo_edu.runs.run import keep_policy, open_policy, with_adapters
 from grpo_edu.runs.summary import RunResult, write_result
 from grpo_edu.runs.symptoms import sample_weights, unchanged
@@ -74,7 +75,7 @@ def main(typed: Sequence[str] | None = None) -> int:
 
 
 def train_on_processes(
-    request: RunRequest, output: str | Path, *, rollout: str | None = None, micro_batch_size: int | None = None
+    request: RunConfig, output: str | Path, *, rollout: str | None = None, micro_batch_size: int | None = None
 ) -> RunResult | None:
     """Train with TRL in this process and in those that were started with it; the main process returns the result.
 
@@ -97,19 +98,19 @@ def train_on_processes(
     job = _Job(request, RunFolder(output), state.is_main_process, state.process_index, state.num_processes)
     rollout = rollout or default_rollout()
     arguments = job.trl_arguments(rollout, micro_batch_size)
-    record = RunRecord.start(request, " ".join(sys.argv))
+    record = RunMetadata.start(request, " ".join(sys.argv))
     with ExitStack() as held:
         if job.is_main:
             job.claim(record, held)
         policy, tokenizer = open_policy(record, device="cpu")  # accelerate chooses the process's own device
         policy = with_adapters(policy.to(state.device), request)
         sample = sample_weights(policy)
-        problems, heldout = request.load_problems()
+        data = request.load_data()
         if job.is_main:
-            job.folder.write_text("first_look.txt", first_look(request, problems, heldout, policy, tokenizer))
-        before = job.evaluation_before(policy, tokenizer, heldout)
+            job.folder.write_text("first_look.txt", first_look(request, data.problems, data.heldout, policy, tokenizer))
+        before = job.evaluation_before(policy, tokenizer, data.heldout)
         trainer = build_trainer(
-            policy, tokenizer, problems, request.reward_functions, request.config, rollout=rollout, arguments=arguments
+            policy, tokenizer, data.problems, data.reward_funcs, request.config, rollout=rollout, arguments=arguments
         )
         checkpoint = last_checkpoint(job.folder.checkpoints)
         history = job.stored_history(checkpoint)
@@ -118,7 +119,7 @@ def train_on_processes(
             report_steps(request.config, job.step_log(record, history, held, partial(sampled_columns, trainer)))
         )
         trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-        after = job.evaluate(policy, tokenizer, heldout)
+        after = job.evaluate(policy, tokenizer, data.heldout)
         result = None
         if job.is_main:
             is_unchanged = unchanged(policy, sample)
@@ -157,7 +158,7 @@ def _is_json(file: Path) -> bool:
 class _Job:
     """A run in one of its processes: the folder, which only the main process writes, and the process's number."""
 
-    request: RunRequest
+    request: RunConfig
     folder: RunFolder
     is_main: bool
     index: int
@@ -180,19 +181,19 @@ class _Job:
             settings |= {"save_strategy": "steps", "save_steps": every, "save_total_limit": 2}
         return trl.GRPOConfig(**settings)
 
-    def claim(self, record: RunRecord, held: ExitStack) -> None:
+    def claim(self, record: RunMetadata, held: ExitStack) -> None:
         """Lock the run's folder and write config.json, or find in it the run that continues.
 
         Raises FileExistsError: the folder holds a finished run, another run, or files that are no run.
         """
-        check_trackers(record.request.track)
+        check_trackers(record.run_config.report_to)
         stored = read_record(self.folder.path)
         if stored is None:
             held.enter_context(self.folder.begin(record.to_dict()))
             return
         if read_run_result(self.folder.path) is not None:
             raise FileExistsError(f"output: {self.folder.path} holds a finished run; choose another folder")
-        if stored.request.to_dict() != record.request.to_dict():
+        if stored.run_config.to_dict() != record.run_config.to_dict():
             raise FileExistsError(
                 f"output: {self.folder.path} holds a run with other settings; choose another folder, or remove it"
             )
@@ -247,7 +248,11 @@ class _Job:
         return [metrics for metrics in read_log(self.folder.metrics) if metrics["step"] <= done]
 
     def step_log(
-        self, record: RunRecord, history: list[dict[str, float]], held: ExitStack, sampled: Callable[[], dict[str, Any]]
+        self,
+        record: RunMetadata,
+        history: list[dict[str, float]],
+        held: ExitStack,
+        sampled: Callable[[], dict[str, Any]],
     ) -> Callable[[dict[str, float]], None]:
         """Return what the metrics of each step are given to: the run's log and trackers, in the main process."""
         if not self.is_main:
