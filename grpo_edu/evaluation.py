@@ -6,7 +6,7 @@ All functions raise ValueError for arguments that are empty or out of range.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -199,8 +199,53 @@ def evaluate(
             (`grpo_edu.extras.turns`). The completion that is scored is the whole conversation.
         pack_weights: as in `grpo_edu.rollout.generate`.
     """
-    import torch
     from tqdm.auto import tqdm
+
+    batches = evaluate_in_batches(
+        model,
+        tokenizer,
+        problems,
+        temperature=temperature,
+        max_completion_length=max_completion_length,
+        batch_size=batch_size,
+        seed=seed,
+        environment=environment,
+        max_turns=max_turns,
+        pack_weights=pack_weights,
+    )
+    # disable=None: tqdm shows nothing if the output is neither a terminal nor a notebook
+    label = progress if isinstance(progress, str) else "Evaluating"
+    with tqdm(total=len(problems), desc=label, disable=None if progress else True) as bar:
+        while True:
+            try:
+                bar.update(next(batches).done - bar.n)
+            except StopIteration as end:
+                return end.value
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """How many of the problems of an evaluation are done."""
+
+    done: int
+    total: int
+
+
+def evaluate_in_batches(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    problems: Sequence[Problem],
+    *,
+    temperature: float = 1.0,
+    max_completion_length: int = 96,
+    batch_size: int = 64,
+    seed: int = 0,
+    environment: "Callable[[], Environment] | None" = None,
+    max_turns: int | None = None,
+    pack_weights: bool = True,
+) -> Generator[Evaluating, None, Evaluation]:
+    """Do an evaluation that can be stopped after each batch; yields its progress, and returns what `evaluate` does."""
+    import torch
 
     from grpo_edu.extras.turns import reset_environments
     from grpo_edu.rollout import generate
@@ -217,27 +262,24 @@ def evaluate(
     order = sorted(range(len(problems)), key=lambda row: lengths[row])
     generator = torch.Generator().manual_seed(seed)
     completions, num_tokens = [""] * len(problems), [0] * len(problems)
-    # disable=None: tqdm shows nothing if the output is neither a terminal nor a notebook
-    label = progress if isinstance(progress, str) else "Evaluating"
-    with tqdm(total=len(problems), desc=label, disable=None if progress else True) as bar:
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            rollout = generate(
-                model,
-                tokenizer,
-                [rendered[row] for row in rows],
-                num_generations=1,
-                max_completion_length=max_completion_length,
-                temperature=temperature,
-                environments=None if environments is None else [environments[row] for row in rows],
-                max_turns=max_turns,
-                generator=generator,
-                pack_weights=pack_weights,
-            )
-            counts = rollout.completion_mask.sum(dim=1).tolist()
-            for row, completion, count in zip(rows, rollout.completions, counts, strict=True):
-                completions[row], num_tokens[row] = completion, count
-            bar.update(len(rows))
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        rollout = generate(
+            model,
+            tokenizer,
+            [rendered[row] for row in rows],
+            num_generations=1,
+            max_completion_length=max_completion_length,
+            temperature=temperature,
+            environments=None if environments is None else [environments[row] for row in rows],
+            max_turns=max_turns,
+            generator=generator,
+            pack_weights=pack_weights,
+        )
+        counts = rollout.completion_mask.sum(dim=1).tolist()
+        for row, completion, count in zip(rows, rollout.completions, counts, strict=True):
+            completions[row], num_tokens[row] = completion, count
+        yield Evaluating(start + len(rows), len(problems))
     scored = [_answer_and_score(problem, text) for problem, text in zip(problems, completions, strict=True)]
     return Evaluation(
         prompts=[problem.prompt for problem in problems],

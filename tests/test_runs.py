@@ -26,7 +26,7 @@ from grpo_edu.runs.loading import load_split, parse_names, resolve_rewards
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import RunConfig, default_config
 from grpo_edu.runs.record import default_folder
-from grpo_edu.runs.recording import WholeSteps, sigterm_interrupts
+from grpo_edu.runs.recording import DeferInterrupts, sigterm_interrupts
 from grpo_edu.runs.run import run_evaluation, run_training
 from grpo_edu.runs.summary import RunResult, summary
 from grpo_edu.trainer import train
@@ -134,11 +134,11 @@ def test_the_same_seed_gives_the_same_run(run, tmp_path):
 
 def test_greedy_evaluations_come_only_where_they_are_quick(run, tmp_path, monkeypatch):
     one_step = replace(CONFIG, max_steps=1)
-    monkeypatch.setattr(runs, "GREEDY_BUDGET", 1e9)
+    monkeypatch.setattr(runs, "MAX_GREEDY_SECONDS", 1e9)
     quick = run(greedy=None, config=one_step, output=tmp_path / "quick")
     assert quick.to_dict()["greedy_after"]["n"] == 6
     assert "| greedy | " in (tmp_path / "quick" / "summary.md").read_text()
-    monkeypatch.setattr(runs, "GREEDY_BUDGET", 0.0)
+    monkeypatch.setattr(runs, "MAX_GREEDY_SECONDS", 0.0)
     slow = run(greedy=None, config=one_step, output=tmp_path / "slow")
     assert slow.greedy_before is slow.greedy_after is None and slow.to_dict()["greedy_after"] is None
     assert "greedy" not in (tmp_path / "slow" / "summary.md").read_text()
@@ -160,7 +160,7 @@ def test_ctrl_c_keeps_the_last_full_step(run, tmp_path):
     assert result.interrupted and result.after is None and result.p_value is None and not result.failure
     assert timeless(result.history) == timeless(two_steps.history) and read_log(tmp_path / "run" / "metrics.jsonl")
     assert same_weights(weights_of(tmp_path / "run" / "model"), weights_of(tmp_path / "two" / "model"))
-    assert names_in(tmp_path / "run") == RUN_FILES - {"accuracy.png"} | {"checkpoints", "before.json"}
+    assert names_in(tmp_path / "run") == RUN_FILES - {"accuracy.png"} | {"state.pt"}
     assert "Interrupted after 2 of 3 steps." in (tmp_path / "run" / "summary.md").read_text()
     assert json.loads((tmp_path / "run" / "result.json").read_text())["interrupted"] is True
 
@@ -203,10 +203,10 @@ def test_a_process_that_ignores_a_signal_goes_on_doing_so():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     usual = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        with sigterm_interrupts(), WholeSteps() as steps:
+        with sigterm_interrupts(), DeferInterrupts() as interrupts:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)
-            steps.done()
+            interrupts.raise_if_asked()
     finally:
         signal.signal(signal.SIGTERM, usual)
 
@@ -217,10 +217,10 @@ def test_a_worker_thread_may_train(run, tmp_path):
     worker.start()
     worker.join()
     assert len(results[0].history) == 3
-    with WholeSteps() as steps:  # and the main thread's handler was left alone
+    with DeferInterrupts() as interrupts:  # and the main thread's handler was left alone
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        steps.done()
+        interrupts.raise_if_asked()
 
 
 @pytest.mark.parametrize(
@@ -324,11 +324,11 @@ def test_bad_input_is_refused_before_anything_is_done(run, policy_dir, tmp_path)
     for changes, message in [
         ({"data": "basic,advancd"}, "data.*'advancd'.*basic, intermediate"),
         ({"data": ()}, "data.*empty"),
-        ({"rewards": "accurate"}, "rewards.*'accurate'.*accuracy, format, steps, length"),
-        ({"rewards": []}, "rewards.*empty"),
-        ({"n": 2}, "`n` is 2.*basic, intermediate, advanced"),
-        ({"n": 3000}, "`n` is 3000.*1000 heldout problems of basic.*400"),
-        ({"n": "300"}, "`n`.*whole number.*'300'"),
+        ({"rewards": "accurate"}, "reward_funcs.*'accurate'.*accuracy, format, steps, length"),
+        ({"rewards": []}, "reward_funcs.*empty"),
+        ({"n": 2}, "`num_heldout` is 2.*basic, intermediate, advanced"),
+        ({"n": 3000}, "`num_heldout` is 3000.*1000 heldout problems of basic.*400"),
+        ({"n": "300"}, "`num_heldout`.*whole number.*'300'"),
         ({"greedy": 1}, "`greedy`.*true or false.*1"),
         ({"config": replace(CONFIG, reward_weights=(1, 2))}, "reward_weights.*2 .*brevity"),
         ({"data_path": tmp_path}, "data_path.*only gsm8k"),

@@ -83,13 +83,13 @@ class TrainingRun:
 
     def prepare(self, session: Session) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The model as the run needs it now: as it was loaded, or with the weights of the run that is continued."""
-        from grpo_edu.runs.checkpoint import load_checkpoint
+        from grpo_edu.runs.state import load_state, restore_training
         from grpo_edu.trainer import start_training
 
         model, tokenizer = session.reset()
         self.state = start_training(model, tokenizer, self.problems, self.config)
         if self.checkpoint is not None:
-            load_checkpoint(self.checkpoint, model, self.state, self.config)
+            restore_training(model, self.state, load_state(self.checkpoint)["training"], self.checkpoint)
         return model, tokenizer
 
     def go(self, session: Session, worker: Worker, tell: Callable[[], None]) -> Iterator[dict[str, float]]:

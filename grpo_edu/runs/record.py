@@ -25,7 +25,7 @@ def library_versions() -> dict[str, str]:
     return {
         "grpo_edu": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }
 

@@ -36,7 +36,7 @@ from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.profiles import load_profile
 from grpo_edu.runs.record import RunMetadata, read_record, read_run_result
 from grpo_edu.runs.recording import open_logs
-from grpo_edu.runs.run import keep_policy, open_policy, with_adapters
+from grpo_edu.runs.run import open_policy, save_trained_policy, with_adapters
 from grpo_edu.runs.summary import RunResult, write_result
 from grpo_edu.runs.symptoms import sample_weights, unchanged
 from grpo_edu.runs.tracking import check_trackers
@@ -123,13 +123,13 @@ def train_on_processes(
         result = None
         if job.is_main:
             is_unchanged = unchanged(policy, sample)
-            keep_policy(policy, tokenizer, job.folder)
+            save_trained_policy(policy, tokenizer, job.folder)
             seconds = time.perf_counter() - started
             result = RunResult(
                 job.folder.path, record, history, before, after, seconds, steps_before=done, unchanged=is_unchanged
             )
             write_result(job.folder, result)
-            job.folder.drop_checkpoints()
+            job.folder.drop_state()
     state.wait_for_everyone()
     state.destroy_process_group()
     return result

@@ -22,7 +22,6 @@ from tqdm.auto import tqdm
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.problems.templates import Problem
-from grpo_edu.runs.checkpoint import check_fingerprint, check_same_data, data_fingerprint, fingerprint
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import load_problem_sets, resolve_rewards, score_with_user_reward
 from grpo_edu.runs.log import RunLog
@@ -31,6 +30,7 @@ from grpo_edu.runs.profiles import Profile
 from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.recording import sigterm_interrupts
 from grpo_edu.runs.run import open_policy, with_adapters
+from grpo_edu.runs.state import check_same_data, check_same_model, data_fingerprint, fingerprint
 from grpo_edu.studies.sweep import (
     Range,
     SweepPlan,
@@ -90,7 +90,7 @@ def resume_sweep(output: str | Path) -> SweepResult:
     folder = RunFolder(output)
     config = folder.read_config("sweep", "sweep")
     problems = _problems(config)
-    check_fingerprint(config["fingerprint"], fingerprint(open_policy(RunMetadata.from_dict(config))[0]), folder.path)
+    check_same_model(config["fingerprint"], fingerprint(open_policy(RunMetadata.from_dict(config))[0]), folder.path)
     found = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
     check_same_data(config.get("data_fingerprints"), found, folder.path)
     with sigterm_interrupts(), folder.resume():
