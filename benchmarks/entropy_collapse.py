@@ -25,7 +25,7 @@ import torch
 from benchmarks.choices import problems_of
 from benchmarks.harness import RESULTS, Ledger, estimate, ledger_options, left_by_holm, paired_p, save, save_picture
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, pass_at_k, render_prompt, save_policy, train
-from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.evaluation import crossed_bootstrap
 from grpo_edu.metrics import masked_mean
 
 COMMAND = "python -m benchmarks.entropy_collapse"
@@ -156,8 +156,10 @@ def chosen(ledger: Ledger, arm: str) -> Any:
     if arm in PARTS_OF_LOWER_RATE:
         return PARTS_OF_LOWER_RATE[arm]
     rows = [ledger.find(phase="select", arm=arm, strength=stored(strength)) for strength in GRIDS[arm]]
-    scores = [round(score(row), 6) for row in rows if row]
-    return GRIDS[arm][scores.index(max(scores))] if len(scores) == len(rows) else None
+    scores = [score(row) for row in rows if row]
+    if len(scores) < len(rows):
+        return None
+    return next(strength for strength, one in zip(GRIDS[arm], scores, strict=True) if one > max(scores) - 1e-9)
 
 
 def stored(strength: Any) -> Any:

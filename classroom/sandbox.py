@@ -30,6 +30,7 @@ from typing import Any, Self
 
 import grpo_edu
 from classroom.kernel import MemoryGroup, call_filter, filter_file, memory_is_counted
+from grpo_edu.checks import topics_dir
 from grpo_edu.problems.templates import data_dir
 
 REMEDY = (
@@ -124,7 +125,7 @@ def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
 def _bwrap() -> str | None:
     """The program, from absolute places only: a file `bwrap` in the working directory may be a student's."""
     places = [one for one in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(one)]
-    return shutil.which("bwrap", path=os.pathsep.join([*places, "/usr/bin", "/bin"]))
+    return shutil.which("bwrap", path=os.pathsep.join(places))
 
 
 def _confined(
@@ -197,7 +198,7 @@ def _in_usr(path: str | Path) -> bool:
 def _to_hide(python: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
     """What lies within a folder that the process may read and is not for it: submissions, masters, answers."""
     copies = [Path(place) / "grpo_edu" for place in _site_packages()]  # an installed copy has the answers too
-    found = {path.resolve() for path in [*hidden, *copies] if path.is_dir()}
+    found = {path.resolve() for path in [*hidden, *copies, topics_dir()] if path.is_dir()}
     return sorted(
         place / path.relative_to(place.resolve())  # as the process would call it
         for place in (Path("/usr"), *python)

@@ -20,7 +20,6 @@ ADVANTAGE_ESTIMATORS = ("group", "rloo", "none")
 AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 OPTIMIZERS = ("adamw_torch", "adafactor")
-ROLLOUTS = ("grpo_edu", "transformers", "vllm")  # what may sample for TRL's trainer
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPE_CHOICES = ("float32", "bfloat16", "auto")
 LARGEST_REWARD = 1e15  # float32 still holds the squares of such rewards, from which advantages are scaled

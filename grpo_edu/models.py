@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from grpo_edu import collector_paused
-from grpo_edu.extras.model_files import (
+from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
+from grpo_edu.model_files import (
     SMOLLM2,
     check_folder,
     check_tokenizer,
@@ -31,7 +32,6 @@ from grpo_edu.extras.model_files import (
     load_tokenizer,
     quiet_transformers,
 )
-from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
 from grpo_edu.problems.hub import hub_or_cache, meant_as_folder, no_folder
 from grpo_edu.problems.templates import data_dir
 
@@ -78,8 +78,10 @@ def load_policy(
         from grpo_edu.fast.lora import adapter_base, load_adapters, merge_lora
 
         model, tokenizer = load_policy(adapter_base(adapters), dtype)
+        if (adapters / "tokenizer.json").is_file():  # with a prompt of its own
+            tokenizer = load_tokenizer(adapters, "")
         return merge_lora(load_adapters(model, adapters)), tokenizer
-    source = _find(name)
+    source = find_model(name)
     with collector_paused():
         import transformers.modeling_utils  # noqa: F401  most of what loading a model imports
     with quiet_transformers(), hub_or_cache(isinstance(source, str)) as obstacle:
@@ -120,7 +122,7 @@ def load_config(name: str | Path = "tiny") -> PretrainedConfig:
         from grpo_edu.fast.lora import adapter_base
 
         return load_config(adapter_base(adapters))
-    source = _find(name)
+    source = find_model(name)
     with hub_or_cache(isinstance(source, str)) as obstacle:
         try:
             return AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -189,8 +191,8 @@ def adapter_folder(name: str | Path) -> Path | None:
     return folder if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists() else None
 
 
-def _find(name: str | Path) -> Path | str:
-    """`_locate`, with a folder checked."""
+def find_model(name: str | Path) -> Path | str:
+    """Return the folder that a model's name refers to, or a Hub id unchanged; raises what `load_policy` raises."""
     source = _locate(name)
     if isinstance(source, Path):
         check_folder(source)

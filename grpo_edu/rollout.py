@@ -19,10 +19,10 @@ from torch import Tensor
 
 from grpo_edu.config import GRPOConfig, check_numbers, require
 from grpo_edu.extras.sampling import RepetitionPenalty, filter_logits
-from grpo_edu.extras.turns import Conversations, Environment, reset_environments, token_id
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters, merge_lora
 from grpo_edu.fast.memory import large_blocks_kept, widest
+from grpo_edu.turns import Conversations, Environment, reset_environments, token_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -184,7 +184,7 @@ def generate(
         repetition_penalty: of the tokens of the prompt and of the completion so far, see
             `grpo_edu.extras.sampling.penalize_repetitions`.
         stop_tokens: ids or texts of further tokens that end a completion.
-        environments: B environments after `reset`, one per completion (`grpo_edu.extras.turns`). Their observations
+        environments: B environments after `reset`, one per completion (`grpo_edu.turns`). Their observations
             count towards max_completion_length.
         max_turns: the largest number of turns with an environment; None: no limit but the number of tokens.
         pack_weights: sample from a packed copy of a large model's weights where there is plenty of memory, see

@@ -1,5 +1,7 @@
 """The checks of the exercises: what they say of right, wrong, broken and unwritten answers."""
 
+import doctest
+import importlib
 import math
 import pickle
 import pickletools
@@ -593,12 +595,12 @@ def test_grade_shows_the_feedback_and_returns_the_points(capsys):
 
 
 def test_nbgrader_reads_these_points():
-    utils = pytest.importorskip("nbgrader.utils", reason="nbgrader is not installed (extra classroom)")
     from nbformat.v4 import new_code_cell, new_output
+    from nbgrader.utils import determine_grade
 
     def points_of(output):
         metadata = {"nbgrader": {"grade": True, "solution": False, "points": 3, "grade_id": "x", "schema_version": 3}}
-        return utils.determine_grade(new_code_cell("", metadata=metadata, outputs=[output]))
+        return determine_grade(new_code_cell("", metadata=metadata, outputs=[output]))
 
     for answer, points in ((double, 3), (lambda x: 2 * x.abs(), 2.5), (lambda x: x - x, 0)):
         assert points_of(new_output("execute_result", {"text/plain": repr(DOUBLE(answer).grade())})) == (points, 3)
@@ -677,6 +679,11 @@ def test_inputs_travel_to_another_process_without_a_module_of_answers(name):
     names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str)}
     modules = {name for name in names if name.startswith("grpo_edu.checks")}
     assert modules <= {"grpo_edu.checks.core", "grpo_edu.checks.inputs"}
+
+
+@pytest.mark.parametrize("path", sorted(checks.topics_dir().glob("*.py")), ids=lambda path: path.stem)
+def test_examples_in_the_docstrings_of_exercises_hold(path):
+    assert doctest.testmod(importlib.import_module(f"grpo_edu.checks.{path.stem}")).failed == 0
 
 
 def test_a_wrong_reward_is_not_trained():

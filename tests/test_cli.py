@@ -318,7 +318,6 @@ FAULT = Check("memory", False, "1.0 of 4.0 GiB available", "Close other programs
 
 
 def test_doctor_says_whether_students_code_can_be_isolated(monkeypatch):
-    pytest.importorskip("nbgrader")
     monkeypatch.setattr("classroom.sandbox.isolation_problem", lambda: "")
     (check,) = cli.grading_checks()
     assert check.ok and "bubblewrap" in check.detail and not check.remedy
@@ -375,7 +374,6 @@ def test_doctor_measures_the_start_where_it_is_asked_to(capsys, monkeypatch):
 
 
 def test_train_through_trl_in_bfloat16(policy_dir, tmp_path, capsys):
-    pytest.importorskip("trl")
     arguments = ["train", "--model", str(policy_dir), *SMALL, "--steps", "2", "--output", str(tmp_path / "run")]
     assert main([*arguments, "--backend", "trl", "--dtype", "bfloat16", "--json"]) == 0
     captured = capsys.readouterr()

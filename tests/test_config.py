@@ -22,11 +22,10 @@ from grpo_edu.config import BOUNDS, GRPOConfig
 from grpo_edu.continual import ewc, fisher
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, ewc_penalty, merge_anchors
 from grpo_edu.continual.fisher import fisher_diagonal
-from grpo_edu.evaluation import paired_bootstrap, wilson_interval
+from grpo_edu.evaluation import crossed_bootstrap, paired_bootstrap, wilson_interval
 from grpo_edu.extras import masks, sampling
 from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
 from grpo_edu.extras.sampling import filter_logits
-from grpo_edu.extras.significance import crossed_bootstrap
 from grpo_edu.fast import chunked_logps as chunked
 from grpo_edu.fast.chunked_logps import chunked_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, per_token_loss, per_token_policy_loss, reduce_loss, token_weights
@@ -221,7 +220,8 @@ def test_settings_go_through_json_and_cannot_be_changed():
 
 
 def test_the_names_are_trls_where_trl_has_one():
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    import trl
+
     theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     own = {"prompts_per_step", "max_resamples", "advantage_estimator", "optimizer_in_backward", "memory_budget_gib"}
     theirs |= {name.removeprefix("vllm_") for name in theirs}  # what corrects for a policy of another kind that samples

@@ -63,7 +63,8 @@ def test_the_contributors_page_names_what_is_there():
 
 def test_the_spelling_is_right():
     """codespell over every text of the repository that people read."""
-    codespell = pytest.importorskip("codespell_lib", reason="no codespell: pip install codespell")
+    import codespell_lib as codespell
+
     folders = ("grpo_edu", "notebooks", "solutions", "exercises", "docs", "tests", "benchmarks", "recipes")
     places = [str(REPOSITORY / name) for name in (*folders, "README.md", "course.py")]
     skipped = "*.json,*.jsonl,*.safetensors,*.png"

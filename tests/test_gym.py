@@ -34,12 +34,7 @@ TASKS = (
     "simple_equations",
 )
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def library():
-    return pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed: pip install grpo-edu[domains]")
+pytestmark = pytest.mark.usefixtures("no_pictures", "reasoning_gym")
 
 
 def test_problems_are_seeded_different_and_apart():
@@ -133,10 +128,12 @@ def test_an_evaluation_counts_full_scores_only(policy_dir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
-def test_every_task_can_be_made_or_says_why(library, every):
+def test_every_task_can_be_made_or_says_why(every):
     """Two problems of each; nonsense is scored and raises nothing."""
     refused = []
-    for task in ["composite", *sorted({*library.factory.DATASETS} - {"composite"})[::every]]:
+    from reasoning_gym.factory import DATASETS
+
+    for task in ["composite", *sorted({*DATASETS} - {"composite"})[::every]]:
         name = f"reasoning-gym:{task}"
         try:
             problems = gym_problems(name, "train", 2)

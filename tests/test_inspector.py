@@ -136,7 +136,7 @@ def test_the_page_computes_what_the_package_computes(recorded, kind):
     assert pushed > 1000
 
 
-def test_clipped_tokens_are_those_of_the_package(recorded):
+def test_clipped_tokens_are_those_of_the_package(recorded, node):
     record, _ = recorded
     group = max(range(4), key=lambda number: len({one["reward"] for one in record["groups"][number]["completions"]}))
     settings = record["settings"] | {"low": 0.02, "high": 0.02, "beta": 0.0, "update": 2}

@@ -12,7 +12,6 @@ from random_policy import byte_tokenizer, random_model
 from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
-from grpo_edu.extras.own_rewards import load_reward
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.own import own_problems, question_key
 from grpo_edu.problems.templates import columns_of
@@ -25,6 +24,7 @@ from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.profiles import load_profile
 from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.run import open_policy, run_evaluation
+from grpo_edu.runs.user_rewards import load_reward
 from grpo_edu.scale.trl_backend import train_with_trl
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unit": "cm"} for n in range(20)]
@@ -410,7 +410,8 @@ def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, c
     assert plain.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == text
     ids = plain(text, add_special_tokens=False, return_tensors="pt")
     assert ids["input_ids"].tolist() == [tokenizer(text, add_special_tokens=False)["input_ids"]]
-    assert torch.equal(model(**ids).logits, policy(**ids).logits) and not hasattr(model, "peft_config")
+    torch.testing.assert_close(model(**ids).logits, policy(**ids).logits)
+    assert not hasattr(model, "peft_config")
     card = (folder / "README.md").read_text()
     result = json.loads((trained / "result.json").read_text())
     for words in (

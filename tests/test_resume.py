@@ -13,6 +13,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -227,19 +228,15 @@ def test_a_run_of_the_version_before_is_resumed_and_evaluated(tmp_path, capsys):
     whole = read_log(folder / "whole.jsonl")
     record = read_resumable(folder)
     request = record.run_config
-    assert (request.reward_funcs, request.lora_targets, request.num_heldout) == (
-        ("accuracy", "format"),
-        ("q_proj", "v_proj"),
-        12,
-    )
-    index = json.loads((folder / "checkpoints" / "step-4" / "checkpoint.json").read_text())
+    assert request.reward_funcs == ("accuracy", "format") and request.num_heldout == 12
+    assert request.lora_targets == ("q_proj", "v_proj")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # other versions of torch may not end exactly the same
         result = resume_training(folder, progress=False)
     assert [step["step"] for step in result.history] == list(range(1, 9)) and result.after.n == 12
-    same = index["versions"]["torch"] == torch.__version__
-    for now, then in zip(result.history, whole, strict=True):
-        assert now["reward"] == then["reward"] or (not same and now["step"] > 4)
+    now, then = ([step["reward"] for step in history] for history in (result.history, whole))
+    assert now[:4] == then[:4], "these are read from the log"
+    assert fmean(now[4:]) == pytest.approx(fmean(then[4:]), abs=0.1), "another processor may sample a few other tokens"
     options = "--data basic,sorting --n 12 --seed 3 --max-completion-length 32 --json"
     assert main(["evaluate", "--model", str(folder), *options.split()]) == 0
     assert json.loads(capsys.readouterr().out)["k"] == result.after.k

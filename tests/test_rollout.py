@@ -114,7 +114,7 @@ def test_the_repetition_penalty_is_that_of_transformers():
     mask = torch.ones_like(ids)
     for penalty in (0.5, 1.0, 1.2, 3.0):
         expected = RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
-        assert torch.equal(penalize_repetitions(logits, seen_tokens(ids, mask, 50), penalty), expected)
+        torch.testing.assert_close(penalize_repetitions(logits, seen_tokens(ids, mask, 50), penalty), expected)
     mask[:, :15] = 0  # padding does not count
     assert torch.equal(seen_tokens(ids, mask, 50), seen_tokens(ids[:, 15:], mask[:, 15:], 50))
 
@@ -407,7 +407,7 @@ def test_filters_are_those_of_transformers():
             expected = TopPLogitsWarper(top_p)(None, expected)
         if min_p:
             expected = MinPLogitsWarper(min_p)(None, expected)
-        assert torch.equal(filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p), expected)
+        torch.testing.assert_close(filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p), expected)
 
 
 def test_inverse_cdf_edges():

@@ -21,6 +21,8 @@ SPINE = {
     "trainer",
     "metrics",
     "evaluation",
+    "turns",
+    "model_files",
 }
 
 
@@ -30,6 +32,8 @@ def modules() -> dict[str, Path]:
     for path in (*PACKAGE.rglob("*.py"), *(REPOSITORY / "classroom").glob("*.py")):
         parts = path.relative_to(REPOSITORY).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for path in (REPOSITORY / "exercises" / "checks").glob("*.py"):
+        found[f"grpo_edu.checks.{path.stem}"] = path
     return found
 
 
@@ -58,12 +62,12 @@ MAY_IMPORT = {
     "problems": {"spine"},
     "fast": {"spine"},
     "quantization": {"spine"},
-    "extras": {"spine", "problems"},
+    "extras": {"spine"},
     "runs": {"spine", "problems", "fast", "extras", "scale", "figures"},
     "scale": {"spine", "problems", "fast", "extras", "runs"},
     "continual": {"spine", "problems", "fast", "runs", "figures"},
-    "machine": {"spine", "problems", "fast", "extras", "quantization", "continual"},
-    "studies": {"spine", "problems", "fast", "extras", "runs", "continual", "figures"},
+    "machine": {"spine", "problems", "fast", "quantization", "continual"},
+    "studies": {"spine", "problems", "fast", "runs", "continual", "figures"},
     "figures": {"spine", "continual"},
     "checks": {"spine", "problems", "fast", "quantization", "continual", "studies", "figures"},
     "classroom": {"spine", "checks", "runs", "figures", "problems", "machine", "cli"},  # a package of its own

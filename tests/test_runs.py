@@ -84,7 +84,8 @@ def test_a_run_keeps_everything(run, policy_dir, tmp_path, monkeypatch):
 
     ids = trained["tokenizer"]([render_prompt(trained["tokenizer"], "What is 2 + 3?")], return_tensors="pt")
     model, tokenizer = load_policy(folder / "model")
-    assert torch.equal(model(**ids).logits, trained["model"](**ids).logits)
+    assert same_weights(model.state_dict(), trained["model"].state_dict())
+    torch.testing.assert_close(model(**ids).logits, trained["model"](**ids).logits)
     assert not same_weights(weights_of(policy_dir), weights_of(folder / "model"))
     assert tokenizer.get_vocab() == trained["tokenizer"].get_vocab()
 
@@ -290,7 +291,9 @@ def test_two_rewards_of_one_name_are_refused_before_anything_is_sampled(policy_d
         next(train(model, tokenizer, load_problems("basic", "train", 2), [brevity, brevity], CONFIG))
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere: run the tests as an ordinary user"
+)
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="cannot be written"):

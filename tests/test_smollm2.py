@@ -13,11 +13,10 @@ from random_policy import byte_tokenizer, random_model
 from test_resume import interrupt, stopping_at
 
 from benchmarks.kill_and_resume import outcome
-from grpo_edu import models
+from grpo_edu import model_files, models
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards import AskTheModel
 from grpo_edu.evaluation import evaluate
-from grpo_edu.extras import model_files
 from grpo_edu.fast.lora import add_lora, load_adapters, save_adapters
 from grpo_edu.models import load_config, load_policy
 from grpo_edu.problems.files import load_problems
@@ -130,8 +129,6 @@ def test_a_folder_of_that_name_is_not_taken_for_it(monkeypatch, tmp_path):
 @pytest.fixture(scope="session")
 def smollm2():
     """The real model, loaded once; its weights must not be changed."""
-    if model_files.smollm2_file() is None:
-        pytest.skip(f"SmolLM2 is not installed: {model_files.SMOLLM2_INSTALL}")
     return load_policy("smollm2")
 
 

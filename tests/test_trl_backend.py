@@ -9,17 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import trl
 from random_policy import byte_tokenizer, random_model
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem, make_problems
 from grpo_edu.rewards import accuracy_reward
+from grpo_edu.scale.trl_backend import build_trainer, train_with_trl, trl_settings
 from grpo_edu.trainer import train
-
-trl = pytest.importorskip("trl")
-
-from grpo_edu.scale.trl_backend import build_trainer, train_with_trl, trl_settings  # noqa: E402  it needs TRL
 
 PROBLEMS = make_problems("basic", 6, 0)
 CONFIG = GRPOConfig(
@@ -217,7 +215,7 @@ def test_nothing_is_printed_warned_or_kept(capsys, tmp_path, monkeypatch):
         ({"max_resamples": 2}, {}, "max_resamples: 2 .*TRL's GRPOTrainer does not have"),
         ({"scale_rewards": "mean"}, {}, "scale_rewards: .*'mean'"),
         ({"loss_type": "reinforce"}, {}, "loss_type: .*'reinforce'"),
-        ({}, {"rollout": "llama"}, "rollout: 'llama' is unknown; choose one of grpo_edu, transformers, vllm"),
+        ({}, {"rollout": "llama"}, "rollout: 'llama' is unknown; choose one of grpo_edu, transformers"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(changes, options, message):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import trl
 from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -22,8 +23,6 @@ from grpo_edu.losses import NOT_IN_TRL, grpo_loss
 from grpo_edu.models import cast_lm_head_to_fp32
 from grpo_edu.rewards import combine_rewards
 from grpo_edu.trainer import Update, policy_metrics
-
-trl = pytest.importorskip("trl")
 
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
 GENERATIONS, MAX_COMPLETION_LENGTH, EOS, PAD = 4, 12, 1, 0

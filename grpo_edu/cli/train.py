@@ -60,7 +60,7 @@ def run_train_command(arguments: Namespace) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but `grpo-edu train` runs in one process; let accelerate or "
-            "torchrun start `-m grpo_edu.scale.trl_job` instead (docs/cluster.md)."
+            "torchrun start `trl grpo` instead (docs/cluster.md)."
         )
     if hasattr(arguments, "resume"):
         refuse_with_resume(arguments, ("profile", *RUN_FIELDS, *CONFIG_FIELDS, *_PLACES))

@@ -12,11 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
-from grpo_edu.extras.own_rewards import load_reward
 from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
-from grpo_edu.problems.instructions import INSTRUCTION_SETS
+from grpo_edu.problems.instructions import INSTRUCTION_SETS, constraint_reward, instruction_reward, topic_reward
 from grpo_edu.problems.own import UNANSWERED, is_own, own_problems
 from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, Scorer, columns_of
 from grpo_edu.prompts import completion_text
@@ -29,6 +27,7 @@ from grpo_edu.rewards import (
     reward_name,
     steps_reward,
 )
+from grpo_edu.runs.user_rewards import load_reward
 
 DATA = (*LEVELS, *DOMAINS, "gsm8k", *INSTRUCTION_SETS)
 REWARDS: dict[str, RewardFunction] = {

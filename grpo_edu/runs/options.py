@@ -14,7 +14,6 @@ from types import NoneType
 from typing import Any, ClassVar, get_args, get_type_hints
 
 from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig
-from grpo_edu.extras.own_rewards import check_columns
 from grpo_edu.extras.settings import documented, setting
 from grpo_edu.problems.instructions import INSTRUCTION_SETS
 from grpo_edu.problems.own import parse_columns
@@ -39,6 +38,7 @@ from grpo_edu.runs.loading import (
     short_reward_name,
     split_names,
 )
+from grpo_edu.runs.user_rewards import check_columns
 
 BACKENDS = ("grpo_edu", "trl")
 TRACKERS = ("tensorboard", "trackio", "wandb")

@@ -1,10 +1,9 @@
 """Train with TRL's own `GRPOTrainer`: the same problems, rewards, settings and metric names as `trainer.train`.
 
 `train_with_trl` is `trainer.train` with TRL behind it, so that notebooks and `grpo-edu train --backend trl` can run
-either. `build_trainer` returns the `GRPOTrainer` itself, also in one of several processes that `accelerate launch`
-started (`grpo_edu.scale.trl_job`). Completions come from this package's `rollout.generate`, through TRL's hook
-`rollout_func`, from transformers' `generate` as in stock TRL (`rollout="transformers"`), or from vLLM
-(`rollout="vllm"`).
+either. `build_trainer` returns the `GRPOTrainer` itself. Completions come from this package's `rollout.generate`,
+through TRL's hook `rollout_func`, or from transformers' `generate` as in stock TRL (`rollout="transformers"`). Several
+processes train with TRL's own command line (`grpo_edu.scale.cluster`).
 
 Both backends optimize the same loss. They differ in what the loss does not see: the order of the problems and the
 sampled tokens (TRL draws them from the global random state), and TRL reads each prompt once per completion, in padded
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo_edu.config import ROLLOUTS, GRPOConfig
+from grpo_edu.config import GRPOConfig
 from grpo_edu.losses import NOT_IN_TRL
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import chat_messages, completion_text, prompt_style, render_messages
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     import trl
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
+ROLLOUTS = ("grpo_edu", "transformers")  # what may sample for TRL's trainer
 # Metrics of TRL that this package's trainer does not have.
 _TRL_ALONE = ("epoch", "clip_ratio/low_min", "clip_ratio/high_max", "policy_loss", "entropy_coef", "vespo/phi_seq_mean")
 # Warnings of TRL 1.16 in every run: its hook is experimental, and transformers has renamed a setting that it uses.
@@ -113,7 +113,7 @@ def build_trainer(
 
     Args:
         model, tokenizer, problems, reward_funcs, config: as for `trainer.train`.
-        rollout: what samples the completions: "grpo_edu", "transformers" (stock TRL) or "vllm".
+        rollout: what samples the completions: "grpo_edu", or "transformers" (stock TRL).
         arguments: TRL's own configuration, for settings that this package does not have: take `trl_settings(config)`,
             add to it, and give `output_dir`. None takes `trl_settings(config)` and a temporary folder that is
             removed with the trainer; nothing is reported, uploaded or saved.
@@ -132,14 +132,11 @@ def build_trainer(
     if arguments is None:
         settings = {**trl_settings(config), "use_cpu": model.device.type == "cpu"}
         temporary = tempfile.mkdtemp(prefix="grpo-edu-trl-")
-        arguments = trl.GRPOConfig(output_dir=temporary, use_vllm=rollout == "vllm", **settings)
+        arguments = trl.GRPOConfig(output_dir=temporary, **settings)
     style = prompt_style(tokenizer)
     sampler = None
     if rollout == "grpo_edu":
-        # Several processes need different random numbers, and a checkpoint must hold their state: TRL seeds the global
-        # generator of each process differently, and saves it.
-        alone = arguments.world_size == 1 and arguments.save_strategy == "no"
-        sampler = group_rollout(config, torch.Generator().manual_seed(config.seed) if alone else None)
+        sampler = group_rollout(config, torch.Generator().manual_seed(config.seed))
     trainer = trl.GRPOTrainer(
         model=model,
         reward_funcs=list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs],
@@ -163,7 +160,7 @@ def build_trainer(
 
 
 def sampled_columns(trainer: trl.GRPOTrainer) -> dict[str, Any]:
-    """Return what TRL's last step sampled, of all processes, in the columns that a run keeps."""
+    """Return what TRL's last step sampled, in the columns that a run keeps."""
     logs, tokenizer = trainer._logs, trainer.processing_class
     rewards = {
         name: [None if math.isnan(value) else value for value in column] for name, column in logs["rewards"].items()
@@ -257,15 +254,13 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
     }
 
 
-def group_rollout(
-    config: GRPOConfig, generator: torch.Generator | None
-) -> Callable[[list, trl.GRPOTrainer], dict[str, list]]:
+def group_rollout(config: GRPOConfig, generator: torch.Generator) -> Callable[[list, trl.GRPOTrainer], dict[str, list]]:
     """Return a function for TRL's hook `rollout_func`: this package's `generate` on the distinct prompts of a batch.
 
     TRL hands over every prompt `num_generations` times, as chat messages, and wants token ids without padding and
     the log-probabilities of the sampled tokens.
 
-    generator: the source of the random numbers; None takes PyTorch's global one.
+    generator: the source of the random numbers.
     """
 
     def rollout_func(prompts: list, trainer: trl.GRPOTrainer) -> dict[str, list]:
@@ -302,12 +297,7 @@ def _set_reference(trainer: trl.GRPOTrainer, config: GRPOConfig) -> None:
     if hasattr(trainer.model, "peft_config"):
         return
     reference = copy.deepcopy(trainer.model).requires_grad_(False)
-    if trainer.is_deepspeed_enabled:
-        from trl.models import prepare_deepspeed
-
-        trainer.ref_model = prepare_deepspeed(reference, trainer.accelerator)
-    else:
-        trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+    trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
     if config.sync_ref_model:
         from trl.trainer.callbacks import SyncRefModelCallback
 
