@@ -95,24 +95,6 @@ def load_policy(
     return model.eval(), tokenizer
 
 
-def cast_lm_head_to_fp32(model: PreTrainedModel) -> None:
-    """Convert the output layer of a bfloat16 model to float32, in place, so that its logits are not rounded.
-
-    A bfloat16 number has 8 significant bits, so a logit of 20 is rounded by up to 1/16, and sampler and trainer, which
-    multiply in another order, round differently. An embedding table that is shared with the output layer becomes
-    float32 as well; what it returns is rounded to the previous dtype. It is `cast_lm_head_to_fp32` of TRL. A model
-    whose output layer is not in half precision stays as it is.
-    """
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    dtype = head.weight.dtype
-    if dtype.itemsize >= torch.float32.itemsize:
-        return
-    head.float()
-    head.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
-    if embeddings.weight is head.weight:
-        embeddings.register_forward_hook(lambda module, inputs, output: output.to(dtype))
-
-
 def load_config(name: str | Path = "tiny") -> PretrainedConfig:
     """The architecture of the policy that `load_policy` would load, without its weights; it raises the same errors."""
     from transformers import AutoConfig

@@ -2,7 +2,8 @@
 
 torch, oneDNN, NumPy and OpenBLAS choose their code by the instructions of the processor, so a result that is right here
 may be wrong on a processor with fewer of them: a product of int8 numbers overflows where VNNI is missing, and a sum has
-other last digits. Variables forbid them the newer instructions. Where the processor lacks them anyway, AVX2 is left out.
+other last digits. Variables forbid them the newer instructions. Where the processor lacks them anyway, AVX2 is left
+out.
 ``--all`` adds further tests, those of stored results among them, and the long ones; other options go to pytest, as with
 ``run_notebooks.py``.
 """

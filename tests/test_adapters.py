@@ -19,7 +19,7 @@ from grpo_edu.fast.lora import (
     reference_policy,
     save_adapters,
 )
-from grpo_edu.logprobs import per_token_logps
+from grpo_edu.fast.packing import per_token_logps
 from grpo_edu.models import load_config, load_policy, save_policy
 from grpo_edu.trainer import logps_of_rows
 

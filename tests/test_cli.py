@@ -21,8 +21,7 @@ from grpo_edu import __version__
 from grpo_edu.cli.classroom import classroom_module
 from grpo_edu.cli.main import COMMANDS, build_parser, main
 from grpo_edu.cli.options import TOPICS
-from grpo_edu.config import GRPOConfig
-from grpo_edu.extras.settings import field_help
+from grpo_edu.config import GRPOConfig, field_help
 from grpo_edu.machine.hardware import Check
 from grpo_edu.machine.startup import AFTERWARDS, PHASES
 from grpo_edu.models import load_policy
@@ -297,18 +296,13 @@ def test_every_setting_is_an_option_with_a_word_on_it():
             "epsilon_high": "0.3",
             "memory_budget_gib": "4.5",
             "rollout_quantization": "bf16",
-            "delta": "2.5",
-            "off_policy_mask_threshold": "0.2",
-            "beta": "0.04",  # sync_ref_model wants a reference, and less than max_steps between two updates of it
-            "ref_model_sync_steps": "5",
         }.get(field.name, str(field.default))
         typed += [flag] if isinstance(field.default, bool) else [flag, value]
         assert len(field_help(GRPOConfig)[field.name]) > 5, field.name
     arguments = vars(build_parser().parse_args(["train", *typed]))
     given = GRPOConfig(**{field.name: arguments[field.name] for field in fields(GRPOConfig)})
     expected = {"reward_weights": (1.0, 0.5), "epsilon_high": 0.3, "memory_budget_gib": 4.5}
-    expected |= {"rollout_quantization": "bf16", "delta": 2.5, "off_policy_mask_threshold": 0.2}
-    expected |= {"beta": 0.04, "ref_model_sync_steps": 5}
+    expected |= {"rollout_quantization": "bf16"}
     expected |= {field.name: True for field in fields(GRPOConfig) if field.default is False}
     assert given == GRPOConfig(**expected)
 

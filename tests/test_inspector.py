@@ -12,8 +12,8 @@ from test_playground import javascript
 from grpo_edu.cli.main import main
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.dashboards.inspector import LIVE, RECORDED, RECORDED_REAL, SETTINGS, TokenInspector, recorded_tokens
+from grpo_edu.fast.packing import group_logps
 from grpo_edu.figures.tokens import first_mixed, token_pushes, tokens_html
-from grpo_edu.logprobs import group_logps
 from grpo_edu.models import load_policy
 from grpo_edu.problems.files import load_problems
 from grpo_edu.rewards import accuracy_reward

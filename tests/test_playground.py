@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from grpo_edu.advantages import group_advantages
+from grpo_edu.config import LOSS_TYPES
 from grpo_edu.losses import grpo_loss
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,7 +87,7 @@ def package_step(start, reference, group, rewards, loss, settings, length):
     return table.detach(), advantages
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "reinforce"])
+@pytest.mark.parametrize("loss", LOSS_TYPES)
 @pytest.mark.parametrize(("task", "length"), [("one word", 1), ("up to three tokens", 3)])
 def test_the_policy_of_the_page_becomes_that_of_the_package(task, length, loss):
     settings = SETTINGS | ({"high": 5.0} if loss == "cispo" else {})

@@ -11,8 +11,7 @@ from torch.testing import assert_close
 
 from grpo_edu.config import QUANTIZATION_SCHEMES, GRPOConfig, SupervisedConfig
 from grpo_edu.fast.optimizers import build_optimizer
-from grpo_edu.fast.packing import shared_prefix_logps
-from grpo_edu.logprobs import per_token_logps
+from grpo_edu.fast.packing import per_token_logps, shared_prefix_logps
 from grpo_edu.quantization import layers as quantized_layers
 from grpo_edu.quantization.layers import DynamicInt8Linear, Int4Linear, Int8Embedding, Int8Linear
 from grpo_edu.quantization.model import quantization_scheme, quantize_model, stored_bytes, stored_tensors

@@ -118,7 +118,7 @@ def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, whole, tmp_pa
 
 
 @pytest.mark.parametrize("stopped_in_call", [pytest.param(4, marks=pytest.mark.long), 6])
-def test_dynamic_sampling_and_a_synchronized_reference_go_on_and_end_the_same(run, tmp_path, stopped_in_call):
+def test_dynamic_sampling_with_a_reference_goes_on_and_ends_the_same(run, tmp_path, stopped_in_call):
     """Interrupted in the first or in a later round of a step's sampling."""
 
     def seldom(interrupt_in=0):
@@ -133,8 +133,7 @@ def test_dynamic_sampling_and_a_synchronized_reference_go_on_and_end_the_same(ru
 
         return reward
 
-    sync = {"sync_ref_model": True, "ref_model_sync_steps": 2}
-    config = replace(CONFIG, max_resamples=3, beta=0.5, **sync)
+    config = replace(CONFIG, max_resamples=3, beta=0.5)
     whole = run(output=tmp_path / "whole", rewards=seldom(), config=config)
     sampled = [step["resampling/num_groups"] for step in whole.history]
     assert len(set(sampled)) > 1 and max(step["kl"] for step in whole.history) > 0

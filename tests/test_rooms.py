@@ -18,6 +18,7 @@ SPINE = {
     "logprobs",
     "batch",
     "losses",
+    "tensors",
     "trainer",
     "metrics",
     "evaluation",
@@ -79,7 +80,7 @@ MAY_IMPORT = {
 PARTS_OF_THE_SPINE = {
     "minimal": {"prompts"},
     "problems": {"prompts"},
-    "fast": {"config", "rollout"},
+    "fast": {"config", "rollout", "tensors"},
     "quantization": {"config", "rollout"},
     "figures": {"evaluation", "advantages", "losses"},
 }
@@ -88,6 +89,11 @@ PARTS_OF_THE_SPINE = {
 def test_the_top_of_the_package_is_the_algorithm():
     on_top = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "minimal"}
     assert on_top == SPINE
+
+
+@pytest.mark.parametrize("module", ["losses", "advantages", "logprobs"])
+def test_the_mathematics_imports_torch_and_tensors_alone(module):
+    assert GRAPH[f"grpo_edu.{module}"] == {"grpo_edu.tensors"}
 
 
 @pytest.mark.parametrize("module", sorted(GRAPH))

@@ -481,7 +481,7 @@ def _probabilities(session: Session, parts: Sequence[Tensor]) -> list[float]:
     """How probable each answer is under the model as it is now; parts: ids and masks, as `_PARTS` names them."""
     import torch
 
-    from grpo_edu.logprobs import per_token_logps
+    from grpo_edu.fast.packing import per_token_logps
 
     with torch.no_grad():
         logps = per_token_logps(session.model, *parts)

@@ -226,10 +226,10 @@ class TokenInspector(Dashboard):
             assert self.worker is not None
             self.worker.goes_on()
             updates += 1
-            count = f"update {updates} of {self._config.updates_per_step}"
+            count = f"update {updates} of {self._config.num_iterations}"
             self._tell(
                 f"Scored the answers. Now {count}, with a look at each token before and after it …",
-                updates / (1 + self._config.updates_per_step),
+                updates / (1 + self._config.num_iterations),
             )
             return stages.step(*given)
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, get_args, get_type_hints
 
-from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig
-from grpo_edu.extras.settings import documented, setting
+from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig, documented, drop_retired, setting
 from grpo_edu.problems.instructions import INSTRUCTION_SETS
 from grpo_edu.problems.own import parse_columns
 from grpo_edu.problems.templates import LEVELS, Problem, columns_of, data_dir
@@ -261,7 +260,8 @@ class RunConfig:
         Raises ValueError where a stored reward function is not given, or another one is, and for settings of a later
         version.
         """
-        if unknown := set(content["config"]) - set(CONFIG_FIELDS):
+        config = drop_retired(content["config"])
+        if unknown := set(config) - set(CONFIG_FIELDS):
             raise ValueError(
                 f"the run was stored by grpo_edu {content.get('grpo_edu')} with settings that this version does not "
                 f"have: {', '.join(sorted(unknown))}; use that version, or start a new run."
@@ -269,7 +269,7 @@ class RunConfig:
         content = use_current_names(content)
         own = {name: content[name] for name in RUN_FIELDS if name in content}
         own["reward_funcs"] = _stored_rewards(split_names(own.get("reward_funcs", "accuracy")), reward_funcs)
-        return cls(**own, config=GRPOConfig(**content["config"]))
+        return cls(**own, config=GRPOConfig(**config))
 
 
 RUN_FIELDS = tuple(field.name for field in fields(RunConfig) if field.name != "config")

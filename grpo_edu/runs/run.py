@@ -427,7 +427,7 @@ class Run:
         """Return the bytes needed on the disk for the model, and for two states while one replaces the other."""
         shape = ModelShape.of(self.policy)
         held = held_bytes(shape, self.config)
-        state = shape.trained + held["optimizer"] + (held["reference"] if self.config.sync_ref_model else 0)
+        state = shape.trained + held["optimizer"]
         return self._model_size() + (2 * state if self.run_config.checkpoint_every else 0)
 
     def _model_size(self) -> int:

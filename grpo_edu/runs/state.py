@@ -2,8 +2,8 @@
 
 `state.pt` in a run's folder is what `torch.save` writes of tensors and plain values, and `torch.load` reads it with
 `weights_only=True`, which runs no code of the file. It is written beside its place, forced to the disk and moved there
-in one step, so it is whole or absent. What does not change in a run (frozen weights, the reference of a KL term unless
-it is synchronized) is not stored: it comes from the model that the run started from, which a fingerprint recognizes.
+in one step, so it is whole or absent. What does not change in a run (frozen weights, the reference of a KL term) is not
+stored: it comes from the model that the run started from, which a fingerprint recognizes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from grpo_edu import __version__
 from grpo_edu.batch import Batch
-from grpo_edu.config import GRPOConfig
+from grpo_edu.config import GRPOConfig, drop_retired
 from grpo_edu.fast.optimizers import parameters_of
 from grpo_edu.rollout import Rollout
 from grpo_edu.runs.record import library_versions
@@ -120,14 +120,12 @@ def pack_training(model: nn.Module, state: TrainingState, random_states: Mapping
                 f"the weights are not finite after step {state.step} (first: {name}), so they were not saved; lower "
                 "learning_rate, and go on from the last saved state"
             )
-    reference = state.reference if state.sampler.config.sync_ref_model else None
     optimizer = state.optimizer
     return {
         "weights": weights,
         "optimizer": [dict(optimizer.state.get(parameter, {})) for parameter in parameters_of(optimizer)],
         "learning_rates": [group["lr"] for group in optimizer.param_groups],
         "scheduler": state.scheduler.state_dict(),
-        "reference": {} if reference is None else {name: w.detach() for name, w in reference.named_parameters()},
         "ahead": [
             [pack_batch(batch), None if sampled is batch else pack_batch(sampled)] for batch, sampled in state.ahead
         ],
@@ -153,9 +151,6 @@ def restore_training(model: nn.Module, state: TrainingState, stored: Mapping[str
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(stored["weights"][name])
-        for name, value in stored["reference"].items():
-            assert state.reference is not None
-            state.reference.get_parameter(name).copy_(value)
     is_fused = state.optimizer.defaults.get("fused")
     for parameter, values in zip(parameters_of(state.optimizer), stored["optimizer"], strict=False):
         for key, value in values.items():
@@ -277,7 +272,8 @@ def check_same_data(stored: Mapping[str, str] | None, found: Mapping[str, str], 
 def check_same_settings(stored: Mapping[str, Any], config: GRPOConfig, path: Path) -> None:
     """Raise ValueError if a state was written with other settings."""
     asked = json.loads(json.dumps(config.to_dict()))
-    written = {**asdict(GRPOConfig()), **json.loads(json.dumps(dict(stored)))}  # later settings had their defaults
+    # settings that came later had their defaults
+    written = {**asdict(GRPOConfig()), **json.loads(json.dumps(drop_retired(stored)))}
     changed = [name for name in sorted(asked.keys() | written.keys()) if written.get(name) != asked.get(name)]
     if changed:
         name = changed[0]
@@ -344,7 +340,7 @@ def read_old_checkpoint(folder: Path) -> dict[str, Any]:
             "beginning."
         ) from None
     numbers = index["state"]
-    parts: dict[str, dict[str, Any]] = {"optimizer": {}, "reference": {}, "random": {}, "ahead": {}}
+    parts: dict[str, dict[str, Any]] = {"optimizer": {}, "random": {}, "ahead": {}}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
         parts[kind][rest] = tensor
@@ -372,7 +368,6 @@ def read_old_checkpoint(folder: Path) -> dict[str, Any]:
         "optimizer": [optimizer.get(number, {}) for number in range(max(optimizer, default=-1) + 1)],
         "learning_rates": numbers["learning_rates"],
         "scheduler": numbers["scheduler"],
-        "reference": parts["reference"],
         "ahead": ahead,
         "step": numbers["step"],
         "num_tokens": numbers["num_tokens"],

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.extras.settings import documented, setting
+from grpo_edu.config import documented, setting
 from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.prompts import PromptStyle, chat_messages, prompt_style, set_prompt_style
 from grpo_edu.rewards import RewardFunction
@@ -248,7 +248,7 @@ def trl_config(job: ClusterJob, folder: Path, request: RunConfig) -> str:
         "chat_template_kwargs": template_variables(request.chat_template_kwargs) or None,
         "report_to": list(request.report_to) or "none",
         "save_strategy": "steps",  # a checkpoint also holds the log of its steps
-        "save_steps": (request.checkpoint_every or config.max_steps) * config.updates_per_step,
+        "save_steps": (request.checkpoint_every or config.max_steps) * config.num_iterations,
         "save_total_limit": 2,
     }
     if request.lora_rank:
