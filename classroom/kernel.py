@@ -22,8 +22,8 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
-# Numbers of the refused system calls, and the kernel's mark of the architecture (linux/audit.h).
-_CALLS = ("unshare", "setns", "mount", "memfd_create", "shmget", "semget", "msgget", "bpf", "clone")
+# The kernel's mark of the architecture (linux/audit.h), and the numbers of the refused system calls: unshare, setns,
+# mount, memfd_create, shmget, semget, msgget, bpf, clone.
 _NUMBERS = {
     "x86_64": (0xC000003E, (272, 308, 165, 319, 29, 64, 68, 321, 56)),
     "aarch64": (0xC00000B7, (97, 268, 40, 279, 194, 190, 186, 280, 220)),

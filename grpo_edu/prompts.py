@@ -32,7 +32,6 @@ _LEAD = re.compile(
 _DECIMAL = r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.(?P<part>[0-9]+))?(?<=[0-9])"
 _FRACTION = r"(?P<top>[0-9]{1,15})/(?P<bottom>[0-9]{1,15})(?![0-9])"
 _NUMBER = re.compile(rf"(?P<sign>[-+]?) ?[$€£¥]? ?(?:{_FRACTION}|{_DECIMAL})")
-_LOOSE_NUMBER = re.compile(rf"(?<![\w.])[-+]?[$€£¥]?{_DECIMAL}")
 _COMMA = re.compile(r"\s*,\s*(?=[-+$€£¥.0-9])")
 _WORD = re.compile(r"([^\W\d_]+(?:[-'’][^\W\d_]+)*)[\s.!*_`\"')\]}$\\]*")
 _REFUSED_TAIL = re.compile(r"\s*(?:hundred|thousand|million|billion|trillion)s?\b|.*\bor\b", re.IGNORECASE | re.DOTALL)
@@ -261,7 +260,7 @@ def _text_after_marker(text: str) -> str | None:
     return text[phrases[-1].end() :].partition("\n")[0] if phrases else None
 
 
-def extract_answer(completion: Completion, *, flexible: bool = False) -> str | None:
+def extract_answer(completion: Completion) -> str | None:
     """Extract the answer of a completion in canonical form (`normalize_answer`), or None if it has none.
 
     The function looks for `#### x`, then for `\\boxed{x}`, then for "the answer is x", where x ends with its line.
@@ -271,20 +270,10 @@ def extract_answer(completion: Completion, *, flexible: bool = False) -> str | N
     - If the text after the marker is not an answer, the result is None and no other format is tried. Otherwise a
       completion could give several answers in several formats.
 
-    Args:
-        completion: a string, or a list of chat messages.
-        flexible: if no answer is found, use the last number in the text. This shows whether a model that ignores the
-            format knows the answer; never use it in a reward, because the last number may be anything.
+    completion: a string, or a list of chat messages.
 
     >>> extract_answer("14 + 34 = 48. 48 - 12 = 36. #### 36")
     '36'
-    >>> extract_answer("It is 36 apples."), extract_answer("It is 36 apples.", flexible=True)
-    (None, '36')
     """
-    text = completion_text(completion)
-    after_marker = _text_after_marker(text)
-    answer = None if after_marker is None else normalize_answer(after_marker)
-    if answer is None and flexible:
-        numbers = [match[0] for match in _LOOSE_NUMBER.finditer(text.translate(_DASHES))]
-        answer = normalize_answer(numbers[-1]) if numbers else None
-    return answer
+    after_marker = _text_after_marker(completion_text(completion))
+    return None if after_marker is None else normalize_answer(after_marker)

@@ -59,13 +59,12 @@ GRAPH = {name: imports(path, KNOWN) - {name} for name, path in KNOWN.items() if 
 
 # room → the rooms that it may import; "spine" is the modules above.
 MAY_IMPORT = {
-    "spine": {"problems", "fast", "extras", "quantization"},  # of quantization: the sampler of rollouts
+    "spine": {"problems", "fast", "quantization"},  # of quantization: the sampler of rollouts
     "problems": {"spine"},
     "fast": {"spine"},
     "quantization": {"spine"},
-    "extras": {"spine"},
-    "runs": {"spine", "problems", "fast", "extras", "scale", "figures"},
-    "scale": {"spine", "problems", "fast", "extras", "runs"},
+    "runs": {"spine", "problems", "fast", "scale", "figures"},
+    "scale": {"spine", "problems", "fast", "runs"},
     "continual": {"spine", "problems", "fast", "runs", "figures"},
     "machine": {"spine", "problems", "fast", "quantization", "continual"},
     "studies": {"spine", "problems", "fast", "runs", "continual", "figures"},

@@ -22,8 +22,6 @@ from grpo_edu.machine.startup import measure_process
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-STAGES = ("loading", "rollout", "learning", "optimizer step")
-
 
 @dataclass(frozen=True)
 class MeasuredSteps:
@@ -34,8 +32,8 @@ class MeasuredSteps:
     libraries, peak: bytes that the process held before it loaded the model, and the most that it ever held.
     trained, parameters: the number of parameters that are trained, and of all parameters.
     loss, grad_norm: of the first step.
-    curve: (seconds, bytes) pairs. stages: (seconds, name of `STAGES`) pairs, the beginning of each stage. Both count
-        from the moment at which the model is loaded.
+    curve: (seconds, bytes) pairs. stages: (seconds, name) pairs, the beginning of each stage ("loading", "rollout",
+        "learning", "optimizer step"). Both count from the moment at which the model is loaded.
     """
 
     startup: float

@@ -69,14 +69,15 @@ def fitting_words(known: Iterable[tuple[str, str]]) -> list[str]:
     return [word for word in WORDS if all(letter_feedback(guess, word) == signs for guess, signs in legal)]
 
 
+ILLEGAL_REWARD = -0.2  # of a turn that is not a legal word
+
+
 class WordGame:
     """A word-guessing game in the manner of Wordle: three letters, three guesses, feedback for each letter.
 
-    The right word earns 1 and ends the game. A text that is not a legal word earns `illegal_reward`, and costs a guess.
+    The right word earns 1 and ends the game. A text that is not a legal word earns `ILLEGAL_REWARD`, and costs a guess.
 
-    Args:
-        max_turns: the number of guesses.
-        illegal_reward: the reward of a turn that is not a legal word.
+    max_turns: the number of guesses.
 
     >>> game = WordGame()
     >>> game.reset(answer="CAT")
@@ -86,8 +87,8 @@ class WordGame:
     (True, 0.8)
     """
 
-    def __init__(self, *, max_turns: int = 3, illegal_reward: float = -0.2) -> None:
-        self._max_turns, self._illegal_reward = max_turns, illegal_reward
+    def __init__(self, *, max_turns: int = 3) -> None:
+        self._max_turns = max_turns
         self._secret, self._rewards, self.solved = "", [0.0], False
 
     def reset(self, answer: str, **row: Any) -> None:
@@ -110,7 +111,7 @@ class WordGame:
         guess = text.strip().upper()
         self.solved = guess == self._secret
         legal = guess in WORDS
-        self._rewards.append(float(self.solved) if legal else self._illegal_reward)
+        self._rewards.append(float(self.solved) if legal else ILLEGAL_REWARD)
         observation = letter_feedback(guess, self._secret) if legal else "illegal"
         return Step(observation, self._rewards[-1], self.solved or len(self._rewards) == self._max_turns)
 

@@ -121,11 +121,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """A fault and its mend: name of the fault, the two in a sentence each, and the two setups."""
+    """A fault: its name, what it does in a sentence, and the setups with and without it."""
 
     name: str
     fault: str
-    mend: str
     broken: Setup
     mended: Setup
 
@@ -180,84 +179,72 @@ CASES = (
     Case(
         "reward always 0",
         "The reward looks for an answer in a form that the model never writes.",
-        "Read the answer as the model was taught to write it; test the reward on ten real completions.",
         replace(HEALTHY, reward_funcs=(boxed_reward,)),
         HEALTHY,
     ),
     Case(
         "chat template skipped",
         "The prompt is the bare question, a text that the model has never been asked to continue.",
-        "Render each prompt with the chat template of the tokenizer.",
         _with_stages(HEALTHY, render=plain_prompt),
         HEALTHY,
     ),
     Case(
         "length truncation",
         "There is no room for a worked answer, so only answers without work can earn anything.",
-        "Give completions room: raise max_completion_length until next to none is cut.",
         HEALTHY.with_config(max_completion_length=20),
         HEALTHY,
     ),
     Case(
         "tied rewards",
         "The reward is a sum cut off at 1, and every completion gets there.",
-        "Pay for what is wanted, so that siblings earn different rewards.",
         replace(HEALTHY, reward_funcs=(generous_reward,)),
         HEALTHY,
     ),
     Case(
         "G too small",
         "A step is one group of two; more often than not the two tie, and the step is empty.",
-        "More completions a step: larger groups, and more of them.",
         HEALTHY.with_config(num_generations=2, prompts_per_step=1),
         HEALTHY,
     ),
     Case(
         "std float trap",
         "Equal rewards differ from their mean by a rounding error, and dividing by about 0 makes it an advantage.",
-        "Ask whether the rewards are exactly equal, and add 1e-4 to the standard deviation.",
         _with_stages(_WEIGHTED, advantages=hasty_advantages, rows=every_row),
         _WEIGHTED,
     ),
     Case(
         "groups mixed",
         "The advantages are right, but they reach the rows of other questions.",
-        "Keep the rows of a group adjacent from the rollout to the loss.",
         _with_stages(HEALTHY, advantages=transposed_advantages),
         HEALTHY,
     ),
     Case(
         "mask off by one",
         "The loss never sees the first token of a completion, the one that decides how it goes on.",
-        "Let the mask of the loss begin with the first completion token.",
         _with_stages(HEALTHY, score=shifted_mask),
         HEALTHY,
     ),
     Case(
         "EOS masked",
         "The token that ends a completion counts as padding, so that stopping is never learned.",
-        "Let the mask run through the first EOS, inclusive.",
         _with_stages(HEALTHY, score=eos_as_padding),
         HEALTHY,
     ),
     Case(
         "lr too high",
         "A step throws the policy so far that it loses the language.",
-        "Go back to the last good weights, and take far shorter steps.",
         HEALTHY.with_config(learning_rate=1e-2),
         HEALTHY,
     ),
     Case(
         "stale old log-probabilities",
         "The ratio compares with the model of the first step, so the clip holds the policy near it.",
-        "Take the old log-probabilities afresh from each rollout.",
         _with_stages(_REFERENCE_AT_HAND, step=stale_old_logps),
         _REFERENCE_AT_HAND,
     ),
     Case(
         "KL wrong sign",
         "The KL term is subtracted, so that the loss pays for leaving the reference.",
-        "Add it; then test it: the term is never negative and grows with the distance.",
         _with_stages(_WITH_KL, loss=subtracted_kl),
         _WITH_KL,
     ),
