@@ -26,7 +26,7 @@ from grpo_edu.machine.hardware import Check
 from grpo_edu.machine.startup import AFTERWARDS, PHASES
 from grpo_edu.models import load_policy
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.options import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -287,7 +287,7 @@ def test_a_closed_stream_is_no_error(policy_dir, closed):
 def test_every_setting_is_an_option_with_a_word_on_it():
     arguments = build_parser().parse_args(["train"])
     assert not [field.name for field in fields(GRPOConfig) if hasattr(arguments, field.name)]
-    assert all(len(text) > 5 for name, text in field_help(RunRequest).items())
+    assert all(len(text) > 5 for name, text in field_help(RunConfig).items())
     typed = []
     for field in fields(GRPOConfig):
         flag = "--steps" if field.name == "max_steps" else "--" + field.name.replace("_", "-")
@@ -417,7 +417,7 @@ def test_the_settings_of_a_run_are_listed_by_topic(capsys, monkeypatch):
     assert [name for name, _ in topics if name in TOPICS] == list(TOPICS)
     for name, lines in topics:
         assert lines.count("\n") <= 10, name
-    settings = {field.name for kind in (RunRequest, GRPOConfig) for field in fields(kind)} - {"config"}
+    settings = {field.name for kind in (RunConfig, GRPOConfig) for field in fields(kind)} - {"config"}
     assert settings == {field for texts in TOPICS.values() for field in texts}
 
 

@@ -10,7 +10,7 @@ from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy
 from grpo_edu.problems.files import load_problems
 from grpo_edu.rewards import accuracy_reward, length_reward
-from grpo_edu.runs.checkpoint import pack_state, unpack_state
+from grpo_edu.runs.state import pack_training, read_random_states, restore_training
 from grpo_edu.trainer import start_training, train
 
 SETTINGS = {
@@ -48,10 +48,10 @@ def test_a_resumed_optimizer_has_its_states_where_its_weights_are():
     config = GRPOConfig(max_steps=1, prompts_per_step=2, num_generations=4, max_completion_length=24)
     state = start_training(model, tokenizer, load_problems("basic", n=8), config)
     list(train(model, tokenizer, load_problems("basic", n=8), accuracy_reward, config, state=state))
-    stored = pack_state(state)
+    stored = pack_training(model, state, read_random_states(state.generator))
     elsewhere = torch.nn.Parameter(torch.empty(1, device="meta"))
     state.optimizer.param_groups[0]["params"][0] = elsewhere
-    unpack_state(state, *stored)
+    restore_training(model, state, stored, "state.pt")
     restored = state.optimizer.state[elsewhere]
     assert set(restored) == {"step", "exp_avg", "exp_avg_sq"}
     assert all(value.device.type == "meta" for value in restored.values())

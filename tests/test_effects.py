@@ -13,7 +13,7 @@ from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.continual.stages import load_curriculum
 from grpo_edu.losses import LOSSES as TABLE
 from grpo_edu.runs.effects import RUN_NEEDS, check_effects
-from grpo_edu.runs.request import CONFIG_FIELDS, RunRequest
+from grpo_edu.runs.options import CONFIG_FIELDS, RunConfig
 from grpo_edu.trainer import train
 
 SMALL = {"num_generations": 3, "prompts_per_step": 2, "max_completion_length": 8, "max_steps": 2, "learning_rate": 0.02}
@@ -98,7 +98,7 @@ def differs(one, other) -> bool:
 
 def refused(given, context) -> bool:
     """Whether the table refuses this option next to these settings."""
-    settings = RunRequest(config=GRPOConfig(**{**SMALL, **context, **given}), rewards=REWARDS).to_settings()
+    settings = RunConfig(config=GRPOConfig(**{**SMALL, **context, **given}), reward_funcs=REWARDS).to_settings()
     try:
         check_effects(given, settings)
     except ValueError as error:

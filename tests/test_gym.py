@@ -14,8 +14,8 @@ from grpo_edu.problems.gym import check_task, gym_answer, gym_problems, gym_scor
 from grpo_edu.problems.templates import Problem, Scorer, register_scorer
 from grpo_edu.prompts import chat_messages
 from grpo_edu.rewards import accuracy_reward
+from grpo_edu.runs.loading import load_split, parse_data
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.request import check_data, load_split
 
 CHAIN = "reasoning-gym:chain_sum"
 # A dozen unlike tasks: numbers, words, lists, grids, several right answers, none stored, no answer of one line.
@@ -81,11 +81,11 @@ def test_accuracy_reward_asks_the_tasks_own_scorer_beside_others():
 
 
 def test_sets_are_named_mixed_and_balanced():
-    assert check_data(f"basic, {CHAIN}") == ("basic", CHAIN)
+    assert parse_data(f"basic, {CHAIN}") == ("basic", CHAIN)
     mixed = load_split(("basic", CHAIN), "heldout", n=5)
     assert [problem.level for problem in mixed] == ["basic"] * 3 + [CHAIN] * 2
     with pytest.raises(ValueError, match="data.*'hard'.*basic, .*gsm8k, .*reasoning-gym"):
-        check_data("hard")
+        parse_data("hard")
 
 
 def test_what_cannot_be_is_said(monkeypatch):

@@ -13,7 +13,8 @@ import pytest
 from grpo_edu.cli.main import main
 from grpo_edu.runs import tracking
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.request import TRACKERS, RunRecord, RunRequest
+from grpo_edu.runs.options import TRACKERS, RunConfig
+from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.run import resume_training, run_training
 from grpo_edu.runs.tracking import PROJECT, open_trackers
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def trackers_of(name: str, folder: Path):
-    return open_trackers(RunRecord.start(RunRequest(track=(name,))), folder)
+    return open_trackers(RunMetadata.start(RunConfig(report_to=(name,))), folder)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from grpo_edu.cli.classroom import classroom_module
 from grpo_edu.cli.options import Parser, add_common_options, add_options, given_options
 from grpo_edu.cli.train import add_train_options
 from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
+from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS
 from grpo_edu.runs.profiles import PROFILES, load_profile
-from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS
 from grpo_edu.scale.cluster import ClusterJob, write_job
 
 # The options of `grpo-edu cluster` that are fields of `ClusterJob`.

@@ -16,7 +16,16 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from grpo_edu.config import field_help
 from grpo_edu.problems.hub import meant_as_folder, no_folder
 
-_FLAGS = {"max_steps": ("--steps", "--max-steps")}
+# Fields whose options have another name, the one that is shown first.
+_FLAGS = {
+    "max_steps": ("--steps", "--max-steps"),
+    "num_heldout": ("--n", "--num-heldout"),
+    "heldout_file": ("--heldout", "--heldout-file"),
+    "reward_funcs": ("--rewards", "--reward-funcs"),
+    "max_saved_completions": ("--keep-completions", "--max-saved-completions"),
+    "record_token_steps": ("--inspect-steps", "--record-token-steps"),
+    "report_to": ("--track", "--report-to"),
+}
 # The argument of a function, which its messages name → the option that sets it.
 _ARGUMENTS = {
     "name": "model",
@@ -27,17 +36,18 @@ _ARGUMENTS = {
 }
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
-# Options of a run by topic, in the order of `--help`; each is a field of RunRequest or GRPOConfig, which has the text.
+# Options of a run by topic, in the order of `--help`; each is a field of RunConfig or GRPOConfig, which has the text.
 TOPICS = {
     topic: names.split()
     for topic, names in {
         "model": "model dtype device",
         "prompt": "prompt_template system_prompt num_examples chat_template_kwargs",
-        "problems": "data heldout columns data_path num_problems shuffle_dataset",
+        "problems": "data heldout_file columns data_path num_problems shuffle_dataset",
         "length and seed": "max_steps prompts_per_step num_generations max_completion_length seed backend",
-        "rewards": "rewards reward_weights",
+        "rewards": "reward_funcs reward_weights",
         "advantages": "advantage_estimator scale_rewards max_resamples mask_truncated_completions",
-        "evaluation and saving": "n greedy checkpoint_every keep_completions inspect_steps track",
+        "evaluation and saving": "num_heldout greedy checkpoint_every max_saved_completions "
+        "record_token_steps report_to",
         "sampling": "temperature top_p top_k",
         "loss": "loss_type epsilon epsilon_high importance_sampling_level num_iterations entropy_coef",
         "distance from the reference (KL)": "beta use_bias_correction_kl",

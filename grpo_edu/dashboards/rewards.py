@@ -16,7 +16,7 @@ from grpo_edu.figures.rewards import sum_and_exploits
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.prompts import extract_answer
 from grpo_edu.rewards import compute_rewards
-from grpo_edu.runs.request import INSTRUCTION_REWARDS, REWARDS
+from grpo_edu.runs.loading import INSTRUCTION_REWARDS, REWARDS
 from grpo_edu.studies.exploits import EXPLOITS, Verdict, judge_reward
 
 if TYPE_CHECKING:

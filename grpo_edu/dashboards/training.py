@@ -30,7 +30,7 @@ from grpo_edu.figures.curves import accuracy_comparison
 from grpo_edu.figures.hover import with_values
 from grpo_edu.figures.live import live_curves, live_values, svg_image
 from grpo_edu.problems.templates import data_dir
-from grpo_edu.runs.request import DATA, REWARDS
+from grpo_edu.runs.loading import DATA, REWARDS
 
 if TYPE_CHECKING:
     from grpo_edu.models import Session

@@ -63,50 +63,6 @@ STORIES = {level: [Story(**story) for story in stories] for level, stories in _S
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One problem with a verifiable answer.
-
-    prompt: the question in plain words.
-    answer: the canonical answer, for example ``"36"``, ``"7, 15, 23"`` or ``"heads"``.
-    level: one of `LEVELS` or `DOMAINS`, or the name of an outside source (``"gsm8k"``).
-    solution: the worked solution, ending in ``#### answer``.
-    columns: further columns of a file of your own, which a reward function gets by their names.
-    """
-
-    prompt: str
-    answer: str
-    level: str
-    solution: str
-    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    def row(self) -> dict[str, Any]:
-        """The problem as one row of a table: its fields, and its further columns by their own names."""
-        fields = {"prompt": self.prompt, "answer": self.answer, "level": self.level, "solution": self.solution}
-        return {**fields, **self.columns}
-
-
-def columns_of(problems: Sequence[Problem]) -> dict[str, list]:
-    """What a reward function gets of B problems besides the prompts: one list of B entries per column.
-
-    A column that a problem does not have is None there, as in TRL.
-
-    >>> columns_of([Problem("1 + 1?", "2", "own", "#### 2", {"unit": "cm"})])["unit"]
-    ['cm']
-    """
-    rows = [problem.row() for problem in problems]
-    names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
-    return {name: [row.get(name) for row in rows] for name in names}
-
-
-def check_column(name: str, values: Any, length: int) -> None:
-    """Raise ValueError unless `values` is a list of `length` entries."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{name} must be a list with one entry per completion, got {type(values).__name__}")
-    if len(values) != length:
-        raise ValueError(f"{name} has {len(values)} entries for {length} completions; pass one per completion")
-
-
-@dataclass(frozen=True)
 class Scorer:
     """How the answers to a set of problems are scored if one reference answer is not enough.
 
@@ -120,6 +76,56 @@ class Scorer:
     system_prompt: bool = True
 
 
+@dataclass(frozen=True)
+class Problem:
+    """One problem with a verifiable answer.
+
+    prompt: the question in plain words.
+    answer: the canonical answer, for example ``"36"``, ``"7, 15, 23"`` or ``"heads"``.
+    level: one of `LEVELS` or `DOMAINS`, or the name of an outside source (``"gsm8k"``).
+    solution: the worked solution, ending in ``#### answer``.
+    columns: further columns of a file of your own, which a reward function gets by their names.
+    scorer: scores the answers to this problem alone; None: the scorer of its level, if there is one.
+    """
+
+    prompt: str
+    answer: str
+    level: str
+    solution: str
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    scorer: Scorer | None = field(default=None, compare=False, repr=False)
+
+    def row(self) -> dict[str, Any]:
+        """The problem as one row of a table: its fields, and its further columns by their own names."""
+        fields = {"prompt": self.prompt, "answer": self.answer, "level": self.level, "solution": self.solution}
+        return {**fields, **self.columns}
+
+
+def columns_of(problems: Sequence[Problem]) -> dict[str, list]:
+    """What a reward function gets of B problems besides the prompts: one list of B entries per column.
+
+    A column that a problem does not have is None there, as in TRL. If problems have a scorer of their own, the column
+    "scorer" holds them.
+
+    >>> columns_of([Problem("1 + 1?", "2", "own", "#### 2", {"unit": "cm"})])["unit"]
+    ['cm']
+    """
+    rows = [problem.row() for problem in problems]
+    names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    if any(problem.scorer is not None for problem in problems):
+        columns["scorer"] = [problem.scorer for problem in problems]
+    return columns
+
+
+def check_column(name: str, values: Any, length: int) -> None:
+    """Raise ValueError unless `values` is a list of `length` entries."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name} must be a list with one entry per completion, got {type(values).__name__}")
+    if len(values) != length:
+        raise ValueError(f"{name} has {len(values)} entries for {length} completions; pass one per completion")
+
+
 _scorers: dict[str, Scorer] = {}
 
 
@@ -128,8 +134,13 @@ def register_scorer(prefix: str, scorer: Scorer) -> None:
     _scorers[prefix] = scorer
 
 
-def scorer_of(level: str) -> Scorer | None:
-    """The scorer of a level; None if an answer is correct when it equals the reference."""
+def scorer_of(problem: Problem) -> Scorer | None:
+    """Return the scorer of a problem; None if an answer is correct when it equals the reference."""
+    return problem.scorer or scorer_of_level(problem.level)
+
+
+def scorer_of_level(level: str) -> Scorer | None:
+    """Return the scorer of all problems of a level; None if there is none."""
     return next((scorer for prefix, scorer in _scorers.items() if level.startswith(prefix)), None)
 
 
@@ -139,7 +150,7 @@ def prompt_options(level: str) -> dict[str, None]:
     >>> prompt_options("basic"), prompt_options("instructions:question")
     ({}, {'system': None})
     """
-    scorer = scorer_of(level)
+    scorer = scorer_of_level(level)
     return {} if scorer is None or scorer.system_prompt else {"system": None}
 
 

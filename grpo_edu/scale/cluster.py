@@ -32,18 +32,17 @@ from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.prompts import PromptStyle, chat_messages, prompt_style, set_prompt_style
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.folder import model_source
-from grpo_edu.runs.profiles import Profile
-from grpo_edu.runs.request import (
+from grpo_edu.runs.loading import is_user_dataset, resolve_rewards
+from grpo_edu.runs.options import (
     ALL_LAYERS,
-    QUESTION,
-    RunRequest,
-    absolute_source,
-    is_own_set,
-    plain_template,
-    reward_functions,
+    PROBLEM_PLACEHOLDER,
+    RunConfig,
+    make_plain_chat_template,
     template_variables,
     with_absolute_paths,
 )
+from grpo_edu.runs.profiles import Profile
+from grpo_edu.runs.record import resolve_model_source
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -140,7 +139,7 @@ def write_job(job: ClusterJob, folder: str | Path, *, overwrite: bool = False) -
     folder = Path(folder).expanduser().absolute()
     carried, request = carry_task(job.adapted.request(), folder / "task")
     tokenizer, style = _prompts_of(request)
-    problems, _ = job.adapted.request().load_problems()
+    problems = job.adapted.request().load_data().problems
     texts = {
         "job.sbatch": sbatch_script(job, folder, request),
         "job.yaml": trl_config(job, folder, request),
@@ -170,7 +169,7 @@ def write_job(job: ClusterJob, folder: str | Path, *, overwrite: bool = False) -
     return [*(folder / name for name in texts), *carried]
 
 
-def _prompts_of(request: RunRequest) -> tuple[PreTrainedTokenizerBase | None, PromptStyle]:
+def _prompts_of(request: RunConfig) -> tuple[PreTrainedTokenizerBase | None, PromptStyle]:
     """Return the tokenizer with the prompt of a run, where the run changes the model's own, and the prompt's style.
 
     A model that is not on this computer is taken to have the course's prompt. Raises what `load_tokenizer` raises where
@@ -187,7 +186,7 @@ def _prompts_of(request: RunRequest) -> tuple[PreTrainedTokenizerBase | None, Pr
         return None, style
     set_prompt_style(tokenizer, style)
     if request.prompt_template is not None:
-        tokenizer.chat_template = plain_template(request.prompt_template)
+        tokenizer.chat_template = make_plain_chat_template(request.prompt_template)
     return tokenizer, style
 
 
@@ -208,14 +207,14 @@ def model_path(model: str) -> Path | str:
     return found.absolute() if isinstance(found, Path) else found
 
 
-def changes_prompt(request: RunRequest) -> bool:
+def changes_prompt(request: RunConfig) -> bool:
     """Return whether a run asks its questions in another way than the model's own."""
     return bool(
         request.prompt_template or request.system_prompt or request.num_examples or request.chat_template_kwargs
     )
 
 
-def prompt_rows(problems: Sequence[Problem], request: RunRequest, style: PromptStyle) -> str:
+def prompt_rows(problems: Sequence[Problem], request: RunConfig, style: PromptStyle) -> str:
     """Return the problems as lines of JSON with the columns that rewards read, and the prompts as TRL takes them.
 
     A prompt is a list of chat messages, or, with a `prompt_template`, the text itself.
@@ -224,12 +223,12 @@ def prompt_rows(problems: Sequence[Problem], request: RunRequest, style: PromptS
     for problem in problems:
         prompt: str | list[dict[str, str]] = chat_messages(problem.prompt, style=style, **prompt_options(problem.level))
         if request.prompt_template is not None:
-            prompt = request.prompt_template.replace(QUESTION, problem.prompt)
+            prompt = request.prompt_template.replace(PROBLEM_PLACEHOLDER, problem.prompt)
         lines.append(json.dumps({**problem.row(), "prompt": prompt}, ensure_ascii=False))
     return "\n".join(lines) + "\n"
 
 
-def trl_config(job: ClusterJob, folder: Path, request: RunRequest) -> str:
+def trl_config(job: ClusterJob, folder: Path, request: RunConfig) -> str:
     """Return the YAML for `trl grpo --config`: model, data, rewards, LoRA and settings under TRL's names.
 
     request: the run with the paths of the job's folder, as `carry_task` returns it.
@@ -241,13 +240,13 @@ def trl_config(job: ClusterJob, folder: Path, request: RunRequest) -> str:
         "model_name_or_path": str(model_path(request.model)),
         "dtype": request.dtype,
         "dataset_name": str(folder / "data"),
-        "reward_funcs": [reward_path(reward, folder) for reward in request.rewards],
+        "reward_funcs": [reward_path(reward, folder) for reward in request.reward_funcs],
         "output_dir": str(folder / "run"),
         **job.trl_settings(),
         "beta": config.beta,
         "use_cpu": job.gpus_per_node == 0,
         "chat_template_kwargs": template_variables(request.chat_template_kwargs) or None,
-        "report_to": list(request.track) or "none",
+        "report_to": list(request.report_to) or "none",
         "save_strategy": "steps",  # a checkpoint also holds the log of its steps
         "save_steps": (request.checkpoint_every or config.max_steps) * config.num_iterations,
         "save_total_limit": 2,
@@ -269,14 +268,14 @@ def reward_path(reward: str | RewardFunction, folder: Path) -> str:
     """Return the dotted path by which `trl grpo`, started in the job's folder, imports a reward function."""
     place, sign, name = reward.rpartition(":") if isinstance(reward, str) else ("", "", "")
     if not sign:
-        (function,) = reward_functions([reward])
+        (function,) = resolve_rewards([reward])
         return f"{function.__module__}.{function.__qualname__}"
     if not place.endswith(".py"):
         return f"{place}.{name}"
     return ".".join((*Path(place).relative_to(folder).with_suffix("").parts, name))
 
 
-def sbatch_script(job: ClusterJob, folder: Path, request: RunRequest | None = None) -> str:
+def sbatch_script(job: ClusterJob, folder: Path, request: RunConfig | None = None) -> str:
     """Return the script for `sbatch`. request: as for `trl_config`; None: the job's own."""
     request = request or job.adapted.request()
     requests: Mapping[str, object] = {
@@ -296,20 +295,20 @@ def sbatch_script(job: ClusterJob, folder: Path, request: RunRequest | None = No
         folder=str(folder),
         environment=job.environment,
         gpus=job.gpus_per_node,
-        model=str(absolute_source(request.model)),
+        model=str(resolve_model_source(request.model)),
         changes_prompt=changes_prompt(request),
         evaluation=evaluation_options(request),
     )
 
 
-def evaluation_options(request: RunRequest) -> list[str]:
+def evaluation_options(request: RunConfig) -> list[str]:
     """Return the options with which `grpo-edu evaluate` measures the model of a run, but for the model."""
     given = {
         "data": ",".join(request.data),
         "data-path": request.data_path,
-        "heldout": request.heldout,
+        "heldout": request.heldout_file,
         "columns": ",".join(request.columns) or None,
-        "n": request.n,
+        "n": request.num_heldout,
         "dtype": request.dtype,
         "max-completion-length": request.config.max_completion_length,
         "seed": request.config.seed,
@@ -353,7 +352,7 @@ def deepspeed_config(job: ClusterJob) -> str:
     )
 
 
-def carry_task(request: RunRequest, folder: Path) -> tuple[dict[Path, Path], RunRequest]:
+def carry_task(request: RunConfig, folder: Path) -> tuple[dict[Path, Path], RunConfig]:
     """Return what is to be copied into a folder, target → source, and the request that reads it from there.
 
     Raises ValueError where two files have one name, and what loading problems and rewards raises.
@@ -373,9 +372,9 @@ def carry_task(request: RunRequest, folder: Path) -> tuple[dict[Path, Path], Run
 
     moved = replace(
         request,
-        data=tuple(move(name) if is_own_set(name) else name for name in request.data),
-        heldout=None if request.heldout is None else move(request.heldout),
-        rewards=tuple(map(reward, request.rewards)),
+        data=tuple(move(name) if is_user_dataset(name) else name for name in request.data),
+        heldout_file=None if request.heldout_file is None else move(request.heldout_file),
+        reward_funcs=tuple(map(reward, request.reward_funcs)),
     )
     return carried, moved
 
