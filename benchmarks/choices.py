@@ -39,7 +39,7 @@ from grpo_edu import (
 )
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.evaluation import crossed_bootstrap
 from grpo_edu.problems.puzzles import make_puzzles, puzzle_splits
 from grpo_edu.problems.templates import Problem, problem_key
 

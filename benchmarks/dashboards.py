@@ -45,10 +45,9 @@ from grpo_edu.dashboards import (
 from grpo_edu.dashboards.ask import read_answer
 from grpo_edu.dashboards.base import Dashboard
 from grpo_edu.dashboards.inspector import KINDS
-from grpo_edu.extras.instruction_rewards import constraint_reward
 from grpo_edu.fast.memory import resident_bytes, return_large_blocks
 from grpo_edu.figures.live import ACCURACY
-from grpo_edu.problems.instructions import check_instruction
+from grpo_edu.problems.instructions import check_instruction, constraint_reward
 from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.runs.request import INSTRUCTION_REWARDS, REWARDS
 from grpo_edu.runs.tokens import TokenRecorder, score_tokens, without_groups

@@ -25,7 +25,7 @@ import torch
 from benchmarks.choices import problems_of
 from benchmarks.harness import RESULTS, Ledger, estimate, ledger_options, left_by_holm, paired_p, save, save_picture
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, pass_at_k, render_prompt, save_policy, train
-from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.evaluation import crossed_bootstrap
 from grpo_edu.metrics import masked_mean
 
 COMMAND = "python -m benchmarks.entropy_collapse"

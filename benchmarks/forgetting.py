@@ -44,7 +44,7 @@ from grpo_edu.continual.examples import exact_kl
 from grpo_edu.continual.fisher import rollout_examples, target_forward
 from grpo_edu.continual.stages import Protection, Stage
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.evaluation import crossed_bootstrap
 from grpo_edu.problems.puzzles import puzzle_splits
 
 COMMAND = "python -m benchmarks.forgetting"

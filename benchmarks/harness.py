@@ -56,7 +56,7 @@ def over_seeds_and_problems(before: Sequence[str], after: Sequence[str]) -> dict
     >>> over_seeds_and_problems(["0010"] * 3, ["1110"] * 3)
     {'difference': 0.5, 'low': 0.0, 'high': 1.0}
     """
-    from grpo_edu.extras.significance import crossed_bootstrap
+    from grpo_edu.evaluation import crossed_bootstrap
 
     return asdict(crossed_bootstrap(*([ones(row) for row in rows] for rows in (before, after))))
 

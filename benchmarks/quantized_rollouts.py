@@ -55,7 +55,7 @@ def run_one(condition: str, seed: int) -> dict:
 
 def paired(runs: Sequence[dict], condition: str, kind: str = "sampled") -> dict:
     """The difference of a condition from float32, with its 95% interval over seeds and problems."""
-    from grpo_edu.extras.significance import crossed_bootstrap
+    from grpo_edu.evaluation import crossed_bootstrap
 
     found = {(run["condition"], run["seed"]): [int(c) for c in run[f"{kind}_correct"]] for run in runs}
     seeds = [seed for name, seed in found if name == condition and ("float32", seed) in found]

@@ -78,7 +78,7 @@ from grpo_edu.continual.curriculum import mix_in
 from grpo_edu.continual.examples import exact_kl, pad_examples, target_logits
 from grpo_edu.continual.fisher import rollout_examples
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.evaluation import crossed_bootstrap
 from grpo_edu.fast.optimizers import build_optimizer, make_stepper
 from grpo_edu.problems.puzzles import puzzle_splits
 from grpo_edu.problems.templates import ProblemOrder

@@ -35,20 +35,26 @@ from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, ones, save
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, generate, load_policy, load_problems, render_prompt
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.evaluation import Evaluation, mcnemar
-from grpo_edu.extras.fluency import fluency
-from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
-from grpo_edu.extras.model_files import choose_device
-from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.evaluation import Evaluation, crossed_bootstrap, mcnemar
 from grpo_edu.fast.lora import add_lora, load_adapters, merge_lora, save_adapters
 from grpo_edu.machine.hardware import cpu_report
+from grpo_edu.model_files import choose_device
 from grpo_edu.models import save_policy
 from grpo_edu.problems.files import load_gsm8k
-from grpo_edu.problems.instructions import CONSTRAINTS, check_instruction, instruction_problems, make_instructions
+from grpo_edu.problems.instructions import (
+    CONSTRAINTS,
+    check_instruction,
+    constraint_reward,
+    instruction_problems,
+    instruction_reward,
+    make_instructions,
+    topic_reward,
+)
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.request import RunRequest
 from grpo_edu.runs.run import resume_training, start_run
+from grpo_edu.studies.fluency import fluency
 from grpo_edu.trainer import train
 
 COMMAND = "python -m benchmarks.real_model"

@@ -42,8 +42,7 @@ from grpo_edu import (
 )
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
-from grpo_edu.evaluation import Evaluation, mcnemar, paired_bootstrap
-from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.evaluation import Evaluation, crossed_bootstrap, mcnemar, paired_bootstrap
 from grpo_edu.problems.puzzles import puzzle_splits
 from grpo_edu.rewards import check_equations
 from recipes.cold_start import CONFIG as COLD_START

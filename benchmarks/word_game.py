@@ -32,12 +32,12 @@ from benchmarks.harness import (
 )
 from grpo_edu import GRPOConfig, evaluate, load_policy, train
 from grpo_edu.batch import score_by_turn
-from grpo_edu.extras.significance import crossed_bootstrap, wilson_interval
-from grpo_edu.extras.turns import environment_reward
+from grpo_edu.evaluation import crossed_bootstrap, wilson_interval
 from grpo_edu.models import save_policy
 from grpo_edu.problems.environments import WORDS, WordGame, word_game_splits
 from grpo_edu.problems.templates import Problem, data_dir
 from grpo_edu.trainer import Stages, start_training
+from grpo_edu.turns import environment_reward
 from recipes.pretraining import store_card, with_interval
 
 if TYPE_CHECKING:

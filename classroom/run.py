@@ -18,8 +18,7 @@ from classroom.sandbox import Limits, Sandbox, SandboxFault, packed
 from classroom.values import decode, plain
 from grpo_edu.checks import exercises
 from grpo_edu.checks.compare import Outcome
-from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, trial
-from grpo_edu.checks.diagnosis import DrawnExercise, letters_of
+from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, letters_of, trial
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.trained import TrainedExercise
 
@@ -283,9 +282,8 @@ def _runs_of_another(transcript: Transcript, grade: StudentGrade) -> list[str]:
     """The exercises whose runs were drawn by a name that is not this student's, in any spelling."""
     found = []
     for (name, part), outcomes in transcript.outcomes.items():
-        exercise = exercises()[name]
-        if part == 0 and isinstance(exercise, DrawnExercise):
-            student = exercise.student_in(outcomes[0])
+        if part == 0:
+            student = exercises()[name].student_in(outcomes[0])
             if student and letters_of(student) not in map(letters_of, (grade.student, grade.lms_id)):
                 found.append(f"{name} is about the runs of {plain(student, 60)!r}, which is not this student's name")
     return found

@@ -30,6 +30,7 @@ from typing import Any, Self
 
 import grpo_edu
 from classroom.kernel import MemoryGroup, call_filter, filter_file, memory_is_counted
+from grpo_edu.checks import topics_dir
 from grpo_edu.problems.templates import data_dir
 
 REMEDY = (
@@ -197,7 +198,7 @@ def _in_usr(path: str | Path) -> bool:
 def _to_hide(python: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
     """What lies within a folder that the process may read and is not for it: submissions, masters, answers."""
     copies = [Path(place) / "grpo_edu" for place in _site_packages()]  # an installed copy has the answers too
-    found = {path.resolve() for path in [*hidden, *copies] if path.is_dir()}
+    found = {path.resolve() for path in [*hidden, *copies, topics_dir()] if path.is_dir()}
     return sorted(
         place / path.relative_to(place.resolve())  # as the process would call it
         for place in (Path("/usr"), *python)

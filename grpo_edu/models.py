@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from grpo_edu import collector_paused
-from grpo_edu.extras.model_files import (
+from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
+from grpo_edu.model_files import (
     SMOLLM2,
     check_folder,
     check_tokenizer,
@@ -31,7 +32,6 @@ from grpo_edu.extras.model_files import (
     load_tokenizer,
     quiet_transformers,
 )
-from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
 from grpo_edu.problems.hub import hub_or_cache, meant_as_folder, no_folder
 from grpo_edu.problems.templates import data_dir
 

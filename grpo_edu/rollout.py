@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from grpo_edu.config import COUNT, GRPOConfig, field_bounds, require
-from grpo_edu.extras.turns import Conversations, Environment, reset_environments, token_id
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters, merge_lora
 from grpo_edu.fast.memory import large_blocks_kept
 from grpo_edu.tensors import widest
+from grpo_edu.turns import Conversations, Environment, reset_environments, token_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -196,7 +196,7 @@ def generate(
         max_completion_length: the largest number of tokens in a completion.
         temperature, top_p, top_k: see `sample_tokens`; without filters by default.
         stop_tokens: ids or texts of further tokens that end a completion.
-        environments: B environments after `reset`, one per completion (`grpo_edu.extras.turns`). Their observations
+        environments: B environments after `reset`, one per completion (`grpo_edu.turns`). Their observations
             count towards max_completion_length.
         max_turns: the largest number of turns with an environment; None: no limit but the number of tokens.
         pack_weights: sample from a packed copy of a large model's weights where there is plenty of memory, see

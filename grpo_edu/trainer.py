@@ -30,9 +30,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.batch import Batch, compute_advantages, rows_with_gradient, score_rollout
+from grpo_edu.batch import (
+    Batch,
+    compute_advantages,
+    replace_tied_groups,
+    resampling_metrics,
+    rows_with_gradient,
+    score_rollout,
+)
 from grpo_edu.config import GRPOConfig
-from grpo_edu.extras.resampling import replace_tied_groups, resampling_metrics
 from grpo_edu.fast.lora import adapters_off, reference_policy
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.micro_batches import MicroBatches, pass_budget

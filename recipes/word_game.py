@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo_edu.continual.examples import pad_examples
-from grpo_edu.extras.turns import next_turn, turns_are_calls
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.environments import WORDS, WordGame, fitting_words, word_game_splits
 from grpo_edu.problems.templates import Problem, data_dir
 from grpo_edu.prompts import render_prompt
+from grpo_edu.turns import next_turn, turns_are_calls
 from recipes.corpus import PretrainingConfig
 from recipes.pretraining import (
     build_model,

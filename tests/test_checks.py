@@ -1,5 +1,7 @@
 """The checks of the exercises: what they say of right, wrong, broken and unwritten answers."""
 
+import doctest
+import importlib
 import math
 import pickle
 import pickletools
@@ -677,6 +679,11 @@ def test_inputs_travel_to_another_process_without_a_module_of_answers(name):
     names = {text for _, text, _ in pickletools.genops(content) if isinstance(text, str)}
     modules = {name for name in names if name.startswith("grpo_edu.checks")}
     assert modules <= {"grpo_edu.checks.core", "grpo_edu.checks.inputs"}
+
+
+@pytest.mark.parametrize("path", sorted(checks.topics_dir().glob("*.py")), ids=lambda path: path.stem)
+def test_examples_in_the_docstrings_of_exercises_hold(path):
+    assert doctest.testmod(importlib.import_module(f"grpo_edu.checks.{path.stem}")).failed == 0
 
 
 def test_a_wrong_reward_is_not_trained():

@@ -14,8 +14,7 @@ from grpo_edu.config import ARGUMENTS, LARGEST_REWARD, RETIRED, GRPOConfig, drop
 from grpo_edu.continual import ewc, fisher
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, ewc_penalty, merge_anchors
 from grpo_edu.continual.fisher import fisher_diagonal
-from grpo_edu.evaluation import paired_bootstrap, wilson_interval
-from grpo_edu.extras.significance import crossed_bootstrap
+from grpo_edu.evaluation import crossed_bootstrap, paired_bootstrap, wilson_interval
 from grpo_edu.studies import power
 from grpo_edu.studies.power import (
     coverage,

@@ -438,7 +438,7 @@ def test_the_locks_hold_what_their_packages_depend_on(python, system, os_name):
 def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
     pytest.importorskip("hatchling", reason="the build backend is in requirements.txt and is not installed here")
     source = tmp_path / "source"
-    for part in ("grpo_edu", "classroom", "data"):
+    for part in ("grpo_edu", "classroom", "data", "exercises"):
         shutil.copytree(REPOSITORY / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-docs"):
         shutil.copy(REPOSITORY / name, source)
@@ -452,7 +452,10 @@ def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
     assert Path("models", "tiny", "model.safetensors") in shipped
     for path in shipped:
         assert (site / "grpo_edu" / "_data" / path).read_bytes() == (source / "data" / path).read_bytes()
-    ask = "from grpo_edu.checks.inputs import stored_curves; assert len(stored_curves('healthy')) == 5"
+    ask = (
+        "from grpo_edu import checks; from grpo_edu.checks.inputs import stored_curves; "
+        "assert len(stored_curves('healthy')) == 5 and checks.check_group_advantages.name in checks.exercises()"
+    )
     told = subprocess.run(
         [sys.executable, "-c", f"{ask}; from grpo_edu.problems.templates import data_dir; print(data_dir())"],
         cwd=tmp_path,
@@ -462,6 +465,11 @@ def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
         check=True,
     )
     assert Path(told.stdout.strip()) == site / "grpo_edu" / "_data"
+    topics, carried = (
+        {path.name for path in folder.glob("*.py")}
+        for folder in (REPOSITORY / "exercises" / "checks", site / "grpo_edu" / "checks" / "topics")
+    )
+    assert topics == carried and not (site / "exercises").exists()
     # The instructors' package is found by its entry point, with its pages and without the hub.
     assert list((site / "classroom").glob("pages/*.j2")) and not (site / "classroom" / "hub").exists()
     find = "from grpo_edu.cli.classroom import classroom_module as find; print(find().__file__)"

@@ -5,8 +5,8 @@ import torch
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
-from grpo_edu.extras.model_files import choose_device
 from grpo_edu.fast.lora import add_lora
+from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy
 from grpo_edu.problems.files import load_problems
 from grpo_edu.rewards import accuracy_reward, length_reward

@@ -12,10 +12,10 @@ from random_policy import byte_tokenizer, random_model
 
 import grpo_edu.rollout
 from grpo_edu.evaluation import Comparison, Evaluation, compare, evaluate, paired_bootstrap
-from grpo_edu.extras.fluency import fluency
 from grpo_edu.problems.gym import gym_problems
 from grpo_edu.problems.templates import Problem, make_problems
 from grpo_edu.prompts import render_prompt
+from grpo_edu.studies.fluency import fluency
 
 
 def evaluation(correct, levels=None, prompts=None, completions=None):

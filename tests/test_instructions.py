@@ -6,17 +6,19 @@ from collections import Counter
 import pytest
 
 from grpo_edu.evaluation import evaluate
-from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
 from grpo_edu.models import load_policy
 from grpo_edu.problems.instructions import (
     CONSTRAINTS,
     INSTRUCTION_SETS,
     PAIRS,
     check_instruction,
+    constraint_reward,
     instruction_problems,
+    instruction_reward,
     instruction_text,
     make_instructions,
     parse_constraints,
+    topic_reward,
 )
 from grpo_edu.problems.templates import prompt_options
 from grpo_edu.prompts import chat_messages, render_prompt

@@ -11,7 +11,6 @@ from random_policy import byte_tokenizer, random_model
 
 from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
-from grpo_edu.extras.own_rewards import load_reward
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.own import own_problems, question_key
 from grpo_edu.problems.templates import scorer_of
@@ -22,6 +21,7 @@ from grpo_edu.runs.log import read_log
 from grpo_edu.runs.profiles import load_profile
 from grpo_edu.runs.request import RunRecord, RunRequest, load_split
 from grpo_edu.runs.run import open_policy, run_evaluation
+from grpo_edu.runs.user_rewards import load_reward
 from grpo_edu.scale.trl_backend import train_with_trl
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unit": "cm"} for n in range(20)]

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from grpo_edu.evaluation import mcnemar, mean_estimate, paired_bootstrap, wilson_interval
-from grpo_edu.extras.significance import crossed_bootstrap, pass_at_k
+from grpo_edu.evaluation import crossed_bootstrap, mcnemar, mean_estimate, paired_bootstrap, pass_at_k, wilson_interval
 
 COUNTS = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 

@@ -13,11 +13,10 @@ from random_policy import byte_tokenizer, random_model
 from test_resume import interrupt, stopping_at
 
 from benchmarks.kill_and_resume import outcome
-from grpo_edu import models
+from grpo_edu import model_files, models
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards import AskTheModel
 from grpo_edu.evaluation import evaluate
-from grpo_edu.extras import model_files
 from grpo_edu.fast.lora import add_lora, load_adapters, save_adapters
 from grpo_edu.models import load_config, load_policy
 from grpo_edu.problems.files import load_problems

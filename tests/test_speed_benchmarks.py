@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("trl")
 
 from benchmarks import harness, startup, step  # noqa: E402  they need TRL
-from grpo_edu.extras import model_files  # noqa: E402
+from grpo_edu import model_files  # noqa: E402
 
 SMALL = replace(step.TINY, prompts_per_step=2, num_generations=2, max_completion_length=6)
 ONE = {"median": 1.0, "low": 1.0, "high": 1.0}

@@ -46,7 +46,7 @@ from benchmarks.harness import RESULTS, Ledger, run_study, shuffled
 from grpo_edu import load_policy
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.evaluation import mcnemar, wilson_interval
-from grpo_edu.extras.turns import environment_reward
+from grpo_edu.turns import environment_reward
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STORED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}

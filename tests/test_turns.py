@@ -11,7 +11,6 @@ from toy_policy import PROBLEMS, make_model, word_tokenizer
 from grpo_edu import GRPOConfig, per_token_logps
 from grpo_edu.advantages import group_advantages, turn_advantages
 from grpo_edu.batch import rows_with_gradient, score_by_turn, score_rollout
-from grpo_edu.extras.turns import environment_reward, next_turn, reset_environments, turns_are_calls
 from grpo_edu.losses import grpo_loss
 from grpo_edu.problems.environments import (
     WORDS,
@@ -27,6 +26,7 @@ from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import generate
 from grpo_edu.studies.tool_use import encode_turns, tool_splits
 from grpo_edu.trainer import Stages, start_training, train
+from grpo_edu.turns import environment_reward, next_turn, reset_environments, turns_are_calls
 
 PROMPTS = [problem.prompt for problem in PROBLEMS]
 TOKENIZER = word_tokenizer()
@@ -306,7 +306,7 @@ def test_an_environment_that_raises_is_named_with_its_turn_and_the_text():
 
 
 def test_an_environment_that_hangs_is_interrupted(monkeypatch):
-    monkeypatch.setattr("grpo_edu.extras.turns.ENVIRONMENT_SECONDS", 0.2)
+    monkeypatch.setattr("grpo_edu.turns.ENVIRONMENT_SECONDS", 0.2)
 
     class Hangs(Script):
         def step(self, text):

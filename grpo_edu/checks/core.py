@@ -241,6 +241,10 @@ class Exercise:
                     stopped = stopped or found[-1][-1].problem == "KeyboardInterrupt"
         return found
 
+    def student_in(self, outcome: Outcome) -> str:
+        """Return the name of the student whose inputs an answer is about; "" if all students have the same inputs."""
+        return ""
+
     def calls(self, part: Part, seed: int) -> list[Call]:
         """The inputs of a part; the same seed gives the same inputs."""
         rng = random.Random(f"{seed} {self.name} {part.name}")
@@ -375,6 +379,15 @@ def trial(exercise: Exercise, seed: int) -> Trial:
     return Trial(exercise, seed)
 
 
+def letters_of(student: str) -> str:
+    """The letters and digits of a name in alphabetical order: the same for every spacing and order of the names.
+
+    >>> letters_of("Miller, Jane") == letters_of("jane_miller")
+    True
+    """
+    return "".join(sorted(sign for sign in student.casefold() if sign.isalnum()))
+
+
 def checked_credit(share: float | str) -> float:
     """The share of the points that a named slip earns.
 
@@ -433,9 +446,10 @@ def attempt(function: Callable, one: Call) -> Outcome:
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line of the student's own code, below which come only libraries."""
+    """Return the innermost line of the student's own code, below which come only libraries and the course."""
     places = sysconfig.get_paths()
-    libraries = (str(Path(__file__).parents[1]), places["stdlib"], places["purelib"], places["platlib"], "<frozen")
+    course = (str(Path(__file__).parents[1]), *sys.modules["grpo_edu.checks"].__path__)
+    libraries = (*course, places["stdlib"], places["purelib"], places["platlib"], "<frozen")
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(libraries)]
     line = frames[-1].line if frames else ""
     return f"{LINE}{line}`" if line else ""

@@ -183,12 +183,12 @@ class OutputLayer:
         return f"<logits of at most {self.room} of {len(self.weight)} tokens>"
 
 
-def pays_for_length(completions, answer, **kwargs):
+def pays_for_length(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
     """A reward that can be had without being right."""
     return [float(right in text) + len(text) / 100 for text, right in zip(completions, answer, strict=True)]
 
 
-def pays_for_marker(completions, answer, **kwargs):
+def pays_for_marker(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
     """A reward for the form alone."""
     return [float("####" in text) for text in completions]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from grpo_edu.cli.options import complain, given_options, say_loading
 from grpo_edu.cli.train import add_run_options
-from grpo_edu.extras.own_rewards import check_columns
 from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.user_rewards import check_columns
 
 _TRIED = 8  # problems, of which each is answered in every way
 _MARGIN = 1e-6  # below it two float32 means count as equal

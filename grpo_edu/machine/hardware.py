@@ -186,7 +186,7 @@ def _check_model() -> tuple[bool, str, str]:
 
 def _check_smollm2() -> tuple[bool, str, str]:
     """Only what uses this model needs it, so it is no fault where it is not installed."""
-    from grpo_edu.extras.model_files import SMOLLM2_INSTALL, smollm2_dir, smollm2_file
+    from grpo_edu.model_files import SMOLLM2_INSTALL, smollm2_dir, smollm2_file
 
     folder = smollm2_dir()
     if folder.is_dir():
@@ -209,7 +209,7 @@ def _check_memory() -> tuple[bool, str, str]:
 
 
 def _check_device() -> tuple[bool, str, str]:
-    from grpo_edu.extras.model_files import choose_device
+    from grpo_edu.model_files import choose_device
 
     device = choose_device().type
     if device == "cpu":

@@ -98,6 +98,14 @@ def columns_of(problems: Sequence[Problem]) -> dict[str, list]:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
+def check_column(name: str, values: Any, length: int) -> None:
+    """Raise ValueError unless `values` is a list of `length` entries."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name} must be a list with one entry per completion, got {type(values).__name__}")
+    if len(values) != length:
+        raise ValueError(f"{name} has {len(values)} entries for {length} completions; pass one per completion")
+
+
 @dataclass(frozen=True)
 class Scorer:
     """How the answers to a set of problems are scored if one reference answer is not enough.

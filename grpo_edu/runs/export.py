@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.extras.model_files import choose_device
+from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.instructions import INSTRUCTION_SETS
 from grpo_edu.prompts import chat_messages, prompt_style, render_prompt

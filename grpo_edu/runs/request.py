@@ -16,11 +16,9 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from grpo_edu import __version__
 from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig, documented, drop_retired, setting
-from grpo_edu.extras.instruction_rewards import constraint_reward, instruction_reward, topic_reward
-from grpo_edu.extras.own_rewards import check_columns, load_reward
 from grpo_edu.problems.files import load_gsm8k, load_problems
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
-from grpo_edu.problems.instructions import INSTRUCTION_SETS
+from grpo_edu.problems.instructions import INSTRUCTION_SETS, constraint_reward, instruction_reward, topic_reward
 from grpo_edu.problems.own import UNANSWERED, is_own, own_problems, parse_columns
 from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, Scorer, columns_of, data_dir, register_scorer
 from grpo_edu.prompts import PromptStyle, completion_text
@@ -35,6 +33,7 @@ from grpo_edu.rewards import (
 )
 from grpo_edu.runs.completions import recorded_steps
 from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
+from grpo_edu.runs.user_rewards import check_columns, load_reward
 
 DATA = (*LEVELS, *DOMAINS, "gsm8k", *INSTRUCTION_SETS)
 REWARDS: dict[str, RewardFunction] = {

@@ -20,9 +20,9 @@ import torch
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, evaluate
-from grpo_edu.extras.model_files import choose_device
 from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora, save_adapters
 from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
+from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import LEVELS, Problem
 from grpo_edu.prompts import prompt_style, set_prompt_style

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, evaluate, mcnemar, wilson_interval
-from grpo_edu.extras.model_files import choose_device
 from grpo_edu.fast.memory import GIB, PeakMemory
+from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import LEVELS

@@ -1,7 +1,7 @@
 """A policy that calls a calculator in the middle of its completion, and problems whose numbers are too large for it.
 
 The calculator is an environment (`grpo_edu.problems.environments.Calculator`): the policy writes `[190+55]`, the
-calculator appends `=245.`, and the policy goes on. `grpo_edu.extras.turns` says how a reply enters a rollout.
+calculator appends `=245.`, and the policy goes on. `grpo_edu.turns` says how a reply enters a rollout.
 """
 
 from __future__ import annotations

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from grpo_edu.checks.objective import completion_mask
 from torch import Tensor
 
 from grpo_edu import trainer
 from grpo_edu.advantages import group_advantages
 from grpo_edu.checks.compare import Outcome
-from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Part, call
+from grpo_edu.checks.core import SLIP_CREDIT, Call, Exercise, Part, call, letters_of
 from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import Curve, numbers, stored_curves
-from grpo_edu.checks.objective import completion_mask
 from grpo_edu.checks.slips import NOT_WRITTEN
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem
@@ -173,15 +173,6 @@ KINDS = (  # one run of each is drawn
 )
 
 
-def letters_of(student: str) -> str:
-    """The letters and digits of a name in alphabetical order: the same for every spacing and order of the names.
-
-    >>> letters_of("Miller, Jane") == letters_of("jane_miller")
-    True
-    """
-    return "".join(sorted(sign for sign in student.casefold() if sign.isalnum()))
-
-
 def drawn_cases(student: str) -> dict[str, Case]:
     """A student's three cases in random order: no useful reward, a fault that curves show, one that a batch shows.
 
@@ -243,7 +234,7 @@ class DrawnExercise(Exercise):
     """
 
     def student_in(self, outcome: Outcome) -> str:
-        """Whose runs an answer is about, or nothing where it has no such form."""
+        """Return whose runs an answer is about, or "" if it has no such form."""
         return outcome.value["student"] if not outcome.problem and _rows(outcome.value)[0] else ""
 
     def judge(

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 
 import torch
+from grpo_edu.checks.group_advantages import tied_alone
 from torch import Tensor
 
 from grpo_edu.advantages import group_advantages
 from grpo_edu.checks.core import Call, Exercise, Part, call
-from grpo_edu.checks.group_advantages import tied_alone
 from grpo_edu.checks.inputs import mask_of, numbers
 from grpo_edu.evaluation import mcnemar
 from grpo_edu.losses import per_token_kl

@@ -1,4 +1,4 @@
-"""Load a reward function from a file of your own."""
+"""Load a reward function from a file of the user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from grpo_edu.extras.reward_calls import RewardFunction, reward_name
+from grpo_edu.rewards import RewardFunction, reward_name
 
 
 def load_reward(spec: str) -> RewardFunction:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.config import LARGEST_REWARD
-from grpo_edu.extras.reward_calls import Naming
+from grpo_edu.rewards import Naming
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
