@@ -253,7 +253,7 @@ def evaluate(
 
 def _answer_and_score(problem: Problem, completion: str) -> tuple[str | None, bool]:
     """The answer of a completion, and whether it is correct."""
-    scorer = scorer_of(problem.level)
+    scorer = scorer_of(problem)
     if scorer is not None:
         return scorer.answer(completion), scorer.score(completion, problem.prompt, problem.level, problem.answer) >= 1.0
     answer = extract_answer(completion)
@@ -265,7 +265,7 @@ def _check_problems(problems: Sequence[Problem], batch_size: int, seed: int) -> 
         raise ValueError("problems is empty; pass at least one, for example load_problems('basic', 'heldout')")
     check_numbers(batch_size=batch_size, seed=seed)
     for row, problem in enumerate(problems):
-        if scorer_of(problem.level) is None and normalize_answer(problem.answer) is None:
+        if scorer_of(problem) is None and normalize_answer(problem.answer) is None:
             raise ValueError(f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data")
 
 

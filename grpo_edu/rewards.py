@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import LARGEST_REWARD
 from grpo_edu.problems.equations import check_equations
-from grpo_edu.problems.templates import check_column, scorer_of
+from grpo_edu.problems.instructions import INSTRUCTION_REWARDS
+from grpo_edu.problems.templates import check_column, scorer_of_level
 from grpo_edu.prompts import MARKER, Completion, completion_text, extract_answer, normalize_answer
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def accuracy_reward(
     answer: list,
     prompts: list | None = None,
     level: list | None = None,
+    scorer: list | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
     """1.0 if the answer of a completion equals the ground truth, else 0.0; None if the ground truth is None.
@@ -69,6 +71,7 @@ def accuracy_reward(
         completions: B completions, strings or chats.
         answer: B ground truths: strings, numbers, or reference solutions that end in `#### x`.
         prompts, level: B prompts and levels; needed for these two only.
+        scorer: B scorers of single problems, None for a problem without one.
 
     Raises ValueError for a ground truth that is not an answer, or for lists of different lengths.
 
@@ -78,9 +81,11 @@ def accuracy_reward(
     check_column("answer", answer, len(completions))
     rewards: list[float | None] = []
     for row, (completion, truth) in enumerate(zip(completions, answer, strict=True)):
-        scorer = None if level is None or prompts is None else scorer_of(level[row] or "")
-        if scorer is not None and level is not None and prompts is not None:
-            rewards.append(scorer.score(completion, prompts[row], level[row], truth))
+        chosen = scorer[row] if scorer is not None else None
+        if chosen is None and level is not None:
+            chosen = scorer_of_level(level[row] or "")
+        if chosen is not None and level is not None and prompts is not None:
+            rewards.append(chosen.score(completion, prompts[row], level[row], truth))
         else:
             rewards.append(None if truth is None else float(extract_answer(completion) == _ground_truth(truth, row)))
     return rewards
@@ -137,6 +142,16 @@ def length_reward(
         check_column("completion_ids", completion_ids, len(completions))
         lengths = [len(ids) for ids in completion_ids]
     return [min(1.0, max(0.0, 1 - (length - target) / target)) for length in lengths]
+
+
+# Every reward that can be named, as for `--rewards`. A new one needs an entry here and nothing else.
+REWARDS: dict[str, RewardFunction] = {
+    "accuracy": accuracy_reward,
+    "format": format_reward,
+    "steps": steps_reward,
+    "length": length_reward,
+    **INSTRUCTION_REWARDS,
+}
 
 
 def compute_rewards(

@@ -13,7 +13,7 @@ from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.own import own_problems, question_key
-from grpo_edu.problems.templates import scorer_of
+from grpo_edu.problems.templates import scorer_of_level
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
@@ -551,8 +551,8 @@ def test_problems_without_an_answer_are_scored_by_your_reward(tmp_path):
     request = RunRequest(data=(str(write(tmp_path / "say.jsonl", questions)),), rewards=(reward,))
     train, heldout = request.load_problems()
     problem = heldout[0]
-    scorer = scorer_of(problem.level)
+    scorer = scorer_of_level(problem.level)
     wanted = problem.columns["wanted"]
-    assert scorer is not None and scorer_of("say") is None
+    assert scorer is not None and scorer_of_level("say") is None
     assert scorer.score(f"it is {wanted}", problem.prompt, problem.level, problem.answer) == 1
     assert scorer.score("nothing", problem.prompt, problem.level, problem.answer) == 0 and len(train) == 8

@@ -17,7 +17,7 @@ from grpo_edu.dashboards.kept import keep_asked, kept_asked, new_place, open_ask
 from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
 from grpo_edu.figures.style import COLORS
 from grpo_edu.problems.instructions import INSTRUCTIONS, SET_PREFIX, check_instruction
-from grpo_edu.problems.templates import LEVELS, Problem, data_dir, prompt_options, scorer_of
+from grpo_edu.problems.templates import LEVELS, Problem, data_dir, prompt_options, scorer_of_level
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
 from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.folder import model_source, read_run_config
@@ -154,7 +154,7 @@ class AskTheModel(Dashboard):
         if not prompt:
             raise ValueError("The question is empty. Choose one from the list, or type one.")
         level = next(iter(self._known.values())).level
-        if scorer_of(level) is not None:  # what such a set asks for is in its answers
+        if scorer_of_level(level) is not None:  # what such a set asks for is in its answers
             found = Problem(prompt, answer, self._known[prompt].level if prompt in self._known else level, answer)
             _score(found, [""])
             return found

@@ -21,11 +21,11 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 LEVELS = ("basic", "intermediate", "advanced")
-DOMAINS = ("sorting", "coin_flip")
 
 _LARGEST = 300
 _OPERATIONS = {
@@ -63,50 +63,6 @@ STORIES = {level: [Story(**story) for story in stories] for level, stories in _S
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One problem with a verifiable answer.
-
-    prompt: the question in plain words.
-    answer: the canonical answer, for example ``"36"``, ``"7, 15, 23"`` or ``"heads"``.
-    level: one of `LEVELS` or `DOMAINS`, or the name of an outside source (``"gsm8k"``).
-    solution: the worked solution, ending in ``#### answer``.
-    columns: further columns of a file of your own, which a reward function gets by their names.
-    """
-
-    prompt: str
-    answer: str
-    level: str
-    solution: str
-    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    def row(self) -> dict[str, Any]:
-        """The problem as one row of a table: its fields, and its further columns by their own names."""
-        fields = {"prompt": self.prompt, "answer": self.answer, "level": self.level, "solution": self.solution}
-        return {**fields, **self.columns}
-
-
-def columns_of(problems: Sequence[Problem]) -> dict[str, list]:
-    """What a reward function gets of B problems besides the prompts: one list of B entries per column.
-
-    A column that a problem does not have is None there, as in TRL.
-
-    >>> columns_of([Problem("1 + 1?", "2", "own", "#### 2", {"unit": "cm"})])["unit"]
-    ['cm']
-    """
-    rows = [problem.row() for problem in problems]
-    names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
-    return {name: [row.get(name) for row in rows] for name in names}
-
-
-def check_column(name: str, values: Any, length: int) -> None:
-    """Raise ValueError unless `values` is a list of `length` entries."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{name} must be a list with one entry per completion, got {type(values).__name__}")
-    if len(values) != length:
-        raise ValueError(f"{name} has {len(values)} entries for {length} completions; pass one per completion")
-
-
-@dataclass(frozen=True)
 class Scorer:
     """How the answers to a set of problems are scored if one reference answer is not enough.
 
@@ -120,17 +76,108 @@ class Scorer:
     system_prompt: bool = True
 
 
-_scorers: dict[str, Scorer] = {}
+@dataclass(frozen=True)
+class Problem:
+    """One problem with a verifiable answer.
+
+    prompt: the question in plain words.
+    answer: the canonical answer, for example ``"36"``, ``"7, 15, 23"`` or ``"heads"``.
+    level: one of `LEVELS` or `DOMAINS`, or the name of an outside source (``"gsm8k"``).
+    solution: the worked solution, ending in ``#### answer``.
+    columns: further columns of a file of your own, which a reward function gets by their names.
+    scorer: scores the answers to this problem alone; None: the scorer of its level, if there is one.
+    """
+
+    prompt: str
+    answer: str
+    level: str
+    solution: str
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    scorer: Scorer | None = field(default=None, compare=False, repr=False)
+
+    def row(self) -> dict[str, Any]:
+        """The problem as one row of a table: its fields, and its further columns by their own names."""
+        fields = {"prompt": self.prompt, "answer": self.answer, "level": self.level, "solution": self.solution}
+        return {**fields, **self.columns}
 
 
-def register_scorer(prefix: str, scorer: Scorer) -> None:
-    """Use a scorer for all problems whose level starts with `prefix`."""
-    _scorers[prefix] = scorer
+def columns_of(problems: Sequence[Problem]) -> dict[str, list]:
+    """What a reward function gets of B problems besides the prompts: one list of B entries per column.
+
+    A column that a problem does not have is None there, as in TRL. If problems have a scorer of their own, the column
+    "scorer" holds them.
+
+    >>> columns_of([Problem("1 + 1?", "2", "own", "#### 2", {"unit": "cm"})])["unit"]
+    ['cm']
+    """
+    rows = [problem.row() for problem in problems]
+    names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    if any(problem.scorer is not None for problem in problems):
+        columns["scorer"] = [problem.scorer for problem in problems]
+    return columns
 
 
-def scorer_of(level: str) -> Scorer | None:
-    """The scorer of a level; None if an answer is correct when it equals the reference."""
-    return next((scorer for prefix, scorer in _scorers.items() if level.startswith(prefix)), None)
+def check_column(name: str, values: Any, length: int) -> None:
+    """Raise ValueError unless `values` is a list of `length` entries."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name} must be a list with one entry per completion, got {type(values).__name__}")
+    if len(values) != length:
+        raise ValueError(f"{name} has {len(values)} entries for {length} completions; pass one per completion")
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """What the package knows about a set of problems; `PROBLEM_SETS` has the entry of each set.
+
+    about: what its problems ask, in a few words.
+    draw: draws one problem with a random number generator, if the problems are generated by `make_problems`.
+    load: split ("train" or "heldout") → all problems; None reads them from ``data/problems/NAME_SPLIT.jsonl``. With
+        `reads_path` it also gets the folder or file that the user names (`path`, None for the Hub).
+    level: begins the `level` of its problems; "" if that is the name of the entry.
+    scorer: scores the answers; None: an answer is correct when it equals the reference.
+    max_completion_length: the tokens that an answer may have by default.
+    is_name_of_data: whether `data` takes the name of the entry. If not, the problems are loaded in another way.
+    """
+
+    about: str
+    draw: Callable[[random.Random], Problem] | None = None
+    load: Callable[..., list[Problem]] | None = None
+    level: str = ""
+    scorer: Scorer | None = None
+    max_completion_length: int = 96
+    reads_path: bool = False
+    is_name_of_data: bool = True
+
+
+# A module that defines problems adds its entries at its end.
+PROBLEM_SETS: dict[str, ProblemSet] = {}
+
+
+def problem_set_names() -> tuple[str, ...]:
+    """Return the names that `data` and `--data` take besides tasks of reasoning-gym and files."""
+    return tuple(name for name, entry in PROBLEM_SETS.items() if entry.is_name_of_data)
+
+
+def default_length(names: Sequence[str]) -> int:
+    """Return the tokens that a completion may have by default for problems of these sets, the largest of their numbers.
+
+    >>> default_length(["basic"]), default_length(["instructions"]), default_length(["basic", "gsm8k"])
+    (96, 48, 256)
+    """
+    entries = [PROBLEM_SETS.get(name) for name in names]
+    return max(ProblemSet.max_completion_length if entry is None else entry.max_completion_length for entry in entries)
+
+
+def scorer_of(problem: Problem) -> Scorer | None:
+    """Return the scorer of a problem; None if an answer is correct when it equals the reference."""
+    return problem.scorer or scorer_of_level(problem.level)
+
+
+def scorer_of_level(level: str) -> Scorer | None:
+    """Return the scorer of all problems of a level; None if there is none."""
+    scored = ((entry.level or name, entry.scorer) for name, entry in PROBLEM_SETS.items() if entry.scorer is not None)
+    return next((scorer for prefix, scorer in scored if level.startswith(prefix)), None)
 
 
 def prompt_options(level: str) -> dict[str, None]:
@@ -139,7 +186,7 @@ def prompt_options(level: str) -> dict[str, None]:
     >>> prompt_options("basic"), prompt_options("instructions:question")
     ({}, {'system': None})
     """
-    scorer = scorer_of(level)
+    scorer = scorer_of_level(level)
     return {} if scorer is None or scorer.system_prompt else {"system": None}
 
 
@@ -148,7 +195,7 @@ def make_problems(level: str, n: int, seed: int) -> list[Problem]:
 
     Two problems are the same if they have the same `problem_key`, even if the text around the numbers differs.
 
-    level: one of ``LEVELS`` or ``DOMAINS``.
+    level: one of ``LEVELS`` or ``DOMAINS``, or another set with an entry for `draw`.
     n: number of problems, at least 1.
     seed: random seed; the same seed gives the same problems on every computer.
 
@@ -158,8 +205,9 @@ def make_problems(level: str, n: int, seed: int) -> list[Problem]:
     >>> problem.solution.endswith("#### " + problem.answer)
     True
     """
-    if level not in LEVELS + DOMAINS:
-        raise ValueError(f"level must be one of {', '.join(LEVELS + DOMAINS)}; got {level!r}")
+    generated = [name for name, entry in PROBLEM_SETS.items() if entry.draw is not None]
+    if level not in generated:
+        raise ValueError(f"level must be one of {', '.join(generated)}; got {level!r}")
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     rng = random.Random(f"{level}-{seed}")
@@ -197,10 +245,13 @@ def make_split(level: str, num_train: int, num_heldout: int, seed: int) -> tuple
 
 def draw_problem(level: str, rng: random.Random) -> Problem:
     """Draw one problem of `level` from the given random number generator."""
-    if level == "sorting":
-        return _draw_sorting(rng)
-    if level == "coin_flip":
-        return _draw_coin_flip(rng)
+    draw = PROBLEM_SETS[level].draw
+    assert draw is not None, level
+    return draw(rng)
+
+
+def _draw_story(level: str, rng: random.Random) -> Problem:
+    """Draw a word problem of one of the `LEVELS`."""
     return fill_story(rng.choice(STORIES[level]), level, rng)
 
 
@@ -263,6 +314,16 @@ def _draw_coin_flip(rng: random.Random) -> Problem:
         lines.append(f"{person} {verb}: {side}.")
     prompt = " ".join(told) + " Which side is up now?"
     return Problem(prompt, side, "coin_flip", f"{' '.join(lines)} #### {side}")
+
+
+PROBLEM_SETS |= {
+    "basic": ProblemSet("word problems of two steps, with + and -", partial(_draw_story, "basic")),
+    "intermediate": ProblemSet("word problems of three steps, with * or /", partial(_draw_story, "intermediate")),
+    "advanced": ProblemSet("word problems of four steps", partial(_draw_story, "advanced")),
+    "sorting": ProblemSet("put a few numbers in order", _draw_sorting),
+    "coin_flip": ProblemSet("which side of a coin is up after some flips", _draw_coin_flip),
+}
+DOMAINS = tuple(name for name in PROBLEM_SETS if name not in LEVELS)
 
 
 class ProblemOrder:

@@ -17,38 +17,27 @@ from typing import Any, ClassVar, get_args, get_type_hints
 from grpo_edu import __version__
 from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig
 from grpo_edu.extras.settings import documented, setting
-from grpo_edu.problems.files import load_gsm8k, load_problems
+from grpo_edu.problems.files import load_problem_set
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
-from grpo_edu.problems.instructions import INSTRUCTION_SETS, constraint_reward, instruction_reward, topic_reward
 from grpo_edu.problems.own import UNANSWERED, is_own, own_problems, parse_columns
-from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, Scorer, columns_of, data_dir, register_scorer
-from grpo_edu.prompts import PromptStyle, completion_text
-from grpo_edu.rewards import (
-    RewardFunction,
-    accuracy_reward,
-    compute_rewards,
-    format_reward,
-    length_reward,
-    reward_name,
-    steps_reward,
+from grpo_edu.problems.templates import (
+    LEVELS,
+    PROBLEM_SETS,
+    Problem,
+    ProblemSet,
+    Scorer,
+    columns_of,
+    data_dir,
+    default_length,
+    problem_set_names,
 )
+from grpo_edu.prompts import PromptStyle, completion_text
+from grpo_edu.rewards import REWARDS, RewardFunction, compute_rewards, reward_name
 from grpo_edu.runs.completions import recorded_steps
 from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
 from grpo_edu.runs.user_rewards import check_columns, load_reward
 
-DATA = (*LEVELS, *DOMAINS, "gsm8k", *INSTRUCTION_SETS)
-REWARDS: dict[str, RewardFunction] = {
-    "accuracy": accuracy_reward,
-    "format": format_reward,
-    "steps": steps_reward,
-    "length": length_reward,
-}
-INSTRUCTION_REWARDS: dict[str, RewardFunction] = {
-    "constraint": constraint_reward,
-    "topic": topic_reward,
-    "instruction": instruction_reward,
-}
-REWARDS |= INSTRUCTION_REWARDS
+DATA = problem_set_names()
 Rewards = str | RewardFunction | Sequence[str | RewardFunction]
 SPLITS = ("heldout", "train")
 BACKENDS = ("grpo_edu", "trl")
@@ -57,8 +46,6 @@ ALL_LAYERS = "all-linear"
 QUESTION = "{problem}"  # where a prompt template holds the question
 NO_SYSTEM_PROMPT = "none"
 _LONGEST_PATH = 250
-# Tokens of a worked solution of grade-school length, and of three sentences; generated problems need fewer than 96.
-_GSM8K_LENGTH, _INSTRUCTIONS_LENGTH = 256, 48
 
 
 @documented
@@ -397,7 +384,10 @@ def score_unanswered(problems: Sequence[Problem], rewards: Sequence[str | Reward
         columns = columns_of([found[level, text]])
         return float(compute_rewards([function], prompts=[question], completions=[completion], **columns)[0, 0])
 
-    register_scorer(UNANSWERED, Scorer(lambda completion: completion_text(completion).strip() or None, score))
+    scorer = Scorer(lambda completion: completion_text(completion).strip() or None, score)
+    PROBLEM_SETS["own"] = ProblemSet(
+        "questions without an answer", level=UNANSWERED, scorer=scorer, is_name_of_data=False
+    )
 
 
 def with_absolute_paths(request: RunRequest) -> RunRequest:
@@ -595,7 +585,7 @@ def load_split(
     ['basic', 'basic', 'sorting']
     """
     parse_names((split,), SPLITS, "split")
-    if data_path is not None and "gsm8k" not in data:
+    if data_path is not None and not any(name in DATA and PROBLEM_SETS[name].reads_path for name in data):
         raise ValueError(
             f"`data_path` is {str(data_path)!r}, but only gsm8k is read from a path; add gsm8k to `data`, or leave "
             "`data_path` out."
@@ -607,13 +597,11 @@ def load_split(
         share = None if n is None else n // len(data) + (index < n % len(data))
         if is_gym(name):
             found = gym_problems(name, split, share)
-        elif name == "gsm8k":
-            found = load_gsm8k("train" if split == "train" else "test", data_path)
         elif is_own_set(name):
             found = own_problems(name, split, heldout=heldout, columns=columns)
             share = min(share, len(found)) if share is not None and split == "heldout" else share
         else:
-            found = load_problems(name, split)
+            found = load_problem_set(name, split, data_path)
         share = len(found) if share is None else share
         if share > len(found):
             raise ValueError(
@@ -635,11 +623,7 @@ def default_config(data: Sequence[str], model: str | Path = "tiny", lora_rank: i
     >>> default_config(("instructions",), "smollm2").learning_rate
     1e-05
     """
-    defaults: dict[str, Any] = {}
-    if "gsm8k" in data:
-        defaults["max_completion_length"] = _GSM8K_LENGTH
-    elif set(data) <= set(INSTRUCTION_SETS):
-        defaults["max_completion_length"] = _INSTRUCTIONS_LENGTH
+    defaults: dict[str, Any] = {"max_completion_length": default_length(data)}
     if _is_smollm2(model):
         defaults["prompts_per_step"] = 8
         if not lora_rank:
