@@ -3,7 +3,7 @@
 
     python3 course.py lab      set up if necessary, then open JupyterLab at the first notebook
     python3 course.py setup    set up only: .venv, the tested packages, this package
-    python3 course.py test     set up if necessary, then run everything that CI runs
+    python3 course.py test     set up if necessary, then run the tests
     python3 course.py book     build the course as a website in build/book (its tools go into .venv-book)
     python3 course.py wheelhouse FOLDER
                                download all packages into a folder, for similar computers without a network
@@ -31,6 +31,8 @@ VENV, BOOK_VENV = ROOT / ".venv", ROOT / ".venv-book"  # Jupyter Book needs olde
 REQUIREMENTS, LOCK = ROOT / "requirements.txt", ROOT / "requirements.lock"
 GYM_LOCK = ROOT / "requirements-gym.lock"  # reasoning-gym with what has to be compiled for it
 FIRST_NOTEBOOK = "notebooks/00_start_here.ipynb"
+CORE_PATH = ("00", "02", "03", "04", "05", "06", "07", "08")
+TESTED_NOTEBOOKS = CORE_PATH + ("01",)  # by the test command, in the order of reading
 OLDEST, NEWEST = (3, 11), (3, 13)
 INSTALLED_GB = 3.0
 
@@ -39,6 +41,16 @@ INSTALLED_GB = 3.0
 WAITING, SPIN_COUNT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY"), "20000"
 
 CPU_SECONDS = "-ptests.cpu_seconds"  # the tests print what they cost
+TEST_RECORD = ROOT / "build" / "tests.json"  # which tests `course.py test` has run, and why it skipped others
+# How much is tested: also the long tests, which pyproject.toml leaves out; without those that an earlier run has run.
+LONG_TOO = ["-m", "long or not long"]
+PYTEST_OPTIONS = {
+    "default": [],
+    "fast": ["-m", "not slow and not browser and not long"],
+    "all": LONG_TOO,
+    "rest": [*LONG_TOO, f"--besides={TEST_RECORD}"],
+}
+NOTEBOOK_OPTIONS = {"default": ["--core"], "all": [], "rest": ["--others"]}
 
 # What an installation's error lines may contain, and what the reader can do about it; the first that is found counts.
 ADVICE = {
@@ -276,12 +288,16 @@ def lab(browser=True, port=None):
     return become(command)
 
 
-def test(arguments, fast=False, everything=False):
-    """Run every part of the tests, even after one has failed; the exit code is 0 only if all of them passed."""
+def test(arguments, extent="default"):
+    """Run every part of the tests, even after one has failed; the exit code is 0 only if all of them passed.
+
+    extent: a key of `PYTEST_OPTIONS`. "rest" is what the default leaves out, and what it skipped.
+    """
     os.chdir(str(ROOT))
-    # pyproject.toml leaves out what is marked as long; an expression that is given here takes the place of its own.
-    marks = ["-m", "not slow and not browser and not long"] if fast else []
-    marks = ["-m", "long or not long"] if everything else marks
+    if extent != "rest":
+        TEST_RECORD.unlink(missing_ok=True)
+    elif not TEST_RECORD.exists():
+        raise Stop("--rest runs what `python3 course.py test` has left out; run that first")
     # Two workers, each with whole files; with pytest arguments one process, as somebody who looks for a fault wants it.
     workers = [] if arguments or (os.cpu_count() or 1) < 2 else ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
     # With two workers the tests wait for pages and processes in a quarter of their time, so they get a third one.
@@ -290,27 +306,41 @@ def test(arguments, fast=False, everything=False):
         "ruff": ["-m", "ruff", "check", "."],
         "format": ["-m", "ruff", "format", "--check", "."],
         "types": ["-m", "mypy"],
-        "tests": ["-m", "pytest", CPU_SECONDS, *three, *marks, *arguments],
     }
-    if fast or arguments or not list(Path("notebooks").glob("*.ipynb")):
+    if extent == "rest":  # these leave nothing out
+        parts = {}
+    parts["tests"] = ["-m", "pytest", CPU_SECONDS, *three, *PYTEST_OPTIONS[extent], *arguments]
+    if extent == "fast" or arguments or not list(Path("notebooks").glob("*.ipynb")):
         say("skipping the notebooks: there are none, or --fast or pytest arguments were given")
     else:
-        whole = ["--all"] if everything else []
-        parts["notebooks"] = ["tests/run_notebooks.py", CPU_SECONDS, *workers, *whole]
-        parts["older processors"] = ["tests/older_processors.py", *workers, *whole]
-        if everything:
+        parts["notebooks"] = ["tests/run_notebooks.py", CPU_SECONDS, *workers, *NOTEBOOK_OPTIONS[extent]]
+        if extent in ("all", "rest"):
+            whole = ["--all"] if extent == "all" else []
+            parts["older processors"] = ["tests/older_processors.py", *workers, *whole]
+        if extent == "all":
             parts["mutation"] = ["-m", "benchmarks.mutation", "--sample", "60", "--output", "build/mutation.json"]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     outcomes = {}
     for name, command in parts.items():
         say(f"{name}: python {' '.join(command)}")
         start, used = time.monotonic(), sum(os.times()[:4])
-        code = run([PYTHON, *command], **offline)
-        outcomes[name] = f"FAILED with exit code {code}" if code else "ok"
+        record = {"GRPO_EDU_TEST_RECORD": str(TEST_RECORD)} if name == "tests" else {}
+        code = run([PYTHON, *command], **offline, **record)
+        nothing_left = name == "tests" and extent == "rest" and code == 5  # no test is left, says pytest
+        outcomes[name] = f"FAILED with exit code {code}" if code and not nothing_left else "ok"
         used = sum(os.times()[:4]) - used
         say(f"{name}: {outcomes[name]} after {time.monotonic() - start:.0f} s ({used:.0f} CPU seconds)")
     say(", ".join(f"{name}: {outcome}" for name, outcome in outcomes.items()))
+    say_what_was_skipped()
     return int(any(outcome != "ok" for outcome in outcomes.values()))
+
+
+def say_what_was_skipped():
+    """Repeat what the tests said about skipped ones, because other parts have printed much since then."""
+    lines = json.loads(TEST_RECORD.read_text(encoding="utf-8"))["skipped"] if TEST_RECORD.exists() else []
+    if lines:
+        say("skipped tests, and what they need; when that is there, `python3 course.py test --rest` runs them:")
+        print("\n".join(lines))
 
 
 def book(arguments):
@@ -337,10 +367,16 @@ def parse(arguments):
         "wheelhouse", help="download all packages into a folder, for computers without a network"
     )
     command.add_argument("folder", metavar="FOLDER")
-    command = commands.add_parser("test", help="run what CI runs", usage="course.py test [--fast | --all] [...]")
-    lengths = command.add_mutually_exclusive_group()
-    lengths.add_argument("--fast", action="store_true", help="leave out slow tests, browser tests and notebooks")
-    lengths.add_argument("--all", action="store_true", help="also run the long tests, for example once a night")
+    usage = "course.py test [--fast | --all | --rest] [...]"
+    command = commands.add_parser("test", help="run the tests and the notebooks of the core path", usage=usage)
+    extents = command.add_mutually_exclusive_group()
+    for extent, explained in {
+        "fast": "leave out slow tests, browser tests and notebooks",
+        "all": "also run the long tests and all notebooks, for example once a night",
+        "rest": "run what the tests skipped, what they leave out, and the other notebooks",
+    }.items():
+        extents.add_argument(f"--{extent}", dest="extent", action="store_const", const=extent, help=explained)
+    command.set_defaults(extent="default")
     commands.add_parser("book", help="build the website", usage="course.py book [--output DIR] [--repository URL]")
     commands.add_parser("classroom", help="JupyterHub with nbgrader for a class", add_help=False)
     options, rest = parser.parse_known_args(arguments or ["--help"])
@@ -367,7 +403,7 @@ def main(arguments):
             return lab(not options.no_browser, options.port)
         if options.command == "classroom":
             return become([str(PYTHON), str(ROOT / "classroom" / "hub" / "set_up.py"), *rest])
-        return test(rest, options.fast, options.all) if options.command == "test" else 0
+        return test(rest, options.extent) if options.command == "test" else 0
     except (Stop, OSError) as problem:  # OSError: a read-only folder, say
         print(f"course: {problem}", file=sys.stderr)
         return 1

@@ -62,10 +62,11 @@ def measure_browser(pictures: Path | None = None) -> dict[str, Any]:
         pictures: a folder for screenshots.
     """
     from jupyter_lab import running_browser, running_lab
+    from optional import RESOURCES
     from test_app import running_app
 
     load = os.getloadavg()[0]  # times are compared with promises for a quiet computer
-    with tempfile.TemporaryDirectory() as folder, running_browser() as browser:
+    with tempfile.TemporaryDirectory() as folder, running_browser(RESOURCES["chromium"].find()) as browser:
         places = [Path(folder, name) for name in ("app", "course", "home")]
         for place in places:
             place.mkdir()

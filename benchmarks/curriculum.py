@@ -54,8 +54,8 @@ def run_group(model_name: str, group: str, arms: list[str], seed: int, deadline:
     from grpo_edu.continual.stages import Protection, load_curriculum
     from grpo_edu.models import load_policy
     from grpo_edu.problems.files import load_problems
+    from grpo_edu.runs.loading import load_split
     from grpo_edu.runs.log import RunLog
-    from grpo_edu.runs.request import load_split
 
     if time.time() > deadline:
         return

@@ -156,8 +156,10 @@ def chosen(ledger: Ledger, arm: str) -> Any:
     if arm in PARTS_OF_LOWER_RATE:
         return PARTS_OF_LOWER_RATE[arm]
     rows = [ledger.find(phase="select", arm=arm, strength=stored(strength)) for strength in GRIDS[arm]]
-    scores = [round(score(row), 6) for row in rows if row]
-    return GRIDS[arm][scores.index(max(scores))] if len(scores) == len(rows) else None
+    scores = [score(row) for row in rows if row]
+    if len(scores) < len(rows):
+        return None
+    return next(strength for strength, one in zip(GRIDS[arm], scores, strict=True) if one > max(scores) - 1e-9)
 
 
 def stored(strength: Any) -> Any:

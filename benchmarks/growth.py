@@ -102,7 +102,7 @@ def measure(name: str, value: int, rounds: int) -> dict[str, Any]:
 def exponent(points: Sequence[Mapping[str, Any]], side: str) -> float:
     """The power with which time grows between the last two points.
 
-    >>> exponent([{"at": 2, "x": {"median": 1.0}}, {"at": 4, "x": {"median": 4.0}}], "x")
+    >>> round(exponent([{"at": 2, "x": {"median": 1.0}}, {"at": 4, "x": {"median": 4.0}}], "x"), 6)
     2.0
     """
     before, last = points[-2:]

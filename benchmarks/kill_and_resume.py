@@ -82,13 +82,13 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """How far a run had come when it was killed: steps in its log, the step of its checkpoint."""
-    from grpo_edu.runs.checkpoint import latest_checkpoint
+    """How far a run had come when it was killed: steps in its log, the step of its state."""
+    from grpo_edu.runs.state import load_state
 
-    log, place = folder / "metrics.jsonl", latest_checkpoint(folder / "checkpoints")
+    log, state = folder / "metrics.jsonl", folder / "state.pt"
     return {
         "steps logged": len(read_log(log)) if log.is_file() else 0,
-        "goes on from": "its start" if place is None else place.name.replace("-", " "),
+        "goes on from": f"step {len(load_state(state)['history'])}" if state.is_file() else "its start",
     }
 
 
@@ -106,7 +106,7 @@ def killed_once(
         in_process(partial(begin, folder))
     found = outcome(folder)
     names = {path.name for path in folder.iterdir()} - {".lock"}  # which filelock leaves, open to the next
-    left = sorted(name for name in names if name.startswith((".", "checkpoints", "before")))
+    left = sorted(name for name in names if name.startswith((".", "state")))
     return {
         **row,
         **{f"same {name}": found[name] == value for name, value in expected.items()},

@@ -20,7 +20,7 @@ from benchmarks.harness import RESULTS, exit_code, markdown, save
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, train
 from grpo_edu.figures.style import LEGEND, look, panel_grid, style_axes
 from grpo_edu.problems.templates import LEVELS
-from grpo_edu.runs.request import load_split
+from grpo_edu.runs.loading import load_split
 from grpo_edu.scale.trl_backend import train_with_trl
 
 if TYPE_CHECKING:

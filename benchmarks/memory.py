@@ -5,6 +5,7 @@ optimizer's states are there) and reports the most memory that it ever held. The
 Qwen2-0.5B-Instruct with random weights, loaded from a file in bfloat16, one prompt of 128 tokens and 8 completions of
 64. The SmolLM2 cases have 8 instructions × 8 completions of at most 48 tokens. Prints a table and writes
 ``benchmarks/results/memory.json``. All cases take about 25 minutes on two cores and 12 GB; ``--cases`` chooses.
+Rows of cases that this version does not have stay in the record: grpo_edu 0.3.0 could step within the backward pass.
 """
 
 from __future__ import annotations
@@ -34,25 +35,7 @@ CASES: dict[str, dict] = {
         "config": {"prompts_per_step": 32, "gradient_accumulation_steps": 4},
     },
     "full, AdamW": {"model": "494M"},
-    "full, AdamW in the backward pass": {
-        "model": "494M",
-        "config": {"optimizer_in_backward": True, "max_grad_norm": 0.0, "gradient_checkpointing": True},
-    },
     "full, Adafactor": {"model": "494M", "config": {"optim": "adafactor", "gradient_checkpointing": True}},
-    "full, Adafactor in the backward pass, clipped": {
-        "model": "494M",
-        "config": {"optim": "adafactor", "optimizer_in_backward": True, "gradient_checkpointing": True},
-    },
-    "full, Adafactor in the backward pass": {
-        "model": "494M",
-        "config": {
-            "optim": "adafactor",
-            "optimizer_in_backward": True,
-            "gradient_checkpointing": True,
-            "max_grad_norm": 0.0,
-        },
-        "bound": 5.0,
-    },
     "LoRA, float32": {"model": "494M", "lora": 16},
     "LoRA, float32, gradient checkpointing": {"model": "494M", "lora": 16, "config": {"gradient_checkpointing": True}},
     "LoRA, bfloat16": {"model": "494M", "dtype": "bfloat16", "lora": 16},
@@ -62,11 +45,6 @@ CASES: dict[str, dict] = {
         "lora": 16,
         "config": {"gradient_checkpointing": True},
         "bound": 3.3,
-    },
-    "SmolLM2, AdamW in the backward pass, within a budget": {
-        "model": "smollm2",
-        "config": {**SMOLLM2, "gradient_checkpointing": True, "optimizer_in_backward": True, "memory_budget_gib": 2.75},
-        "bound": 3.0,
     },
     "SmolLM2, LoRA within a budget": {
         "model": "smollm2",
@@ -237,7 +215,9 @@ def main() -> int:
             rows.append(measure(name, folder))
             print(table(rows[-1:]).splitlines()[-1], flush=True)
     judged = verdicts(rows)
-    save(options.output, COMMAND, {"verdicts": judged, "cases": rows})
+    stored = json.loads((RESULTS / "memory.json").read_text(encoding="utf-8"))["cases"]
+    others = [row for row in stored if row["case"] not in CASES]
+    save(options.output, COMMAND, {"verdicts": judged, "cases": rows + others})
     print("\n" + table(rows) + "\n")
     return exit_code(judged)
 

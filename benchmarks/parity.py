@@ -3,7 +3,8 @@
 Each setting is a batch and a config with random values of every option that TRL has too. TRL's side is its
 ``GRPOTrainer``: its own methods compute the advantages and the loss from given rewards, log-probabilities and
 entropies. Ours is `grpo_edu.trainer`, with the batch divided into up to three micro-batches. Both sides compute in
-float64, and so only rounding separates them. Writes ``benchmarks/results/parity.json``. About five minutes.
+float64, and so only rounding separates them. Writes ``benchmarks/results/parity.json``. About five minutes. The stored
+result has three losses more (sapo, luspo and vespo), which grpo_edu 0.3.0 had.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +26,7 @@ from torch import Tensor
 
 from benchmarks.harness import RESULTS, exit_code, markdown, save
 from grpo_edu import GRPOConfig, accuracy_reward, load_policy, load_problems, trainer
-from grpo_edu.advantages import gdpo_advantages
-from grpo_edu.config import AGGREGATIONS, IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES
-from grpo_edu.extras.masks import high_entropy_mask
-from grpo_edu.losses import NOT_IN_TRL, grpo_loss, token_weights
+from grpo_edu.losses import IMPORTANCE_SAMPLING_LEVELS, LOSSES, token_weights
 from grpo_edu.quantization.rollouts import QuantizedSampler
 from grpo_edu.rewards import combine_rewards
 from grpo_edu.rollout import Sampler
@@ -40,7 +37,7 @@ SETTINGS = 6000
 TOLERANCE = 1e-8  # where rewards cancel each other, TRL divides their rounding errors by 1e-4
 # TRL has no loss -A log π of its own: its "cispo" is that at ratio 1 without a cap, divided by what it is told to.
 AS_TRL = {"reinforce": "cispo"}
-COMPARED = [name for name in LOSS_TYPES if name in AS_TRL or name not in NOT_IN_TRL]
+COMPARED = [name for name, loss in LOSSES.items() if name in AS_TRL or loss.trl]
 
 
 @dataclass
@@ -50,7 +47,6 @@ class Setting:
     rewards_per_func: (B, K), NaN where a function does not apply. loss_mask: (B, C).
     logps, old, ref, sampled: (B, C), nats; old may be None. entropies: (B, C), nats.
     token_factors: (B, C) for advantages that differ between tokens, or None. parts: rows of each micro-batch.
-    sapo_temperatures, vespo_shape: options of `grpo_edu.losses.per_token_policy_loss`.
     """
 
     config: GRPOConfig
@@ -63,15 +59,12 @@ class Setting:
     entropies: Tensor
     token_factors: Tensor | None
     parts: list[Tensor]
-    sapo_temperatures: tuple[float, float]
-    vespo_shape: tuple[float, float, float, float]
 
 
 def draw_config(draw: random.Random, functions: int, longest: int) -> GRPOConfig:
     """Random values of all settings that the advantages and the loss depend on."""
     loss_type = draw.choice(COMPARED)
-    aggregation = draw.choice(AGGREGATIONS)
-    bounds = (None, 0.28, 0.5, 2.0) if loss_type != "cispo" else (1.0, 2.0, 5.0)
+    bounds = (None, 0.28, 0.5, 2.0) if LOSSES[loss_type].clips != "weight" else (1.0, 2.0, 5.0)
     return GRPOConfig(
         num_generations=draw.choice((2, 3, 4, 8)),
         prompts_per_step=draw.randint(1, 4),
@@ -80,14 +73,10 @@ def draw_config(draw: random.Random, functions: int, longest: int) -> GRPOConfig
         importance_sampling_level=draw.choice(IMPORTANCE_SAMPLING_LEVELS),
         epsilon=draw.choice((0.0, 0.05, 0.2, 0.5)),
         epsilon_high=draw.choice(bounds),
-        delta=draw.choice((None, None, 1.3, 2.0)),
         beta=draw.choice((0.0, 0.001, 0.1, 1.0)),
         use_bias_correction_kl=draw.random() < 0.5,
-        off_policy_mask_threshold=draw.choice((None, None, 0.0, 0.05, 0.3)),
-        top_entropy_quantile=draw.choice((1.0, 1.0, 0.8, 0.5, 0.2, 0.0)),
         entropy_coef=draw.choice((0.0, 0.0, 0.001, 0.1)),
         scale_rewards=draw.choice(("group", "batch", "none")),
-        multi_objective_aggregation=aggregation,
         reward_weights=draw.choice((None, tuple(draw.uniform(-1, 2) for _ in range(functions)))),
         rollout_quantization=draw.choice((None, None, "int8-weight")),
         importance_sampling_clip_max=draw.choice((1.5, 3.0)),
@@ -123,38 +112,29 @@ def draw_setting(draw: random.Random) -> Setting:
         entropies=normal(rows, longest).abs().float().double(),  # TRL takes their quantile in float32
         token_factors=normal(rows, longest) if draw.random() < 0.2 else None,
         parts=list(torch.arange(rows).tensor_split(cuts)),
-        sapo_temperatures=draw.choice(((1.0, 1.05), (draw.uniform(0.5, 3), draw.uniform(0.5, 3)))),
-        vespo_shape=draw.choice(((2.0, 3.0, 3.0, 2.0), tuple(draw.uniform(0.5, 4) for _ in range(4)))),
     )
 
 
 def our_sides(setting: Setting) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Advantages (B,) or (B, C), the loss, and its gradients with respect to log-probabilities and entropies."""
     config = setting.config
-    if config.multi_objective_aggregation == "normalize_then_sum":
-        advantages = gdpo_advantages(setting.rewards_per_func, config.num_generations, config.reward_weights)
-    else:
-        rewards = combine_rewards(setting.rewards_per_func, config.reward_weights)
-        advantages = trainer.compute_advantages(rewards, config)
+    rewards = combine_rewards(setting.rewards_per_func, config.reward_weights)
+    advantages = trainer.compute_advantages(rewards, config)
     if setting.token_factors is not None:
         advantages = advantages[:, None] * setting.token_factors
     leaves = setting.logps.clone().requires_grad_(), setting.entropies.clone().requires_grad_()
     rollout: Any = SimpleNamespace(sampling_per_token_logps=setting.sampled)
-    shape: Any = {"sapo_temperatures": setting.sapo_temperatures, "vespo_shape": setting.vespo_shape}
-    stages = trainer.Stages(loss=partial(grpo_loss, **shape))
+    stages = trainer.Stages()
     nothing = torch.zeros(0)
     batch = trainer.Batch(rollout, setting.rewards_per_func, nothing, advantages, setting.loss_mask)
     model: Any = torch.nn.Module()
     sampler = (Sampler if config.rollout_quantization is None else QuantizedSampler)(model, model, config)
-    in_policy_loss = None
-    if config.top_entropy_quantile < 1:
-        in_policy_loss = high_entropy_mask(leaves[1], setting.loss_mask, quantile=config.top_entropy_quantile)
     weights = token_weights(
         setting.loss_mask, loss_type=config.loss_type, max_completion_length=config.max_completion_length
     )
     rows = torch.arange(len(setting.loss_mask))
     ref = setting.ref if config.beta else None
-    update = trainer.Update(batch, rows, weights, ref, setting.old, in_policy_loss)
+    update = trainer.Update(batch, rows, weights, ref, setting.old)
     state: Any = SimpleNamespace(sampler=sampler)
     with patch.object(trainer, "logps_of_rows", lambda _, __, rows, *___, **____: [leaf[rows] for leaf in leaves]):
         losses = [trainer.micro_batch_loss(model, update, part, state, config, stages)[0] for part in setting.parts]
@@ -176,31 +156,18 @@ def as_set(theirs: Any, setting: Setting) -> Iterator[None]:
     attributes = {
         "num_generations": config.num_generations,
         "max_completion_length": config.max_completion_length,
-        "loss_type": AS_TRL.get(config.loss_type, config.loss_type),
+        "loss_type": AS_TRL.get(config.loss_type) or LOSSES[config.loss_type].trl,
         "importance_sampling_level": config.importance_sampling_level,
         "epsilon_low": config.epsilon,
         "epsilon_high": high if config.loss_type != "reinforce" else 1e9,
         "beta": config.beta,
-        "off_policy_mask_threshold": config.off_policy_mask_threshold,
-        "top_entropy_quantile": config.top_entropy_quantile,
         "entropy_coef": config.entropy_coef,
         "_entropy_bonus_enabled": config.entropy_coef != 0,
         "scale_rewards": config.scale_rewards,
-        "multi_objective_aggregation": config.multi_objective_aggregation,
         "use_vllm": config.rollout_quantization is not None,
         "vllm_importance_sampling_correction": config.rollout_quantization is not None,
     }
-    power, decay = setting.vespo_shape[::2], setting.vespo_shape[1::2]
-    arguments = {
-        "delta": config.delta,
-        "use_bias_correction_kl": config.use_bias_correction_kl,
-        "sapo_temperature_pos": setting.sapo_temperatures[0],
-        "sapo_temperature_neg": setting.sapo_temperatures[1],
-        "vespo_k_pos": power[0],
-        "vespo_k_neg": power[1],
-        "vespo_lambda_pos": decay[0],
-        "vespo_lambda_neg": decay[1],
-    }
+    arguments = {"use_bias_correction_kl": config.use_bias_correction_kl}
     with patch.multiple(theirs, **attributes), patch.multiple(theirs.args, **arguments):
         yield
 

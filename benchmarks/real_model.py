@@ -52,7 +52,7 @@ from grpo_edu.problems.instructions import (
 )
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.rewards import RewardFunction
-from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.run import resume_training, start_run
 from grpo_edu.studies.fluency import fluency
 from grpo_edu.trainer import train
@@ -224,13 +224,13 @@ def trained(
         with products_in_bfloat16():
             resume_training(folder, rewards=[reward], progress=False)
     elif not folder.exists():
-        request = RunRequest(
+        request = RunConfig(
             str(start_of(task, seed)),
             TASKS[task].data,
-            rewards=(reward,),
+            reward_funcs=(reward,),
             config=config,
             lora_rank=arm.lora_rank,
-            n=10,
+            num_heldout=10,
             greedy=False,
             checkpoint_every=10,
         )

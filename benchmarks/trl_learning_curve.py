@@ -4,8 +4,9 @@ Design, written before the first run. Both sides train the tiny model with the s
 the three levels, the accuracy reward, 16 prompts x 8 completions per step, learning rate 1e-4, loss "grpo", 40 steps.
 
 - "grpo_edu": `grpo_edu.train` in this process.
-- "TRL, two processes": `grpo_edu.scale.trl_job` in two processes, which ``accelerate launch`` starts and gloo connects.
-  Each samples 8 of the 16 prompts, with this package's `generate`.
+- "TRL, two processes": ``trl grpo`` with the files of `grpo_edu.scale.cluster`, in two processes that gloo connects.
+  Each samples 8 of the 16 prompts. The stored runs are of version 0.3.0, whose runner started TRL's trainer and sampled
+  with this package's `generate`.
 
 Five seeds, 0 to 4. A seed decides the order of the problems and every sampled token, but the two sides draw different
 numbers from it, so runs of one seed are not pairs. Two measures per run: the mean reward over its 40 steps, and the
@@ -33,9 +34,11 @@ from typing import Any
 
 from benchmarks.harness import RESULTS, held_out_accuracy, markdown, run_study, study_options
 from benchmarks.learning_curves import WINDOW, difference, interval, windows
-from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, load_policy, load_problems, read_log, train
+from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, load_policy, load_problems, train
 from grpo_edu.machine.hardware import machine
-from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.metric_logs import read_metrics
+from grpo_edu.runs.profiles import load_profile
+from grpo_edu.scale.cluster import ClusterJob, write_job
 
 COMMAND = "python -m benchmarks.trl_learning_curve"
 OUTPUT = RESULTS / "trl_learning_curve.json"
@@ -68,22 +71,26 @@ def train_here(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, floa
 
 
 def train_two_processes(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, float]]]:
-    """The same with TRL in two processes. Their own evaluations, which nobody reads, are as short as possible."""
-    request = RunRequest(config=config, n=len(LEVELS), greedy=False)
+    """The same with TRL in two processes."""
+    profile = load_profile("standard").override({**config.to_dict(), "n": len(LEVELS)})
+    job = ClusterJob(profile, fixed=["prompts_per_step", "max_steps"], nodes=2, gpus_per_node=0)
     with tempfile.TemporaryDirectory() as place, socket.socket() as listener:
-        profile, output = Path(place) / "job.json", Path(place) / "run"
-        profile.write_text(json.dumps(request.to_settings()), encoding="utf-8")
+        write_job(job, place)
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         listener.close()
-        launcher = ["-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes", "2"]
-        launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        job = ["-m", "grpo_edu.scale.trl_job", "--profile", str(profile), "--output", str(output)]
-        command = [sys.executable, *launcher, "--main_process_port", str(port), *job]
-        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        launch = ["--multi_gpu", "--use_cpu", "--num_processes", "2", "--num_machines", "1"]
+        launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(port)]
+        done = subprocess.run(
+            [Path(sys.executable).with_name("trl"), "grpo", "--config", "job.yaml", *launch],
+            cwd=place,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             raise RuntimeError(f"the two processes failed:\n{done.stderr}")
-        return load_policy(output / "model"), read_log(output / "metrics.jsonl")
+        return load_policy(Path(place) / "run"), read_metrics(Path(place) / "run")
 
 
 def differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -161,8 +161,9 @@ def main() -> int:
         raise SystemExit(f"{BOOK} holds no book; build it with: python3 course.py book")
     options.folder.mkdir(parents=True, exist_ok=True)
     from jupyter_lab import running_browser
+    from optional import RESOURCES
 
-    with running_browser() as browser:
+    with running_browser(RESOURCES["chromium"].find()) as browser:
         for part in options.only:
             found = parts[part](browser, options.folder)
             if found:

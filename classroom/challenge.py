@@ -49,7 +49,7 @@ _MOST_TOKENS_OF_A_BATCH = 2**17
 _MOST_ITERATIONS = 16
 _PATIENCE = 60.0  # seconds by the clock for one answer of the submission
 _MOST_WAITING = 300.0  # the same for all answers of a run
-_JUDGES_OWN = ("seed", "memory_budget_gib", "rollout_quantization", "optimizer_in_backward", "abort_grad_norm")
+_JUDGES_OWN = ("seed", "memory_budget_gib", "rollout_quantization", "abort_grad_norm")
 
 
 class Rejected(Exception):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from grpo_edu.cli.classroom import forget_working_directory
 from grpo_edu.runs.effects import Need, check_effects
-from grpo_edu.runs.request import parse_names, split_names
+from grpo_edu.runs.loading import parse_names, split_names
 
 if TYPE_CHECKING:
     from classroom.challenge import Rules

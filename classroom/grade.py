@@ -47,7 +47,7 @@ from grpo_edu import __version__
 from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
 from grpo_edu.checks.feedback import plain_number
 from grpo_edu.runs.folder import RunFolder
-from grpo_edu.runs.request import parse_names
+from grpo_edu.runs.loading import parse_names
 
 SETTINGS = "grading.json"
 

@@ -27,7 +27,7 @@ _PUBLIC = {  # module: names
     "rewards": "accuracy_reward format_reward steps_reward length_reward compute_rewards combine_rewards",
     "problems.instructions": "constraint_reward topic_reward instruction_reward",
     "advantages": "group_advantages rloo_advantages",
-    "logprobs": "per_token_logps",
+    "fast.packing": "per_token_logps",
     "losses": "grpo_loss",
     "runs.log": "read_log",
     "config": "GRPOConfig",

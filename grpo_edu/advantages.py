@@ -7,15 +7,16 @@ means that no reward function applied to this completion: its advantage is 0, an
 They compute in the data type of the rewards, but at least in float32: in float16, eps would be rounded away.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from grpo_edu.config import LARGEST_REWARD, SCALE_REWARDS, check_numbers
-from grpo_edu.fast.chunked_logps import at_least_float32
-from grpo_edu.fast.memory import widest
-from grpo_edu.rewards import combine_rewards
+from grpo_edu.tensors import at_least_float32, check_name, widest
+
+SCALE_REWARDS = ("group", "batch", "none", "mean")
+_LARGEST_REWARD = 1e15  # as `grpo_edu.config.LARGEST_REWARD`; float32 still holds the squares of such rewards
 
 
 def group_advantages(
@@ -45,8 +46,7 @@ def group_advantages(
         (B,), at least float32, without unit, or with "none" in units of the reward.
 
     Raises:
-        ValueError: see the module; also an unknown ``scale_rewards``, a negative ``eps``, or "mean" with a negative
-            reward.
+        ValueError: see the module; also an unknown ``scale_rewards``, or "mean" with a negative reward.
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0]), 3, scale_rewards="none")
     tensor([ 0.6667, -0.3333, -0.3333,  0.0000,  0.0000,  0.0000])
@@ -54,9 +54,7 @@ def group_advantages(
     tensor([ 0.7070, -0.7070,  0.0000,  0.0000])
     """
     grouped = _grouped(rewards, num_generations)
-    check_numbers(eps=eps)
-    if scale_rewards not in SCALE_REWARDS:
-        raise ValueError(f"scale_rewards must be one of {', '.join(SCALE_REWARDS)}; got {scale_rewards!r}")
+    check_name("scale_rewards", scale_rewards, SCALE_REWARDS)
     mean = grouped.nanmean(dim=1, keepdim=True)
     advantages = grouped - mean
     if scale_rewards == "group":
@@ -93,37 +91,48 @@ def rloo_advantages(rewards: Tensor, num_generations: int) -> Tensor:
     return _zero_where_nothing_differs(centered * (count / (count - 1)), grouped)
 
 
-def gdpo_advantages(
-    rewards_per_func: Tensor,
-    num_generations: int,
-    weights: Sequence[float] | Tensor | None = None,
-    *,
-    eps: float = 1e-4,
-) -> Tensor:
-    r"""Scale each reward function within the group, then add them up, then scale the sum over the batch.
+def rewards_themselves(rewards: Tensor, num_generations: int) -> Tensor:
+    """Take each reward itself as the advantage, without a baseline; 0 for a completion without a reward.
 
-    .. math:: S_i = \sum_k w_k \frac{r_{ik} - \mathrm{mean}_k}{\mathrm{std}_k + \epsilon}
-              \qquad A_i = \frac{S_i}{\mathrm{std}(S) + \epsilon}
-
-    GDPO (https://arxiv.org/abs/2601.05242); TRL's "normalize_then_sum". If rewards are added first, a function with a
-    larger spread outweighs the others. The mean of S over the batch, which the paper subtracts, is always 0.
-
-    Args:
-        rewards_per_func: (B, K), NaN where a function does not apply.
-        num_generations, eps: as for `group_advantages`.
-        weights: K finite numbers; None: each is 1.
-
-    Returns:
-        (B,), without unit.
-
-    >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 9.0], [1.0, 0.0], [0.0, 0.0]])
-    >>> gdpo_advantages(rewards, 2, weights=[1.0, 0.5])
-    tensor([ 0.5476, -0.5476,  1.0953, -1.0953])
+    >>> rewards_themselves(torch.tensor([1.0, 0.0, float("nan"), 1.0]), 2)
+    tensor([1., 0., 0., 1.])
     """
-    scaled = [group_advantages(column, num_generations, eps=eps) for column in rewards_per_func.T]
-    total = combine_rewards(torch.stack(scaled, dim=1), weights)
-    total = total.masked_fill(rewards_per_func.isnan().all(dim=1), torch.nan)
-    return (total / (nanstd(total[None])[0] + eps)).nan_to_num(0.0)
+    return rewards.nan_to_num(0.0)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """An estimator of advantages: a function, and what is true of it.
+
+    function: (rewards, num_generations) → advantages (B,); one that scales also takes ``scale_rewards``.
+    scales: whether ``scale_rewards`` has an effect.
+    centers: whether the advantages of a group with equal rewards are 0.
+    trl: whether TRL's ``GRPOTrainer`` has it.
+    """
+
+    function: Callable[..., Tensor]
+    scales: bool = False
+    centers: bool = True
+    trl: bool = False
+
+
+# To add an estimator, add its entry here; it is a value of `advantage_estimator` then.
+ESTIMATORS = {
+    "group": Estimator(group_advantages, scales=True, trl=True),
+    "rloo": Estimator(rloo_advantages),
+    "none": Estimator(rewards_themselves, centers=False),
+}
+
+
+def estimate_advantages(rewards: Tensor, num_generations: int, estimator: str, scale_rewards: str) -> Tensor:
+    """The advantages (B,) of an estimator, with the scaling if it has one.
+
+    >>> estimate_advantages(torch.tensor([1.0, 0.0]), 2, "rloo", "group")
+    tensor([ 1., -1.])
+    """
+    check_name("estimator", estimator, tuple(ESTIMATORS))
+    scaling = {"scale_rewards": scale_rewards} if ESTIMATORS[estimator].scales else {}
+    return ESTIMATORS[estimator].function(rewards, num_generations, **scaling)
 
 
 def turn_advantages(
@@ -189,13 +198,22 @@ def tie_probability(p: float, num_generations: int) -> float:
     >>> tie_probability(0.5, 2), tie_probability(0.5, 8)
     (0.5, 0.0078125)
     """
-    check_numbers(p=p, num_generations=num_generations)
+    if not 0 <= p <= 1:
+        raise ValueError(f"p must be a probability between 0 and 1, got {p!r}")
+    _check_group_size(num_generations)
     return p**num_generations + (1 - p) ** num_generations
+
+
+def _check_group_size(num_generations: int) -> None:
+    if num_generations < 2:
+        raise ValueError(
+            f"num_generations must be at least 2 (each completion is compared with its group), got {num_generations!r}"
+        )
 
 
 def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
     """Check rewards (B,) and return them as (N, G), in at least float32."""
-    check_numbers(num_generations=num_generations)
+    _check_group_size(num_generations)
     if not isinstance(rewards, Tensor):
         raise ValueError(f"rewards must be a tensor, got {type(rewards).__name__}; pass torch.tensor(rewards)")
     if rewards.ndim != 1 or rewards.numel() == 0:
@@ -206,11 +224,11 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
             "keep every group whole"
         )
     rewards = at_least_float32(rewards)
-    unusable = torch.abs(rewards.to(widest(rewards.device))) > LARGEST_REWARD
+    unusable = torch.abs(rewards.to(widest(rewards.device))) > _LARGEST_REWARD
     if unusable.any():
         row = int(unusable.nonzero()[0])
         raise ValueError(
-            f"rewards[{row}] must be a number of at most {LARGEST_REWARD:g} in size, got {float(rewards[row]):g}; "
+            f"rewards[{row}] must be a number of at most {_LARGEST_REWARD:g} in size, got {float(rewards[row]):g}; "
             "check the reward function that scored this completion, and `reward_weights`"
         )
     return rewards.view(-1, num_generations)

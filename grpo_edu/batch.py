@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_edu.advantages import degenerate_groups, gdpo_advantages, group_advantages, rloo_advantages, turn_advantages
+from grpo_edu.advantages import ESTIMATORS, degenerate_groups, estimate_advantages, turn_advantages
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem, ProblemOrder, columns_of
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards
@@ -38,11 +38,7 @@ class Batch:
 
 def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
     """The advantages (B,), computed with the estimator of the config."""
-    if config.advantage_estimator == "rloo":
-        return rloo_advantages(rewards, config.num_generations)
-    if config.advantage_estimator == "none":
-        return rewards.nan_to_num(0.0)
-    return group_advantages(rewards, config.num_generations, scale_rewards=config.scale_rewards)
+    return estimate_advantages(rewards, config.num_generations, config.advantage_estimator, config.scale_rewards)
 
 
 def score_rollout(
@@ -69,7 +65,7 @@ def score_rollout(
     loss_mask = rollout.policy_mask
     if config.mask_truncated_completions:
         loss_mask = loss_mask * ~rollout.is_truncated[:, None]
-    return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, advantages)
+    return Batch(rollout, rewards_per_func, rewards, advantages(rewards, config), loss_mask)
 
 
 def score_by_turn(rollout: Rollout, *arguments: Any) -> Batch:
@@ -92,50 +88,17 @@ def score_by_turn(rollout: Rollout, *arguments: Any) -> Batch:
     return replace(batch, advantages=by_turn.gather(1, turns))
 
 
-def batch_of(
-    rollout: Rollout,
-    rewards_per_func: Tensor,
-    rewards: Tensor,
-    loss_mask: Tensor,
-    config: GRPOConfig,
-    advantages: Advantages,
-) -> Batch:
-    """The batch of scored completions, with their advantages, which the function `advantages` computes."""
-    if config.multi_objective_aggregation == "normalize_then_sum":
-        values = gdpo_advantages(rewards_per_func, config.num_generations, config.reward_weights)
-    else:
-        values = advantages(rewards, config)
-    return Batch(rollout, rewards_per_func, rewards, values, loss_mask)
-
-
-def split_batch(batch: Batch, count: int) -> list[Batch]:
-    """A batch in `count` parts of equally many groups, in their order; the advantages stay those of the whole batch."""
-    if count == 1:
-        return [batch]
-    size = len(batch.rewards) // count
-
-    def fields_of(one: Batch | Rollout, rows: slice) -> dict[str, Any]:
-        """Its fields, of which those with an entry per row have only these rows."""
-        by_row = {name: value[rows] for name, value in vars(one).items() if isinstance(value, Tensor | list)}
-        return {**vars(one), **by_row}
-
-    parts = [slice(start, start + size) for start in range(0, count * size, size)]
-    return [Batch(**{**fields_of(batch, rows), "rollout": Rollout(**fields_of(batch.rollout, rows))}) for rows in parts]
-
-
 def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
     """The indices of the rows that have a gradient, in whole groups.
 
     A group whose rewards are all equal has zero advantages. It has no gradient and is left out, unless the loss has a
-    KL term, needs the entropies of all tokens, or has advantages that are not 0 for equal rewards.
+    KL term or an entropy bonus, or has advantages that are not 0 for equal rewards.
     """
     groups = torch.arange(len(batch.rewards), device=batch.rewards.device).view(-1, config.num_generations)
     if batch.rollout.turn_rewards is not None and batch.advantages.ndim == 2:  # see `score_by_turn`
         differs = (batch.advantages != 0).any(dim=1).view(groups.shape).any(dim=1)
         return (groups if config.beta else groups[differs]).flatten()
-    needs_all = config.beta or config.entropy_coef or config.top_entropy_quantile < 1
-    untied = config.advantage_estimator == "none" or config.multi_objective_aggregation == "normalize_then_sum"
-    if not (needs_all or untied):
+    if not (config.beta or config.entropy_coef or not ESTIMATORS[config.advantage_estimator].centers):
         groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
     return groups.flatten()
 
@@ -190,7 +153,7 @@ def join_batches(
     rewards_per_func = torch.cat([batch.rewards_per_func for batch in batches])[rows]
     masks = [mask for batch in batches for mask in batch.loss_mask]
     loss_mask = pad_sequence([masks[row] for row in rows], batch_first=True)
-    return batch_of(rollout, rewards_per_func, rewards, loss_mask, config, advantages)
+    return Batch(rollout, rewards_per_func, rewards, advantages(rewards, config), loss_mask)
 
 
 def join_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], pad_token_id: int) -> Rollout:

@@ -2,30 +2,206 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from numbers import Real
+from importlib import import_module
+from numbers import Integral, Real
 from types import NoneType
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints, overload
 
-from grpo_edu.extras.bounds import BOUNDS, check_numbers, require
-from grpo_edu.extras.settings import documented, setting
+Class = TypeVar("Class")
 
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "reinforce")
-IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
-SCALE_REWARDS = ("group", "batch", "none", "mean")
-ADVANTAGE_ESTIMATORS = ("group", "rloo", "none")
-AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
+# ---- what a setting may be: it stands at the field, and is checked once, when the settings are made ----
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The numbers of one kind between two ends.
+
+    kind: int, or float, which includes whole numbers. closed: which ends belong to it: "both", "left", "right" or
+    "neither". demand: what a message asks for.
+
+    >>> Interval(int, 1, math.inf, closed="left", demand="must be at least 1").check("trials", 0)
+    Traceback (most recent call last):
+    ...
+    ValueError: trials must be at least 1, got 0
+    """
+
+    kind: type
+    low: float
+    high: float
+    closed: str
+    demand: str
+
+    def __contains__(self, number: float) -> bool:
+        above = number >= self.low if self.closed in ("both", "left") else number > self.low
+        below = number <= self.high if self.closed in ("both", "right") else number < self.high
+        return above and below
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValueError with the name, what is demanded and the value, unless it is a number of the interval.
+
+        A tensor or an array of one element counts as a number; a truth value does not.
+        """
+        number = value.item() if getattr(value, "shape", None) == () else value
+        if isinstance(number, bool) or not isinstance(number, Integral if self.kind is int else Real):
+            raise ValueError(f"{name} must be a {'whole ' * (self.kind is int)}number, got {value!r}")
+        require(name, value, float(number) in self, self.demand)
+
+
+class Options(Sequence[str]):
+    """The names that a setting may have. table: a table "module:NAME" that has them, read whenever they are asked for.
+
+    Those tables are in modules that import torch, which the command line does not need in order to start.
+
+    >>> "dapo" in Options(table="grpo_edu.losses:LOSSES"), list(Options("sum", "mean"))
+    (True, ['sum', 'mean'])
+    """
+
+    def __init__(self, *names: str, table: str = "") -> None:
+        self._names, self._table = names, table
+
+    def _all(self) -> tuple[str, ...]:
+        if not self._table:
+            return self._names
+        module, _, name = self._table.partition(":")
+        return tuple(getattr(import_module(module), name))
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValueError with the name, the names that there are and the value, unless it is one of them."""
+        if value not in self:
+            raise ValueError(f"{name} must be one of {', '.join(self)}; got {value!r}")
+
+
+LOSS_TYPES = Options(table="grpo_edu.losses:LOSSES")
+IMPORTANCE_SAMPLING_LEVELS = Options(table="grpo_edu.losses:IMPORTANCE_SAMPLING_LEVELS")
+SCALE_REWARDS = Options(table="grpo_edu.advantages:SCALE_REWARDS")
+ADVANTAGE_ESTIMATORS = Options(table="grpo_edu.advantages:ESTIMATORS")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 OPTIMIZERS = ("adamw_torch", "adafactor")
-ROLLOUTS = ("grpo_edu", "transformers", "vllm")  # what may sample for TRL's trainer
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPE_CHOICES = ("float32", "bfloat16", "auto")
 LARGEST_REWARD = 1e15  # float32 still holds the squares of such rewards, from which advantages are scaled
 QUANTIZATION_SCHEMES = ("bf16", "int8-dynamic", "int8-weight", "int4-group")
 ROLLOUT_SCHEMES = (*QUANTIZATION_SCHEMES, "int4-tensor")  # the last is the bad example
+
+_SEEDS = "must fit into 64 bits, from -2**63 to 2**64 - 1"
+_DECAYS = "must be between 0 (forget the old tasks) and 1 (keep them whole)"
+COUNT = Interval(int, 1, math.inf, closed="left", demand="must be at least 1")
+POSITIVE = Interval(float, 0, math.inf, closed="neither", demand="must be a positive number")
+NOT_NEGATIVE = Interval(float, 0, math.inf, closed="left", demand="must be 0 or a positive number")
+SEEDS = Interval(int, -(2**63), 2**64 - 1, closed="both", demand=_SEEDS)
+_SHARE = Interval(float, 0, 1, closed="left", demand="must be at least 0 and below 1")
+_INSIDE = Interval(float, 0, 1, closed="neither", demand="must lie strictly between 0 and 1")
+
+# What the numbers may be that functions of statistics and of continual learning take, by the names of the arguments.
+ARGUMENTS = {
+    **dict.fromkeys(("batch_size", "chunk_size", "num_examples", "num_resamples", "trials"), COUNT),
+    **dict.fromkeys(("ewc_lambda", "strength"), NOT_NEGATIVE),
+    **dict.fromkeys(("tail", "share"), _SHARE),
+    **dict.fromkeys(("confidence", "power", "alpha"), _INSIDE),
+    "seed": SEEDS,
+    "decay": Interval(float, 0, 1, closed="both", demand=_DECAYS),
+}
+
+# The types of the settings below.
+_COMPARED = "must be at least 2 (each completion is compared with its group)"
+GroupSize = Annotated[int, Interval(int, 2, math.inf, closed="left", demand=_COMPARED)]
+Count = Annotated[int, COUNT]
+WholeNumber = Annotated[int, Interval(int, 0, math.inf, closed="left", demand="must not be negative")]
+TopK = Annotated[int, Interval(int, 0, math.inf, closed="left", demand="must be 0 (off) or greater")]
+TopP = Annotated[float, Interval(float, 0, 1, closed="right", demand="must be greater than 0 and at most 1 (off)")]
+Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+ClipBound = Annotated[float, Interval(float, 0, math.inf, closed="both", demand="must not be negative")]
+Limit = Annotated[float, Interval(float, 0, math.inf, closed="right", demand="must be positive")]
+Seed = Annotated[int, SEEDS]
+LossType = Annotated[str, LOSS_TYPES]
+Level = Annotated[str, IMPORTANCE_SAMPLING_LEVELS]
+Scaling = Annotated[str, SCALE_REWARDS]
+Estimator = Annotated[str, ADVANTAGE_ESTIMATORS]
+Schedule = Annotated[str, Options(*SCHEDULES)]
+Optimizer = Annotated[str, Options(*OPTIMIZERS)]
+Scheme = Annotated[str, Options(*ROLLOUT_SCHEMES)]
+
+
+def check_numbers(**numbers: Any) -> None:
+    """Raise ValueError for the first argument that is not in its interval of `ARGUMENTS`.
+
+    >>> check_numbers(confidence=1.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: confidence must lie strictly between 0 and 1, got 1.0
+    """
+    for name, value in numbers.items():
+        ARGUMENTS[name].check(name, value)
+
+
+def require(name: str, value: Any, holds: bool, demand: str) -> None:
+    """Raise ValueError with the name, what is demanded and the value, unless it holds."""
+    if not holds:
+        raise ValueError(f"{name} {demand}, got {value!r}")
+
+
+# ---- a text on each setting: it stands at the field as well, and the docstring and the command line show it ----
+
+
+def setting(default: Any, text: str) -> Any:
+    """A field of a dataclass with its default and what a reader is told about it."""
+    return field(default=default, metadata={"help": text})
+
+
+def field_help(options: Any) -> dict[str, str]:
+    """The text on each field of a dataclass.
+
+    >>> field_help(GRPOConfig)["num_iterations"]
+    'μ, updates per batch; clipping needs at least 2'
+    """
+    return {one.name: one.metadata.get("help", "") for one in fields(options)}
+
+
+def documented(options: type[Class]) -> type[Class]:
+    """Add the texts on the fields to the docstring of a dataclass."""
+    texts = [f"{name}: {text}." for name, text in field_help(options).items() if text]
+    options.__doc__ = inspect.cleandoc(options.__doc__ or "") + "\n\n" + "\n".join(texts)
+    return options
+
+
+@cache
+def _field_types(options: type) -> dict[str, Any]:
+    """The type of each field of a dataclass, without its bounds."""
+    return get_type_hints(options)
+
+
+@cache
+def field_bounds(options: type) -> dict[str, Interval | Options]:
+    """The `Interval` or the `Options` at each field that has one.
+
+    >>> field_bounds(GRPOConfig)["top_k"].demand
+    'must be 0 (off) or greater'
+    """
+    found: dict[str, Interval | Options] = {}
+    for name, annotation in get_type_hints(options, include_extras=True).items():
+        for part in (annotation, *get_args(annotation)):  # `Positive | None` has it in a part
+            for bound in getattr(part, "__metadata__", ()):
+                found[name] = bound
+    return found
 
 
 @documented
@@ -35,8 +211,8 @@ class GRPOConfig:
 
     A step samples B = N·G completions. What a setting does is explained where it is used: the sampling in
     `grpo_edu.rollout.generate`, the loss in `grpo_edu.losses.grpo_loss`, the advantages in
-    `grpo_edu.advantages.group_advantages` and `gdpo_advantages`, the optimizers in `grpo_edu.fast.optimizers`, and the
-    quantized copy in `grpo_edu.quantization.rollouts`. sync_ref_model is TR-DPO (arXiv 2404.09656).
+    `grpo_edu.advantages.group_advantages`, the optimizers in `grpo_edu.fast.optimizers`, and the quantized copy in
+    `grpo_edu.quantization.rollouts`.
 
     Raises ValueError with the name of the field, its value and what to do.
 
@@ -46,89 +222,54 @@ class GRPOConfig:
     ValueError: num_generations must be at least 2 (each completion is compared with its group), got 1
     """
 
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "loss_type": LOSS_TYPES,
-        "importance_sampling_level": IMPORTANCE_SAMPLING_LEVELS,
-        "scale_rewards": SCALE_REWARDS,
-        "advantage_estimator": ADVANTAGE_ESTIMATORS,
-        "multi_objective_aggregation": AGGREGATIONS,
-        "lr_scheduler_type": SCHEDULES,
-        "optim": OPTIMIZERS,
-        "rollout_quantization": ROLLOUT_SCHEMES,
-        "importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
-    }
+    choices: ClassVar[Mapping[str, Sequence[str]]]  # the names that a setting may have, from its field
 
-    num_generations: int = setting(8, "G, completions per problem, at least 2, because each is compared with its group")
-    prompts_per_step: int = setting(16, "N, different problems per step; with smollm2: 8")
-    max_resamples: int = setting(0, "how often per step groups with equal rewards are sampled anew (dynamic sampling)")
-    max_completion_length: int = setting(96, "most tokens of a completion; with gsm8k: 256")
-    max_steps: int = setting(40, "training steps; each samples one batch and learns from it")
-    learning_rate: float = setting(0.0001, "size of each update; with smollm2: 1e-05")
-    weight_decay: float = setting(0.0, "how strongly weights are pulled towards 0")
-    max_grad_norm: float = setting(1.0, "longer gradients are scaled down; 0: never")
-    lr_scheduler_type: str = setting("constant", "how the learning rate changes over the steps")
-    warmup_steps: int = setting(0, "steps over which the learning rate rises from 0")
-    num_iterations: int = setting(1, "μ, updates per batch; clipping needs at least 2")
-    steps_per_generation: int = setting(1, "parts of a batch; each has μ updates of its own")
-    gradient_accumulation_steps: int = setting(1, "micro-batches per update; the result is the same")
-    temperature: float = setting(1.0, "1: the policy itself; lower: more certain")
-    top_p: float = setting(1.0, "sample only from the likeliest tokens whose probabilities add up to this")
-    top_k: int = setting(0, "sample only from so many likeliest tokens; 0: from all")
-    min_p: float = setting(0.0, "sample only tokens with at least this share of the likeliest token's probability")
-    repetition_penalty: float = setting(1.0, "above 1, tokens that have occurred become less likely")
-    loss_type: str = setting("grpo", "how ratios are clipped and tokens averaged")
-    importance_sampling_level: str = setting("token", "one ratio per token, or per completion (GSPO)")
-    epsilon: float = setting(0.2, "lower clip bound, as a distance from ratio 1")
-    epsilon_high: float | None = setting(None, "upper clip bound, likewise (default: epsilon)")
-    delta: float | None = setting(None, "upper bound of the ratio where the advantage is negative")
-    beta: float = setting(0.0, "weight of the KL term; 0 needs no reference model")
+    num_generations: GroupSize = setting(
+        8, "G, completions per problem, at least 2, because each is compared with its group"
+    )
+    prompts_per_step: Count = setting(16, "N, different problems per step; with smollm2: 8")
+    max_resamples: WholeNumber = setting(
+        0, "how often per step groups with equal rewards are sampled anew (dynamic sampling)"
+    )
+    max_completion_length: Count = setting(96, "most tokens of a completion; with gsm8k: 256")
+    max_steps: Count = setting(40, "training steps; each samples one batch and learns from it")
+    learning_rate: Positive = setting(0.0001, "size of each update; with smollm2: 1e-05")
+    weight_decay: NotNegative = setting(0.0, "how strongly weights are pulled towards 0")
+    max_grad_norm: NotNegative = setting(1.0, "longer gradients are scaled down; 0: never")
+    lr_scheduler_type: Schedule = setting("constant", "how the learning rate changes over the steps")
+    warmup_steps: WholeNumber = setting(0, "steps over which the learning rate rises from 0")
+    num_iterations: Count = setting(1, "μ, updates per batch; clipping needs at least 2")
+    gradient_accumulation_steps: Count = setting(1, "micro-batches per update; the result is the same")
+    temperature: Positive = setting(1.0, "1: the policy itself; lower: more certain")
+    top_p: TopP = setting(1.0, "sample only from the likeliest tokens whose probabilities add up to this")
+    top_k: TopK = setting(0, "sample only from so many likeliest tokens; 0: from all")
+    loss_type: LossType = setting("grpo", "how ratios are clipped and tokens averaged")
+    importance_sampling_level: Level = setting("token", "one ratio per token, or per completion (GSPO)")
+    epsilon: NotNegative = setting(0.2, "lower clip bound, as a distance from ratio 1")
+    epsilon_high: ClipBound | None = setting(None, "upper clip bound, likewise (default: epsilon)")
+    beta: NotNegative = setting(0.0, "weight of the KL term; 0 needs no reference model")
     use_bias_correction_kl: bool = setting(False, "multiply the KL term by the ratio (DeepSeek-V3.2), as TRL does")
-    off_policy_mask_threshold: float | None = setting(
-        None,
-        "leave out completions with a negative advantage whose log-probability fell by more per token (default: none)",
-    )
-    top_entropy_quantile: float = setting(1.0, "share of tokens to learn from, the most uncertain ones")
-    entropy_coef: float = setting(0.0, "bonus for the mean entropy of the tokens")
-    sync_ref_model: bool = setting(False, "let the reference follow the policy (TR-DPO)")
-    ref_model_mixup_alpha: float = setting(0.6, "weight of the policy in the new reference, from 0 to 1")
-    ref_model_sync_steps: int = setting(512, "steps between two updates of the reference")
-    scale_rewards: str = setting("group", "what centered rewards are divided by")
-    advantage_estimator: str = setting("group", "group mean, leave-one-out (rloo), or the reward itself")
+    entropy_coef: NotNegative = setting(0.0, "bonus for the mean entropy of the tokens")
+    scale_rewards: Scaling = setting("group", "what centered rewards are divided by")
+    advantage_estimator: Estimator = setting("group", "group mean, leave-one-out (rloo), or the reward itself")
     reward_weights: tuple[float, ...] | None = setting(None, "one weight per reward (default: 1 each)")
-    multi_objective_aggregation: str = setting(
-        "sum_then_normalize", "several rewards: add them and then scale, or scale each and then add"
-    )
     mask_truncated_completions: bool = setting(False, "learn nothing from completions that were cut off (DAPO)")
     shuffle_dataset: bool = setting(True, "use the problems in random order")
-    seed: int = setting(0, "random seed of the problems' order and of every sampled token")
-    optim: str = setting("adamw_torch", "AdamW, or Adafactor with almost no memory")
-    optimizer_in_backward: bool = setting(False, "update each weight as soon as its gradient is known, to save memory")
+    seed: Seed = setting(0, "random seed of the problems' order and of every sampled token")
+    optim: Optimizer = setting("adamw_torch", "AdamW, or Adafactor with almost no memory")
     gradient_checkpointing: bool = setting(False, "keep only the layers' inputs: less memory, a third more time")
-    cast_lm_head_to_fp32: bool = setting(False, "compute the logits of a bfloat16 model in float32")
-    memory_budget_gib: float | None = setting(None, "most memory to use, in GiB (default: what is available)")
-    rollout_quantization: str | None = setting(None, "sample from a quantized copy of the policy")
-    rollout_lag: int = setting(0, "sample with weights that are so many steps old")
+    memory_budget_gib: Positive | None = setting(None, "most memory to use, in GiB (default: what is available)")
+    rollout_quantization: Scheme | None = setting(None, "sample from a quantized copy of the policy")
+    rollout_lag: WholeNumber = setting(0, "sample with weights that are so many steps old")
     importance_sampling_correction: bool = setting(True, "correct for the difference of sampler and policy")
-    importance_sampling_mode: str = setting(
-        "token_truncate", "one weight per token or per completion; large ones are truncated or left out (mask)"
-    )
-    importance_sampling_clip_max: float = setting(3.0, "largest weight of this correction")
-    abort_grad_norm: float | None = setting(1000000.0, "longer gradients, and those that are not finite, stop the run")
+    importance_sampling_clip_max: Limit = setting(3.0, "largest weight of a token in this correction")
+    abort_grad_norm: Limit | None = setting(1000000.0, "longer gradients, and those that are not finite, stop the run")
 
     def __post_init__(self) -> None:
-        self._check_types()
-        check_numbers(**{name: getattr(self, name) for name in BOUNDS if name in _field_types()})
-        divides = self.prompts_per_step % self.steps_per_generation == 0
+        self._check_fields()
+        divides = self.prompts_per_step % self.gradient_accumulation_steps == 0
         demand = f"must divide prompts_per_step = {self.prompts_per_step} (no group may be split)"
-        self._require("steps_per_generation", divides, demand)
-        divides = self.prompts_per_update % self.gradient_accumulation_steps == 0
-        if self.steps_per_generation > 1:
-            demand = f"must divide prompts_per_step / steps_per_generation = {self.prompts_per_update}"
-        self._require("gradient_accumulation_steps", divides, demand)
-        for name, choices in self.choices.items():
-            value = getattr(self, name)
-            if value not in choices and not (value is None and NoneType in _field_types()[name]):
-                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        require("gradient_accumulation_steps", self.gradient_accumulation_steps, divides, demand)
         self._check_combinations()
 
     @property
@@ -139,63 +280,38 @@ class GRPOConfig:
     @property
     def saves_memory(self) -> bool:
         """Whether a setting trades time for memory; then no packed copy of the weights is made for sampling."""
-        return bool(self.memory_budget_gib or self.gradient_checkpointing or self.optimizer_in_backward)
-
-    @property
-    def prompts_per_update(self) -> int:
-        """Different problems per optimizer step: those of a batch, or of one of its `steps_per_generation` parts."""
-        return self.prompts_per_step // self.steps_per_generation
-
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps per rollout: μ passes over its parts."""
-        return self.num_iterations * self.steps_per_generation
+        return bool(self.memory_budget_gib or self.gradient_checkpointing)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
         return asdict(self)
 
-    def _check_types(self) -> None:
-        """Raise ValueError for a truth value or a list of weights that is none; `check_numbers` sees to the numbers."""
-        for name, types in _field_types().items():
-            if bool in types:
-                self._require(name, isinstance(getattr(self, name), bool), "must be True or False")
+    def _check_fields(self) -> None:
+        """Raise ValueError for a value that its field does not allow. A default is allowed, and is not looked at."""
+        hints, bounds = _field_types(GRPOConfig), field_bounds(GRPOConfig)
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value == one.default and type(value) is type(one.default):
+                continue
+            if hints[one.name] is bool:
+                require(one.name, value, isinstance(value, bool), "must be True or False")
+            if one.name in bounds and not (value is None and NoneType in get_args(hints[one.name])):
+                bounds[one.name].check(one.name, value)
         if self.reward_weights is not None:
-            is_list = isinstance(self.reward_weights, Iterable)
-            self._require("reward_weights", is_list, "must be a list of numbers, one per reward function")
-            object.__setattr__(self, "reward_weights", tuple(self.reward_weights))
-            finite = all(isinstance(weight, Real) and math.isfinite(weight) for weight in self.reward_weights)
-            self._require("reward_weights", finite, "must be finite numbers, one per reward function")
+            self._check_weights(self.reward_weights)
+            object.__setattr__(self, "reward_weights", tuple(self.reward_weights))  # JSON has lists
+
+    def _check_weights(self, weights: Any) -> None:
+        """Raise ValueError unless the weights are finite numbers in a list or a tuple."""
+        is_list = isinstance(weights, Iterable)
+        require("reward_weights", weights, is_list, "must be a list of numbers, one per reward function")
+        finite = all(isinstance(weight, Real) and math.isfinite(weight) for weight in weights)
+        require("reward_weights", weights, finite, "must be finite numbers, one per reward function")
 
     def _check_combinations(self) -> None:
         """Raise ValueError for settings that are valid alone, but not together."""
-        if self.loss_type == "cispo" and self.epsilon_high is None:
-            raise ValueError(
-                "epsilon_high must be set with loss_type = 'cispo', where it is the largest ratio itself; got None, "
-                "which falls back to epsilon and scales every loss down to about a fifth. Set epsilon_high=5.0, as "
-                "ScaleRL and TRL do."
-            )
-        if self.sync_ref_model and not self.beta:
-            raise ValueError(
-                f"beta must be positive with sync_ref_model = True, got {self.beta}, because without a KL term there "
-                "is no reference policy. Set beta=0.04, for example, or sync_ref_model=False."
-            )
-        if self.sync_ref_model and self.ref_model_sync_steps >= self.max_steps:
-            raise ValueError(
-                f"ref_model_sync_steps must be smaller than max_steps = {self.max_steps} with sync_ref_model = True, "
-                f"got {self.ref_model_sync_steps}, so the reference would never change. Lower ref_model_sync_steps."
-            )
-        if self.multi_objective_aggregation == "normalize_then_sum" and self.advantage_estimator != "group":
-            raise ValueError(
-                "multi_objective_aggregation = 'normalize_then_sum' has no effect with advantage_estimator = "
-                f"{self.advantage_estimator!r}. Set advantage_estimator='group'."
-            )
-        if self.scale_rewards in ("batch", "mean") and self.advantage_estimator != "group":
-            raise ValueError(
-                f"scale_rewards = {self.scale_rewards!r} has no effect with advantage_estimator = "
-                f"{self.advantage_estimator!r}, which does not scale rewards. Set advantage_estimator='group', or "
-                "leave scale_rewards out."
-            )
+        if self.loss_type != "grpo" or self.advantage_estimator != "group":
+            self._check_loss_and_estimator()
         if self.rollout_lag and self.rollout_lag >= self.max_steps:
             raise ValueError(
                 f"rollout_lag must be smaller than max_steps = {self.max_steps}, got {self.rollout_lag}, because with "
@@ -206,21 +322,68 @@ class GRPOConfig:
                 f"warmup_steps must be 0 with lr_scheduler_type = 'constant', which has no warm-up; got "
                 f"{self.warmup_steps}. Set lr_scheduler_type='constant_with_warmup', or warmup_steps=0."
             )
-        if self.optimizer_in_backward and self.gradient_accumulation_steps > 1:
+
+    def _check_loss_and_estimator(self) -> None:
+        """Raise ValueError for settings that the loss or the estimator does not go with; their tables import torch."""
+        from grpo_edu.advantages import ESTIMATORS
+        from grpo_edu.losses import LOSSES
+
+        if LOSSES[self.loss_type].clips == "weight" and self.epsilon_high is None:
             raise ValueError(
-                "optimizer_in_backward cannot be True with gradient_accumulation_steps = "
-                f"{self.gradient_accumulation_steps}, because it frees each gradient before it could be accumulated. "
-                "Set gradient_accumulation_steps=1, and gradient_checkpointing=True if memory is short."
+                f"epsilon_high must be set with loss_type = {self.loss_type!r}, where it is the largest ratio itself; "
+                "got None, which falls back to epsilon and scales every loss down to about a fifth. Set "
+                "epsilon_high=5.0, as ScaleRL and TRL do."
+            )
+        if self.scale_rewards in ("batch", "mean") and not ESTIMATORS[self.advantage_estimator].scales:
+            raise ValueError(
+                f"scale_rewards = {self.scale_rewards!r} has no effect with advantage_estimator = "
+                f"{self.advantage_estimator!r}, which does not scale rewards. Set advantage_estimator='group', or "
+                "leave scale_rewards out."
             )
 
-    def _require(self, name: str, holds: bool, demand: str) -> None:
-        require(name, getattr(self, name), holds, demand)
+
+# Settings of grpo_edu 0.3.0 that this version does not have, and the defaults that they had there.
+RETIRED: dict[str, Any] = {
+    "steps_per_generation": 1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "delta": None,
+    "off_policy_mask_threshold": None,
+    "top_entropy_quantile": 1.0,
+    "sync_ref_model": False,
+    "ref_model_mixup_alpha": 0.6,
+    "ref_model_sync_steps": 512,
+    "multi_objective_aggregation": "sum_then_normalize",
+    "optimizer_in_backward": False,
+    "cast_lm_head_to_fp32": False,
+    "importance_sampling_mode": "token_truncate",
+}
+RETIRED_LOSSES = ("sapo", "luspo", "vespo")
 
 
-@cache
-def _field_types() -> dict[str, tuple[type, ...]]:
-    """The types that each field of `GRPOConfig` may have, from its annotation: `float | None` gives both."""
-    return {name: get_args(annotation) or (annotation,) for name, annotation in get_type_hints(GRPOConfig).items()}
+def drop_retired(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a stored run without those that grpo_edu 0.3.0 had and this version does not have.
+
+    Raises ValueError if one of them is not at its default, because the run cannot be repeated without it.
+
+    >>> drop_retired({"beta": 0.1, "min_p": 0.0})
+    {'beta': 0.1}
+    >>> drop_retired({"beta": 0.1, "min_p": 0.2})
+    Traceback (most recent call last):
+    ...
+    ValueError: the run was stored with min_p = 0.2, which only grpo_edu 0.3.0 and earlier versions can read
+    """
+    found = {name: stored[name] for name in RETIRED if name in stored and stored[name] != RETIRED[name]}
+    if stored.get("loss_type") in RETIRED_LOSSES:
+        found["loss_type"] = stored["loss_type"]
+    for name, value in found.items():
+        raise ValueError(
+            f"the run was stored with {name} = {value!r}, which only grpo_edu 0.3.0 and earlier versions can read"
+        )
+    return {name: value for name, value in stored.items() if name not in RETIRED}
+
+
+GRPOConfig.choices = {name: bound for name, bound in field_bounds(GRPOConfig).items() if isinstance(bound, Options)}
 
 
 @dataclass(frozen=True)
@@ -248,7 +411,6 @@ class SupervisedConfig:
     beta: float = 0.0
     seed: int = 0
     optim: str = "adamw_torch"
-    optimizer_in_backward: bool = False
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:

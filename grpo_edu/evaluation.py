@@ -8,7 +8,7 @@ empty or out of range.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -201,8 +201,53 @@ def evaluate(
             (`grpo_edu.turns`). The completion that is scored is the whole conversation.
         pack_weights: as in `grpo_edu.rollout.generate`.
     """
-    import torch
     from tqdm.auto import tqdm
+
+    batches = evaluate_in_batches(
+        model,
+        tokenizer,
+        problems,
+        temperature=temperature,
+        max_completion_length=max_completion_length,
+        batch_size=batch_size,
+        seed=seed,
+        environment=environment,
+        max_turns=max_turns,
+        pack_weights=pack_weights,
+    )
+    # disable=None: tqdm shows nothing if the output is neither a terminal nor a notebook
+    label = progress if isinstance(progress, str) else "Evaluating"
+    with tqdm(total=len(problems), desc=label, disable=None if progress else True) as bar:
+        while True:
+            try:
+                bar.update(next(batches).done - bar.n)
+            except StopIteration as end:
+                return end.value
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """How many of the problems of an evaluation are done."""
+
+    done: int
+    total: int
+
+
+def evaluate_in_batches(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    problems: Sequence[Problem],
+    *,
+    temperature: float = 1.0,
+    max_completion_length: int = 96,
+    batch_size: int = 64,
+    seed: int = 0,
+    environment: "Callable[[], Environment] | None" = None,
+    max_turns: int | None = None,
+    pack_weights: bool = True,
+) -> Generator[Evaluating, None, Evaluation]:
+    """Do an evaluation that can be stopped after each batch; yields its progress, and returns what `evaluate` does."""
+    import torch
 
     from grpo_edu.rollout import generate
     from grpo_edu.turns import reset_environments
@@ -219,27 +264,24 @@ def evaluate(
     order = sorted(range(len(problems)), key=lambda row: lengths[row])
     generator = torch.Generator().manual_seed(seed)
     completions, num_tokens = [""] * len(problems), [0] * len(problems)
-    # disable=None: tqdm shows nothing if the output is neither a terminal nor a notebook
-    label = progress if isinstance(progress, str) else "Evaluating"
-    with tqdm(total=len(problems), desc=label, disable=None if progress else True) as bar:
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            rollout = generate(
-                model,
-                tokenizer,
-                [rendered[row] for row in rows],
-                num_generations=1,
-                max_completion_length=max_completion_length,
-                temperature=temperature,
-                environments=None if environments is None else [environments[row] for row in rows],
-                max_turns=max_turns,
-                generator=generator,
-                pack_weights=pack_weights,
-            )
-            counts = rollout.completion_mask.sum(dim=1).tolist()
-            for row, completion, count in zip(rows, rollout.completions, counts, strict=True):
-                completions[row], num_tokens[row] = completion, count
-            bar.update(len(rows))
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        rollout = generate(
+            model,
+            tokenizer,
+            [rendered[row] for row in rows],
+            num_generations=1,
+            max_completion_length=max_completion_length,
+            temperature=temperature,
+            environments=None if environments is None else [environments[row] for row in rows],
+            max_turns=max_turns,
+            generator=generator,
+            pack_weights=pack_weights,
+        )
+        counts = rollout.completion_mask.sum(dim=1).tolist()
+        for row, completion, count in zip(rows, rollout.completions, counts, strict=True):
+            completions[row], num_tokens[row] = completion, count
+        yield Evaluating(start + len(rows), len(problems))
     scored = [_answer_and_score(problem, text) for problem, text in zip(problems, completions, strict=True)]
     return Evaluation(
         prompts=[problem.prompt for problem in problems],
@@ -330,8 +372,9 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
     Args:
         before, after: one bool per problem, for the same problems in the same order.
 
-    >>> mcnemar([True] * 2 + [False] * 10, [False] * 2 + [True] * 10)
-    McNemar(only_before=2, only_after=10, p_value=0.03857421875)
+    >>> result = mcnemar([True] * 2 + [False] * 10, [False] * 2 + [True] * 10)
+    >>> result.only_before, result.only_after, round(result.p_value, 4)
+    (2, 10, 0.0386)
     """
     from scipy.stats import binomtest
 

@@ -3,7 +3,8 @@
 A loss is computed in three steps: the ratio between the policy that is trained and the policy that sampled
 (`importance_ratio`), the loss of each token (`per_token_policy_loss`, `per_token_kl`, together `per_token_loss`), and
 the weighted sum over all tokens (`token_weights`, `weighted_sum`). `grpo_loss` does all three. The algorithms of the
-papers differ in one of these steps. Formulas and denominators agree with TRL's ``GRPOTrainer``.
+papers differ in one of these steps: each is an entry of the table `LOSSES`, a formula of a token and a weight of a
+token. Formulas and denominators agree with TRL's ``GRPOTrainer``.
 
 All functions take the same arguments under the same names:
 
@@ -15,29 +16,124 @@ All functions take the same arguments under the same names:
   and in the trainer (`grpo_edu.batch.Batch.loss_mask`) also for what a tool wrote and for completions left out.
 - epsilon: lower clip bound, as a distance from 1.
 - epsilon_high: upper clip bound, ``epsilon`` if None; with "cispo" the largest ratio itself.
-- loss_type: one of `grpo_edu.config.LOSS_TYPES`; `per_token_policy_loss` has the formulas, `token_weights` the weights.
+- loss_type: a name in `LOSSES`; `per_token_policy_loss` has the formulas, `token_weights` the weights.
 - importance_sampling_level: "token", or "sequence" (GSPO).
 
-They raise ValueError for shapes that do not match, an unknown name, a number that `GRPOConfig` would refuse (a negative
-or undefined clip bound, for example), and a mask that contains anything but 0 and 1. Ratios, KL and sums are computed
-in the data type of the log-probabilities, but at least in float32.
+They raise ValueError for shapes that do not match, an unknown name, and a mask that contains anything but 0 and 1. What
+the numbers may be is checked by `GRPOConfig`. Ratios, KL and sums are computed in the data type of the
+log-probabilities, but at least in float32.
 """
 
-import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_edu.config import IMPORTANCE_SAMPLING_LEVELS, LOSS_TYPES, check_numbers
-from grpo_edu.extras.shapes import check_name, check_row_or_token, check_shapes
-from grpo_edu.fast.chunked_logps import at_least_float32
-from grpo_edu.fast.memory import widest
+from grpo_edu.tensors import at_least_float32, check_name, check_row_or_token, check_shapes, masked, widest
 
-UNCLIPPED = ("sapo", "vespo", "reinforce")  # the losses without clip bounds
-NO_RATIO = ("vespo", "reinforce")  # those of them on which `importance_ratio`, and so its level, has no effect
-NOT_IN_TRL = ("reinforce",)  # the losses that TRL's trainer does not have
-_LOG_WEIGHT = (math.log(1e-8), 20.0)  # the bounds of the logarithm of VESPO's weight, as in TRL
+IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
+
+# ---- the losses: formulas of a token, weights of a token, and the table ----
+
+
+def clipped_loss(per_token_logps: Tensor, ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """−min(ρ A, clip(ρ, 1 − ε, 1 + ε_high) A)"""
+    clipped = ratio.clamp(1 - low, 1 + high)
+    return -torch.min(ratio * advantages, clipped * advantages)
+
+
+def capped_loss(per_token_logps: Tensor, ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """−sg[min(ρ, ε_high)] A log π, where no gradient flows into sg[…]"""
+    return -ratio.clamp(max=high).detach() * advantages * per_token_logps
+
+
+def loss_without_ratio(per_token_logps: Tensor, ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """−A log π"""
+    return -advantages * per_token_logps
+
+
+def weight_by_completion(mask: Tensor, max_completion_length: int | None, num_items: int | Tensor | None) -> Tensor:
+    """1 / (B · tokens of the completion)"""
+    return mask / (len(mask) * mask.sum(dim=1, keepdim=True).clamp(min=1))
+
+
+def weight_by_rows_given(mask: Tensor, max_completion_length: int | None, num_items: int | Tensor | None) -> Tensor:
+    """1 / tokens of the rows given"""
+    return mask / mask.sum().clamp(min=1)
+
+
+def weight_by_update(mask: Tensor, max_completion_length: int | None, num_items: int | Tensor | None) -> Tensor:
+    """1 / ``num_items`` if given, else 1 / tokens of the rows given"""
+    if num_items is None:
+        num_items = mask.sum()
+    return mask / torch.as_tensor(num_items, device=mask.device).clamp(min=1)
+
+
+def weight_by_limit(mask: Tensor, max_completion_length: int | None, num_items: int | Tensor | None) -> Tensor:
+    """1 / (B · ``max_completion_length``)"""
+    if max_completion_length is None:
+        raise ValueError("max_completion_length must be at least 1 for a loss that divides by it; got None")
+    return mask / (len(mask) * max_completion_length)
+
+
+def weight_by_rows(mask: Tensor, max_completion_length: int | None, num_items: int | Tensor | None) -> Tensor:
+    """1 / B"""
+    return mask / len(mask)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss: two functions, and what is true of it.
+
+    token: (per_token_logps, ratio, advantages, low, high) → the loss of each token; low and high are ``epsilon`` and
+        ``epsilon_high``, and the advantages are (B, 1) or (B, C).
+    weight: (mask, max_completion_length, num_items) → the weight of each token (B, C); the mask is float64.
+    source: the paper that introduced it.
+    clips: "ratio" if the gradient ends beyond 1 − ε and 1 + ε_high; "weight" if ε_high is the largest ratio itself; ""
+        if ``epsilon`` and ``epsilon_high`` have no effect.
+    uses_ratio: False if `importance_ratio`, and so its level, has no effect.
+    trl: its name in TRL's ``GRPOTrainer``; None if TRL does not have it.
+    """
+
+    token: Callable[[Tensor, Tensor, Tensor, float, float], Tensor]
+    weight: Callable[[Tensor, int | None, int | Tensor | None], Tensor]
+    source: str
+    clips: str = "ratio"
+    uses_ratio: bool = True
+    trl: str | None = None
+
+
+# To add a loss, add its entry here, and its JavaScript to formulas.js (docs/contributing.md).
+LOSSES = {
+    "grpo": Loss(clipped_loss, weight_by_completion, "https://arxiv.org/abs/2402.03300", trl="grpo"),
+    "bnpo": Loss(clipped_loss, weight_by_rows_given, "TRL", trl="bnpo"),
+    "dr_grpo": Loss(clipped_loss, weight_by_limit, "https://arxiv.org/abs/2503.20783", trl="dr_grpo"),
+    "dapo": Loss(clipped_loss, weight_by_update, "https://arxiv.org/abs/2503.14476", trl="dapo"),
+    "cispo": Loss(capped_loss, weight_by_update, "https://arxiv.org/abs/2506.13585", clips="weight", trl="cispo"),
+    "reinforce": Loss(loss_without_ratio, weight_by_rows, "Williams 1992", clips="", uses_ratio=False),
+}
+
+
+def find_loss(loss_type: str) -> Loss:
+    """Return the entry of a loss type; raises ValueError if there is none."""
+    check_name("loss_type", loss_type, tuple(LOSSES))
+    return LOSSES[loss_type]
+
+
+def in_table(column: str) -> Callable[[Callable], Callable]:
+    """Write a column of `LOSSES` into the docstring of a function, in place of the word TABLE."""
+
+    def fill(function: Callable) -> Callable:
+        rows = [f"{name:9} {getattr(loss, column).__doc__}; {loss.source}" for name, loss in LOSSES.items()]
+        function.__doc__ = (function.__doc__ or "").replace("TABLE", "\n    ".join(rows))
+        return function
+
+    return fill
+
+
+# ---- the loss of a batch ----
 
 
 def importance_ratio(
@@ -74,6 +170,7 @@ def importance_ratio(
     return log_ratio.exp()
 
 
+@in_table("token")
 def per_token_policy_loss(
     per_token_logps: Tensor,
     ratio: Tensor,
@@ -81,38 +178,23 @@ def per_token_policy_loss(
     *,
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
-    delta: float | None = None,
     loss_type: str = "grpo",
-    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
-    vespo_shape: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
 ) -> Tensor:
     r"""The policy-gradient loss of each token, before padding is masked.
 
-    ========= ==============================================================================
-    grpo      −min(ρ A, clip(ρ, 1 − ε, 1 + ε_high) A); also "bnpo", "dr_grpo", "dapo", "luspo"
-    cispo     −sg[min(ρ, ε_high)] A log π, where no gradient flows into sg[…]
-    sapo      −(4/τ) σ(τ (ρ − 1)) A
-    vespo     −sg[w^k e^(λ (1 − w))] A log π
-    reinforce −A log π
-    ========= ==============================================================================
+    TABLE
 
     PPO's clipping removes the gradient of a token whose ratio has already moved far enough in the direction of its
     advantage. A larger ``epsilon_high`` (0.28 in DAPO, https://arxiv.org/abs/2503.14476) lets unlikely tokens grow
-    further. ``delta`` bounds the ratio if the advantage is negative, which clipping does not do (INTELLECT-2,
-    https://arxiv.org/abs/2505.07291). CISPO (https://arxiv.org/abs/2506.13585) clips the weight of a token instead of
-    its update, so every token keeps a gradient. There, 5.0 is a usual ``epsilon_high``; if it is None, ``epsilon`` is
-    the largest ratio, as in TRL, and 0.2 scales the loss down to about a fifth. SAPO (https://arxiv.org/abs/2511.20347)
-    replaces the clip bounds by a sigmoid, whose slope is 1 at ratio 1 and becomes smaller on both sides. VESPO
-    (https://arxiv.org/abs/2602.10693) weights all tokens of a completion alike, by a function of w, the product of its
-    ratios. REINFORCE (Williams 1992) has no ratio, so it is right in the first update after a rollout only.
+    further. CISPO (https://arxiv.org/abs/2506.13585) clips the weight of a token instead of its update, so every token
+    keeps a gradient. There, 5.0 is a usual ``epsilon_high``; if it is None, ``epsilon`` is the largest ratio, as in
+    TRL, and 0.2 scales the loss down to about a fifth. REINFORCE (Williams 1992) has no ratio, so it is right in the
+    first update after a rollout only.
 
     Args:
-        per_token_logps: used by "cispo", "vespo" and "reinforce" only.
-        ratio: (B, C) or (B, 1), from `importance_ratio`; for "vespo" w, (B, 1).
-        delta: upper bound of the ratio itself, larger than 1 + ``epsilon_high``; None: no bound.
-        loss_type: those in one row of the table differ in `token_weights` only.
-        sapo_temperatures: τ where the advantage is positive, and elsewhere.
-        vespo_shape: k and λ where the advantage is positive, then k and λ elsewhere.
+        per_token_logps: used by "cispo" and "reinforce" only.
+        ratio: (B, C) or (B, 1), from `importance_ratio`.
+        loss_type: those with the same formula differ in `token_weights` only.
 
     Returns:
         (B, C); (B, 1) if neither the ratio nor the advantages nor the loss type distinguish the tokens of a completion.
@@ -122,34 +204,12 @@ def per_token_policy_loss(
     tensor([[-0.5000, -1.0000, -1.2000]])
     >>> per_token_policy_loss(ratio.log(), ratio, torch.tensor([-1.0]))
     tensor([[0.8000, 1.0000, 1.5000]])
-    >>> per_token_policy_loss(ratio.log(), ratio, torch.tensor([1.0]), loss_type="sapo")
-    tensor([[-1.5102, -2.0000, -2.4898]])
     """
     check_shapes(per_token_logps, advantages)
     check_row_or_token("ratio", ratio, per_token_logps)
-    check_name("loss_type", loss_type, LOSS_TYPES)
-    low, high = _clip_bounds(epsilon, epsilon_high)
-    check_numbers(delta=delta, sapo_temperatures=sapo_temperatures, vespo_shape=vespo_shape)
-    advantages = advantage_column(advantages.detach())
-
-    def by_sign(upper: float, lower: float) -> Tensor:
-        return torch.where(advantages > 0, ratio.new_tensor(upper), ratio.new_tensor(lower))
-
-    if loss_type == "reinforce":
-        return -advantages * per_token_logps
-    if loss_type == "cispo":
-        return -ratio.clamp(max=high).detach() * advantages * per_token_logps
-    if loss_type == "sapo":
-        temperature = by_sign(*sapo_temperatures)
-        return -torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * advantages
-    if loss_type == "vespo":
-        power, decay = by_sign(*vespo_shape[::2]), by_sign(*vespo_shape[1::2])
-        weight = (power * ratio.log() + decay * (1 - ratio)).exp()
-        return -weight.detach() * advantages * per_token_logps
-    clipped = ratio.clamp(1 - low, 1 + high)
-    if delta is not None:
-        ratio = ratio.clamp(max=delta)
-    return -torch.min(ratio * advantages, clipped * advantages)
+    loss = find_loss(loss_type)
+    high = epsilon if epsilon_high is None else epsilon_high
+    return loss.token(per_token_logps, ratio, advantage_column(advantages.detach()), epsilon, high)
 
 
 @torch.no_grad()
@@ -163,17 +223,15 @@ def clip_fractions(
     epsilon_high: float | None = None,
     loss_type: str = "grpo",
     importance_sampling_level: str = "token",
-    delta: float | None = None,
 ) -> dict[str, Tensor]:
     """The fraction of tokens (with "sequence" of completions) whose ratio is clipped.
 
     Low: the ratio is below 1 - ``epsilon`` and the advantage is negative. High: the ratio is above 1 + ``epsilon_high``
-    and the advantage is positive. Region: either of the two. Keys and definitions are the same as in TRL, also in that
-    a ratio is bounded by ``delta`` first: with a ``delta`` of at most 1 + ``epsilon_high``, no ratio counts as high.
+    and the advantage is positive. Region: either of the two. Keys and definitions are the same as in TRL.
 
     Returns:
-        "clip_ratio/low_mean", "clip_ratio/high_mean" and "clip_ratio/region_mean"; for "cispo" only
-        "cispo_clip_ratio"; nothing for losses without clip bounds. Scalars between 0 and 1.
+        "clip_ratio/low_mean", "clip_ratio/high_mean" and "clip_ratio/region_mean"; for a loss that clips the weight,
+        such as "cispo", only "cispo_clip_ratio"; nothing for losses without clip bounds. Scalars between 0 and 1.
 
     >>> ratio, old = torch.tensor([[0.5, 1.5], [0.5, 1.0]]), torch.zeros(2, 2)
     >>> shares = clip_fractions(ratio.log(), old, torch.tensor([1.0, -1.0]), torch.ones(2, 2))
@@ -181,9 +239,8 @@ def clip_fractions(
     {'clip_ratio/low_mean': 0.25, 'clip_ratio/high_mean': 0.25, 'clip_ratio/region_mean': 0.5}
     """
     check_shapes(per_token_logps, advantages)
-    check_name("loss_type", loss_type, LOSS_TYPES)
-    check_numbers(delta=delta)
-    low, high = _clip_bounds(epsilon, epsilon_high)
+    clips = find_loss(loss_type).clips
+    high = epsilon if epsilon_high is None else epsilon_high
     ratio = importance_ratio(
         per_token_logps, old_per_token_logps, completion_mask, importance_sampling_level=importance_sampling_level
     )
@@ -194,13 +251,11 @@ def clip_fractions(
     def share(condition: Tensor) -> Tensor:
         return masked(condition.float(), mask).sum() / mask.sum().clamp(min=1)
 
-    if loss_type in UNCLIPPED:
+    if not clips:
         return {}
-    if loss_type == "cispo":
+    if clips == "weight":
         return {"cispo_clip_ratio": share((ratio > high) & (advantages > 0))}
-    if delta is not None:
-        ratio = ratio.clamp(max=delta)
-    low_clipped = (ratio < 1 - low) & (advantages < 0)
+    low_clipped = (ratio < 1 - epsilon) & (advantages < 0)
     high_clipped = (ratio > 1 + high) & (advantages > 0)
     return {
         "clip_ratio/low_mean": share(low_clipped),
@@ -209,27 +264,9 @@ def clip_fractions(
     }
 
 
-def _clip_bounds(epsilon: float, epsilon_high: float | None) -> tuple[float, float]:
-    check_numbers(epsilon=epsilon, epsilon_high=epsilon_high)
-    return epsilon, epsilon if epsilon_high is None else epsilon_high
-
-
-def _sequence_weight(log_ratio: Tensor, importance_weights: Tensor | None) -> Tensor:
-    """VESPO's w (B, 1): the product of a completion's ratios and importance weights, bounded as in TRL."""
-    total = log_ratio.detach().clamp(-20, 20).sum(dim=1, keepdim=True)
-    if importance_weights is not None:
-        total = total + importance_weights.log().clamp(*_LOG_WEIGHT).sum(dim=1, keepdim=True)
-    return total.clamp(*_LOG_WEIGHT).exp()
-
-
 def advantage_column(advantages: Tensor) -> Tensor:
     """Advantages (B,) as (B, 1); advantages (B, C) unchanged."""
     return advantages if advantages.ndim == 2 else advantages[:, None]
-
-
-def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Replace the values by 0 where the mask is 0, even if they are NaN."""
-    return torch.where(mask != 0, values, 0.0)
 
 
 def grpo_loss(
@@ -300,30 +337,24 @@ def per_token_loss(
     beta: float = 0.0,
     loss_type: str = "grpo",
     importance_sampling_level: str = "token",
-    delta: float | None = None,
     use_bias_correction_kl: bool = False,
     importance_weights: Tensor | None = None,
-    policy_loss_mask: Tensor | None = None,
-    **shape: Any,
 ) -> Tensor:
     r"""The loss of each token: the policy-gradient loss of `per_token_policy_loss` and, with ``beta``, a KL penalty.
 
-    .. math:: \ell_{it} = m_{it}\, u_{it}\, \ell^{policy}_{it} + \beta\, k_{3,it}
+    .. math:: \ell_{it} = u_{it}\, \ell^{policy}_{it} + \beta\, k_{3,it}
 
-    DeepSeekMath (https://arxiv.org/abs/2402.03300), equation 3, where m = u = 1.
+    DeepSeekMath (https://arxiv.org/abs/2402.03300), equation 3, where u = 1.
 
     Args:
         old_per_token_logps: None: this is the first update after the rollout, so every ratio is 1.
         ref_per_token_logps: required if ``beta`` is not 0.
         beta: weight of the KL penalty.
-        delta, shape (``sapo_temperatures`` and ``vespo_shape``): as for `per_token_policy_loss`.
         use_bias_correction_kl: multiply k3 by the ratio (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556). Then its
             gradient is that of the reverse KL of each token's distribution, given the tokens before it; the effect of a
             token on the KL of later tokens is left out. The GRPO paper does not do this; TRL does by default.
         importance_weights: u, (B, C), if another policy than the trained one sampled the completions (quantized
-            rollouts); no gradient flows into them. For "vespo" they are factors of w instead.
-        policy_loss_mask: m, (B, C) or (B, 1), 0 for tokens that only the KL penalty acts on, see
-            `grpo_edu.extras.masks`; None: 1.
+            rollouts); no gradient flows into them.
 
     Returns:
         (B, C), or (B, 1) if there is one ratio per completion and nothing else differs between its tokens.
@@ -344,7 +375,6 @@ def per_token_loss(
         ref_per_token_logps=ref_per_token_logps,
         importance_weights=importance_weights,
     )
-    check_numbers(beta=beta)
     if beta and ref_per_token_logps is None:
         raise ValueError(
             f"ref_per_token_logps must not be None if beta is {beta}; compute the log-probabilities under the "
@@ -353,23 +383,11 @@ def per_token_loss(
     logps = masked(per_token_logps, completion_mask)
     old = logps if old_per_token_logps is None else masked(old_per_token_logps, completion_mask)
     ratio = importance_ratio(logps, old, completion_mask, importance_sampling_level=importance_sampling_level)
-    if importance_weights is not None:  # 1 in the padding
-        importance_weights = torch.where(completion_mask != 0, importance_weights.detach(), 1.0)
     loss = per_token_policy_loss(
-        logps,
-        _sequence_weight(logps - old, importance_weights) if loss_type == "vespo" else ratio,
-        advantages,
-        epsilon=epsilon,
-        epsilon_high=epsilon_high,
-        delta=delta,
-        loss_type=loss_type,
-        **shape,
+        logps, ratio, advantages, epsilon=epsilon, epsilon_high=epsilon_high, loss_type=loss_type
     )
-    if importance_weights is not None and loss_type != "vespo":
-        loss = loss * importance_weights
-    if policy_loss_mask is not None:
-        check_row_or_token("policy_loss_mask", policy_loss_mask, logps)
-        loss = loss * policy_loss_mask
+    if importance_weights is not None:  # 1 in the padding
+        loss = loss * torch.where(completion_mask != 0, importance_weights.detach(), 1.0)
     if beta and ref_per_token_logps is not None:
         kl = per_token_kl(logps, masked(ref_per_token_logps, completion_mask))
         loss = loss + beta * (kl * ratio if use_bias_correction_kl else kl)
@@ -393,6 +411,7 @@ def per_token_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor) -> Tensor
     return difference.exp() - difference - 1
 
 
+@in_table("weight")
 def token_weights(
     completion_mask: Tensor,
     *,
@@ -402,19 +421,11 @@ def token_weights(
 ) -> Tensor:
     r"""The weight of each token in the loss of the batch, in which the loss types differ.
 
-    ======= ============================================= ================================
-    grpo    1 / (B · tokens of the completion)            https://arxiv.org/abs/2402.03300
-    bnpo    1 / tokens of the rows given                  TRL
-    dr_grpo 1 / (B · ``max_completion_length``)           https://arxiv.org/abs/2503.20783
-    dapo    1 / ``num_items`` if given, else as "bnpo"    https://arxiv.org/abs/2503.14476
-    luspo   1 / B                                         https://arxiv.org/abs/2602.05261
-    ======= ============================================= ================================
+    TABLE
 
-    "sapo" has the weights of "grpo", "cispo" and "vespo" those of "dapo", and "reinforce" those of "luspo". "grpo"
-    gives a token of a long completion less weight than a token of a short one; "dr_grpo" divides by a constant instead.
-    "luspo" adds up the tokens of each completion, and its paper uses it with one ratio per completion ("sequence").
-    In our trainer, which weights the whole batch at once, "bnpo" and "dapo" are equal. A row without tokens has no
-    weight, and denominators are at least 1.
+    "grpo" gives a token of a long completion less weight than a token of a short one; "dr_grpo" divides by a constant
+    instead. In our trainer, which weights the whole batch at once, "bnpo" and "dapo" are equal. A row without tokens
+    has no weight, and denominators are at least 1.
     Because each token has its own weight, a batch can be divided into micro-batches in any way: their losses add up to
     the loss of the batch.
 
@@ -422,8 +433,7 @@ def token_weights(
         completion_mask: of all rows that share the denominator, so in the trainer of the whole batch.
         max_completion_length: the largest number of tokens that generation allows, not the width of this batch; used by
             "dr_grpo" only.
-        num_items: number of tokens in the whole update, if it is larger than this batch; used by "dapo", "cispo" and
-            "vespo".
+        num_items: number of tokens in the whole update, if it is larger than this batch; used by "dapo" and "cispo".
 
     Returns:
         (B, C), float64, 0 in the padding.
@@ -441,27 +451,11 @@ def token_weights(
     """
     if completion_mask.ndim != 2 or 0 in completion_mask.shape:
         raise ValueError(f"completion_mask must have shape (B, C) and not be empty, got {tuple(completion_mask.shape)}")
-    check_name("loss_type", loss_type, LOSS_TYPES)
-    check_numbers(num_items=num_items)
-    if max_completion_length is not None:
-        check_numbers(max_completion_length=max_completion_length)
     mask = completion_mask.to(widest(completion_mask.device))
     wrong = (mask != 0) & (mask != 1)
     if wrong.any():
         raise ValueError(f"completion_mask must contain only 0 and 1, got {mask[wrong][0].item():g}")
-    if loss_type in ("grpo", "sapo"):
-        return mask / (len(mask) * mask.sum(dim=1, keepdim=True).clamp(min=1))
-    if loss_type in ("luspo", "reinforce"):
-        return mask / len(mask)
-    if loss_type == "dr_grpo":
-        if max_completion_length is None:
-            raise ValueError(
-                "max_completion_length must be at least 1 for loss_type='dr_grpo', which divides by it; got None"
-            )
-        return mask / (len(mask) * max_completion_length)
-    if loss_type == "bnpo" or num_items is None:
-        num_items = mask.sum()
-    return mask / torch.as_tensor(num_items, device=mask.device).clamp(min=1)
+    return find_loss(loss_type).weight(mask, max_completion_length, num_items)
 
 
 def reduce_loss(

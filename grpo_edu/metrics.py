@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_edu.advantages import degenerate_groups, nanstd
-from grpo_edu.fast.chunked_logps import at_least_float32
+from grpo_edu.tensors import at_least_float32
 
 if TYPE_CHECKING:
     from grpo_edu.rollout import Rollout

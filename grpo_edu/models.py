@@ -78,8 +78,10 @@ def load_policy(
         from grpo_edu.fast.lora import adapter_base, load_adapters, merge_lora
 
         model, tokenizer = load_policy(adapter_base(adapters), dtype)
+        if (adapters / "tokenizer.json").is_file():  # with a prompt of its own
+            tokenizer = load_tokenizer(adapters, "")
         return merge_lora(load_adapters(model, adapters)), tokenizer
-    source = _find(name)
+    source = find_model(name)
     with collector_paused():
         import transformers.modeling_utils  # noqa: F401  most of what loading a model imports
     with quiet_transformers(), hub_or_cache(isinstance(source, str)) as obstacle:
@@ -93,24 +95,6 @@ def load_policy(
     return model.eval(), tokenizer
 
 
-def cast_lm_head_to_fp32(model: PreTrainedModel) -> None:
-    """Convert the output layer of a bfloat16 model to float32, in place, so that its logits are not rounded.
-
-    A bfloat16 number has 8 significant bits, so a logit of 20 is rounded by up to 1/16, and sampler and trainer, which
-    multiply in another order, round differently. An embedding table that is shared with the output layer becomes
-    float32 as well; what it returns is rounded to the previous dtype. It is `cast_lm_head_to_fp32` of TRL. A model
-    whose output layer is not in half precision stays as it is.
-    """
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    dtype = head.weight.dtype
-    if dtype.itemsize >= torch.float32.itemsize:
-        return
-    head.float()
-    head.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
-    if embeddings.weight is head.weight:
-        embeddings.register_forward_hook(lambda module, inputs, output: output.to(dtype))
-
-
 def load_config(name: str | Path = "tiny") -> PretrainedConfig:
     """The architecture of the policy that `load_policy` would load, without its weights; it raises the same errors."""
     from transformers import AutoConfig
@@ -120,7 +104,7 @@ def load_config(name: str | Path = "tiny") -> PretrainedConfig:
         from grpo_edu.fast.lora import adapter_base
 
         return load_config(adapter_base(adapters))
-    source = _find(name)
+    source = find_model(name)
     with hub_or_cache(isinstance(source, str)) as obstacle:
         try:
             return AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -189,8 +173,8 @@ def adapter_folder(name: str | Path) -> Path | None:
     return folder if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists() else None
 
 
-def _find(name: str | Path) -> Path | str:
-    """`_locate`, with a folder checked."""
+def find_model(name: str | Path) -> Path | str:
+    """Return the folder that a model's name refers to, or a Hub id unchanged; raises what `load_policy` raises."""
     source = _locate(name)
     if isinstance(source, Path):
         check_folder(source)

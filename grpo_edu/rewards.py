@@ -241,7 +241,7 @@ def combine_rewards(
     """
     import torch
 
-    from grpo_edu.fast.chunked_logps import at_least_float32
+    from grpo_edu.tensors import at_least_float32
 
     if rewards_per_func.ndim != 2:
         raise ValueError(f"rewards_per_func must be (B, K), got shape {tuple(rewards_per_func.shape)}")

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from grpo_edu.config import GRPOConfig, check_numbers, require
-from grpo_edu.extras.sampling import RepetitionPenalty, filter_logits
+from grpo_edu.config import COUNT, GRPOConfig, field_bounds, require
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters, merge_lora
-from grpo_edu.fast.memory import large_blocks_kept, widest
+from grpo_edu.fast.memory import large_blocks_kept
+from grpo_edu.tensors import widest
 from grpo_edu.turns import Conversations, Environment, reset_environments, token_id
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ def sample_tokens(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
-    min_p: float = 0.0,
-    penalize: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per sample by inverting the cumulative distribution.
 
@@ -49,30 +47,48 @@ def sample_tokens(
         uniform: (m,) float64 in [0, 1), one number per sample; the sum has its type.
         rows: (m,) long, the row of `logits` for each sample; None: one sample per row, so m = n.
         temperature: 0 selects the most likely token.
-        top_p, top_k, min_p: see `grpo_edu.extras.sampling.filter_logits`.
-        penalize: changes the logits / temperature before the filters (`RepetitionPenalty` in the same module).
+        top_p, top_k: see `filter_logits`.
 
     Returns:
         Tokens (m,) long, and their log-probabilities (m,) float32 in nats, at this temperature (1 if it is 0), before
-        the penalty and before filtering.
+        filtering.
 
     >>> logits = torch.log(torch.tensor([[0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]))
     >>> tokens, logps = sample_tokens(logits, torch.tensor([0.1, 0.6], dtype=torch.float64))
     >>> tokens.tolist(), [round(p, 3) for p in logps.exp().tolist()]
     ([0, 2], [0.2, 0.5])
     """
-    check_numbers(temperature=temperature or 1.0)
     scaled = logits.float() / temperature if temperature not in (0, 1) else logits.float()
-    scores = logps = torch.log_softmax(scaled, dim=-1)
-    if penalize is not None:
-        scores = torch.log_softmax(penalize(scaled), dim=-1)
+    logps = torch.log_softmax(scaled, dim=-1)
     if rows is None:
         rows = torch.arange(len(logits), device=logits.device)
     if temperature == 0:
-        tokens = scores.argmax(dim=-1)[rows]
+        tokens = logps.argmax(dim=-1)[rows]
     else:
-        tokens = invert_cdf(filter_logits(scores, top_k=top_k, top_p=top_p, min_p=min_p).exp(), uniform, rows)
+        tokens = invert_cdf(filter_logits(logps, top_k=top_k, top_p=top_p).exp(), uniform, rows)
     return tokens, logps[rows, tokens]
+
+
+def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Set the logits (n, V) of tokens that must not be sampled to -inf, with the order and definitions of transformers.
+
+    `top_k` keeps the k most likely tokens, and those that tie with the last of them (0 is off). Then `top_p` keeps the
+    smallest set of the most likely tokens with a total probability of at least p (1 is off; nucleus sampling, arXiv
+    1904.09751). The most likely token is always kept. The logits are already divided by the temperature.
+
+    >>> logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
+    >>> filter_logits(logits, top_p=0.7).exp().round(decimals=2)
+    tensor([[0.5000, 0.3000, 0.0000]])
+    """
+    if top_k > 0:
+        kth = logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, float("-inf"))
+    if top_p < 1:
+        ascending, order = logits.sort(dim=-1)
+        removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+        removed[:, -1] = False
+        logits = logits.masked_fill(removed.scatter(1, order, removed), float("-inf"))
+    return logits
 
 
 def invert_cdf(probabilities: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
@@ -161,8 +177,6 @@ def generate(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
     stop_tokens: Sequence[int | str] = (),
     environments: Sequence[Environment] | None = None,
     max_turns: int | None = None,
@@ -180,9 +194,7 @@ def generate(
         prompts: N rendered prompts (`grpo_edu.prompts.render_prompt`); no special tokens are added to them.
         num_generations: G, completions per prompt. It may be 1, because an evaluation needs no groups.
         max_completion_length: the largest number of tokens in a completion.
-        temperature, top_p, top_k, min_p: see `sample_tokens`; without filters by default.
-        repetition_penalty: of the tokens of the prompt and of the completion so far, see
-            `grpo_edu.extras.sampling.penalize_repetitions`.
+        temperature, top_p, top_k: see `sample_tokens`; without filters by default.
         stop_tokens: ids or texts of further tokens that end a completion.
         environments: B environments after `reset`, one per completion (`grpo_edu.turns`). Their observations
             count towards max_completion_length.
@@ -193,8 +205,8 @@ def generate(
 
     Returns:
         A `Rollout` of B = N·G rows. Its `sampling_per_token_logps` are the log-probabilities at this temperature (1 if
-        it is 0) *before* penalty and filtering, as `grpo_edu.logprobs.per_token_logps` computes them. The importance
-        ratio of the first update is therefore 1, apart from rounding. As in TRL, it does not correct for the penalty.
+        it is 0) *before* filtering, as `grpo_edu.fast.packing.per_token_logps` computes them. The importance ratio of
+        the first update is therefore 1, apart from rounding.
 
     Raises:
         ValueError: an argument is out of range, a prompt is too long for the model's context, an entry of `stop_tokens`
@@ -205,10 +217,10 @@ def generate(
     from grpo_edu.fast.decoding import TreeDecoder  # imports transformers
     from grpo_edu.fast.packed_weights import packed_weights
 
-    filters: dict[str, Any] = dict(top_p=top_p, top_k=top_k, min_p=min_p)
-    check_numbers(max_completion_length=max_completion_length, repetition_penalty=repetition_penalty, **filters)
-    whole = isinstance(num_generations, int) and num_generations >= 1
-    require("num_generations", num_generations, whole, "must be a whole number of at least 1")
+    filters: dict[str, Any] = dict(top_p=top_p, top_k=top_k)
+    for name, value in {"max_completion_length": max_completion_length, **filters}.items():
+        field_bounds(GRPOConfig)[name].check(name, value)
+    COUNT.check("num_generations", num_generations)
     require("temperature", temperature, 0 <= temperature < inf, "must be 0 (greedy) or positive")
     if isinstance(model, str):
         raise ValueError(f"model must be a loaded model, got the name {model!r}; load it with load_policy")
@@ -227,13 +239,10 @@ def generate(
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, max_completion_length, shape[0])
         samples = torch.arange(shape[0], device=model.device)  # those that are not yet complete
         rows = samples // num_generations  # the row of the decoder for each of them
-        penalty = None
-        if repetition_penalty != 1:
-            penalty = RepetitionPenalty(repetition_penalty, prompt_ids, prompt_mask, decoder.logits.shape[1])
         for step in range(max_completion_length):
             cores.look()
             tokens, logps[samples, step] = sample_tokens(
-                decoder.logits, uniform[samples, step], rows=rows, temperature=temperature, penalize=penalty, **filters
+                decoder.logits, uniform[samples, step], rows=rows, temperature=temperature, **filters
             )
             if conversations is not None:
                 tokens, stopped = conversations.write(samples, step, tokens)
@@ -244,9 +253,7 @@ def generate(
                 samples, rows, tokens = (part[~stopped] for part in (samples, rows, tokens))
             if not len(samples) or step + 1 == max_completion_length:
                 break
-            parents, rows = rows, decoder.step(rows, tokens)
-            if penalty is not None:
-                penalty.append(parents, rows, tokens)
+            rows = decoder.step(rows, tokens)
         del decoder  # and its cache, before `large_blocks_kept` returns to the system what is free
     if not torch.isfinite(logps).all():
         raise ValueError("model: the logits are not finite, so training has diverged; try a smaller learning_rate")
@@ -300,8 +307,6 @@ class Sampler:
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
-            min_p=config.min_p,
-            repetition_penalty=config.repetition_penalty,
             environments=environments,
             max_turns=self.max_turns,
             pack_weights=not (config.saves_memory or has_adapters(self.model)),

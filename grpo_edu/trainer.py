@@ -10,14 +10,13 @@ this file from top to bottom, or follow a token in a debugger:
   the loss of a token; `per_token_loss` takes the formula of the loss type from `per_token_policy_loss`.
 
 A row is one completion of a batch, and `rows` is a tensor of row indices. A micro-batch is given by its row indices.
-Four masks (B, C) say which tokens count: `completion_mask` leaves out the padding, `Rollout.policy_mask` also what an
-environment wrote, and `Batch.loss_mask` also truncated completions, if the config says so. `policy_loss_mask`, which
-most settings do not need, is 0 for tokens on which only the KL term acts.
+Three masks (B, C) say which tokens count: `completion_mask` leaves out the padding, `Rollout.policy_mask` also what an
+environment wrote, and `Batch.loss_mask` also truncated completions, if the config says so.
 
 `state` is what a run carries from one step to the next (`TrainingState`). `stages` names functions of a step, so that a
 study can replace them (`Stages`): `stages.render` is `render_prompt`, `.score` is `score_rollout`, `.advantages` is
 `compute_advantages`, `.rows` is `rows_with_gradient`, `.step` is `optimizer_step`, and `.loss` is `grpo_loss`. Both are
-defined near the end, after what only some settings need; the rest of that is in `grpo_edu.extras`.
+defined near the end, after what only some settings need.
 """
 
 from __future__ import annotations
@@ -38,21 +37,18 @@ from grpo_edu.batch import (
     resampling_metrics,
     rows_with_gradient,
     score_rollout,
-    split_batch,
 )
 from grpo_edu.config import GRPOConfig
-from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
-from grpo_edu.fast.lora import adapters_off, has_adapters, reference_policy
+from grpo_edu.fast.lora import adapters_off, reference_policy
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
 from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
-from grpo_edu.logprobs import group_logps
+from grpo_edu.fast.packing import group_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, importance_ratio, per_token_kl, token_weights, weighted_sum
 from grpo_edu.metrics import masked_mean, rollout_metrics
-from grpo_edu.models import cast_lm_head_to_fp32
 from grpo_edu.problems.templates import Problem, ProblemOrder, prompt_options
 from grpo_edu.prompts import render_prompt
-from grpo_edu.quantization.rollouts import make_sampler, samples_differ
+from grpo_edu.quantization.rollouts import make_sampler
 from grpo_edu.rewards import RewardFunction, reward_name
 from grpo_edu.rollout import Rollout, Sampler
 
@@ -123,8 +119,6 @@ def train(
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
         update_metrics = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
-        if config.sync_ref_model and step % config.ref_model_sync_steps == 0:
-            synchronize_reference(model, state, config)
         state.scheduler.step()
         rollout = sampled.rollout
         state.step, state.ahead = step, ahead
@@ -170,7 +164,6 @@ class Update:
     weights: (B, C), of each token in the loss of the whole batch.
     ref_per_token_logps: (B, C), under the reference policy; None without a KL term.
     old_per_token_logps: (B, C), before the first step on the batch; None in it, where they are those of the policy.
-    policy_loss_mask: (B, C), 0 for tokens that the policy loss leaves out (`top_entropy_quantile`); None: all count.
     """
 
     batch: Batch
@@ -178,7 +171,6 @@ class Update:
     weights: Tensor
     ref_per_token_logps: Tensor | None
     old_per_token_logps: Tensor | None = None
-    policy_loss_mask: Tensor | None = None
 
 
 def update_policy(
@@ -190,48 +182,30 @@ def update_policy(
     penalty: Callable[[nn.Module], Tensor] | None = None,
     stages: Stages | None = None,
 ) -> dict[str, float]:
-    """Take `num_iterations` optimizer steps on each part of one batch; returns their mean metrics.
+    """Take `num_iterations` optimizer steps on one batch; returns their mean metrics.
 
-    There are `steps_per_generation` parts, usually one: the whole batch. Advantages and old log-probabilities are those
-    of the whole batch before its first step, so in the later parts the ratio is not 1. The metrics are loss, grad_norm,
-    clip_ratio/* and, with beta, kl. Raises FloatingPointError before the weights change if the norm of the gradient is
-    not finite, or too large.
+    The metrics are loss, grad_norm, clip_ratio/* and, with beta, kl. Raises FloatingPointError before the weights
+    change if the norm of the gradient is not finite, or too large.
     """
     stages = stages or Stages()
-    tokens = batch.loss_mask.sum() / config.steps_per_generation
-    parts = split_batch(batch, config.steps_per_generation)
-    updates = [prepare_update(model, part, tokens, state, config, stages) for part in parts]
+    rows = stages.rows(batch, config)
+    weights = token_weights(
+        batch.loss_mask, loss_type=config.loss_type, max_completion_length=config.max_completion_length
+    )
+    update = Update(batch, rows, weights, reference_logps(batch.rollout, rows, state, config))
     totals: dict[str, float] = {}
-    for number in range(config.updates_per_step):
-        update = updates[number % len(updates)]
+    for _ in range(config.num_iterations):
         # Usually there is one attempt. If memory runs out inside the `with`, this ends the attempt instead of the run,
         # and the loop makes another one with smaller micro-batches.
         for attempt in state.micro_batches.attempts(update.batch.rollout, update.rows):
             with attempt as micro_batches:
                 metrics, logps = stages.step(model, update, micro_batches, state, config, stages, penalty)
-        if update.old_per_token_logps is None:  # this was the first step on the only part
-            updates = [replace(update, old_per_token_logps=logps)]
+        if update.old_per_token_logps is None:  # this was the first step
+            update = replace(update, old_per_token_logps=logps)
         for key, value in metrics.items():
-            totals[key] = totals.get(key, 0.0) + value / config.updates_per_step
-    old = torch.cat([update.old_per_token_logps for update in updates if update.old_per_token_logps is not None])
-    return totals | state.sampler.metrics(old, batch.rollout)
-
-
-def prepare_update(
-    model: PreTrainedModel, batch: Batch, num_items: Tensor, state: TrainingState, config: GRPOConfig, stages: Stages
-) -> Update:
-    """What the optimizer steps on a batch need. num_items: a scalar, tokens per update, the mean over all parts."""
-    rows = stages.rows(batch, config)
-    weights = token_weights(
-        batch.loss_mask,
-        loss_type=config.loss_type,
-        max_completion_length=config.max_completion_length,
-        num_items=num_items,
-    )
-    update = Update(batch, rows, weights, reference_logps(batch.rollout, rows, state, config))
-    if config.steps_per_generation > 1:  # the steps on other parts come first, so the old logps are computed before
-        update = replace(update, old_per_token_logps=logps_without_gradient(model, batch.rollout, rows, state, config))
-    return update
+            totals[key] = totals.get(key, 0.0) + value / config.num_iterations
+    assert update.old_per_token_logps is not None
+    return totals | state.sampler.metrics(update.old_per_token_logps, batch.rollout)
 
 
 def optimizer_step(
@@ -249,8 +223,6 @@ def optimizer_step(
     """
     logps = torch.zeros_like(update.batch.rollout.sampling_per_token_logps)
     metrics = {"loss": 0.0}
-    if config.top_entropy_quantile < 1:
-        update = replace(update, policy_loss_mask=undecided_tokens(model, update.batch, micro_batches, config))
     state.stepper.begin()
     for rows in micro_batches:
         loss, row_logps = micro_batch_loss(model, update, rows, state, config, stages)
@@ -284,13 +256,13 @@ def micro_batch_loss(
             ref_per_token_logps=rows_of(update.ref_per_token_logps, rows),
             weights=update.weights[rows],
             importance_weights=state.sampler.importance_weights(old, batch.rollout, rows),
-            policy_loss_mask=policy_loss_mask(logps, old, update, rows, config),
             beta=config.beta,
             use_bias_correction_kl=config.use_bias_correction_kl,
             **clip_settings(config),
         )
         if entropies is not None:
-            loss = loss - config.entropy_coef * entropy_of_rows(entropies, update, rows)
+            mean = token_weights(batch.loss_mask, loss_type="bnpo")[rows]
+            loss = loss - config.entropy_coef * weighted_sum(entropies, mean)
     return loss, logps
 
 
@@ -301,7 +273,7 @@ def rows_of(values: Tensor | None, rows: Tensor) -> Tensor | None:
 
 def clip_settings(config: GRPOConfig) -> dict[str, Any]:
     """The settings of a config for the importance ratio and its clipping."""
-    names = ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level", "delta")
+    names = ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level")
     return {name: getattr(config, name) for name in names}
 
 
@@ -325,25 +297,6 @@ def logps_of_rows(
     return scored if isinstance(scored, tuple) else (scored, None)
 
 
-@torch.no_grad()
-def logps_of_micro_batches(
-    model: PreTrainedModel,
-    rollout: Rollout,
-    micro_batches: Sequence[Tensor],
-    config: GRPOConfig,
-    *,
-    with_entropy: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """`logps_of_rows` of all micro-batches without gradient: logps and entropies (B, C), 0 where not computed."""
-    logps = entropies = torch.zeros_like(rollout.sampling_per_token_logps)
-    for rows in micro_batches:
-        row_logps, row_entropies = logps_of_rows(model, rollout, rows, config, with_entropy=with_entropy)
-        logps = logps.to(row_logps.dtype).index_copy(0, rows, row_logps)
-        if row_entropies is not None:
-            entropies = entropies.to(row_entropies.dtype).index_copy(0, rows, row_entropies)
-    return logps, entropies
-
-
 def reference_logps(rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig) -> Tensor | None:
     """The ref_per_token_logps (B, C) under the reference policy, 0 in other rows; None without a reference."""
     if state.reference is None:
@@ -352,13 +305,17 @@ def reference_logps(rollout: Rollout, rows: Tensor, state: TrainingState, config
         return logps_without_gradient(state.reference, rollout, rows, state, config)
 
 
+@torch.no_grad()
 def logps_without_gradient(
     model: PreTrainedModel, rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig
 ) -> Tensor:
     """The per_token_logps (B, C) of these rows under a model, without gradient, in micro-batches; 0 in other rows."""
     for attempt in state.micro_batches.attempts(rollout, rows):
         with attempt as micro_batches:
-            logps, _ = logps_of_micro_batches(model, rollout, micro_batches, config)
+            logps = torch.zeros_like(rollout.sampling_per_token_logps)
+            for part in micro_batches:
+                row_logps, _ = logps_of_rows(model, rollout, part, config)
+                logps = logps.to(row_logps.dtype).index_copy(0, part, row_logps)
     return logps
 
 
@@ -380,45 +337,6 @@ def policy_metrics(per_token_logps: Tensor, update: Update, config: GRPOConfig) 
             kl = kl * importance_ratio(per_token_logps, old, batch.loss_mask, importance_sampling_level=level)
         metrics["kl"] = masked_mean(kl, batch.loss_mask)
     return metrics
-
-
-# ---- what only some settings need ----
-
-
-def undecided_tokens(
-    model: PreTrainedModel, batch: Batch, micro_batches: Sequence[Tensor], config: GRPOConfig
-) -> Tensor:
-    """(B, C), 1 for the share `top_entropy_quantile` of the tokens of the batch, those with the highest entropy."""
-    _, entropies = logps_of_micro_batches(model, batch.rollout, micro_batches, config, with_entropy=True)
-    return high_entropy_mask(entropies, batch.loss_mask, quantile=config.top_entropy_quantile)
-
-
-def policy_loss_mask(logps: Tensor, old: Tensor, update: Update, rows: Tensor, config: GRPOConfig) -> Tensor | None:
-    """0 for tokens of these rows that the policy loss leaves out, with their logps and old logps; None: all count."""
-    mask = rows_of(update.policy_loss_mask, rows)
-    if config.off_policy_mask_threshold is not None:
-        batch = update.batch
-        before = batch.rollout.sampling_per_token_logps[rows] if samples_differ(config) else old
-        signs, real = batch.advantages[rows], batch.loss_mask[rows]
-        kept = off_policy_mask(logps, before, signs, real, threshold=config.off_policy_mask_threshold)
-        mask = kept if mask is None else mask * kept
-    return mask
-
-
-def entropy_of_rows(entropies: Tensor, update: Update, rows: Tensor) -> Tensor:
-    """The part of some rows in the mean entropy of the tokens of the batch that the policy loss acts on."""
-    mask = update.batch.loss_mask
-    counted = mask if update.policy_loss_mask is None else mask * update.policy_loss_mask
-    return weighted_sum(entropies, token_weights(counted, loss_type="bnpo")[rows])
-
-
-@torch.no_grad()
-def synchronize_reference(model: PreTrainedModel, state: TrainingState, config: GRPOConfig) -> None:
-    """Move the reference policy towards the policy: reference ← alpha · policy + (1 − alpha) · reference."""
-    assert state.reference is not None
-    alpha = config.ref_model_mixup_alpha
-    for weight, policy_weight in zip(state.reference.parameters(), model.parameters(), strict=True):
-        weight.mul_(1 - alpha).add_(policy_weight, alpha=alpha)
 
 
 # ---- the state of a run, and what a study may replace ----
@@ -476,8 +394,6 @@ def start_training(
 ) -> TrainingState:
     """The state before the first step; raises the same ValueError as `train`."""
     check_inputs(model, problems, config)
-    if config.cast_lm_head_to_fp32:
-        cast_lm_head_to_fp32(model)
     optimizer, scheduler = build_optimizer(model, config)
     reference = reference_policy(model) if config.beta else None
     longest = 0 if config.memory_budget_gib is None else longest_prompt(tokenizer, problems)
@@ -504,16 +420,6 @@ def check_inputs(model: nn.Module, problems: Sequence[Problem], config: GRPOConf
         raise ValueError(
             f"problems must have at least prompts_per_step = {config.prompts_per_step} entries, got {len(problems)}; "
             "pass more problems or lower prompts_per_step"
-        )
-    if config.cast_lm_head_to_fp32 and config.rollout_quantization:
-        raise ValueError(
-            f"cast_lm_head_to_fp32 cannot be True with rollout_quantization = {config.rollout_quantization!r}, whose "
-            "copy has an output layer of its own; leave one of them out"
-        )
-    if config.sync_ref_model and has_adapters(model):
-        raise ValueError(
-            "sync_ref_model must be False for a model with adapters, whose reference is the model without them; train "
-            "all weights, or leave it out"
         )
 
 

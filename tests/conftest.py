@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 
@@ -17,8 +18,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from pathlib import Path
 
 import hypothesis
+import optional
 import pytest
 from jupyter_lab import browser, lab, open_notebook  # noqa: F401
+
+# The fixtures of what a computer may lack: `bubblewrap`, `chromium` and others.
+globals().update({name: optional.make_fixture(name) for name in optional.RESOURCES})
 
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and so would the programs that they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -28,7 +33,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 # Whole runs and processes of their own, seconds each: `course.py test --fast` leaves them out.
 SLOW_FILES = {
     "test_bench",
@@ -49,7 +53,6 @@ SLOW_FILES = {
     "test_challenge",
     "test_memory",
     "test_pretraining",
-    "test_trl_job",
     "test_profiles",
     "test_real_scale",
     "test_resume",
@@ -73,12 +76,35 @@ LONGEST_FILES = [
     "test_browser",
     "test_browser_dashboards",
     "test_cluster",
-    "test_trl_job",
     "test_challenge",
     "test_resume",
     "test_dashboards",
     "test_smollm2",
 ]
+
+RAN_EARLIER = pytest.StashKey[set]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--besides", metavar="RECORD", help="leave out the tests that an earlier `course.py test` has run")
+
+
+def pytest_configure(config):
+    """Hide what a test has to ask for; where xdist starts processes for the tests, each of these does so."""
+    record = config.option.besides
+    config.stash[RAN_EARLIER] = {*optional.read_record(record)["ran"]} if record else set()
+    if config.getoption("dist", "no") == "no":
+        config.add_cleanup(lambda: shutil.rmtree(optional.scratch(), ignore_errors=True))
+        optional.hide_everything()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    optional.show(item.fixturenames)
+    try:
+        return (yield)
+    finally:
+        optional.show(())
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -86,18 +112,36 @@ def pytest_ignore_collect(collection_path, config):
     return True if collection_path.stem in SLOW_FILES and "not slow" in config.option.markexpr else None
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     rank = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
     for item in items:
         if item.path.stem in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+    left_out = [item for item in items if item.nodeid in config.stash[RAN_EARLIER]]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.nodeid not in config.stash[RAN_EARLIER]]
 
 
 def pytest_collection_finish():
     """From here on Python collects garbage again, but does not look through all libraries and tests each time."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter, config):
+    """List what was skipped; `course.py test` names a file for the record of it."""
+    reports = terminalreporter.stats
+    skipped = optional.skip_lines(reports.get("skipped", []))
+    terminalreporter.section("skipped tests")
+    for line in skipped or ["no test was skipped"]:
+        terminalreporter.line(line)
+    record = optional.BEFORE.get(optional.RECORD)
+    if record:
+        ran = {report.nodeid for outcome in ("passed", "failed", "error") for report in reports.get(outcome, [])}
+        optional.write_record(record, ran | config.stash[RAN_EARLIER], skipped)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +175,7 @@ def small_disk(tmp_path):
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
     if os.name != "posix" or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("only root can mount a small file system to fill")
+        pytest.skip("only root can mount a small file system: run the tests as root, in a container that allows it")
     yield place
     subprocess.run(["umount", str(place)], check=True)
 
@@ -145,19 +189,9 @@ def ctrl_c_works():
 
 
 @pytest.fixture(scope="session")
-def isolation():
+def isolation(bubblewrap):
     """Skips where students' code cannot be isolated, which a process tries once."""
     from classroom.sandbox import isolation_problem
 
     if problem := isolation_problem():
         pytest.skip(problem)
-
-
-@pytest.fixture(scope="session")
-def gsm8k_dir() -> Path:
-    """The folder of the real GSM8K files; tests that need it skip where it is absent."""
-    named = os.environ.get("GRPO_EDU_GSM8K")
-    folder = Path(named) if named else REPOSITORY.parent / "shared" / "data" / "gsm8k"
-    if not (folder / "test.jsonl").is_file():
-        pytest.skip(f"GSM8K files are not at {folder}; set GRPO_EDU_GSM8K to their folder")
-    return folder

@@ -23,7 +23,6 @@ import pytest
 import course
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (
     "--no-sandbox",
     "--disable-gpu",
@@ -114,24 +113,20 @@ def wait_for_server(server, lab, log):
 
 
 @contextlib.contextmanager
-def running_browser():
+def running_browser(program):
     """A browser that is installed on this computer, without a window."""
     from playwright.sync_api import sync_playwright
 
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=program, args=list(QUIET))
-        yield chromium
-        chromium.close()
+        running = driver.chromium.launch(executable_path=program, args=list(QUIET))
+        yield running
+        running.close()
 
 
 @pytest.fixture(scope="module")
-def browser():
-    if not any(map(shutil.which, PROGRAMS)):
-        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is installed (Debian: apt install chromium)")
-    pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    with running_browser() as chromium:
-        yield chromium
+def browser(chromium):
+    with running_browser(chromium) as running:
+        yield running
 
 
 @dataclass

@@ -5,9 +5,10 @@ What a notebook prints is compared with what it has stored; what must hold for i
 copy with its claims in a last cell. What begins with a minus goes to pytest: with ``-n2 --dist=loadfile`` two notebooks
 run side by side, in one thread each.
 
-Without names all notebooks run. Some of them then train or measure less (`SMALLER`), because they take up to two
-minutes otherwise; ``--all``, or their names, run them as they are. Their outputs are compared in both ways, and
-the claims behind the line `ONLY_WHOLE` only hold for the whole, or take long.
+Without names all notebooks run; ``--core`` runs those of the core path and 01, ``--others`` the others. Some of them
+then train or measure less (`SMALLER`), because they take up to two minutes otherwise; ``--all``, or their names, run
+them as they are. Their outputs are compared in both ways, and the claims behind the line `ONLY_WHOLE` only hold for
+the whole, or take long.
 
 ``python tests/run_notebooks.py --store [NOTEBOOK ...]`` runs notebooks and stores their outputs in the form that
 `normalize` gives them; ``--normalize`` gives what is stored this form without running anything.
@@ -23,6 +24,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from course import TESTED_NOTEBOOKS
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
@@ -163,8 +166,12 @@ def main(arguments):
     options = [argument for argument in arguments if argument.startswith("-")]
     names = [Path(argument).stem for argument in arguments if not argument.startswith("-")]
     smaller = {} if names or "--all" in options else SMALLER
-    options = [option for option in options if option != "--all"]
-    names = names or [path.stem for path in NOTEBOOKS.glob("*.ipynb")]
+    if not names:
+        names = [path.stem for path in NOTEBOOKS.glob("*.ipynb")]
+        for option, wanted in (("--core", True), ("--others", False)):
+            if option in options:
+                names = [name for name in names if name.startswith(TESTED_NOTEBOOKS) == wanted]
+    options = [option for option in options if option not in ("--all", "--core", "--others")]
     names.sort(key=lambda name: (not name.startswith("14"), name))  # the longest is not left for the end
     if {"--store", "--normalize"} & {*options}:
         for name in names:

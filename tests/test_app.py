@@ -44,7 +44,6 @@ SECONDS = 120  # generous: a kernel with torch starts in a tenth of it on an idl
     ],
 )
 def test_bad_options_are_refused_in_one_line(capsys, options, word):
-    pytest.importorskip("voila")
     assert main(["app", *options]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and word in error
@@ -101,7 +100,6 @@ def test_a_slot_whose_process_was_killed_goes_to_exactly_one_of_three(tmp_path):
 
 @pytest.mark.slow
 def test_the_address_is_printed_when_it_answers_and_an_interrupt_of_the_command_alone_ends_all(tmp_path):
-    pytest.importorskip("voila", reason="no Voilà: pip install voila")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "grpo_edu", "app", "--no-browser", f"--port={port}", f"--runs={tmp_path}"]
@@ -116,7 +114,6 @@ def test_the_address_is_printed_when_it_answers_and_an_interrupt_of_the_command_
 
 
 def test_a_port_of_another_server_is_refused(capsys):
-    pytest.importorskip("voila", reason="no Voilà: pip install voila")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["app", f"--port={port}"]) == 2
@@ -144,7 +141,6 @@ def app(tmp_path_factory):
 @contextlib.contextmanager
 def running_app(folder, *options):
     """`grpo-edu app` in a process of its own, until the end of the block."""
-    pytest.importorskip("voila", reason="no Voilà: pip install voila")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (folder / "token").write_text(f"{TOKEN}\n")

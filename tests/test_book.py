@@ -1,7 +1,7 @@
 """The web book: built without a network, and read in a real browser without one.
 
-`python3 course.py book` makes `.venv-book`; without it these tests are skipped. Set GRPO_EDU_SCREENSHOTS to a folder to
-look at what the browser saw.
+`python3 course.py book` makes `.venv-book`; without it most of these tests are skipped. Set GRPO_EDU_SCREENSHOTS to a
+folder to look at what the browser saw.
 """
 
 import html
@@ -19,8 +19,8 @@ import torch
 from jupyter_lab import shoot
 from keyboard import axe_problems, keyboard_problems
 
-import course
 from benchmarks.views import VIEWS, served
+from course import TESTED_NOTEBOOKS
 from grpo_edu.advantages import group_advantages, tie_probability
 from grpo_edu.config import LOSS_TYPES
 from grpo_edu.losses import per_token_kl, per_token_policy_loss
@@ -34,17 +34,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site(tmp_path_factory, jupyter_book):
     """The folder of the book, built with links to a repository that does not exist."""
-    if not course.python_of(course.BOOK_VENV).exists():
-        pytest.skip("no Jupyter Book in .venv-book: run `python3 course.py book` once to install it")
     folder = tmp_path_factory.mktemp("book") / "site"
-    command = [
-        course.python_of(course.BOOK_VENV),
-        "book/build.py",
-        f"--output={folder}",
-        "--repository=https://github.com/an-owner/a-course",
-    ]
+    command = [jupyter_book, "book/build.py", f"--output={folder}", "--repository=https://github.com/an-owner/a-course"]
     built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert built.returncode == 0 and "WARNING" not in built.stderr, built.stdout + built.stderr
     return folder
@@ -115,8 +108,7 @@ def test_previous_and_next_follow_the_order_of_the_course(pages):
         name = following and os.path.normpath(os.path.join(os.path.dirname(name), following))
     notebooks = [Path(name).stem for name in order if name.startswith("notebooks/")]
     assert sorted(notebooks) == NOTEBOOKS
-    core = [0, 2, 3, 4, 5, 6, 7, 8, 1]  # 01 comes after the core path
-    assert [name[:2] for name in notebooks][: len(core) + 1] == [f"{number:02d}" for number in (*core, 9)]
+    assert tuple(name[:2] for name in notebooks)[: len(TESTED_NOTEBOOKS) + 1] == (*TESTED_NOTEBOOKS, "09")
     for name in NOTEBOOKS:
         if (REPOSITORY / "exercises" / f"{name}.ipynb").exists():
             place = order.index(f"notebooks/{name}.html")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from close import assert_close
 from test_playground import javascript
 
 from benchmarks.dashboards import paid_to_exploits
@@ -11,7 +12,7 @@ from grpo_edu.continual.forgetting import forgetting
 from grpo_edu.dashboards import ForgettingDashboard
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.quantization.numbers import quantize, relative_error
-from grpo_edu.runs.request import REWARDS
+from grpo_edu.rewards import REWARDS
 from grpo_edu.studies.exploits import judge_reward
 
 CURVES = data_dir() / "curves"
@@ -24,11 +25,11 @@ def recording(name):
 def test_the_stored_rewards_of_the_exploits_are_those_that_the_package_pays():
     stored = recording("exploits.json")
     assert stored.pop("command") == "python -m benchmarks.dashboards --parts exploits"
-    assert stored == json.loads(json.dumps(paid_to_exploits()))
+    assert_close(paid_to_exploits(), stored)
 
 
 @pytest.mark.parametrize("weights", [(1.0, 0.0, 0.0, 0.0), (0.5, 1.0, -0.3, 0.2), (0.0, 1.0, 1.0, 0.0)])
-def test_the_reward_lab_judges_a_weighted_sum_as_the_package(weights):
+def test_the_reward_lab_judges_a_weighted_sum_as_the_package(weights, node):
     stored = recording("exploits.json")
     code = "given => courseExplorers.unpunished(given.rows, given.weights)"
     found = javascript(code, {"rows": stored["rows"], "weights": weights})
@@ -41,7 +42,7 @@ def test_the_reward_lab_judges_a_weighted_sum_as_the_package(weights):
 @pytest.mark.parametrize(
     ("size", "scale"), [(None, {}), (64, {"dim": 0}), (32, {"group_size": 32})], ids=["tensor", "row", "group"]
 )
-def test_a_matrix_is_quantized_as_by_the_package(affine, size, scale):
+def test_a_matrix_is_quantized_as_by_the_package(affine, size, scale, node):
     matrix = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
     matrix[3] = 0.0  # a row whose scale would be 0
     code = """given => {
@@ -63,7 +64,7 @@ def test_a_matrix_is_quantized_as_by_the_package(affine, size, scale):
         assert found["bytes"] == matrix.numel() * bits / 8 + 4 * parts.scale.numel() * (1 + affine)
 
 
-def test_what_was_forgotten_is_computed_as_by_the_package():
+def test_what_was_forgotten_is_computed_as_by_the_package(node):
     board, runs = ForgettingDashboard(), recording("curriculum.json")["runs"]
     code = "runs => { const m = courseExplorers.meanMatrix(runs); return [m, courseExplorers.forgotten(m)]; }"
     for arm in ("none", "ewc 1000", "replay 0.2"):

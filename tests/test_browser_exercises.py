@@ -45,7 +45,6 @@ def run(notebook, cell_id, source=None):
 
 
 def test_a_wrong_answer_is_named_a_right_one_passes_and_the_saved_file_is_graded(open_notebook, lab, browser, tmp_path):
-    pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
     notebook = open_notebook(NAME, "dark", "exercises")
     run(notebook, "code-01")
     run(notebook, "group-advantages")

@@ -595,12 +595,12 @@ def test_grade_shows_the_feedback_and_returns_the_points(capsys):
 
 
 def test_nbgrader_reads_these_points():
-    utils = pytest.importorskip("nbgrader.utils", reason="nbgrader is not installed (extra classroom)")
     from nbformat.v4 import new_code_cell, new_output
+    from nbgrader.utils import determine_grade
 
     def points_of(output):
         metadata = {"nbgrader": {"grade": True, "solution": False, "points": 3, "grade_id": "x", "schema_version": 3}}
-        return utils.determine_grade(new_code_cell("", metadata=metadata, outputs=[output]))
+        return determine_grade(new_code_cell("", metadata=metadata, outputs=[output]))
 
     for answer, points in ((double, 3), (lambda x: 2 * x.abs(), 2.5), (lambda x: x - x, 0)):
         assert points_of(new_output("execute_result", {"text/plain": repr(DOUBLE(answer).grade())})) == (points, 3)

@@ -21,13 +21,12 @@ from grpo_edu import __version__
 from grpo_edu.cli.classroom import classroom_module
 from grpo_edu.cli.main import COMMANDS, build_parser, main
 from grpo_edu.cli.options import TOPICS
-from grpo_edu.config import GRPOConfig
-from grpo_edu.extras.settings import field_help
+from grpo_edu.config import GRPOConfig, field_help
 from grpo_edu.machine.hardware import Check
 from grpo_edu.machine.startup import AFTERWARDS, PHASES
 from grpo_edu.models import load_policy
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.options import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -288,7 +287,7 @@ def test_a_closed_stream_is_no_error(policy_dir, closed):
 def test_every_setting_is_an_option_with_a_word_on_it():
     arguments = build_parser().parse_args(["train"])
     assert not [field.name for field in fields(GRPOConfig) if hasattr(arguments, field.name)]
-    assert all(len(text) > 5 for name, text in field_help(RunRequest).items())
+    assert all(len(text) > 5 for name, text in field_help(RunConfig).items())
     typed = []
     for field in fields(GRPOConfig):
         flag = "--steps" if field.name == "max_steps" else "--" + field.name.replace("_", "-")
@@ -297,18 +296,13 @@ def test_every_setting_is_an_option_with_a_word_on_it():
             "epsilon_high": "0.3",
             "memory_budget_gib": "4.5",
             "rollout_quantization": "bf16",
-            "delta": "2.5",
-            "off_policy_mask_threshold": "0.2",
-            "beta": "0.04",  # sync_ref_model wants a reference, and less than max_steps between two updates of it
-            "ref_model_sync_steps": "5",
         }.get(field.name, str(field.default))
         typed += [flag] if isinstance(field.default, bool) else [flag, value]
         assert len(field_help(GRPOConfig)[field.name]) > 5, field.name
     arguments = vars(build_parser().parse_args(["train", *typed]))
     given = GRPOConfig(**{field.name: arguments[field.name] for field in fields(GRPOConfig)})
     expected = {"reward_weights": (1.0, 0.5), "epsilon_high": 0.3, "memory_budget_gib": 4.5}
-    expected |= {"rollout_quantization": "bf16", "delta": 2.5, "off_policy_mask_threshold": 0.2}
-    expected |= {"beta": 0.04, "ref_model_sync_steps": 5}
+    expected |= {"rollout_quantization": "bf16"}
     expected |= {field.name: True for field in fields(GRPOConfig) if field.default is False}
     assert given == GRPOConfig(**expected)
 
@@ -318,7 +312,6 @@ FAULT = Check("memory", False, "1.0 of 4.0 GiB available", "Close other programs
 
 
 def test_doctor_says_whether_students_code_can_be_isolated(monkeypatch):
-    pytest.importorskip("nbgrader")
     monkeypatch.setattr("classroom.sandbox.isolation_problem", lambda: "")
     (check,) = cli.grading_checks()
     assert check.ok and "bubblewrap" in check.detail and not check.remedy
@@ -375,7 +368,6 @@ def test_doctor_measures_the_start_where_it_is_asked_to(capsys, monkeypatch):
 
 
 def test_train_through_trl_in_bfloat16(policy_dir, tmp_path, capsys):
-    pytest.importorskip("trl")
     arguments = ["train", "--model", str(policy_dir), *SMALL, "--steps", "2", "--output", str(tmp_path / "run")]
     assert main([*arguments, "--backend", "trl", "--dtype", "bfloat16", "--json"]) == 0
     captured = capsys.readouterr()
@@ -425,7 +417,7 @@ def test_the_settings_of_a_run_are_listed_by_topic(capsys, monkeypatch):
     assert [name for name, _ in topics if name in TOPICS] == list(TOPICS)
     for name, lines in topics:
         assert lines.count("\n") <= 10, name
-    settings = {field.name for kind in (RunRequest, GRPOConfig) for field in fields(kind)} - {"config"}
+    settings = {field.name for kind in (RunConfig, GRPOConfig) for field in fields(kind)} - {"config"}
     assert settings == {field for texts in TOPICS.values() for field in texts}
 
 

@@ -1,4 +1,4 @@
-"""`grpo-edu cluster`: the files of a job, read by those who will read them, and a job run by a real Slurm."""
+"""`grpo-edu cluster`: the files of a job, read by those who will read them, and jobs that run."""
 
 import json
 import os
@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from slurm_cluster import run_job, slurm_cluster
 
 from grpo_edu.cli.main import main
-from grpo_edu.runs.log import read_log
+from grpo_edu.models import load_policy
 from grpo_edu.runs.profiles import load_profile
 from grpo_edu.scale.cluster import ClusterJob, deepspeed_config, sbatch_script, write_job
-from grpo_edu.scale.trl_backend import trl_settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PROFILE = load_profile("cluster-lora")
-
+# GSM8K's files are not part of this repository, so the jobs of these tests train on problems that are.
+PROFILE = load_profile("cluster-lora").override({"model": "tiny", "data": "basic", "n": 300})
 
 TINY = {
     "model": "tiny",
@@ -33,8 +33,9 @@ TINY = {
 
 
 @pytest.mark.long
-def test_a_slurm_of_two_nodes_runs_the_job(tmp_path):
-    """Takes a minute. In every run test_trl_job.py trains in two processes, and below bash reads the script."""
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can try this: run the tests as root")
+def test_a_slurm_of_two_nodes_runs_the_job(tmp_path, slurm):
+    """Takes a minute. A job without Slurm is below, and in every run bash reads the script."""
     with slurm_cluster(nodes=2) as environment:
         options = ["--nodes", "2", "--gpus-per-node", "0", "--cpus-per-task", "1", "--time", "20"]
         train = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
@@ -42,10 +43,50 @@ def test_a_slurm_of_two_nodes_runs_the_job(tmp_path):
         state, log = run_job(tmp_path / "job.sbatch", {**environment, "PYTHONPATH": str(REPOSITORY)})
     assert state == "COMPLETED", log
     assert "on node[1-2]" in log and "accelerate_cpu.yaml" in log
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["steps"], result["failure"], result["accuracy_after"]["n"]) == (2, "", 10)
-    assert [step["step"] for step in read_log(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
-    assert (tmp_path / "run" / "adapters" / "adapter_model.safetensors").is_file()
+    check_finished(tmp_path)
+
+
+def check_finished(folder, steps=2):
+    """The measured accuracy before and after, TRL's log, and the trained adapters."""
+    before, after = (json.loads((folder / f"{name}.json").read_text()) for name in ("before", "after"))
+    assert before["n"] == after["n"] == 10 and before["model"] == "tiny"
+    states = sorted((folder / "run").glob("checkpoint-*/trainer_state.json"))
+    assert json.loads(states[-1].read_text())["global_step"] == steps
+    assert main(["diagnose", str(folder / "run"), "--json"]) == 0
+    start, trained = (load_policy(name)[0].state_dict() for name in ("tiny", folder / "run"))
+    changed = [name for name in start if not torch.equal(start[name], trained[name])]
+    assert changed and all("_proj" in name for name in changed), "LoRA's layers alone have changed"
+
+
+def run_without_slurm(script, *options):
+    """Run a batch script on this computer, as the one node of a job."""
+    shell = 'srun() { shift; SLURM_NODEID=0 "$@"; }; . "$0"'
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        ["bash", "-c", shell, script, *options], env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.long
+def test_two_processes_train_and_a_job_that_is_submitted_again_continues(tmp_path):
+    write_job(
+        ClusterJob(tiny_profile(max_steps=2), fixed=["prompts_per_step", "max_steps"], gpus_per_node=0, nodes=2),
+        tmp_path,
+    )
+    config = tmp_path / "accelerate_cpu.yaml"
+    config.write_text(config.read_text().replace("num_machines: 2", "num_machines: 1"))  # two processes on one node
+    run_without_slurm(tmp_path / "job.sbatch")
+    check_finished(tmp_path)
+    run_without_slurm(tmp_path / "job.sbatch", "--max_steps", "3")
+    check_finished(tmp_path, steps=3)
+
+
+def tiny_profile(**settings):
+    return PROFILE.override(
+        {name.replace("-", "_"): value for name, value in TINY.items() if name != "steps"} | settings
+    )
 
 
 def test_processes_share_the_epochs_of_the_profile():
@@ -59,18 +100,64 @@ def test_processes_share_the_epochs_of_the_profile():
     assert batch(**chosen, fixed=["prompts_per_step"]) == (6, 9) and batch(**chosen, fixed=["max_steps"]) == (12, 9)
 
 
+def read_as_trl(folder):
+    """What `trl grpo --config job.yaml` takes from a job's folder; an option that it lacks is an error."""
+    from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, TrlParser
+    from trl.scripts.grpo import GRPOScriptArguments
+
+    parser = TrlParser((GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig))
+    script, training, model, _ = parser.parse_args_and_config(
+        ["--config", str(folder / "job.yaml"), "--use_cpu", "true"], fail_with_unknown_args=True
+    )
+    return script, training, model
+
+
 def test_the_published_recipe_reaches_trl(tmp_path):
     """LoRA of rank 16 and alpha 32 on q, k, v and o, bf16, ZeRO-2 offloaded, batch 1 x accumulation 8, three epochs."""
     write_job(ClusterJob(PROFILE, micro_batch_size=1), tmp_path)
-    assert "--micro-batch-size 1)" in (tmp_path / "job.sbatch").read_text()
-    request = load_profile(tmp_path / "job.json").request()
-    assert (request.lora_rank, request.lora_alpha, request.dtype, request.data) == (16, 32, "bfloat16", ("gsm8k",))
-    assert request.lora_targets == ("q_proj", "k_proj", "v_proj", "o_proj")
-    settings = trl_settings(request.config, micro_batch_size=1)
-    assert (settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]) == (1, 8)
-    assert (settings["learning_rate"], settings["max_steps"]) == (5e-5, 3 * 7473)
+    script, training, model = read_as_trl(tmp_path)
+    assert (model.use_peft, model.lora_r, model.lora_alpha, model.lora_dropout) == (True, 16, 32, 0)
+    assert model.lora_target_modules == ["q_proj", "k_proj", "v_proj", "o_proj"] and model.dtype == "bfloat16"
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (1, 8)
+    assert (training.learning_rate, training.max_steps, training.save_steps) == (5e-5, 3 * 7473, 500)
+    assert script.reward_funcs == ["grpo_edu.rewards.accuracy_reward"]
     zero = json.loads((tmp_path / "deepspeed.json").read_text())
     assert (zero["train_micro_batch_size_per_gpu"], zero["gradient_accumulation_steps"]) == (1, 8)
+
+
+def test_a_task_of_ones_own_and_its_prompt_go_into_the_folder(tmp_path):
+    (tmp_path / "mine.jsonl").write_text(
+        "".join(json.dumps({"question": f"Is {n} even?", "answer": str(n % 2 == 0)}) + "\n" for n in range(40))
+    )
+    (tmp_path / "mine.py").write_text("def brief(completions, **kwargs):\n    return [0.0 for _ in completions]\n")
+    profile = tiny_profile(
+        data=str(tmp_path / "mine.jsonl"),
+        rewards=("accuracy", f"{tmp_path / 'mine.py'}:brief"),
+        reward_weights=(1, 0.5),
+        system_prompt="Answer yes or no.",
+        beta=0.1,
+        lora_rank=0,
+        lora_alpha=None,
+        lora_targets="all-linear",
+    )
+    folder = tmp_path / "job"
+    write_job(ClusterJob(profile, gpus_per_node=0), folder)
+    script, training, model = read_as_trl(folder)
+    assert script.reward_funcs == ["grpo_edu.rewards.accuracy_reward", "task.mine.brief"]
+    assert (folder / "task" / "mine.py").is_file() and not model.use_peft
+    assert (training.beta, training.reward_weights) == (0.1, [1, 0.5])
+    rows = [json.loads(line) for line in (folder / "data" / "train.jsonl").read_text().splitlines()]
+    assert len(rows) == 32, "a fifth is held out"
+    assert rows[0]["prompt"][0] == {"role": "system", "content": "Answer yes or no."}
+    assert {row["answer"] for row in rows} == {"true", "false"}
+    assert "Answer yes or no." in (folder / "tokenizer" / "tokenizer_config.json").read_text()
+    script_text = (folder / "job.sbatch").read_text()
+    assert "before.json" not in script_text and f"--data {folder}/task/mine.jsonl" in script_text
+
+
+def test_a_model_of_adapters_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="adapters .* save_policy"):
+        write_job(ClusterJob(PROFILE.override({"model": "smollm2-instructions"})), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +171,6 @@ def test_the_published_recipe_reaches_trl(tmp_path):
         ({"memory": "lots"}, "memory: 'lots' .* 32G"),
         ({"memory": "32GB"}, "memory: '32GB' .* 32G"),
         ({"memory": "0"}, "memory: '0' .* 32G"),
-        ({"rollout": "llama"}, "rollout: 'llama' .* vllm"),
         ({"micro_batch_size": 3}, "micro_batch_size: 3 .* divisor of 8"),
         ({"fixed": ["prompts_per_step"], "nodes": 3}, "prompts_per_step: 1 .* 3 processes"),
         ({"profile": PROFILE.override({"rollout_quantization": "bf16"})}, "rollout_quantization: 'bf16'"),
@@ -99,17 +185,23 @@ def test_what_no_job_can_be_is_refused(wrong, words):
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_bash_reads_the_script_and_a_strange_folder_stays_one_word(gpus, tmp_path):
     folder = tmp_path / "it's $HOME; a folder"
-    script = write_job(ClusterJob(PROFILE, gpus_per_node=gpus, rollout="transformers"), folder)[0]
+    script = write_job(ClusterJob(PROFILE, gpus_per_node=gpus), folder)[0]
     assert subprocess.run(["bash", "-n", script], capture_output=True).returncode == 0
     shown = script.read_text().replace("srun", "exit 0; srun", 1)
     shown = shown.replace('echo "job', 'printf "%s\\n" "${TRAIN[@]}"; echo "job', 1)
+    shown = shown.replace("[ -s before.json ]", "true", 1)
+    checkpoint = folder / "run" / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text("{}")
+    (folder / "run" / "checkpoint-4").mkdir()  # cut short
     environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
-    done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        ["bash", "-c", shown, "job.sbatch", "--use_vllm", "true"], capture_output=True, text=True, env=environment
+    )
     *train, last = done.stdout.splitlines()
-    places = ["--profile", f"{folder}/job.json", "--output", f"{folder}/run"]
-    assert train == ["-m", "grpo_edu.scale.trl_job", *places, "--rollout", "transformers"], done.stderr
+    again = ["--resume_from_checkpoint", "run/checkpoint-2"]
+    assert train == ["trl", "grpo", "--config", "job.yaml", "--use_vllm", "true", *again], done.stderr
     assert last.startswith("job 7 on n1") and ":20007, accelerate_cpu.yaml" in last
-    assert load_profile(folder / "job.json").request().lora_rank == 16
     # Slurm splits the lines of #SBATCH at blanks, with quotes as a shell has them, and replaces %x and %j in the log's
     words = [word for line in shown.splitlines() if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
     assert all(word.startswith("--") for word in words) and f"--output={folder}/%x-%j.log" in words
@@ -117,7 +209,7 @@ def test_bash_reads_the_script_and_a_strange_folder_stays_one_word(gpus, tmp_pat
 
 def test_the_command_that_submits_the_job_can_be_copied(tmp_path, capsys):
     folder = tmp_path / "my jobs, 100%"
-    assert main(["cluster", "--output", str(folder)]) == 0
+    assert main(["cluster", "--output", str(folder), "--", "--model", "tiny", "--data", "basic", "--n", "9"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert shlex.split(last.partition("submit it: ")[2]) == ["sbatch", f"{folder}/job.sbatch"]
     assert "100%%/%x-%j.log" in (folder / "job.sbatch").read_text()
@@ -136,18 +228,15 @@ def test_accelerate_reads_both_configs(tmp_path):
     assert plain.distributed_type.value == "MULTI_GPU" and not plain.use_cpu and not plain.deepspeed_config
 
 
-def test_deepspeed_reads_its_config(tmp_path):
+def test_deepspeed_reads_its_config(tmp_path, deepspeed):
     """By DeepSpeed's own parser, in a process of its own: in this one, other packages would import it as well."""
-    place = os.environ.get("GRPO_EDU_DEEPSPEED")
-    if not place:
-        pytest.skip("DeepSpeed is not installed: pip install --target DIR deepspeed; GRPO_EDU_DEEPSPEED=DIR (.ci/run)")
     (tmp_path / "deepspeed.json").write_text(deepspeed_config(ClusterJob(PROFILE)))
     code = (
         "import sys; from deepspeed.runtime.config import DeepSpeedConfig; found = DeepSpeedConfig(sys.argv[1]); "
         "zero = found.zero_config; print(zero.stage == 2, zero.offload_optimizer.device == 'cpu', "
         "found.bfloat16_config.enabled, found.gradient_clipping == 1)"
     )
-    environment = {**os.environ, "PYTHONPATH": place, "DS_ACCELERATOR": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(deepspeed), "DS_ACCELERATOR": "cpu"}
     command = [sys.executable, "-c", code, str(tmp_path / "deepspeed.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1:] == ["True True True True"], done.stderr
@@ -157,7 +246,8 @@ def test_files_are_replaced_only_when_asked(tmp_path):
     job = ClusterJob(PROFILE)
     assert {path.name for path in write_job(job, tmp_path)} == {
         "job.sbatch",
-        "job.json",
+        "job.yaml",
+        "train.jsonl",
         "accelerate_gpu.yaml",
         "accelerate_cpu.yaml",
         "deepspeed.json",
@@ -165,6 +255,12 @@ def test_files_are_replaced_only_when_asked(tmp_path):
     with pytest.raises(FileExistsError, match="already exists"):
         write_job(job, tmp_path)
     write_job(job, tmp_path, overwrite=True)
+
+
+def test_the_packages_own_trainer_refuses_to_be_one_of_several_processes(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train"]) == 2
+    assert "trl grpo" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

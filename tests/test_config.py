@@ -9,29 +9,12 @@ from inspect import isfunction, signature
 import pytest
 import torch
 
-from grpo_edu import advantages, evaluation, losses, rollout
-from grpo_edu.advantages import (
-    degenerate_groups,
-    gdpo_advantages,
-    group_advantages,
-    rloo_advantages,
-    tie_probability,
-    turn_advantages,
-)
-from grpo_edu.config import BOUNDS, GRPOConfig
+from grpo_edu import advantages, evaluation
+from grpo_edu.config import ARGUMENTS, LARGEST_REWARD, RETIRED, GRPOConfig, drop_retired, field_bounds
 from grpo_edu.continual import ewc, fisher
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, ewc_penalty, merge_anchors
 from grpo_edu.continual.fisher import fisher_diagonal
 from grpo_edu.evaluation import crossed_bootstrap, paired_bootstrap, wilson_interval
-from grpo_edu.extras import masks, sampling
-from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
-from grpo_edu.extras.sampling import filter_logits
-from grpo_edu.fast import chunked_logps as chunked
-from grpo_edu.fast.chunked_logps import chunked_logps
-from grpo_edu.losses import clip_fractions, grpo_loss, per_token_loss, per_token_policy_loss, reduce_loss, token_weights
-from grpo_edu.quantization import rollouts
-from grpo_edu.quantization.rollouts import correction_weights, mismatch_metrics, truncated_importance_weights
-from grpo_edu.rollout import sample_tokens
 from grpo_edu.studies import power
 from grpo_edu.studies.power import (
     coverage,
@@ -55,43 +38,30 @@ REFUSED = {
     "lr_scheduler_type": ["cosinus"],
     "warmup_steps": [-1],
     "num_iterations": [0],
-    "steps_per_generation": [3, 0],
     "gradient_accumulation_steps": [3, 0],
     "temperature": [0.0, -1.0],
     "top_p": [0.0, 1.1],
     "top_k": [-1],
-    "min_p": [1.5, -0.1],
-    "repetition_penalty": [0.0],
     "loss_type": ["ppo"],
     "importance_sampling_level": ["word"],
     "epsilon": [-0.2],
     "epsilon_high": [-0.2, math.nan],
-    "delta": [0.9, math.nan, True],
     "use_bias_correction_kl": ["yes"],
-    "off_policy_mask_threshold": [-0.1],
-    "top_entropy_quantile": [1.1, 20],
     "entropy_coef": [-0.1],
-    "multi_objective_aggregation": ["mean"],
     "beta": [-0.04, math.nan],
-    "sync_ref_model": [1],
-    "ref_model_mixup_alpha": [0.0, 1.1],
-    "ref_model_sync_steps": [0],
     "scale_rewards": ["std"],
     "advantage_estimator": ["gae"],
     "reward_weights": [[1.0, math.nan], 1.0],
     "seed": [0.5, 2**64, -(2**63) - 1],
     "optim": ["adam"],
     "memory_budget_gib": [0.0, math.inf, "2"],
-    "cast_lm_head_to_fp32": [1],
     "rollout_quantization": ["int3"],
     "rollout_lag": [-1, 0.5, 40],
-    "importance_sampling_mode": ["mask", None],
     "importance_sampling_clip_max": [0.0, None],
     "abort_grad_norm": [0.0, math.nan, "big"],
     "shuffle_dataset": ["no"],
     "mask_truncated_completions": [1],
     "gradient_checkpointing": ["yes"],
-    "optimizer_in_backward": [None],
     "importance_sampling_correction": [0],
 }
 
@@ -102,36 +72,14 @@ def test_a_setting_that_cannot_be_is_refused_by_its_name(name, value):
         GRPOConfig(**{name: value})
 
 
-ROWS, ONES = torch.zeros(4, 3), torch.ones(4, 3, dtype=torch.long)
-REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0])
 LINEAR = torch.nn.Linear(2, 1, bias=False)
 BY_HAND = {"weight": torch.ones(1, 2)}
 # What a notebook or a student calls directly → how, with all arguments that may be left out by name.
 CALLED = {
-    group_advantages: partial(group_advantages, REWARDS, num_generations=2),
-    rloo_advantages: partial(rloo_advantages, REWARDS),
-    degenerate_groups: partial(degenerate_groups, REWARDS),
-    gdpo_advantages: partial(gdpo_advantages, REWARDS[:, None], num_generations=2),
-    turn_advantages: partial(turn_advantages, REWARDS[:, None], num_generations=2),
-    tie_probability: partial(tie_probability, p=0.5, num_generations=2),
-    grpo_loss: partial(grpo_loss, ROWS, ROWS, REWARDS, ONES, ref_per_token_logps=ROWS),
-    per_token_loss: partial(per_token_loss, ROWS, ROWS, REWARDS, ONES, ref_per_token_logps=ROWS),
-    per_token_policy_loss: partial(per_token_policy_loss, ROWS, ROWS.exp(), REWARDS),
-    clip_fractions: partial(clip_fractions, ROWS, ROWS, REWARDS, ONES),
-    off_policy_mask: partial(off_policy_mask, ROWS, ROWS, REWARDS, ONES),
-    high_entropy_mask: partial(high_entropy_mask, ROWS, ONES),
-    token_weights: partial(token_weights, ONES),
-    reduce_loss: partial(reduce_loss, ROWS, ONES),
-    truncated_importance_weights: partial(truncated_importance_weights, ROWS, ROWS),
-    correction_weights: partial(correction_weights, ROWS, ROWS, ONES, mode="token_mask"),
-    mismatch_metrics: partial(mismatch_metrics, ROWS, ROWS, ONES),
     ewc_penalty: partial(ewc_penalty, LINEAR, BY_HAND, BY_HAND),
     anchor_penalty: partial(anchor_penalty, [Anchor(BY_HAND, BY_HAND)]),
     merge_anchors: partial(merge_anchors, Anchor(BY_HAND, BY_HAND), Anchor(BY_HAND, BY_HAND)),
     fisher_diagonal: partial(fisher_diagonal, LINEAR, [(torch.ones(1, 2), torch.tensor([0]))]),
-    filter_logits: partial(filter_logits, ROWS),
-    sample_tokens: partial(sample_tokens, ROWS, ROWS[:, 0]),
-    chunked_logps: partial(chunked_logps, ROWS, ROWS, *torch.zeros(2, 1, dtype=torch.long), chunk_size=1),
     wilson_interval: partial(wilson_interval, 1, trials=2),
     crossed_bootstrap: partial(crossed_bootstrap, [[1.0, 0.0]] * 2, [[1.0, 1.0]] * 2),
     paired_bootstrap: partial(paired_bootstrap, [1.0, 0.0], [1.0, 1.0]),
@@ -146,21 +94,15 @@ CALLED = {
 
 
 def numbers_of(function):
-    """The arguments of a function whose names have bounds; those of `grpo_loss` with what it hands on.
+    """The arguments of a function whose names have an interval.
 
     Without seeds: those of numpy are other numbers than those of torch.
     """
-    names = {*signature(function).parameters} & ({*BOUNDS} - {"seed"})
-    if function is grpo_loss:
-        names |= numbers_of(per_token_loss)
-    if function is per_token_loss:
-        names |= numbers_of(per_token_policy_loss)
-    return names
+    return {*signature(function).parameters} & ({*ARGUMENTS} - {"seed"})
 
 
 def test_no_function_with_such_an_argument_is_forgotten():
-    modules = (advantages, losses, rollout, masks, sampling, rollouts, chunked, ewc, fisher, evaluation, power)
-    for module in modules:
+    for module in (ewc, fisher, evaluation, power):
         for name, function in vars(module).items():
             own = isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
             if own and numbers_of(function) and not {"model", "head"} & {*signature(function).parameters}:
@@ -170,12 +112,19 @@ def test_no_function_with_such_an_argument_is_forgotten():
 @pytest.mark.parametrize(
     ("function", "name"), [(function, name) for function in CALLED for name in sorted(numbers_of(function))]
 )
-def test_a_function_that_is_called_directly_refuses_what_the_settings_refuse(function, name):
-    values = [-5, math.nan, "0.2", True]
-    for value in [*values, 0] if name == "sapo_temperatures" else values:
-        given = (value, 1.0, 1.0, 1.0) if name == "vespo_shape" else (value, 1.0) if "sapo" in name else value
+def test_a_function_that_is_called_directly_refuses_a_number_out_of_its_interval(function, name):
+    for value in (-5, math.nan, "0.2", True):
         with pytest.raises(ValueError, match=rf"^{name} must .*got .*{value}"):
-            CALLED[function](**{name: given})
+            CALLED[function](**{name: value})
+
+
+def test_every_default_is_allowed_by_its_field():
+    """A default is not looked at when settings are made, so that the tables of names need not be imported."""
+    for name, bound in field_bounds(GRPOConfig).items():
+        default = getattr(GRPOConfig(), name)
+        if default is not None:
+            bound.check(name, default)
+    assert advantages._LARGEST_REWARD == LARGEST_REWARD
 
 
 def test_a_fisher_diagonal_is_a_mean_of_squares():
@@ -190,12 +139,6 @@ def test_a_fisher_diagonal_is_a_mean_of_squares():
     ("settings", "message"),
     [
         ({"loss_type": "cispo"}, r"^epsilon_high .*'cispo'.*epsilon_high=5\.0"),
-        ({"sync_ref_model": True, "ref_model_sync_steps": 2}, r"^beta .*positive.*sync_ref_model.*got 0\.0"),
-        ({"sync_ref_model": True, "beta": 0.1}, r"^ref_model_sync_steps .*max_steps = 40.*got 512"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum", "advantage_estimator": "rloo"},
-            r"^multi_objective_aggregation .*'rloo'.*advantage_estimator='group'",
-        ),
         ({"warmup_steps": 3}, r"^warmup_steps .*got 3.*'constant_with_warmup'"),
     ],
 )
@@ -220,9 +163,19 @@ def test_settings_go_through_json_and_cannot_be_changed():
 
 
 def test_the_names_are_trls_where_trl_has_one():
-    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    import trl
+
     theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
-    own = {"prompts_per_step", "max_resamples", "advantage_estimator", "optimizer_in_backward", "memory_budget_gib"}
+    own = {"prompts_per_step", "max_resamples", "advantage_estimator", "memory_budget_gib"}
     theirs |= {name.removeprefix("vllm_") for name in theirs}  # what corrects for a policy of another kind that samples
     own |= {"rollout_quantization", "rollout_lag", "abort_grad_norm"}
     assert {field.name for field in dataclasses.fields(GRPOConfig)} - theirs == own
+
+
+def test_a_stored_run_with_a_retired_setting_is_read_only_at_its_default():
+    before = {**GRPOConfig().to_dict(), **RETIRED}
+    assert GRPOConfig(**drop_retired(before)) == GRPOConfig()
+    assert not set(RETIRED) & set(GRPOConfig().to_dict())
+    for name, value in {**dict.fromkeys(RETIRED, 7), "loss_type": "sapo"}.items():
+        with pytest.raises(ValueError, match=rf"{name} = {value!r}, which only grpo_edu 0\.3\.0"):
+            drop_retired({**before, name: value})

@@ -21,6 +21,7 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from uv import find_uv_bin
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -91,7 +92,7 @@ def wheel(folder: Path, name: str, version: str, **modules: str) -> str:
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory) -> Path:
     """A project of one file beside a copy of course.py, not set up yet; the wheelhouse holds what it needs."""
-    uv = pytest.importorskip("uv", reason="uv is in requirements.lock and is not installed here").find_uv_bin()
+    uv = find_uv_bin()
     folder = tmp_path_factory.mktemp("a project")  # with a space, as in many home folders
     shutil.copy(REPOSITORY / "course.py", folder)
     (folder / "backend.py").write_text(BACKEND)
@@ -339,27 +340,39 @@ def test_cpu_seconds_of_a_test_are_those_of_its_process_and_its_children(tmp_pat
 
 def test_arguments_go_to_pytest_in_their_order(course):
     options, rest = course.parse(["test", "--fast", "-k", "ratio", "tests/test_losses.py", "-x"])
-    assert options.fast and not options.all
+    assert options.extent == "fast" and course.parse(["test"])[0].extent == "default"
     assert rest == ["-k", "ratio", "tests/test_losses.py", "-x"]
 
 
+NAMES_OF_PARTS = ("ruff", "mypy", "--core", "--others", "older_processors.py --all", "older_processors.py", "mutation")
+
+
 @pytest.mark.parametrize(
-    ("options", "marks", "parts"),
+    ("extent", "marks", "parts"),
     [
-        ({"fast": True}, "not slow and not browser and not long", set()),
-        ({}, "not long", {"notebooks", "older_processors"}),  # as pyproject.toml says
-        ({"everything": True}, "long or not long", {"notebooks", "older_processors", "mutation"}),
+        ("fast", "not slow and not browser and not long", {"ruff", "mypy"}),
+        ("default", "not long", {"ruff", "mypy", "--core"}),  # the marks are those of pyproject.toml
+        ("all", "long or not long", {"ruff", "mypy", "older_processors.py", "older_processors.py --all", "mutation"}),
+        ("rest", "long or not long", {"--others", "older_processors.py"}),
     ],
 )
-def test_how_much_is_tested(course, monkeypatch, options, marks, parts):
+def test_how_much_is_tested(course, monkeypatch, tmp_path, capsys, extent, marks, parts):
     commands = []
     monkeypatch.setattr(course, "run", lambda command, **_: commands.append(" ".join(map(str, command[1:]))))
     monkeypatch.chdir(REPOSITORY)
-    assert course.test([], **options) == 0
+    monkeypatch.setattr(course, "TEST_RECORD", tmp_path / "tests.json")
+    if extent == "rest":
+        with pytest.raises(course.Stop, match="run that first"):
+            course.test([], extent)
+        course.TEST_RECORD.write_text('{"ran": [], "skipped": ["  2  no browser"]}')
+    assert course.test([], extent) == 0
     (tests,) = (command for command in commands if command.startswith("-m pytest"))
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert f"-m {marks}" in tests or f"-m '{marks}'" in settings["addopts"] and "-m" not in tests[3:]
-    assert {name for name in ("notebooks", "older_processors", "mutation") if name in " ".join(commands)} == parts
+    said = [re.sub(" -n2 .*reorder", "", command) for command in commands]
+    assert {name for name in NAMES_OF_PARTS if name in " ".join(said)} == parts
+    assert ("tests/run_notebooks.py" in " ".join(commands)) == (extent != "fast")
+    assert capsys.readouterr().out.endswith("  2  no browser\n") == (extent == "rest")
 
 
 def test_a_mistyped_option_is_refused(course, capsys):
@@ -436,7 +449,6 @@ def test_the_locks_hold_what_their_packages_depend_on(python, system, os_name):
 
 
 def test_the_wheel_carries_the_problems_and_the_model(tmp_path):
-    pytest.importorskip("hatchling", reason="the build backend is in requirements.txt and is not installed here")
     source = tmp_path / "source"
     for part in ("grpo_edu", "classroom", "data", "exercises"):
         shutil.copytree(REPOSITORY / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -519,7 +531,7 @@ def test_assignments_to_release_are_checked_before_anything_is_set_up(classroom)
         classroom.read_release("2,04")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can try another account")
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can try this: run the tests as root")
 def test_a_folder_that_the_courses_account_cannot_read_is_named_before_anything_is_installed(classroom):
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
@@ -534,8 +546,7 @@ def test_a_folder_that_the_courses_account_cannot_read_is_named_before_anything_
     assert {REPOSITORY, Path(sys.base_prefix), *map(Path, site.getsitepackages())} <= {*needed}
 
 
-@pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
-def test_a_kernel_that_does_not_start_says_what_it_said(classroom, tmp_path, monkeypatch):
+def test_a_kernel_that_does_not_start_says_what_it_said(classroom, tmp_path, monkeypatch, isolation):
     home = tmp_path / "home"
     home.mkdir()
     classroom.try_kernel(home, "", home)

@@ -50,7 +50,7 @@ def test_every_module_that_a_page_names_exists():
 
 
 def test_the_contributors_page_names_what_is_there():
-    """The twelve modules of the spine, every room, and files by their paths."""
+    """The modules of the spine, every room, and files by their paths."""
     page = (REPOSITORY / "docs" / "contributing.md").read_text(encoding="utf-8")
     package = REPOSITORY / "grpo_edu"
     for name in re.findall(r"^\| .* \| `(\w+\.py)` \|", page, re.MULTILINE):
@@ -63,7 +63,8 @@ def test_the_contributors_page_names_what_is_there():
 
 def test_the_spelling_is_right():
     """codespell over every text of the repository that people read."""
-    codespell = pytest.importorskip("codespell_lib", reason="no codespell: pip install codespell")
+    import codespell_lib as codespell
+
     folders = ("grpo_edu", "notebooks", "solutions", "exercises", "docs", "tests", "benchmarks", "recipes")
     places = [str(REPOSITORY / name) for name in (*folders, "README.md", "course.py")]
     skipped = "*.json,*.jsonl,*.safetensors,*.png"

@@ -97,8 +97,8 @@ def test_compare_pairs_the_problems():
     before = evaluation([True] * 2 + [False] * 10 + [True] * 8)
     after = evaluation([False] * 2 + [True] * 10 + [True] * 8)
     result = compare(before, after)
-    assert (result.before, result.after, result.difference) == (0.5, 0.9, 0.4)
-    assert result.p_value == 158 / 4096
+    assert (result.before, result.after, result.difference) == pytest.approx((0.5, 0.9, 0.4))
+    assert result.p_value == pytest.approx(158 / 4096)
     assert 0 < result.low < 0.4 < result.high < 0.8
     assert Comparison(**json.loads(json.dumps(asdict(result)))) == result
 
@@ -162,8 +162,7 @@ def test_what_evaluate_does_when_nothing_is_said(monkeypatch, policy):
 
 
 @pytest.mark.slow
-def test_a_task_of_reasoning_gym_is_judged_by_its_own_scorer(monkeypatch, policy):
-    pytest.importorskip("reasoning_gym")
+def test_a_task_of_reasoning_gym_is_judged_by_its_own_scorer(monkeypatch, policy, reasoning_gym):
     right, wrong = gym_problems("reasoning-gym:leg_counting", "heldout", 2)
     completions = {right.prompt: f"Legs: #### {right.answer}", wrong.prompt: "#### none"}
     scripted(monkeypatch, completions)

@@ -59,11 +59,11 @@ def test_steps_of_a_reference():
 def test_the_number_of_problems(monkeypatch):
     asked = []
 
-    def load_asked(request, split, *, n):
+    def load_problem_sets(request, split, *, n):
         asked.append((request["data"], n))
         raise LookupError
 
-    monkeypatch.setattr(evaluation_report, "load_asked", load_asked)
+    monkeypatch.setattr(evaluation_report, "load_problem_sets", load_problem_sets)
     for data in ("basic", "gsm8k", "basic,gsm8k"):
         with pytest.raises(LookupError):
             report_evaluation(data=data)

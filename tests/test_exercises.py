@@ -20,10 +20,6 @@ def read(folder, name):
     return nbformat.read(REPOSITORY / folder / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
 
 
-def nbgrader_or_skip():
-    pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
-
-
 def test_there_are_masters_and_a_student_version_of_each():
     assert NAMES
     exercises = REPOSITORY / "exercises"
@@ -33,7 +29,6 @@ def test_there_are_masters_and_a_student_version_of_each():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_student_version_is_what_the_master_gives(name):
-    nbgrader_or_skip()
     assert nbformat.writes(student_version(read("solutions", name))) == nbformat.writes(read("exercises", name))
 
 
@@ -189,7 +184,6 @@ def test_a_kernel_runs_to_the_end_and_shows_the_points(folder):
 
 
 def test_a_solution_without_its_end_is_refused(tmp_path):
-    nbgrader_or_skip()
     broken = read("solutions", "04_group_advantages")
     cell = next(cell for cell in broken.cells if cell.metadata.nbgrader.solution)
     cell.source = cell.source.replace("### END SOLUTION", "")
@@ -203,7 +197,6 @@ def test_a_folder_without_masters_is_refused(tmp_path):
 
 
 def test_the_command_writes_what_is_in_the_repository(tmp_path, monkeypatch, capsys):
-    nbgrader_or_skip()
     monkeypatch.setattr("sys.argv", ["exercises", "--output", str(tmp_path)])
     assert main() == 0
     for name in NAMES:

@@ -415,8 +415,8 @@ def test_clip_curves_by_hand(options, right, wrong, bounds):
     _, push = objective.clip_curves(**options).axes
     for label, expected in (("A = +1", right), ("A = −1", wrong)):
         (line,) = (line for line in push.lines if line.get_label() == label)
-        values = {round(x, 6): round(y, 6) for x, y in line.get_xydata().tolist()}
-        assert {ratio: values[ratio] for ratio in expected} == expected
+        values = {round(x, 6): y for x, y in line.get_xydata().tolist()}
+        assert {ratio: values[ratio] for ratio in expected} == approx(expected)
     assert [line.get_xdata()[0] for line in push.lines if line.get_linestyle() == ":"] == approx(bounds)
 
 

@@ -33,7 +33,6 @@ from grpo_edu.checks.core import Call
 from grpo_edu.checks.reward_functions import accuracy_reward
 from grpo_edu.cli.main import main
 
-pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
 pytestmark = pytest.mark.usefixtures("isolation")
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Short, for tests, but a busy computer with a slow processor takes more than 1.5 s of CPU time for a traceback after a

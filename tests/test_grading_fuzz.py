@@ -2,21 +2,18 @@
 
 import re
 
-import pytest
 from forty_submissions import ALL, NAME, masters, right
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
-
-from classroom.pages import feedback_page  # noqa: E402
-from classroom.repair import repaired, steps  # noqa: E402
-from classroom.results import StudentGrade, grades_table  # noqa: E402
-from classroom.run import Transcript, _take_all, judged  # noqa: E402
-from classroom.sandbox import Garbled, Limits, Sandbox  # noqa: E402
-from classroom.values import plain  # noqa: E402
-from grpo_edu.checks import exercises  # noqa: E402
-from grpo_edu.checks.core import attempt, trial  # noqa: E402
+from classroom.pages import feedback_page
+from classroom.repair import repaired, steps
+from classroom.results import StudentGrade, grades_table
+from classroom.run import Transcript, _take_all, judged
+from classroom.sandbox import Garbled, Limits, Sandbox
+from classroom.values import plain
+from grpo_edu.checks import exercises
+from grpo_edu.checks.core import attempt, trial
 
 MASTER = next(one for one in masters() if one.name == NAME)
 STEPS = steps(repaired(right(), MASTER)[0], MASTER)

@@ -20,14 +20,11 @@ from forty_submissions import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nbgrader.preprocessors import CheckCellMetadata
 
-pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
-
-from nbgrader.preprocessors import CheckCellMetadata  # noqa: E402
-
-from classroom.exercises import load_masters  # noqa: E402
-from classroom.repair import best_master, looks, open_answers, repaired, steps, written_answers  # noqa: E402
-from classroom.syntax import definitions  # noqa: E402
+from classroom.exercises import load_masters
+from classroom.repair import best_master, looks, open_answers, repaired, steps, written_answers
+from classroom.syntax import definitions
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MASTERS = masters()

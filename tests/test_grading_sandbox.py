@@ -104,7 +104,7 @@ def test_a_program_in_the_working_directory_is_not_taken_for_bubblewrap(tmp_path
     monkeypatch.chdir(tmp_path)
     for path in (".", "", ":", f".{os.pathsep}relative"):
         monkeypatch.setenv("PATH", path)
-        assert module._bwrap() in (None, "/usr/bin/bwrap", "/bin/bwrap")
+        assert module._bwrap() is None
 
 
 def test_submissions_and_copies_of_the_package_within_readable_folders_are_hidden(tmp_path, monkeypatch):
@@ -125,7 +125,6 @@ def one_submission(tmp_path):
 
 @pytest.mark.parametrize(("program", "word"), [(None, "not installed"), ("/bin/false", "does not work")])
 def test_without_bubblewrap_nothing_is_graded(one_submission, tmp_path, monkeypatch, capsys, program, word):
-    pytest.importorskip("nbgrader")
     monkeypatch.setattr(module, "_bwrap", lambda: program)
     assert main(one_submission) == 2
     error = capsys.readouterr().err
@@ -134,7 +133,6 @@ def test_without_bubblewrap_nothing_is_graded(one_submission, tmp_path, monkeypa
 
 
 def test_without_isolation_is_possible_loud_and_recorded(one_submission, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("nbgrader")
     monkeypatch.setattr(module, "_bwrap", lambda: None)
     assert main([*one_submission, "--without-isolation"]) == 0
     captured = capsys.readouterr()
@@ -177,8 +175,10 @@ def test_where_memory_is_counted_for_each_process_only_that_is_said(monkeypatch)
         assert bool(told) is not counted and all("security.md" in line for line in told)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's sandbox forbids namespaces without the filter")
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can try this: run the tests as root")
 def test_root_does_not_grade_where_the_kernels_calls_are_unknown(monkeypatch):
+    """An ordinary user's sandbox forbids namespaces without the filter."""
+    monkeypatch.setattr(module, "_bwrap", lambda: "/bin/false")
     monkeypatch.setattr(kernel.platform, "machine", lambda: "riscv64")
     assert "riscv64" in isolation_problem()
 

@@ -15,8 +15,8 @@ from grpo_edu.problems.gym import check_task, gym_answer, gym_problems, gym_scor
 from grpo_edu.problems.templates import PROBLEM_SETS, Problem, Scorer
 from grpo_edu.prompts import chat_messages
 from grpo_edu.rewards import accuracy_reward
+from grpo_edu.runs.loading import load_split, parse_data
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.request import check_data, load_split
 
 CHAIN = "reasoning-gym:chain_sum"
 # A dozen unlike tasks: numbers, words, lists, grids, several right answers, none stored, no answer of one line.
@@ -35,12 +35,7 @@ TASKS = (
     "simple_equations",
 )
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def library():
-    return pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed: pip install grpo-edu[domains]")
+pytestmark = pytest.mark.usefixtures("no_pictures", "reasoning_gym")
 
 
 def test_problems_are_seeded_different_and_apart():
@@ -87,11 +82,11 @@ def test_accuracy_reward_asks_the_tasks_own_scorer_beside_others():
 
 
 def test_sets_are_named_mixed_and_balanced():
-    assert check_data(f"basic, {CHAIN}") == ("basic", CHAIN)
+    assert parse_data(f"basic, {CHAIN}") == ("basic", CHAIN)
     mixed = load_split(("basic", CHAIN), "heldout", n=5)
     assert [problem.level for problem in mixed] == ["basic"] * 3 + [CHAIN] * 2
     with pytest.raises(ValueError, match="data.*'hard'.*basic, .*gsm8k, .*reasoning-gym"):
-        check_data("hard")
+        parse_data("hard")
 
 
 def test_what_cannot_be_is_said(monkeypatch):
@@ -132,10 +127,12 @@ def test_an_evaluation_counts_full_scores_only(policy_dir, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
-def test_every_task_can_be_made_or_says_why(library, every):
+def test_every_task_can_be_made_or_says_why(every):
     """Two problems of each; nonsense is scored and raises nothing."""
     refused = []
-    for task in ["composite", *sorted({*library.factory.DATASETS} - {"composite"})[::every]]:
+    from reasoning_gym.factory import DATASETS
+
+    for task in ["composite", *sorted({*DATASETS} - {"composite"})[::every]]:
         name = f"reasoning-gym:{task}"
         try:
             problems = gym_problems(name, "train", 2)

@@ -12,13 +12,13 @@ from test_playground import javascript
 from grpo_edu.cli.main import main
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.dashboards.inspector import LIVE, RECORDED, RECORDED_REAL, SETTINGS, TokenInspector, recorded_tokens
+from grpo_edu.fast.packing import group_logps
 from grpo_edu.figures.tokens import first_mixed, token_pushes, tokens_html
-from grpo_edu.logprobs import group_logps
 from grpo_edu.models import load_policy
 from grpo_edu.problems.files import load_problems
 from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.completions import recorded_steps
-from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.run import run_training
 from grpo_edu.runs.tokens import TokenRecorder, kept_steps, read_tokens
 from grpo_edu.trainer import Stages, train
@@ -136,7 +136,7 @@ def test_the_page_computes_what_the_package_computes(recorded, kind):
     assert pushed > 1000
 
 
-def test_clipped_tokens_are_those_of_the_package(recorded):
+def test_clipped_tokens_are_those_of_the_package(recorded, node):
     record, _ = recorded
     group = max(range(4), key=lambda number: len({one["reward"] for one in record["groups"][number]["completions"]}))
     settings = record["settings"] | {"low": 0.02, "high": 0.02, "beta": 0.0, "update": 2}
@@ -189,10 +189,10 @@ def test_a_live_step_says_what_is_under_way_and_can_be_stopped(monkeypatch):
 def test_steps_that_are_asked_for():
     assert recorded_steps(["first", "3", "last"], 9) == {1, 3, 9} and recorded_steps(["all"], 2) == {1, 2}
     for wrong in ("0", "10", "two", "-1"):
-        with pytest.raises(ValueError, match=rf"`inspect_steps`: '{wrong}'.*1 to 9"):
+        with pytest.raises(ValueError, match=rf"`record_token_steps`: '{wrong}'.*1 to 9"):
             recorded_steps([wrong], 9)
-    with pytest.raises(ValueError, match="inspect_steps.*TRL"):
-        RunRequest(backend="trl", inspect_steps="1")
+    with pytest.raises(ValueError, match="record_token_steps.*TRL"):
+        RunConfig(backend="trl", record_token_steps="1")
 
 
 @pytest.fixture(scope="module")

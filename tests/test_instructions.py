@@ -23,7 +23,7 @@ from grpo_edu.problems.instructions import (
 from grpo_edu.problems.templates import prompt_options
 from grpo_edu.prompts import chat_messages, render_prompt
 from grpo_edu.rewards import accuracy_reward
-from grpo_edu.runs.request import load_split
+from grpo_edu.runs.loading import load_split
 from grpo_edu.studies.exploits import EXPLOITS, INSTRUCTION_EXPLOITS, judge_reward
 
 REWARDS = {"constraint": constraint_reward, "topic": topic_reward, "instruction": instruction_reward}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from grpo_edu.config import LOSS_TYPES
-from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
 from grpo_edu.losses import (
+    LOSSES,
     clip_fractions,
     grpo_loss,
     importance_ratio,
@@ -18,14 +18,16 @@ from grpo_edu.losses import (
     per_token_policy_loss,
     reduce_loss,
     token_weights,
+    weight_by_completion,
+    weight_by_limit,
+    weight_by_rows,
+    weight_by_rows_given,
+    weight_by_update,
     weighted_sum,
 )
 
 LEVELS = ("token", "sequence")
 every_loss = pytest.mark.parametrize("loss_type", LOSS_TYPES)
-BY_ROW = ("grpo", "sapo")  # the mean of each row, then the mean of the rows
-SUMMED = ("luspo", "reinforce")  # the sum of each row, then the mean of the rows
-BY_UPDATE = ("dapo", "cispo", "vespo")  # divided by the tokens of the whole update
 every_level = pytest.mark.parametrize("level", LEVELS)
 
 
@@ -37,6 +39,19 @@ def random_batch(seed=0, rows=4, columns=5, dtype=torch.float64):
     lengths = torch.randint(1, columns + 1, (rows,), generator=generator)
     lengths[-1] = 0
     return logps, old, ref, advantages, (torch.arange(columns) < lengths[:, None]).long()
+
+
+def divides_by_update(loss_type):
+    """Whether a loss divides by the tokens of the whole update, where it is told their number."""
+    mask, options = torch.ones(2, 2), {"loss_type": loss_type, "max_completion_length": 8}
+    return not token_weights(mask, **options).equal(token_weights(mask, num_items=99, **options))
+
+
+def divides_by_rows(loss_type):
+    """Whether a row without tokens makes the weight of the others smaller."""
+    options = {"loss_type": loss_type, "max_completion_length": 8}
+    one, two = torch.ones(1, 2), torch.tensor([[1, 1], [0, 0]])
+    return not token_weights(one, **options)[0].equal(token_weights(two, **options)[0])
 
 
 def full_loss(logps, old, ref, advantages, mask, **options):
@@ -67,22 +82,11 @@ MASK = torch.tensor([[1, 1], [1, 0]])
         ({"loss_type": "dapo", "num_items": torch.tensor(10)}, -0.02),
         ({"loss_type": "dr_grpo", "max_completion_length": 5}, -0.02),
         ({"loss_type": "bnpo", "epsilon_high": 0.6}, (-1.6 - 0.5 + 1.5) / 3),
-        ({"loss_type": "bnpo", "delta": 1.3}, (-1.2 - 0.5 + 1.3) / 3),
         # cispo: -min(ratio, 1.6) * advantage * logp, logps being -0.30685, -2.69315 and -2.59453
         ({"loss_type": "cispo", "epsilon_high": 1.6}, (1.6 * 0.306853 + 0.5 * 2.693147 - 1.5 * 2.594535) / 3),
-        # sapo: 4 sigmoid(ratio - 1) where the advantage is positive, 4 / 1.05 sigmoid(1.05 * 0.5) in row 2
-        ({"loss_type": "sapo"}, (-(2.924234 + 1.510163) / 2 + 2.393585) / 2),
-        ({"loss_type": "sapo", "sapo_temperatures": (2.0, 4.0)}, (-(1.761594 + 0.537883) / 2 + 0.880797) / 2),
-        ({"loss_type": "luspo"}, (-1.2 - 0.5 + 1.5) / 2),
-        ({"loss_type": "luspo", "importance_sampling_level": "sequence"}, (-1.0 - 1.0 + 1.5) / 2),
-        # vespo: the products of the ratios are 1 and 1.5, their weights 1 and 1.5 ** 3 * exp(2 * (1 - 1.5)) = 1.241593
-        ({"loss_type": "vespo"}, (0.306853 + 2.693147 - 1.241593 * 2.594535) / 3),
-        ({"loss_type": "vespo", "vespo_shape": (9.0, 9.0, 1.0, 0.0)}, (0.306853 + 2.693147 - 1.5 * 2.594535) / 3),
         ({"loss_type": "reinforce"}, (0.306853 + 2.693147 - 2.594535) / 2),
         # advantages per token: 1, -1 and -1; the second token's loss is 0.8
         ({"loss_type": "bnpo", "advantages": torch.tensor([[1.0, -1.0], [-1.0, 9.0]])}, (-1.2 + 0.8 + 1.5) / 3),
-        ({"loss_type": "bnpo", "policy_loss_mask": torch.tensor([[1, 0], [1, 1]])}, (-1.2 + 1.5) / 3),
-        ({"loss_type": "bnpo", "policy_loss_mask": torch.tensor([[0], [1]])}, 1.5 / 3),
         # sequence: sqrt(2 * 0.5) = 1 and 1.5; losses -1 and 1.5
         ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, 0.25),
         ({"loss_type": "bnpo", "importance_sampling_level": "sequence"}, (-1.0 - 1.0 + 1.5) / 3),
@@ -95,24 +99,6 @@ def test_hand_worked_losses(options, expected):
     assert float(loss) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_importance_weights_are_a_part_of_vespos_own():
-    """Row 1: ratios 2 and 0.5, weights 0.5 and 1, product 0.5. Row 2: ratio 1.5 times weight 2 is 3."""
-    weights = torch.tensor([[0.5, 1.0], [2.0, 9.0]])
-    first, second = 0.5**2 * math.exp(3 * 0.5), 3**3 * math.exp(-4)
-    loss = grpo_loss(LOGPS, OLD, ADVANTAGES, MASK, loss_type="vespo", importance_weights=weights)
-    assert float(loss) == pytest.approx((first * 3.0 - second * 2.594535) / 3, abs=1e-6)
-
-
-@every_level
-@every_loss
-def test_a_policy_mask_leaves_the_kl_penalty_as_it_is(loss_type, level):
-    tensors, options = random_batch(), {"loss_type": loss_type, "importance_sampling_level": level}
-    nothing = full_loss(*tensors, policy_loss_mask=torch.zeros_like(tensors[0]), **options)
-    only_kl = full_loss(*tensors[:3], torch.zeros(4), tensors[4], **options)
-    assert nothing > 0
-    assert_close(nothing, only_kl)
-
-
 @every_level
 @every_loss
 def test_advantages_per_token_may_be_those_of_the_row(loss_type, level):
@@ -123,47 +109,6 @@ def test_advantages_per_token_may_be_those_of_the_row(loss_type, level):
     assert_close(full_loss(logps, old, ref, per_token, mask, **options), expected)
     shares = clip_fractions(logps, old, advantages, mask, loss_type=loss_type)
     assert clip_fractions(logps, old, per_token, mask, loss_type=loss_type) == shares
-
-
-def test_hand_worked_off_policy_mask():
-    """log(old / new) is 0 on average in row 1, and log 1.5 = 0.405 in row 2: dropped if bad, and only below 0.405."""
-    arguments = {"completion_mask": MASK, "per_token_logps": OLD, "sampling_per_token_logps": LOGPS}
-    for threshold, kept in ((0.4, [[1], [0]]), (0.41, [[1], [1]])):
-        assert off_policy_mask(advantages=ADVANTAGES, threshold=threshold, **arguments).tolist() == kept
-    assert off_policy_mask(advantages=torch.zeros(2), threshold=0.0, **arguments).tolist() == [[1], [1]]
-    by_token = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]])
-    assert off_policy_mask(advantages=by_token, threshold=0.1, **arguments).tolist() == [[1, 1], [0, 1]]
-
-
-def test_hand_worked_high_entropy_mask():
-    """Entropies 1 2 3 4 5 and padding: the upper 40% start at the quantile 0.6, which is 3.4."""
-    entropies, mask = torch.tensor([[5.0, 1.0, 2.0], [3.0, 4.0, 99.0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
-    assert high_entropy_mask(entropies, mask, quantile=0.4).tolist() == [[1, 0, 0], [0, 1, 0]]
-    assert high_entropy_mask(entropies, mask, quantile=0.0).tolist() == [[1, 0, 0], [0, 0, 0]]
-    assert high_entropy_mask(entropies, mask, quantile=1.0).tolist() == mask.tolist()
-    assert high_entropy_mask(entropies, mask * 0, quantile=0.4).sum() == 0
-    with pytest.raises(ValueError, match="quantile .*got 20"):
-        high_entropy_mask(entropies, mask, quantile=20)
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.floats(0, 1))
-def test_at_least_the_share_that_was_asked_for_is_kept_and_no_token_above_a_lower_one_is_left_out(values, quantile):
-    entropies = torch.tensor([values], dtype=torch.float32)
-    kept = high_entropy_mask(entropies, torch.ones_like(entropies), quantile=quantile) == 1
-    assert kept.sum() >= max(1, quantile * (len(values) - 1))
-    assert kept.all() or entropies[~kept].max() < entropies[kept].min()
-
-
-@given(st.floats(0.01, 20), st.floats(-3, 3), st.floats(0.2, 5))
-def test_sapo_pushes_most_at_ratio_one_and_never_the_other_way(ratio, advantage, temperature):
-    """The push is |A| ρ sech²(τ (ρ − 1) / 2), as in the paper, which writes the derivative by ρ."""
-    logps = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
-    held = torch.tensor([advantage], dtype=torch.float64)
-    loss = per_token_policy_loss(
-        logps, logps.exp(), held, loss_type="sapo", sapo_temperatures=(temperature, temperature)
-    )
-    expected = -advantage * ratio / math.cosh(min(temperature * (ratio - 1) / 2, 300)) ** 2
-    assert float(gradient(loss.sum(), logps)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_hand_worked_kl_penalty():
@@ -235,17 +180,21 @@ def test_the_reduction_by_itself():
 
 @every_loss
 def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss_type):
-    """−A ∇log π, weighted by what the loss type divides by; on-policy, cispo's cap is out of reach at 5."""
+    """−A ∇log π, times the weight of the token; on-policy, cispo's cap is out of reach at 5.
+
+    The formulas of the package have this gradient at ratio 1. Of another formula it is what autograd says.
+    """
     logps, _, _, advantages, mask = random_batch()
     logps.requires_grad_()
-    weight = mask / mask.sum()
-    if loss_type in BY_ROW:
-        weight = mask / mask.sum(1, keepdim=True).clamp(min=1) / len(mask)
-    elif loss_type in (*SUMMED, "dr_grpo"):
-        weight = mask / len(mask) / (8 if loss_type == "dr_grpo" else 1)
+    weight = token_weights(mask, loss_type=loss_type, max_completion_length=8)
+    expected = -advantages[:, None].expand_as(logps)
+    formula = LOSSES[loss_type].token
+    if formula.__module__ != "grpo_edu.losses":
+        ratio = (logps - logps.detach()).exp()
+        expected = gradient(formula(logps, ratio, advantages[:, None], 0.2, 5.0).sum(), logps)
     for old in (None, logps.detach()):
         loss = grpo_loss(logps, old, advantages, mask, loss_type=loss_type, max_completion_length=8, epsilon_high=5.0)
-        assert_close(gradient(loss, logps), -advantages[:, None] * weight)
+        assert_close(gradient(loss, logps), expected * weight)
 
 
 def test_at_ratio_one_the_sequence_gradient_is_shared_by_a_completions_tokens():
@@ -267,12 +216,10 @@ def test_gradients_by_finite_differences(loss_type, level):
         options["use_bias_correction_kl"] = corrected
 
         def function(values):
-            if loss_type not in ("cispo", "vespo"):
+            if LOSSES[loss_type].clips != "weight":
                 return full_loss(values, old, ref, advantages, mask, **options)
-            # these detach their weight, so hold the weight still while logps move
+            # it detaches its weight, so hold the weight still while logps move
             ratio = importance_ratio(held, old, mask, importance_sampling_level=level)
-            if loss_type == "vespo":
-                ratio = ((held - old) * mask).sum(dim=1, keepdim=True).exp()
             policy = per_token_policy_loss(values, ratio, advantages, epsilon_high=0.3, loss_type=loss_type)
             moving = importance_ratio(values, old, mask, importance_sampling_level=level)
             kl = per_token_kl(values, ref) * (moving if options["use_bias_correction_kl"] else 1)
@@ -324,13 +271,15 @@ def test_more_padding_gives_the_same_loss(loss_type):
     assert_close(full_loss(*wider, loss_type=loss_type), full_loss(*tensors, loss_type=loss_type))
 
 
-@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
+@pytest.mark.parametrize(
+    "loss_type", [name for name, loss in LOSSES.items() if loss.weight is not weight_by_rows_given]
+)
 def test_micro_batches_add_up_to_the_whole_batch(loss_type):
     """Not so with bnpo, which divides by each micro-batch's own tokens."""
     tensors = random_batch(rows=6)
     options = {"loss_type": loss_type}
     halves = [[tensor[part] for tensor in tensors] for part in (slice(0, 3), slice(3, 6))]
-    if loss_type in BY_UPDATE:
+    if divides_by_update(loss_type):
         parts = [full_loss(*half, num_items=tensors[4].sum(), **options) for half in halves]
     else:
         parts = [full_loss(*half, **options) / 2 for half in halves]
@@ -346,7 +295,7 @@ def test_a_truncated_completion_is_left_out_by_zeroing_its_mask(loss_type, level
     options = {"loss_type": loss_type, "importance_sampling_level": level}
     with_row = full_loss(logps, old, ref, advantages, mask, **options)
     without = full_loss(logps[keep], old[keep], ref[keep], advantages[keep], mask[keep], **options)
-    share = float(keep.double().mean()) if loss_type in (*BY_ROW, *SUMMED, "dr_grpo") else 1.0
+    share = float(keep.double().mean()) if divides_by_rows(loss_type) else 1.0
     assert_close(with_row, without * share)
 
 
@@ -432,7 +381,6 @@ def test_kl_is_never_negative_and_zero_where_the_policies_agree(first, second):
         ({"completion_mask": torch.ones(2, 1)}, r"completion_mask .*\(2, 2\)"),
         ({"advantages": torch.zeros(3)}, r"advantages .*\(2,\).*got \(3,\)"),
         ({"advantages": torch.zeros(2, 1)}, r"advantages .*\(2,\).* \(2, 2\), got \(2, 1\)"),
-        ({"policy_loss_mask": torch.zeros(1, 2)}, r"policy_loss_mask .*\(2, 2\) or \(2, 1\), got \(1, 2\)"),
         ({"ref_per_token_logps": torch.zeros(1, 2), "beta": 0.1}, "ref_per_token_logps must"),
         ({"importance_weights": torch.zeros(2)}, "importance_weights must"),
         ({"beta": 0.1}, "ref_per_token_logps .*None.*beta is 0.1"),
@@ -505,16 +453,16 @@ def test_bad_input_of_the_steps_is_refused_too():
 def reduced_by_definition(loss, mask, loss_type, limit):
     """The reductions as the papers write them, without token weights."""
     sums, lengths = (loss * mask).sum(dim=1), mask.sum(dim=1)
-    if loss_type in BY_ROW:
-        return (sums / lengths.clamp(min=1)).mean()
-    if loss_type in SUMMED:
-        return sums.mean()
-    if loss_type == "dr_grpo":
-        return sums.sum() / (len(loss) * limit)
-    return sums.sum() / lengths.sum()
+    return {
+        weight_by_completion: (sums / lengths.clamp(min=1)).mean(),
+        weight_by_rows: sums.mean(),
+        weight_by_limit: sums.sum() / (len(loss) * limit),
+        weight_by_rows_given: sums.sum() / lengths.sum(),
+        weight_by_update: sums.sum() / lengths.sum(),
+    }[LOSSES[loss_type].weight]
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@every_loss
 def test_token_weights_give_every_reduction_whole_and_in_parts(loss_type):
     draws = torch.Generator().manual_seed(0)
     for _ in range(50):

@@ -246,15 +246,6 @@ def test_a_budget_decides_how_a_batch_is_cut(tokenizer, monkeypatch, batch):
     assert pass_budget(model, config, longest_prompt=4) == GIB / 2 - 3 * trained
 
 
-def test_with_optimizer_in_backward_the_whole_batch_must_fit(monkeypatch):
-    monkeypatch.setattr("grpo_edu.fast.micro_batches.resident_bytes", lambda: 0)
-    sizes = {"num_generations": 64, "prompts_per_step": 64, "max_completion_length": 64}
-    cuttable = GRPOConfig(**sizes, memory_budget_gib=0.5)
-    assert pass_budget(make_model(), cuttable, longest_prompt=4) > 0
-    with pytest.raises(ValueError, match="is too small; the smallest that works is"):
-        pass_budget(make_model(), GRPOConfig(**sizes, memory_budget_gib=0.5, optimizer_in_backward=True), 4)
-
-
 def test_without_a_budget_the_machine_decides(monkeypatch):
     model, config = make_model(), GRPOConfig(**SMALL)
     trained = sum(weight.nbytes for weight in model.parameters())

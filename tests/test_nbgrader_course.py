@@ -10,12 +10,10 @@ from pathlib import Path
 import nbformat
 import pytest
 from forty_submissions import NAME, RIGHT
+from nbgrader.api import Gradebook
 
 from classroom.exercises import write_course
 from grpo_edu.cli.main import main
-
-pytest.importorskip("nbgrader", reason="nbgrader is not installed (extra classroom)")
-from nbgrader.api import Gradebook  # noqa: E402
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -41,8 +39,10 @@ def answer(notebook, answers):
     return notebook
 
 
-def test_nbgrader_releases_and_grades_the_masters_and_so_do_we(tmp_path):
-    course = tmp_path / "course"
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """The folder of a course that nbgrader has released, collected and graded, an open answer by hand."""
+    course = tmp_path_factory.mktemp("course")
     write_course(REPOSITORY / "solutions", course)
     nbgrader(course, "generate_assignment", NAME)
     released = nbformat.read(course / "release" / NAME / f"{NAME}.ipynb", as_version=4)
@@ -67,9 +67,15 @@ def test_nbgrader_releases_and_grades_the_masters_and_so_do_we(tmp_path):
         by_hand.manual_score, by_hand.extra_credit = 3, 0.5
         gradebook.db.commit()
     nbgrader(course, "export")
+    return course
+
+
+def test_nbgrader_grades_what_it_has_released(course):
     (theirs,) = csv.DictReader((course / "grades.csv").read_text().splitlines())
     assert float(theirs["score"]) == 11 and float(theirs["max_score"]) == 27  # 3 of 3, 4.5 of 5, 3.5 by hand
 
+
+def test_we_grade_a_course_of_nbgrader_with_the_points_that_were_given_by_hand(course, tmp_path, isolation):
     assert main(["grade", str(course), "--output", str(tmp_path / "ours"), "--seed", "5", "--workers", "1"]) == 0
     (ours,) = csv.DictReader((tmp_path / "ours" / "grades.csv").read_text().splitlines())
     assert (ours["student"], ours["total"], ours["out of"], ours["notes"]) == ("ana", "11", "27", "")

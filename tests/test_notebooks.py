@@ -20,6 +20,8 @@ import pytest
 import run_notebooks
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from course import CORE_PATH
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = REPOSITORY / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
@@ -678,18 +680,6 @@ def outcomes(names, report):
     return code, ["failed" if list(item) else "passed" for item in ElementTree.parse(report).iter("testcase")]
 
 
-def test_course_py_runs_the_notebooks_with_their_claims(monkeypatch):
-    import course
-
-    commands = []
-    monkeypatch.chdir(REPOSITORY)
-    monkeypatch.setattr(course, "run", lambda command, *rest, **options: commands.append(command) or 0)
-    course.test([])
-    scripts = [str(command[1]) for command in commands[-2:]]
-    assert scripts == ["tests/run_notebooks.py", "tests/older_processors.py"]
-    assert Path(run_notebooks.__file__) == REPOSITORY / "tests" / "run_notebooks.py"
-
-
 @pytest.mark.parametrize("name", run_notebooks.SMALLER)
 def test_what_is_made_smaller_is_in_the_notebook_and_the_claims_of_the_whole_are_left_out(name, tmp_path):
     def code_of(*smaller):
@@ -774,9 +764,8 @@ def test_a_stored_notebook_shows_pictures_and_bars_without_html_and_widgets():
 
 
 def test_the_core_path_stays_short():
-    numbers = ("00", "02", "03", "04", "05", "06", "07", "08")
-    core_path = [nbformat.read(path, as_version=4) for number in numbers for path in FOLDER.glob(f"{number}_*.ipynb")]
-    assert len(core_path) == len(numbers) and sum(map(words, core_path)) <= 14_000
+    core_path = [nbformat.read(path, as_version=4) for number in CORE_PATH for path in FOLDER.glob(f"{number}_*.ipynb")]
+    assert len(core_path) == len(CORE_PATH) and sum(map(words, core_path)) <= 14_000
 
 
 def test_the_syllabus_names_headings_that_exist():

@@ -1,88 +1,107 @@
-"""A new reward and a new problem set need one entry each, where all that name, load and score them find it."""
+"""A loss and an estimator of advantages are one entry each: what is added in one place is found everywhere."""
 
-import json
-import os
+import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import test_losses
+import test_trainer
+import torch
+from toy_policy import SMALL, late_letters, run
 
-from grpo_edu.problems.files import load_problem_set
-from grpo_edu.problems.templates import PROBLEM_SETS, problem_set_names
-from grpo_edu.rewards import REWARDS
+from grpo_edu.advantages import ESTIMATORS
+from grpo_edu.cli.main import build_parser
+from grpo_edu.config import GRPOConfig
+from grpo_edu.losses import LOSSES
+from grpo_edu.runs.effects import check_effects
+from grpo_edu.runs.options import RunConfig
+from grpo_edu.scale.trl_backend import trl_settings
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 ADDED = '''
-from grpo_edu.problems.templates import PROBLEM_SETS, Problem, ProblemSet, Scorer
-from grpo_edu.prompts import completion_text
-from grpo_edu.rewards import REWARDS
+from grpo_edu.advantages import ESTIMATORS, Estimator
+from grpo_edu.losses import LOSSES, Loss, weight_by_update
 
 
-def brevity_reward(completions, **kwargs):
-    """1.0 for a completion of at most three words, else 0.0."""
-    return [float(len(completion_text(completion).split()) <= 3) for completion in completions]
+def better_half_loss(per_token_logps, ratio, advantages, low, high):
+    """−max(A, 0) log π"""
+    return -advantages.clamp(min=0) * per_token_logps
 
 
-def double(split):
-    numbers = range(40) if split == "train" else range(40, 400)
-    return [Problem(f"Double {n}.", str(2 * n), "doubling", f"2*{n}={2 * n}. #### {2 * n}") for n in numbers]
+def signs(rewards, num_generations):
+    return (rewards - rewards.median()).sign()
 
 
-REWARDS["brevity"] = brevity_reward
-PROBLEM_SETS["doubling"] = ProblemSet(
-    "double a number", load=double, scorer=Scorer(completion_text, lambda *_: 1.0), max_completion_length=8
-)
+LOSSES["better_half"] = Loss(better_half_loss, weight_by_update, "nowhere", clips="", uses_ratio=False)
+ESTIMATORS["signs"] = Estimator(signs, centers=False)
 '''
-START = "import sys, added\nfrom grpo_edu.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
 
 
-@pytest.fixture(scope="module")
-def run_cli(tmp_path_factory):
-    """Run the command line in a process in which a module has added a reward and a problem set."""
-    folder = tmp_path_factory.mktemp("added")
-    (folder / "added.py").write_text(ADDED)
-    (folder / "run.py").write_text(START)
-
-    def run(*arguments: str) -> str:
-        command = [sys.executable, folder / "run.py", *arguments]
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "400"}
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-        assert done.returncode in (0, 1) and not done.stderr.startswith("grpo-edu: error"), done.stderr  # 1: a finding
-        return done.stdout
-
-    return run
+@pytest.fixture(autouse=True)
+def added(tmp_path, monkeypatch):
+    """A module of somebody else, with one entry in each table."""
+    for table in (LOSSES, ESTIMATORS):
+        for name in ("better_half", "signs"):
+            monkeypatch.setitem(table, name, None)  # so that it is taken out again
+            monkeypatch.delitem(table, name)
+    (tmp_path / "mine.py").write_text(ADDED, encoding="utf-8")
+    found = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
+    found.loader.exec_module(importlib.util.module_from_spec(found))
 
 
-def test_they_are_among_the_choices(run_cli):
-    words = re.sub(r"\s+", " ", run_cli("train", "--help"))
-    assert ", doubling, reasoning-gym:TASK" in words and ", brevity, FILE.py:function" in words
+def test_the_command_line_knows_both(capsys):
+    arguments = build_parser().parse_args(["train", "--loss-type", "better_half", "--advantage-estimator", "signs"])
+    assert (arguments.loss_type, arguments.advantage_estimator) == ("better_half", "signs")
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "cispo, reinforce, better_half" in shown and "group, rloo, none, signs" in shown
 
 
-@pytest.mark.slow
-def test_they_are_trained_with_evaluated_and_checked(run_cli, policy_dir, tmp_path):
-    output = str(tmp_path / "run")
-    sizes = ("--steps", "1", "--num-generations", "2", "--prompts-per-step", "2", "--n", "4", "--no-greedy")
-    arguments = ("--model", str(policy_dir), "--data", "doubling", "--rewards", "accuracy,brevity", *sizes)
-    result = json.loads(run_cli("train", *arguments, "--output", output, "--json"))
-    settings = json.loads((Path(output) / "config.json").read_text())
-    assert settings["config"]["max_completion_length"] == 8
-    assert list(result["accuracy_before"]["per_level"]) == ["doubling"]
-    assert result["accuracy_before"]["k"] == 4, "its scorer pays every answer"
-    evaluated = json.loads(run_cli("evaluate", "--model", output, "--data", "doubling", "--n", "4", "--json"))
-    assert evaluated["k"] == evaluated["n"] == 4
-    assert "brevity" in run_cli("reward-check", "brevity", "--data", "doubling")
+def test_the_trainer_learns_with_both(tokenizer):
+    config = GRPOConfig(**SMALL, loss_type="better_half", advantage_estimator="signs", scale_rewards="none")
+    _, history = run(tokenizer, config, late_letters)
+    assert history[0]["grad_norm"] > 0 and not any("clip_ratio/" in key for key in history[0])
 
 
-def test_every_entry_of_the_tables_works():
-    assert set(PROBLEM_SETS) - set(problem_set_names()) == {"reasoning-gym"} | (set(PROBLEM_SETS) & {"words", "own"})
-    for name in problem_set_names():
-        entry = PROBLEM_SETS[name]
-        assert entry.about and not entry.about.endswith(".")
-        if not entry.reads_path:
-            train, heldout = (load_problem_set(name, split) for split in ("train", "heldout"))
-            assert not {problem.prompt for problem in train} & {problem.prompt for problem in heldout}
-            assert {problem.level.partition(":")[0] for problem in train} == {name.removesuffix("_two")}
-    for name, reward in REWARDS.items():
-        assert reward.__name__ == f"{name}_reward" and reward.__doc__
+@pytest.mark.parametrize(
+    ("given", "others"),
+    [
+        ({"epsilon": 0.3}, {"loss_type": "better_half", "num_iterations": 2}),
+        ({"importance_sampling_level": "sequence"}, {"loss_type": "better_half", "num_iterations": 2}),
+        ({"scale_rewards": "group"}, {"advantage_estimator": "signs"}),
+    ],
+)
+def test_options_that_have_no_effect_with_them_are_refused(given, others):
+    settings = RunConfig(config=GRPOConfig(**given, **others)).to_settings()
+    with pytest.raises(ValueError, match="which has no effect here"):
+        check_effects(given, settings)
+
+
+@pytest.mark.parametrize("changes", [{"loss_type": "better_half"}, {"advantage_estimator": "signs"}])
+def test_trl_does_not_have_them(changes):
+    with pytest.raises(ValueError, match=f"^{next(iter(changes))}: .*TRL's GRPOTrainer does not have|does not have"):
+        trl_settings(GRPOConfig(**changes))
+
+
+def test_the_tests_of_every_loss_need_no_edit(tokenizer):
+    test_losses.test_at_ratio_one_the_gradient_is_the_policy_gradient("better_half")
+    test_losses.test_micro_batches_add_up_to_the_whole_batch("better_half")
+    test_losses.test_token_weights_give_every_reduction_whole_and_in_parts("better_half")
+    test_losses.test_a_truncated_completion_is_left_out_by_zeroing_its_mask("better_half", "token")
+    test_trainer.test_the_first_update_is_on_policy(tokenizer, "better_half")
+
+
+def test_a_stage_takes_the_place_of_a_setting(capsys):
+    """The example of the contributors' page trains, and bounds the ratio where the advantage is negative."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "contributing.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def two_sided_loss" in block)
+    names = {}
+    exec(code, names)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    ratio, ones = torch.tensor([[5.0]]), torch.ones(1, 1)
+    for advantage, expected in ((-1.0, 2.0), (1.0, -1.2)):
+        loss = names["two_sided_loss"](
+            ratio.log(), ones.log(), torch.tensor([advantage]), ones, weights=ones, epsilon=0.2
+        )
+        assert loss.item() == pytest.approx(expected)

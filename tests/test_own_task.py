@@ -11,15 +11,18 @@ from random_policy import byte_tokenizer, random_model
 
 from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.own import own_problems, question_key
-from grpo_edu.problems.templates import scorer_of_level
+from grpo_edu.problems.templates import columns_of
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
+from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import read_log
+from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.profiles import load_profile
-from grpo_edu.runs.request import RunRecord, RunRequest, load_split
+from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.run import open_policy, run_evaluation
 from grpo_edu.runs.user_rewards import load_reward
 from grpo_edu.scale.trl_backend import train_with_trl
@@ -83,7 +86,7 @@ def test_columns_are_mapped_and_two_files_stay_apart(tmp_path):
     columns = ("question=problem text", "answer=target")
     problems = own_problems(train, "train", heldout=held, columns=columns)
     assert len(problems) == 15 and problems[3].answer == "6" and problems[3].solution == "So #### 6"
-    assert len(load_split((str(train),), heldout=held, columns=columns, n=300)) == 5  # fewer than asked for
+    assert len(load_split((str(train),), heldout_file=held, columns=columns, n=300)) == 5  # fewer than asked for
     write(held, [*rows[15:], {"problem text": " what is 3 + 3?", "target": "6"}])
     with pytest.raises(ValueError, match=r"b\.jsonl:6: .*what is 3 \+ 3.*training"):
         own_problems(train, "train", heldout=held, columns=columns)
@@ -259,7 +262,7 @@ def test_the_prompt_is_shown_stored_and_travels_with_the_model(without_system, t
     look = (tmp_path / "run" / "first_look.txt").read_text()
     assert look in capsys.readouterr().err
     policy, tokenizer = load_policy(tmp_path / "run" / "model")
-    train, _ = RunRequest(data=("sums.jsonl",), num_examples=2).load_problems()
+    train = RunConfig(data=("sums.jsonl",), num_examples=2).load_data().problems
     rendered = render_prompt(tokenizer, train[0].prompt)
     assert rendered in look and rendered.count("#### ") == 2 and rendered.endswith("LOUD")
     assert "14 to train on, 4 held out" in look and "'<|im_end|>'" in look
@@ -269,9 +272,9 @@ def test_the_prompt_is_shown_stored_and_travels_with_the_model(without_system, t
 def test_the_system_prompt_of_a_file_reaches_trl_too(policy_dir, tmp_path):
     text = write(tmp_path / "short.txt", "Answer with one number.")
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
-    request = RunRequest(str(policy_dir), data=(str(tmp_path / "sums.jsonl"),), system_prompt=str(text), num_examples=1)
-    policy, tokenizer = open_policy(RunRecord.start(request))
-    problems, _ = request.load_problems()
+    request = RunConfig(str(policy_dir), data=(str(tmp_path / "sums.jsonl"),), system_prompt=str(text), num_examples=1)
+    policy, tokenizer = open_policy(RunMetadata.start(request))
+    problems = request.load_data().problems
     config = GRPOConfig(prompts_per_step=2, num_generations=4, max_completion_length=8, max_steps=1)
     seen = {}
     list(train_with_trl(policy, tokenizer, problems, accuracy_reward, config, on_sampled=seen.update))
@@ -407,7 +410,8 @@ def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, c
     assert plain.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == text
     ids = plain(text, add_special_tokens=False, return_tensors="pt")
     assert ids["input_ids"].tolist() == [tokenizer(text, add_special_tokens=False)["input_ids"]]
-    assert torch.equal(model(**ids).logits, policy(**ids).logits) and not hasattr(model, "peft_config")
+    torch.testing.assert_close(model(**ids).logits, policy(**ids).logits)
+    assert not hasattr(model, "peft_config")
     card = (folder / "README.md").read_text()
     result = json.loads((trained / "result.json").read_text())
     for words in (
@@ -454,9 +458,10 @@ def test_a_job_for_a_cluster_carries_your_task(policy_dir, tmp_path, monkeypatch
     request = load_profile(tmp_path / "job" / "job.json").request()
     for name in ("sums.jsonl", "r.py", "short.txt"):
         (tmp_path / name).unlink()
-    train, heldout = request.load_problems()
+    data = request.load_data()
+    train, heldout = data.problems, data.heldout
     assert (len(train), len(heldout)) == (16, 4) and request.system_prompt == "Be short."
-    assert request.rewards == ("accuracy", f"{tmp_path / 'job' / 'task' / 'r.py'}:mine")
+    assert request.reward_funcs == ("accuracy", f"{tmp_path / 'job' / 'task' / 'r.py'}:mine")
     job[2] = "other"
     assert main(job) == 2 and "does not exist" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
@@ -535,7 +540,7 @@ def test_a_run_on_your_own_file_with_your_own_reward(policy_dir, tmp_path, monke
     assert main(["train", "--model", str(policy_dir), "--output", "run", *own, *small]) == 0
     assert "rewards/mine/mean" in read_log(tmp_path / "run" / "metrics.jsonl")[0]
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert stored["data"] == [str(tmp_path / "sums.jsonl")] and stored["rewards"][1] == f"{tmp_path / 'r.py'}:mine"
+    assert stored["data"] == [str(tmp_path / "sums.jsonl")] and stored["reward_funcs"][1] == f"{tmp_path / 'r.py'}:mine"
     assert json.loads((tmp_path / "run" / "result.json").read_text())["accuracy_before"]["n"] == 4
     capsys.readouterr()
     (tmp_path / "elsewhere").mkdir()
@@ -544,15 +549,22 @@ def test_a_run_on_your_own_file_with_your_own_reward(policy_dir, tmp_path, monke
     assert json.loads(capsys.readouterr().out)["n"] == 4
 
 
-def test_problems_without_an_answer_are_scored_by_your_reward(tmp_path):
+def test_problems_without_an_answer_are_scored_by_the_reward_of_their_own_run(tmp_path):
+    """Two runs in one process, with other rewards and other files, do not disturb each other."""
     questions = [{"question": f"Say {n}.", "wanted": str(n)} for n in range(10)]
-    text = "def says(completions, wanted, **kwargs):\n    return [float(w in c) for c, w in zip(completions, wanted)]"
-    reward = f"{write(tmp_path / 'r.py', text)}:says"
-    request = RunRequest(data=(str(write(tmp_path / "say.jsonl", questions)),), rewards=(reward,))
-    train, heldout = request.load_problems()
-    problem = heldout[0]
-    scorer = scorer_of_level(problem.level)
-    wanted = problem.columns["wanted"]
-    assert scorer is not None and scorer_of_level("say") is None
-    assert scorer.score(f"it is {wanted}", problem.prompt, problem.level, problem.answer) == 1
-    assert scorer.score("nothing", problem.prompt, problem.level, problem.answer) == 0 and len(train) == 8
+    text = "def says(completions, wanted, **kwargs):\n    return [float(w in c) for c, w in zip(completions, wanted)]\n"
+    text += "def never(completions, **kwargs):\n    return [0.0 for text in completions]\n"
+    file, module = write(tmp_path / "say.jsonl", questions), write(tmp_path / "r.py", text)
+    runs = [RunConfig(data=(str(file),), reward_funcs=("accuracy", f"{module}:{name}")) for name in ("says", "never")]
+    first, second = (config.load_data() for config in runs)
+    other = write(tmp_path / "other.jsonl", [{"question": f"Write {n}.", "wanted": "x"} for n in range(10)])
+    RunConfig(data=(str(other),), reward_funcs=(f"{module}:never",)).load_data()
+    assert len(first.problems) == 8 and "scorer" not in first.problems[0].row()
+    problem = first.heldout[0]
+    texts = [f"it is {problem.columns['wanted']}", "nothing"]
+    for data, paid in ((first, [1.0, 0.0]), (second, [0.0, 0.0])):
+        columns = columns_of([data.heldout[0]] * 2)
+        found = compute_rewards(data.reward_funcs, prompts=[problem.prompt] * 2, completions=texts, **columns)
+        assert found[:, 0].tolist() == found[:, 1].tolist() == paid
+    model, tokenizer = load_policy("tiny")
+    assert len(evaluate(model, tokenizer, first.heldout, max_completion_length=4).correct) == 2

@@ -111,10 +111,7 @@ def test_a_rollout_is_the_same_with_packed_weights(model, tokenizer, monkeypatch
     torch.testing.assert_close(*(rollout.sampling_per_token_logps for rollout in rollouts), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [dict(memory_budget_gib=20.0), dict(gradient_checkpointing=True), dict(optimizer_in_backward=True), None],
-)
+@pytest.mark.parametrize("settings", [dict(memory_budget_gib=20.0), dict(gradient_checkpointing=True), None])
 def test_a_run_that_saves_memory_packs_nothing(model, tokenizer, monkeypatch, settings):
     asked = []
     monkeypatch.setattr("grpo_edu.rollout.generate", lambda *args, **options: asked.append(options["pack_weights"]))

@@ -1,7 +1,6 @@
 """The playground's JavaScript, in Node: its updates, weights and advantages are those of the package."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from grpo_edu.advantages import group_advantages
+from grpo_edu.config import LOSS_TYPES
 from grpo_edu.losses import grpo_loss
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,18 +23,16 @@ for (const file of JSON.parse(process.argv[1])) runInThisContext(readFileSync(fi
 const asked = JSON.parse(readFileSync(0, "utf8"));
 process.stdout.write(JSON.stringify(runInThisContext(`(${asked.code})`)(asked.input)));
 """
+pytestmark = pytest.mark.usefixtures("node")
 SETTINGS = {"scaling": "group", "updates": 3, "low": 0.2, "high": 0.28, "beta": 0.05, "rate": 0.7}
 
 
 def javascript(code, given):
-    """What a function of JavaScript returns for an argument."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no Node.js, which runs the book's scripts outside of a browser")
+    """What a function of JavaScript returns for an argument. Its test asks for the fixture `node`."""
     scripts = [WEB / "formulas.js", *(STATIC / f"{name}.js" for name in ("explorers", "recorded", "playground"))]
     files = json.dumps([str(path) for path in scripts])
     asked = json.dumps({"code": code, "input": given})
-    done = subprocess.run([node, "-e", HARNESS, files], input=asked, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["node", "-e", HARNESS, files], input=asked, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -89,7 +87,7 @@ def package_step(start, reference, group, rewards, loss, settings, length):
     return table.detach(), advantages
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "reinforce"])
+@pytest.mark.parametrize("loss", LOSS_TYPES)
 @pytest.mark.parametrize(("task", "length"), [("one word", 1), ("up to three tokens", 3)])
 def test_the_policy_of_the_page_becomes_that_of_the_package(task, length, loss):
     settings = SETTINGS | ({"high": 5.0} if loss == "cispo" else {})

@@ -294,9 +294,10 @@ def test_fresh_answers_are_right_by_an_independent_computation(level, drawn):
     assert all(problem.answer == solve(problem.prompt, level) for problem in drawn[level])
 
 
-def test_reasoning_gym_scores_the_sorting_answers_as_right_and_a_swap_as_wrong(shipped):
-    gym = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed; it is in the extra 'domains'")
-    score = gym.get_score_answer_fn("number_sorting")
+def test_reasoning_gym_scores_the_sorting_answers_as_right_and_a_swap_as_wrong(shipped, reasoning_gym):
+    from reasoning_gym import get_score_answer_fn
+
+    score = get_score_answer_fn("number_sorting")
     for problem in shipped["sorting", "heldout"]:
         descending = "large to small" in problem.prompt
         expected = [str(number) for number in sorted(numbers_of(problem.prompt), reverse=descending)]

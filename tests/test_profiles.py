@@ -14,8 +14,8 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.models import load_policy
 from grpo_edu.prompts import render_prompt
 from grpo_edu.runs.log import read_log
+from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, make_plain_chat_template
 from grpo_edu.runs.profiles import PROFILES, Profile, load_profile, profile_text
-from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS, plain_template
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -167,7 +167,7 @@ def test_the_faithful_profile_runs_on_another_model(policy_dir, tmp_path, capsys
 def test_a_template_is_taken_letter_by_letter(policy_dir):
     _, tokenizer = load_policy(policy_dir)
     for template in ("{problem}", 'A "quoted" \\n {{ x }} {% y %}: {problem}\tend é'):
-        tokenizer.chat_template = plain_template(template)
+        tokenizer.chat_template = make_plain_chat_template(template)
         assert render_prompt(tokenizer, "Q?") == template.replace("{problem}", "Q?")
 
 

@@ -27,15 +27,10 @@ from trl import GRPOTrainer
 from grpo_edu.advantages import degenerate_groups
 from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora
-from grpo_edu.logprobs import per_token_logps
+from grpo_edu.fast.packing import per_token_logps
 from grpo_edu.problems.templates import Problem
 from grpo_edu.quantization.model import quantization_scheme, quantize_model
-from grpo_edu.quantization.rollouts import (
-    QuantizedSampler,
-    correction_weights,
-    mismatch_metrics,
-    truncated_importance_weights,
-)
+from grpo_edu.quantization.rollouts import QuantizedSampler, mismatch_metrics, truncated_importance_weights
 from grpo_edu.scale.trl_backend import trl_settings
 from grpo_edu.trainer import start_training, train
 
@@ -65,8 +60,6 @@ def test_weights_carry_no_gradient_and_refuse_what_does_not_fit():
     assert not truncated_importance_weights(logps, torch.zeros(2, 3), 3.0).requires_grad
     with pytest.raises(ValueError, match="^sampling_per_token_logps: expected shape"):
         truncated_importance_weights(logps, torch.zeros(2, 2), 3.0)
-    with pytest.raises(ValueError, match="cap.*positive"):
-        truncated_importance_weights(logps, torch.zeros(2, 3), 0.0)
 
 
 def of_trl(mode, trained, sampled, mask, cap):
@@ -83,23 +76,20 @@ def of_trl(mode, trained, sampled, mask, cap):
     return space["vllm_importance_sampling_ratio"]
 
 
-@pytest.mark.parametrize("mode", GRPOConfig.choices["importance_sampling_mode"])
-def test_the_four_modes_give_the_weights_of_trl(mode):
+def test_the_weights_are_those_of_trl():
     generator = torch.Generator().manual_seed(0)
     trained, sampled = (torch.randn(64, 5, generator=generator) - 2 for _ in range(2))
     mask = (torch.arange(5) < torch.randint(1, 6, (64, 1), generator=generator)).long()
-    ours = correction_weights(trained, sampled, mask, mode=mode, cap=2.0)
-    assert_close(ours, of_trl(mode, trained, sampled, mask, 2.0))
-    assert ours.shape == ((64, 1) if mode.startswith("sequence") else (64, 5))
-    assert (ours == (0.0 if mode.endswith("mask") else 2.0)).any(), "some weights were above the limit"
+    ours = truncated_importance_weights(trained, sampled, 2.0)
+    assert_close(torch.where(mask == 1, ours, 1.0), of_trl("token_truncate", trained, sampled, mask, 2.0))
+    assert (ours == 2.0).any(), "some weights were above the limit"
 
 
 OTHER_SAMPLERS = {"quantized": {"rollout_quantization": "int8-weight"}, "older": {"rollout_lag": 1}}
 
 
 @pytest.mark.parametrize("sampler", OTHER_SAMPLERS)
-@pytest.mark.parametrize("mode", GRPOConfig.choices["importance_sampling_mode"])
-def test_the_trainer_uses_the_mode(mode, sampler):
+def test_the_trainer_uses_the_weights(sampler):
     """One SGD step against the weights put in by hand, and the metrics of these weights."""
     batch = make_batch(make_model(), word_tokenizer(), GRPOConfig(**SMALL))
     r = batch.rollout
@@ -108,34 +98,19 @@ def test_the_trainer_uses_the_mode(mode, sampler):
     settings = {**OTHER_SAMPLERS[sampler], "max_grad_norm": 0.0, "importance_sampling_clip_max": 1.5}
     model = make_model()
     before = weights(model)
-    config = GRPOConfig(**SMALL, **settings, importance_sampling_mode=mode)
+    config = GRPOConfig(**SMALL, **settings)
     metrics = update_policy(model, batch, sgd(model), config)
     change = {name: value - before[name] for name, value in weights(model).items()}
     model = make_model()
     logps = per_token_logps(model, r.prompt_ids, r.prompt_mask, r.completion_ids, r.completion_mask)
     difference = (logps.detach() - r.sampling_per_token_logps) * r.completion_mask
-    if mode.startswith("sequence"):
-        difference = difference.sum(dim=1, keepdim=True)
-    w = difference.exp()
-    w = w.clamp(max=1.5) if mode.endswith("truncate") else w * (w <= 1.5)
+    w = difference.exp().clamp(max=1.5)
     lengths = r.completion_mask.sum(dim=1, keepdim=True)
     surrogate = (w * batch.advantages[:, None] * logps * r.completion_mask / lengths).sum() / len(lengths)
     gradients = torch.autograd.grad(surrogate, list(model.parameters()))
     for moved, gradient in zip(change.values(), gradients, strict=True):
         assert_close(moved, gradient, atol=1e-6, rtol=1e-5)
     assert metrics["sampling/importance_sampling_ratio/max"] <= 1.5
-
-
-def test_vespo_takes_no_weight_per_completion():
-    config = GRPOConfig(
-        **SMALL, loss_type="vespo", rollout_quantization="bf16", importance_sampling_mode="sequence_mask"
-    )
-    with pytest.raises(
-        ValueError, match="^importance_sampling_mode must be token_truncate or token_mask with loss_type"
-    ):
-        QuantizedSampler(make_model(), word_tokenizer(), config)
-    with pytest.raises(ValueError, match="^mode must be one of token_truncate.*got 'mask'"):
-        correction_weights(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), mode="mask", cap=3.0)
 
 
 def test_mismatch_of_nothing_is_nothing():
@@ -290,9 +265,3 @@ def test_a_policy_with_adapters_samples_from_a_copy_with_merged_ones():
         assert_close(sampler.policy()(ids).logits, merged(ids).logits)
     assert all(torch.equal(now, before[name]) for name, now in weights(model).items())
     assert has_adapters(model)
-
-
-def test_an_output_layer_in_float32_and_a_quantized_copy_are_refused_together():
-    config = GRPOConfig(**SMALL, cast_lm_head_to_fp32=True, rollout_quantization="bf16")
-    with pytest.raises(ValueError, match="cast_lm_head_to_fp32 .*rollout_quantization = 'bf16'"):
-        start_training(make_model(dtype=torch.bfloat16), word_tokenizer(), PROBLEMS, config)

@@ -423,7 +423,6 @@ ASYNC = [AsyncReward(), functools.partial(AsyncReward.__call__, AsyncReward())]
 @pytest.mark.parametrize("form", [str, chat], ids=["plain", "chat"])
 def test_trls_own_call_gives_the_same_rewards(form):
     """The method of the installed `GRPOTrainer` that calls reward functions, on a stand-in trainer."""
-    pytest.importorskip("trl", reason="TRL is not installed")
     from accelerate import Accelerator
     from trl import GRPOTrainer
     from trl.trainer.utils import get_callable_name, shutdown_event_loop_in_daemon, start_event_loop_in_daemon

@@ -18,6 +18,7 @@ SPINE = {
     "logprobs",
     "batch",
     "losses",
+    "tensors",
     "trainer",
     "metrics",
     "evaluation",
@@ -58,13 +59,12 @@ GRAPH = {name: imports(path, KNOWN) - {name} for name, path in KNOWN.items() if 
 
 # room → the rooms that it may import; "spine" is the modules above.
 MAY_IMPORT = {
-    "spine": {"problems", "fast", "extras", "quantization"},  # of quantization: the sampler of rollouts
+    "spine": {"problems", "fast", "quantization"},  # of quantization: the sampler of rollouts
     "problems": {"spine"},
     "fast": {"spine"},
     "quantization": {"spine"},
-    "extras": {"spine"},
-    "runs": {"spine", "problems", "fast", "extras", "scale", "figures"},
-    "scale": {"spine", "problems", "fast", "extras", "runs"},
+    "runs": {"spine", "problems", "fast", "scale", "figures"},
+    "scale": {"spine", "problems", "fast", "runs"},
     "continual": {"spine", "problems", "fast", "runs", "figures"},
     "machine": {"spine", "problems", "fast", "quantization", "continual"},
     "studies": {"spine", "problems", "fast", "runs", "continual", "figures"},
@@ -79,7 +79,7 @@ MAY_IMPORT = {
 PARTS_OF_THE_SPINE = {
     "minimal": {"prompts"},
     "problems": {"prompts"},
-    "fast": {"config", "rollout"},
+    "fast": {"config", "rollout", "tensors"},
     "quantization": {"config", "rollout"},
     "figures": {"evaluation", "advantages", "losses"},
 }
@@ -88,6 +88,11 @@ PARTS_OF_THE_SPINE = {
 def test_the_top_of_the_package_is_the_algorithm():
     on_top = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "minimal"}
     assert on_top == SPINE
+
+
+@pytest.mark.parametrize("module", ["losses", "advantages", "logprobs"])
+def test_the_mathematics_imports_torch_and_tensors_alone(module):
+    assert GRAPH[f"grpo_edu.{module}"] == {"grpo_edu.tensors"}
 
 
 @pytest.mark.parametrize("module", sorted(GRAPH))

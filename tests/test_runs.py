@@ -22,9 +22,11 @@ from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, length_reward
 from grpo_edu.runs import run as runs
 from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
+from grpo_edu.runs.loading import load_split, parse_names, resolve_rewards
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.recording import WholeSteps, sigterm_interrupts
-from grpo_edu.runs.request import RunRequest, default_config, default_folder, load_split, parse_names, reward_functions
+from grpo_edu.runs.options import RunConfig, default_config
+from grpo_edu.runs.record import default_folder
+from grpo_edu.runs.recording import DeferInterrupts, sigterm_interrupts
 from grpo_edu.runs.run import run_evaluation, run_training
 from grpo_edu.runs.summary import RunResult, summary
 from grpo_edu.trainer import train
@@ -77,12 +79,13 @@ def test_a_run_keeps_everything(run, policy_dir, tmp_path, monkeypatch):
 
     asked = json.loads((folder / "config.json").read_text())
     assert GRPOConfig(**asked["config"]) == CONFIG
-    assert asked["rewards"] == ["brevity"] and asked["data"] == ["basic", "intermediate", "advanced"]
+    assert asked["reward_funcs"] == ["brevity"] and asked["data"] == ["basic", "intermediate", "advanced"]
     assert read_log(folder / "metrics.jsonl") == result.history and len(result.history) == 3
 
     ids = trained["tokenizer"]([render_prompt(trained["tokenizer"], "What is 2 + 3?")], return_tensors="pt")
     model, tokenizer = load_policy(folder / "model")
-    assert torch.equal(model(**ids).logits, trained["model"](**ids).logits)
+    assert same_weights(model.state_dict(), trained["model"].state_dict())
+    torch.testing.assert_close(model(**ids).logits, trained["model"](**ids).logits)
     assert not same_weights(weights_of(policy_dir), weights_of(folder / "model"))
     assert tokenizer.get_vocab() == trained["tokenizer"].get_vocab()
 
@@ -132,11 +135,11 @@ def test_the_same_seed_gives_the_same_run(run, tmp_path):
 
 def test_greedy_evaluations_come_only_where_they_are_quick(run, tmp_path, monkeypatch):
     one_step = replace(CONFIG, max_steps=1)
-    monkeypatch.setattr(runs, "GREEDY_BUDGET", 1e9)
+    monkeypatch.setattr(runs, "MAX_GREEDY_SECONDS", 1e9)
     quick = run(greedy=None, config=one_step, output=tmp_path / "quick")
     assert quick.to_dict()["greedy_after"]["n"] == 6
     assert "| greedy | " in (tmp_path / "quick" / "summary.md").read_text()
-    monkeypatch.setattr(runs, "GREEDY_BUDGET", 0.0)
+    monkeypatch.setattr(runs, "MAX_GREEDY_SECONDS", 0.0)
     slow = run(greedy=None, config=one_step, output=tmp_path / "slow")
     assert slow.greedy_before is slow.greedy_after is None and slow.to_dict()["greedy_after"] is None
     assert "greedy" not in (tmp_path / "slow" / "summary.md").read_text()
@@ -158,7 +161,7 @@ def test_ctrl_c_keeps_the_last_full_step(run, tmp_path):
     assert result.interrupted and result.after is None and result.p_value is None and not result.failure
     assert timeless(result.history) == timeless(two_steps.history) and read_log(tmp_path / "run" / "metrics.jsonl")
     assert same_weights(weights_of(tmp_path / "run" / "model"), weights_of(tmp_path / "two" / "model"))
-    assert names_in(tmp_path / "run") == RUN_FILES - {"accuracy.png"} | {"checkpoints", "before.json"}
+    assert names_in(tmp_path / "run") == RUN_FILES - {"accuracy.png"} | {"state.pt"}
     assert "Interrupted after 2 of 3 steps." in (tmp_path / "run" / "summary.md").read_text()
     assert json.loads((tmp_path / "run" / "result.json").read_text())["interrupted"] is True
 
@@ -201,10 +204,10 @@ def test_a_process_that_ignores_a_signal_goes_on_doing_so():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     usual = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        with sigterm_interrupts(), WholeSteps() as steps:
+        with sigterm_interrupts(), DeferInterrupts() as interrupts:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)
-            steps.done()
+            interrupts.raise_if_asked()
     finally:
         signal.signal(signal.SIGTERM, usual)
 
@@ -215,10 +218,10 @@ def test_a_worker_thread_may_train(run, tmp_path):
     worker.start()
     worker.join()
     assert len(results[0].history) == 3
-    with WholeSteps() as steps:  # and the main thread's handler was left alone
+    with DeferInterrupts() as interrupts:  # and the main thread's handler was left alone
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        steps.done()
+        interrupts.raise_if_asked()
 
 
 @pytest.mark.parametrize(
@@ -288,7 +291,9 @@ def test_two_rewards_of_one_name_are_refused_before_anything_is_sampled(policy_d
         next(train(model, tokenizer, load_problems("basic", "train", 2), [brevity, brevity], CONFIG))
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere: run the tests as an ordinary user"
+)
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="cannot be written"):
@@ -297,14 +302,14 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 
 def test_the_default_folder_is_a_new_one(policy_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first = RunRequest(config=GRPOConfig(seed=3))
+    first = RunConfig(config=GRPOConfig(seed=3))
     assert default_folder(first).path == tmp_path / "runs" / "tiny-levels-seed3"
     (tmp_path / "runs" / "tiny-levels-seed3").mkdir(parents=True)
     assert default_folder(first).path.name == "tiny-levels-seed3-2"
     assert default_folder(first, overwrite=True).path.name == "tiny-levels-seed3"
-    hub = RunRequest(model="Qwen/Qwen2-0.5B-Instruct", data=("gsm8k",))
+    hub = RunConfig(model="Qwen/Qwen2-0.5B-Instruct", data=("gsm8k",))
     assert default_folder(hub).path.name == "Qwen2-0.5B-Instruct-gsm8k-seed0"
-    earlier = RunRequest(model="runs/a/model", data=("basic", "sorting"))
+    earlier = RunConfig(model="runs/a/model", data=("basic", "sorting"))
     assert default_folder(earlier).path.name == "a-basic-sorting-seed0"
 
 
@@ -322,11 +327,11 @@ def test_bad_input_is_refused_before_anything_is_done(run, policy_dir, tmp_path)
     for changes, message in [
         ({"data": "basic,advancd"}, "data.*'advancd'.*basic, intermediate"),
         ({"data": ()}, "data.*empty"),
-        ({"rewards": "accurate"}, "rewards.*'accurate'.*accuracy, format, steps, length"),
-        ({"rewards": []}, "rewards.*empty"),
-        ({"n": 2}, "`n` is 2.*basic, intermediate, advanced"),
-        ({"n": 3000}, "`n` is 3000.*1000 heldout problems of basic.*400"),
-        ({"n": "300"}, "`n`.*whole number.*'300'"),
+        ({"rewards": "accurate"}, "reward_funcs.*'accurate'.*accuracy, format, steps, length"),
+        ({"rewards": []}, "reward_funcs.*empty"),
+        ({"n": 2}, "`num_heldout` is 2.*basic, intermediate, advanced"),
+        ({"n": 3000}, "`num_heldout` is 3000.*1000 heldout problems of basic.*400"),
+        ({"n": "300"}, "`num_heldout`.*whole number.*'300'"),
         ({"greedy": 1}, "`greedy`.*true or false.*1"),
         ({"config": replace(CONFIG, reward_weights=(1, 2))}, "reward_weights.*2 .*brevity"),
         ({"data_path": tmp_path}, "data_path.*only gsm8k"),
@@ -340,26 +345,30 @@ def test_bad_input_is_refused_before_anything_is_done(run, policy_dir, tmp_path)
 
 
 def test_a_request_comes_back_from_json():
-    request = RunRequest(
-        data="basic,sorting", rewards=["steps", accuracy_reward], lora_rank=2, lora_targets="q_proj", track="wandb"
+    request = RunConfig(
+        data="basic,sorting",
+        reward_funcs=["steps", accuracy_reward],
+        lora_rank=2,
+        lora_targets="q_proj",
+        report_to="wandb",
     )
     stored = json.loads(json.dumps(request.to_dict()))
-    again = RunRequest.from_dict(stored)
-    assert again.reward_functions == request.reward_functions
-    assert replace(again, rewards=request.rewards) == request
-    assert RunRequest.from_settings({**again.to_settings(), "seed": 3}).config.seed == 3
+    again = RunConfig.from_dict(stored)
+    assert resolve_rewards(again.reward_funcs) == resolve_rewards(request.reward_funcs)
+    assert replace(again, reward_funcs=request.reward_funcs) == request
+    assert RunConfig.from_settings({**again.to_settings(), "seed": 3}).config.seed == 3
 
 
 def test_a_run_of_a_later_version_is_refused_with_both_ways_out():
-    stored = RunRequest().to_dict()
+    stored = RunConfig().to_dict()
     stored |= {"grpo_edu": "9.9.9", "config": {**stored["config"], "new_setting": 3}}
     with pytest.raises(ValueError, match="grpo_edu 9.9.9.*new_setting; use that version, or start a new run"):
-        RunRequest.from_dict(stored)
+        RunConfig.from_dict(stored)
 
 
 def test_names_of_sets_and_rewards():
     assert parse_names(["basic", " basic", "gsm8k"], ("basic", "gsm8k"), "data") == ("basic", "gsm8k")
-    assert reward_functions([length_reward, "accuracy,format"])[0] is length_reward
+    assert resolve_rewards([length_reward, "accuracy,format"])[0] is length_reward
     assert len(load_split(("basic", "coin_flip"), "train")) == 2000
     assert [p.level for p in load_split(("basic", "sorting", "coin_flip"), n=5)] == [
         "basic",
@@ -379,7 +388,7 @@ def test_gsm8k_trains_on_train_and_is_judged_on_test(run, gsm8k_dir):
     result = run(data="gsm8k", data_path=gsm8k_dir, n=3, config=config)
     first = json.loads((gsm8k_dir / "test.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert result.before.prompts[0] == first["question"] and result.before.n == 3
-    assert result.record.request.data_path == str(gsm8k_dir)
+    assert result.record.run_config.data_path == str(gsm8k_dir)
 
 
 def test_backticks_in_a_completion_do_not_break_the_page(run):

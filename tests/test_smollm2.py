@@ -23,7 +23,8 @@ from grpo_edu.problems.files import load_problems
 from grpo_edu.problems.templates import data_dir, prompt_options
 from grpo_edu.prompts import SYSTEM_PROMPT, render_prompt
 from grpo_edu.rollout import generate
-from grpo_edu.runs.request import RunRequest, absolute_source
+from grpo_edu.runs.options import RunConfig
+from grpo_edu.runs.record import resolve_model_source
 from grpo_edu.runs.run import resume_training, run_training
 from grpo_edu.scale.trl_backend import train_with_trl
 from grpo_edu.trainer import train
@@ -121,15 +122,13 @@ def test_a_folder_of_that_name_is_not_taken_for_it(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("smollm2", "tiny", "halfway", "mine"):
         Path(name).mkdir()
-    assert [absolute_source(name) for name in ("smollm2", "tiny", "halfway")] == ["smollm2", "tiny", "halfway"]
-    assert absolute_source("mine") == str(tmp_path / "mine")
+    assert [resolve_model_source(name) for name in ("smollm2", "tiny", "halfway")] == ["smollm2", "tiny", "halfway"]
+    assert resolve_model_source("mine") == str(tmp_path / "mine")
 
 
 @pytest.fixture(scope="session")
 def smollm2():
     """The real model, loaded once; its weights must not be changed."""
-    if model_files.smollm2_file() is None:
-        pytest.skip(f"SmolLM2 is not installed: {model_files.SMOLLM2_INSTALL}")
     return load_policy("smollm2")
 
 
@@ -277,8 +276,8 @@ def test_the_shipped_adapters_answer_beside_their_base(smollm2, tmp_path, data, 
 
 
 def test_a_run_from_it_has_settings_for_its_size():
-    assert RunRequest.from_settings({"model": "smollm2", "data": "instructions"}).config == GRPOConfig(
+    assert RunConfig.from_settings({"model": "smollm2", "data": "instructions"}).config == GRPOConfig(
         learning_rate=1e-5, prompts_per_step=8, max_completion_length=48
     )
-    request = RunRequest.from_settings({"model": "smollm2", "lora_rank": 8, "prompts_per_step": 4})
+    request = RunConfig.from_settings({"model": "smollm2", "lora_rank": 8, "prompts_per_step": 4})
     assert request.config == GRPOConfig(learning_rate=1e-4, prompts_per_step=4)

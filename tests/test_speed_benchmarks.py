@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("trl")
-
-from benchmarks import harness, startup, step  # noqa: E402  they need TRL
-from grpo_edu import model_files  # noqa: E402
+from benchmarks import harness, startup, step
 
 SMALL = replace(step.TINY, prompts_per_step=2, num_generations=2, max_completion_length=6)
 ONE = {"median": 1.0, "low": 1.0, "high": 1.0}
@@ -102,8 +99,6 @@ def test_the_step_in_a_small_setting(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.long
 def test_the_step_of_smollm2_in_a_small_setting(monkeypatch, tmp_path):
-    if model_files.smollm2_file() is None:
-        pytest.skip(f"SmolLM2 is not installed: {model_files.SMOLLM2_INSTALL}")
     monkeypatch.setattr(step, "SMOLLM2", SMALL)
     output = tmp_path / "step.json"
     arguments = ["--scale", "smollm2", "--rounds", "1", "--parts", "step", "phases", "--output", str(output)]

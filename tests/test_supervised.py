@@ -67,21 +67,16 @@ def test_the_first_loss_is_the_mean_cross_entropy_of_the_solutions_alone(policy)
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1e9, 0.1])
-@pytest.mark.parametrize("in_backward", [False, True])
-def test_two_steps_are_adamw_steps_down_the_clipped_gradient_of_loss_and_penalty(
-    policy, gradients, max_grad_norm, in_backward
-):
+def test_two_steps_are_adamw_steps_down_the_clipped_gradient_of_loss_and_penalty(policy, gradients, max_grad_norm):
     model, tokenizer = policy
     by_hand = copy.deepcopy(model)
-    config = SupervisedConfig(
-        max_steps=2, prompts_per_step=6, max_grad_norm=max_grad_norm, optimizer_in_backward=in_backward
-    )
+    config = SupervisedConfig(max_steps=2, prompts_per_step=6, max_grad_norm=max_grad_norm)
 
     def penalty(net):
         return 0.1 * net.lm_head.weight.square().sum()
 
     list(finetune(model, tokenizer, PROBLEMS, config, penalty=penalty))
-    assert max(gradients) == (1 if in_backward else len(list(model.parameters())))
+    assert max(gradients) == len(list(model.parameters()))
     optimizer = torch.optim.AdamW(by_hand.parameters(), lr=1e-3, weight_decay=0.0)
     for _ in range(2):
         optimizer.zero_grad()

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ import pytest
 from grpo_edu.cli.main import main
 from grpo_edu.runs import tracking
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.request import TRACKERS, RunRecord, RunRequest
+from grpo_edu.runs.options import TRACKERS, RunConfig
+from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.run import resume_training, run_training
 from grpo_edu.runs.tracking import PROJECT, open_trackers
 
@@ -27,13 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def trackers_of(name: str, folder: Path):
-    return open_trackers(RunRecord.start(RunRequest(track=(name,))), folder)
-
-
-def needs(name):
-    return pytest.mark.skipif(
-        find_spec(name) is None, reason=f"{name} is not installed: pip install grpo-edu[tracking]"
-    )
+    return open_trackers(RunMetadata.start(RunConfig(report_to=(name,))), folder)
 
 
 @pytest.fixture
@@ -92,7 +86,6 @@ def history_of_wandb(folder: Path) -> list[dict[str, float]]:
     return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item} for row in rows]
 
 
-@needs("tensorboard")
 def test_tensorboard_reads_what_was_logged(tmp_path):
     for _ in range(2):  # the second replaces the first
         with trackers_of("tensorboard", tmp_path) as log:
@@ -102,7 +95,6 @@ def test_tensorboard_reads_what_was_logged(tmp_path):
     assert found == {"reward": [(1, 0.125), (2, 0.25), (3, 0.375)], ACCURACY: [(1, 0.5), (2, 0.5), (3, 0.5)]}
 
 
-@needs("trackio")
 def test_trackio_reads_what_was_logged_and_others_runs_stay(tmp_path, trackio_store):
     for place in ("a", "b", "a"):
         folder = tmp_path / place / "run"
@@ -116,7 +108,6 @@ def test_trackio_reads_what_was_logged_and_others_runs_stay(tmp_path, trackio_st
     assert "kl" not in logs[0] and logs[0][ACCURACY] == 0.5
 
 
-@needs("wandb")
 def test_wandb_keeps_what_was_logged_offline(tmp_path):
     for _ in range(2):
         with trackers_of("wandb", tmp_path) as log:
@@ -127,7 +118,6 @@ def test_wandb_keeps_what_was_logged_offline(tmp_path):
     assert all(row[ACCURACY] == 0.5 and "kl" not in row for row in rows)
 
 
-@needs("tensorboard")
 def test_a_run_that_goes_on_tracks_each_step_once(policy_dir, tmp_path):
     from grpo_edu.config import GRPOConfig
 
@@ -181,21 +171,15 @@ def tracked_command(policy_dir: Path, folder: Path, names: str, **environment) -
 
 
 def test_all_trackers_beside_one_run_say_nothing_and_call_nobody(policy_dir, tmp_path):
-    installed = [name for name in TRACKERS if find_spec(name) is not None]
-    if not installed:
-        pytest.skip("no tracker is installed: pip install grpo-edu[tracking]")
     folder = tmp_path / "run"
-    done = tracked_command(policy_dir, folder, ",".join(installed), TRACKIO_DIR=str(tmp_path / "trackio"))
+    done = tracked_command(policy_dir, folder, ",".join(TRACKERS), TRACKIO_DIR=str(tmp_path / "trackio"))
     assert done.returncode == 0 and "NETWORK" not in done.stderr, done.stderr
     (line,) = done.stdout.splitlines()  # what trackers print is kept from the one line of --json
     assert json.loads(line)["steps"] == 2
     rewards = [step["reward"] for step in read_log(folder / "metrics.jsonl")]
-    if "tensorboard" in installed:
-        assert [value for _, value in scalars_of_tensorboard(folder)["reward"]] == pytest.approx(rewards)
-    if "wandb" in installed:
-        assert [row["reward"] for row in history_of_wandb(folder)] == pytest.approx(rewards)
-    if "trackio" in installed:
-        assert (tmp_path / "trackio" / "grpo-edu.db").is_file()
+    assert [value for _, value in scalars_of_tensorboard(folder)["reward"]] == pytest.approx(rewards)
+    assert [row["reward"] for row in history_of_wandb(folder)] == pytest.approx(rewards)
+    assert (tmp_path / "trackio" / "grpo-edu.db").is_file()
 
 
 def test_a_tracker_that_is_unknown_or_missing_is_refused(policy_dir, tmp_path, monkeypatch, capsys):

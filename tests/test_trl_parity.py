@@ -10,25 +10,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import trl
 from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from grpo_edu.advantages import gdpo_advantages, group_advantages
-from grpo_edu.config import LOSS_TYPES, GRPOConfig
-from grpo_edu.extras.masks import high_entropy_mask, off_policy_mask
-from grpo_edu.fast.packing import shared_prefix_logps
-from grpo_edu.logprobs import per_token_logps
-from grpo_edu.losses import NOT_IN_TRL, grpo_loss
-from grpo_edu.models import cast_lm_head_to_fp32
+from grpo_edu.advantages import group_advantages
+from grpo_edu.config import GRPOConfig
+from grpo_edu.fast.packing import per_token_logps, shared_prefix_logps
+from grpo_edu.losses import LOSSES, grpo_loss, token_weights
 from grpo_edu.rewards import combine_rewards
 from grpo_edu.trainer import Update, policy_metrics
-
-trl = pytest.importorskip("trl")
 
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
 GENERATIONS, MAX_COMPLETION_LENGTH, EOS, PAD = 4, 12, 1, 0
 TEMPERATURE = 0.9
-every_loss = pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name not in NOT_IN_TRL])
+every_loss = pytest.mark.parametrize("loss_type", [name for name, loss in LOSSES.items() if loss.trl])
 
 
 def make_model(**options):
@@ -141,7 +137,7 @@ def loss_and_gradients(model, loss):
 def theirs(trainer, batch, old, ref, monkeypatch, **settings):
     """What TRL's trainer computes with these settings, and the metrics it logs."""
     options = {"epsilon_low": 0.2, "epsilon_high": 0.2, "beta": 0.0, "importance_sampling_level": "token", **settings}
-    arguments = {name: options.pop(name) for name in ("delta", "use_bias_correction_kl") if name in options}
+    arguments = {name: options.pop(name) for name in ("use_bias_correction_kl",) if name in options}
     with monkeypatch.context() as patch:
         for name, value in options.items():
             patch.setattr(trainer, name, value)
@@ -188,11 +184,11 @@ def test_first_update_after_the_rollout(trainer, batch, ours, monkeypatch, loss_
 
 
 @every_loss
-def test_two_sided_clipping_and_importance_weights(trainer, batch, ours, monkeypatch, loss_type):
+def test_importance_weights(trainer, batch, ours, monkeypatch, loss_type):
     model, old, ref = ours
     weights = torch.rand(old.shape, generator=torch.Generator().manual_seed(7)) * 2
     weights = torch.where(batch["completion_mask"] == 1, weights, 1.0)  # as TRL makes them
-    settings = {"loss_type": loss_type, "delta": 1.25}
+    settings = {"loss_type": loss_type}
     vllm = {"use_vllm": True, "vllm_importance_sampling_correction": True}
     weighted = {**batch, "importance_sampling_ratio": weights}
     expected = theirs(trainer, weighted, old, ref, monkeypatch, **settings, **vllm)
@@ -212,31 +208,27 @@ def test_micro_batches(trainer, batch, ours, monkeypatch, loss_type):
             trainer, half, old[part], ref[part], monkeypatch, loss_type=loss_type, current_gradient_accumulation_steps=2
         )
     loss = our_loss(model, half, old[part], loss_type=loss_type, num_items=batch["num_items_in_batch"])
-    if loss_type not in ("dapo", "cispo", "vespo"):
+    mask, options = half["completion_mask"], {"loss_type": loss_type, "max_completion_length": MAX_COMPLETION_LENGTH}
+    if token_weights(mask, **options).equal(token_weights(mask, **options, num_items=99)):  # divided by its own rows
         loss = loss / 2
     assert_same(loss_and_gradients(model, loss), expected)
 
 
 @pytest.mark.parametrize("per_token", [False, True])
 @every_loss
-def test_entropies_masks_and_advantages_per_token(trainer, batch, ours, monkeypatch, loss_type, per_token):
-    """The tokens with the highest entropy, completions that became unlikely, and the entropy bonus."""
+def test_entropies_and_advantages_per_token(trainer, batch, ours, monkeypatch, loss_type, per_token):
+    """The entropy bonus, next to a KL term, with advantages of each completion or of each token."""
     model, old, ref = ours
     advantages = batch["advantages"]
     if per_token:
         advantages = advantages[:, None] * torch.randn(old.shape, generator=torch.Generator().manual_seed(8))
     changed, settings = {**batch, "advantages": advantages}, {"loss_type": loss_type, "beta": 0.1}
-    options = {"top_entropy_quantile": 0.4, "off_policy_mask_threshold": 0.01, "use_bias_correction_kl": False}
-    options |= {"entropy_coef": 0.3, "_entropy_bonus_enabled": True}
+    options = {"use_bias_correction_kl": False, "entropy_coef": 0.3, "_entropy_bonus_enabled": True}
     expected = theirs(trainer, changed, old, ref, monkeypatch, **settings, **options)
     mask = batch["completion_mask"]
     logps, entropies = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)
-    chosen = high_entropy_mask(entropies.detach(), mask, quantile=0.4)
-    kept = off_policy_mask(logps, old, advantages, mask, threshold=0.01)
-    assert 0 < chosen.sum() < mask.sum() and 0 < kept.mean() < 1
-    masks = {"policy_loss_mask": chosen * kept}
-    loss = our_loss(model, changed, old, logps=logps, ref_per_token_logps=ref, **masks, **settings)
-    loss = loss - 0.3 * (entropies * chosen).sum() / chosen.sum()
+    loss = our_loss(model, changed, old, logps=logps, ref_per_token_logps=ref, **settings)
+    loss = loss - 0.3 * (entropies * mask).sum() / mask.sum()
     assert_same(loss_and_gradients(model, loss), expected)
 
 
@@ -248,11 +240,10 @@ def test_reinforce_is_trls_cispo_without_cap_at_ratio_one(trainer, batch, ours, 
     assert_same(loss_and_gradients(model, loss), expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"use_bias_correction_kl": True}, {"delta": 1.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"use_bias_correction_kl": True}], ids=str)
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_type", ["grpo", "cispo"])
 def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level, options):
-    """A delta of 1, which GRPOConfig allows, bounds the ratio before TRL asks whether it is above 1 + epsilon_high."""
     model, old, ref = ours
     high = 1.1 if loss_type == "cispo" else 0.1
     settings = {"loss_type": loss_type, "importance_sampling_level": level, "beta": 0.1, "epsilon_high": high}
@@ -286,19 +277,14 @@ def test_advantages_and_masks(trainer, monkeypatch, scale_rewards, mask_truncate
     assert result["completion_mask"].sum(1)[[1, 4]].tolist() == ([0, 0] if mask_truncated else [5, 2])
 
 
-@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
-def test_advantages_of_several_functions_that_do_not_apply_to_every_row(trainer, monkeypatch, aggregation):
+def test_advantages_of_several_functions_that_do_not_apply_to_every_row(trainer, monkeypatch):
     """A row with one reward of two, a row without any, and a group of which one row alone is scored."""
     nan = float("nan")
     columns = [1.0, 0.0, 2.5, nan, 0.5, nan, nan, nan], [3.0, nan, 1.0, nan, 0.0, nan, nan, nan]
     rewards, weights = torch.tensor(columns).T, torch.tensor([1.0, -0.5])
     monkeypatch.setattr(trainer, "reward_weights", weights)
-    monkeypatch.setattr(trainer, "multi_objective_aggregation", aggregation)
     result = score(trainer, monkeypatch, rewards)["advantages"]
-    if aggregation == "normalize_then_sum":
-        expected = gdpo_advantages(rewards, GENERATIONS, weights)
-    else:
-        expected = group_advantages(combine_rewards(rewards, weights), GENERATIONS)
+    expected = group_advantages(combine_rewards(rewards, weights), GENERATIONS)
     assert_close(expected, result, **CLOSE)
     assert expected[:3].abs().min() > 0.1 and expected[3:].eq(0).all()
 
@@ -326,30 +312,11 @@ def test_settings_reach_the_trainer_under_the_same_names(tmp_path):
         epsilon=0.1,
         epsilon_high=4.0,
         beta=0.0,
-        delta=1.5,
         scale_rewards="batch",
         mask_truncated_completions=True,
         use_bias_correction_kl=False,
     )
     names = ("loss_type", "importance_sampling_level", "epsilon_low", "epsilon_high", "beta", "scale_rewards")
     assert [getattr(trainer, name) for name in names] == ["cispo", "sequence", 0.1, 4.0, 0.0, "batch"]
-    assert trainer.args.delta == 1.5 and not trainer.args.use_bias_correction_kl
+    assert not trainer.args.use_bias_correction_kl
     assert trainer.max_completion_length == MAX_COMPLETION_LENGTH and trainer.mask_truncated_completions
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_an_output_layer_in_float32(tmp_path, tied):
-    there, here = make_model(tie_word_embeddings=tied).bfloat16(), make_model(tie_word_embeddings=tied).bfloat16()
-    ids = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        states = here.get_decoder()(ids).last_hidden_state
-        expected = states.float() @ here.lm_head.weight.float().T
-        rounded = here(ids).logits
-        theirs = make_trainer(tmp_path, model=there, cast_lm_head_to_fp32=True).model(ids).logits
-        for _ in range(2):  # the second call changes nothing
-            cast_lm_head_to_fp32(here)
-            logits = here(ids).logits
-            assert logits.dtype == theirs.dtype == torch.float32
-            assert_close(logits, expected, **CLOSE)
-            assert_close(logits, theirs, **CLOSE)
-    assert (rounded.float() - expected).abs().max() > 1e-3

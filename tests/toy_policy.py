@@ -11,6 +11,7 @@ from grpo_edu import trainer
 from grpo_edu.batch import score_rollout
 from grpo_edu.fast.micro_batches import MicroBatches
 from grpo_edu.fast.optimizers import make_stepper
+from grpo_edu.losses import LOSSES
 from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import make_sampler
@@ -18,7 +19,8 @@ from grpo_edu.rollout import Sampler
 from grpo_edu.trainer import TrainingState, train
 
 SMALL = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 5, "max_steps": 2}
-CAP = {"cispo": {"epsilon_high": 5.0}}  # what a loss type needs beside its name
+# What a loss type needs beside its name.
+CAP = {name: {"epsilon_high": 5.0} for name, loss in LOSSES.items() if loss.clips == "weight"}
 PROBLEMS = [
     Problem(prompt=" ".join(f"q{i % 4}" for i in range(first, last)), answer="a", level="toy", solution="a #### a")
     for first, last in itertools.combinations(range(5), 2)

@@ -154,7 +154,7 @@ function objective(place) {
   const high = slider("ε high", 0.2, 0, 5, 0.01);
   const beta = slider("β, weight of the KL term", 0, 0, 1, 0.01);
   const reference = slider("π / π_ref", 1, 0.05, 3, 0.05);
-  const loss = choice("loss_type", ["grpo", "cispo", "sapo", "vespo", "reinforce"]);
+  const loss = choice("loss_type", Object.keys(LOSSES));
   const parts = [ratio, advantage, low, high, beta, reference, loss];
   explorer(place, "The objective of one token", parts, [], () => {
     const clip = { low: low.value, high: high.value, loss: loss.value };

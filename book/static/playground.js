@@ -87,7 +87,7 @@ function updatePolicy(table, reference, group, rewards, settings) {
     pushes = [];
     group.forEach((completion, number) => {
       const logps = tokenLogps(now, completion), rows = rowsOf(completion);
-      const weight = tokenWeight(settings.loss, { own: completion.length, rows: group.length, all, longest: settings.length });
+      const weight = LOSSES[settings.loss].weight({ own: completion.length, rows: group.length, all, longest: settings.length });
       ratios.push(logps.map((logp, place) => Math.exp(logp - old[number][place])));
       pushes.push(logps.map((logp, place) => weight * tokenObjective({
         ratio: ratios[number][place], advantage: advantages[number], low: settings.low, high: settings.high,
@@ -135,7 +135,7 @@ function playground(place) {
   const reward = choice("reward", Object.keys(TASKS["one word"].rewards));
   const size = slider("G, completions per group", 8, 2, 16, 1);
   const rate = slider("learning rate", 0.5, 0.05, 3, 0.05);
-  const loss = choice("loss_type", ["grpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "reinforce"]);
+  const loss = choice("loss_type", Object.keys(LOSSES));
   const scaling = choice("scale_rewards", ["group", "none"]);
   const updates = slider("updates per group", 2, 1, 8, 1);
   const low = slider("ε", 0.2, 0, 0.9, 0.01);

@@ -15,19 +15,19 @@ from grpo_edu.cli.classroom import classroom_module
 from grpo_edu.cli.options import Parser, add_common_options, add_options, given_options
 from grpo_edu.cli.train import add_train_options
 from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
+from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS
 from grpo_edu.runs.profiles import PROFILES, load_profile
-from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS
 from grpo_edu.scale.cluster import ClusterJob, write_job
 
 # The options of `grpo-edu cluster` that are fields of `ClusterJob`.
 _JOB_FIELDS = tuple(field.name for field in fields(ClusterJob) if field.name not in ("profile", "fixed"))
 
-# The job is always trained by TRL, and evaluates with sampling only.
+# The job is always trained by TRL, keeps its log, and evaluates with sampling only.
 _CLUSTER_NEEDS = (
     *RUN_NEEDS,
     Need("deepspeed", lambda job: job["gpus_per_node"] > 0, "`gpus_per_node` above 0"),
     Need("gradient_accumulation_steps", lambda job: job["micro_batch_size"] is None, "no `micro_batch_size`"),
-    Need("greedy backend device", lambda job: False, "grpo-edu train"),
+    Need("greedy backend device keep_completions inspect_steps", lambda job: False, "grpo-edu train"),
 )
 _BENCH_NEEDS = (Need("report", lambda bench: bench["report"] or not bench["json"], "a FILE next to `json`"),)
 

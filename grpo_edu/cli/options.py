@@ -6,17 +6,26 @@ import difflib
 import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace, _ArgumentGroup
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from grpo_edu.extras.settings import field_help
+from grpo_edu.config import field_help
 from grpo_edu.problems.hub import meant_as_folder, no_folder
 
-_FLAGS = {"max_steps": ("--steps", "--max-steps")}
+# Fields whose options have another name, the one that is shown first.
+_FLAGS = {
+    "max_steps": ("--steps", "--max-steps"),
+    "num_heldout": ("--n", "--num-heldout"),
+    "heldout_file": ("--heldout", "--heldout-file"),
+    "reward_funcs": ("--rewards", "--reward-funcs"),
+    "max_saved_completions": ("--keep-completions", "--max-saved-completions"),
+    "record_token_steps": ("--inspect-steps", "--record-token-steps"),
+    "report_to": ("--track", "--report-to"),
+}
 # The argument of a function, which its messages name → the option that sets it.
 _ARGUMENTS = {
     "name": "model",
@@ -27,28 +36,26 @@ _ARGUMENTS = {
 }
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
-# Options of a run by topic, in the order of `--help`; each is a field of RunRequest or GRPOConfig, which has the text.
+# Options of a run by topic, in the order of `--help`; each is a field of RunConfig or GRPOConfig, which has the text.
 TOPICS = {
     topic: names.split()
     for topic, names in {
-        "model": "model dtype cast_lm_head_to_fp32 device",
+        "model": "model dtype device",
         "prompt": "prompt_template system_prompt num_examples chat_template_kwargs",
-        "problems": "data heldout columns data_path num_problems shuffle_dataset",
+        "problems": "data heldout_file columns data_path num_problems shuffle_dataset",
         "length and seed": "max_steps prompts_per_step num_generations max_completion_length seed backend",
-        "rewards": "rewards reward_weights multi_objective_aggregation",
+        "rewards": "reward_funcs reward_weights",
         "advantages": "advantage_estimator scale_rewards max_resamples mask_truncated_completions",
-        "evaluation and saving": "n greedy checkpoint_every keep_completions inspect_steps track",
-        "sampling": "temperature top_p top_k min_p repetition_penalty",
-        "loss": "loss_type epsilon epsilon_high delta importance_sampling_level num_iterations steps_per_generation",
-        "loss, further terms": "off_policy_mask_threshold top_entropy_quantile entropy_coef",
-        "distance from the reference (KL)": "beta use_bias_correction_kl sync_ref_model "
-        "ref_model_mixup_alpha ref_model_sync_steps",
+        "evaluation and saving": "num_heldout greedy checkpoint_every max_saved_completions "
+        "record_token_steps report_to",
+        "sampling": "temperature top_p top_k",
+        "loss": "loss_type epsilon epsilon_high importance_sampling_level num_iterations entropy_coef",
+        "distance from the reference (KL)": "beta use_bias_correction_kl",
         "optimizer": "optim learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm abort_grad_norm",
         "LoRA adapters": "lora_rank lora_alpha lora_targets",
-        "memory and speed": "gradient_accumulation_steps gradient_checkpointing "
-        "optimizer_in_backward memory_budget_gib",
+        "memory and speed": "gradient_accumulation_steps gradient_checkpointing memory_budget_gib",
         "sampling from another policy": "rollout_quantization rollout_lag "
-        "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
+        "importance_sampling_correction importance_sampling_clip_max",
     }.items()
 }
 
@@ -94,7 +101,7 @@ def add_options(command: ArgumentParser, options: type, names: Collection[str] =
         options: the dataclass. names: its fields to add; none means all but nested dataclasses.
     """
     hints, described = get_type_hints(options), field_help(options)
-    choices: Mapping[str, tuple[str, ...]] = getattr(options, "choices", {})
+    choices: Mapping[str, Sequence[str]] = getattr(options, "choices", {})
     for field in fields(options):
         if (names and field.name not in names) or field.default is MISSING:
             continue
@@ -108,14 +115,14 @@ def add_options(command: ArgumentParser, options: type, names: Collection[str] =
             typed["action"] = BooleanOptionalAction
         elif field.name in choices:
             typed["choices"], typed["metavar"] = choices[field.name], "NAME"
-            text += f": {', '.join(choices[field.name])}"
+            text += ": CHOICES"  # argparse writes them, when it shows the help
         elif kind in _METAVARS:
             typed["type"], typed["metavar"] = kind, _METAVARS[kind]
         elif float in get_args(kind):
             typed["type"], typed["metavar"] = _comma_floats, "X,X"
         else:
             typed["metavar"] = "NAMES"
-        typed["help"] = (text + _default_text(field.default)).replace("%", "%%")
+        typed["help"] = (text + _default_text(field.default)).replace("%", "%%").replace("CHOICES", "%(choices)s")
         flags = _FLAGS.get(field.name, ("--" + field.name.replace("_", "-"),))
         (_group(command, topic) if topic else command).add_argument(*flags, **typed)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grpo_edu.cli.options import complain, given_options, say_loading
 from grpo_edu.cli.train import add_run_options
-from grpo_edu.runs.request import RunRequest
+from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.user_rewards import check_columns
 
 _TRIED = 8  # problems, of which each is answered in every way
@@ -22,19 +22,19 @@ _MARGIN = 1e-6  # below it two float32 means count as equal
 def add_reward_check_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu reward-check`."""
     command.add_argument("reward", help="FILE.py:function, package.module:function, or the name of a built-in one")
-    add_run_options(command, ("data", "heldout", "columns", "data_path"))
+    add_run_options(command, ("data", "heldout_file", "columns", "data_path"))
 
 
 def run_reward_check_command(arguments: Namespace) -> int:
     """Print what a reward pays for right, wrong, empty and exploiting answers; returns the exit code."""
-    places = given_options(arguments, ("data", "heldout", "columns", "data_path"))
-    request = RunRequest(rewards=(arguments.reward,), **places)
-    problems, _ = request.load_problems()
+    places = given_options(arguments, ("data", "heldout_file", "columns", "data_path"))
+    request = RunConfig(reward_funcs=(arguments.reward,), **places)
+    data = request.load_data()
     from grpo_edu.studies.exploits import RIGHT, judge_reward, try_reward
 
-    if len(request.rewards) > 1:
+    if len(data.reward_funcs) > 1:
         raise ValueError(f"`reward` is one reward, got {arguments.reward!r}; check one after the other.")
-    (function,), (name,) = request.reward_functions, request.reward_names
+    problems, (function,), (name,) = data.problems, data.reward_funcs, request.reward_names
     chosen = problems[:: max(1, len(problems) // _TRIED)][:_TRIED]
     paid = try_reward(function, chosen)
     best = min((paid[right] for right in RIGHT if right in paid), default=None)

@@ -23,7 +23,7 @@ from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
 from grpo_edu.runs.profiles import Profile, load_profile
 from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, parse_space, sweep_text
 
-_SETTINGS = ("model", "data", "data_path", "dtype", "n", "rewards", "max_steps")
+_SETTINGS = ("model", "data", "data_path", "dtype", "num_heldout", "reward_funcs", "max_steps")
 _PLAN = ("trials", "seeds", "judge_seeds", "num_validation", "sampler_seed")
 _PLACES = ("output", "overwrite")
 # A new folder in runs/ replaces nothing.
@@ -98,7 +98,7 @@ def asked_sweep(arguments: Namespace) -> tuple[Profile, SweepPlan]:
     if "seeds" in options:
         options["seeds"] = _seeds(options["seeds"])
     space = parse_space(given_options(arguments, SWEPT) or DEFAULT_SPACE)
-    return profile, SweepPlan(space=space, num_heldout=profile.request().n, **options)
+    return profile, SweepPlan(space=space, num_heldout=profile.request().num_heldout, **options)
 
 
 def _seeds(text: str) -> tuple[int, ...]:

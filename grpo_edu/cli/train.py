@@ -18,8 +18,9 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.folder import RunFolder
+from grpo_edu.runs.loading import SPLITS
+from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig
 from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text
-from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS, SPLITS, RunRequest
 
 if TYPE_CHECKING:
     from grpo_edu.runs.summary import RunResult
@@ -29,8 +30,8 @@ _EVALUATE_NEEDS = (Need("seed", lambda run: run["temperature"] > 0, "a `temperat
 
 
 def add_run_options(command: ArgumentParser, names: Collection[str] = RUN_FIELDS) -> None:
-    """Add options of a run, which are fields of `RunRequest`; only what is typed is set."""
-    add_options(command, RunRequest, names)
+    """Add options of a run, which are fields of `RunConfig`; only what is typed is set."""
+    add_options(command, RunConfig, names)
 
 
 def add_folder_options(command: ArgumentParser, what: str) -> None:
@@ -59,7 +60,7 @@ def run_train_command(arguments: Namespace) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but `grpo-edu train` runs in one process; let accelerate or "
-            "torchrun start `-m grpo_edu.scale.trl_job` instead (docs/cluster.md)."
+            "torchrun start `trl grpo` instead (docs/cluster.md)."
         )
     if hasattr(arguments, "resume"):
         refuse_with_resume(arguments, ("profile", *RUN_FIELDS, *CONFIG_FIELDS, *_PLACES))
@@ -118,10 +119,10 @@ def _flag(setting: re.Match[str]) -> str:
 
 def add_evaluate_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu evaluate`."""
-    add_run_options(command, ("model", "data", "heldout", "columns", "data_path", "dtype", "device"))
+    add_run_options(command, ("model", "data", "heldout_file", "columns", "data_path", "dtype", "device"))
     add = command.add_argument
     scores = "FILE.py:function, for problems without an answer: right is what it pays at least 1"
-    add("--rewards", default=SUPPRESS, metavar="NAME", help=scores)
+    add("--rewards", default=SUPPRESS, dest="reward_funcs", metavar="NAME", help=scores)
     add(
         "--n",
         type=int,
@@ -159,7 +160,7 @@ def run_evaluate_command(arguments: Namespace) -> int:
 
     asked: dict[str, Any] = {
         "data": getattr(arguments, "data", ",".join(LEVELS)),
-        **given_options(arguments, ("data_path", "heldout", "columns", "rewards", "device")),
+        **given_options(arguments, ("data_path", "heldout_file", "columns", "reward_funcs", "device")),
         "split": arguments.split,
         "n": arguments.n,
         "seed": getattr(arguments, "seed", 0),

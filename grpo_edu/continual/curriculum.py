@@ -24,7 +24,7 @@ from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import generate
-from grpo_edu.runs.request import reward_functions
+from grpo_edu.runs.loading import resolve_rewards
 from grpo_edu.runs.symptoms import sample_weights, unchanged
 from grpo_edu.trainer import train
 
@@ -143,7 +143,7 @@ def train_stage(
     elif protection.method == "replay" and earlier:
         problems = mix_in(problems, earlier, share=protection.strength, seed=config.seed)
     if isinstance(config, GRPOConfig):
-        return train(model, tokenizer, problems, reward_functions(stage.rewards), config, penalty=penalty)
+        return train(model, tokenizer, problems, resolve_rewards(stage.rewards), config, penalty=penalty)
     return finetune(model, tokenizer, problems, config, penalty=penalty)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from grpo_edu.config import check_numbers
 from grpo_edu.continual.examples import encode_examples, target_logits
-from grpo_edu.fast.chunked_logps import at_least_float32
+from grpo_edu.tensors import at_least_float32
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,44 +1,42 @@
-"""A curriculum on disk: each stage is saved as soon as it is done, so that a curriculum that was stopped can go on.
+"""A curriculum on disk: runs in a row. Its state is saved after each, so that a curriculum that was stopped goes on.
 
 config.json            what was asked for, and a fingerprint of the model that it starts from
-stage-0.json           held-out answers before any stage
-stage-K/model          the model after stage K; stage-K/anchors.safetensors: what protects the tasks so far
-stage-K.json           metrics and held-out answers of stage K, and hashes of the files that later stages need; written
-                       last, so that a stage with this file is done
-model/                 the model after the last stage, for `load_policy`
+stage-K/               the model after stage K, for `load_policy`, and its metrics; of the last stage the metrics only
+state.pt               evaluations and metrics so far, the weights, and what protects the tasks so far; after the last
+                       stage the first two alone
+model/                 the model after the last stage
 matrix.json, matrix.png, summary.md
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
 from grpo_edu import __version__
 from grpo_edu.continual.curriculum import Progress, run_curriculum
-from grpo_edu.continual.ewc import Anchor, check_fits
+from grpo_edu.continual.ewc import Anchor
 from grpo_edu.continual.forgetting import AccuracyMatrix
 from grpo_edu.continual.stages import Curriculum, curriculum_from_dict
 from grpo_edu.evaluation import Evaluation
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import Problem
-from grpo_edu.runs.checkpoint import (
-    check_files,
-    check_fingerprint,
+from grpo_edu.runs.folder import RunFolder, model_source
+from grpo_edu.runs.loading import load_split
+from grpo_edu.runs.log import write_log
+from grpo_edu.runs.recording import sigterm_interrupts
+from grpo_edu.runs.state import (
     check_same_data,
+    check_same_model,
     data_fingerprint,
     fingerprint,
-    measure,
+    load_state,
+    save_state,
+    warn_of_other_versions,
 )
-from grpo_edu.runs.folder import RunFolder, model_source
-from grpo_edu.runs.recording import sigterm_interrupts
-from grpo_edu.runs.request import load_split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -98,7 +96,7 @@ def start_curriculum(
     folder.check_apart(source)
     problems = [_stage_problems(curriculum, split, data_path, n) for split in ("train", "heldout")]
     policy, tokenizer = load_policy(source)
-    folder.check_room(sum(weight.nbytes for weight in policy.parameters()) * _kept_copies(curriculum))
+    folder.check_room(sum(weight.nbytes for weight in policy.parameters()) * _num_copies(curriculum))
     config = {
         "grpo_edu": __version__,
         "command": command,
@@ -113,11 +111,13 @@ def start_curriculum(
         return _go_on(folder, curriculum, policy, tokenizer, problems, Progress(), started, bars)
 
 
-def _kept_copies(curriculum: Curriculum) -> int:
-    """Return how many copies of the weights the folder may hold: models, and a Fisher and weights per anchor."""
+def _num_copies(curriculum: Curriculum) -> int:
+    """Return how many copies of the weights the folder may hold: models, and two states while one replaces another."""
     stages, protection = len(curriculum.stages), curriculum.protection
-    anchors = range(1, stages) if protection.method in ("ewc", "l2") else ()
-    return stages + 1 + sum(2 if protection.online else 2 * number for number in anchors)
+    anchors = stages - 1 if protection.method in ("ewc", "l2") else 0
+    if protection.online:
+        anchors = min(anchors, 1)
+    return stages + 2 * (1 + 2 * anchors)  # an anchor has a Fisher and weights
 
 
 def resume_curriculum(
@@ -132,8 +132,8 @@ def resume_curriculum(
         model, curriculum: what it was started with, or None; anything else is refused.
 
     Raises:
-        ValueError: the folder holds no curriculum, or one with another model, other problems or other stages, or a file
-            that the next stage needs is missing, damaged or replaced.
+        ValueError: the folder holds no curriculum, or one with another model, other problems or other stages, or its
+            state is damaged or of another version.
         BlockingIOError: another process is writing it.
     """
     started = time.perf_counter()
@@ -142,55 +142,29 @@ def resume_curriculum(
     stored = curriculum_from_dict(config["curriculum"])
     if curriculum is not None and curriculum != stored:
         raise ValueError(f"`resume`: {folder.path} was started with other stages or protection; leave them out.")
+    if not folder.state.is_file() and (folder.path / "stage-0.json").is_file():
+        raise ValueError(
+            f"`resume`: the curriculum in {folder.path} was started by grpo_edu {config['grpo_edu']}, whose stages "
+            "this version cannot read; resume it with that version, or start it again."
+        )
     policy, tokenizer = load_policy(model_source(model or config["model"]))
-    check_fingerprint(config["fingerprint"], fingerprint(policy), folder.path)
+    check_same_model(config["fingerprint"], fingerprint(policy), folder.path)
     problems = [_stage_problems(stored, split, config["data_path"], config["n"]) for split in ("train", "heldout")]
     check_same_data(config.get("data_fingerprints"), _data_fingerprints(problems), folder.path)
     with sigterm_interrupts(), folder.resume():
-        progress = read_progress(folder.path)
-        if progress.stages_done:
-            _check_stage(folder, progress.stages_done)
-            policy, tokenizer = load_policy(_model_folder(folder, progress.stages_done, len(stored.stages)))
-            if stored.protection.method in ("ewc", "l2") and progress.stages_done < len(stored.stages):
-                progress.anchors = _load_anchors(folder.path / f"stage-{progress.stages_done}", policy)
+        progress = Progress()
+        if folder.state.is_file():
+            state = load_state(folder.state)
+            warn_of_other_versions(state["versions"])
+            policy.load_state_dict(state["weights"] or policy.state_dict())
+            progress = read_progress(state)
         return _go_on(folder, stored, policy, tokenizer, problems, progress, started, bars)
 
 
-def read_progress(output: str | Path) -> Progress:
-    """Evaluations and metrics that a curriculum's folder holds, without anchors.
-
-    Raises ValueError where the file of a stage is damaged.
-    """
-    progress = Progress()
-    while (path := Path(output) / f"stage-{len(progress.rows)}.json").is_file():
-        try:
-            content = json.loads(path.read_bytes())
-            row, history = [Evaluation(**part) for part in content["evaluations"]], content["history"]
-        except (ValueError, TypeError, KeyError):
-            raise ValueError(f"`resume`: {path} is damaged; {_again(path.name)}.") from None
-        progress.rows.append(row)
-        progress.histories += [history] if len(progress.rows) > 1 else []
-    return progress
-
-
-def _again(name: str) -> str:
-    return f"restore it, or delete {name} and those of later stages, which are then repeated"
-
-
-def _check_stage(folder: RunFolder, number: int) -> None:
-    """Raise ValueError where a file that a stage left is not as the stage left it.
-
-    Each stage's file has the hashes of its model, its anchors and the file of the stage before. Folders of earlier
-    versions have none, and are not checked.
-    """
-    for later in range(number, 0, -1):
-        content = json.loads((folder.path / f"stage-{later}.json").read_bytes())
-        files = {
-            name: wanted
-            for name, wanted in content.get("files", {}).items()
-            if later == number or name == f"stage-{later - 1}.json"
-        }
-        check_files(folder.path, files, "`resume`", _again(f"stage-{later}.json"))
+def read_progress(state: Mapping[str, Any]) -> Progress:
+    """Return how far a curriculum had come when its state was saved."""
+    rows = [[Evaluation(**part) for part in row] for row in state["rows"]]
+    return Progress(rows, state["histories"], [Anchor(**anchor) for anchor in state["anchors"]])
 
 
 def _stage_problems(curriculum: Curriculum, split: str, data_path: str | Path | None, n: int) -> list[list[Problem]]:
@@ -223,7 +197,7 @@ def _go_on(
     total = len(curriculum.stages)
     try:
         for done in run_curriculum(policy, tokenizer, curriculum, *problems, progress=progress, bars=bars):
-            _keep_stage(folder, done, total, policy, tokenizer)
+            _save_stage(folder, done, total, policy, tokenizer)
     except _STOPS as error:
         folder.note_kept(error, f"{progress.stages_done} of {total} stages")
         raise
@@ -233,57 +207,23 @@ def _go_on(
     return result
 
 
-def _keep_stage(
+def _save_stage(
     folder: RunFolder, progress: Progress, total: int, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Save a stage: model and anchors first, the JSON file that marks the stage as done last."""
+    """Save the model and the metrics of a stage, and last the state, with which the stage counts as done."""
     number = progress.stages_done
-    content: dict[str, Any] = {"evaluations": [asdict(part) for part in progress.rows[-1]], "history": []}
+    is_last = number == total
     if number:
-        content["history"] = progress.histories[-1]
-        save_policy(policy, tokenizer, _model_folder(folder, number, total), overwrite=True)
-        if number < total and progress.anchors:
-            _save_anchors(folder.path / f"stage-{number}", progress.anchors)
-        kept = [*_model_folder(folder, number, total).iterdir(), folder.path / f"stage-{number - 1}.json"]
-        kept += (folder.path / f"stage-{number}").glob("anchors.*")
-        content["files"] = {path.relative_to(folder.path).as_posix(): measure(path) for path in sorted(kept)}
-    folder.write_json(f"stage-{number}.json", content)
-
-
-def _model_folder(folder: RunFolder, number: int, total: int) -> Path:
-    return folder.model if number == total else folder.path / f"stage-{number}" / "model"
-
-
-def _save_anchors(place: Path, anchors: list[Anchor]) -> None:
-    from safetensors.torch import save_file
-
-    tensors: dict[str, Tensor] = {}
-    for number, anchor in enumerate(anchors):
-        for kind in ("fisher", "anchor_params"):
-            tensors |= {f"{number}.{kind}.{name}": value for name, value in getattr(anchor, kind).items()}
-    save_file({name: value.contiguous() for name, value in tensors.items()}, place / "anchors.safetensors")
-
-
-def _load_anchors(place: Path, model: nn.Module) -> list[Anchor]:
-    """Read what protects the tasks so far; raises ValueError where it is missing, damaged or of another model."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    file, parts = place / "anchors.safetensors", dict[int, dict[str, dict[str, Tensor]]]()
-    try:
-        stored = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"`resume`: {file}, without which earlier tasks are not protected, cannot be read ({error}); "
-            f"{_again(f'{place.name}.json')}."
-        ) from None
-    for key, value in stored.items():
-        number, kind, name = key.split(".", 2)
-        parts.setdefault(int(number), {"fisher": {}, "anchor_params": {}})[kind][name] = value
-    anchors = [Anchor(**parts[number]) for number in sorted(parts)]
-    for anchor in anchors:
-        check_fits(dict(model.named_parameters()), anchor.fisher, f"{file}: fisher")
-    return anchors
+        place = folder.path / f"stage-{number}"
+        save_policy(policy, tokenizer, folder.model if is_last else place / "model", overwrite=True)
+        write_log(place / "metrics.jsonl", progress.histories[-1])
+    content = {
+        "rows": [[asdict(part) for part in row] for row in progress.rows],
+        "histories": progress.histories,
+        "weights": {} if is_last else policy.state_dict(),
+        "anchors": [] if is_last else [vars(anchor) for anchor in progress.anchors],
+    }
+    save_state(folder.state, content)
 
 
 def write_result(folder: RunFolder, result: CurriculumResult) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 from grpo_edu.config import GRPOConfig, SupervisedConfig, check_numbers
 from grpo_edu.problems.files import read_utf8
 from grpo_edu.problems.templates import LEVELS
+from grpo_edu.rewards import REWARDS
 from grpo_edu.runs.effects import Need, check_effects
+from grpo_edu.runs.loading import parse_data, parse_names
+from grpo_edu.runs.options import RunConfig, default_config
 from grpo_edu.runs.profiles import load_profile
-from grpo_edu.runs.request import REWARDS, RunRequest, check_data, default_config, parse_names
 
 METHODS = ("supervised", "grpo")
 PROTECTIONS = ("none", "ewc", "l2", "replay", "kl")
@@ -27,9 +29,9 @@ FISHERS = ("sampled", "true", "empirical", "batched-empirical", "lightning")
 class Stage:
     """One lesson.
 
-    name: of the task, in matrix and figure. data: names of `runs.request.DATA`.
+    name: of the task, in matrix and figure. data: names as `--data` takes them.
     method: "supervised" (worked solutions) or "grpo" (rewards).
-    config: the settings, of the method's kind. rewards: names of `runs.request.REWARDS`, for "grpo".
+    config: the settings, of the method's kind. rewards: names of `grpo_edu.rewards.REWARDS`, for "grpo".
     num_problems: how many training problems, taken evenly from the data; None takes all.
 
     Raises ValueError that names the stage and what is wrong with it.
@@ -54,7 +56,7 @@ class Stage:
         if not isinstance(self.config, kind):
             raise ValueError(f"stage {self.name!r}: config: method {self.method!r} takes a {kind.__name__}")
         try:
-            object.__setattr__(self, "data", check_data(self.data))
+            object.__setattr__(self, "data", parse_data(self.data))
             object.__setattr__(self, "rewards", parse_names(self.rewards, tuple(REWARDS), "rewards"))
         except ValueError as error:
             raise ValueError(f"stage {self.name!r}: {error}") from None
@@ -206,7 +208,7 @@ def _check_effects(content: Mapping[str, Any], curriculum: Curriculum) -> None:
     for written, stage in zip(content["stages"], curriculum.stages, strict=True):
         check_effects(written, {"method": stage.method}, _STAGE_NEEDS)
         if isinstance(stage.config, GRPOConfig):
-            check_effects(written.get("config", {}), RunRequest(config=stage.config).to_settings())
+            check_effects(written.get("config", {}), RunConfig(config=stage.config).to_settings())
 
 
 def protection_settings(curriculum: Curriculum, **changes: Any) -> dict[str, Any]:
@@ -222,7 +224,7 @@ def _stage(content: Mapping[str, Any]) -> Stage:
     method, config = content.get("method", "supervised"), content.get("config", {})
     _check_keys(config, GRPOConfig if method == "grpo" else SupervisedConfig, f"config of stage {content['name']!r}")
     data = content["data"]
-    settings = default_config(check_data(data), **config) if method == "grpo" else None
+    settings = default_config(parse_data(data), **config) if method == "grpo" else None
     return Stage(
         name=str(content["name"]),
         data=data,

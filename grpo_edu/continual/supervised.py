@@ -45,8 +45,7 @@ def finetune(
 
     Raises:
         ValueError: there are too few problems, or no weight can be trained. FloatingPointError: the gradient is not
-        finite; the model keeps the weights of the last good update, except with `optimizer_in_backward` and
-        `max_grad_norm` = 0.
+        finite; the model keeps the weights of the last good update.
     """
     if len(problems) < config.prompts_per_step:
         raise ValueError(

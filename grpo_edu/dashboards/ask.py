@@ -21,7 +21,8 @@ from grpo_edu.problems.templates import LEVELS, Problem, data_dir, prompt_option
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
 from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.folder import model_source, read_run_config
-from grpo_edu.runs.request import check_data, default_config, load_split
+from grpo_edu.runs.loading import load_split, parse_data
+from grpo_edu.runs.options import default_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +96,7 @@ class AskTheModel(Dashboard):
 
         if data is None:
             data = INSTRUCTIONS if model == _SMOLLM2 else LEVELS
-        self.base, self.data = model, check_data(data)
+        self.base, self.data = model, parse_data(data)
         self.training: dict[str, Any] = dict(_REAL) if model == _SMOLLM2 else {"loss_type": "grpo"}
         self.parent = Path(parent)
         problems = load_split(self.data, "heldout", n=12)
@@ -480,7 +481,7 @@ def _probabilities(session: Session, parts: Sequence[Tensor]) -> list[float]:
     """How probable each answer is under the model as it is now; parts: ids and masks, as `_PARTS` names them."""
     import torch
 
-    from grpo_edu.logprobs import per_token_logps
+    from grpo_edu.fast.packing import per_token_logps
 
     with torch.no_grad():
         logps = per_token_logps(session.model, *parts)

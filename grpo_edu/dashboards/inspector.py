@@ -74,7 +74,7 @@ class TokenInspector(Dashboard):
     """Each token of a step by its push in the next update; a token that is chosen shows all its numbers.
 
     Args:
-        shown: what to begin with: a record of `grpo_edu.runs.tokens`, or the folder of a run with `inspect_steps`.
+        shown: what to begin with: a record of `grpo_edu.runs.tokens`, or the folder of a run with `record_token_steps`.
             None begins with a recorded step.
         model: what learns when a step is trained live; "smollm2" learns from three kinds of instructions, and a step
             takes about a minute of processor time.
@@ -226,10 +226,10 @@ class TokenInspector(Dashboard):
             assert self.worker is not None
             self.worker.goes_on()
             updates += 1
-            count = f"update {updates} of {self._config.updates_per_step}"
+            count = f"update {updates} of {self._config.num_iterations}"
             self._tell(
                 f"Scored the answers. Now {count}, with a look at each token before and after it …",
-                updates / (1 + self._config.updates_per_step),
+                updates / (1 + self._config.num_iterations),
             )
             return stages.step(*given)
 
@@ -238,7 +238,7 @@ class TokenInspector(Dashboard):
     def _begin(self) -> Iterator[dict[str, float]]:
         from grpo_edu.models import load_policy
         from grpo_edu.problems.files import load_problems
-        from grpo_edu.runs.request import REWARDS
+        from grpo_edu.rewards import REWARDS
         from grpo_edu.trainer import train
 
         model, tokenizer = load_policy(self.model)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards.training_run import TrainingRun
 from grpo_edu.evaluation import Evaluation
-from grpo_edu.runs.checkpoint import latest_checkpoint, save_checkpoint
+from grpo_edu.runs.state import find_state, pack_training, read_random_states, save_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,7 +40,9 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
     if run.state is None or not small_enough(model):
         return
     place = parent / _FOLDER / run.name
-    run.checkpoint = save_checkpoint(place, model, run.state, run.config, run.history)
+    training = pack_training(model, run.state, read_random_states(run.state.generator))
+    run.checkpoint = place / "state.pt"
+    save_state(run.checkpoint, {"config": run.config.to_dict(), "training": training})
     content = {
         "model": run.model_name,
         "data": run.data,
@@ -138,7 +140,7 @@ def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:
     run = TrainingRun(
         stored["model"], stored["data"], functions, config, heldout=stored["heldout"], every=stored["every"]
     )
-    run.name, run.checkpoint = place.name, latest_checkpoint(place)
+    run.name, run.checkpoint = place.name, find_state(place)
     if run.checkpoint is None:
         raise ValueError(f"{place} holds no weights; start a new run")
     run.history = stored["history"]

@@ -34,7 +34,7 @@ class ObjectiveExplorer(Explorer):
         self.epsilon_high = slider(number, "ε high", 0.2, 0.0, 5.0, 0.01, "upper clip bound")
         self.beta = slider(number, "β (beta)", 0.0, 0.0, 1.0, 0.01, "weight of the KL term")
         self.reference = slider(number, "π / π_ref", 1.0, 0.05, 3.0, 0.05, "the token under policy and reference")
-        self.loss_type = choice("loss_type", LOSS_TYPES, "grpo, bnpo, dr_grpo, dapo and luspo are alike for one token")
+        self.loss_type = choice("loss_type", LOSS_TYPES, "grpo, bnpo, dr_grpo and dapo are alike for one token")
         controls = [
             self.ratio,
             self.advantage,

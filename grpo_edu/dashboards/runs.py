@@ -17,7 +17,8 @@ from grpo_edu.figures.evaluation import interval_rows
 from grpo_edu.runs.completions import by_reward, read_completions
 from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.request import default_config, heldout_problems
+from grpo_edu.runs.options import default_config
+from grpo_edu.runs.record import heldout_problems
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,8 +16,8 @@ from grpo_edu.dashboards.worker import Worker, cut_off
 from grpo_edu.figures.hover import with_values
 from grpo_edu.figures.live import ACCURACY, live_curves, live_values, svg_image
 from grpo_edu.figures.style import COLORS
-from grpo_edu.rewards import reward_name
-from grpo_edu.runs.request import REWARDS, load_split
+from grpo_edu.rewards import REWARDS, reward_name
+from grpo_edu.runs.loading import load_split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -83,13 +83,13 @@ class TrainingRun:
 
     def prepare(self, session: Session) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The model as the run needs it now: as it was loaded, or with the weights of the run that is continued."""
-        from grpo_edu.runs.checkpoint import load_checkpoint
+        from grpo_edu.runs.state import load_state, restore_training
         from grpo_edu.trainer import start_training
 
         model, tokenizer = session.reset()
         self.state = start_training(model, tokenizer, self.problems, self.config)
         if self.checkpoint is not None:
-            load_checkpoint(self.checkpoint, model, self.state, self.config)
+            restore_training(model, self.state, load_state(self.checkpoint)["training"], self.checkpoint)
         return model, tokenizer
 
     def go(self, session: Session, worker: Worker, tell: Callable[[], None]) -> Iterator[dict[str, float]]:
@@ -202,21 +202,22 @@ class TrainingRun:
         from grpo_edu.models import save_policy
         from grpo_edu.runs.folder import RunFolder
         from grpo_edu.runs.log import RunLog
-        from grpo_edu.runs.request import RunRecord, RunRequest
+        from grpo_edu.runs.options import RunConfig
+        from grpo_edu.runs.record import RunMetadata
         from grpo_edu.runs.summary import RunResult, write_result
 
         if self.state is None:  # shown again, and not continued
             self.prepare(session)
         folder = RunFolder.unused(f"{Path(self.model_name).name}-dashboard-seed{self.config.seed}", parent=parent)
         folder.check_room(sum(weight.nbytes for weight in session.model.parameters()))
-        record = RunRecord.start(
-            RunRequest(
+        record = RunMetadata.start(
+            RunConfig(
                 model=self.model_name,
                 data=self.data,
-                rewards=tuple(self.functions),
+                reward_funcs=tuple(self.functions),
                 config=self.config,
                 dtype=str(session.model.dtype).removeprefix("torch."),
-                n=len(self.heldout),
+                num_heldout=len(self.heldout),
             )
         )
         folder.claim(record.to_dict())

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from grpo_edu.config import check_numbers
+from grpo_edu.config import POSITIVE, check_numbers
+from grpo_edu.tensors import at_least_float32
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +64,6 @@ def chunked_logps(
     >>> chunked_logps(states, weight, *drawn, chunk_size=1, with_entropy=True)
     (tensor([-0.6931, -0.6931]), tensor([0.6931]))
     """
-    check_numbers(temperature=temperature, chunk_size=chunk_size)
     return _ChunkedLogps.apply(states, weight, place, ids, temperature, chunk_size, with_entropy)
 
 
@@ -170,7 +170,6 @@ def score_states(
     if len(states) <= size or type(head) is not nn.Linear or head.bias is not None:
         logps, entropy = _through_head(head, states, place, ids, temperature, size, with_entropy)
     else:
-        states = states.to(head.weight.dtype)  # see `grpo_edu.models.cast_lm_head_to_fp32`
         logps, entropy = chunked_logps(
             states, head.weight, place, ids, temperature=temperature, chunk_size=size, with_entropy=with_entropy
         )
@@ -204,13 +203,11 @@ def _through_head(
     return logps[order.argsort()], entropy
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 def check_model(model: PreTrainedModel, temperature: float, chunk_size: int | None) -> tuple[nn.Module, nn.Module]:
     """Check the model and the settings before the forward pass; return the model's decoder and its output layer."""
-    check_numbers(temperature=temperature, chunk_size=chunk_size)
+    POSITIVE.check("temperature", temperature)
+    if chunk_size is not None:
+        check_numbers(chunk_size=chunk_size)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
         raise ValueError(f"model must be a causal language model of transformers, got {type(model).__name__}")

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 from grpo_edu.fast.cores import control_groups, number_in
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 GIB = 2**30
@@ -153,18 +152,6 @@ def _high_water_mark() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """The widest floating-point type of a device: float64, and float32 on Apple's GPU, which has no other.
-
-    >>> import torch
-    >>> widest(torch.device("cpu")), widest(torch.device("mps"))
-    (torch.float64, torch.float32)
-    """
-    import torch
-
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -204,7 +204,7 @@ def estimate_memory(
     True
     """
     completion_length = config.max_completion_length if completion_length is None else completion_length
-    usual = config.prompts_per_update // config.gradient_accumulation_steps
+    usual = config.prompts_per_step // config.gradient_accumulation_steps
     groups = usual if prompts_per_pass is None else prompts_per_pass
     width = prompt_length + config.num_generations * (completion_length - 1) if row_length is None else row_length
     for name, value in {
@@ -241,7 +241,7 @@ def held_bytes(shape: ModelShape, config: GRPOConfig) -> dict[str, int]:
     return {
         "weights": shape.weights,
         "reference": shape.weights if config.beta and not shape.adapters else 0,
-        "gradients": shape.largest if config.optimizer_in_backward else shape.trained,
+        "gradients": shape.trained,
         "optimizer": states,
     }
 
@@ -285,14 +285,12 @@ def layer_bytes(shape: ModelShape) -> int:
 def logits_bytes(shape: ModelShape, config: GRPOConfig, predictions: int) -> int:
     """The peak bytes of logits for `predictions` tokens in one micro-batch (see `grpo_edu.fast.chunked_logps`).
 
-    The gradient of the output layer is computed separately before it is added to the others, so it is counted here. If
-    the optimizer step is in the backward pass, it is the only gradient in memory and counted as such.
+    The gradient of the output layer is computed separately before it is added to the others, so it is counted here.
     """
     chunk = max(1, LOGITS_PER_CHUNK // shape.vocab)
     more = _ENTROPY_COPIES if config.entropy_coef else 0
     logits = predictions * (_LOGIT_COPIES + more) if predictions <= chunk else round(chunk * (_CHUNK_COPIES + more))
-    learns_here = not shape.adapters and not config.optimizer_in_backward
-    layer = shape.vocab * shape.hidden * shape.element if learns_here else 0
+    layer = 0 if shape.adapters else shape.vocab * shape.hidden * shape.element
     return predictions * shape.hidden * (shape.element + FLOAT32) + logits * shape.vocab * FLOAT32 + layer
 
 

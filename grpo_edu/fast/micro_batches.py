@@ -68,7 +68,7 @@ class MicroBatches:
         if not len(rows):
             return []
         groups = rows.view(-1, self.config.num_generations)
-        most = self.config.prompts_per_update // self.config.gradient_accumulation_steps
+        most = self.config.prompts_per_step // self.config.gradient_accumulation_steps
         if len(groups) <= most and self._fits(rollout, rows):
             return [rows]
         lengths = packed_lengths(rollout.prompt_mask, rollout.completion_mask, self.config.num_generations)
@@ -106,10 +106,9 @@ class MicroBatches:
     def shrink(self, rollout: Rollout, parts: Sequence[Tensor], error: BaseException) -> None:
         """Lower the budget to half of the estimate for the largest micro-batch with several rows."""
         several = [rows for rows in parts if len(rows) > 1]
-        if not several or self.config.optimizer_in_backward:
-            reason = "with optimizer_in_backward" if self.config.optimizer_in_backward else "below one completion"
+        if not several:
             raise MemoryError(
-                f"memory ran out, and {reason} a batch cannot be divided further; close other programs, set "
+                "memory ran out, and a batch cannot be divided below one completion; close other programs, set "
                 "gradient_checkpointing=True, train adapters (grpo_edu.fast.lora.add_lora), or lower prompts_per_step "
                 "or max_completion_length"
             ) from error
@@ -174,17 +173,11 @@ def pass_budget(model: PreTrainedModel, config: GRPOConfig, longest_prompt: int)
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory_bytes()[1]
         return (1 - _SPARE) * free - to_come
     fixed = resident_bytes() + to_come
-    tokens, rows = longest_prompt + config.max_completion_length, 1
-    predictions = config.max_completion_length
-    if config.optimizer_in_backward:  # all of an update is one micro-batch
-        rows = config.prompts_per_update
-        predictions = rows * config.num_generations * config.max_completion_length
-        tokens = longest_prompt + config.num_generations * (config.max_completion_length - 1)
+    longest = config.max_completion_length
+    tokens = longest_prompt + longest
     stages = {
-        "the forward and backward pass of a completion": pass_bytes(shape, config, rows, tokens, predictions),
-        "the cache of the rollout": cache_bytes(
-            shape, config.batch_size, longest_prompt + config.max_completion_length
-        ),
+        "the forward and backward pass of a completion": pass_bytes(shape, config, 1, tokens, longest),
+        "the cache of the rollout": cache_bytes(shape, config.batch_size, tokens),
         "an optimizer step": 2 * shape.largest,
     }
     worst = max(stages, key=stages.__getitem__)

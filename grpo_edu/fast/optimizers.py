@@ -1,22 +1,17 @@
-"""Optimizers and what they cost in memory: AdamW, Adafactor, and a step taken inside the backward pass.
+"""Optimizers and what they cost in memory: AdamW and Adafactor.
 
 For n weights of 4 bytes, AdamW holds 4n bytes of gradients and 8n bytes of states next to the 4n bytes of the weights.
-This makes 16n bytes, or 7.9 GB for 494 million weights. Two methods need less, and they can be combined:
-
-- **Adafactor** (Shazeer and Stern 2018, https://arxiv.org/abs/1804.04235) keeps a running mean of squared gradients for
-  each row and each column of a matrix instead of two numbers per weight. The product of the two approximates the second
-  moment, and there is no first moment. It needs almost no memory for states; the price is a rougher step.
-- **The step in the backward pass** (LOMO, https://arxiv.org/abs/2306.09782) updates a weight as soon as its gradient is
-  known and then frees the gradient, so that all gradients never exist at the same time. The price is that the norm of
-  the whole gradient is known only at the end, so that clipping by `max_grad_norm` takes a backward pass of its own, and
-  that gradients cannot be accumulated over several batches.
+This makes 16n bytes, or 7.9 GB for 494 million weights. **Adafactor** (Shazeer and Stern 2018,
+https://arxiv.org/abs/1804.04235) keeps a running mean of squared gradients for each row and each column of a matrix
+instead of two numbers per weight. The product of the two approximates the second moment, and there is no first moment.
+It needs almost no memory for states; the price is a rougher step.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -24,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from grpo_edu.config import GRPOConfig, SupervisedConfig
-from grpo_edu.fast.memory import widest
 
 
 def build_optimizer(
@@ -49,7 +43,7 @@ def build_optimizer(
             "model has no parameter that requires a gradient; load it with load_policy, neither frozen nor quantized"
         )
     for parameter in parameters:  # so that a first step without gradient counts as a later one does
-        parameter.grad = None if config.optimizer_in_backward else torch.zeros_like(parameter)
+        parameter.grad = torch.zeros_like(parameter)
     warn_of_rounding(parameters, config.learning_rate)
     options: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optim == "adafactor":
@@ -101,15 +95,14 @@ def learning_rate_share(step: int, config: GRPOConfig | SupervisedConfig) -> flo
 
 
 def make_stepper(optimizer: torch.optim.Optimizer, config: GRPOConfig | SupervisedConfig) -> Stepper:
-    """What turns the losses of an update into a step of this optimizer, in the way that the config asks for."""
-    kind = StepInBackward if config.optimizer_in_backward else Stepper
-    return kind(optimizer, config.max_grad_norm, config.abort_grad_norm if isinstance(config, GRPOConfig) else None)
+    """What turns the losses of an update into a step of this optimizer, with the bounds of the config."""
+    return Stepper(optimizer, config.max_grad_norm, config.abort_grad_norm if isinstance(config, GRPOConfig) else None)
 
 
 class Stepper:
     """Collects the losses of an update (`begin`, then `add` for each micro-batch) and takes one step (`finish`).
 
-    This is the usual way: add up the gradients of all micro-batches, clip their common norm, and step.
+    It adds up the gradients of all micro-batches, clips their common norm, and steps.
 
     max_grad_norm: the gradient is scaled down to this norm; 0: it is not clipped.
     abort_grad_norm: a longer gradient raises FloatingPointError; None: no bound.
@@ -140,79 +133,8 @@ class Stepper:
         return norm.item()
 
 
-class StepInBackward(Stepper):
-    """Updates each weight as soon as the backward pass knows its gradient, and then frees the gradient.
-
-    With `max_grad_norm` a first backward pass only measures the norm of the gradient; the update is then the same as
-    with `Stepper`. With `max_grad_norm` = 0 there is one backward pass, and some weights have already been
-    updated when a gradient that is not finite is found.
-    """
-
-    def begin(self) -> None:
-        """Start an update without gradient."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self.loss: Tensor | None = None
-
-    def add(self, loss: Tensor) -> None:
-        """Add a loss; its graph is kept until the end."""
-        self.loss = loss if self.loss is None else self.loss + loss
-
-    def finish(self) -> float:
-        """Run the backward pass and take the step; returns the norm of the gradient before it was clipped.
-
-        Raises FloatingPointError if the norm is not finite, or above `abort_grad_norm`.
-        """
-        lengths: list[Tensor] = []
-        scale = 1.0
-
-        def measure(weight: Tensor) -> None:
-            lengths.append(_gradient(weight).norm())
-            check_gradient(lengths[-1], self.abort_grad_norm)
-            weight.grad = None
-
-        def apply(weight: Tensor) -> None:
-            if not self.max_grad_norm:
-                lengths.append(_gradient(weight).norm())
-                check_gradient(lengths[-1], self.abort_grad_norm, "updated in part, because max_grad_norm = 0")
-            _gradient(weight).mul_(scale)
-            self.optimizer.step()  # steps over every weight that has no gradient
-            weight.grad = None
-
-        if self.max_grad_norm:
-            self._backward(measure, retain_graph=True)
-            norm = _length(lengths)
-            check_gradient(norm, self.abort_grad_norm)
-            scale = min(1.0, self.max_grad_norm / (norm.item() + 1e-6))
-        reached = self._backward(apply)
-        for weight in self.parameters:
-            if weight not in reached:  # momentum and weight decay act without a gradient as well
-                weight.grad = torch.zeros_like(weight)
-                apply(weight)
-        return _length(lengths).item()
-
-    def _backward(self, act: Callable[[Tensor], None], retain_graph: bool = False) -> set[Tensor]:
-        """Run the backward pass and act on every weight when its gradient is complete; returns these weights."""
-        reached: set[Tensor] = set()
-        if self.loss is None:
-            return reached
-
-        def hook(weight: Tensor) -> None:
-            reached.add(weight)
-            act(weight)
-
-        handles = [weight.register_post_accumulate_grad_hook(hook) for weight in self.parameters]
-        try:
-            self.loss.backward(retain_graph=retain_graph)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return reached
-
-
-def check_gradient(norm: Tensor, longest: float | None = None, weights: str = "kept as they were") -> None:
+def check_gradient(norm: Tensor, longest: float | None = None) -> None:
     """Raise FloatingPointError where the norm of a gradient is not finite, or above `longest` (None: no bound).
-
-    weights: what happened to them, for the message.
 
     >>> check_gradient(torch.tensor(2.0), longest=1.0)
     Traceback (most recent call last):
@@ -227,19 +149,9 @@ def check_gradient(norm: Tensor, longest: float | None = None, weights: str = "k
     else:
         return
     raise FloatingPointError(
-        f"{fault}; training stopped and the weights were {weights}. Try a lower learning_rate, and look at the rewards "
-        "of this step."
+        f"{fault}; training stopped and the weights were kept as they were. Try a lower learning_rate, and look at the "
+        "rewards of this step."
     )
-
-
-def _gradient(weight: Tensor) -> Tensor:
-    assert weight.grad is not None, "called before the backward pass"
-    return weight.grad
-
-
-def _length(lengths: Iterable[Tensor]) -> Tensor:
-    """The norm of a gradient from the norms of its parts."""
-    return torch.stack([length.to(widest(length.device)) for length in lengths]).norm() if lengths else torch.zeros(())
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

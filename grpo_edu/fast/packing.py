@@ -1,9 +1,12 @@
-"""Pack a prompt and the tree of its completions into one row of the forward pass, without padding in between.
+"""Compute the log-probabilities of completions under a model, with each prompt processed once per group if possible.
 
-`shared_prefix_logps` computes the log-probabilities of a group from such a row, so the prompt is processed only once.
+`per_token_logps` gives each completion its own copy of the prompt. `shared_prefix_logps` packs a prompt and the tree of
+its completions into one row of the forward pass, without padding in between. `group_logps`, which the trainer uses,
+takes the second way where the model allows it. `grpo_edu.logprobs` has the definition of a log-probability.
 """
 
 import inspect
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -134,6 +137,57 @@ def packed_lengths(prompt_mask: Tensor, completion_mask: Tensor, num_generations
     return (prompt_mask[::num_generations] != 0).sum(dim=1) + fed
 
 
+def per_token_logps(
+    model: "PreTrainedModel",
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    with_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""The log-probability log π(o_t | prompt, o_<t) of every completion token under a model.
+
+    The result depends only on the tokens whose mask is 1. The amount and the content of the padding have no influence,
+    because padding is moved to the end of the row, where a causal model does not see it.
+
+    Args:
+        model: a causal language model of transformers.
+        prompt_ids: (B, P), left-padded.
+        prompt_mask: (B, P), 1 for tokens of the prompt.
+        completion_ids: (B, C), right-padded.
+        completion_mask: (B, C), 1 up to and including the first EOS; a row may be all zeros.
+        temperature: of the sampling; logits are divided by it.
+        chunk_size: number of tokens whose logits are in memory at the same time; None: 128 MiB of logits. With several
+            chunks, the backward pass computes the logits of each chunk again instead of keeping them.
+        with_entropy: also return the entropies.
+
+    Returns:
+        (B, C), nats, 0 in the padding, with gradient. With ``with_entropy`` a pair of this and the entropies (B, C),
+        nats, 0 in the padding, with gradient.
+
+    Raises:
+        ValueError: the shapes do not match, a completion mask has gaps, a prompt is empty, the temperature is not
+            positive, or the model is not a causal language model or rescales its logits.
+
+    >>> from transformers import Qwen2Config, Qwen2ForCausalLM
+    >>> sizes = dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1)
+    >>> model = Qwen2ForCausalLM(Qwen2Config(vocab_size=16, num_hidden_layers=1, **sizes))
+    >>> prompt, completion = torch.tensor([[0, 7], [3, 4]]), torch.tensor([[5, 6, 2], [9, 2, 0]])
+    >>> per_token_logps(model, prompt, prompt.sign(), completion, completion.sign()).shape
+    torch.Size([2, 3])
+    """
+    decoder, head = check_model(model, temperature, chunk_size)
+    rows = pack_groups(prompt_ids, prompt_mask, completion_ids, completion_mask, 1)
+    hidden = decoder(
+        input_ids=rows.input_ids, attention_mask=torch.ones_like(rows.input_ids), use_cache=False
+    ).last_hidden_state
+    source = rows.source
+    return score_states(head, hidden, source, completion_ids, completion_mask, temperature, chunk_size, with_entropy)
+
+
 def shared_prefix_logps(
     model: "PreTrainedModel",
     prompt_ids: Tensor,
@@ -146,7 +200,7 @@ def shared_prefix_logps(
     chunk_size: int | None = None,
     with_entropy: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""The result of `grpo_edu.logprobs.per_token_logps`, with each prompt processed once per group.
+    r"""The result of `per_token_logps`, with each prompt processed once per group.
 
     A group becomes one row: the prompt, then its completions (Prefix Grouper, https://arxiv.org/abs/2506.05433), with
     every common prefix only once (Tree Training, https://arxiv.org/abs/2511.00413). This saves most of the tokens if
@@ -164,7 +218,6 @@ def shared_prefix_logps(
 
     Raises ValueError: as `per_token_logps` and `pack_groups`; also if the model does not support a block mask.
 
-    >>> from grpo_edu.logprobs import per_token_logps
     >>> from transformers import Qwen2Config, Qwen2ForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1)
     >>> model = Qwen2ForCausalLM(Qwen2Config(vocab_size=16, num_hidden_layers=1, **sizes))
@@ -183,6 +236,34 @@ def shared_prefix_logps(
     ).last_hidden_state
     source = rows.source
     return score_states(head, hidden, source, completion_ids, completion_mask, temperature, chunk_size, with_entropy)
+
+
+def group_logps(
+    model: "PreTrainedModel",
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    *,
+    num_generations: int,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The log-probabilities of `per_token_logps`, computed with one pass over each prompt per group if possible.
+
+    If the model does not support the mask that `shared_prefix_logps` needs, the function warns and calls
+    `per_token_logps`. The arguments and the result are those of `shared_prefix_logps`.
+    """
+    batch = prompt_ids, prompt_mask, completion_ids, completion_mask
+    width = int(packed_lengths(prompt_mask, completion_mask, num_generations).max())
+    obstacle = block_mask_obstacle(model, width)
+    if not obstacle:
+        return shared_prefix_logps(
+            model, *batch, num_generations=num_generations, temperature=temperature, with_entropy=with_entropy
+        )
+    warning = f"{obstacle}; each prompt is processed once per completion, which is slower"
+    warnings.warn(warning, RuntimeWarning, stacklevel=2)
+    return per_token_logps(model, *batch, temperature=temperature, with_entropy=with_entropy)
 
 
 def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:

@@ -196,14 +196,10 @@ def similarity_map(names: Sequence[str], similarity: "Tensor", *, title: str) ->
 
 
 def _bounds(epsilon: float, epsilon_high: float | None, loss_type: str) -> list[float]:
-    from grpo_edu.losses import UNCLIPPED
+    from grpo_edu.losses import find_loss
 
     high = epsilon if epsilon_high is None else epsilon_high
-    if loss_type in UNCLIPPED:
-        return []
-    if loss_type == "cispo":
-        return [high]
-    return [1 - epsilon, 1 + high]
+    return {"": [], "weight": [high], "ratio": [1 - epsilon, 1 + high]}[find_loss(loss_type).clips]
 
 
 def _shade(color: str, strength: float) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grpo_edu.advantages import group_advantages, rloo_advantages
 from grpo_edu.figures.style import COLORS
-from grpo_edu.losses import per_token_loss, token_weights
+from grpo_edu.losses import LOSSES, per_token_loss, token_weights, weight_by_rows_given
 
 _WEB = Path(__file__).resolve().parent / "web"
 
@@ -84,7 +84,7 @@ def _weights(record: Mapping[str, Any], mask: Tensor, loss_type: str) -> Tensor:
     others = len(record["rewards"]) - len(mask)
     whole = torch.cat([mask, torch.zeros(others, mask.shape[1], dtype=mask.dtype)])
     limit, tokens = record["max_completion_length"], record["num_tokens"]
-    if loss_type == "bnpo":  # in one undivided batch it has the weights of "dapo", which takes the number of tokens
+    if LOSSES[loss_type].weight is weight_by_rows_given:  # of the whole batch, whose tokens "dapo" is given
         loss_type = "dapo"
     return token_weights(whole, loss_type=loss_type, max_completion_length=limit, num_items=tokens)[: len(mask)]
 

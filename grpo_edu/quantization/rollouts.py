@@ -6,8 +6,7 @@ come from π_q, and the gradient is that of π. Each token is therefore weighted
 π and π_q. The weight is truncated, so that no single token dominates the batch (truncated importance sampling; Yao et
 al. 2025, https://fengyao.notion.site/off-policy-rl; FlashRL). For old samples this weight, times the ratio of PPO
 between π at the start of the step and π now, is the decoupled objective of AReaL (https://arxiv.org/abs/2505.24298).
-The four modes are those of TRL's ``vllm_importance_sampling_mode``, whose default is "sequence_mask"; without its lower
-bound of the weights.
+It is "token_truncate" among the modes of TRL's ``vllm_importance_sampling_mode``.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from grpo_edu.config import GRPOConfig, check_numbers
+from grpo_edu.config import GRPOConfig
 from grpo_edu.quantization.model import quantize_model
 from grpo_edu.rollout import Rollout, Sampler
 
@@ -41,32 +39,14 @@ def samples_differ(config: GRPOConfig) -> bool:
 
 @dataclass
 class CorrectedSampler(Sampler):
-    """Samples from the policy as it is when it is asked, and corrects for the difference when the policy learns later.
-
-    Raises ValueError: `loss_type` "vespo", which multiplies the weights of a completion itself, with one weight per
-    completion.
-    """
-
-    def __post_init__(self) -> None:
-        mode = self.config.importance_sampling_mode
-        corrects = self.config.importance_sampling_correction and mode.startswith("sequence")
-        if corrects and self.config.loss_type == "vespo":
-            raise ValueError(
-                f"importance_sampling_mode must be token_truncate or token_mask with loss_type = 'vespo', got {mode!r}"
-            )
+    """Samples from the policy as it is now, and corrects for the difference when the policy learns later."""
 
     def importance_weights(self, old_per_token_logps: Tensor, rollout: Rollout, rows: Tensor) -> Tensor | None:
-        """`correction_weights` of these rows; None where the config asks for no correction."""
+        """`truncated_importance_weights` of these rows; None where the config asks for no correction."""
         if not self.config.importance_sampling_correction:
             return None
-        weights = correction_weights(
-            old_per_token_logps,
-            rollout.sampling_per_token_logps[rows],
-            rollout.policy_mask[rows],
-            mode=self.config.importance_sampling_mode,
-            cap=self.config.importance_sampling_clip_max,
-        )
-        return weights.expand_as(old_per_token_logps)
+        sampled = rollout.sampling_per_token_logps[rows]
+        return truncated_importance_weights(old_per_token_logps, sampled, self.config.importance_sampling_clip_max)
 
     def metrics(self, old_per_token_logps: Tensor, rollout: Rollout) -> dict[str, float]:
         """`mismatch_metrics` of a step, without those of the weights if there is no correction.
@@ -79,7 +59,6 @@ class CorrectedSampler(Sampler):
             old_per_token_logps,
             rollout.sampling_per_token_logps,
             rollout.policy_mask * scored,
-            mode=self.config.importance_sampling_mode,
             cap=self.config.importance_sampling_clip_max,
         )
         corrects = self.config.importance_sampling_correction
@@ -100,49 +79,6 @@ class QuantizedSampler(CorrectedSampler):
         return quantize_model(self.merged_policy(), self.config.rollout_quantization)
 
 
-def correction_weights(
-    old_per_token_logps: Tensor, sampling_per_token_logps: Tensor, completion_mask: Tensor, *, mode: str, cap: float
-) -> Tensor:
-    r"""The weights with which tokens of the sampling policy train the policy, in one of TRL's four modes.
-
-    A weight is the ratio :math:`w_{it} = e^{\log \pi(o_{it}) - \log \pi_q(o_{it})}` of a token ("token_..."), or the
-    product of those of a completion's tokens ("sequence_..."). Weights above `cap` become `cap` ("..._truncate") or 0
-    ("..._mask").
-
-    Args:
-        old_per_token_logps, sampling_per_token_logps: (B, C), nats, as in `truncated_importance_weights`.
-        completion_mask: (B, C), 1 for tokens that the policy wrote; the others have weight 1.
-        mode: "token_truncate", "token_mask", "sequence_truncate" or "sequence_mask".
-        cap: c > 0, `importance_sampling_clip_max`.
-
-    Returns:
-        (B, C), or (B, 1) for a weight per completion.
-
-    Raises ValueError as `truncated_importance_weights` does, and for another mode.
-
-    >>> import torch
-    >>> trained, sampled = torch.tensor([[0.5, 0.8]]).log(), torch.tensor([[0.25, 0.4]]).log()
-    >>> correction_weights(trained, sampled, torch.ones(1, 2), mode="token_mask", cap=3.0)
-    tensor([[2., 2.]])
-    >>> correction_weights(trained, sampled, torch.ones(1, 2), mode="sequence_mask", cap=3.0)
-    tensor([[0.]])
-    """
-    modes = GRPOConfig.choices["importance_sampling_mode"]
-    if mode not in modes:
-        raise ValueError(f"mode must be one of {', '.join(modes)}; got {mode!r}")
-    if old_per_token_logps.shape != sampling_per_token_logps.shape:
-        raise ValueError(
-            f"sampling_per_token_logps: expected shape {tuple(old_per_token_logps.shape)}, got "
-            f"{tuple(sampling_per_token_logps.shape)}"
-        )
-    check_numbers(cap=cap)
-    difference = torch.where(completion_mask != 0, old_per_token_logps.detach() - sampling_per_token_logps, 0.0)
-    if mode.startswith("sequence"):
-        difference = difference.sum(dim=1, keepdim=True)
-    ratio = difference.exp()
-    return ratio.clamp(max=cap) if mode.endswith("truncate") else torch.where(ratio > cap, 0.0, ratio)
-
-
 def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token_logps: Tensor, cap: float) -> Tensor:
     r"""The ratio of each token's probability under the trained and the sampling policy, at most `cap`.
 
@@ -156,7 +92,7 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
     Returns:
         (B, C), for `losses.grpo_loss(importance_weights=…)`.
 
-    Raises ValueError: shapes that differ, a cap that is not positive.
+    Raises ValueError: shapes that differ.
 
     >>> import torch
     >>> sampled = torch.tensor([[0.5, 0.5, 0.1], [0.25, 0.5, 0.5]]).log()
@@ -164,22 +100,22 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
     tensor([[1.0000, 0.5000, 3.0000],
             [2.0000, 1.0000, 1.0000]])
     """
-    every = torch.ones_like(old_per_token_logps)
-    return correction_weights(old_per_token_logps, sampling_per_token_logps, every, mode="token_truncate", cap=cap)
+    if old_per_token_logps.shape != sampling_per_token_logps.shape:
+        raise ValueError(
+            f"sampling_per_token_logps: expected shape {tuple(old_per_token_logps.shape)}, got "
+            f"{tuple(sampling_per_token_logps.shape)}"
+        )
+    return (old_per_token_logps.detach() - sampling_per_token_logps).exp().clamp(max=cap)
 
 
 def mismatch_metrics(
-    old_per_token_logps: Tensor,
-    sampling_per_token_logps: Tensor,
-    completion_mask: Tensor,
-    *,
-    mode: str = "token_truncate",
-    cap: float,
+    old_per_token_logps: Tensor, sampling_per_token_logps: Tensor, completion_mask: Tensor, *, cap: float
 ) -> dict[str, float]:
     """How far the sampling policy is from the policy that is trained, over the tokens of the mask, under TRL's keys.
 
     `sampling/sampling_logp_difference/mean` and `/max`: of |log π − log π_q|, nats.
-    `sampling/importance_sampling_ratio/min`, `/mean`, `/max`: of the `correction_weights`. An empty mask gives no keys.
+    `sampling/importance_sampling_ratio/min`, `/mean`, `/max`: of the `truncated_importance_weights`.
+    An empty mask gives no keys.
 
     >>> import torch
     >>> sampled = torch.tensor([[0.5, 0.5, 0.1], [0.25, 0.5, 0.5]]).log()
@@ -191,8 +127,7 @@ def mismatch_metrics(
     if not real.any():
         return {}
     difference = (old_per_token_logps - sampling_per_token_logps)[real].abs()
-    weights = correction_weights(old_per_token_logps, sampling_per_token_logps, completion_mask, mode=mode, cap=cap)
-    ratio = weights[real.any(dim=1) if mode.startswith("sequence") else real]
+    ratio = truncated_importance_weights(old_per_token_logps, sampling_per_token_logps, cap)[real]
     return {
         "sampling/sampling_logp_difference/mean": difference.mean().item(),
         "sampling/sampling_logp_difference/max": difference.max().item(),

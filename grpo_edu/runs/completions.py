@@ -163,8 +163,8 @@ def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
     for one in map(str, steps):
         if one not in named and not (one.isdecimal() and 1 <= int(one) <= max_steps):
             raise ValueError(
-                f"`inspect_steps`: {one!r} is no step of a run with {max_steps}; write numbers from 1 to {max_steps}, "
-                "first, last or all, with commas."
+                f"`record_token_steps`: {one!r} is no step of a run with {max_steps}; write numbers from 1 to "
+                f"{max_steps}, first, last or all, with commas."
             )
         found.update(named[one] if one in named else (int(one),))
     return found
@@ -178,7 +178,7 @@ def read_completions(folder: str | Path, step: int | None = None) -> list[Sample
     path = kept_file(folder, COMPLETIONS)
     lines = [json.loads(line) for line in read_lines(path)] if path.is_file() else []
     if not lines:
-        raise ValueError(f"`run`: {folder} keeps no completions; train with `keep_completions` above 0.")
+        raise ValueError(f"`run`: {folder} keeps no completions; train with `max_saved_completions` above 0.")
     steps = [line["step"] for line in lines]
     if step is not None and step not in steps:
         known = f"{steps[0]} to {steps[-1]}" + (f", every {steps[1] - steps[0]} steps" if len(steps) > 1 else "")

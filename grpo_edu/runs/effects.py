@@ -29,14 +29,26 @@ class Need:
 
 def _moves_between_updates(settings: Settings) -> bool:
     """Whether a step has several updates, so that the policy is another one in the later ones."""
-    return settings["num_iterations"] > 1 or settings["steps_per_generation"] > 1
+    return settings["num_iterations"] > 1
 
 
 def _is_clipped(settings: Settings) -> bool:
     """Whether ratios can differ from 1, in a loss whose clip bounds are 1 − ε and 1 + ε."""
-    from grpo_edu.losses import UNCLIPPED  # imports torch
+    return _moves_between_updates(settings) and _loss(settings).clips == "ratio"
 
-    return _moves_between_updates(settings) and settings["loss_type"] not in ("cispo", *UNCLIPPED)
+
+def _loss(settings: Settings) -> Any:
+    """The entry of the loss type."""
+    from grpo_edu.losses import LOSSES  # imports torch
+
+    return LOSSES[settings["loss_type"]]
+
+
+def _scales(settings: Settings) -> bool:
+    """Whether the estimator of the advantages scales rewards."""
+    from grpo_edu.advantages import ESTIMATORS  # imports torch
+
+    return ESTIMATORS[settings["advantage_estimator"]].scales
 
 
 def _tokens_differ(settings: Settings) -> bool:
@@ -44,13 +56,10 @@ def _tokens_differ(settings: Settings) -> bool:
 
     Where every ratio is 1 their gradients add up to the same, unless something else weights the tokens differently.
     """
-    from grpo_edu.losses import NO_RATIO  # imports torch
-
-    if settings["loss_type"] in NO_RATIO:
+    if not _loss(settings).uses_ratio:
         return bool(settings["beta"] and settings["use_bias_correction_kl"])
     return (
         _moves_between_updates(settings)
-        or settings["top_entropy_quantile"] < 1
         or bool(_samples_differ(settings) and settings["importance_sampling_correction"])
         or bool(settings["beta"] and settings["use_bias_correction_kl"])
     )
@@ -66,51 +75,28 @@ RUN_NEEDS: tuple[Need, ...] = (
     Need("lora_alpha lora_targets", lambda run: run["lora_rank"] > 0, "`lora_rank` above 0"),
     Need(
         "scale_rewards",
-        lambda run: run["advantage_estimator"] == "group" or run["scale_rewards"] == "none",
+        lambda run: _scales(run) or run["scale_rewards"] == "none",
         "`advantage_estimator` group, because the others do not scale rewards",
     ),
-    Need(
-        "scale_rewards",
-        lambda run: run["multi_objective_aggregation"] == "sum_then_normalize",
-        "`multi_objective_aggregation` sum_then_normalize, because the other always scales by group and batch",
-    ),
-    Need(
-        "epsilon delta",
-        _is_clipped,
-        "`num_iterations` or `steps_per_generation` of at least 2, and a `loss_type` with clip bounds such as grpo",
-    ),
+    Need("epsilon", _is_clipped, "`num_iterations` of at least 2, and a `loss_type` with clip bounds such as grpo"),
     Need(
         "epsilon_high",
-        lambda run: run["loss_type"] == "cispo" or _is_clipped(run),
-        "`num_iterations` or `steps_per_generation` of at least 2 and a `loss_type` with clip bounds such as grpo, or "
-        "`loss_type` cispo",
+        lambda run: _loss(run).clips == "weight" or _is_clipped(run),
+        "`num_iterations` of at least 2 and a `loss_type` with clip bounds such as grpo, or `loss_type` cispo",
     ),
     Need(
         "importance_sampling_level",
         _tokens_differ,
-        "`num_iterations` or `steps_per_generation` of at least 2 and a `loss_type` with a ratio, because in the first "
-        "update every ratio is 1",
-    ),
-    Need(
-        "off_policy_mask_threshold",
-        lambda run: _moves_between_updates(run) or _samples_differ(run),
-        "`num_iterations` or `steps_per_generation` of at least 2, `rollout_quantization` or `rollout_lag`, because "
-        "otherwise the policy that is trained is the policy that sampled",
-    ),
-    Need(
-        "cast_lm_head_to_fp32",
-        lambda run: run["dtype"] != "float32",
-        "`dtype` bfloat16, because the output layer is in float32 already",
+        "`num_iterations` of at least 2 and a `loss_type` with a ratio, because in the first update every ratio is 1",
     ),
     Need("use_bias_correction_kl", lambda run: run["beta"] > 0, "`beta` above 0"),
-    Need("ref_model_mixup_alpha ref_model_sync_steps", lambda run: run["sync_ref_model"], "`sync_ref_model`"),
     Need(
-        "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max",
+        "importance_sampling_correction importance_sampling_clip_max",
         _samples_differ,
         "`rollout_quantization` or `rollout_lag`",
     ),
     Need(
-        "importance_sampling_mode importance_sampling_clip_max",
+        "importance_sampling_clip_max",
         lambda run: run["importance_sampling_correction"],
         "`importance_sampling_correction`",
     ),

@@ -12,7 +12,8 @@ from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.instructions import INSTRUCTION_SETS
 from grpo_edu.prompts import chat_messages, prompt_style, render_prompt
 from grpo_edu.runs.folder import model_source, read_run_config
-from grpo_edu.runs.request import read_run_result
+from grpo_edu.runs.options import use_current_names
+from grpo_edu.runs.record import read_run_result
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +127,7 @@ def model_card(
         "## Accuracy",
         _accuracy(result, config["seed"]),
         "## Rewards",
-        *(_reward(reward) for reward in stored["rewards"]),
+        *(_reward(reward) for reward in use_current_names(stored)["reward_funcs"]),
         "## How to ask it",
         "The model was trained with this prompt and ends its answer with its end-of-turn token.",
         f"""```python

@@ -4,12 +4,12 @@ config.json     what was asked for, written first
 first_look.txt  problems, rendered prompts and stop tokens, as they were before training
 metrics.jsonl   one line per step, written during training
 completions.jsonl.gz   what was sampled, with rewards and advantages, for `read_completions`
-tokens.jsonl.gz   of a run with `inspect_steps`: each token of these steps before and after the update
+tokens.jsonl.gz   of a run with `record_token_steps`: each token of these steps before and after the update
 model/          the trained policy, for `load_policy`
 summary.md      one page to read, with curves.png and accuracy.png
 result.json     accuracies, intervals and p-value, written last
-checkpoints/    of a run with checkpoints, while it is under way, and of a run that was interrupted, with
-                before.json: the evaluation before training, and fingerprints of the problems
+state.pt        of a run with `checkpoint_every`, while it is under way, and of a run that was interrupted: everything
+                that it needs to go on (`grpo_edu.runs.state`)
 adapters/       of a run that trained adapters, for `load_adapters`
 diagnosis/      the batch on which a run stopped
 tensorboard/, wandb/   of these trackers, where they were asked for
@@ -114,6 +114,7 @@ _REPLACED = (
         "accuracy.png",
         "metrics.jsonl",
         "before.json",
+        "state.pt",
         "first_look.txt",
         COMPLETIONS,
         TOKENS,
@@ -134,7 +135,8 @@ class RunFolder:
         self.completions = self.path / COMPLETIONS
         self.tokens = self.path / TOKENS
         self.model = self.path / "model"
-        self.checkpoints = self.path / "checkpoints"
+        self.state = self.path / "state.pt"
+        self.checkpoints = self.path / "checkpoints"  # of version 0.3.0, and of a job of TRL
         self.diagnosis = self.path / "diagnosis"
 
     @classmethod
@@ -148,8 +150,8 @@ class RunFolder:
 
     @property
     def resumable(self) -> bool:
-        """Whether the folder holds a checkpoint."""
-        return any(self.checkpoints.glob("step-*"))
+        """Whether the folder holds a state, or a checkpoint of version 0.3.0."""
+        return self.state.is_file() or any(self.checkpoints.glob("step-*"))
 
     def check(self, *, overwrite: bool = False) -> None:
         """Check early whether a run may be written to this folder, without changing anything.
@@ -189,10 +191,10 @@ class RunFolder:
     def check_room(self, model_size: int, *, resumes: bool = False) -> None:
         """Raise OSError (ENOSPC) where the disk cannot take so many bytes of models and the small files.
 
-        What the folder holds and the run replaces counts as free: the checkpoints of a run that is resumed, or the
+        What the folder holds and the run replaces counts as free: the state of a run that is resumed, or the
         files of a run that is overwritten.
         """
-        replaced = ("checkpoints/step-*",) if resumes else _REPLACED
+        replaced = ("state.pt", "checkpoints/step-*") if resumes else _REPLACED
         needed = model_size + _OTHER_FILES_SIZE
         free = shutil.disk_usage(self._nearest()).free + sum(map(_size, self._matching(*replaced)))
         if free < needed:
@@ -270,10 +272,10 @@ class RunFolder:
     def _matching(self, *patterns: str) -> list[Path]:
         return [path for pattern in patterns for path in self.path.glob(pattern)]
 
-    def drop_checkpoints(self) -> None:
+    def drop_state(self) -> None:
         """Remove the files that are needed only while a run is in progress."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
-        self.clear("before.json")
+        self.clear("state.pt", "before.json")
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON file, indented."""

@@ -14,7 +14,8 @@ from grpo_edu.problems.own import HELDOUT_SHARE
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import stop_token_ids
-from grpo_edu.runs.request import RunRequest, is_own_set
+from grpo_edu.runs.loading import is_user_dataset
+from grpo_edu.runs.options import RunConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,7 +24,7 @@ _RENDERED, _SHOWN = 500, 3  # problems whose prompts are counted, and shown
 
 
 def first_look(
-    request: RunRequest,
+    request: RunConfig,
     problems: Sequence[Problem],
     heldout: Sequence[Problem],
     policy: PreTrainedModel,
@@ -36,9 +37,9 @@ def first_look(
     longest, context = request.config.max_completion_length, getattr(policy.config, "max_position_embeddings", None)
     room = f"; with up to {longest} tokens of completion, {lengths[-1] + longest} of the model's {context}"
     stops = tokenizer.convert_ids_to_tokens(stop_token_ids(policy, tokenizer).tolist())
-    divided = [Path(name).name for name in request.data if is_own_set(name) and Path(name).is_file()]
+    divided = [Path(name).name for name in request.data if is_user_dataset(name) and Path(name).is_file()]
     split = ""
-    if divided and request.heldout is None:
+    if divided and request.heldout_file is None:
         split = f" (one in {HELDOUT_SHARE} questions of {' and '.join(divided)}, chosen by their hashes)"
     lines = [
         f"Problems: {len(problems)} to train on, {len(heldout)} held out{split}",

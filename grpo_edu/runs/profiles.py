@@ -1,6 +1,6 @@
 """Profiles: settings of a run under a name. What is typed next to a profile overrides it.
 
-A profile is a JSON file with fields of `RunRequest` and of `GRPOConfig`, an "about", and perhaps a "base" profile to
+A profile is a JSON file with fields of `RunConfig` and of `GRPOConfig`, an "about", and perhaps a "base" profile to
 start from. Those of the package lie in data/profiles; a file of your own has the same form. This module needs no torch,
 so that the command line lists and reads profiles at once.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.files import data_dir, read_utf8
-from grpo_edu.runs.request import CONFIG_FIELDS, RUN_FIELDS, RunRequest
+from grpo_edu.runs.options import CONFIG_FIELDS, OLD_NAMES, RUN_FIELDS, RunConfig, use_current_names
 
 PROFILES = tuple(sorted(path.stem for path in (data_dir() / "profiles").glob("*.json")))
 
@@ -27,7 +27,7 @@ class Profile:
     """Settings under a name.
 
     name: of `PROFILES`, or a file. about: what it is for.
-    settings: fields of `RunRequest` and `GRPOConfig`; a field that is missing has its default.
+    settings: fields of `RunConfig` and `GRPOConfig`; a field that is missing has its default.
 
     Raises ValueError that names the field, and for an unknown one the most similar name.
 
@@ -42,15 +42,16 @@ class Profile:
     settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", use_current_names(self.settings))
         known = (*RUN_FIELDS, *CONFIG_FIELDS)
         for name in self.settings:
             if name not in known:
                 raise ValueError(f"`{name}` is not a setting{_nearest(name, known)}")
         self.request()
 
-    def request(self) -> RunRequest:
+    def request(self) -> RunConfig:
         """Return the run that this profile asks for, with completions long enough for its data."""
-        return RunRequest.from_settings(self.settings)
+        return RunConfig.from_settings(self.settings)
 
     def config(self) -> GRPOConfig:
         """Return the settings of GRPO in `request`."""
@@ -101,7 +102,8 @@ def _line_of(message: str, text: str) -> int:
     """Return the line of a JSON text with the field that an error message begins with; 1 where none is found."""
     field = re.match(r"`?(\w+)", message)
     name = "base" if field and field[1] == "profile" else field[1] if field else ""
-    found = re.search(rf'^.*"{name}"\s*:', text, re.MULTILINE)
+    names = "|".join([name, *(old for old, new in OLD_NAMES.items() if new == name)])
+    found = re.search(rf'^.*"({names})"\s*:', text, re.MULTILINE)
     return text[: found.end()].count("\n") + 1 if found else 1
 
 

@@ -1,66 +1,446 @@
-"""A whole run in one call: load the model, evaluate it, train it, evaluate it again, and keep everything in a folder.
+"""One training run: a folder, and a generator of events that evaluates, trains, saves and evaluates again.
 
-The command line is a thin layer over `start_run`, `resume_training` and `run_evaluation`. A notebook calls
-`run_training`, which takes the options of a run one by one.
+`Run.events` yields an event for each thing that is done. At each of them, and inside a step, it can be stopped: by
+closing the generator, by Ctrl-C or SIGTERM, or by a kill, after which `Run.resume` goes on from the last state that was
+saved and ends with the same result. Whoever shows a run consumes its events: `follow` draws progress bars from them.
+A notebook calls `run_training`, which takes the options of a run one by one.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from grpo_edu.config import GRPOConfig
-from grpo_edu.evaluation import Evaluation, evaluate
+from grpo_edu.evaluation import Evaluating, Evaluation, evaluate_in_batches
 from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora, save_adapters
 from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy, save_policy
-from grpo_edu.problems.templates import LEVELS, Problem
+from grpo_edu.problems.templates import LEVELS
 from grpo_edu.prompts import prompt_style, set_prompt_style
-from grpo_edu.runs.checkpoint import (
-    check_same_data,
-    data_fingerprint,
-    fingerprint,
-    latest_checkpoint,
-    load_checkpoint,
-    same_threads,
-)
 from grpo_edu.runs.completions import columns_of_batch
 from grpo_edu.runs.folder import RunFolder
+from grpo_edu.runs.loading import Rewards, RunData, parse_data
 from grpo_edu.runs.log import write_log
 from grpo_edu.runs.look import first_look
-from grpo_edu.runs.recording import STOPS, Keeper, noting, record_steps, sigterm_interrupts
-from grpo_edu.runs.request import (
-    ALL_LAYERS,
-    Rewards,
-    RunRecord,
-    RunRequest,
-    check_data,
-    default_config,
-    default_folder,
-    plain_template,
-    read_resumable,
+from grpo_edu.runs.options import ALL_LAYERS, RunConfig, default_config, make_plain_chat_template, use_current_names
+from grpo_edu.runs.record import RunMetadata, default_folder, read_resumable
+from grpo_edu.runs.recording import (
+    RECOVERABLE_ERRORS,
+    DeferInterrupts,
+    annotate_errors,
+    note_what_is_kept,
+    open_logs,
+    sigterm_interrupts,
+)
+from grpo_edu.runs.state import (
+    check_same_data,
+    check_same_model,
+    check_same_settings,
+    data_fingerprint,
+    find_state,
+    fingerprint,
+    load_state,
+    pack_training,
+    read_random_states,
+    restore_training,
+    same_threads,
+    save_failed_batch,
+    save_state,
+    warn_of_other_versions,
 )
 from grpo_edu.runs.summary import RunResult, report_evaluation, write_result
 from grpo_edu.runs.symptoms import sample_weights, unchanged
 from grpo_edu.runs.tokens import TokenRecorder
 from grpo_edu.runs.tracking import check_trackers
-from grpo_edu.trainer import check_inputs, start_training, train
+from grpo_edu.trainer import Stages, TrainingState, check_inputs, start_training, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_TOKEN_SIZE = 100  # bytes per token of a tokenizer's files, generous
-GREEDY_BUDGET = 3.0  # seconds: where one evaluation is quicker than this, a greedy one is made as well
+_BYTES_PER_TOKEN = 100  # of a tokenizer's files, generous
+MAX_GREEDY_SECONDS = 3.0  # if one evaluation is quicker than this, a greedy one is made as well
+
+
+@dataclass(frozen=True)
+class Previewed:
+    """The problems are loaded. text: some of them, rendered prompts and stop tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation is complete. when: "before" or "after" training. greedy: without sampling, if asked for."""
+
+    when: str
+    evaluation: Evaluation
+    greedy: Evaluation | None
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A step of training is complete, with these metrics."""
+
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The state after this step is on the disk."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The run has ended, or was interrupted; its folder is complete."""
+
+    result: RunResult
+
+
+Event = Previewed | Evaluating | Evaluated | Stepped | Saved | Stopped
+
+
+class Run:
+    """A training run in a folder; `Run.start` and `Run.resume` make one, and `events` does the work.
+
+    Attributes:
+        folder, metadata: where it is kept, and what its config.json holds.
+        data, policy, tokenizer, state: what it trains with, once it is loaded. state: None if TRL trains.
+        history: the metrics of each step. before, greedy_before, after, greedy_after: the evaluations so far.
+        doing: what is being done, for a progress bar.
+        result: once the run has stopped after at least one step.
+    """
+
+    data: RunData
+    policy: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def __init__(self, folder: RunFolder, metadata: RunMetadata, *, resumes: bool, overwrite: bool = False) -> None:
+        self.folder, self.metadata, self.resumes, self.overwrite = folder, metadata, resumes, overwrite
+        self.run_config, self.config = metadata.run_config, metadata.run_config.config
+        self.state: TrainingState | None = None
+        self.history: list[dict[str, float]] = []
+        self.before: Evaluation | None = None
+        self.after: Evaluation | None = None
+        self.greedy_before: Evaluation | None = None
+        self.greedy_after: Evaluation | None = None
+        self.doing = "Loading the model"
+        self.result: RunResult | None = None
+        self._started = time.perf_counter()
+        self._steps_before = 0
+        self._saved_step = -1
+        self._stored_training: dict[str, Any] | None = None
+        self._random_states: dict[str, Any] = {}
+
+    @classmethod
+    def start(
+        cls, run_config: RunConfig, output: str | Path | None = None, *, overwrite: bool = False, command: str = ""
+    ) -> Run:
+        """Make a new run; arguments and errors as in `start_run`. Nothing is written yet."""
+        if run_config.backend == "trl" and run_config.checkpoint_every:
+            raise ValueError(
+                f"`checkpoint_every` is {run_config.checkpoint_every}, but this command cannot resume a run with "
+                "`backend` 'trl'; leave it out, train with `backend` 'grpo_edu', or use `grpo-edu cluster`."
+            )
+        check_trackers(run_config.report_to)
+        folder = RunFolder(output) if output else default_folder(run_config, overwrite=overwrite)
+        folder.check(overwrite=overwrite)
+        return cls(folder, RunMetadata.start(run_config, command), resumes=False, overwrite=overwrite)
+
+    @classmethod
+    def resume(cls, output: str | Path, *, rewards: Rewards | None = None) -> Run:
+        """Go on with a run that was stopped; arguments and errors as in `resume_training`."""
+        return cls(RunFolder(output), read_resumable(output, rewards), resumes=True)
+
+    def events(self) -> Generator[Event]:
+        """Do the run, from its beginning or from its last saved state, and yield an event for each thing done.
+
+        Closing the generator stops the run as Ctrl-C does, see `start_run`.
+        """
+        self._started = time.perf_counter()
+        with ExitStack() as context:
+            if self.resumes:
+                context.enter_context(same_threads(self.metadata.threads))
+                context.enter_context(self.folder.resume())
+            yield from self._load()
+            if self.before is None:
+                yield from self._evaluate_before()
+            try:
+                stopped = yield from self._train(context)
+            except GeneratorExit as error:  # whoever took the events has closed the generator
+                if not self.history:
+                    raise
+                stopped = error
+            with annotate_errors(self.folder, len(self.history)):
+                yield from self._finish(stopped)
+
+    def _load(self) -> Iterator[Event]:
+        """Load problems and model, and the state of a run that is resumed."""
+        self.data = self.run_config.load_data()
+        self.folder.check_apart(self.metadata.source)
+        policy, self.tokenizer = open_policy(self.metadata)
+        self._fingerprint = fingerprint(policy) if self.run_config.backend == "grpo_edu" else ""
+        self.policy = with_adapters(policy, self.run_config)
+        self._preview = first_look(self.run_config, self.data.problems, self.data.heldout, self.policy, self.tokenizer)
+        check_inputs(self.policy, self.data.problems, self.config)
+        if not self.resumes:
+            yield Previewed(self._preview)
+        self.folder.check_room(self._disk_space(), resumes=self.resumes)
+        parts = {"train": self.data.problems, "heldout": self.data.heldout}
+        self._data_fingerprints = {part: data_fingerprint(problems) for part, problems in parts.items()}
+        self._sample = sample_weights(self.policy)
+        path = find_state(self.folder.path) if self.resumes else None
+        if path is not None:
+            self._read_state(path)
+
+    def _read_state(self, path: Path) -> None:
+        """Read the last state that was saved; raises ValueError if it is damaged or not of this run."""
+        stored = load_state(path)
+        check_same_model(stored["fingerprint"], self._fingerprint, path)
+        check_same_settings(stored["config"], self.config, path)
+        check_same_data(stored["data"], self._data_fingerprints, self.folder.path)
+        warn_of_other_versions(stored["versions"])
+        if stored["before"] is not None:
+            self.before = Evaluation(**stored["before"])
+            self.greedy_before = stored["greedy_before"] and Evaluation(**stored["greedy_before"])
+        self.history = stored["history"]
+        self._steps_before = self._saved_step = len(self.history)
+        self._stored_training = stored["training"]
+
+    # ---- evaluations ----
+
+    def _evaluate(self, when: str, temperature: float = 1.0) -> Generator[Event, None, Evaluation]:
+        """Evaluate the policy on the held-out problems."""
+        self.doing = f"Evaluating {when} training"
+        return (
+            yield from evaluate_in_batches(
+                self.policy,
+                self.tokenizer,
+                self.data.heldout,
+                temperature=temperature,
+                max_completion_length=self.config.max_completion_length,
+                seed=self.config.seed,
+                pack_weights=not self.config.saves_memory,
+            )
+        )
+
+    def _evaluate_before(self) -> Iterator[Event]:
+        """Evaluate before training, sampled and, if that is asked for or quick, greedily."""
+        started = time.perf_counter()
+        self.before = yield from self._evaluate("before")
+        greedy = self.run_config.greedy
+        if greedy is None:
+            greedy = time.perf_counter() - started < MAX_GREEDY_SECONDS
+        if greedy:
+            self.greedy_before = yield from self._evaluate("before", temperature=0.0)
+        yield Evaluated("before", self.before, self.greedy_before)
+
+    def _evaluate_after(self) -> Iterator[Event]:
+        """Evaluate after training, in the same ways."""
+        after = yield from self._evaluate("after")
+        if self.greedy_before is not None:
+            self.greedy_after = yield from self._evaluate("after", temperature=0.0)
+        self.after = after
+        yield Evaluated("after", after, self.greedy_after)
+
+    # ---- training ----
+
+    def _train(self, context: ExitStack) -> Generator[Event, None, BaseException | None]:
+        """Take the steps that are left; returns what stopped them, or None.
+
+        The folder of a new run is claimed when its first step is done, so that nothing is replaced by a run that never
+        was. What stops the training before that is raised.
+        """
+        self.doing = "Training"
+        training, sampled, recorder = self._start_trainer()
+        is_claimed = self.resumes
+        try:
+            with closing(training), DeferInterrupts() as interrupts, ExitStack() as files:
+                if is_claimed:
+                    self.folder.reserve(self._model_size())
+                    log = self._open_log(files, sampled, recorder)
+                for metrics in training:
+                    if not is_claimed:
+                        self._claim(context)
+                        is_claimed = True
+                        log = self._open_log(files, sampled, recorder)
+                    self.history.append(metrics)
+                    log(metrics)
+                    if self.state is not None:
+                        self._random_states = read_random_states(self.state.generator)
+                        if self._is_save_due():
+                            self._save()
+                            yield Saved(self._saved_step)
+                    yield Stepped(metrics)
+                    interrupts.raise_if_asked()
+        except (*RECOVERABLE_ERRORS, OSError) as error:
+            if isinstance(error, ArithmeticError) and self.state is not None and self.state.batch is not None:
+                if not is_claimed and not self.folder.path.exists():  # worth a folder, if there is none yet
+                    self._claim(context)
+                    is_claimed = True
+                if is_claimed:
+                    step = self.state.batch_step
+                    save_failed_batch(self.folder.diagnosis, self.state.batch, step=step, error=str(error))
+            if not self.history:
+                if is_claimed:
+                    note_what_is_kept(error, self.folder, 0)
+                self.folder.release()
+                raise
+            return error
+        except BaseException:
+            self.folder.release()
+            raise
+        return None
+
+    def _start_trainer(
+        self,
+    ) -> tuple[Generator[dict[str, float]], Callable[[], Mapping[str, Any]], TokenRecorder | None]:
+        """Return the training, what its last step sampled, and what records the tokens of steps, if asked for."""
+        functions = self.data.reward_funcs
+        if self.run_config.backend == "trl":
+            from grpo_edu.scale.trl_backend import train_with_trl
+
+            last: dict[str, Any] = {}
+            training = train_with_trl(
+                self.policy, self.tokenizer, self.data.problems, functions, self.config, on_sampled=last.update
+            )
+            return training, lambda: last, None
+        self.state = state = start_training(self.policy, self.tokenizer, self.data.problems, self.config)
+        if self._stored_training is not None:
+            restore_training(self.policy, state, self._stored_training, self.folder.state)
+            self._random_states = self._stored_training["random_states"]
+            self._stored_training = None
+        steps, recorder = self.run_config.record_token_steps, None
+        if steps:
+            recorder = TokenRecorder(self.policy, self.tokenizer, self.config, steps)
+        training = train(
+            self.policy,
+            self.tokenizer,
+            self.data.problems,
+            functions,
+            self.config,
+            state=state,
+            stages=recorder.stages if recorder else Stages(),
+        )
+        return training, lambda: columns_of_batch(state.batch, self.run_config.reward_names), recorder
+
+    def _open_log(
+        self, files: ExitStack, sampled: Callable[[], Mapping[str, Any]], recorder: TokenRecorder | None
+    ) -> Callable[[dict[str, float]], None]:
+        """Open everything that records a step, with the steps so far; returns the function that records one."""
+        logs = open_logs(files, self.folder, self.history, self.metadata, sampled, recorder)
+
+        def log(metrics: dict[str, float]) -> None:
+            for append in logs:
+                append(metrics)
+
+        return log
+
+    def _claim(self, context: ExitStack) -> None:
+        """Check the folder of a new run again, lock it, and write what the run began with."""
+        context.enter_context(self.folder.begin(self.metadata.to_dict(), overwrite=self.overwrite))
+        self.folder.write_text("first_look.txt", self._preview)
+        self.folder.reserve(self._model_size())
+
+    def _is_save_due(self) -> bool:
+        every, step = self.run_config.checkpoint_every, len(self.history)
+        return bool(every) and (step % every == 0 or step == self.config.max_steps)
+
+    def _save(self) -> None:
+        """Write the state after the last complete step."""
+        assert self.state is not None and self.before is not None
+        content = {
+            "fingerprint": self._fingerprint,
+            "config": self.config.to_dict(),
+            "data": self._data_fingerprints,
+            "before": asdict(self.before),
+            "greedy_before": self.greedy_before and asdict(self.greedy_before),
+            "history": self.history,
+            "training": pack_training(self.policy, self.state, self._random_states),
+        }
+        save_state(self.folder.state, content)
+        self._saved_step = len(self.history)
+
+    def _save_last_state(self) -> None:
+        """Write the state of a run that was interrupted, unless it is there; warns if that is not possible."""
+        if self.state is None or self._saved_step == len(self.history):
+            return
+        try:
+            self._save()
+        except (OSError, ArithmeticError, KeyboardInterrupt) as error:  # the model is still to be saved
+            reason = str(error) or "interrupted again"
+            warnings.warn(f"the state after step {len(self.history)} was not saved: {reason}", stacklevel=2)
+
+    # ---- the end ----
+
+    def _finish(self, stopped: BaseException | None) -> Iterator[Event]:
+        """Save the policy, evaluate it unless the training was stopped, and write the result."""
+        if isinstance(stopped, INTERRUPTS) or (stopped is None and has_adapters(self.policy)):
+            self._save_last_state()  # before the adapters are merged: the evaluation may be interrupted
+        self.folder.release()
+        if isinstance(stopped, OSError):  # the last lines of the log may not have found room
+            write_log(self.folder.metrics, self.history)
+        is_unchanged = unchanged(self.policy, self._sample)
+        self.policy = save_trained_policy(self.policy, self.tokenizer, self.folder)
+        if stopped is None:
+            try:
+                yield from self._evaluate_after()
+            except (*RECOVERABLE_ERRORS, GeneratorExit) as error:
+                stopped = error
+                if isinstance(error, INTERRUPTS):
+                    self._save_last_state()
+        is_interrupted = isinstance(stopped, INTERRUPTS)
+        failure = "" if stopped is None or is_interrupted else str(stopped) or type(stopped).__name__
+        assert self.before is not None
+        self.result = RunResult(
+            self.folder.path,
+            self.metadata,
+            self.history,
+            self.before,
+            self.after,
+            time.perf_counter() - self._started,
+            self.greedy_before,
+            self.greedy_after,
+            steps_before=self._steps_before,
+            interrupted=is_interrupted,
+            failure=failure,
+            unchanged=is_unchanged,
+        )
+        write_result(self.folder, self.result)
+        if stopped is not None and failure:
+            raise stopped
+        if not is_interrupted:
+            self.folder.drop_state()
+        if not isinstance(stopped, GeneratorExit):
+            yield Stopped(self.result)
+
+    def _disk_space(self) -> int:
+        """Return the bytes needed on the disk for the model, and for two states while one replaces the other."""
+        shape = ModelShape.of(self.policy)
+        held = held_bytes(shape, self.config)
+        state = shape.trained + held["optimizer"]
+        return self._model_size() + (2 * state if self.run_config.checkpoint_every else 0)
+
+    def _model_size(self) -> int:
+        """Return the bytes of the trained model on the disk, with its adapters and its tokenizer."""
+        shape = ModelShape.of(self.policy)
+        adapters = shape.trained if has_adapters(self.policy) else 0
+        return shape.weights + adapters + _BYTES_PER_TOKEN * len(self.tokenizer)
+
+
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
+
+
+# ---- a whole run in one call ----
 
 
 def run_training(
@@ -77,17 +457,19 @@ def run_training(
 
     Args:
         config: the settings of GRPO; None takes the defaults, with completions long enough for `data`.
-        options: further fields of `RunRequest`, such as `data="basic"`, `rewards="accuracy,format"` or `n=60`.
+        options: further fields of `RunConfig`, such as `data="basic"` or `num_heldout=60`; the names of version 0.3.0
+            (`rewards`, `n`, …) are understood too.
 
     `start_run` explains the other arguments, and what is raised.
     """
-    config = config or default_config(check_data(options.get("data", LEVELS)), model, options.get("lora_rank", 0))
-    request = RunRequest(str(model), config=config, **options)
-    return start_run(request, output=output, overwrite=overwrite, command=command, progress=progress)
+    options = use_current_names(options)
+    config = config or default_config(parse_data(options.get("data", LEVELS)), model, options.get("lora_rank", 0))
+    run_config = RunConfig(str(model), config=config, **options)
+    return start_run(run_config, output=output, overwrite=overwrite, command=command, progress=progress)
 
 
 def start_run(
-    request: RunRequest,
+    run_config: RunConfig,
     *,
     output: str | Path | None = None,
     overwrite: bool = False,
@@ -98,12 +480,12 @@ def start_run(
     """Start a new run, and save it in a folder.
 
     Ctrl-C and SIGTERM end the training, but not this call: the model of the last complete step is saved with all
-    metrics and a checkpoint for `resume_training`, and the result says `interrupted`. An error during training is
-    raised after the model and the metrics have been saved; if a gradient was not finite or too long, the batch that
-    caused it is saved too (`checkpoint.load_failed_batch`).
+    metrics and a state for `resume_training`, and the result says `interrupted`. An error during training is raised
+    after the model and the metrics have been saved; if a gradient was not finite or too long, the batch that caused it
+    is saved too (`state.load_failed_batch`).
 
     Args:
-        request: what the run is asked for.
+        run_config: what the run is asked for.
         output: the run's folder; None makes a new one in `runs/`.
         overwrite: replace the run that `output` holds.
         command: what was typed, for the summary.
@@ -115,23 +497,12 @@ def start_run(
         KeyboardInterrupt: before the first step was complete; nothing has been written.
         Whatever `train` raises, and OSError for a full disk, with a note that says what the folder keeps.
     """
-    started = time.perf_counter()
-    if request.backend == "trl" and request.checkpoint_every:
-        raise ValueError(
-            f"`checkpoint_every` is {request.checkpoint_every}, but this command cannot resume a run with `backend` "
-            "'trl'; leave it out, train with `backend` 'grpo_edu', or use `grpo-edu cluster`."
-        )
-    check_trackers(request.track)
-    folder = RunFolder(output) if output else default_folder(request, overwrite=overwrite)
-    folder.check(overwrite=overwrite)
-    record = RunRecord.start(request, command)
-    with ExitStack() as held, sigterm_interrupts():
-        begin = partial(_begin, held, folder, record, overwrite)
-        return _execute(folder, record, begin, progress, started, say)
+    run = Run.start(run_config, output, overwrite=overwrite, command=command)
+    return follow(run, progress=progress, say=say)
 
 
 def resume_training(output: str | Path, *, rewards: Rewards | None = None, progress: bool = True) -> RunResult:
-    """Resume a run from its last checkpoint, with the same result as without the stop.
+    """Resume a run from the last state that it saved, with the same result as without the stop.
 
     On the same computer and with the same number of threads it is the same bit for bit. With fewer threads, as on a
     busy computer, torch sums in another order; ``OMP_DYNAMIC=false`` in the environment fixes their number.
@@ -142,271 +513,108 @@ def resume_training(output: str | Path, *, rewards: Rewards | None = None, progr
         progress: show progress bars.
 
     Raises:
-        ValueError: the folder holds no run, one without checkpoints or one that is finished; the checkpoint is damaged
-            or of another version; the rewards are others. BlockingIOError: another process is writing the run.
+        ValueError: the folder holds no run, one that saves no states or one that is finished; the state is damaged or
+            of another version; the rewards are others. BlockingIOError: another process is writing the run.
             Otherwise as `start_run`.
     """
-    started = time.perf_counter()
-    folder, record = RunFolder(output), read_resumable(output, rewards)
-    with ExitStack() as held, sigterm_interrupts():
-        held.enter_context(same_threads(record.threads))
-        held.enter_context(folder.resume())
-        return _execute(folder, record, None, progress, started)
+    return follow(Run.resume(output, rewards=rewards), progress=progress)
 
 
 def run_evaluation(model: str | Path = "tiny", *, n: int = 300, **options: Any) -> Evaluation:
     """Evaluate a policy on `n` problems, balanced over the sets; the options are those of `report_evaluation`."""
-    return report_evaluation(model, n=n, **options).evaluation
+    return report_evaluation(model, n=n, **use_current_names(options)).evaluation
 
 
-def _begin(
-    held: ExitStack, folder: RunFolder, record: RunRecord, overwrite: bool, look: str, before: dict[str, Any]
-) -> None:
-    """Claim the folder of a new run: check it again, lock it, and write what the run began with."""
-    held.enter_context(folder.begin(record.to_dict(), overwrite=overwrite))
-    folder.write_text("first_look.txt", look)
-    if record.request.checkpoint_every:
-        folder.write_json("before.json", before)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What a run trains with.
-
-    problems, heldout: to train on, and to evaluate on. policy: with adapters, where the run trains them.
-    start: fingerprint of the weights that the run starts from; empty where TRL trains it.
-    """
-
-    problems: list[Problem]
-    heldout: list[Problem]
-    policy: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    start: str
-
-
-def _load(folder: RunFolder, record: RunRecord) -> _Work:
-    """Load problems and model of a run; raises ValueError and OSError for what cannot be loaded."""
-    request = record.request
-    problems, heldout = request.load_problems()
-    folder.check_apart(record.source)
-    policy, tokenizer = open_policy(record)
-    start = fingerprint(policy) if request.backend == "grpo_edu" else ""
-    return _Work(problems, heldout, with_adapters(policy, request), tokenizer, start)
-
-
-def _execute(
-    folder: RunFolder,
-    record: RunRecord,
-    begin: Callable[[str, dict[str, Any]], None] | None,
-    progress: bool,
-    started: float,
-    say: Callable[[str], None] = lambda text: None,
-) -> RunResult:
-    """Evaluate, train, save, evaluate again. begin: claims the folder of a new run; None resumes a run."""
-    request, config, resumes = record.request, record.request.config, begin is None
-    work = _load(folder, record)
-    policy, tokenizer = work.policy, work.tokenizer
-    look = first_look(request, work.problems, work.heldout, policy, tokenizer)
-    check_inputs(policy, work.problems, config)
-    if not resumes:
-        say(look)
-    folder.check_room(_room_needed(work, config, request.checkpoint_every), resumes=resumes)
-    test = partial(
-        evaluate,
-        tokenizer=tokenizer,
-        problems=work.heldout,
-        max_completion_length=config.max_completion_length,
-        seed=config.seed,
-        pack_weights=not config.saves_memory,
-    )
-    bars = {when: progress and f"Evaluating {when} training" for when in ("before", "after")}
-    data = {"train": data_fingerprint(work.problems), "heldout": data_fingerprint(work.heldout)}
-    stored = _read_before(folder, data) if resumes else None
-    before, greedy_before = stored or _evaluate_before(partial(test, policy, progress=bars["before"]), request.greedy)
-    kept = {"sampled": asdict(before), "greedy": greedy_before and asdict(greedy_before), "data": data}
-    sample = sample_weights(policy)
-    training, keeper, earlier, sampled, recorder = _training(folder, request, work, resumes, kept)
-
-    def claim() -> None:
-        """Claim the folder, and reserve the disk space that the trained model will need."""
-        if begin is not None:
-            begin(look, kept)
-        folder.reserve(_saved_size(work))
-
-    if resumes:
-        claim()
+def follow(run: Run, *, progress: bool = True, say: Callable[[str], None] = lambda text: None) -> RunResult:
+    """Let a run go to its end, with progress bars; Ctrl-C and SIGTERM interrupt it."""
     try:
-        history, stopped = record_steps(
-            training,
-            folder,
-            record,
-            history=earlier,
-            progress=progress,
-            keeper=keeper,
-            sampled=sampled,
-            recorder=recorder,
-            begin=None if resumes else claim,
-        )
-    except BaseException:
-        folder.release()
-        raise
-    with noting(folder, len(history)):
-        if keeper is not None and (
-            isinstance(stopped, KeyboardInterrupt) or (stopped is None and has_adapters(policy))
-        ):
-            keeper.keep_last(history)  # before the adapters are merged: the evaluation may be interrupted
-        folder.release()
-        if isinstance(stopped, OSError):  # the last lines of the log may not have found room
-            write_log(folder.metrics, history)
-        is_unchanged = unchanged(policy, sample)
-        policy = keep_policy(policy, tokenizer, folder)
-        after = greedy_after = None
-        try:
-            if stopped is None:
-                after = test(policy, progress=bars["after"])
-                greedy_after = test(policy, temperature=0.0, progress=bars["after"]) if greedy_before else None
-        except STOPS as error:
-            stopped = error
-            if keeper is not None and isinstance(stopped, KeyboardInterrupt):
-                keeper.keep_last(history)
-        interrupted = isinstance(stopped, KeyboardInterrupt)
-        result = RunResult(
-            folder.path,
-            record,
-            history,
-            before,
-            after,
-            time.perf_counter() - started,
-            greedy_before,
-            greedy_after,
-            steps_before=len(earlier),
-            interrupted=interrupted,
-            failure="" if stopped is None or interrupted else str(stopped) or type(stopped).__name__,
-            unchanged=is_unchanged,
-        )
-        write_result(folder, result)
-        if result.failure and stopped is not None:
-            raise stopped
-    if not interrupted:
-        folder.drop_checkpoints()
-    return result
+        with sigterm_interrupts(), ProgressBars(progress) as bars, closing(run.events()) as events:
+            for event in events:
+                if isinstance(event, Previewed):
+                    say(event.text)
+                elif isinstance(event, Evaluating):
+                    bars.show(run.doing, event.done, event.total)
+                elif isinstance(event, Stepped):
+                    reward = f"{event.metrics['reward']:.2f}"
+                    bars.show(run.doing, len(run.history), run.config.max_steps, reward=reward)
+    except KeyboardInterrupt:  # while nothing was computed, or before the first step was complete
+        if run.result is None:
+            raise
+    assert run.result is not None
+    return run.result
 
 
-def _read_before(folder: RunFolder, data: dict[str, str]) -> tuple[Evaluation, Evaluation | None] | None:
-    """Read the evaluations before training of a run that is resumed; None where the folder holds none.
+class ProgressBars(AbstractContextManager):
+    """Progress bars, one after the other, in a notebook or a terminal but not in a pipe."""
 
-    Raises ValueError where the file is damaged, or was written for other problems than those of `data`.
-    """
-    file = folder.path / "before.json"
-    if not file.is_file():
-        return None
-    try:
-        found = json.loads(file.read_bytes())
-        evaluations = Evaluation(**found["sampled"]), found["greedy"] and Evaluation(**found["greedy"])
-        stored = {part: found["data"][part] for part in data} if "data" in found else None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise ValueError(
-            f"`resume`: {file} is damaged; delete it, and the evaluation before training is repeated."
-        ) from None
-    check_same_data(stored, data, folder.path)
-    return evaluations
+    def __init__(self, is_shown: bool) -> None:
+        self._is_shown = is_shown
+        self._bar: Any = None
+        self._name = ""
 
+    def show(self, name: str, done: int, total: int, **numbers: str) -> None:
+        """Show how much is done of something; another name begins another bar."""
+        from tqdm.auto import tqdm
 
-def _evaluate_before(test: Callable[..., Evaluation], greedy: bool | None) -> tuple[Evaluation, Evaluation | None]:
-    """Evaluate before training, sampled and perhaps greedy."""
-    started = time.perf_counter()
-    before = test()
-    if greedy is None:
-        greedy = time.perf_counter() - started < GREEDY_BUDGET
-    return before, test(temperature=0.0) if greedy else None
+        if name != self._name or self._bar is None or done < self._bar.n:
+            self.__exit__()
+            # disable=None: tqdm shows nothing if the output is neither a terminal nor a notebook
+            self._bar = tqdm(total=total, initial=done, desc=name, disable=None if self._is_shown else True)
+            self._name = name
+        if numbers:
+            self._bar.set_postfix(numbers, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
-def _training(
-    folder: RunFolder, request: RunRequest, work: _Work, resumes: bool, before: dict[str, Any]
-) -> tuple[
-    Generator[dict[str, float]],
-    Keeper | None,
-    list[dict[str, float]],
-    Callable[[], Mapping[str, Any]],
-    TokenRecorder | None,
-]:
-    """Return the training, what writes its checkpoints, the metrics of earlier steps, and what the last one sampled.
-
-    The last of the five records the tokens of steps, where the run asks for it.
-    """
-    config, functions = request.config, request.reward_functions
-    if request.backend == "trl":
-        from grpo_edu.scale.trl_backend import train_with_trl
-
-        last: dict[str, Any] = {}
-        training = train_with_trl(work.policy, work.tokenizer, work.problems, functions, config, on_sampled=last.update)
-        return training, None, [], lambda: last, None
-    state = start_training(work.policy, work.tokenizer, work.problems, config)
-    asked = request.inspect_steps
-    recorder = TokenRecorder(work.policy, work.tokenizer, config, asked) if asked else None
-    history: list[dict[str, float]] = []
-    checkpoint = latest_checkpoint(folder.checkpoints) if resumes else None
-    if checkpoint is not None:
-        history = load_checkpoint(checkpoint, work.policy, state, config, fingerprint=work.start)
-    keeper = Keeper(folder, request.checkpoint_every, work.policy, state, config, work.start, before)
-    watched: dict[str, Any] = {"stages": recorder.stages} if recorder else {}
-    training = train(work.policy, work.tokenizer, work.problems, functions, config, state=state, **watched)
-    return training, keeper, history, lambda: columns_of_batch(state.batch, request.reward_names), recorder
+# ---- the model of a run ----
 
 
-def _room_needed(work: _Work, config: GRPOConfig, checkpoint_every: int) -> int:
-    """Return the bytes needed on the disk for the model, and for two checkpoints while one replaces the other."""
-    shape = ModelShape.of(work.policy)
-    held = held_bytes(shape, config)
-    checkpoint = shape.trained + held["optimizer"] + (held["reference"] if config.sync_ref_model else 0)
-    return _saved_size(work) + (2 * checkpoint if checkpoint_every else 0)
-
-
-def _saved_size(work: _Work) -> int:
-    """Return the bytes of the trained model on the disk, with its adapters and its tokenizer."""
-    shape = ModelShape.of(work.policy)
-    adapters = shape.trained if has_adapters(work.policy) else 0
-    return shape.weights + adapters + _TOKEN_SIZE * len(work.tokenizer)
-
-
-def open_policy(record: RunRecord, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def open_policy(metadata: RunMetadata, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model that a run starts from, and give its tokenizer the run's prompt.
 
-    device: where to load it, in place of the request's.
+    device: where to load it, in place of the one that the run asks for.
 
     Raises what `load_policy` raises.
     """
-    request = record.request
-    policy, tokenizer = load_policy(record.source, request.dtype)
-    if request.prompt_template is not None:
-        tokenizer.chat_template = plain_template(request.prompt_template)
-    place = choose_device(device or request.device, policy.num_parameters())
-    if place.type != "cpu" and request.config.rollout_quantization is not None:
+    run_config = metadata.run_config
+    policy, tokenizer = load_policy(metadata.source, run_config.dtype)
+    if run_config.prompt_template is not None:
+        tokenizer.chat_template = make_plain_chat_template(run_config.prompt_template)
+    chosen = choose_device(device or run_config.device, policy.num_parameters())
+    if chosen.type != "cpu" and run_config.config.rollout_quantization is not None:
         raise ValueError(
-            f"`rollout_quantization` {request.config.rollout_quantization} computes on the CPU alone, but the model is "
-            f"on {place.type}; leave it out, or set `device` to cpu."
+            f"`rollout_quantization` {run_config.config.rollout_quantization} computes on the CPU alone, but the model "
+            f"is on {chosen.type}; leave it out, or set `device` to cpu."
         )
-    policy = policy.to(place)
+    policy = policy.to(chosen)
     style = prompt_style(tokenizer)
-    if (asked := request.prompt_style(style)) != style:
+    if (asked := run_config.prompt_style(style)) != style:
         set_prompt_style(tokenizer, asked)
     return policy, tokenizer
 
 
-def with_adapters(policy: PreTrainedModel, request: RunRequest) -> PreTrainedModel:
+def with_adapters(policy: PreTrainedModel, run_config: RunConfig) -> PreTrainedModel:
     """Return the policy with the LoRA adapters that a run asks for; their random half comes from the run's seed."""
-    if not request.lora_rank:
+    import torch
+
+    if not run_config.lora_rank:
         return policy
-    targets = ALL_LAYERS if request.lora_targets == (ALL_LAYERS,) else request.lora_targets
+    targets = ALL_LAYERS if run_config.lora_targets == (ALL_LAYERS,) else run_config.lora_targets
     with torch.random.fork_rng():
-        torch.manual_seed(request.config.seed)
-        return add_lora(policy, rank=request.lora_rank, alpha=request.lora_alpha, target_modules=targets)
+        torch.manual_seed(run_config.config.seed)
+        return add_lora(policy, rank=run_config.lora_rank, alpha=run_config.lora_alpha, target_modules=targets)
 
 
-def keep_policy(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: RunFolder) -> PreTrainedModel:
+def save_trained_policy(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: RunFolder
+) -> PreTrainedModel:
     """Save the trained policy into a run's folder, for `load_policy`; adapters are saved separately, then merged.
 
-    Returns the policy as it was saved. Raises OSError where the folder cannot be written; a note of the error names the
+    Returns the policy as it was saved. Raises OSError if the folder cannot be written; a note of the error names the
     temporary folder that holds the policy then.
     """
     problem: OSError | None = None
@@ -423,7 +631,7 @@ def keep_policy(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fol
         save_policy(policy, tokenizer, folder.model, overwrite=True)
     except OSError as error:
         elsewhere = Path(tempfile.mkdtemp(prefix="grpo-edu-model-"))
-        save_policy(policy, tokenizer, elsewhere)  # raises where there is no room either
+        save_policy(policy, tokenizer, elsewhere)  # raises if there is no room either
         error.add_note(f"the trained model was saved in {elsewhere} instead")
         raise
     return policy

@@ -19,15 +19,9 @@ from grpo_edu.problems.templates import LEVELS
 from grpo_edu.prompts import MARKER
 from grpo_edu.runs.completions import by_reward, read_completions, sampled_text
 from grpo_edu.runs.folder import model_source
-from grpo_edu.runs.request import (
-    Rewards,
-    RunRecord,
-    RunRequest,
-    check_data,
-    default_config,
-    load_asked,
-    score_unanswered,
-)
+from grpo_edu.runs.loading import Rewards, load_problem_sets, parse_data, resolve_rewards, score_with_user_reward
+from grpo_edu.runs.options import RunConfig, default_config
+from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.symptoms import find_symptoms
 
 if TYPE_CHECKING:
@@ -50,7 +44,7 @@ class RunResult:
     """
 
     output: Path
-    record: RunRecord
+    record: RunMetadata
     history: list[dict[str, float]]
     before: Evaluation
     after: Evaluation | None
@@ -65,7 +59,7 @@ class RunResult:
     @property
     def config(self) -> GRPOConfig:
         """The settings of GRPO."""
-        return self.record.request.config
+        return self.record.run_config.config
 
     @property
     def p_value(self) -> float | None:
@@ -191,7 +185,7 @@ def summary(result: RunResult) -> str:
     first, last = result.history[0]["reward"], result.history[-1]["reward"]
     curves = f"Curves over {count_steps(len(result.history))}; the mean reward goes from {first:.2f} to {last:.2f}"
     parts = [
-        f"# GRPO run: {result.record.request.model}",
+        f"# GRPO run: {result.record.run_config.model}",
         outcome(result),
         "\n".join(["## Warnings\n", *(f"- {text}" for text in result.warnings)]) if result.warnings else "",
         _command(result),
@@ -212,7 +206,7 @@ def summary(result: RunResult) -> str:
 
 
 def _command(result: RunResult) -> str:
-    config, request, command = result.config, result.record.request, result.record.command
+    config, request, command = result.config, result.record.run_config, result.record.command
     settings = (
         f"{config.prompts_per_step} prompts × {config.num_generations} completions per step, "
         f'loss "{config.loss_type}", learning rate {config.learning_rate:g}, beta {config.beta:g}, '
@@ -385,9 +379,9 @@ def report_evaluation(
     *,
     data: str | Sequence[str] = LEVELS,
     data_path: str | Path | None = None,
-    heldout: str | Path | None = None,
+    heldout_file: str | Path | None = None,
     columns: str | Sequence[str] = (),
-    rewards: Rewards = "accuracy",
+    reward_funcs: Rewards = "accuracy",
     split: str = "heldout",
     n: int | None = None,
     seed: int = 0,
@@ -400,16 +394,18 @@ def report_evaluation(
     """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `evaluate`.
 
     n: problems, balanced over the sets; None: 300, and of GSM8K alone all 1,319.
-    heldout, columns, rewards: of a file of your own, as in `RunRequest`; a reward scores problems without an answer.
+    heldout_file, columns, reward_funcs: of a file of your own, as in `RunConfig`; a reward scores problems without an
+        answer.
 
     Raises ValueError and OSError for bad input, with a word on what to do.
     """
-    data = check_data(data)
+    data = parse_data(data)
     if n is None and data != ("gsm8k",):
         n = DEFAULT_N
-    request = RunRequest(str(model), data, heldout=heldout, columns=columns, rewards=rewards)  # type: ignore[arg-type]
-    problems = load_asked({**vars(request), "data_path": data_path}, split, n=n)
-    score_unanswered(problems, request.reward_functions)  # loads them, so that a mistyped name is found
+    given: dict[str, Any] = {"heldout_file": heldout_file, "columns": columns, "reward_funcs": reward_funcs}
+    asked = RunConfig(str(model), data, **given)
+    problems = load_problem_sets({**vars(asked), "data_path": data_path}, split, n=n)
+    problems = score_with_user_reward(problems, resolve_rewards(asked.reward_funcs))
     length = default_config(data).max_completion_length if max_completion_length is None else max_completion_length
     with PeakMemory() as memory:
         policy, tokenizer = load_policy(model_source(model), dtype)

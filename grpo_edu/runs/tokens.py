@@ -34,7 +34,7 @@ ALTERNATIVES = 4  # of each token: the most probable ones before the update
 _LOGITS = 2**25  # of one forward pass
 _PLACES = 6  # decimals of a log-probability
 # Settings of a run that change its loss, but that the page does not compute.
-_LEFT_OUT = ("entropy_coef", "delta", "off_policy_mask_threshold", "use_bias_correction_kl")
+_LEFT_OUT = ("entropy_coef", "use_bias_correction_kl")
 
 
 class TokenRecorder:
@@ -143,7 +143,7 @@ def score_tokens(
 ) -> ScoredTokens:
     """Score all tokens of a rollout under a policy, and the alternatives to them.
 
-    Unlike `grpo_edu.logprobs.per_token_logps`, this computes the whole distribution of every token, a few rows at a
+    Unlike `grpo_edu.fast.packing.per_token_logps`, this computes the whole distribution of every token, a few rows at a
     time, so it is for looking and not for training.
 
     Args:
@@ -243,7 +243,6 @@ def token_record(
         rows = [completion(row) for row in range(first, first + size)]
         groups.append({"index": first // size, "prompt": rollout.prompts[first], "completions": rows})
     left_out = [key for key in _LEFT_OUT if getattr(config, key)]
-    left_out += ["top_entropy_quantile"] if config.top_entropy_quantile < 1 else []
     return {
         "step": step,
         "settings": {

@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.runs.request import RunRecord
+from grpo_edu.runs.record import RunMetadata
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -39,11 +39,13 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raise ValueError for a tracker that is not installed."""
     for name in names:
         if find_spec(name) is None:
-            raise ValueError(f'`track`: {name} is not installed; pip install "grpo-edu[tracking]", or leave it out.')
+            raise ValueError(
+                f'`report_to`: {name} is not installed; pip install "grpo-edu[tracking]", or leave it out.'
+            )
 
 
 @contextmanager
-def open_trackers(record: RunRecord, folder: str | Path) -> Iterator[Callable[[Mapping[str, float]], None]]:
+def open_trackers(record: RunMetadata, folder: str | Path) -> Iterator[Callable[[Mapping[str, float]], None]]:
     """A context with a function that gives the metrics of a step to each tracker that a run asks for.
 
     Values that are not finite are left out. What an earlier attempt at the run left is replaced.
@@ -51,7 +53,7 @@ def open_trackers(record: RunRecord, folder: str | Path) -> Iterator[Callable[[M
     from accelerate import PartialState
 
     starts = {"tensorboard": _tensorboard, "trackio": _trackio, "wandb": _wandb}
-    settings = {**record.to_dict(), **record.request.to_settings(), "folder": str(folder)}
+    settings = {**record.to_dict(), **record.run_config.to_settings(), "folder": str(folder)}
     del settings["config"]
     plain = {
         name: ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
@@ -66,7 +68,7 @@ def open_trackers(record: RunRecord, folder: str | Path) -> Iterator[Callable[[M
             tracker.log(values, step=int(metrics["step"]))
 
     with ExitStack() as opened:
-        for name in record.request.track:
+        for name in record.run_config.report_to:
             with redirect_stdout(io.StringIO()):  # trackio says where its pages are
                 tracker = starts[name](Path(folder), plain)
             opened.callback(_finish, tracker)

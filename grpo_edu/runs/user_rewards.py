@@ -23,11 +23,11 @@ def load_reward(spec: str) -> RewardFunction:
     if not callable(function) or isinstance(function, type):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         what = "is not a function" if hasattr(module, name) else "does not exist"
-        raise ValueError(f"`rewards`: {name!r} {what} in {place}; it defines {', '.join(own) or 'nothing'}.")
+        raise ValueError(f"`reward_funcs`: {name!r} {what} in {place}; it defines {', '.join(own) or 'nothing'}.")
     parameters = inspect.signature(function).parameters.values()
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         raise ValueError(
-            f"`rewards`: {spec} does not take what every reward is called with; write def {name}(completions, "
+            f"`reward_funcs`: {spec} does not take what every reward is called with; write def {name}(completions, "
             "**kwargs), with the columns that it reads, such as answer, before **kwargs."
         )
     return function
@@ -40,8 +40,8 @@ def check_columns(reward_func: RewardFunction, columns: Sequence[str]) -> None:
         optional = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         if not optional and parameter.default is inspect.Parameter.empty and parameter.name not in known:
             raise ValueError(
-                f"`rewards`: {reward_name(reward_func)} requires the column {parameter.name!r}, which the problems "
-                f"lack; they have {', '.join(columns)}."
+                f"`reward_funcs`: {reward_name(reward_func)} requires the column {parameter.name!r}, which the "
+                f"problems lack; they have {', '.join(columns)}."
             )
 
 
@@ -52,7 +52,7 @@ def _load_module(place: str, spec: str) -> ModuleType:
         if path.suffix != ".py":
             return importlib.import_module(place)
         if not path.is_file():
-            raise FileNotFoundError(f"`rewards`: file {place} does not exist. Check the path in {spec}.")
+            raise FileNotFoundError(f"`reward_funcs`: file {place} does not exist. Check the path in {spec}.")
         found = importlib.util.spec_from_file_location(f"grpo_edu_reward_{path.stem}", path.resolve())
         assert found is not None and found.loader is not None
         module = importlib.util.module_from_spec(found)
@@ -62,10 +62,12 @@ def _load_module(place: str, spec: str) -> ModuleType:
     except FileNotFoundError:
         raise
     except SyntaxError as error:
-        raise ValueError(f"`rewards`: {error.filename}:{error.lineno}: {error.msg}; correct this line.") from None
+        raise ValueError(f"`reward_funcs`: {error.filename}:{error.lineno}: {error.msg}; correct this line.") from None
     except (Exception, SystemExit) as error:  # whatever the code of its author does
         missing = isinstance(error, ModuleNotFoundError) and path.suffix != ".py"
         advice = (
             f"for a file write {place}.py:{spec.rpartition(':')[2]}" if missing else "run it with Python alone first"
         )
-        raise ValueError(f"`rewards`: importing {place} raised {type(error).__name__}: {error}; {advice}.") from error
+        raise ValueError(
+            f"`reward_funcs`: importing {place} raised {type(error).__name__}: {error}; {advice}."
+        ) from error

@@ -1,15 +1,18 @@
-"""Write a training run as a Slurm job: `sbatch` starts accelerate on every node, and accelerate starts TRL's trainer.
+"""Write a training run as a Slurm job: `sbatch` starts `trl grpo` on every node, which is TRL's own command line.
 
-job.sbatch            what Slurm runs: it finds the main node and starts one launcher per node
-job.json              the settings of the training run, as a profile
+job.sbatch            what Slurm runs: it finds the main node, starts one launcher per node, and evaluates the result
+job.yaml              the settings of the run under TRL's own names, for `trl grpo --config`
+data/train.jsonl      the problems with their prompts, as chat messages
 task/                 your own problems and rewards, where the run has some
+tokenizer/            the tokenizer with the prompt of the run, where the run changes the model's own
 accelerate_gpu.yaml   for nodes with GPUs: one process per GPU, through DeepSpeed unless it is left out
 accelerate_cpu.yaml   for nodes without: one process per node, connected over gloo
 deepspeed.json        ZeRO stage 2 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): each process holds a
                       part of the gradients and of the optimizer states, and the states are kept in CPU memory
 
-The templates of these files are in data/cluster. The prompts per step of a profile are for one process: P processes
-sample P times as many prompts per step, and take a P-th of the steps.
+The templates of the scripts are in data/cluster. The prompts per step of a profile are for one process: P processes
+sample P times as many prompts per step, and take a P-th of the steps. What TRL can do besides is reached by its own
+option names, in job.yaml or behind the script: `sbatch job.sbatch --use_vllm true`.
 """
 
 from __future__ import annotations
@@ -19,20 +22,31 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from grpo_edu.config import ROLLOUTS
-from grpo_edu.extras.settings import documented, setting
-from grpo_edu.problems.files import data_dir
+from grpo_edu.config import documented, setting
+from grpo_edu.problems.templates import Problem, data_dir, prompt_options
+from grpo_edu.prompts import PromptStyle, chat_messages, prompt_style, set_prompt_style
 from grpo_edu.rewards import RewardFunction
+from grpo_edu.runs.folder import model_source
+from grpo_edu.runs.loading import is_user_dataset, resolve_rewards
+from grpo_edu.runs.options import (
+    ALL_LAYERS,
+    PROBLEM_PLACEHOLDER,
+    RunConfig,
+    make_plain_chat_template,
+    template_variables,
+    with_absolute_paths,
+)
 from grpo_edu.runs.profiles import Profile
-from grpo_edu.runs.request import RunRequest, absolute_source, is_own_set, with_absolute_paths
+from grpo_edu.runs.record import resolve_model_source
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from transformers import PreTrainedTokenizerBase
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")  # the forms that sbatch takes: 30, 8:00, 08:00:00, 2-00:00:00
 _MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
@@ -50,8 +64,6 @@ class ClusterJob:
     Raises ValueError that names the field, its value and the remedy.
     """
 
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"rollout": ROLLOUTS}
-
     profile: Profile
     fixed: Collection[str] = ()
     nodes: int = setting(1, "number of nodes")
@@ -63,7 +75,6 @@ class ClusterJob:
     account: str | None = setting(None, "account to charge (default: your own)")
     environment: str | None = setting(None, "virtual environment on the nodes (default: the one that is active here)")
     deepspeed: bool = setting(True, "share gradients and optimizer states between the GPUs through DeepSpeed")
-    rollout: str | None = setting(None, "what samples; by default vllm on GPUs where it is installed, else grpo_edu")
     micro_batch_size: int | None = setting(
         None, "completions that a process computes at a time (default: all that it has per update)"
     )
@@ -80,11 +91,9 @@ class ClusterJob:
             value = getattr(self, name)
             if value is not None and not _WORD.fullmatch(value):
                 raise ValueError(f"{name}: {value!r} must be one word of letters, digits and . , : / @ + -")
-        if self.rollout is not None and self.rollout not in ROLLOUTS:
-            raise ValueError(f"rollout: {self.rollout!r} is unknown; choose one of {', '.join(ROLLOUTS)}")
         if self.profile.request().dtype == "auto":
             raise ValueError("dtype: 'auto' would measure this computer, not the nodes; choose float32 or bfloat16")
-        self._passes()  # raises ValueError for what TRL cannot do
+        self.trl_settings()  # raises ValueError for what TRL cannot do
 
     @property
     def processes(self) -> int:
@@ -114,28 +123,28 @@ class ClusterJob:
             settings |= {name: value for name, value in batch.items() if name not in self.fixed}
         return self.profile.override(settings)
 
-    @property
-    def job_options(self) -> list[str]:
-        """Options of `grpo_edu.scale.trl_job` besides the profile and the folder."""
-        given = {"--rollout": self.rollout, "--micro-batch-size": self.micro_batch_size}
-        return [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-
-    def _passes(self) -> tuple[int, int]:
-        """Completions per pass, and passes per update, of one process."""
+    def trl_settings(self) -> dict[str, Any]:
+        """Return what `trl_backend.trl_settings` gives one process of the job."""
         from grpo_edu.scale.trl_backend import trl_settings  # imports torch, which the command line does without
 
-        settings = trl_settings(self.adapted.config(), processes=self.processes, micro_batch_size=self.micro_batch_size)
-        return settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
+        return trl_settings(self.adapted.config(), processes=self.processes, micro_batch_size=self.micro_batch_size)
 
 
 def write_job(job: ClusterJob, folder: str | Path, *, overwrite: bool = False) -> list[Path]:
     """Write the files of a job into a folder, which is made if needed; returns their paths, the batch script first.
 
-    Raises FileExistsError if one of them exists and `overwrite` is False; OSError if they cannot be written.
+    Raises FileExistsError if one of them exists and `overwrite` is False; OSError if they cannot be written; and what
+    loading problems, rewards and a changed prompt raises.
     """
     folder = Path(folder).expanduser().absolute()
     carried, request = carry_task(job.adapted.request(), folder / "task")
-    texts = {"job.sbatch": sbatch_script(job, folder), "job.json": job_profile(job, request)}
+    tokenizer, style = _prompts_of(request)
+    problems = job.adapted.request().load_data().problems
+    texts = {
+        "job.sbatch": sbatch_script(job, folder, request),
+        "job.yaml": trl_config(job, folder, request),
+        "data/train.jsonl": prompt_rows(problems, request, style),
+    }
     if job.gpus_per_node:
         texts["accelerate_gpu.yaml"] = accelerate_config(job, folder, gpu=True)
     texts["accelerate_cpu.yaml"] = accelerate_config(job, folder, gpu=False)
@@ -146,7 +155,7 @@ def write_job(job: ClusterJob, folder: str | Path, *, overwrite: bool = False) -
         raise FileExistsError(
             f"output: {folder / existing[0]} already exists; choose another folder, or use --overwrite"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "data").mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     for target, source in carried.items():
@@ -155,11 +164,120 @@ def write_job(job: ClusterJob, folder: str | Path, *, overwrite: bool = False) -
             shutil.copytree(source, target, dirs_exist_ok=True)
         else:
             shutil.copy2(source, target)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder / "tokenizer")
     return [*(folder / name for name in texts), *carried]
 
 
-def sbatch_script(job: ClusterJob, folder: Path) -> str:
-    """Return the script for `sbatch`."""
+def _prompts_of(request: RunConfig) -> tuple[PreTrainedTokenizerBase | None, PromptStyle]:
+    """Return the tokenizer with the prompt of a run, where the run changes the model's own, and the prompt's style.
+
+    A model that is not on this computer is taken to have the course's prompt. Raises what `load_tokenizer` raises where
+    its prompt is to be changed.
+    """
+    from grpo_edu.model_files import load_tokenizer  # imports torch
+
+    source = model_path(request.model)
+    if isinstance(source, str) and not changes_prompt(request):
+        return None, PromptStyle()
+    tokenizer = load_tokenizer(source, "")
+    style = request.prompt_style(prompt_style(tokenizer))
+    if not changes_prompt(request):
+        return None, style
+    set_prompt_style(tokenizer, style)
+    if request.prompt_template is not None:
+        tokenizer.chat_template = make_plain_chat_template(request.prompt_template)
+    return tokenizer, style
+
+
+def model_path(model: str) -> Path | str:
+    """Return what TRL loads for a run's model: a folder, or a Hub id.
+
+    Raises ValueError for a folder of adapters, and what `load_policy` raises.
+    """
+    from grpo_edu.models import adapter_folder, find_model  # imports torch
+
+    source = model_source(model)
+    if adapter_folder(source) is not None:
+        raise ValueError(
+            f"model: {model} holds adapters of another model, which `trl grpo` does not merge; in Python, "
+            f"save_policy(*load_policy({model!r}), FOLDER) writes the merged model, whose folder can be given"
+        )
+    found = find_model(source)
+    return found.absolute() if isinstance(found, Path) else found
+
+
+def changes_prompt(request: RunConfig) -> bool:
+    """Return whether a run asks its questions in another way than the model's own."""
+    return bool(
+        request.prompt_template or request.system_prompt or request.num_examples or request.chat_template_kwargs
+    )
+
+
+def prompt_rows(problems: Sequence[Problem], request: RunConfig, style: PromptStyle) -> str:
+    """Return the problems as lines of JSON with the columns that rewards read, and the prompts as TRL takes them.
+
+    A prompt is a list of chat messages, or, with a `prompt_template`, the text itself.
+    """
+    lines = []
+    for problem in problems:
+        prompt: str | list[dict[str, str]] = chat_messages(problem.prompt, style=style, **prompt_options(problem.level))
+        if request.prompt_template is not None:
+            prompt = request.prompt_template.replace(PROBLEM_PLACEHOLDER, problem.prompt)
+        lines.append(json.dumps({**problem.row(), "prompt": prompt}, ensure_ascii=False))
+    return "\n".join(lines) + "\n"
+
+
+def trl_config(job: ClusterJob, folder: Path, request: RunConfig) -> str:
+    """Return the YAML for `trl grpo --config`: model, data, rewards, LoRA and settings under TRL's names.
+
+    request: the run with the paths of the job's folder, as `carry_task` returns it.
+    """
+    import yaml
+
+    config = request.config
+    settings = {
+        "model_name_or_path": str(model_path(request.model)),
+        "dtype": request.dtype,
+        "dataset_name": str(folder / "data"),
+        "reward_funcs": [reward_path(reward, folder) for reward in request.reward_funcs],
+        "output_dir": str(folder / "run"),
+        **job.trl_settings(),
+        "beta": config.beta,
+        "use_cpu": job.gpus_per_node == 0,
+        "chat_template_kwargs": template_variables(request.chat_template_kwargs) or None,
+        "report_to": list(request.report_to) or "none",
+        "save_strategy": "steps",  # a checkpoint also holds the log of its steps
+        "save_steps": (request.checkpoint_every or config.max_steps) * config.num_iterations,
+        "save_total_limit": 2,
+    }
+    if request.lora_rank:
+        targets = list(request.lora_targets)
+        settings |= {
+            "use_peft": True,
+            "lora_r": request.lora_rank,
+            "lora_alpha": 2 * request.lora_rank if request.lora_alpha is None else request.lora_alpha,
+            "lora_dropout": 0.0,
+            "lora_target_modules": targets[0] if targets == [ALL_LAYERS] else targets,
+        }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return "# Read by `trl grpo --config job.yaml`.\n" + yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+
+
+def reward_path(reward: str | RewardFunction, folder: Path) -> str:
+    """Return the dotted path by which `trl grpo`, started in the job's folder, imports a reward function."""
+    place, sign, name = reward.rpartition(":") if isinstance(reward, str) else ("", "", "")
+    if not sign:
+        (function,) = resolve_rewards([reward])
+        return f"{function.__module__}.{function.__qualname__}"
+    if not place.endswith(".py"):
+        return f"{place}.{name}"
+    return ".".join((*Path(place).relative_to(folder).with_suffix("").parts, name))
+
+
+def sbatch_script(job: ClusterJob, folder: Path, request: RunConfig | None = None) -> str:
+    """Return the script for `sbatch`. request: as for `trl_config`; None: the job's own."""
+    request = request or job.adapted.request()
     requests: Mapping[str, object] = {
         "job-name": f"grpo-{re.sub(r'[^A-Za-z0-9-]+', '-', Path(job.profile.name).stem)}",
         "nodes": job.nodes,
@@ -177,8 +295,25 @@ def sbatch_script(job: ClusterJob, folder: Path) -> str:
         folder=str(folder),
         environment=job.environment,
         gpus=job.gpus_per_node,
-        options=job.job_options,
+        model=str(resolve_model_source(request.model)),
+        changes_prompt=changes_prompt(request),
+        evaluation=evaluation_options(request),
     )
+
+
+def evaluation_options(request: RunConfig) -> list[str]:
+    """Return the options with which `grpo-edu evaluate` measures the model of a run, but for the model."""
+    given = {
+        "data": ",".join(request.data),
+        "data-path": request.data_path,
+        "heldout": request.heldout_file,
+        "columns": ",".join(request.columns) or None,
+        "n": request.num_heldout,
+        "dtype": request.dtype,
+        "max-completion-length": request.config.max_completion_length,
+        "seed": request.config.seed,
+    }
+    return [str(word) for name, value in given.items() if value is not None for word in (f"--{name}", value)]
 
 
 def _sbatch_word(text: str) -> str:
@@ -208,16 +343,16 @@ def deepspeed_config(job: ClusterJob) -> str:
     >>> found["zero_optimization"]["stage"], found["bf16"], found["gradient_accumulation_steps"]
     (2, {'enabled': True}, 8)
     """
-    micro_batch_size, accumulation_steps = job._passes()
+    settings = job.trl_settings()
     return _template("deepspeed.json").render(
-        micro_batch_size=micro_batch_size,
-        accumulation_steps=accumulation_steps,
+        micro_batch_size=settings["per_device_train_batch_size"],
+        accumulation_steps=settings["gradient_accumulation_steps"],
         max_grad_norm=job.profile.config().max_grad_norm,
         bf16=job.profile.request().dtype == "bfloat16",
     )
 
 
-def carry_task(request: RunRequest, folder: Path) -> tuple[dict[Path, Path], RunRequest]:
+def carry_task(request: RunConfig, folder: Path) -> tuple[dict[Path, Path], RunConfig]:
     """Return what is to be copied into a folder, target → source, and the request that reads it from there.
 
     Raises ValueError where two files have one name, and what loading problems and rewards raises.
@@ -235,23 +370,13 @@ def carry_task(request: RunRequest, folder: Path) -> tuple[dict[Path, Path], Run
         place, sign, name = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
         return f"{move(place)}:{name}" if sign and place.endswith(".py") else entry
 
-    own = any(map(is_own_set, request.data))
-    if own or any(reward(entry) != entry for entry in request.rewards):
-        request.load_problems()  # a file or reward that is not valid is refused here, and not on the nodes
     moved = replace(
         request,
-        data=tuple(move(name) if is_own_set(name) else name for name in request.data),
-        heldout=None if request.heldout is None else move(request.heldout),
-        rewards=tuple(map(reward, request.rewards)),
+        data=tuple(move(name) if is_user_dataset(name) else name for name in request.data),
+        heldout_file=None if request.heldout_file is None else move(request.heldout_file),
+        reward_funcs=tuple(map(reward, request.reward_funcs)),
     )
     return carried, moved
-
-
-def job_profile(job: ClusterJob, request: RunRequest) -> str:
-    """Return the settings of the training run as the JSON of a profile, with absolute paths."""
-    settings = request.to_settings()
-    settings["model"] = absolute_source(settings["model"])
-    return json.dumps({"about": job.profile.about, **settings}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _template(name: str) -> Template:

@@ -1,10 +1,9 @@
 """Train with TRL's own `GRPOTrainer`: the same problems, rewards, settings and metric names as `trainer.train`.
 
 `train_with_trl` is `trainer.train` with TRL behind it, so that notebooks and `grpo-edu train --backend trl` can run
-either. `build_trainer` returns the `GRPOTrainer` itself, also in one of several processes that `accelerate launch`
-started (`grpo_edu.scale.trl_job`). Completions come from this package's `rollout.generate`, through TRL's hook
-`rollout_func`, from transformers' `generate` as in stock TRL (`rollout="transformers"`), or from vLLM
-(`rollout="vllm"`).
+either. `build_trainer` returns the `GRPOTrainer` itself. Completions come from this package's `rollout.generate`,
+through TRL's hook `rollout_func`, or from transformers' `generate` as in stock TRL (`rollout="transformers"`). Several
+processes train with TRL's own command line (`grpo_edu.scale.cluster`).
 
 Both backends optimize the same loss. They differ in what the loss does not see: the order of the problems and the
 sampled tokens (TRL draws them from the global random state), and TRL reads each prompt once per completion, in padded
@@ -29,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo_edu.config import ROLLOUTS, GRPOConfig
-from grpo_edu.losses import NOT_IN_TRL
+from grpo_edu.advantages import ESTIMATORS
+from grpo_edu.config import GRPOConfig
+from grpo_edu.losses import LOSSES
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import chat_messages, completion_text, prompt_style, render_messages
 from grpo_edu.rewards import RewardFunction
@@ -41,17 +41,16 @@ if TYPE_CHECKING:
     import trl
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
+ROLLOUTS = ("grpo_edu", "transformers")  # what may sample for TRL's trainer
 # Metrics of TRL that this package's trainer does not have.
-_TRL_ALONE = ("epoch", "clip_ratio/low_min", "clip_ratio/high_max", "policy_loss", "entropy_coef", "vespo/phi_seq_mean")
+_TRL_ALONE = ("epoch", "clip_ratio/low_min", "clip_ratio/high_max", "policy_loss", "entropy_coef")
 # Warnings of TRL 1.16 in every run: its hook is experimental, and transformers has renamed a setting that it uses.
 _KNOWN = ("You are using 'rollout_func'", r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
 # Settings that mean the same in both configs, under the same name.
 _SHARED = (
     "num_generations max_completion_length learning_rate weight_decay max_grad_norm lr_scheduler_type num_iterations "
-    "temperature top_p top_k min_p repetition_penalty loss_type importance_sampling_level epsilon epsilon_high "
-    "ref_model_mixup_alpha delta use_bias_correction_kl off_policy_mask_threshold top_entropy_quantile entropy_coef "
-    "scale_rewards multi_objective_aggregation mask_truncated_completions seed optim gradient_checkpointing "
-    "shuffle_dataset cast_lm_head_to_fp32"
+    "temperature top_p top_k loss_type importance_sampling_level epsilon epsilon_high use_bias_correction_kl "
+    "entropy_coef scale_rewards mask_truncated_completions seed optim gradient_checkpointing shuffle_dataset"
 ).split()
 
 
@@ -113,7 +112,7 @@ def build_trainer(
 
     Args:
         model, tokenizer, problems, reward_funcs, config: as for `trainer.train`.
-        rollout: what samples the completions: "grpo_edu", "transformers" (stock TRL) or "vllm".
+        rollout: what samples the completions: "grpo_edu", or "transformers" (stock TRL).
         arguments: TRL's own configuration, for settings that this package does not have: take `trl_settings(config)`,
             add to it, and give `output_dir`. None takes `trl_settings(config)` and a temporary folder that is
             removed with the trainer; nothing is reported, uploaded or saved.
@@ -132,14 +131,11 @@ def build_trainer(
     if arguments is None:
         settings = {**trl_settings(config), "use_cpu": model.device.type == "cpu"}
         temporary = tempfile.mkdtemp(prefix="grpo-edu-trl-")
-        arguments = trl.GRPOConfig(output_dir=temporary, use_vllm=rollout == "vllm", **settings)
+        arguments = trl.GRPOConfig(output_dir=temporary, **settings)
     style = prompt_style(tokenizer)
     sampler = None
     if rollout == "grpo_edu":
-        # Several processes need different random numbers, and a checkpoint must hold their state: TRL seeds the global
-        # generator of each process differently, and saves it.
-        alone = arguments.world_size == 1 and arguments.save_strategy == "no"
-        sampler = group_rollout(config, torch.Generator().manual_seed(config.seed) if alone else None)
+        sampler = group_rollout(config, torch.Generator().manual_seed(config.seed))
     trainer = trl.GRPOTrainer(
         model=model,
         reward_funcs=list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs],
@@ -163,7 +159,7 @@ def build_trainer(
 
 
 def sampled_columns(trainer: trl.GRPOTrainer) -> dict[str, Any]:
-    """Return what TRL's last step sampled, of all processes, in the columns that a run keeps."""
+    """Return what TRL's last step sampled, in the columns that a run keeps."""
     logs, tokenizer = trainer._logs, trainer.processing_class
     rewards = {
         name: [None if math.isnan(value) else value for value in column] for name, column in logs["rewards"].items()
@@ -184,8 +180,7 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
     """Return what `trl.GRPOConfig` is given for a `GRPOConfig` of this package, except the output folder.
 
     TRL counts optimizer updates where this package counts rollouts, so step numbers are multiplied by
-    `updates_per_step`, and metrics are logged once per rollout. Its `steps_per_generation` counts micro-batches. TRL
-    shuffles the completions of a rollout before it divides them into parts; this package keeps groups together.
+    `num_iterations`, and metrics are logged once per rollout. Its `steps_per_generation` counts micro-batches.
 
     Args:
         config: the settings; `prompts_per_step` counts the prompts of all processes together.
@@ -202,16 +197,15 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
     >>> settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     (1, 8)
     """
-    if config.advantage_estimator != "group":
+    if not ESTIMATORS[config.advantage_estimator].trl:
         raise ValueError(
             f"advantage_estimator: TRL's GRPOTrainer does not have {config.advantage_estimator!r}; choose 'group', or "
             "train without TRL"
         )
     only_here = {
         "max_resamples": config.max_resamples > 0,
-        "loss_type": config.loss_type in NOT_IN_TRL,
+        "loss_type": LOSSES[config.loss_type].trl is None,
         "scale_rewards": config.scale_rewards == "mean",
-        "optimizer_in_backward": config.optimizer_in_backward,
         "memory_budget_gib": config.memory_budget_gib is not None,
         "rollout_quantization": config.rollout_quantization is not None,
         "rollout_lag": config.rollout_lag > 0,
@@ -222,12 +216,12 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
                 f"{name}: {getattr(config, name)!r} is a setting that TRL's GRPOTrainer does not have; leave it out, "
                 "or train without TRL"
             )
-    if config.prompts_per_update % processes:
+    if config.prompts_per_step % processes:
         raise ValueError(
             f"prompts_per_step: {config.prompts_per_step} cannot be divided among {processes} processes, each of which "
-            f"samples whole groups; choose a multiple of {processes * config.steps_per_generation}"
+            f"samples whole groups; choose a multiple of {processes}"
         )
-    rows = config.batch_size // processes // config.steps_per_generation  # of an update
+    rows = config.batch_size // processes
     if micro_batch_size is None:
         micro_batch_size = max(1, rows // config.gradient_accumulation_steps)
     if micro_batch_size < 1 or rows % micro_batch_size:
@@ -235,17 +229,16 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
             f"micro_batch_size: {micro_batch_size} does not divide the {rows} completions that each process has per "
             f"update; choose a divisor of {rows}"
         )
-    updates = config.updates_per_step
+    updates = config.num_iterations
     return {
         **{name: getattr(config, name) for name in _SHARED},
         "reward_weights": None if config.reward_weights is None else list(config.reward_weights),
         "max_steps": config.max_steps * updates,
         "warmup_steps": config.warmup_steps * updates,
         "logging_steps": updates,
-        "ref_model_sync_steps": config.ref_model_sync_steps * updates,
         "per_device_train_batch_size": micro_batch_size,
         "gradient_accumulation_steps": rows // micro_batch_size,
-        "steps_per_generation": rows // micro_batch_size * config.steps_per_generation,
+        "steps_per_generation": rows // micro_batch_size,
         "beta": 0.0,  # see _set_reference
         "disable_dropout": True,
         "bf16": False,
@@ -257,15 +250,13 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
     }
 
 
-def group_rollout(
-    config: GRPOConfig, generator: torch.Generator | None
-) -> Callable[[list, trl.GRPOTrainer], dict[str, list]]:
+def group_rollout(config: GRPOConfig, generator: torch.Generator) -> Callable[[list, trl.GRPOTrainer], dict[str, list]]:
     """Return a function for TRL's hook `rollout_func`: this package's `generate` on the distinct prompts of a batch.
 
     TRL hands over every prompt `num_generations` times, as chat messages, and wants token ids without padding and
     the log-probabilities of the sampled tokens.
 
-    generator: the source of the random numbers; None takes PyTorch's global one.
+    generator: the source of the random numbers.
     """
 
     def rollout_func(prompts: list, trainer: trl.GRPOTrainer) -> dict[str, list]:
@@ -302,16 +293,7 @@ def _set_reference(trainer: trl.GRPOTrainer, config: GRPOConfig) -> None:
     if hasattr(trainer.model, "peft_config"):
         return
     reference = copy.deepcopy(trainer.model).requires_grad_(False)
-    if trainer.is_deepspeed_enabled:
-        from trl.models import prepare_deepspeed
-
-        trainer.ref_model = prepare_deepspeed(reference, trainer.accelerator)
-    else:
-        trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
-    if config.sync_ref_model:
-        from trl.trainer.callbacks import SyncRefModelCallback
-
-        trainer.add_callback(SyncRefModelCallback(ref_model=trainer.ref_model, accelerator=trainer.accelerator))
+    trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
 
 
 class _Stopped(RuntimeError):
@@ -370,7 +352,7 @@ def report_steps(
                 return
             metrics = {name: value for name, value in logs.items() if name not in _TRL_ALONE}
             seconds = time.perf_counter() - self.started
-            step = state.global_step // config.updates_per_step
+            step = state.global_step // config.num_iterations
             report({"step": step, **metrics, "learning_rate": self.learning_rate, "step_time": seconds})
             before_step()
             self.started = time.perf_counter()

@@ -64,7 +64,7 @@ def fluency(
     """
     import torch
 
-    from grpo_edu.logprobs import per_token_logps
+    from grpo_edu.fast.packing import per_token_logps
     from grpo_edu.rollout import encode_prompts
 
     nll, num_tokens = [], []

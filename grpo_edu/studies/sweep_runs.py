@@ -22,13 +22,15 @@ from tqdm.auto import tqdm
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.problems.templates import Problem
-from grpo_edu.runs.checkpoint import check_fingerprint, check_same_data, data_fingerprint, fingerprint
 from grpo_edu.runs.folder import RunFolder
+from grpo_edu.runs.loading import load_problem_sets, resolve_rewards, score_with_user_reward
 from grpo_edu.runs.log import RunLog
+from grpo_edu.runs.options import use_current_names
 from grpo_edu.runs.profiles import Profile
+from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.recording import sigterm_interrupts
-from grpo_edu.runs.request import RunRecord, load_asked, score_unanswered
 from grpo_edu.runs.run import open_policy, with_adapters
+from grpo_edu.runs.state import check_same_data, check_same_model, data_fingerprint, fingerprint
 from grpo_edu.studies.sweep import (
     Range,
     SweepPlan,
@@ -72,7 +74,7 @@ def start_sweep(
     folder.check(overwrite=overwrite)
     folder.check_apart(config["source"])
     problems = _problems(config)
-    config["fingerprint"] = fingerprint(open_policy(RunRecord.from_dict(config))[0])
+    config["fingerprint"] = fingerprint(open_policy(RunMetadata.from_dict(config))[0])
     config["data_fingerprints"] = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
     folder.check_room(0)
     with sigterm_interrupts(), folder.begin(config, overwrite=overwrite):
@@ -88,7 +90,7 @@ def resume_sweep(output: str | Path) -> SweepResult:
     folder = RunFolder(output)
     config = folder.read_config("sweep", "sweep")
     problems = _problems(config)
-    check_fingerprint(config["fingerprint"], fingerprint(open_policy(RunRecord.from_dict(config))[0]), folder.path)
+    check_same_model(config["fingerprint"], fingerprint(open_policy(RunMetadata.from_dict(config))[0]), folder.path)
     found = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
     check_same_data(config.get("data_fingerprints"), found, folder.path)
     with sigterm_interrupts(), folder.resume():
@@ -100,18 +102,19 @@ def _describe(profile: Profile, plan: SweepPlan, command: str) -> dict[str, Any]
     request = profile.request()
     if request.backend != "grpo_edu":
         raise ValueError(f"`backend` {request.backend!r} cannot be swept; leave it out.")
-    request = replace(request, n=plan.num_heldout, checkpoint_every=0, track=())
-    return {**RunRecord.start(request, command).to_dict(), "sweep": plan.to_dict()}
+    request = replace(request, num_heldout=plan.num_heldout, checkpoint_every=0, report_to=())
+    return {**RunMetadata.start(request, command).to_dict(), "sweep": plan.to_dict()}
 
 
 def _problems(config: Mapping[str, Any]) -> dict[str, list[Problem]]:
     """Problems to train on ("train"), to choose settings by ("search") and to compare on ("judge")."""
-    plan = SweepPlan.from_dict(config["sweep"])
-    everything = load_asked(config, "train", n=config["num_problems"], argument="num_problems")
+    plan, config = SweepPlan.from_dict(config["sweep"]), use_current_names(config)
+    everything = load_problem_sets(config, "train", n=config["num_problems"], argument="num_problems")
     training, validation = split_validation(everything, plan.num_validation)
-    heldout = load_asked(config, "heldout", n=plan.num_heldout)
-    score_unanswered([*everything, *heldout], config["rewards"])
-    return {"train": training, "search": validation, "judge": heldout}
+    heldout = load_problem_sets(config, "heldout", n=plan.num_heldout)
+    functions = resolve_rewards(config["reward_funcs"])
+    parts = {"train": training, "search": validation, "judge": heldout}
+    return {name: score_with_user_reward(part, functions) for name, part in parts.items()}
 
 
 def _start_settings(config: GRPOConfig, plan: SweepPlan) -> dict[str, Any]:
@@ -120,8 +123,8 @@ def _start_settings(config: GRPOConfig, plan: SweepPlan) -> dict[str, Any]:
 
 def _execute(folder: RunFolder, config: dict[str, Any], problems: dict[str, list[Problem]]) -> SweepResult:
     """Do the runs that are missing, and write the result."""
-    plan, record = SweepPlan.from_dict(config["sweep"]), RunRecord.from_dict(config)
-    start = _start_settings(record.request.config, plan)
+    plan, record = SweepPlan.from_dict(config["sweep"]), RunMetadata.from_dict(config)
+    start = _start_settings(record.run_config.config, plan)
     study = open_study(folder.path)
     total = (plan.trials + 1) * len(plan.seeds) + 2 * plan.judge_seeds
     with tqdm(total=total, desc="Runs", disable=None) as bar:
@@ -154,7 +157,7 @@ class Runs:
     records: one per run, in order, as `SweepResult` reads them.
     """
 
-    def __init__(self, record: RunRecord, problems: dict[str, list[Problem]], study: optuna.Study, bar: tqdm) -> None:
+    def __init__(self, record: RunMetadata, problems: dict[str, list[Problem]], study: optuna.Study, bar: tqdm) -> None:
         self.record, self.problems, self.study, self.bar = record, problems, study, bar
         self.records: list[dict[str, Any]] = [content for _, content in sorted(study.user_attrs.items())]
         bar.update(len(self.records))
@@ -167,7 +170,7 @@ class Runs:
         started = time.perf_counter()
         record = {"part": part, "settings": dict(settings), "seed": seed}
         try:
-            evaluation = self.train(settings_config(self.record.request.config, settings, seed), self.problems[part])
+            evaluation = self.train(settings_config(self.record.run_config.config, settings, seed), self.problems[part])
             record |= {"accuracy": evaluation.accuracy, "k": evaluation.k, "n": evaluation.n}
         except _FAILURES as error:
             record["failure"] = " ".join((str(error) or type(error).__name__).split())
@@ -181,9 +184,9 @@ class Runs:
     def train(self, config: GRPOConfig, problems: list[Problem]) -> Evaluation:
         """Train the model of the sweep with this config, and evaluate it on these problems."""
         policy, tokenizer = open_policy(self.record)
-        request = replace(self.record.request, config=config)
+        request = replace(self.record.run_config, config=config)
         policy = with_adapters(policy, request)
-        for _ in train(policy, tokenizer, self.problems["train"], request.reward_functions, config):
+        for _ in train(policy, tokenizer, self.problems["train"], resolve_rewards(request.reward_funcs), config):
             pass
         return evaluate(
             policy, tokenizer, problems, max_completion_length=config.max_completion_length, seed=config.seed

@@ -29,6 +29,6 @@ assert round(times["rows: 1"]["int8-dynamic"], 1) == 3.1 and round(times["rows: 
 assert round(times["rows: 8"]["int8-dynamic"] / times["rows: 8"]["packed float32"], 1) == 1.8
 assert 1.25 < speed["rollout"]["float32"]["median"] / whole < 1.4, "a rollout gains a third"
 assert changed < 0.1, "one update moves few integers"
-assert torch.equal(w, package_w) and torch.allclose(my_loss, loss)
+assert torch.allclose(w, package_w) and torch.allclose(my_loss, loss)
 assert abs(drawn * w_first * w_second * direction - exact) < 1e-9 < abs(drawn * w_first * direction - exact)
 assert all(abs(found["sampled"]["difference"]) < 0.005 for found in runs["against_float32"].values())

@@ -30,38 +30,75 @@ function tieProbability(p, size) {
   return p ** size + (1 - p) ** size;
 }
 
-/* Objective of one token and its push on log π, as the gradients of grpo_edu.losses.per_token_policy_loss.
-   ratio is π / π_old with π_old = 1; reference is π / π_ref; high is ε_high (for cispo the largest ratio itself). */
+/* Three formulas of a token. `token` returns its objective and the push on log π, as grpo_edu.losses.per_token_policy_loss
+   and its gradient; high is ε_high (for cispo the largest ratio itself). The words are those of the token inspector. */
+const CLIPPED = {
+  movesRatio: true, // the derivative goes through the ratio
+  token({ ratio, advantage, low, high }) {
+    const bounded = Math.min(Math.max(ratio, 1 - low), 1 + high);
+    const moves = bounded === ratio || ratio * advantage < bounded * advantage;
+    const objective = Math.min(ratio * advantage, bounded * advantage);
+    return { objective, push: moves ? ratio * advantage : 0, clipped: !moves && advantage !== 0 };
+  },
+  pushWords: ({ rho, gain, clipped }) => (clipped ? ["0 (clipped)", "0"] : ["ρ · A", `${rho} · ${gain}`]),
+  clipWords({ clipped, low, high, number }) {
+    const bounds = `${number(1 - low)} to ${number(1 + high)}`;
+    return clipped ? `yes: ρ is outside of ${bounds}, on the side of its advantage` : `no (bounds ${bounds})`;
+  },
+};
+const CAPPED = {
+  movesRatio: false,
+  token({ ratio, logp, advantage, high }) {
+    const weight = Math.min(ratio, high);
+    return { objective: weight * advantage * logp, push: weight * advantage, clipped: ratio > high };
+  },
+  pushWords: ({ rho, gain, high, number }) => ["min(ρ, ε_{high}) · A", `min(${rho}, ${number(high)}) · ${gain}`],
+  clipWords: ({ clipped, high, number }) =>
+    (clipped ? `capped at ${number(high)}, and still pushed` : `no, below ε high = ${number(high)}`),
+};
+const WITHOUT_RATIO = {
+  movesRatio: false,
+  token: ({ logp, advantage }) => ({ objective: advantage * logp, push: advantage, clipped: false }),
+  pushWords: ({ gain }) => ["A", gain],
+  clipWords: () => "this loss does not clip",
+};
+
+/* Four weights of a token in the loss of its batch, as grpo_edu.losses.token_weights.
+   own: tokens of its completion; rows: completions of the batch; all: tokens of the batch; longest: the length limit. */
+const BY_COMPLETION = {
+  weight: ({ own, rows }) => 1 / (rows * Math.max(1, own)),
+  weightWords: ({ own, rows }) => `1 / (${rows} answers of the batch · ${own} tokens of this one)`,
+};
+const BY_TOKENS = {
+  weight: ({ all }) => 1 / Math.max(1, all),
+  weightWords: ({ all }) => `1 / ${all} tokens of the batch`,
+};
+const BY_LIMIT = {
+  weight: ({ rows, longest }) => 1 / (rows * longest),
+  weightWords: ({ rows, longest }) => `1 / (${rows} answers · limit of ${longest} tokens)`,
+};
+const SUMMED = {
+  weight: ({ rows }) => 1 / rows,
+  weightWords: ({ rows }) => `1 / ${rows} answers of the batch`,
+};
+
+/* One entry for each loss of grpo_edu.losses.LOSSES: a formula and a weight. */
+const LOSSES = {
+  grpo: { ...CLIPPED, ...BY_COMPLETION },
+  bnpo: { ...CLIPPED, ...BY_TOKENS },
+  dr_grpo: { ...CLIPPED, ...BY_LIMIT },
+  dapo: { ...CLIPPED, ...BY_TOKENS },
+  cispo: { ...CAPPED, ...BY_TOKENS },
+  reinforce: { ...WITHOUT_RATIO, ...SUMMED },
+};
+
+/* Objective of one token and its push on log π, with the KL term, and the three estimators of the KL.
+   ratio is π / π_old with π_old = 1; reference is π / π_ref. */
 function tokenObjective({ ratio, advantage, low, high, beta = 0, reference = 1, loss = "grpo" }) {
-  const logp = Math.log(ratio);
-  let objective, push;
-  if (loss === "reinforce" || loss === "cispo" || loss === "vespo") {
-    const [power, decay] = advantage > 0 ? [2, 3] : [3, 2];
-    const weights = { reinforce: 1, cispo: Math.min(ratio, high), vespo: ratio ** power * Math.exp(decay * (1 - ratio)) };
-    objective = weights[loss] * advantage * logp;
-    push = weights[loss] * advantage;
-  } else if (loss === "sapo") {
-    const temperature = advantage > 0 ? 1 : 1.05;
-    const sigmoid = 1 / (1 + Math.exp(-temperature * (ratio - 1)));
-    objective = (sigmoid * 4 / temperature) * advantage;
-    push = 4 * sigmoid * (1 - sigmoid) * ratio * advantage;
-  } else {
-    const clipped = Math.min(Math.max(ratio, 1 - low), 1 + high);
-    objective = Math.min(ratio * advantage, clipped * advantage);
-    push = clipped === ratio || ratio * advantage < clipped * advantage ? ratio * advantage : 0;
-  }
+  const { objective, push } = LOSSES[loss].token({ ratio, logp: Math.log(ratio), advantage, low, high });
   const k1 = Math.log(reference);
   const k3 = Math.exp(-k1) + k1 - 1;
   return { objective: objective - beta * k3, push: push - beta * (1 - Math.exp(-k1)), k1, k2: k1 ** 2 / 2, k3 };
-}
-
-/* The weight of a token in the loss of its batch; as grpo_edu.losses.token_weights.
-   own: tokens of its completion; rows: completions of the batch; all: tokens of the batch; longest: the length limit. */
-function tokenWeight(loss, { own, rows, all, longest }) {
-  if (["bnpo", "dapo", "cispo", "vespo"].includes(loss)) return 1 / Math.max(1, all);
-  if (loss === "dr_grpo") return 1 / (rows * longest);
-  if (loss === "luspo" || loss === "reinforce") return 1 / rows;
-  return 1 / (rows * Math.max(1, own));
 }
 
 /* What the next update does to each token of a group of a token record (grpo_edu.runs.tokens), under the settings
@@ -78,30 +115,18 @@ function groupTerms(record, group, settings) {
     const own = counts.reduce((sum, count) => sum + count, 0);
     const sizes = { own, rows: record.rewards.length, all: record.num_tokens, longest: record.max_completion_length };
     const changes = logps.map((logp, place) => (counts[place] ? logp - old[place] : 0));
-    const whole = loss === "vespo" ? vespoRatio(changes, counts, one.importance)
-      : level === "sequence" ? Math.exp(changes.reduce((sum, change) => sum + change, 0) / Math.max(1, own)) : null;
-    const direct = ["reinforce", "cispo", "vespo"].includes(loss); // their objective is a number times log π itself
+    const whole = level === "sequence" ? Math.exp(changes.reduce((sum, change) => sum + change, 0) / Math.max(1, own)) : null;
     const mean = importance.reduce((sum, value, place) => sum + counts[place] * value, 0) / Math.max(1, own);
     return logps.map((logp, place) => {
       const ratio = whole ?? Math.exp(changes[place]), advantage = advantages[row];
-      const policy = tokenObjective({ ratio, advantage, low, high, loss });
-      const factor = loss === "vespo" ? 1 : importance[place];
-      const corrected = whole !== null && !direct ? mean : factor; // each token moves the one ratio of all tokens
+      const policy = LOSSES[loss].token({ ratio, logp, advantage, low, high });
+      const corrected = whole !== null && LOSSES[loss].movesRatio ? mean : importance[place]; // each moves the ratio of all
       const distance = one.ref ? logp - one.ref[place] : 0;
       const kl = Math.exp(-distance) + distance - 1, held = beta * (1 - Math.exp(-distance));
-      const weight = counts[place] ? tokenWeight(loss, sizes) : 0;
-      const objective = factor * (direct ? policy.push * logp : policy.objective) - beta * kl;
+      const weight = counts[place] ? LOSSES[loss].weight(sizes) : 0;
+      const objective = importance[place] * policy.objective - beta * kl;
       const pull = corrected * policy.push;
-      const clipped = loss === "cispo" ? ratio > high : policy.push === 0 && advantage !== 0;
-      return { ratio, advantage, weight, kl, clipped, pull, held, importance: corrected, loss: -objective, push: weight * (pull - held) };
+      return { ratio, advantage, weight, kl, clipped: policy.clipped, pull, held, importance: corrected, loss: -objective, push: weight * (pull - held) };
     });
   });
-}
-
-/* VESPO's w: the product of a completion's ratios and importance weights, bounded as in grpo_edu.losses. */
-function vespoRatio(changes, counts, importance) {
-  const bound = (value, low, high) => Math.min(Math.max(value, low), high), least = Math.log(1e-8);
-  let total = changes.reduce((sum, change) => sum + bound(change, -20, 20), 0);
-  if (importance) total += importance.reduce((sum, one, place) => sum + (counts[place] ? bound(Math.log(one), least, 20) : 0), 0);
-  return Math.exp(bound(total, least, 20));
 }

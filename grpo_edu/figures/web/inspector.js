@@ -4,7 +4,6 @@
 "use strict";
 
 (() => {
-  const LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo", "reinforce"];
   const SCALINGS = {
     group: "÷ std of group", batch: "÷ std of batch", none: "not divided", mean: "÷ mean (MaxRL)", rloo: "leave-one-out",
   };
@@ -64,24 +63,15 @@
 
   /* How the weight of a token is made, in words and numbers. */
   function weightWords(loss, record, own) {
-    const rows = record.rewards.length;
-    if (["bnpo", "dapo", "cispo", "vespo"].includes(loss)) return `1 / ${record.num_tokens} tokens of the batch`;
-    if (loss === "dr_grpo") return `1 / (${rows} answers · limit of ${record.max_completion_length} tokens)`;
-    if (loss === "luspo" || loss === "reinforce") return `1 / ${rows} answers of the batch`;
-    return `1 / (${rows} answers of the batch · ${own} tokens of this one)`;
+    const rows = record.rewards.length, longest = record.max_completion_length;
+    return LOSSES[loss].weightWords({ own, rows, all: record.num_tokens, longest });
   }
 
   /* The push of a token as a formula, and the same with its numbers. */
   function pushFormula(settings, term) {
     const { loss, high, beta } = settings, { ratio, advantage, clipped, importance } = term;
     const rho = number(ratio), gain = number(advantage, 3).replace(/^−.*/, "($&)");
-    const temperature = advantage > 0 ? "1" : "1.05", [power, decay] = advantage > 0 ? [2, 3] : [3, 2];
-    let [letters, numbers] = {
-      cispo: ["min(ρ, ε_{high}) · A", `min(${rho}, ${number(high)}) · ${gain}`],
-      reinforce: ["A", gain],
-      sapo: ["4 σ(x) (1 − σ(x)) · ρ · A, where x = τ (ρ − 1)", `4 σ(x) (1 − σ(x)) · ${rho} · ${gain}, where x = ${temperature} · (${rho} − 1)`],
-      vespo: ["W^k · exp(λ (1 − W)) · A", `${rho}^${power} · exp(${decay} · (1 − ${rho})) · ${gain}`],
-    }[loss] ?? (clipped ? ["0 (clipped)", "0"] : ["ρ · A", `${rho} · ${gain}`]);
+    let [letters, numbers] = LOSSES[loss].pushWords({ rho, gain, high, clipped, number });
     if (importance !== 1) [letters, numbers] = [`u · (${letters})`, `${number(importance)} · (${numbers})`];
     const held = term.held / (beta || 1);
     if (beta) {
@@ -93,10 +83,7 @@
 
   function clipWords(settings, term) {
     const { loss, low, high } = settings;
-    if (["sapo", "vespo", "reinforce"].includes(loss)) return "this loss does not clip";
-    if (loss === "cispo") return term.clipped ? `capped at ${number(high)}, and still pushed` : `no, below ε high = ${number(high)}`;
-    const bounds = `${number(1 - low)} to ${number(1 + high)}`;
-    return term.clipped ? `yes: ρ is outside of ${bounds}, on the side of its advantage` : `no (bounds ${bounds})`;
+    return LOSSES[loss].clipWords({ clipped: term.clipped, low, high, number });
   }
 
   function inspect(place) {
@@ -114,7 +101,7 @@
       group: list("group", groups, Math.max(0, record.groups.findIndex(one => new Set(one.completions.map(each => each.reward)).size > 1))),
       update: list("update", Object.fromEntries(Array.from({ length: updates }, (_, k) => [k, `${k + 1} of ${updates}`])), updates - 1),
       shown: list("marks show", { push: "the push", change: "what it did" }, "push"),
-      loss: list("loss", Object.fromEntries(LOSSES.map(loss => [loss, loss])), run.loss),
+      loss: list("loss", Object.fromEntries(Object.keys(LOSSES).map(loss => [loss, loss])), run.loss),
       scaling: list("advantage", scalings, run.scaling),
       level: list("ratio", { token: "per token", sequence: "per answer" }, run.level),
       low: slider("ε", run.low, 1, 0.01), high: slider("ε high", run.high, run.loss === "cispo" ? 5 : 1, 0.01),

@@ -1,5 +1,6 @@
-"""Refuse tensors whose shapes do not match, and names that are unknown."""
+"""Helpers of the functions of tensors: checks of shapes, masks, and the data types in which they compute."""
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +28,22 @@ def check_row_or_token(argument: str, values: Tensor, like: Tensor) -> None:
     rows, columns = like.shape
     if values.shape not in ((rows, columns), (rows, 1)):
         raise ValueError(f"{argument} must have shape ({rows}, {columns}) or ({rows}, 1), got {tuple(values.shape)}")
+
+
+def masked(values: Tensor, mask: Tensor) -> Tensor:
+    """Replace the values by 0 where the mask is 0, even if they are NaN."""
+    return torch.where(mask != 0, values, 0.0)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32; other floating-point types stay as they are."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating-point type of a device: float64, and float32 on Apple's GPU, which has no other.
+
+    >>> widest(torch.device("cpu")), widest(torch.device("mps"))
+    (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,139 @@
+"""A run as its folder describes it: `RunMetadata` in config.json, and whether it has ended."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_edu import __version__
+from grpo_edu.problems.own import UNANSWERED
+from grpo_edu.problems.templates import LEVELS, Problem
+from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
+from grpo_edu.runs.loading import Rewards, is_user_dataset, load_problem_sets, resolve_rewards, score_with_user_reward
+from grpo_edu.runs.options import RunConfig, use_current_names, with_absolute_paths
+
+
+def library_versions() -> dict[str, str]:
+    """Versions on which the numbers of a run depend."""
+    import torch
+    import transformers
+
+    return {
+        "grpo_edu": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+
+
+@dataclass(frozen=True)
+class RunMetadata:
+    """A run as its config.json keeps it: what was asked for, and what the run was started on.
+
+    run_config: what was asked for. source: what the model is loaded from: a name, or an absolute path.
+    command: what was typed, empty for a run that was started in Python. versions: of Python and the libraries.
+    threads: of PyTorch; with another number, sums would be rounded differently.
+    """
+
+    run_config: RunConfig
+    source: str
+    command: str
+    versions: dict[str, str]
+    threads: int
+
+    @classmethod
+    def start(cls, run_config: RunConfig, command: str = "") -> RunMetadata:
+        """Describe a run that starts now, in this process and folder."""
+        import torch
+
+        run_config = with_absolute_paths(run_config)
+        source = resolve_model_source(run_config.model)
+        return cls(run_config, source, command, library_versions(), torch.get_num_threads())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a JSON file."""
+        asked = self.run_config.to_dict()
+        return {**self.versions, "threads": self.threads, "command": self.command, "source": self.source, **asked}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], reward_funcs: Rewards | None = None) -> RunMetadata:
+        """Read what `to_dict` returned; `reward_funcs` as in `RunConfig.from_dict`."""
+        versions = {name: content[name] for name in ("grpo_edu", "python", "torch", "transformers") if name in content}
+        run_config = RunConfig.from_dict(content, reward_funcs)
+        source = content.get("source", run_config.model)
+        return cls(run_config, source, content.get("command", ""), versions, content.get("threads", 1))
+
+
+def read_record(folder: str | Path, reward_funcs: Rewards | None = None) -> RunMetadata | None:
+    """Read the record of the run in a folder; None where the folder holds no training run."""
+    content = read_run_config(folder)
+    return None if content is None or "config" not in content else RunMetadata.from_dict(content, reward_funcs)
+
+
+def read_resumable(output: str | Path, reward_funcs: Rewards | None = None) -> RunMetadata:
+    """Read the record of a run that can be resumed; `reward_funcs` as in `RunConfig.from_dict`.
+
+    Raises ValueError: the folder holds no run, a run without checkpoints, or one that is finished.
+    """
+    folder = RunFolder(output).path
+    record = RunMetadata.from_dict(RunFolder(output).read_config("config", "training run"), reward_funcs)
+    if record.run_config.backend == "trl":
+        raise ValueError(
+            f"`resume`: the run in {folder} was trained by TRL, as the job of a cluster; submit that job again."
+        )
+    result = read_run_result(folder)
+    if result is not None and not result["interrupted"] and not result["failure"]:
+        raise ValueError(
+            f"`resume`: the run in {folder} is finished; to train its model further, start a run with `model` {folder}."
+        )
+    if not record.run_config.checkpoint_every and not RunFolder(output).resumable:
+        raise ValueError(
+            f"`resume`: the run in {folder} keeps no checkpoints; start it again with `checkpoint_every` set."
+        )
+    return record
+
+
+def read_run_result(folder: Path) -> dict[str, Any] | None:
+    """Read result.json; None where the run has not ended. Raises ValueError where the file is damaged."""
+    file = folder / "result.json"
+    try:
+        result = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except ValueError:
+        result = []
+    if result is not None and (not isinstance(result, dict) or "accuracy_after" not in result):
+        raise ValueError(f"{file} is damaged; delete it, and the run counts as one that was not evaluated.")
+    return result
+
+
+def resolve_model_source(model: str | Path) -> str:
+    """Return what to load for a model's name; a path is made absolute, so that it holds in every working folder."""
+    source = model_source(model)
+    if not Path(source).expanduser().is_dir():
+        return str(source)
+    from grpo_edu.models import SMOLLM2, list_models
+
+    return str(source) if source in (*list_models(), SMOLLM2) else str(Path(source).expanduser().absolute())
+
+
+def default_folder(run_config: RunConfig, *, overwrite: bool = False) -> RunFolder:
+    """Return `runs/tiny-levels-seed0` or the like, with a number where that exists and is not to be replaced."""
+    path = Path(run_config.model)
+    label = path.parent.name if path.name == "model" else path.name
+    names = [Path(name).stem if is_user_dataset(name) else name for name in run_config.data]
+    sets = "levels" if run_config.data == LEVELS else "-".join(names).replace(":", "-")
+    name = f"{label or 'model'}-{sets}-seed{run_config.config.seed}"
+    return RunFolder(Path("runs") / name) if overwrite else RunFolder.unused(name)
+
+
+def heldout_problems(stored: Mapping[str, Any]) -> list[Problem]:
+    """Load the problems that a stored run was evaluated on. stored: what `read_run_config` read."""
+    settings = use_current_names(stored)
+    problems = load_problem_sets(settings, "heldout", n=settings["num_heldout"])
+    if not any(problem.level.startswith(UNANSWERED) for problem in problems):
+        return problems
+    user = [reward for reward in settings.get("reward_funcs", ()) if ":" in reward]
+    return score_with_user_reward(problems, resolve_rewards(user[:1]) if user else [])
