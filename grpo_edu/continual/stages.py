@@ -14,8 +14,9 @@ from typing import Any
 from grpo_edu.config import GRPOConfig, SupervisedConfig, check_numbers
 from grpo_edu.problems.files import read_utf8
 from grpo_edu.problems.templates import LEVELS, data_dir
+from grpo_edu.rewards import REWARDS
 from grpo_edu.runs.effects import Need, check_effects
-from grpo_edu.runs.loading import REWARDS, parse_data, parse_names
+from grpo_edu.runs.loading import parse_data, parse_names
 from grpo_edu.runs.options import CONFIG_FIELDS, RunConfig, default_config
 
 METHODS = ("supervised", "grpo")
@@ -27,9 +28,9 @@ FISHERS = ("sampled", "true", "empirical", "batched-empirical", "lightning")
 class Stage:
     """One lesson.
 
-    name: of the task, in matrix and figure. data: names of `runs.loading.DATA`.
+    name: of the task, in matrix and figure. data: names as `--data` takes them.
     method: "supervised" (worked solutions) or "grpo" (rewards).
-    config: the settings, of the method's kind. rewards: names of `runs.loading.REWARDS`, for "grpo".
+    config: the settings, of the method's kind. rewards: names of `grpo_edu.rewards.REWARDS`, for "grpo".
     num_problems: how many training problems, taken evenly from the data; None takes all.
 
     Raises ValueError that names the stage and what is wrong with it.

@@ -238,7 +238,7 @@ class TokenInspector(Dashboard):
     def _begin(self) -> Iterator[dict[str, float]]:
         from grpo_edu.models import load_policy
         from grpo_edu.problems.files import load_problems
-        from grpo_edu.runs.loading import REWARDS
+        from grpo_edu.rewards import REWARDS
         from grpo_edu.trainer import train
 
         model, tokenizer = load_policy(self.model)
