@@ -72,7 +72,9 @@ MAY_IMPORT = {
     "web": set(),
     "checks": {"spine", "problems", "fast", "quantization", "continual", "studies", "figures"},
     "classroom": {"spine", "checks", "runs", "figures", "problems", "machine", "cli"},  # a package of its own
-    "dashboards": {"spine", "problems", "fast", "quantization", "runs", "continual", "machine", "studies", "figures", "web"},
+    "dashboards": {
+        *("spine", "problems", "fast", "quantization", "runs", "continual", "machine", "studies", "figures", "web")
+    },
     "minimal": {"spine"},  # the same algorithm in one file, without the spine
     "__main__": {"cli"},
 }
