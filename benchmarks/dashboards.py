@@ -47,9 +47,9 @@ from grpo_edu.dashboards.base import Dashboard
 from grpo_edu.dashboards.inspector import KINDS
 from grpo_edu.fast.memory import resident_bytes, return_large_blocks
 from grpo_edu.figures.live import ACCURACY
-from grpo_edu.problems.instructions import check_instruction, constraint_reward
+from grpo_edu.problems.instructions import INSTRUCTION_REWARDS, check_instruction, constraint_reward
 from grpo_edu.problems.templates import Problem, data_dir, prompt_options
-from grpo_edu.runs.loading import INSTRUCTION_REWARDS, REWARDS
+from grpo_edu.rewards import REWARDS
 from grpo_edu.runs.tokens import TokenRecorder, score_tokens, without_groups
 from grpo_edu.studies.exploits import judge_reward
 from grpo_edu.trainer import start_training, train

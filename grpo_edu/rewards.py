@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import LARGEST_REWARD
 from grpo_edu.problems.equations import check_equations
+from grpo_edu.problems.instructions import INSTRUCTION_REWARDS
 from grpo_edu.problems.templates import check_column, scorer_of_level
 from grpo_edu.prompts import MARKER, Completion, completion_text, extract_answer, normalize_answer
 
@@ -141,6 +142,16 @@ def length_reward(
         check_column("completion_ids", completion_ids, len(completions))
         lengths = [len(ids) for ids in completion_ids]
     return [min(1.0, max(0.0, 1 - (length - target) / target)) for length in lengths]
+
+
+# Every reward that can be named, as for `--rewards`. A new one needs an entry here and nothing else.
+REWARDS: dict[str, RewardFunction] = {
+    "accuracy": accuracy_reward,
+    "format": format_reward,
+    "steps": steps_reward,
+    "length": length_reward,
+    **INSTRUCTION_REWARDS,
+}
 
 
 def compute_rewards(

@@ -12,7 +12,7 @@ from grpo_edu.continual.forgetting import forgetting
 from grpo_edu.dashboards import ForgettingDashboard
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.quantization.numbers import quantize, relative_error
-from grpo_edu.runs.loading import REWARDS
+from grpo_edu.rewards import REWARDS
 from grpo_edu.studies.exploits import judge_reward
 
 CURVES = data_dir() / "curves"

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy
 from grpo_edu.problems import gym
 from grpo_edu.problems.gym import check_task, gym_answer, gym_problems, gym_score
-from grpo_edu.problems.templates import Problem, Scorer, register_scorer
+from grpo_edu.problems.templates import PROBLEM_SETS, Problem, Scorer
 from grpo_edu.prompts import chat_messages
 from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.loading import load_split, parse_data
@@ -115,14 +116,12 @@ def test_trains_and_evaluates_like_the_shipped_ones(policy_dir, tmp_path, capsys
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["random-reasoning-gym-chain_sum-seed0"]
 
 
-def test_an_evaluation_counts_full_scores_only(policy_dir):
+def test_an_evaluation_counts_full_scores_only(policy_dir, monkeypatch):
     problems = gym_problems("reasoning-gym:word_sorting", "heldout", 4)
     scores = iter([1.0, 0.5, 0.0, 1.0])
-    register_scorer("reasoning-gym:", Scorer(gym_answer, lambda *arguments: next(scores)))
-    try:
-        found = evaluate(*load_policy(policy_dir), problems, max_completion_length=4)
-    finally:
-        register_scorer("reasoning-gym:", Scorer(gym_answer, gym_score))
+    scorer = Scorer(gym_answer, lambda *arguments: next(scores))
+    monkeypatch.setitem(PROBLEM_SETS, "reasoning-gym", replace(PROBLEM_SETS["reasoning-gym"], scorer=scorer))
+    found = evaluate(*load_policy(policy_dir), problems, max_completion_length=4)
     assert found.correct == [True, False, False, True] and found.n == 4
 
 

@@ -14,9 +14,9 @@ from grpo_edu.dashboards.base import Explorer, choice, named_functions, slider
 from grpo_edu.dashboards.worker import cut_off
 from grpo_edu.figures.rewards import sum_and_exploits
 from grpo_edu.problems.equations import check_equations
+from grpo_edu.problems.instructions import INSTRUCTION_REWARDS
 from grpo_edu.prompts import extract_answer
-from grpo_edu.rewards import compute_rewards
-from grpo_edu.runs.loading import INSTRUCTION_REWARDS, REWARDS
+from grpo_edu.rewards import REWARDS, compute_rewards
 from grpo_edu.studies.exploits import EXPLOITS, Verdict, judge_reward
 
 if TYPE_CHECKING:

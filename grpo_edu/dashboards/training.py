@@ -29,8 +29,8 @@ from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, word
 from grpo_edu.figures.curves import accuracy_comparison
 from grpo_edu.figures.hover import with_values
 from grpo_edu.figures.live import live_curves, live_values, svg_image
-from grpo_edu.problems.templates import data_dir
-from grpo_edu.runs.loading import DATA, REWARDS
+from grpo_edu.problems.templates import PROBLEM_SETS, data_dir, problem_set_names
+from grpo_edu.rewards import REWARDS
 
 if TYPE_CHECKING:
     from grpo_edu.models import Session
@@ -69,7 +69,9 @@ class TrainingDashboard(Dashboard):
         self.functions, self.parent = named_functions(rewards or REWARDS), Path(parent)
         models = [models] if isinstance(models, str) else models
         self.model = choice("Model", models, "the model to train; its file is not changed")
-        self.data = several("Problems", [name for name in DATA if name != "gsm8k"], ("basic",))
+        self.data = several(
+            "Problems", [name for name in problem_set_names() if not PROBLEM_SETS[name].reads_path], ("basic",)
+        )
         self.rewards = several("Rewards", list(self.functions), (next(iter(self.functions)),))
         whole, log = widgets.IntSlider, widgets.FloatLogSlider
         self.generations = slider(whole, "G (num_generations)", 8, 2, 16, 1, "completions per prompt")

@@ -16,8 +16,8 @@ from grpo_edu.dashboards.worker import Worker, cut_off
 from grpo_edu.figures.hover import with_values
 from grpo_edu.figures.live import ACCURACY, live_curves, live_values, svg_image
 from grpo_edu.figures.style import COLORS
-from grpo_edu.rewards import reward_name
-from grpo_edu.runs.loading import REWARDS, load_split
+from grpo_edu.rewards import REWARDS, reward_name
+from grpo_edu.runs.loading import load_split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

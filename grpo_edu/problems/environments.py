@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from grpo_edu.problems.equations import calculate
-from grpo_edu.problems.templates import Problem, Scorer, register_scorer
+from grpo_edu.problems.templates import PROBLEM_SETS, Problem, ProblemSet, Scorer
 from grpo_edu.prompts import completion_text
 
 # Three-letter words, no letter twice in a word. Capital letters are one token each in the tokenizers of this course.
@@ -163,7 +163,11 @@ def _solved(completion: str | list[dict], prompt: str | list[dict], level: str, 
     return float(last_guess(completion) == answer)
 
 
-register_scorer(LEVEL, Scorer(last_guess, _solved, system_prompt=False))
+PROBLEM_SETS[LEVEL] = ProblemSet(
+    "a secret word, guessed in several turns",
+    scorer=Scorer(last_guess, _solved, system_prompt=False),
+    is_name_of_data=False,
+)
 
 
 class Calculator:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.problems.hub import hub_or_cache
-from grpo_edu.problems.instructions import INSTRUCTION_SETS, instruction_problems
-from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, data_dir
+from grpo_edu.problems.templates import PROBLEM_SETS, Problem, ProblemSet, data_dir, problem_set_names
 from grpo_edu.prompts import MARKER, extract_answer
 
 if TYPE_CHECKING:
@@ -122,28 +121,33 @@ def _check_split(split: str, splits: Sequence[str]) -> None:
 
 
 def load_problems(level: str | Sequence[str], split: str = "train", n: int | None = None) -> list[Problem]:
-    """The problems of the package for one or several levels or domains.
+    """The problems of the package for one or several sets.
 
     Args:
-        level: a name of `LEVELS`, `DOMAINS` or `INSTRUCTION_SETS`, or a sequence of such names.
+        level: a name of `PROBLEM_SETS` other than "gsm8k", or a sequence of such names.
         split: "train" or "heldout"; the two have no problem in common.
         n: the first n problems *of each level*; None: all of them.
 
     Raises ValueError for an unknown level or split or too large an n.
     """
     _check_split(split, ("train", "heldout"))
-    names, known = [level] if isinstance(level, str) else list(level), LEVELS + DOMAINS + INSTRUCTION_SETS
+    names = [level] if isinstance(level, str) else list(level)
+    known = [name for name in problem_set_names() if not PROBLEM_SETS[name].reads_path]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise ValueError(f"level must be one or several of {', '.join(known)}; got {level!r}")
-    problems = []
-    for name in names:
-        if name in INSTRUCTION_SETS:
-            problems += _first(instruction_problems(name, split), n, name)
-        else:
-            path = data_dir() / "problems" / f"{name}_{split}.jsonl"
-            problems += _first(read_problems(path), n, path)
-    return problems
+    return [problem for name in names for problem in _first(load_problem_set(name, split), n, f"{name}, {split}")]
+
+
+def load_problem_set(name: str, split: str, path: str | Path | None = None) -> list[Problem]:
+    """All problems of one set with an entry in `PROBLEM_SETS`.
+
+    split: "train" or "heldout". path: the folder or file of a set that reads one; None asks the Hub.
+    """
+    entry = PROBLEM_SETS[name]
+    if entry.load is None:
+        return read_problems(data_dir() / "problems" / f"{name}_{split}.jsonl")
+    return entry.load(split, path=path) if entry.reads_path else entry.load(split)
 
 
 def _gsm8k_problem(record: dict[str, Any], where: str) -> Problem:
@@ -201,3 +205,12 @@ def to_dataset(problems: Iterable[Problem]) -> Dataset:
     from datasets import Dataset
 
     return Dataset.from_list([problem.row() for problem in problems])
+
+
+def _gsm8k_split(split: str, path: str | Path | None = None) -> list[Problem]:
+    return load_gsm8k("train" if split == "train" else "test", path)
+
+
+PROBLEM_SETS["gsm8k"] = ProblemSet(
+    "GSM8K's word problems, from the Hub or a folder", load=_gsm8k_split, max_completion_length=256, reads_path=True
+)

@@ -14,7 +14,7 @@ import hashlib
 import warnings
 from typing import Any
 
-from grpo_edu.problems.templates import Problem, Scorer, register_scorer
+from grpo_edu.problems.templates import PROBLEM_SETS, Problem, ProblemSet, Scorer
 from grpo_edu.prompts import MARKER, completion_text
 
 PREFIX = "reasoning-gym:"
@@ -127,4 +127,6 @@ def _library() -> Any:
     return reasoning_gym
 
 
-register_scorer(PREFIX, Scorer(gym_answer, gym_score))
+PROBLEM_SETS["reasoning-gym"] = ProblemSet(
+    "a task of reasoning-gym", level=PREFIX, scorer=Scorer(gym_answer, gym_score), is_name_of_data=False
+)

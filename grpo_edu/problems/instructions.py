@@ -16,10 +16,11 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
-from grpo_edu.problems.templates import Problem, Scorer, check_column, register_scorer
+from grpo_edu.problems.templates import PROBLEM_SETS, Problem, ProblemSet, Scorer, check_column
 from grpo_edu.prompts import Completion, completion_text
 
 INSTRUCTIONS = "instructions"
@@ -357,4 +358,14 @@ def _written(completion: str | list[dict]) -> str | None:
     return completion_text(completion).strip() or None
 
 
-register_scorer(SET_PREFIX, Scorer(_written, _score, system_prompt=False))
+INSTRUCTION_REWARDS = {"constraint": constraint_reward, "topic": topic_reward, "instruction": instruction_reward}
+
+_SCORER = Scorer(_written, _score, system_prompt=False)
+_LENGTH = 48  # tokens of three sentences
+PROBLEM_SETS |= {
+    name: ProblemSet(about, None, partial(instruction_problems, name), SET_PREFIX, _SCORER, _LENGTH)
+    for name, about in {
+        INSTRUCTIONS: "write a sentence under a constraint",
+        INSTRUCTIONS_TWO: "write a sentence under two constraints",
+    }.items()
+}

@@ -1,7 +1,8 @@
 """The problems and the rewards of a run: which names there are, and how to load what they name.
 
-A name of a problem set is one of `DATA`, a task of reasoning-gym, or a file or folder of the user. A name of a reward
-is one of `REWARDS`, FILE.py:function or package.module:function; `resolve_rewards` turns names into functions, once.
+A name of a problem set is one of `problem_set_names`, a task of reasoning-gym, or a file or folder of the user. A name
+of a reward is one of `REWARDS`, FILE.py:function or package.module:function; `resolve_rewards` turns names into
+functions, once.
 """
 
 from __future__ import annotations
@@ -12,36 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_edu.problems.files import load_gsm8k, load_problems
+from grpo_edu.problems.files import load_problem_set
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
-from grpo_edu.problems.instructions import INSTRUCTION_SETS, constraint_reward, instruction_reward, topic_reward
 from grpo_edu.problems.own import UNANSWERED, is_own, own_problems
-from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem, Scorer, columns_of
+from grpo_edu.problems.templates import PROBLEM_SETS, Problem, Scorer, columns_of, problem_set_names
 from grpo_edu.prompts import completion_text
-from grpo_edu.rewards import (
-    RewardFunction,
-    accuracy_reward,
-    compute_rewards,
-    format_reward,
-    length_reward,
-    reward_name,
-    steps_reward,
-)
+from grpo_edu.rewards import REWARDS, RewardFunction, compute_rewards, reward_name
 from grpo_edu.runs.user_rewards import load_reward
 
-DATA = (*LEVELS, *DOMAINS, "gsm8k", *INSTRUCTION_SETS)
-REWARDS: dict[str, RewardFunction] = {
-    "accuracy": accuracy_reward,
-    "format": format_reward,
-    "steps": steps_reward,
-    "length": length_reward,
-}
-INSTRUCTION_REWARDS: dict[str, RewardFunction] = {
-    "constraint": constraint_reward,
-    "topic": topic_reward,
-    "instruction": instruction_reward,
-}
-REWARDS |= INSTRUCTION_REWARDS
 Rewards = str | RewardFunction | Sequence[str | RewardFunction]
 SPLITS = ("heldout", "train")
 
@@ -101,12 +80,12 @@ def parse_data(data: str | Sequence[str]) -> tuple[str, ...]:
     for task in tasks:
         check_task(task)
     own = [name for name in names if is_user_dataset(name)]
-    return parse_names(names, (*DATA, *tasks, *own, f"{PREFIX}TASK", "FILE"), "data")
+    return parse_names(names, (*problem_set_names(), *tasks, *own, f"{PREFIX}TASK", "FILE"), "data")
 
 
 def is_user_dataset(name: str) -> bool:
     """Return whether a name of `data` is a file or a folder of your own."""
-    return name not in DATA and not is_gym(name) and (is_own(name) or Path(name).expanduser().exists())
+    return name not in problem_set_names() and not is_gym(name) and (is_own(name) or Path(name).expanduser().exists())
 
 
 def parse_rewards(rewards: Rewards) -> tuple[str | RewardFunction, ...]:
@@ -163,7 +142,7 @@ def load_split(
     """Load problems of the named sets, one set after the other, `n` in all and balanced between the sets.
 
     Args:
-        data: names of `DATA`, tasks of reasoning-gym, or files of your own.
+        data: names of `problem_set_names`, tasks of reasoning-gym, or files of your own.
         split: "train" or "heldout" (which for GSM8K is its test set).
         data_path: the folder or file of GSM8K; None asks the Hub.
         heldout_file, columns: of a file of your own, see `grpo_edu.problems.own.own_problems`.
@@ -178,7 +157,7 @@ def load_split(
     ['basic', 'basic', 'sorting']
     """
     parse_names((split,), SPLITS, "split")
-    if data_path is not None and "gsm8k" not in data:
+    if data_path is not None and not any(name in PROBLEM_SETS and PROBLEM_SETS[name].reads_path for name in data):
         raise ValueError(
             f"`data_path` is {str(data_path)!r}, but only gsm8k is read from a path; add gsm8k to `data`, or leave "
             "`data_path` out."
@@ -190,13 +169,11 @@ def load_split(
         share = None if n is None else n // len(data) + (index < n % len(data))
         if is_gym(name):
             found = gym_problems(name, split, share)
-        elif name == "gsm8k":
-            found = load_gsm8k("train" if split == "train" else "test", data_path)
         elif is_user_dataset(name):
             found = own_problems(name, split, heldout=heldout_file, columns=columns)
             share = min(share, len(found)) if share is not None and split == "heldout" else share
         else:
-            found = load_problems(name, split)
+            found = load_problem_set(name, split, data_path)
         share = len(found) if share is None else share
         if share > len(found):
             raise ValueError(

@@ -14,16 +14,13 @@ from types import NoneType
 from typing import Any, ClassVar, get_args, get_type_hints
 
 from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig, documented, drop_retired, setting
-from grpo_edu.problems.instructions import INSTRUCTION_SETS
 from grpo_edu.problems.own import parse_columns
-from grpo_edu.problems.templates import LEVELS, Problem, columns_of, data_dir
+from grpo_edu.problems.templates import LEVELS, Problem, columns_of, data_dir, default_length, problem_set_names
 from grpo_edu.prompts import PromptStyle
-from grpo_edu.rewards import RewardFunction, reward_name
+from grpo_edu.rewards import REWARDS, RewardFunction, reward_name
 from grpo_edu.runs.completions import recorded_steps
 from grpo_edu.runs.folder import read_run_config
 from grpo_edu.runs.loading import (
-    DATA,
-    REWARDS,
     Rewards,
     RunData,
     is_user_dataset,
@@ -54,8 +51,6 @@ OLD_NAMES = {
     "track": "report_to",
 }
 _LONGEST_PATH = 250
-# Tokens of a worked solution of grade-school length, and of three sentences; generated problems need fewer than 96.
-_GSM8K_LENGTH, _INSTRUCTIONS_LENGTH = 256, 48
 
 
 @documented
@@ -85,7 +80,7 @@ class RunConfig:
 
     model: str = setting("tiny", "a shipped model such as tiny, a folder (also of a run), or a Hub id")
     data: tuple[str, ...] = setting(
-        LEVELS, f"sets, with commas: {', '.join(DATA)}, reasoning-gym:TASK, or a file of yours"
+        LEVELS, f"sets, with commas: {', '.join(problem_set_names())}, reasoning-gym:TASK, or a file of yours"
     )
     heldout_file: str | None = setting(None, "file of held-out problems (default: a fifth of your file)")
     columns: tuple[str, ...] = setting((), "names in your file, such as question=problem,answer=target")
@@ -341,11 +336,7 @@ def default_config(data: Sequence[str], model: str | Path = "tiny", lora_rank: i
     >>> default_config(("instructions",), "smollm2").learning_rate
     1e-05
     """
-    defaults: dict[str, Any] = {}
-    if "gsm8k" in data:
-        defaults["max_completion_length"] = _GSM8K_LENGTH
-    elif set(data) <= set(INSTRUCTION_SETS):
-        defaults["max_completion_length"] = _INSTRUCTIONS_LENGTH
+    defaults: dict[str, Any] = {"max_completion_length": default_length(data)}
     if _is_smollm2(model):
         defaults["prompts_per_step"] = 8
         if not lora_rank:
