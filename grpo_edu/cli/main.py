@@ -7,6 +7,7 @@ or SIGTERM during a training run.
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import shlex
@@ -15,10 +16,9 @@ import warnings
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import partial
+from types import ModuleType
 
 from grpo_edu import __version__
-from grpo_edu.cli import app, machine, own, studies, train
-from grpo_edu.cli.classroom import MISSING, classroom_module
 from grpo_edu.cli.options import Parser, add_common_options, complain, notes_of, option_names, subparsers
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -27,42 +27,48 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Command → what it does, and the module that has its `add_…_options` and `run_…_command` (which returns the exit code).
 # None stands for the package `classroom`, which may not be installed.
 COMMANDS = {
-    "doctor": ("check whether this computer can run the course", machine),
-    "train": ("train a policy with GRPO, and evaluate it before and after", train),
-    "profiles": ("list the profiles of train, or print one", train),
-    "evaluate": ("measure a policy's accuracy on held-out problems", train),
-    "reward-check": ("test your own reward function before you train with it", own),
-    "show": ("show completions that a run sampled, with their rewards and advantages", own),
-    "diagnose": ("say what a run's log shows, and what is probably wrong with the run", own),
-    "chat": ("ask a trained policy and its base model the same questions", own),
-    "export": ("write a run's policy as a transformers folder with a model card", own),
-    "curriculum": ("train on one task after another, and measure forgetting", studies),
-    "app": ("open the dashboards in a browser", app),
+    "doctor": ("check whether this computer can run the course", "machine"),
+    "train": ("train a policy with GRPO, and evaluate it before and after", "train"),
+    "profiles": ("list the profiles of train, or print one", "train"),
+    "evaluate": ("measure a policy's accuracy on held-out problems", "train"),
+    "reward-check": ("test your own reward function before you train with it", "own"),
+    "show": ("show completions that a run sampled, with their rewards and advantages", "own"),
+    "diagnose": ("say what a run's log shows, and what is probably wrong with the run", "own"),
+    "chat": ("ask a trained policy and its base model the same questions", "own"),
+    "export": ("write a run's policy as a transformers folder with a model card", "own"),
+    "curriculum": ("train on one task after another, and measure forgetting", "studies"),
+    "app": ("open the dashboards in a browser", "app"),
     "grade": ("grade a folder of students' exercises in a sandbox", None),
     "challenge": ("try, submit or judge entries to the challenge", None),
-    "cluster": ("write a Slurm job for a training run on a cluster", machine),
-    "sweep": ("search for better settings, and evaluate the best on new seeds", studies),
-    "bench": ("measure this computer, for a row in docs/hardware.md", machine),
+    "cluster": ("write a Slurm job for a training run on a cluster", "machine"),
+    "sweep": ("search for better settings, and evaluate the best on new seeds", "studies"),
+    "bench": ("measure this computer, for a row in docs/hardware.md", "machine"),
 }
 
 
-def build_parser() -> ArgumentParser:
-    """Return the parser of `grpo-edu`; parsed arguments name the command as `command`."""
+def build_parser(typed: str | None = None) -> ArgumentParser:
+    """Return the parser of `grpo-edu`; parsed arguments name the command as `command`.
+
+    typed: the command whose options are needed; None: those of all commands.
+    """
     parser = Parser(
         prog="grpo-edu",
         description="GRPO on an ordinary CPU. Begin with: grpo-edu doctor, then grpo-edu train --steps 20",
         epilog="grpo-edu COMMAND --help explains a command.",
         allow_abbrev=False,
     )
+    parser.build_whole = build_parser
     parser.add_argument("--version", action="version", version=f"grpo-edu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (about, module) in COMMANDS.items():
         text = f"{about[0].upper()}{about[1:]}."
         command = commands.add_parser(name, help=about, description=text, allow_abbrev=False)
+        if typed not in (None, name):
+            continue
         if name == "train":
             command.usage = "grpo-edu train [OPTIONS]"
-        if module := module or classroom_module():
-            getattr(module, f"add_{_plain(name)}_options")(command)
+        if found := load_module(module):
+            getattr(found, f"add_{_plain(name)}_options")(command)
         add_common_options(command, json=name != "app")
     return parser
 
@@ -76,10 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot print µ or ü must not end a run
-    parser = build_parser()
-    if argv and COMMANDS.get(argv[0], ("", parser))[1] is None and classroom_module() is None:
-        complain(f"error: {argv[0]}: {MISSING}")
+    typed = argv[0] if argv and argv[0] in COMMANDS else None
+    module = load_module(COMMANDS[typed][1]) if typed else None
+    if typed and module is None:
+        from grpo_edu.cli.classroom import MISSING
+
+        complain(f"error: {typed}: {MISSING}")
         return 2
+    parser = build_parser(typed)
     arguments = parser.parse_args(argv)
     if arguments.command is None:
         parser.print_help()
@@ -88,7 +98,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, subparsers(parser)[arguments.command])
-            module = COMMANDS[arguments.command][1] or classroom_module()
             code = getattr(module, f"run_{_plain(arguments.command)}_command")(arguments)
         sys.stdout.flush()
         return code
@@ -106,6 +115,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = option_names(_message(error), subparsers(parser)[arguments.command])
         complain(f"error: {message}", error)
         return 1 if _failed_during_work(error) else 2
+
+
+def load_module(name: str | None) -> ModuleType | None:
+    """Import the module of a command, by its name in `grpo_edu.cli`, or that of the package `classroom`; None: none."""
+    if name is None:
+        from grpo_edu.cli.classroom import classroom_module
+
+        return classroom_module()
+    return importlib.import_module(f"grpo_edu.cli.{name}")
 
 
 def _plain(name: str) -> str:

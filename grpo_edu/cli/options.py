@@ -6,7 +6,7 @@ import difflib
 import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace, _ArgumentGroup
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,12 @@ TOPICS = {
 
 
 class Parser(ArgumentParser):
-    """An ArgumentParser whose errors are one line, and whose help has room for long options."""
+    """An ArgumentParser whose errors are one line, and whose help has room for long options.
+
+    build_whole: makes this parser with the options of all commands; None for the parser of one command.
+    """
+
+    build_whole: Callable[[], ArgumentParser] | None = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=partial(HelpFormatter, max_help_position=36), **options)
@@ -72,9 +77,10 @@ class Parser(ArgumentParser):
     def _nearest(self, message: str) -> str:
         """Suggest the most similar option where no command has the one that was typed."""
         found = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        if not found:  # only the parser of all commands says so
+        if not found or self.build_whole is None:  # only the parser of all commands says so
             return ""
-        known = {flag for command in subparsers(self).values() for flag in command._option_string_actions}
+        whole = self.build_whole()
+        known = {flag for command in subparsers(whole).values() for flag in command._option_string_actions}
         close = difflib.get_close_matches(found[1], known, n=1) if found[1] not in known else []
         return f"; do you mean {close[0]}?" if close else ""
 

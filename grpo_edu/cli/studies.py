@@ -21,7 +21,7 @@ from grpo_edu.continual.stages import (
 )
 from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
 from grpo_edu.runs.profiles import Profile, load_profile
-from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, parse_space, sweep_text
+from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, sweep_text
 
 _SETTINGS = ("model", "data", "data_path", "dtype", "num_heldout", "reward_funcs", "max_steps")
 _PLAN = ("trials", "seeds", "judge_seeds", "num_validation", "sampler_seed")
@@ -97,7 +97,7 @@ def asked_sweep(arguments: Namespace) -> tuple[Profile, SweepPlan]:
     options = given_options(arguments, _PLAN)
     if "seeds" in options:
         options["seeds"] = _seeds(options["seeds"])
-    space = parse_space(given_options(arguments, SWEPT) or DEFAULT_SPACE)
+    space = given_options(arguments, SWEPT) or DEFAULT_SPACE
     return profile, SweepPlan(space=space, num_heldout=profile.request().num_heldout, **options)
 
 

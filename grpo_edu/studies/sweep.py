@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.config import LOSS_TYPES, SCALE_REWARDS, GRPOConfig
+from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from grpo_edu.evaluation import Estimate
 
-_KINDS = {"learning_rate": float, "num_generations": int, "beta": float, "loss_type": str, "scale_rewards": str}
-SWEPT = tuple(_KINDS)
 DEFAULT_SPACE = {
     "learning_rate": "3e-5:1e-3",
     "num_generations": "4,8,16",
@@ -36,87 +34,17 @@ DEFAULT_SPACE = {
     "loss_type": "grpo,dapo,dr_grpo",
     "scale_rewards": "group,none",
 }
-_KNOWN = {"loss_type": LOSS_TYPES, "scale_rewards": SCALE_REWARDS}
-MOST_ROWS = 14  # settings that a picture shows; the text has all
+SWEPT = tuple(DEFAULT_SPACE)
 _CISPO_CAP = 5.0  # the bound that GRPOConfig asks for with "cispo"
-
-
-@dataclass(frozen=True)
-class Range:
-    """All values from low to high. They are tried evenly on a logarithmic scale.
-
-    Raises ValueError unless 0 < low < high.
-    """
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low < self.high < math.inf:
-            raise ValueError(f"the range {self.low:g}:{self.high:g} must go from a positive number to a larger one.")
-
-    def __str__(self) -> str:
-        return f"{self.low:g}:{self.high:g}"
-
-
-Values = Range | tuple[Any, ...]
-
-
-def parse_space(texts: Mapping[str, str]) -> dict[str, Values]:
-    """Read the values of each setting to sweep: choices with commas, or LOW:HIGH for the learning rate.
-
-    Raises ValueError that names the setting and what is wrong with it.
-
-    >>> parse_space({"learning_rate": "1e-5:1e-3", "num_generations": "4,8"})
-    {'learning_rate': Range(low=1e-05, high=0.001), 'num_generations': (4, 8)}
-    """
-    space: dict[str, Values] = {}
-    for name, text in texts.items():
-        if name not in _KINDS:
-            raise ValueError(f"`{name}` cannot be swept; choose from {', '.join(SWEPT)}.")
-        try:
-            space[name] = _values(name, str(text))
-        except ValueError as error:
-            raise ValueError(f"`{name}`: {error}") from None
-        if _KINDS[name] is not str:
-            for value in _ends(space[name]):
-                GRPOConfig(**{name: value})
-    if not space:
-        raise ValueError(f"`space` is empty; give values of {', '.join(SWEPT)}.")
-    return space
-
-
-def _values(name: str, text: str) -> Values:
-    low, colon, high = text.partition(":")
-    if colon:
-        if name != "learning_rate":
-            raise ValueError(f"{text} is a range, which only learning_rate can have; give choices with commas.")
-        return Range(_number(low, float), _number(high, float))
-    choices = tuple(dict.fromkeys(_number(part.strip(), _KINDS[name]) for part in text.split(",") if part.strip()))
-    unknown = [choice for choice in choices if choice not in _KNOWN.get(name, choices)]
-    if unknown or not choices:
-        wrong = f"{unknown[0]!r} is unknown" if unknown else f"{text!r} contains no value"
-        advice = f"choose from {', '.join(_KNOWN[name])}" if name in _KNOWN else "give choices with commas"
-        raise ValueError(f"{wrong}; {advice}.")
-    return choices
-
-
-def _ends(values: Values) -> tuple[Any, ...]:
-    return (values.low, values.high) if isinstance(values, Range) else values
-
-
-def _number(text: str, kind: type) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a {'whole number' if kind is int else 'number'}.") from None
+MAX_ROWS = 14  # settings that a picture shows; the text has all
 
 
 @dataclass(frozen=True)
 class SweepPlan:
     """What a sweep tries, and how it compares.
 
-    space: the values of each setting (`parse_space`).
+    space: the values of each setting as texts: choices with commas, or LOW:HIGH for the learning rate, which is tried
+        evenly on a logarithmic scale.
     trials: how many different settings to try, in addition to those that the sweep starts from.
     seeds: random seeds with which each setting is trained.
     judge_seeds: how many new seeds the final comparison uses.
@@ -127,7 +55,7 @@ class SweepPlan:
     Raises ValueError that names the field, what is wrong and what to do.
     """
 
-    space: Mapping[str, Values] = field(default_factory=lambda: parse_space(DEFAULT_SPACE))
+    space: Mapping[str, str] = field(default_factory=lambda: DEFAULT_SPACE)
     trials: int = 12
     seeds: tuple[int, ...] = (0, 1, 2)
     judge_seeds: int = 5
@@ -136,10 +64,14 @@ class SweepPlan:
     sampler_seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "seeds", tuple(self.seeds))
+        if not self.space:
+            raise ValueError(f"`space` is empty; give values of {', '.join(SWEPT)}.")
+        for name, text in self.space.items():
+            parse_values(name, text)
         if len(set(self.seeds)) < max(2, len(self.seeds)):
-            raise ValueError(
-                f"`seeds` must be at least two different numbers, to see their effect, got {_listed(self.seeds)}."
-            )
+            listed = ",".join(map(str, self.seeds))
+            raise ValueError(f"`seeds` must be at least two different numbers, to see their effect, got {listed}.")
         for name, least in (("trials", 1), ("judge_seeds", 3), ("num_validation", 1), ("num_heldout", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
@@ -152,29 +84,66 @@ class SweepPlan:
     @property
     def grid(self) -> list[dict[str, Any]] | None:
         """All settings of the space, if there are no more of them than trials; else None."""
-        choices = [values for values in self.space.values() if not isinstance(values, Range)]
-        if len(choices) < len(self.space) or math.prod(map(len, choices)) > self.trials:
+        values = {name: parse_values(name, text) for name, text in self.space.items()}
+        is_range = any(":" in text for text in self.space.values())
+        if is_range or math.prod(map(len, values.values())) > self.trials:
             return None
-        return [dict(zip(self.space, values, strict=True)) for values in product(*choices)]
+        return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a JSON file, with the space as texts."""
-        space = {name: str(v) if isinstance(v, Range) else _listed(v) for name, v in self.space.items()}
-        return {**asdict(replace(self, space={})), "seeds": list(self.seeds), "space": space}
+    def has(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether settings lie in the space, so that the sampler may learn from them."""
+        values = {name: parse_values(name, text) for name, text in self.space.items()}
+        return all(
+            values[name][0] <= settings[name] <= values[name][1] if ":" in text else settings[name] in values[name]
+            for name, text in self.space.items()
+        )
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> SweepPlan:
-        """The plan that `to_dict` wrote."""
-        return cls(**{**content, "space": parse_space(content["space"]), "seeds": tuple(content["seeds"])})
+    def read(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that Optuna's values stand for; a value of a range is rounded to two digits."""
+        return {
+            name: float(f"{params[name]:.1e}") if ":" in text else params[name] for name, text in self.space.items()
+        }
+
+
+def parse_values(name: str, text: str) -> tuple[Any, ...]:
+    """Read the values of a setting to sweep: its choices, or the two ends of its range.
+
+    Raises ValueError that names the setting and what is wrong with it.
+
+    >>> parse_values("learning_rate", "1e-5:1e-3"), parse_values("num_generations", "4, 8")
+    ((1e-05, 0.001), (4, 8))
+    """
+    if name not in SWEPT:
+        raise ValueError(f"`{name}` cannot be swept; choose from {', '.join(SWEPT)}.")
+    kind = type(getattr(GRPOConfig(), name))
+    is_range = ":" in text
+    if is_range and name != "learning_rate":
+        raise ValueError(f"`{name}`: {text} is a range, which only learning_rate can have; give choices with commas.")
+    parts = text.split(":") if is_range else [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        try:
+            kind(part)
+        except ValueError:
+            number = "whole number" if kind is int else "number"
+            raise ValueError(f"`{name}`: {part!r} is not a {number}.") from None
+    values = tuple(dict.fromkeys(map(kind, parts)))
+    if is_range and not (len(values) == 2 and 0 < values[0] < values[1] < math.inf):
+        raise ValueError(f"`{name}`: the range {text} must go from a positive number to a larger one.")
+    if not values:
+        known = ", ".join(GRPOConfig.choices.get(name, ()))
+        raise ValueError(f"`{name}`: {text!r} contains no value; {f'choose from {known}' if known else 'use commas'}.")
+    for value in values:
+        GRPOConfig(**{name: value, "epsilon_high": _CISPO_CAP})
+    return values
 
 
 def settings_config(base: GRPOConfig, settings: Mapping[str, Any], seed: int) -> GRPOConfig:
-    """The config of one run: `base` with these settings, and as many completions per step as `base` has.
+    """Return the config of one run: `base` with these settings, and as many completions per step as `base` has.
 
     The number of completions stays, so that a larger group has no advantage from more data. "cispo" gets the bound
     `epsilon_high` that it needs.
 
-    Raises ValueError with the reason where the settings do not go together.
+    Raises ValueError with the reason if the settings do not go together.
 
     >>> settings_config(GRPOConfig(), {"num_generations": 16}, seed=3).prompts_per_step
     8
@@ -196,7 +165,7 @@ def settings_config(base: GRPOConfig, settings: Mapping[str, Any], seed: int) ->
 def split_validation(problems: Sequence[Problem], n: int) -> tuple[list[Problem], list[Problem]]:
     """Split problems in two, to train on and to validate with: the last `n`, taken evenly from the levels.
 
-    Raises ValueError where a level would have nothing left to train on.
+    Raises ValueError if a level would have nothing left to train on.
 
     >>> five = [Problem(str(i), "1", "ab"[i // 3], "") for i in range(5)]
     >>> [[problem.prompt for problem in part] for part in split_validation(five, 2)]
@@ -204,13 +173,13 @@ def split_validation(problems: Sequence[Problem], n: int) -> tuple[list[Problem]
     """
     levels = list(dict.fromkeys(problem.level for problem in problems))
     training, validation = [], []
-    for place, level in enumerate(levels):
+    for index, level in enumerate(levels):
         of_level = [problem for problem in problems if problem.level == level]
-        kept = len(of_level) - (n // len(levels) + (place < n % len(levels)))
-        if kept < 1:
+        count = len(of_level) - (n // len(levels) + (index < n % len(levels)))
+        if count < 1:
             raise ValueError(f"`num_validation` {n} leaves no problem of {level} to train on; lower it.")
-        training += of_level[:kept]
-        validation += of_level[kept:]
+        training += of_level[:count]
+        validation += of_level[count:]
     return training, validation
 
 
@@ -223,10 +192,6 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items()
     )
-
-
-def _listed(values: Sequence[Any]) -> str:
-    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
 # ---- what a sweep found ----
@@ -320,7 +285,7 @@ class SweepResult:
             "judged": self.judged and [_row(setting) for setting in self.judged],
             "tried": [_row(setting) for setting in self.tried],
             "refused": [{"settings": dict(settings), "reason": reason} for settings, reason in self.refused],
-            "plan": self.plan.to_dict(),
+            "plan": asdict(self.plan),
             "seconds": round(self.seconds, 1),
             "output": str(self.output),
         }
@@ -429,13 +394,13 @@ def _each(setting: Tried) -> str:
 def sweep_figure(result: SweepResult) -> Figure:
     """The accuracy of each setting on every seed, and how well the chosen settings do on new seeds.
 
-    Left: the settings with the best mean (at most `MOST_ROWS`) and the start; each seed is a point. Right, where there
+    Left: the settings with the best mean (at most `MAX_ROWS`) and the start; each seed is a point. Right, where there
     was a final comparison: start and chosen settings on held-out problems; each new seed is a line.
     """
     from grpo_edu.figures.style import sheet
 
     ranked = enumerate(result.tried)
-    rows = [row for place, row in ranked if place < MOST_ROWS or row.settings == result.start]
+    rows = [row for place, row in ranked if place < MAX_ROWS or row.settings == result.start]
     judged = result.judged
     figure = sheet(9.0, 1.6 + 0.36 * max(5, len(rows)))
     cells = figure.add_gridspec(1, 2, width_ratios=(2.2, 1)) if judged else figure.add_gridspec(1, 1)

@@ -1,4 +1,4 @@
-"""A sweep on disk: Optuna proposes settings, every run is stored as soon as it is done, and a killed sweep can go on.
+"""A sweep in its folder: runs in a table, on a study of Optuna.
 
 config.json   what was asked for, and a fingerprint of the model that every run starts from
 optuna.log    Optuna's journal: the search, and each run as a user attribute of the study; its own tools read it too
@@ -12,30 +12,27 @@ estimator (Bergstra et al. 2011).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.evaluation import Evaluation, evaluate
+from grpo_edu.evaluation import evaluate
 from grpo_edu.problems.templates import Problem
 from grpo_edu.runs.folder import RunFolder
-from grpo_edu.runs.loading import load_problem_sets, resolve_rewards, score_with_user_reward
 from grpo_edu.runs.log import RunLog
-from grpo_edu.runs.options import use_current_names
 from grpo_edu.runs.profiles import Profile
 from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.recording import sigterm_interrupts
 from grpo_edu.runs.run import open_policy, with_adapters
 from grpo_edu.runs.state import check_same_data, check_same_model, data_fingerprint, fingerprint
 from grpo_edu.studies.sweep import (
-    Range,
     SweepPlan,
     SweepResult,
-    Values,
+    parse_values,
     settings_config,
     split_validation,
     sweep_figure,
@@ -46,9 +43,8 @@ from grpo_edu.trainer import train
 if TYPE_CHECKING:
     import optuna
 
-_PROPOSALS = 20  # per trial: Optuna may propose the same settings again, until there is nothing new to find
+_MAX_PROPOSALS = 20  # per trial: Optuna may propose the same settings again, until there is nothing new to find
 _FAILURES = (ValueError, ArithmeticError, MemoryError)  # of one setting; any other error ends the sweep
-_STOPS = (KeyboardInterrupt, OSError, RuntimeError, *_FAILURES)
 
 
 def start_sweep(
@@ -67,18 +63,21 @@ def start_sweep(
             error says how to resume. Other settings that fail are left out, with the reason.
     """
     load_optuna()
-    config = _describe(profile, plan, command)
-    base = profile.request().config
-    settings_config(base, _start_settings(base, plan), base.seed)
-    folder = RunFolder(output) if output else RunFolder.unused(f"sweep-{Path(config['model']).name}")
+    run_config = profile.request()
+    if run_config.backend != "grpo_edu":
+        raise ValueError(f"`backend` {run_config.backend!r} cannot be swept; leave it out.")
+    run_config = replace(run_config, num_heldout=plan.num_heldout, checkpoint_every=0, report_to=())
+    base = run_config.config
+    settings_config(base, {name: getattr(base, name) for name in plan.space}, base.seed)
+    folder = RunFolder(output) if output else RunFolder.unused(f"sweep-{Path(run_config.model).name}")
     folder.check(overwrite=overwrite)
-    folder.check_apart(config["source"])
-    problems = _problems(config)
-    config["fingerprint"] = fingerprint(open_policy(RunMetadata.from_dict(config))[0])
-    config["data_fingerprints"] = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
+    metadata = RunMetadata.start(run_config, command)
+    folder.check_apart(metadata.source)
+    sweep = Sweep(folder, metadata, plan)
     folder.check_room(0)
+    config = {**metadata.to_dict(), "sweep": asdict(plan), **sweep.fingerprints()}
     with sigterm_interrupts(), folder.begin(config, overwrite=overwrite):
-        return _execute(folder, config, problems)
+        return sweep.run()
 
 
 def resume_sweep(output: str | Path) -> SweepResult:
@@ -89,80 +88,112 @@ def resume_sweep(output: str | Path) -> SweepResult:
     load_optuna()
     folder = RunFolder(output)
     config = folder.read_config("sweep", "sweep")
-    problems = _problems(config)
-    check_same_model(config["fingerprint"], fingerprint(open_policy(RunMetadata.from_dict(config))[0]), folder.path)
-    found = {part: data_fingerprint(chosen) for part, chosen in problems.items()}
-    check_same_data(config.get("data_fingerprints"), found, folder.path)
+    sweep = Sweep(folder, RunMetadata.from_dict(config), SweepPlan(**config["sweep"]))
+    found = sweep.fingerprints()
+    check_same_model(config["fingerprint"], found["fingerprint"], folder.path)
+    check_same_data(config.get("data_fingerprints"), found["data_fingerprints"], folder.path)
     with sigterm_interrupts(), folder.resume():
-        return _execute(folder, config, problems)
+        return sweep.run()
 
 
-def _describe(profile: Profile, plan: SweepPlan, command: str) -> dict[str, Any]:
-    """What config.json holds; raises ValueError for what a sweep cannot do."""
-    request = profile.request()
-    if request.backend != "grpo_edu":
-        raise ValueError(f"`backend` {request.backend!r} cannot be swept; leave it out.")
-    request = replace(request, num_heldout=plan.num_heldout, checkpoint_every=0, report_to=())
-    return {**RunMetadata.start(request, command).to_dict(), "sweep": plan.to_dict()}
-
-
-def _problems(config: Mapping[str, Any]) -> dict[str, list[Problem]]:
-    """Problems to train on ("train"), to choose settings by ("search") and to compare on ("judge")."""
-    plan, config = SweepPlan.from_dict(config["sweep"]), use_current_names(config)
-    everything = load_problem_sets(config, "train", n=config["num_problems"], argument="num_problems")
-    training, validation = split_validation(everything, plan.num_validation)
-    heldout = load_problem_sets(config, "heldout", n=plan.num_heldout)
-    functions = resolve_rewards(config["reward_funcs"])
-    parts = {"train": training, "search": validation, "judge": heldout}
-    return {name: score_with_user_reward(part, functions) for name, part in parts.items()}
-
-
-def _start_settings(config: GRPOConfig, plan: SweepPlan) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in plan.space}
-
-
-def _execute(folder: RunFolder, config: dict[str, Any], problems: dict[str, list[Problem]]) -> SweepResult:
-    """Do the runs that are missing, and write the result."""
-    plan, record = SweepPlan.from_dict(config["sweep"]), RunMetadata.from_dict(config)
-    start = _start_settings(record.run_config.config, plan)
-    study = open_study(folder.path)
-    total = (plan.trials + 1) * len(plan.seeds) + 2 * plan.judge_seeds
-    with tqdm(total=total, desc="Runs", disable=None) as bar:
-        runs = Runs(record, problems, study, bar)
-        try:
-            search(study, runs, plan, start)
-            chosen = SweepResult(folder.path, plan, start, runs.records).chosen
-            if chosen is not None:
-                _judge(runs, [start, chosen], plan)
-        except _STOPS as error:
-            folder.note_kept(error, f"{len(runs.records)} runs")
-            raise
-    result = SweepResult(folder.path, plan, start, runs.records)
-    folder.write_json("sweep.json", result.to_dict())
-    folder.write_figure("sweep.png", sweep_figure(result))
-    folder.write_text("summary.md", f"# Sweep\n\n{sweep_text(result)}\n\n![Accuracy of each setting](sweep.png)\n")
-    return result
-
-
-def _judge(runs: Runs, pair: list[Mapping[str, Any]], plan: SweepPlan) -> None:
-    """Train start and chosen settings with each new seed, until a run fails."""
-    for seed in plan.new_seeds:
-        if any("failure" in runs.do("judge", settings, seed) for settings in pair):
-            return
-
-
-class Runs:
+class Sweep:
     """The runs of a sweep: each is done once, and stored in the study as soon as it is done.
 
-    records: one per run, in order, as `SweepResult` reads them.
+    Attributes:
+        problems: to train on ("train"), to choose settings by ("search") and to compare on ("judge").
+        records: one per run, in order, as `SweepResult` reads them.
     """
 
-    def __init__(self, record: RunMetadata, problems: dict[str, list[Problem]], study: optuna.Study, bar: tqdm) -> None:
-        self.record, self.problems, self.study, self.bar = record, problems, study, bar
-        self.records: list[dict[str, Any]] = [content for _, content in sorted(study.user_attrs.items())]
-        bar.update(len(self.records))
+    study: optuna.Study
+    bar: tqdm
 
-    def do(self, part: str, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    def __init__(self, folder: RunFolder, metadata: RunMetadata, plan: SweepPlan) -> None:
+        self.folder, self.metadata, self.plan = folder, metadata, plan
+        self.base = metadata.run_config.config
+        self.start = {name: getattr(self.base, name) for name in plan.space}
+        self.data = metadata.run_config.load_data()
+        training, validation = split_validation(self.data.problems, plan.num_validation)
+        self.problems = {"train": training, "search": validation, "judge": self.data.heldout}
+        self.records: list[dict[str, Any]] = []
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Return what config.json keeps of the model and the problems."""
+        data = {part: data_fingerprint(problems) for part, problems in self.problems.items()}
+        return {"fingerprint": fingerprint(open_policy(self.metadata)[0]), "data_fingerprints": data}
+
+    def run(self) -> SweepResult:
+        """Do the runs that are missing, and write the result."""
+        plan = self.plan
+        self.study = open_study(self.folder.path)
+        self.records = [content for _, content in sorted(self.study.user_attrs.items())]
+        total = (plan.trials + 1) * len(plan.seeds) + 2 * plan.judge_seeds
+        with tqdm(total=total, initial=len(self.records), desc="Runs", disable=None) as self.bar:
+            try:
+                self.search()
+                chosen = self.result().chosen
+                if chosen is not None:
+                    self.judge([self.start, chosen])
+            except (KeyboardInterrupt, OSError, RuntimeError, *_FAILURES) as error:
+                self.folder.note_kept(error, f"{len(self.records)} runs")
+                raise
+        result = self.result()
+        self.folder.write_json("sweep.json", result.to_dict())
+        self.folder.write_figure("sweep.png", sweep_figure(result))
+        text = f"# Sweep\n\n{sweep_text(result)}\n\n![Accuracy of each setting](sweep.png)\n"
+        self.folder.write_text("summary.md", text)
+        return result
+
+    def result(self) -> SweepResult:
+        """Return what follows from the runs so far."""
+        return SweepResult(self.folder.path, self.plan, self.start, self.records)
+
+    def search(self) -> None:
+        """Let Optuna propose settings and train them, until enough different ones have run."""
+        from optuna.samplers import TPESampler
+        from optuna.trial import TrialState
+
+        plan, study = self.plan, self.study
+        if (reason := self.train_all(self.start)) is not None:
+            raise ValueError(f"the settings that the sweep starts from fail: {reason}")
+        queue = [settings for settings in [self.start, *(plan.grid or ())] if plan.has(settings)]
+        for _ in range(_MAX_PROPOSALS * plan.trials):
+            finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+            seen = [plan.read(trial.params) for trial in finished]
+            left = [settings for settings in queue if settings not in seen]
+            complete = [trial.state == TrialState.COMPLETE for trial in finished]
+            tried = {str(row) for row, is_complete in zip(seen, complete, strict=True) if is_complete}
+            tried.discard(str(self.start))
+            if (plan.grid is not None and not left) or len(tried) >= plan.trials:
+                break
+            if left and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                study.enqueue_trial(left[0])
+            # seeded again for each proposal, so that a sweep that is resumed gets the same proposals
+            first = max(4, plan.trials // 3)
+            study.sampler = TPESampler(seed=plan.sampler_seed + len(finished), n_startup_trials=first)
+            trial = study.ask(distributions(plan))
+            settings = plan.read(trial.params)
+            reason = self.train_all(settings)
+            if reason is None:
+                accuracies = [self.train("search", settings, seed)["accuracy"] for seed in plan.seeds]
+                study.tell(trial, sum(accuracies) / len(accuracies))
+            else:
+                trial.set_user_attr("reason", reason)
+                study.tell(trial, state=TrialState.PRUNED)
+
+    def judge(self, pair: Sequence[Mapping[str, Any]]) -> None:
+        """Train start and chosen settings with each new seed, until a run fails."""
+        for seed in self.plan.new_seeds:
+            if any("failure" in self.train("judge", settings, seed) for settings in pair):
+                return
+
+    def train_all(self, settings: Mapping[str, Any]) -> str | None:
+        """Train settings with every seed, or until they fail; returns the reason for a failure."""
+        for seed in self.plan.seeds:
+            if "failure" in (record := self.train("search", settings, seed)):
+                return record["failure"]
+        return None
+
+    def train(self, part: str, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Do a run and return its record, or the stored record of that run."""
         for record in self.records:
             if (record["part"], record["settings"], record["seed"]) == (part, settings, seed):
@@ -170,8 +201,7 @@ class Runs:
         started = time.perf_counter()
         record = {"part": part, "settings": dict(settings), "seed": seed}
         try:
-            evaluation = self.train(settings_config(self.record.run_config.config, settings, seed), self.problems[part])
-            record |= {"accuracy": evaluation.accuracy, "k": evaluation.k, "n": evaluation.n}
+            record |= self.train_and_evaluate(settings_config(self.base, settings, seed), self.problems[part])
         except _FAILURES as error:
             record["failure"] = " ".join((str(error) or type(error).__name__).split())
         record["seconds"] = round(time.perf_counter() - started, 2)
@@ -181,76 +211,27 @@ class Runs:
         self.bar.update()
         return record
 
-    def train(self, config: GRPOConfig, problems: list[Problem]) -> Evaluation:
-        """Train the model of the sweep with this config, and evaluate it on these problems."""
-        policy, tokenizer = open_policy(self.record)
-        request = replace(self.record.run_config, config=config)
-        policy = with_adapters(policy, request)
-        for _ in train(policy, tokenizer, self.problems["train"], resolve_rewards(request.reward_funcs), config):
+    def train_and_evaluate(self, config: GRPOConfig, problems: list[Problem]) -> dict[str, Any]:
+        """Train the model of the sweep with this config, and return how many of these problems it solves."""
+        policy, tokenizer = open_policy(self.metadata)
+        policy = with_adapters(policy, replace(self.metadata.run_config, config=config))
+        for _ in train(policy, tokenizer, self.problems["train"], self.data.reward_funcs, config):
             pass
-        return evaluate(
-            policy, tokenizer, problems, max_completion_length=config.max_completion_length, seed=config.seed
-        )
+        length = config.max_completion_length
+        found = evaluate(policy, tokenizer, problems, max_completion_length=length, seed=config.seed)
+        return {"accuracy": found.accuracy, "k": found.k, "n": found.n}
 
 
-def search(study: optuna.Study, runs: Runs, plan: SweepPlan, start: dict[str, Any]) -> None:
-    """Let Optuna propose settings and train them, until enough different ones have run."""
-    from optuna.samplers import TPESampler
-    from optuna.trial import TrialState
+def distributions(plan: SweepPlan) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Return the space of a sweep as Optuna takes it."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-    if (reason := _failure(runs, start, plan.seeds)) is not None:
-        raise ValueError(f"the settings that the sweep starts from fail: {reason}")
-    queue = [settings for settings in [start, *(plan.grid or ())] if _inside(plan.space, settings)]
-    for _ in range(_PROPOSALS * plan.trials):
-        finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-        seen = [_settings(plan.space, trial.params) for trial in finished]
-        left = [settings for settings in queue if settings not in seen]
-        pairs = zip(finished, seen, strict=True)
-        tried = {str(settings) for trial, settings in pairs if trial.state == TrialState.COMPLETE and settings != start}
-        if (plan.grid is not None and not left) or len(tried) >= plan.trials:
-            break
-        if left and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            study.enqueue_trial(left[0])
-        # seeded again for each proposal, so that a sweep that is resumed gets the same proposals
-        study.sampler = TPESampler(seed=plan.sampler_seed + len(finished), n_startup_trials=max(4, plan.trials // 3))
-        trial = study.ask()
-        for name, values in plan.space.items():
-            if isinstance(values, Range):
-                trial.suggest_float(name, values.low, values.high, log=True)
-            else:
-                trial.suggest_categorical(name, values)
-        settings = _settings(plan.space, trial.params)
-        reason = _failure(runs, settings, plan.seeds)
-        if reason is None:
-            accuracies = [runs.do("search", settings, seed)["accuracy"] for seed in plan.seeds]
-            study.tell(trial, sum(accuracies) / len(accuracies))
-        else:
-            trial.set_user_attr("reason", reason)
-            study.tell(trial, state=TrialState.PRUNED)
-
-
-def _failure(runs: Runs, settings: dict[str, Any], seeds: tuple[int, ...]) -> str | None:
-    """Train settings with every seed, or until they fail; returns the reason for a failure."""
-    for seed in seeds:
-        if "failure" in (record := runs.do("search", settings, seed)):
-            return record["failure"]
-    return None
-
-
-def _settings(space: Mapping[str, Values], params: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that Optuna's values stand for; a value of a range is rounded to two digits."""
     return {
-        name: float(f"{params[name]:.1e}") if isinstance(values, Range) else params[name]
-        for name, values in space.items()
+        name: FloatDistribution(*parse_values(name, text), log=True)
+        if ":" in text
+        else CategoricalDistribution(parse_values(name, text))
+        for name, text in plan.space.items()
     }
-
-
-def _inside(space: Mapping[str, Values], settings: Mapping[str, Any]) -> bool:
-    """Whether settings lie in the space, so that the sampler may learn from them."""
-    return all(
-        values.low <= settings[name] <= values.high if isinstance(values, Range) else settings[name] in values
-        for name, values in space.items()
-    )
 
 
 def open_study(folder: Path) -> optuna.Study:
