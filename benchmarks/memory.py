@@ -104,7 +104,7 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
     from grpo_edu.fast.lora import add_lora
     from grpo_edu.machine.step_process import never_tied
     from grpo_edu.models import load_policy
-    from grpo_edu.trainer import start_training, update_policy
+    from grpo_edu.trainer import Training, start_training, update_policy
 
     is_large = case["model"] == "494M"
     sizes = {"prompts_per_step": 1, "max_completion_length": LARGE_COMPLETION} if is_large else {}
@@ -114,12 +114,13 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
         model = add_lora(model, rank=case["lora"])
     problems, prompts = large_prompts(tokenizer) if is_large else small_prompts(case["model"], tokenizer, config)
     state = start_training(model, tokenizer, problems, config)
+    training = Training(model, tokenizer, problems, [never_tied], config, state)
     estimates = []
     for _ in range(steps):
         started = time.perf_counter()
         rollout = state.sampler.generate(prompts, state.generator)
         batch = score_rollout(rollout, problems, [never_tied], config)
-        update_policy(model, batch, state, config)
+        update_policy(training, batch)
         seconds = time.perf_counter() - started
         converted = is_large and model.dtype != torch.bfloat16
         file_bytes = (folder / "model.safetensors").stat().st_size if converted else 0

@@ -124,7 +124,6 @@ def our_sides(setting: Setting) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         advantages = advantages[:, None] * setting.token_factors
     leaves = setting.logps.clone().requires_grad_(), setting.entropies.clone().requires_grad_()
     rollout: Any = SimpleNamespace(sampling_per_token_logps=setting.sampled)
-    stages = trainer.Stages()
     nothing = torch.zeros(0)
     batch = trainer.Batch(rollout, setting.rewards_per_func, nothing, advantages, setting.loss_mask)
     model: Any = torch.nn.Module()
@@ -134,10 +133,11 @@ def our_sides(setting: Setting) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     )
     rows = torch.arange(len(setting.loss_mask))
     ref = setting.ref if config.beta else None
-    update = trainer.Update(batch, rows, weights, ref, setting.old)
     state: Any = SimpleNamespace(sampler=sampler)
+    training = trainer.Training(model, model, (), (), config, state)
+    update = trainer.Update(training, batch, rows, weights, ref, setting.old)
     with patch.object(trainer, "logps_of_rows", lambda _, __, rows, *___, **____: [leaf[rows] for leaf in leaves]):
-        losses = [trainer.micro_batch_loss(model, update, part, state, config, stages)[0] for part in setting.parts]
+        losses = [trainer.micro_batch_loss(update, part)[0] for part in setting.parts]
     loss = torch.stack(losses).sum()
     return advantages, loss.detach(), gradients(loss, leaves)
 

@@ -42,7 +42,7 @@ def measure_here(rounds: int) -> dict[str, list[float]]:
     from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt
     from grpo_edu.batch import score_rollout
     from grpo_edu.problems.templates import LEVELS
-    from grpo_edu.trainer import start_training, update_policy
+    from grpo_edu.trainer import Training, start_training, update_policy
 
     config = GRPOConfig(learning_rate=1e-7)
     model, tokenizer = load_policy("tiny")
@@ -60,8 +60,9 @@ def measure_here(rounds: int) -> dict[str, list[float]]:
 
     batch = score_rollout(rollout(), problems, [accuracy_reward], config)
     state = start_training(model, tokenizer, problems, config)
+    training = Training(model, tokenizer, problems, [accuracy_reward], config, state)
     square = torch.ones(1024, 1024)
-    calls = (rollout, lambda: update_policy(model, batch, state, config), lambda: square @ square)
+    calls = (rollout, lambda: update_policy(training, batch), lambda: square @ square)
     return in_turn(dict(zip(PARTS, calls, strict=True)), rounds)
 
 

@@ -22,7 +22,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
-WEB = ROOT / "grpo_edu" / "figures" / "web"  # scripts and styles that the package's own pages use too
+WEB = ROOT / "grpo_edu" / "web"  # scripts and styles that the package's own pages use too
 MODEL_CARD = "data/models/tiny/README.md"
 # The documents in the order of the book, by reader; a document that is not named here comes last.
 DOCUMENTS = {

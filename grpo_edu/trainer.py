@@ -4,19 +4,20 @@
 `grpo_edu.losses`; `grpo_edu.minimal` is the same step with three of the losses and without what makes it fast. Read
 this file from top to bottom, or follow a token in a debugger:
 
-- it is sampled: `train` → `sample_batch` → `Sampler.generate`, and scored: `score_rollout`
+- it is sampled: `train` → `sample_ahead` → `sample_batch` → `Sampler.generate`, and scored: `score_rollout`
 - it is learned from: `train` → `update_policy` (`token_weights`: its weight in the batch) → `optimizer_step` →
   `micro_batch_loss` (`logps_of_rows`: its log-probability) → `grpo_loss` → `per_token_loss`. These five calls lead to
-  the loss of a token; `per_token_loss` takes the formula of the loss type from `per_token_policy_loss`.
+  the loss of a token, whose formula is an entry of `grpo_edu.losses.LOSSES`.
+
+`training` is what all steps of a run share: model, problems, settings and so on (`Training`). Its `state` is what a run
+carries from one step to the next (`TrainingState`), and its `stages` name functions of a step, so that a study can
+replace them (`Stages`): `stages.render` is `render_prompt`, `.score` is `score_rollout`, `.advantages` is
+`compute_advantages`, `.rows` is `rows_with_gradient`, `.step` is `optimizer_step`, and `.loss` is `grpo_loss`. The
+three classes are at the end. `update` is a batch with what its optimizer steps need (`Update`).
 
 A row is one completion of a batch, and `rows` is a tensor of row indices. A micro-batch is given by its row indices.
 Three masks (B, C) say which tokens count: `completion_mask` leaves out the padding, `Rollout.policy_mask` also what an
 environment wrote, and `Batch.loss_mask` also truncated completions, if the config says so.
-
-`state` is what a run carries from one step to the next (`TrainingState`). `stages` names functions of a step, so that a
-study can replace them (`Stages`): `stages.render` is `render_prompt`, `.score` is `score_rollout`, `.advantages` is
-`compute_advantages`, `.rows` is `rows_with_gradient`, `.step` is `optimizer_step`, and `.loss` is `grpo_loss`. Both are
-defined near the end, after what only some settings need.
 """
 
 from __future__ import annotations
@@ -94,31 +95,21 @@ def train(
     names = [reward_name(func) for func in reward_funcs]
     if len(set(names)) < len(names):
         raise ValueError(f"reward_funcs must have different names, got {', '.join(names)}; set their __name__")
-    stages = stages or Stages()
     state = state or start_training(model, tokenizer, problems, config)
     if penalty is not None:
         state.stepper.abort_grad_norm = None
+    training = Training(model, tokenizer, problems, reward_funcs, config, state, stages or Stages(), penalty)
     order = ProblemOrder(len(problems), config.seed, shuffle=config.shuffle_dataset)
     used = [len(sampled.rewards) // config.num_generations for _, sampled in state.ahead]
     for count in state.num_problems + used:  # a run that is continued goes on after the problems that it has used
         order.draw(count)
     model.eval()
-    sample = partial(sample_batch, tokenizer, problems, reward_funcs, state, config, stages)
     for step in range(state.step + 1, config.max_steps + 1):
         started = time.perf_counter()
-        ahead = list(state.ahead)  # with a lag of k steps, the rollouts of the next k steps; usually none
-        while len(ahead) <= config.rollout_lag and step + len(ahead) <= config.max_steps:
-            indices = order.draw(config.prompts_per_step)
-            batch = sampled = sample(indices)  # learn from `batch`, and report on all that was `sampled`
-            if config.max_resamples:  # dynamic sampling: then the two differ
-                batch, sampled = replace_tied_groups(
-                    batch, indices, order, sample, config, stages.advantages, tokenizer.pad_token_id
-                )
-            ahead.append((batch, sampled))
-        (batch, sampled), *ahead = ahead  # the oldest is the one to learn from now
+        (batch, sampled), *ahead = sample_ahead(training, order, step)  # the oldest is the one to learn from now
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
-        update_metrics = update_policy(model, batch, state, config, penalty=penalty, stages=stages)
+        update_metrics = update_policy(training, batch)
         state.scheduler.step()
         rollout = sampled.rollout
         state.step, state.ahead = step, ahead
@@ -136,24 +127,35 @@ def train(
         }
 
 
-def sample_batch(
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem],
-    reward_funcs: Sequence[RewardFunction],
-    state: TrainingState,
-    config: GRPOConfig,
-    stages: Stages,
-    indices: Sequence[int],
-) -> Batch:
+def sample_ahead(training: Training, order: ProblemOrder, step: int) -> list[tuple[Batch, Batch]]:
+    """The batches of this step and of the next `rollout_lag` steps, of which the state has all but the last.
+
+    Each is a pair: the batch to learn from, and all that was sampled for it. With dynamic sampling the two differ.
+    """
+    config = training.config
+    ahead = list(training.state.ahead)
+    while len(ahead) <= config.rollout_lag and step + len(ahead) <= config.max_steps:
+        indices = order.draw(config.prompts_per_step)
+        sample = partial(sample_batch, training)
+        batch = sampled = sample(indices)
+        if config.max_resamples:
+            pad = training.tokenizer.pad_token_id
+            batch, sampled = replace_tied_groups(batch, indices, order, sample, config, training.stages.advantages, pad)
+        ahead.append((batch, sampled))
+    return ahead
+
+
+def sample_batch(training: Training, indices: Sequence[int]) -> Batch:
     """Sample `num_generations` completions of each of the problems with these indices, and score them."""
-    chosen = [problems[index] for index in indices]
+    state, stages = training.state, training.stages
+    chosen = [training.problems[index] for index in indices]
     environments, openings = state.sampler.reset([problem.row() for problem in chosen])
     prompts = [
-        stages.render(tokenizer, problem.prompt + opening, **prompt_options(problem.level))
+        stages.render(training.tokenizer, problem.prompt + opening, **prompt_options(problem.level))
         for problem, opening in zip(chosen, openings, strict=True)
     ]
     rollout = state.sampler.generate(prompts, state.generator, environments)
-    return stages.score(rollout, chosen, reward_funcs, config, stages.advantages)
+    return stages.score(rollout, chosen, training.reward_funcs, training.config, stages.advantages)
 
 
 @dataclass(frozen=True)
@@ -163,99 +165,89 @@ class Update:
     rows: indices of the rows that have a gradient; the others are not computed, and have log-probability 0 below.
     weights: (B, C), of each token in the loss of the whole batch.
     ref_per_token_logps: (B, C), under the reference policy; None without a KL term.
-    old_per_token_logps: (B, C), before the first step on the batch; None in it, where they are those of the policy.
+    old_per_token_logps: (B, C), before the first step on the batch; None in that step, see `old_logps`.
     """
 
+    training: Training
     batch: Batch
     rows: Tensor
     weights: Tensor
     ref_per_token_logps: Tensor | None
     old_per_token_logps: Tensor | None = None
 
+    def old_logps(self, per_token_logps: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """The old log-probabilities of some rows. In the first step they are those of the policy, `per_token_logps`."""
+        if self.old_per_token_logps is None:
+            return per_token_logps.detach()
+        return self.old_per_token_logps[rows]
 
-def update_policy(
-    model: PreTrainedModel,
-    batch: Batch,
-    state: TrainingState,
-    config: GRPOConfig,
-    *,
-    penalty: Callable[[nn.Module], Tensor] | None = None,
-    stages: Stages | None = None,
-) -> dict[str, float]:
+
+def update_policy(training: Training, batch: Batch) -> dict[str, float]:
     """Take `num_iterations` optimizer steps on one batch; returns their mean metrics.
 
     The metrics are loss, grad_norm, clip_ratio/* and, with beta, kl. Raises FloatingPointError before the weights
     change if the norm of the gradient is not finite, or too large.
     """
-    stages = stages or Stages()
+    config, state, stages = training.config, training.state, training.stages
     rows = stages.rows(batch, config)
     weights = token_weights(
         batch.loss_mask, loss_type=config.loss_type, max_completion_length=config.max_completion_length
     )
-    update = Update(batch, rows, weights, reference_logps(batch.rollout, rows, state, config))
+    update = Update(training, batch, rows, weights, reference_logps(training, batch.rollout, rows))
     totals: dict[str, float] = {}
     for _ in range(config.num_iterations):
         # Usually there is one attempt. If memory runs out inside the `with`, this ends the attempt instead of the run,
         # and the loop makes another one with smaller micro-batches.
-        for attempt in state.micro_batches.attempts(update.batch.rollout, update.rows):
+        for attempt in state.micro_batches.attempts(batch.rollout, rows):
             with attempt as micro_batches:
-                metrics, logps = stages.step(model, update, micro_batches, state, config, stages, penalty)
-        if update.old_per_token_logps is None:  # this was the first step
-            update = replace(update, old_per_token_logps=logps)
+                metrics, logps = stages.step(update, micro_batches)
+        old = update.old_logps(logps)
+        update = replace(update, old_per_token_logps=old)
         for key, value in metrics.items():
             totals[key] = totals.get(key, 0.0) + value / config.num_iterations
-    assert update.old_per_token_logps is not None
-    return totals | state.sampler.metrics(update.old_per_token_logps, batch.rollout)
+    return totals | state.sampler.metrics(old, batch.rollout)
 
 
-def optimizer_step(
-    model: PreTrainedModel,
-    update: Update,
-    micro_batches: Sequence[Tensor],
-    state: TrainingState,
-    config: GRPOConfig,
-    stages: Stages,
-    penalty: Callable[[nn.Module], Tensor] | None = None,
-) -> tuple[dict[str, float], Tensor]:
+def optimizer_step(update: Update, micro_batches: Sequence[Tensor]) -> tuple[dict[str, float], Tensor]:
     """Add up the gradients of all micro-batches, each given by its row indices, and take one step.
 
     Returns the metrics, and per_token_logps (B, C) before the step, 0 in rows without a gradient.
     """
+    stepper, penalty = update.training.state.stepper, update.training.penalty
     logps = torch.zeros_like(update.batch.rollout.sampling_per_token_logps)
     metrics = {"loss": 0.0}
-    state.stepper.begin()
+    stepper.begin()
     for rows in micro_batches:
-        loss, row_logps = micro_batch_loss(model, update, rows, state, config, stages)
-        state.stepper.add(loss)
+        loss, row_logps = micro_batch_loss(update, rows)
+        stepper.add(loss)
         metrics["loss"] += loss.item()
         logps = logps.to(row_logps.dtype).index_copy(0, rows, row_logps.detach())
     if penalty is not None:
-        extra = penalty(model)
-        state.stepper.add(extra)
+        extra = penalty(update.training.model)
+        stepper.add(extra)
         metrics["penalty"] = extra.item()
-    metrics["grad_norm"] = state.stepper.finish()
-    return metrics | policy_metrics(logps, update, config), logps
+    metrics["grad_norm"] = stepper.finish()
+    return metrics | policy_metrics(update, logps), logps
 
 
-def micro_batch_loss(
-    model: PreTrainedModel, update: Update, rows: Tensor, state: TrainingState, config: GRPOConfig, stages: Stages
-) -> tuple[Tensor, Tensor]:
+def micro_batch_loss(update: Update, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The part of some rows in the loss of the batch, with its gradient; and their per_token_logps (rows, C).
 
     Because the weights are those of the whole batch, the losses of its micro-batches add up to its loss.
     """
-    batch = update.batch
-    with recomputed_layers(model, config.gradient_checkpointing):
-        logps, entropies = logps_of_rows(model, batch.rollout, rows, config, with_entropy=config.entropy_coef > 0)
-        old = logps.detach() if update.old_per_token_logps is None else update.old_per_token_logps[rows]
-        loss = stages.loss(
+    training, batch, config = update.training, update.batch, update.training.config
+    with recomputed_layers(training.model, config.gradient_checkpointing):
+        with_entropy = config.entropy_coef > 0
+        logps, entropies = logps_of_rows(training.model, batch.rollout, rows, config, with_entropy=with_entropy)
+        old, ref = update.old_logps(logps, rows), update.ref_per_token_logps
+        loss = training.stages.loss(
             logps,
             old,
             batch.advantages[rows],
             batch.loss_mask[rows],
-            ref_per_token_logps=rows_of(update.ref_per_token_logps, rows),
+            ref_per_token_logps=None if ref is None else ref[rows],
             weights=update.weights[rows],
-            importance_weights=state.sampler.importance_weights(old, batch.rollout, rows),
+            importance_weights=training.state.sampler.importance_weights(old, batch.rollout, rows),
             beta=config.beta,
             use_bias_correction_kl=config.use_bias_correction_kl,
             **clip_settings(config),
@@ -264,11 +256,6 @@ def micro_batch_loss(
             mean = token_weights(batch.loss_mask, loss_type="bnpo")[rows]
             loss = loss - config.entropy_coef * weighted_sum(entropies, mean)
     return loss, logps
-
-
-def rows_of(values: Tensor | None, rows: Tensor) -> Tensor | None:
-    """Some rows of a tensor that may be missing."""
-    return None if values is None else values[rows]
 
 
 def clip_settings(config: GRPOConfig) -> dict[str, Any]:
@@ -297,37 +284,31 @@ def logps_of_rows(
     return scored if isinstance(scored, tuple) else (scored, None)
 
 
-def reference_logps(rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig) -> Tensor | None:
-    """The ref_per_token_logps (B, C) under the reference policy, 0 in other rows; None without a reference."""
-    if state.reference is None:
-        return None
-    with adapters_off(state.reference):
-        return logps_without_gradient(state.reference, rollout, rows, state, config)
-
-
 @torch.no_grad()
-def logps_without_gradient(
-    model: PreTrainedModel, rollout: Rollout, rows: Tensor, state: TrainingState, config: GRPOConfig
-) -> Tensor:
-    """The per_token_logps (B, C) of these rows under a model, without gradient, in micro-batches; 0 in other rows."""
-    for attempt in state.micro_batches.attempts(rollout, rows):
-        with attempt as micro_batches:
-            logps = torch.zeros_like(rollout.sampling_per_token_logps)
-            for part in micro_batches:
-                row_logps, _ = logps_of_rows(model, rollout, part, config)
-                logps = logps.to(row_logps.dtype).index_copy(0, part, row_logps)
+def reference_logps(training: Training, rollout: Rollout, rows: Tensor) -> Tensor | None:
+    """The ref_per_token_logps (B, C) under the reference policy, 0 in other rows; None without a reference."""
+    reference = training.state.reference
+    if reference is None:
+        return None
+    with adapters_off(reference):
+        for attempt in training.state.micro_batches.attempts(rollout, rows):
+            with attempt as micro_batches:
+                logps = torch.zeros_like(rollout.sampling_per_token_logps)
+                for part in micro_batches:
+                    row_logps, _ = logps_of_rows(reference, rollout, part, training.config)
+                    logps = logps.to(row_logps.dtype).index_copy(0, part, row_logps)
     return logps
 
 
 @torch.no_grad()
-def policy_metrics(per_token_logps: Tensor, update: Update, config: GRPOConfig) -> dict[str, float]:
+def policy_metrics(update: Update, per_token_logps: Tensor) -> dict[str, float]:
     """The fractions of clipped tokens and, with a reference, the KL divergence from it.
 
     In rows without a gradient all log-probabilities are 0, so their ratios are 1 and their tokens count as not clipped.
     With `use_bias_correction_kl` the KL estimate is multiplied by the ratio, as in the loss and as TRL reports it.
     """
-    batch, ref = update.batch, update.ref_per_token_logps
-    old = per_token_logps if update.old_per_token_logps is None else update.old_per_token_logps
+    batch, ref, config = update.batch, update.ref_per_token_logps, update.training.config
+    old = update.old_logps(per_token_logps)
     clipped = clip_fractions(per_token_logps, old, batch.advantages, batch.loss_mask, **clip_settings(config))
     metrics = {key: value.item() for key, value in clipped.items()}
     if ref is not None:
@@ -377,7 +358,8 @@ class Stages:
     """The stages of a step, which a study may replace; the defaults are correct GRPO.
 
     render: question → prompt. score: rollout → batch. advantages: rewards (B,) → advantages (B,).
-    rows: batch → indices of the rows with a gradient. step: `optimizer_step`.
+    rows: batch → indices of the rows with a gradient.
+    step: an update and its micro-batches → metrics, and the log-probabilities before the step (`optimizer_step`).
     loss: log-probabilities, advantages, mask and weights → the loss, a scalar.
     """
 
@@ -387,6 +369,20 @@ class Stages:
     rows: Callable[[Batch, GRPOConfig], Tensor] = rows_with_gradient
     step: Callable[..., tuple[dict[str, float], Tensor]] = optimizer_step
     loss: Callable[..., Tensor] = grpo_loss
+
+
+@dataclass(frozen=True)
+class Training:
+    """What all steps of a training run share; the arguments of `train` describe the fields."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    problems: Sequence[Problem]
+    reward_funcs: Sequence[RewardFunction]
+    config: GRPOConfig
+    state: TrainingState
+    stages: Stages = Stages()
+    penalty: Callable[[nn.Module], Tensor] | None = None
 
 
 def start_training(

@@ -42,13 +42,14 @@ def recorded():
     problems = load_problems(("basic", "intermediate"), "train", n=12)
     seen = []
 
-    def watched(model, update, parts, state, config, stages, penalty=None):
+    def watched(update, parts):
         """Looks at the policy with the trainer's own functions, around the recorder."""
+        model, state = update.training.model, update.training.state
         rollout = update.batch.rollout
         arguments = rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask
         score = lambda policy: group_logps(policy, *arguments, num_generations=4).detach().clone()  # noqa: E731
         before = score(model)
-        found = recorder.step(model, update, parts, state, config, stages, penalty)
+        found = recorder.step(update, parts)
         seen.append((update.batch, before, score(model), score(state.reference)))
         return found
 

@@ -53,11 +53,11 @@ def allocation_fails_above(monkeypatch, most, kind=MemoryError, when=lambda: Tru
     """Let a pass over more than `most` rows fail, as it does where memory is short."""
     tried, micro_batch_loss = [], trainer.micro_batch_loss
 
-    def short_of_memory(model, update, rows, *arguments):
+    def short_of_memory(update, rows):
         tried.append(len(rows))
         if len(rows) > most and when():
             raise kind("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 12 bytes.")
-        return micro_batch_loss(model, update, rows, *arguments)
+        return micro_batch_loss(update, rows)
 
     monkeypatch.setattr(trainer, "micro_batch_loss", short_of_memory)
     return tried

@@ -68,10 +68,13 @@ MAY_IMPORT = {
     "continual": {"spine", "problems", "fast", "runs", "figures"},
     "machine": {"spine", "problems", "fast", "quantization", "continual"},
     "studies": {"spine", "problems", "fast", "runs", "continual", "figures"},
-    "figures": {"spine", "continual"},
+    "figures": {"spine", "continual", "web"},
+    "web": set(),
     "checks": {"spine", "problems", "fast", "quantization", "continual", "studies", "figures"},
     "classroom": {"spine", "checks", "runs", "figures", "problems", "machine", "cli"},  # a package of its own
-    "dashboards": {"spine", "problems", "fast", "quantization", "runs", "continual", "machine", "studies", "figures"},
+    "dashboards": {
+        *("spine", "problems", "fast", "quantization", "runs", "continual", "machine", "studies", "figures", "web")
+    },
     "minimal": {"spine"},  # the same algorithm in one file, without the spine
     "__main__": {"cli"},
 }

@@ -19,7 +19,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.packing import per_token_logps, shared_prefix_logps
 from grpo_edu.losses import LOSSES, grpo_loss, token_weights
 from grpo_edu.rewards import combine_rewards
-from grpo_edu.trainer import Update, policy_metrics
+from grpo_edu.trainer import Training, Update, policy_metrics
 
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
 GENERATIONS, MAX_COMPLETION_LENGTH, EOS, PAD = 4, 12, 1, 0
@@ -253,8 +253,9 @@ def test_metrics(trainer, batch, ours, monkeypatch, loss_type, level, options):
     with torch.no_grad():
         logps, entropy = per_token_logps(model, *ids(batch), temperature=TEMPERATURE, with_entropy=True)
     scored = SimpleNamespace(advantages=batch["advantages"], loss_mask=mask)
-    update = Update(scored, torch.arange(len(mask)), mask, ref, old)
-    metrics = policy_metrics(logps, update, GRPOConfig(epsilon=0.05, **settings))
+    training = Training(model, None, (), (), GRPOConfig(epsilon=0.05, **settings), None)
+    update = Update(training, scored, torch.arange(len(mask)), mask, ref, old)
+    metrics = policy_metrics(update, logps)
     assert metrics["kl"] > 0 and any(value > 0 for name, value in metrics.items() if "clip" in name)
     for name, value in metrics.items():
         assert value == pytest.approx(expected[name], abs=1e-5), name

@@ -16,7 +16,7 @@ from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import make_sampler
 from grpo_edu.rollout import Sampler
-from grpo_edu.trainer import TrainingState, train
+from grpo_edu.trainer import Training, TrainingState, train
 
 SMALL = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 5, "max_steps": 2}
 # What a loss type needs beside its name.
@@ -105,9 +105,8 @@ def training_state(model, optimizer, config, *, reference=None, micro_batches=No
 
 def update_policy(model, batch, optimizer, config, *, penalty=None, **state):
     """The updates of one batch, with an optimizer of the test's own."""
-    return trainer.update_policy(
-        model, batch, training_state(model, optimizer, config, **state), config, penalty=penalty
-    )
+    state = training_state(model, optimizer, config, **state)
+    return trainer.update_policy(Training(model, None, (), (), config, state, penalty=penalty), batch)
 
 
 def timeless(history) -> list[dict]:

@@ -13,12 +13,11 @@ from typing import Any
 
 from grpo_edu.config import GRPOConfig, SupervisedConfig, check_numbers
 from grpo_edu.problems.files import read_utf8
-from grpo_edu.problems.templates import LEVELS
+from grpo_edu.problems.templates import LEVELS, data_dir
 from grpo_edu.rewards import REWARDS
 from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.loading import parse_data, parse_names
-from grpo_edu.runs.options import RunConfig, default_config
-from grpo_edu.runs.profiles import load_profile
+from grpo_edu.runs.options import CONFIG_FIELDS, RunConfig, default_config
 
 METHODS = ("supervised", "grpo")
 PROTECTIONS = ("none", "ewc", "l2", "replay", "kl")
@@ -142,8 +141,14 @@ def _stages(
     return [{"name": name, "data": data, "method": method, "config": config, **more} for name, data in tasks.items()]
 
 
+def _settings_of_profile(name: str) -> dict[str, Any]:
+    """The settings of GRPO in a shipped profile. They are not checked yet, because that imports torch."""
+    content = json.loads(read_utf8(data_dir() / "profiles" / f"{name}.json"))
+    return {field: value for field, value in content.items() if field in CONFIG_FIELDS}
+
+
 # ten problems for half an epoch, one per step, in the order of their shuffle
-_FAITHFUL = load_profile("rl-grpo-faithful").config().to_dict() | {"max_steps": 5, "shuffle_dataset": True}
+_FAITHFUL = _settings_of_profile("rl-grpo-faithful") | {"max_steps": 5, "shuffle_dataset": True}
 
 # domains: three unlike tasks, learned briskly. levels: the three levels, one after the other. -gentle: with a lower
 # learning rate. -grpo: by reinforcement. rl-grpo-faithful: a published three-stage "progressive training" with its own

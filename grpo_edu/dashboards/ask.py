@@ -15,7 +15,6 @@ import ipywidgets as widgets
 from grpo_edu.dashboards.base import Dashboard, button_row, offer, progress_bar, say_html, slider
 from grpo_edu.dashboards.kept import keep_asked, kept_asked, new_place, open_asked, small_enough
 from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
-from grpo_edu.figures.style import COLORS
 from grpo_edu.problems.instructions import INSTRUCTIONS, SET_PREFIX, check_instruction
 from grpo_edu.problems.templates import LEVELS, Problem, data_dir, prompt_options, scorer_of_level
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
@@ -23,6 +22,7 @@ from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.loading import load_split, parse_data
 from grpo_edu.runs.options import default_config
+from grpo_edu.web import read_web
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,21 +40,6 @@ _EVERY = 5  # steps of training between two looks at the same question
 _RECORDED = {("tiny", LEVELS): "ask_the_model.json", (_SMOLLM2, (INSTRUCTIONS,)): "ask_smollm2.json"}
 _OWN = "type your own question"
 _TINY = "tiny knows arithmetic word problems, sorting lists and coin flips; to anything else it gives such an answer."
-# A row is an answer over its facts, beside its probability as a number and a bar: two tables fit next to each other.
-_LOOK = """<style>
-.grpo-edu-answers{display:flex;flex-flow:row wrap;gap:4px 20px}
-.grpo-edu-answers>div{flex:1 1 20em;min-width:0;overflow:auto}
-@media(min-width:1000px){.grpo-edu-answers>div{max-height:max(20em,100vh - 15em)}}
-.grpo-edu-answers table{width:100%;font-size:13px;line-height:1.35}
-.grpo-edu-answers td{border-top:1px solid rgba(128,128,128,.3)}
-.grpo-edu-answers td:first-child{border-left:4px solid RED;overflow-wrap:anywhere;min-width:0}
-.grpo-edu-answers .right td:first-child{border-left-color:BLUE}
-.grpo-edu-answers small{display:block;font-size:12px}
-.grpo-edu-answers :is(td,th):last-child{width:8.2em;white-space:nowrap;padding-right:0;font-size:12px}
-.grpo-edu-answers th:last-child{white-space:normal}
-.grpo-edu-answers th{position:sticky;top:0;background:var(--jp-layout-color1,Canvas)}
-.grpo-edu-answers i{display:block;height:5px;background:BLUE;transition:width .3s;margin-top:2px}
-</style>""".replace("BLUE", COLORS[0]).replace("RED", COLORS[1])
 
 
 class AskTheModel(Dashboard):
@@ -499,16 +484,16 @@ def recorded_tables(looks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def answers_html(before: Sequence[dict], after: Sequence[dict], series: Sequence[Sequence[int]]) -> str:
     """One table of answers, or two next to each other, and the count of right answers during training."""
-    measure = _probability([*before, *after])
+    measure, style = _probability([*before, *after]), f"<style>{read_web('answers.css')}</style>"
     if not after:
-        return f'{_LOOK}<div class="grpo-edu-answers">{_table(before, "Answers of the model", measure)}</div>'
+        return f'{style}<div class="grpo-edu-answers">{_table(before, "Answers of the model", measure)}</div>'
     counts = ", ".join(f"{right} after {steps} steps" for steps, right in series[1:])
     found = f"<div>Right answers of {len(before)}: {series[0][1]} before training, {counts}.</div>"
     tables = (
         _table(before, "Before training", measure),
         _table(after, f"After {series[-1][0]} steps of training", measure),
     )
-    return f'{_LOOK}<div class="grpo-edu-answers">{"".join(tables)}</div>{found}'
+    return f'{style}<div class="grpo-edu-answers">{"".join(tables)}</div>{found}'
 
 
 def _probability(rows: Sequence[dict[str, Any]]) -> tuple[str, Callable[[dict[str, Any], str], float]]:

@@ -11,103 +11,14 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from grpo_edu.dashboards.worker import Stopped, Worker, words_of
-from grpo_edu.figures.hover import figure_values, hover_script, with_values, without_values
+from grpo_edu.figures.hover import figure_values, with_values, without_values
 from grpo_edu.figures.style import COLORS, image_tag
+from grpo_edu.web import read_web
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI, _CSS_DPI = 192, 96  # two dots of the picture for each pixel of the page, so it is sharp on a dense screen
-
-# ipywidgets draws the arrow of a list in black, which cannot be seen in the dark.
-_ARROW = (
-    "url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
-    "%3Cpath fill='white' d='M5 7l4 4 4-4z'/%3E%3C/svg%3E\")"
-)
-
-# Controls and picture stand side by side; in a narrow page the controls come first, in columns if they fit. Each label
-# stands above its control. On a phone a picture scrolls by itself, as its letters would be too small if it shrank.
-_CSS = (
-    """
-.grpo-edu-dashboard,.grpo-edu-dashboard .widget-box{overflow:visible}
-.grpo-edu-dashboard h2{margin:4px 0;font-size:1.15em}
-.grpo-edu-columns{display:flex;flex-flow:row wrap;gap:8px 28px;align-items:flex-start}
-.grpo-edu-dashboard .grpo-edu-controls{flex:1 1 15em;min-width:0;\
-display:grid;grid-template-columns:repeat(auto-fit,minmax(min(15em,100%),1fr));column-gap:28px;align-items:start}
-.grpo-edu-controls>.grpo-edu-buttons{grid-column:1/-1}
-.grpo-edu-stage{flex:4 1 600px;min-width:0;max-width:100%}
-.grpo-edu-stage .widget-html-content{overflow-x:auto}
-.grpo-edu-stage img{min-width:500px}
-.grpo-edu-stage td:first-child{min-width:11em}
-.grpo-edu-controls .widget-inline-hbox{flex-flow:row wrap;height:auto;width:auto;max-width:100%}
-.grpo-edu-controls .widget-inline-hbox>.widget-label{width:100%;text-align:left;white-space:normal;\
-height:auto;line-height:1.6}
-.grpo-edu-controls .widget-slider{padding-bottom:8px}
-.grpo-edu-controls .widget-slider>.widget-label{width:auto;flex:1 1 0;overflow-wrap:anywhere}
-.grpo-edu-controls .widget-slider>.widget-readout{order:1;flex:0 0 auto}
-.grpo-edu-controls .slider-container{order:2;flex:1 1 calc(100% - 24px);min-width:0;margin:0 12px}
-.grpo-edu-controls .widget-inline-hbox>select,.grpo-edu-controls .widget-inline-hbox>textarea{flex:1 1 100%;min-width:0}
-.grpo-edu-controls .widget-dropdown>select{height:28px}
-.grpo-edu-buttons{display:flex;flex-flow:row wrap}
-.grpo-edu-buttons .widget-button{width:auto;min-width:5.5em}
-.grpo-edu-buttons .widget-button.mod-primary{background:BLUE;color:#fff;font-weight:bold}
-.grpo-edu-buttons .grpo-edu-off{opacity:.5}
-.grpo-edu-controls textarea{field-sizing:content;max-height:14em}
-.grpo-edu-dashboard .noUi-handle{background:BLUE;border-color:#fff}
-[data-jp-theme-light="false"] .grpo-edu-dashboard .widget-dropdown>select{background-image:ARROW}
-[data-jp-theme-light="false"] .grpo-edu-dashboard img{filter:invert(.9) hue-rotate(180deg)}
-.grpo-edu-dashboard .widget-html{height:auto;width:auto;max-width:100%}
-.grpo-edu-dashboard .widget-html-content{line-height:1.5;white-space:normal;max-width:100%}
-.grpo-edu-dashboard table{border-collapse:collapse}
-.grpo-edu-dashboard caption{caption-side:top;text-align:left;font-weight:bold;padding:4px 0}
-.grpo-edu-dashboard :is(th,td){text-align:left;vertical-align:top;padding:3px 8px}
-.grpo-edu-dashboard progress{width:100%;height:1.1em;accent-color:BLUE}
-.grpo-edu-lost~* :is(progress,progress+div),.grpo-edu-dashboard:has(.grpo-edu-lost)::before,\
-.grpo-edu-dashboard:has(.grpo-edu-lost) .jupyter-widgets-disconnected::before{display:none}
-.grpo-edu-lost{border-left:4px solid RED;padding:8px;margin:4px 0;font-weight:bold}
-.grpo-edu-lost~.grpo-edu-columns{opacity:.6}
-.grpo-edu-dashboard :focus-visible{outline:2px solid RED;outline-offset:2px}
-""".replace("BLUE", COLORS[0])
-    .replace("RED", COLORS[1])
-    .replace("ARROW", _ARROW)
-)
-# Where the kernel was restarted or has ended, the page knows it, and Python can say nothing any more.
-_LOST = (
-    "This dashboard has lost its Python, because the kernel was restarted or has ended. Nothing here goes on. Run the "
-    "cell again; training runs that were kept are then offered."
-)
-# A slider's handle has no name of its own, a region that screen readers follow must be there before its text, and what
-# scrolls must be reached by keyboard. In JupyterLab a key in a list would be a shortcut: an arrow chooses another cell,
-# and x removes this one. So only Shift+Enter and keys with Ctrl, Alt or Cmd reach the notebook.
-_NAMES = """
-const box=this.closest('.grpo-edu-dashboard');
-if(box&&!box.dataset.named){box.dataset.named=1;
-box.addEventListener('keydown',event=>{
-const shortcut=event.ctrlKey||event.metaKey||event.altKey||event.shiftKey&&event.key==='Enter';
-if(!shortcut)event.stopPropagation();});
-const name=()=>{
-const lost=box.classList.contains('jupyter-widgets-disconnected')&&!document.body.dataset.voila;
-const line=box.querySelector('.grpo-edu-lost');
-if(!lost&&line)line.remove();
-const columns=box.querySelector('.grpo-edu-columns');
-if(columns)columns.inert=lost;
-if(lost&&!line&&columns){const said=document.createElement('div');said.className='grpo-edu-lost';
-said.setAttribute('role','alert');said.textContent='LOST';columns.before(said);}
-for(const slider of box.querySelectorAll('.widget-slider')){
-const text=slider.querySelector('.widget-label')?.textContent||'value';
-slider.querySelector('.noUi-handle')?.setAttribute('aria-label',text);
-const number=slider.querySelector('.widget-readout');
-number?.setAttribute('role','textbox');number?.setAttribute('aria-label',text+', as a number');}
-for(const button of box.querySelectorAll('.grpo-edu-buttons .widget-button'))
-button.setAttribute('aria-disabled',button.classList.contains('grpo-edu-off'));
-const said='.grpo-edu-message .widget-html-content';
-for(const status of box.querySelectorAll(said))status.setAttribute('aria-live','polite');
-for(const part of box.querySelectorAll('.grpo-edu-stage .widget-html-content'))
-if(part.scrollWidth>part.clientWidth)part.tabIndex=0;else part.removeAttribute('tabindex');};
-name();new MutationObserver(name).observe(box,{childList:true,subtree:true,attributeFilter:['class']});
-new ResizeObserver(name).observe(box);
-HOVER}
-""".replace("LOST", _LOST)
 
 
 class Dashboard(widgets.VBox):
@@ -130,7 +41,8 @@ class Dashboard(widgets.VBox):
         self.message, self.picture = widgets.HTML(), widgets.HTML()
         self.message.add_class("grpo-edu-message")
         self.controls, self.stage = widgets.VBox(list(controls)), widgets.VBox([self.message, self.picture])
-        look = f'<style onload="{html.escape(_NAMES.replace("HOVER", hover_script()))}">{_CSS}</style>'
+        script = html.escape(read_web("dashboard.js") + read_web("hover.js"))
+        look = f'<style onload="{script}">{read_web("dashboard.css")}</style>'
         head = widgets.HTML(f"{look}<h2>{html.escape(title)}</h2>{html.escape(about)}")
         self._title = title
         columns = widgets.Box([self.controls, self.stage])

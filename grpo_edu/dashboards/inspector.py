@@ -48,11 +48,6 @@ SETTINGS_REAL = replace(
     loss_type="dr_grpo",
     scale_rewards="none",
 )
-_CSS = (
-    ".grpo-edu-tokens .grpo-edu-stage{flex-basis:100%}"
-    ".grpo-edu-dashboard.grpo-edu-tokens .grpo-edu-controls{flex-basis:100%;align-items:end}"
-    ".grpo-edu-tokens .grpo-edu-controls>.grpo-edu-buttons{grid-column:auto}"
-)
 
 
 # What a recorded step shows: its file, and what it is. `python -m benchmarks.dashboards --parts tokens smollm2_run`
@@ -119,8 +114,6 @@ class TokenInspector(Dashboard):
         super().__init__("What the update does to each token", [self.source, self.step, row], about)
         self.add_class("grpo-edu-tokens")
         self.message.layout.min_height = "3em"  # so that nothing jumps
-        head = self.children[0]
-        head.value = f"<style>{_CSS}</style>{head.value}"
         self.source.observe(self._chosen, "value")
         self.step.observe(self._stepped, "value")
         if begin == RECORDED:

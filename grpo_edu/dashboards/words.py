@@ -12,10 +12,10 @@ import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Dashboard, button_row, offer
 from grpo_edu.dashboards.worker import Worker
-from grpo_edu.figures.style import COLORS, LIGHT_GREEN
 from grpo_edu.problems.environments import WORDS, Step, WordGame, fitting_words, word_game_splits
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
+from grpo_edu.web import read_web
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,21 +25,6 @@ _GAMES, _TOKENS, _GUESSES = 64, 40, 3  # games that a model plays with one secre
 _PLAYERS = {"before training": "wordy", "after training": "wordy_trained"}
 _SIGNS = {"+": "right", "?": "elsewhere", "-": "absent"}
 _WORDS_OF = {"+": "is right", "?": "is elsewhere in the word", "-": "is not in the word"}
-_LOOK = """<style>
-.grpo-edu-words{display:flex;flex-flow:row wrap;gap:8px 16px}
-.grpo-edu-words table{font-size:14px}
-.grpo-edu-words caption small{display:block;font-weight:normal}
-.grpo-edu-words th{font-weight:normal;min-width:3.2em;vertical-align:middle!important}
-.grpo-edu-stage .grpo-edu-words td:first-child{min-width:0}
-.grpo-edu-words td.tile{white-space:nowrap;width:2.4em;min-width:2.4em!important;height:2.2em;padding:2px!important;\
-text-align:center!important;vertical-align:middle!important;\
-font-weight:bold;border:2px dotted rgba(128,128,128,.6)}
-.grpo-edu-words td.right{background:GREEN;color:#000;border:3px solid #000}
-.grpo-edu-words td.elsewhere{background:ORANGE;color:#000;border:3px dashed #000}
-.grpo-edu-words td.absent{border:2px solid rgba(128,128,128,.6)}
-.grpo-edu-words td.said{vertical-align:middle!important;min-width:6em}
-.grpo-edu-words p{flex-basis:100%;margin:0}
-</style>""".replace("GREEN", LIGHT_GREEN).replace("ORANGE", COLORS[4])
 
 
 class PlayWords(Dashboard):
@@ -183,7 +168,9 @@ class PlayWords(Dashboard):
             boards.append(_board(title, f"won {wins} of {len(games)} games with this word", given, games[0]))
         key = "+ right, ? elsewhere in the word, − not in the word. A guess fits if all signs above allow it."
         self.alt = text
-        self.picture.value = f'{_LOOK}<div class="grpo-edu-words">{"".join(boards)}<p>{key}</p></div>'
+        self.picture.value = (
+            f'<style>{read_web("words.css")}</style><div class="grpo-edu-words">{"".join(boards)}<p>{key}</p></div>'
+        )
         self.say(text)
         playing = self._buttons[:1] if not self.over else self._buttons[1:]
         offer(self._buttons, [*playing, *self._buttons[1:]], playing[-1] if self.played else playing[0])

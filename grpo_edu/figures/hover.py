@@ -7,8 +7,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,12 +78,6 @@ def with_values(image: str, panels: Sequence[dict[str, Any]]) -> str:
 def without_values(page: str) -> str:
     """A page whose pictures carry no values, for where no script runs."""
     return re.sub(r" data-values='[^']*'", "", page)
-
-
-@cache
-def hover_script() -> str:
-    """JavaScript that shows the values under the pointer, for all pictures within the element `box`."""
-    return (Path(__file__).resolve().parent / "web" / "hover.js").read_text(encoding="utf-8")
 
 
 def _short(value: float) -> float:

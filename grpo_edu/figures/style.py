@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # Okabe-Ito (2008): blue, vermilion, bluish green, reddish purple, orange, sky blue.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LIGHT_GREEN = "#56C7A5"  # the third as a background of black text
 MARKERS = ("o", "s", "^", "D", "v", "P")
 WIDTH, WIDE = 7.0, 7.6  # inches: a notebook cell, and all that it has
 SMALL, _LARGE = 9, 10  # points

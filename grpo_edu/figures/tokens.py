@@ -1,6 +1,6 @@
 """A token record as a page: how strongly the next update pushes each token of a group, and what the update then did.
 
-`grpo_edu.runs.tokens` makes the records. The page is drawn and computed by JavaScript in `grpo_edu/figures/web`, whose
+`grpo_edu.runs.tokens` makes the records. The page is drawn and computed by JavaScript in `grpo_edu/web`, whose
 formulas are compared with `token_pushes`; where no JavaScript runs, the same tokens are shown as a list.
 """
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +17,7 @@ from torch import Tensor
 from grpo_edu.advantages import group_advantages, rloo_advantages
 from grpo_edu.figures.style import COLORS
 from grpo_edu.losses import LOSSES, per_token_loss, token_weights, weight_by_rows_given
-
-_WEB = Path(__file__).resolve().parent / "web"
+from grpo_edu.web import read_web
 
 
 def token_pushes(record: Mapping[str, Any], group: int = 0, **settings: Any) -> tuple[Tensor, Tensor]:
@@ -141,7 +138,7 @@ def attribute_of(record: Mapping[str, Any]) -> str:
 
 def inspector_html(record: Mapping[str, Any]) -> str:
     """The inspector for the HTML widget of a notebook, which runs no `<script>`; its style starts it on arrival."""
-    return f'{inspector_place(record)}<style onload="{html.escape(_script())}">{_read("inspector.css")}</style>'
+    return f'{inspector_place(record)}<style onload="{html.escape(_script())}">{read_web("inspector.css")}</style>'
 
 
 def inspector_page(record: Mapping[str, Any], title: str) -> str:
@@ -151,16 +148,11 @@ def inspector_page(record: Mapping[str, Any], title: str) -> str:
 <title>{html.escape(title)}</title>
 <style>:root{{color-scheme:light dark}}
 body{{margin:12px 16px;font-family:system-ui,sans-serif;background:Canvas;color:CanvasText}}
-h1{{font-size:18px;margin:0 0 6px}}{_read("inspector.css")}</style></head>
+h1{{font-size:18px;margin:0 0 6px}}{read_web("inspector.css")}</style></head>
 <body><main><h1>{html.escape(title)}</h1>{inspector_place(record)}</main>
 <script>{_script()}</script></body></html>
 """
 
 
 def _script() -> str:
-    return _read("formulas.js") + _read("inspector.js")
-
-
-@cache
-def _read(name: str) -> str:
-    return (_WEB / name).read_text(encoding="utf-8")
+    return read_web("formulas.js") + read_web("inspector.js")

@@ -24,7 +24,7 @@ from grpo_edu.fast.lora import adapters_off, reference_policy
 from grpo_edu.rollout import Rollout
 from grpo_edu.runs.completions import GzipLines, kept_file, read_lines, recorded_steps
 from grpo_edu.runs.folder import TOKENS
-from grpo_edu.trainer import Stages, TrainingState, Update, optimizer_step
+from grpo_edu.trainer import Stages, Update, optimizer_step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -84,23 +84,15 @@ class TokenRecorder:
         """The record of a step, where this was the last one recorded."""
         return self.record if self.record is not None and self.record["step"] == step else None
 
-    def step(
-        self,
-        model: PreTrainedModel,
-        update: Update,
-        micro_batches: Sequence[Tensor],
-        state: TrainingState,
-        config: GRPOConfig,
-        stages: Stages,
-        penalty: Any = None,
-    ) -> tuple[dict[str, float], Tensor]:
+    def step(self, update: Update, micro_batches: Sequence[Tensor]) -> tuple[dict[str, float], Tensor]:
         """`grpo_edu.trainer.optimizer_step`, with a look at every token before and after it."""
+        model, state, config = update.training.model, update.training.state, update.training.config
         if state.batch_step not in self.steps:
-            return optimizer_step(model, update, micro_batches, state, config, stages, penalty)
+            return optimizer_step(update, micro_batches)
         if update.old_per_token_logps is None:  # the first update of a step, or another attempt at it
             scored = score_tokens(model, update.batch.rollout, config.temperature)
             self._logps, self._best = [scored.logps], scored
-        found = optimizer_step(model, update, micro_batches, state, config, stages, penalty)
+        found = optimizer_step(update, micro_batches)
         last = len(self._logps) == config.num_iterations
         scored = score_tokens(model, update.batch.rollout, config.temperature, self._best.best_ids if last else None)
         self._logps.append(scored.logps)

@@ -86,10 +86,10 @@ def eos_as_padding(rollout: Rollout, *args) -> Batch:
     return replace(batch, loss_mask=batch.loss_mask * ~ends)
 
 
-def stale_old_logps(model, update: Update, *args):
+def stale_old_logps(update: Update, micro_batches):
     """The old log-probabilities stay those of the first step's model."""
     stale = replace(update, old_per_token_logps=update.ref_per_token_logps)
-    return optimizer_step(model, stale, *args)
+    return optimizer_step(stale, micro_batches)
 
 
 def subtracted_kl(*args, beta: float, **options) -> Tensor:

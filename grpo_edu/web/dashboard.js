@@ -1,0 +1,52 @@
+// The body of the `onload` handler of a dashboard's style sheet, which is `this`; hover.js follows, and reads `box`.
+// A slider's handle has no name of its own, a region that screen readers follow must be there before its text, and what
+// scrolls must be reached by keyboard.
+const box = this.closest('.grpo-edu-dashboard');
+if (!box || box.dataset.named) return;
+box.dataset.named = 1;
+
+// In JupyterLab a key in a list would be a shortcut: an arrow chooses another cell, and x removes this one. So only
+// Shift+Enter and keys with Ctrl, Alt or Cmd reach the notebook.
+box.addEventListener('keydown', event => {
+  const shortcut = event.ctrlKey || event.metaKey || event.altKey || event.shiftKey && event.key === 'Enter';
+  if (!shortcut) event.stopPropagation();
+});
+
+// Where the kernel was restarted or has ended, the page knows it, and Python can say nothing any more.
+const LOST = 'This dashboard has lost its Python, because the kernel was restarted or has ended. Nothing here goes on. ' +
+  'Run the cell again; training runs that were kept are then offered.';
+const showLost = () => {
+  const lost = box.classList.contains('jupyter-widgets-disconnected') && !document.body.dataset.voila;
+  const line = box.querySelector('.grpo-edu-lost');
+  if (!lost && line) line.remove();
+  const columns = box.querySelector('.grpo-edu-columns');
+  if (!columns) return;
+  columns.inert = lost;
+  if (!lost || line) return;
+  const alert = document.createElement('div');
+  alert.className = 'grpo-edu-lost';
+  alert.setAttribute('role', 'alert');
+  alert.textContent = LOST;
+  columns.before(alert);
+};
+
+const name = () => {
+  showLost();
+  for (const slider of box.querySelectorAll('.widget-slider')) {
+    const text = slider.querySelector('.widget-label')?.textContent || 'value';
+    slider.querySelector('.noUi-handle')?.setAttribute('aria-label', text);
+    const number = slider.querySelector('.widget-readout');
+    number?.setAttribute('role', 'textbox');
+    number?.setAttribute('aria-label', text + ', as a number');
+  }
+  for (const button of box.querySelectorAll('.grpo-edu-buttons .widget-button'))
+    button.setAttribute('aria-disabled', button.classList.contains('grpo-edu-off'));
+  for (const status of box.querySelectorAll('.grpo-edu-message .widget-html-content'))
+    status.setAttribute('aria-live', 'polite');
+  for (const part of box.querySelectorAll('.grpo-edu-stage .widget-html-content'))
+    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+    else part.removeAttribute('tabindex');
+};
+name();
+new MutationObserver(name).observe(box, {childList: true, subtree: true, attributeFilter: ['class']});
+new ResizeObserver(name).observe(box);
