@@ -17,13 +17,12 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import FancyBboxPatch
-from nbval.plugin import get_sanitize_patterns
 from pictures import assert_readable
 from pytest import approx
 
 from grpo_edu.evaluation import Estimate, Evaluation
 from grpo_edu.figures import advantages, continual, faulty_runs, machine, objective, quantization
-from grpo_edu.figures.curves import accuracy_comparison, html_image, overlaid_curves, training_curves
+from grpo_edu.figures.curves import accuracy_comparison, describe, html_image, overlaid_curves, training_curves
 from grpo_edu.figures.evaluation import interval_rows, problems_needed_chart, threshold_bars
 from grpo_edu.figures.hover import with_values, without_values
 from grpo_edu.figures.live import ACCURACY, live_curves, live_values
@@ -499,7 +498,7 @@ def test_each_figure_is_readable_and_says_in_words_what_it_shows(name):
     """Every text lies inside the picture and overlaps no other."""
     figure = FIGURES[name]()
     assert_readable(figure)
-    said = html_image(figure).alt
+    said = describe(figure)
     assert "\n" not in said and "mathdefault" not in said
     for axes in figure.axes:
         assert " ".join(axes.get_title(loc="left").split()) in said
@@ -510,6 +509,8 @@ def test_each_figure_is_readable_and_says_in_words_what_it_shows(name):
 
 
 def sanitize(text):
+    from nbval.plugin import get_sanitize_patterns
+
     for pattern, replacement in get_sanitize_patterns(SANITIZE.read_text(encoding="utf-8")):
         text = re.sub(pattern, replacement, text)
     return text
