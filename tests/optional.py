@@ -72,26 +72,28 @@ def find_package(name: str) -> Path | None:
 RESOURCES = {
     "bubblewrap": Resource(
         "bubblewrap is not installed, in which students' code runs",
-        "sudo apt-get install bubblewrap",
+        "Debian: sudo apt-get install bubblewrap",
         programs=("bwrap",),
     ),
     "chromium": Resource(
         "no browser is installed, in which pages are tested",
-        "sudo apt-get install chromium",
+        "Debian: sudo apt-get install chromium",
         programs=("chromium", "chromium-browser", "google-chrome"),
         needs=any,
     ),
     "node": Resource(
         "Node.js is not installed, which runs the scripts of the web book",
-        "sudo apt-get install nodejs",
+        "Debian: sudo apt-get install nodejs",
         programs=("node",),
     ),
     "npm": Resource(
-        "npm is not installed, which installs the proxy of a classroom", "sudo apt-get install npm", programs=("npm",)
+        "npm is not installed, which installs the proxy of a classroom",
+        "Debian: sudo apt-get install npm",
+        programs=("npm",),
     ),
     "slurm": Resource(
         "Slurm is not installed, on which a job of `grpo-edu cluster` runs",
-        "sudo apt-get install slurm-wlm",
+        "Debian: sudo apt-get install slurm-wlm",
         programs=("munged", "munge", "slurmctld", "slurmd", "sbatch", "sinfo", "scontrol", "squeue"),
     ),
     "jupyter_book": Resource(
@@ -101,7 +103,7 @@ RESOURCES = {
     ),
     "reasoning_gym": Resource(
         "reasoning-gym is not installed, a part of which is compiled",
-        "sudo apt-get install gcc python3-dev && .venv/bin/pip install --no-deps -r requirements-gym.lock",
+        "Debian: sudo apt-get install gcc python3-dev && .venv/bin/pip install --no-deps -r requirements-gym.lock",
         path=find_package("reasoning_gym"),
         package="reasoning_gym",
     ),
@@ -126,7 +128,7 @@ def make_fixture(name: str):
     def hand_out() -> Path:
         found = resource.find()
         if found is None:
-            pytest.skip(f"{resource.reason}: {resource.install}")
+            pytest.skip(f"{resource.reason} ({resource.install})")
         return found
 
     return hand_out

@@ -64,7 +64,7 @@ def test_so_it_is_on_a_computer_that_has_the_programs_and_the_record_says_what_r
     for besides, outcome in ([], "2 passed, 1 skipped, 1 deselected"), (["--besides"], "1 skipped, 3 deselected"):
         besides += [environment[optional.RECORD]] if besides else []
         done = subprocess.run([*command, *besides], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-        assert "    1  the files of GSM8K are missing: download" in done.stdout and outcome in done.stdout, done.stdout
+        assert "    1  the files of GSM8K are missing (download" in done.stdout and outcome in done.stdout, done.stdout
     record = optional.read_record(environment[optional.RECORD])
     assert [name.partition("::")[2] for name in record["ran"]] == [
         "test_a_test_that_asks_finds_what_it_asked_for_and_nothing_else",
