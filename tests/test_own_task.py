@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from random_policy import byte_tokenizer, random_model
 
 from grpo_edu.cli.main import main
@@ -21,7 +22,6 @@ from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
 from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import RunConfig
-from grpo_edu.runs.profiles import load_profile
 from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.run import open_policy, run_evaluation
 from grpo_edu.runs.user_rewards import load_reward
@@ -455,13 +455,13 @@ def test_a_job_for_a_cluster_carries_your_task(policy_dir, tmp_path, monkeypatch
     own = ["--data", "sums.jsonl", "--rewards", "accuracy,r.py:mine", "--system-prompt", "short.txt"]
     job = ["cluster", "--output", "job", "--profile", "quick", "--nodes", "1", "--", "--model", str(policy_dir), *own]
     assert main(job) == 0
-    request = load_profile(tmp_path / "job" / "job.json").request()
+    settings = yaml.safe_load((tmp_path / "job" / "job.yaml").read_text())
+    assert settings["reward_funcs"] == ["grpo_edu.rewards.accuracy_reward", "task.r.mine"]
+    rows = [json.loads(line) for line in (tmp_path / "job" / "data" / "train.jsonl").read_text().splitlines()]
+    assert len(rows) == 16 and all("Be short." in str(row["prompt"]) for row in rows)
+    assert (tmp_path / "job" / "task" / "r.py").is_file()
     for name in ("sums.jsonl", "r.py", "short.txt"):
         (tmp_path / name).unlink()
-    data = request.load_data()
-    train, heldout = data.problems, data.heldout
-    assert (len(train), len(heldout)) == (16, 4) and request.system_prompt == "Be short."
-    assert request.reward_funcs == ("accuracy", f"{tmp_path / 'job' / 'task' / 'r.py'}:mine")
     job[2] = "other"
     assert main(job) == 2 and "does not exist" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
