@@ -19,9 +19,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from grpo_edu.checks.diagnosis import STORED, TROUBLES
+from grpo_edu.checks.diagnosis_lab import STORED, TROUBLES
 from grpo_edu.evaluation import mcnemar
-from grpo_edu.figures.diagnosis import SIGNS
+from grpo_edu.figures.faulty_runs import SIGNS
 from grpo_edu.machine.hardware import machine
 from grpo_edu.studies.broken_runs import CASES, HEALTHY, Setup, mended_arm
 

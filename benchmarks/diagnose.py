@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.diagnose`` trains the twelve faulty runs of `grpo_edu.studies.broken_runs` and their fixed twins
 with fresh seeds, and diagnoses each from what TRL would write into ``trainer_state.json``. The rules of
-`grpo_edu.runs.diagnosis` were written with the runs of ``benchmarks/results/broken_runs.json`` (seeds 0 to 4) in view
-and were not changed for the seeds that are reported, with one exception: that a level KL points to its weight was added
-when the fixed twin of "KL wrong sign" had been seen on seeds 30 and 31. The table has both parts. The third part is the
-logs in ``tests/logs``, which were written by hand after public issues.
+`grpo_edu.runs.log_diagnosis` were written with the runs of ``benchmarks/results/broken_runs.json`` (seeds 0 to 4) in
+view and were not changed for the seeds that are reported, with one exception: that a level KL points to its weight was
+added when the fixed twin of "KL wrong sign" had been seen on seeds 30 and 31. The table has both parts. The third part
+is the logs in ``tests/logs``, which were written by hand after public issues.
 
 The metrics of the runs are stored in ``benchmarks/results/diagnose.jsonl``, one run per line, and the table in
 ``benchmarks/results/diagnose.json``. Runs that are stored are not trained again; with ``--table`` none is.
@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_edu.machine.hardware import machine
-from grpo_edu.runs.diagnosis import Diagnosis, diagnose
 from grpo_edu.runs.log import RunLog, read_log
+from grpo_edu.runs.log_diagnosis import Diagnosis, diagnose
 from grpo_edu.runs.metric_logs import metrics_of, read_metrics
 from grpo_edu.studies.broken_runs import CASES, Setup, mended_arm
 

@@ -36,7 +36,7 @@ class Interval:
     closed: str
     demand: str
 
-    def __contains__(self, number: float) -> bool:
+    def __contains__(self, number: Any) -> bool:
         above = number >= self.low if self.closed in ("both", "left") else number > self.low
         below = number <= self.high if self.closed in ("both", "right") else number < self.high
         return above and below

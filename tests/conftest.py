@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 
 gc.disable()  # what is imported while tests are collected stays; see pytest_collection_finish
 
@@ -14,6 +15,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # One thread for each test. A result to the last bit needs a fixed number of threads, because sums depend on it, and
 # `FreeCores` would change it whenever something else computes. Also, two workers of pytest then share two cores well.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# What nbformat imports would parse a grammar for a second, in each process, to check formats that no notebook uses.
+sys.modules["rfc3987_syntax"] = None
 
 from pathlib import Path
 
@@ -165,6 +169,8 @@ def no_pictures(monkeypatch):
     """Runs write zeros in the place of a picture: drawing takes a third of a small run. test_runs.py looks at them."""
     from grpo_edu.runs.folder import RunFolder
 
+    for name in ("training_curves", "accuracy_comparison"):
+        monkeypatch.setattr(f"grpo_edu.figures.curves.{name}", lambda *arguments: None)
     monkeypatch.setattr(RunFolder, "write_figure", lambda folder, name, figure: folder._write(name, bytes(40_000)))
 
 

@@ -30,7 +30,7 @@ from course import TESTED_NOTEBOOKS
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 CLAIMS = ROOT / "tests" / "claims"
-NBVAL = ["--nbval", "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg"]
+NBVAL = ["-p", "nbval", "--nbval", "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg"]
 # name → what every run of the tests makes smaller: text of a cell, and what takes its place
 SMALLER = {
     "01_cpu_setup": {

@@ -1,11 +1,13 @@
 """The row that compares machines: measured here, written once into a table, and honest about what was left out."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from grpo_edu.cli.main import main
+from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.memory_estimate import shape_config
 from grpo_edu.machine import bench
 from grpo_edu.machine.bench import COLUMNS, add_row, machine_row, machine_text, report_text
@@ -86,6 +88,7 @@ def test_a_file_without_the_table_is_refused_before_anything_is_measured(tmp_pat
 
 def test_this_machine_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(bench, "memory_bytes", lambda: (2**33, 2**30))  # too little for the large shape
+    monkeypatch.setattr(bench, "GRPOConfig", partial(GRPOConfig, prompts_per_step=2))
     assert main(["bench", "--rounds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rollout_tokens_per_second"] > 100

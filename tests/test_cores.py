@@ -55,9 +55,13 @@ def waiting_problem(imports, **variables):
     [
         ("grpo_edu, torch", {}, ""),
         ("torch, grpo_edu", {}, "torch was imported before grpo_edu"),
-        ("torch, grpo_edu", {"OMP_WAIT_POLICY": "PASSIVE"}, ""),
-        ("grpo_edu, torch", {"OMP_WAIT_POLICY": "active"}, "OMP_WAIT_POLICY=active"),
-        ("grpo_edu, torch", {"GOMP_SPINCOUNT": "infinite"}, "GOMP_SPINCOUNT=infinite"),
+        pytest.param("torch, grpo_edu", {"OMP_WAIT_POLICY": "PASSIVE"}, "", marks=pytest.mark.long),
+        pytest.param(
+            "grpo_edu, torch", {"OMP_WAIT_POLICY": "active"}, "OMP_WAIT_POLICY=active", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "grpo_edu, torch", {"GOMP_SPINCOUNT": "infinite"}, "GOMP_SPINCOUNT=infinite", marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_would_stall_a_busy_computer_is_named(imports, variables, problem):

@@ -227,7 +227,7 @@ def test_rewards_that_are_no_named_functions_are_refused(rewards):
 
 
 def test_a_custom_reward_that_raises_or_never_ends_is_shown(monkeypatch):
-    monkeypatch.setattr("grpo_edu.dashboards.rewards._SECONDS", 0.3)
+    monkeypatch.setattr("grpo_edu.dashboards.reward_lab._SECONDS", 0.3)
 
     def broken(completions, **kwargs):
         raise KeyError("no such key")

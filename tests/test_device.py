@@ -29,9 +29,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_no_tensor_of_a_step_is_made_on_another_device(name):
+def test_no_tensor_of_a_step_is_made_on_another_device(policy_dir, name):
     """Any tensor that is made without a device would be one of "meta", and fail next to the model's own."""
-    model, tokenizer = load_policy("tiny")
+    model, tokenizer = load_policy(policy_dir)
     if name == "adapters":
         model = add_lora(model, rank=2)
     config = GRPOConfig(max_steps=2, prompts_per_step=2, num_generations=4, max_completion_length=24, **SETTINGS[name])

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.diagnose import BY_HAND, FAULTS, ISSUES, LOGS, TABLE, of_issues, table
 from grpo_edu.cli.main import main
 from grpo_edu.dashboards import LogDiagnosis
-from grpo_edu.runs.diagnosis import CAUSES, diagnose, diagnosis_text
 from grpo_edu.runs.log import read_log
+from grpo_edu.runs.log_diagnosis import CAUSES, diagnose, diagnosis_text
 from grpo_edu.runs.metric_logs import metrics_of, read_metrics
 
 STEP = {

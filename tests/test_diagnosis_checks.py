@@ -7,9 +7,9 @@ from close import assert_close
 
 from benchmarks.broken_runs import CURVES, RESULTS, curves
 from grpo_edu import checks
-from grpo_edu.checks import diagnosis
+from grpo_edu.checks import diagnosis_lab
 from grpo_edu.checks.core import Outcome
-from grpo_edu.checks.diagnosis import KINDS, RUNS, TROUBLES, name_trouble, right_diagnoses
+from grpo_edu.checks.diagnosis_lab import KINDS, RUNS, TROUBLES, name_trouble, right_diagnoses
 from grpo_edu.checks.inputs import Curve, stored_curves
 from grpo_edu.studies.broken_runs import CASES
 
@@ -60,7 +60,7 @@ def test_what_a_run_shows_does_not_hold_the_name_of_its_fault():
 def test_students_code_cannot_draw_runs_while_it_is_graded():
     from classroom import sandbox
 
-    assert f"{diagnosis.unlabelled_runs.__module__.rpartition('.')[2]}.py" not in sandbox._OF_THE_CHECKS
+    assert f"{diagnosis_lab.unlabelled_runs.__module__.rpartition('.')[2]}.py" not in sandbox._OF_THE_CHECKS
 
 
 @pytest.mark.parametrize(

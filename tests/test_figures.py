@@ -17,17 +17,16 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import FancyBboxPatch
-from nbval.plugin import get_sanitize_patterns
 from pictures import assert_readable
 from pytest import approx
 
 from grpo_edu.evaluation import Estimate, Evaluation
-from grpo_edu.figures import advantages, continual, diagnosis, machine, objective, quantization
-from grpo_edu.figures.curves import accuracy_comparison, html_image, overlaid_curves, training_curves
+from grpo_edu.figures import advantages, continual, faulty_runs, machine, objective, quantization
+from grpo_edu.figures.curves import accuracy_comparison, describe, html_image, overlaid_curves, training_curves
 from grpo_edu.figures.evaluation import interval_rows, problems_needed_chart, threshold_bars
 from grpo_edu.figures.hover import with_values, without_values
 from grpo_edu.figures.live import ACCURACY, live_curves, live_values
-from grpo_edu.figures.rewards import reward_against_accuracy, sum_and_exploits
+from grpo_edu.figures.reward_parts import reward_against_accuracy, sum_and_exploits
 from grpo_edu.figures.style import COLORS, MARKERS, moving_mean
 from grpo_edu.studies.exploits import EXPLOITS
 
@@ -133,9 +132,9 @@ FIGURES = {
     "three matrices": lambda: continual.matrix_figure({"none": MATRIX, "EWC": MATRIX, "replay": MATRIX}, TASKS),
     "estimates": lambda: continual.estimates_figure({"forgetting": ESTIMATES}, title="Forgetting"),
     "two groups": lambda: continual.estimates_figure({"kept": ESTIMATES, "learned": ESTIMATES}, title="Both"),
-    "vital signs": lambda: diagnosis.vital_signs({"A": (FAULTY, HEALTHY), "B": (FAULTY, [])}, ["reward", "kl"]),
-    "treatments": lambda: diagnosis.treatments({"A": ([0.0, 0.1], [0.5]), "B": ([1.0], [0.4, 0.6])}),
-    "outcomes": lambda: diagnosis.outcomes(
+    "vital signs": lambda: faulty_runs.vital_signs({"A": (FAULTY, HEALTHY), "B": (FAULTY, [])}, ["reward", "kl"]),
+    "treatments": lambda: faulty_runs.treatments({"A": ([0.0, 0.1], [0.5]), "B": ([1.0], [0.4, 0.6])}),
+    "outcomes": lambda: faulty_runs.outcomes(
         {"lr": ([0.0, 0.2], [0.8, 0.9]), "kl": ([0.5], [0.6])}, base=(0.4, 0.3, 0.5)
     ),
     "one series": lambda: interval_rows({"base": [8, 10]}, ["one", "two"], trials=10, title="Runs", reference=0.5),
@@ -284,7 +283,7 @@ REFUSED = [
     (lambda: advantages.pull_by_difficulty(torch.tensor([1.0, 0, 0]), 3), "num_generations.* 3"),
     (lambda: advantages.pull_by_difficulty(torch.tensor([1.0, 0.5]), 2), "rewards"),
     (lambda: advantages.pull_by_difficulty(torch.ones(4), 2), "all groups tie"),
-    (lambda: diagnosis.vital_signs({"A": (FAULTY, HEALTHY)}, ["pulse"]), "signs.*pulse.*reward"),
+    (lambda: faulty_runs.vital_signs({"A": (FAULTY, HEALTHY)}, ["pulse"]), "signs.*pulse.*reward"),
     (lambda: interval_rows({"x": [4]}, ["a"], trials=3, title="t"), "successes.* 4"),
     (lambda: machine.thread_curves([2, 4], {"a": [1.0, 1.0]}, cores=4), r"threads.*\[2, 4\]"),
     (lambda: objective.clip_curves(loss_type="ppo"), "loss_type"),
@@ -441,18 +440,18 @@ def colored(axes, number):
 
 def test_vital_signs_draws_each_seed_their_mean_and_the_healthy_range():
     reward, _, kl, _ = FIGURES["vital signs"]().axes
-    assert colored(reward, diagnosis.SICK) == [[0.0, 0.1, 0.2], [0.2, 0.3, 0.4], [0.1, 0.2, 0.3]]
-    assert colored(reward, diagnosis.HEALTHY) == [[0.45, 0.65, 0.85]]
+    assert colored(reward, faulty_runs.SICK) == [[0.0, 0.1, 0.2], [0.2, 0.3, 0.4], [0.1, 0.2, 0.3]]
+    assert colored(reward, faulty_runs.HEALTHY) == [[0.45, 0.65, 0.85]]
     corners = {(x, round(y, 6)) for x, y in reward.collections[0].get_paths()[0].vertices}
     assert {(1, 0.4), (1, 0.5), (3, 0.8), (3, 0.9)} <= corners
-    assert colored(kl, diagnosis.HEALTHY) == [] and not kl.collections, "the healthy runs have no KL"
+    assert colored(kl, faulty_runs.HEALTHY) == [] and not kl.collections, "the healthy runs have no KL"
     short = [{"reward": [0.0, 0.1]}, {"reward": [0.2, 0.3, 0.4]}]
-    (axes,) = diagnosis.vital_signs({"A": (short, [])}, ["reward"]).axes
-    assert colored(axes, diagnosis.SICK)[-1] == [0.1, 0.2], "a run that ended early shortens the mean"
+    (axes,) = faulty_runs.vital_signs({"A": (short, [])}, ["reward"]).axes
+    assert colored(axes, faulty_runs.SICK)[-1] == [0.1, 0.2], "a run that ended early shortens the mean"
 
 
 def test_every_text_of_the_decision_tree_stays_in_its_box():
-    figure, size = diagnosis.decision_tree(), len(diagnosis.TREE)
+    figure, size = faulty_runs.decision_tree(), len(faulty_runs.TREE)
     FigureCanvasAgg(figure).draw()
     (axes,) = figure.axes
     assert texts(axes).count("yes") == size and texts(axes).count("no") == size - 1
@@ -499,7 +498,7 @@ def test_each_figure_is_readable_and_says_in_words_what_it_shows(name):
     """Every text lies inside the picture and overlaps no other."""
     figure = FIGURES[name]()
     assert_readable(figure)
-    said = html_image(figure).alt
+    said = describe(figure)
     assert "\n" not in said and "mathdefault" not in said
     for axes in figure.axes:
         assert " ".join(axes.get_title(loc="left").split()) in said
@@ -510,6 +509,8 @@ def test_each_figure_is_readable_and_says_in_words_what_it_shows(name):
 
 
 def sanitize(text):
+    from nbval.plugin import get_sanitize_patterns
+
     for pattern, replacement in get_sanitize_patterns(SANITIZE.read_text(encoding="utf-8")):
         text = re.sub(pattern, replacement, text)
     return text

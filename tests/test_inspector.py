@@ -108,7 +108,7 @@ def settings_of(record):
 
 
 @pytest.mark.parametrize("kind", ["live", "quantized", RECORDED_REAL])
-def test_the_page_computes_what_the_package_computes(recorded, kind):
+def test_the_page_computes_what_the_package_computes(recorded, kind, node):
     record = recorded_tokens(kind) if kind == RECORDED_REAL else json.loads(json.dumps(recorded[0]))
     if kind == "quantized":  # weights of another policy that sampled, a token that does not count, a missing reward
         for group in record["groups"]:

@@ -40,6 +40,7 @@ def differences(text):
     return [float(number) for number in re.findall(r"largest difference ≈ (\S+)", text)]
 
 
+@pytest.mark.long
 def test_parts_that_are_not_written_are_the_packages(empty, capsys):
     text = lines(capsys, *empty)
     assert text.count("not written yet") == 5 and max(distances(text)) < 1e-3
@@ -59,7 +60,7 @@ def test_a_wrong_part_shows_its_difference_and_moves_the_weights_elsewhere(empty
     assert differences(text)[1] > 0.1 and distances(text)[-1] > 0.01
 
 
-@pytest.mark.parametrize("wrong", [lambda value: -value, lambda value: 0 * value])
+@pytest.mark.parametrize("wrong", [lambda value: -value, pytest.param(lambda value: 0 * value, marks=pytest.mark.long)])
 def test_a_loss_with_a_wrong_gradient_is_told_from_the_right_one_although_both_are_0(empty, wrong, capsys):
     def my_loss(model, rollout, advantages):
         return wrong(loss(model, rollout, advantages))
@@ -77,6 +78,7 @@ def test_an_update_that_steps_and_returns_nothing_is_told_to_return_the_length(e
         compare_loop(definition("my_train"), [*empty[:4], my_update], load_problems(LEVELS, "train", n=20))
 
 
+@pytest.mark.long
 def test_an_update_that_forgets_to_clear_the_gradients_moves_away_after_the_first_step(empty, capsys):
     def my_update(model, optimizer, loss):
         loss.backward()

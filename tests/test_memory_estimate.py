@@ -176,10 +176,8 @@ def test_lengths_below_one_are_refused_by_name(name):
         estimate_memory(empty_model(Qwen2Config(**SIZES)), GRPOConfig(), **{"prompt_length": 9, name: 0})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", ["tiny, the default run", pytest.param("tiny, 32 prompts in 4 passes", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["tiny, the default run", "tiny, 32 prompts in 4 passes"])
 def test_the_tiny_models_estimate_is_within_15_percent_of_the_measured_peak(case):
     command = [sys.executable, "-m", "benchmarks.memory", "--case", case]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500, cwd=REPOSITORY)

@@ -2,8 +2,7 @@
 
 import ast
 import random
-import subprocess
-import sys
+import runpy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from grpo_edu.rewards import accuracy_reward
 from grpo_edu.rollout import Rollout
 from grpo_edu.trainer import start_training, train
 
-REPOSITORY = Path(minimal.__file__).resolve().parents[1]
 SIZES = {"max_steps": 3, "prompts_per_step": 3, "num_generations": 4, "max_completion_length": 5, "learning_rate": 1e-2}
 SETTINGS = {
     "the defaults": {},
@@ -140,11 +138,15 @@ def test_the_reward_is_that_of_the_package_on_plain_answers(text):
 
 
 @pytest.mark.slow
-def test_the_command_trains_the_tiny_model():
-    command = [sys.executable, "-u", "-m", "grpo_edu.minimal"]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
-        words = process.stdout.readline().split()
-        process.kill()
+def test_the_command_trains_the_tiny_model(monkeypatch):
+    def stop(line):
+        raise KeyboardInterrupt(line)
+
+    monkeypatch.setattr("sys.argv", ["minimal"])
+    monkeypatch.setattr("builtins.print", stop)
+    with pytest.raises(KeyboardInterrupt) as first_step:
+        runpy.run_path(minimal.__file__, run_name="__main__")
+    words = str(first_step.value).split()
     values = dict(zip(words[::2], map(float, words[1::2]), strict=True))
     assert values["step"] == 1 and 0 < values["reward"] < 1 and values["grad_norm"] > 0.1
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from random_policy import byte_tokenizer, random_model
 
 from grpo_edu.cli.main import main
@@ -455,11 +454,11 @@ def test_a_job_for_a_cluster_carries_your_task(policy_dir, tmp_path, monkeypatch
     own = ["--data", "sums.jsonl", "--rewards", "accuracy,r.py:mine", "--system-prompt", "short.txt"]
     job = ["cluster", "--output", "job", "--profile", "quick", "--nodes", "1", "--", "--model", str(policy_dir), *own]
     assert main(job) == 0
-    settings = yaml.safe_load((tmp_path / "job" / "job.yaml").read_text())
-    assert settings["reward_funcs"] == ["grpo_edu.rewards.accuracy_reward", "task.r.mine"]
     rows = [json.loads(line) for line in (tmp_path / "job" / "data" / "train.jsonl").read_text().splitlines()]
-    assert len(rows) == 16 and all("Be short." in str(row["prompt"]) for row in rows)
-    assert (tmp_path / "job" / "task" / "r.py").is_file()
+    assert len(rows) == 16 and rows[0]["prompt"][0] == {"role": "system", "content": "Be short."}
+    config = (tmp_path / "job" / "job.yaml").read_text()
+    assert "- grpo_edu.rewards.accuracy_reward\n- task.r.mine\n" in config
+    assert {path.name for path in (tmp_path / "job" / "task").iterdir()} == {"sums.jsonl", "r.py"}
     for name in ("sums.jsonl", "r.py", "short.txt"):
         (tmp_path / name).unlink()
     job[2] = "other"

@@ -22,7 +22,6 @@ from toy_policy import (
     weights,
     word_tokenizer,
 )
-from trl import GRPOTrainer
 
 from grpo_edu.advantages import degenerate_groups
 from grpo_edu.config import GRPOConfig
@@ -64,6 +63,8 @@ def test_weights_carry_no_gradient_and_refuse_what_does_not_fit():
 
 def of_trl(mode, trained, sampled, mask, cap):
     """The statements of TRL's own trainer that make the weights, with `mode` as its setting."""
+    from trl import GRPOTrainer
+
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     start = source.index(" " * 16 + "mask = completion_mask if tool_mask is None")
     end = source.index("# Compute the per-token log probabilities for the reference model")

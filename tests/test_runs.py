@@ -1,7 +1,6 @@
 """Whole runs of a small random policy: what the folder holds, and what is left when a run goes wrong."""
 
 import json
-import math
 import os
 import signal
 import threading
@@ -34,7 +33,7 @@ from grpo_edu.trainer import train
 CONFIG = GRPOConfig(
     num_generations=4, prompts_per_step=2, max_completion_length=24, max_steps=3, learning_rate=1e-3, seed=5
 )
-pytestmark = pytest.mark.usefixtures("ctrl_c_works")
+pytestmark = pytest.mark.usefixtures("ctrl_c_works", "no_pictures")
 
 
 @pytest.fixture
@@ -66,6 +65,7 @@ RUN_FILES = {
 
 
 def test_a_run_keeps_everything(run, policy_dir, tmp_path, monkeypatch):
+    monkeypatch.undo()  # with pictures
     trained = {}
 
     def keep(name, dtype):
@@ -229,9 +229,6 @@ def test_a_worker_thread_may_train(run, tmp_path):
     [
         (lambda: 1 / 0, RuntimeError, "'failing' raised ZeroDivisionError"),
         (lambda: [1.0], ValueError, "'failing' returned 1 rewards for 8 completions"),
-        (lambda: ["high"] * 8, ValueError, "'failing' returned 'high'"),
-        (lambda: [math.nan] * 8, ValueError, "'failing' returned nan"),
-        (lambda: [None] * 8, ValueError, "returned None for 8 of 8"),
     ],
 )
 def test_a_reward_that_fails_in_the_middle_loses_nothing(run, tmp_path, returned, kind, message):

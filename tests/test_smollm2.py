@@ -244,7 +244,11 @@ def test_adapters_of_another_base_are_refused(smollm2, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "data", "length", "fewest"),
-    [(ADAPTERS, "instructions", 48, 8), ("smollm2-cold-start", "basic", 40, 2), ("smollm2-arithmetic", "basic", 40, 4)],
+    [
+        pytest.param(ADAPTERS, "instructions", 48, 8, marks=pytest.mark.long),
+        pytest.param("smollm2-cold-start", "basic", 40, 2, marks=pytest.mark.long),
+        ("smollm2-arithmetic", "basic", 40, 4),
+    ],
 )
 def test_the_shipped_adapters_solve_what_their_cards_say(smollm2, name, data, length, fewest):
     """Of the first twenty; the base model follows four instructions and solves no word problem."""
@@ -261,9 +265,13 @@ def test_the_shipped_adapters_solve_what_their_cards_say(smollm2, name, data, le
 
 @pytest.mark.parametrize(
     ("data", "stages"),
-    [("instructions", {ADAPTERS: 40}), ("basic", {"smollm2-cold-start": 48, "smollm2-arithmetic": 80})],
+    [
+        ("instructions", {ADAPTERS: 40}),
+        pytest.param("basic", {"smollm2-cold-start": 48, "smollm2-arithmetic": 80}, marks=pytest.mark.long),
+    ],
 )
-def test_the_shipped_adapters_answer_beside_their_base(smollm2, tmp_path, data, stages):
+def test_the_shipped_adapters_answer_beside_their_base(smollm2, tmp_path, monkeypatch, data, stages):
+    monkeypatch.setattr("grpo_edu.dashboards.ask.default_config", lambda data: GRPOConfig(max_completion_length=8))
     board = AskTheModel(2, model="smollm2", data=data, parent=tmp_path)
     offered = [value for label, value in board.model.options if label.endswith("trained before and shipped")]
     assert set(offered) == set(stages)

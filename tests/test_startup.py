@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import grpo_edu
-from grpo_edu.machine.startup import AFTERWARDS, PHASES, startup_anatomy, startup_text
+from grpo_edu.machine.startup import AFTERWARDS, PHASES, measure_process, startup_anatomy, startup_text
 from grpo_edu.models import Session
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -24,9 +24,9 @@ def test_every_phase_is_measured_in_a_fresh_process(policy_dir):
     assert len(shown) == 2 + len(PHASES) + len(AFTERWARDS) and "first step of random" in shown[0]
 
 
-def test_a_failure_is_said_by_its_last_line(tmp_path):
-    with pytest.raises(RuntimeError, match="startup nothing-here failed: ValueError: name: 'nothing-here' is unknown"):
-        startup_anatomy("nothing-here")
+def test_a_failure_is_said_by_its_last_line():
+    with pytest.raises(RuntimeError, match="failed: ValueError: no such model$"):
+        measure_process([sys.executable, "-c", "raise ValueError('no such model')"])
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,7 @@ def test_heavy_libraries_wait_until_they_are_used(code, absent):
     assert run.stdout.split() == []
 
 
+@pytest.mark.long
 def test_a_training_needs_no_library_of_the_other_backend(policy_dir):
     """A run of this package's trainer imports neither TRL nor datasets nor peft, which take seconds."""
     script = (
@@ -86,13 +87,12 @@ def test_the_collector_sleeps_while_torch_is_imported_and_wakes_after():
 import gc
 rounds = []
 gc.callbacks.append(lambda phase, info: rounds.append(phase) if phase == "start" else None)
-{load}
+import grpo_edu; grpo_edu.group_advantages
 print(len(rounds), gc.isenabled(), gc.get_freeze_count() > 100_000)
 """
-    plain, awake, frozen = printed(code.format(load="import torch")).split()
-    paused, awake_again, set_aside = printed(code.format(load="import grpo_edu; grpo_edu.group_advantages")).split()
-    assert int(paused) < int(plain) / 5  # torch itself asks for a few
-    assert (awake, frozen) == ("True", "False") and (awake_again, set_aside) == ("True", "True")
+    rounds, awake, set_aside = printed(code).split()
+    assert int(rounds) < 50  # torch itself asks for a few; with the collector there are almost 400
+    assert (awake, set_aside) == ("True", "True")
 
 
 def test_a_collector_that_was_off_stays_off_and_few_modules_are_not_set_aside():

@@ -40,6 +40,7 @@ def test_stages_come_in_order_and_the_curve_under_its_peak(full):
     assert full.curve and max(size for _, size in full.curve) <= full.peak
 
 
+@pytest.mark.long
 def test_logits_whole_or_in_chunks_and_passes_give_the_same_step(full):
     config = GRPOConfig(**{**CONFIG.to_dict(), "gradient_accumulation_steps": 2, "gradient_checkpointing": True})
     other = measure_steps(config, shape=SHAPE, whole_logits=True)

@@ -1,9 +1,7 @@
 """Trackers get what the log gets, in stores on this machine that are read back here with the trackers' own readers."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,12 +16,27 @@ from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.run import resume_training, run_training
 from grpo_edu.runs.tracking import PROJECT, open_trackers
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 ACCURACY = "rewards/accuracy_reward/mean"
 STEPS = [{"step": step, "reward": step / 8, ACCURACY: 0.5, "kl": float("nan")} for step in (1, 2, 3)]
 SIZES = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 24, "seed": 5, "max_steps": 4}
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def call_nobody():
+    """No test of this file may look up another computer or connect to it."""
+    hosts, watching = set(), [True]
+
+    def note(event, arguments):
+        if watching and event in ("socket.connect", "socket.getaddrinfo"):
+            address = arguments[1] if event == "socket.connect" else arguments
+            hosts.add(address[0] if isinstance(address, tuple) else None)
+
+    sys.addaudithook(note)  # it stays as long as this process
+    yield
+    watching.clear()
+    assert hosts <= {"", None, "localhost", "127.0.0.1", "::1"}
 
 
 def trackers_of(name: str, folder: Path):
@@ -148,38 +161,17 @@ def test_a_run_that_goes_on_tracks_each_step_once(policy_dir, tmp_path):
     assert len(history) == 4
 
 
-def tracked_command(policy_dir: Path, folder: Path, names: str, **environment) -> subprocess.CompletedProcess:
-    """A run with trackers in a process of its own, whose every connection to another machine fails the run."""
-    sizes = "--num-generations 4 --prompts-per-step 2 --max-completion-length 48 --n 6 --no-greedy --steps 2 --json"
-    typed = ["train", "--model", str(policy_dir), "--rewards", "length", *sizes.split()]
-    typed += ["--track", names, "--output", str(folder)]
-    guard = (
-        "import socket, sys\n"
-        "def guarded(event, arguments):\n"
-        "    if event in ('socket.connect', 'socket.getaddrinfo'):\n"
-        "        address = arguments[1] if event == 'socket.connect' else arguments\n"
-        "        host = address[0] if isinstance(address, tuple) else ''\n"
-        "        if host not in ('', None, 'localhost', '127.0.0.1', '::1'):\n"
-        "            print('NETWORK', event, host, file=sys.stderr)\n"
-        "            sys.exit(99)\n"
-        "sys.addaudithook(guarded)\n"
-        "from grpo_edu.cli.main import main\n"
-        f"sys.exit(main({typed!r}))\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, "-c", guard], env=env, capture_output=True, text=True, timeout=500)
-
-
-def test_all_trackers_beside_one_run_say_nothing_and_call_nobody(policy_dir, tmp_path):
+def test_all_trackers_beside_one_run_say_nothing_and_call_nobody(policy_dir, tmp_path, trackio_store, capfd):
     folder = tmp_path / "run"
-    done = tracked_command(policy_dir, folder, ",".join(TRACKERS), TRACKIO_DIR=str(tmp_path / "trackio"))
-    assert done.returncode == 0 and "NETWORK" not in done.stderr, done.stderr
-    (line,) = done.stdout.splitlines()  # what trackers print is kept from the one line of --json
+    sizes = "--num-generations 4 --prompts-per-step 2 --max-completion-length 48 --n 6 --no-greedy --steps 2 --json"
+    typed = ["train", "--model", str(policy_dir), "--rewards", "length", *sizes.split(), "--output", str(folder)]
+    assert main([*typed, "--track", ",".join(TRACKERS)]) == 0
+    (line,) = capfd.readouterr().out.splitlines()  # what trackers print is kept from the one line of --json
     assert json.loads(line)["steps"] == 2
-    rewards = [step["reward"] for step in read_log(folder / "metrics.jsonl")]
-    assert [value for _, value in scalars_of_tensorboard(folder)["reward"]] == pytest.approx(rewards)
-    assert [row["reward"] for row in history_of_wandb(folder)] == pytest.approx(rewards)
-    assert (tmp_path / "trackio" / "grpo-edu.db").is_file()
+    rewards = [pytest.approx(step["reward"]) for step in read_log(folder / "metrics.jsonl")]
+    assert [value for _, value in scalars_of_tensorboard(folder)["reward"]] == rewards
+    assert [row["reward"] for row in history_of_wandb(folder)] == rewards
+    assert [row["reward"] for row in trackio_store.get_logs(PROJECT, "run")][-2:] == rewards
 
 
 def test_a_tracker_that_is_unknown_or_missing_is_refused(policy_dir, tmp_path, monkeypatch, capsys):

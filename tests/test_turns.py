@@ -489,7 +489,7 @@ def test_held_out_games_are_no_training_games_and_every_word_is_a_secret_in_both
     assert len(set(WORDS)) == len(WORDS) and all(len(set(word)) == 3 for word in WORDS)
 
 
-@pytest.mark.parametrize("environment", [WordGame, Calculator])
+@pytest.mark.parametrize("environment", [WordGame, pytest.param(Calculator, marks=pytest.mark.long)])
 def test_an_environment_runs_unchanged_in_trls_trainer(environment, tmp_path):
     """Two steps of TRL's trainer: every message is a call of `step`, and its tokens are as they are here."""
     from datasets import Dataset

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from grpo_edu.checks.core import Exercise
 
-OTHERS = {"your_turn": "feedback", "unlabelled_runs": "diagnosis"}  # what notebooks use besides: name → module
+OTHERS = {"your_turn": "feedback", "unlabelled_runs": "diagnosis_lab"}  # what notebooks use besides: name → module
 
 
 def topics_dir() -> Path:

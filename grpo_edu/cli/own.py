@@ -123,7 +123,7 @@ def add_diagnose_options(command: ArgumentParser) -> None:
 
 def run_diagnose_command(arguments: Namespace) -> int:
     """Print what a log says about its run, and what it cannot tell; returns the exit code."""
-    from grpo_edu.runs.diagnosis import diagnose, diagnosis_text
+    from grpo_edu.runs.log_diagnosis import diagnose, diagnosis_text
     from grpo_edu.runs.metric_logs import read_metrics
 
     diagnosis = diagnose(read_metrics(arguments.log))

@@ -69,9 +69,8 @@ class TrainingDashboard(Dashboard):
         self.functions, self.parent = named_functions(rewards or REWARDS), Path(parent)
         models = [models] if isinstance(models, str) else models
         self.model = choice("Model", models, "the model to train; its file is not changed")
-        self.data = several(
-            "Problems", [name for name in problem_set_names() if not PROBLEM_SETS[name].reads_path], ("basic",)
-        )
+        shipped = [name for name in problem_set_names() if not PROBLEM_SETS[name].reads_path]
+        self.data = several("Problems", shipped, ("basic",))
         self.rewards = several("Rewards", list(self.functions), (next(iter(self.functions)),))
         whole, log = widgets.IntSlider, widgets.FloatLogSlider
         self.generations = slider(whole, "G (num_generations)", 8, 2, 16, 1, "completions per prompt")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.quantization.model import quantize_model
 from grpo_edu.rollout import Rollout, Sampler
 
 if TYPE_CHECKING:
@@ -75,6 +74,8 @@ class QuantizedSampler(CorrectedSampler):
 
     def policy(self) -> PreTrainedModel:
         """A quantized copy of the policy as it is now, with its adapters merged if it has some."""
+        from grpo_edu.quantization.model import quantize_model  # most runs need no quantized layers
+
         assert self.config.rollout_quantization is not None
         return quantize_model(self.merged_policy(), self.config.rollout_quantization)
 

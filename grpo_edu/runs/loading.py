@@ -54,7 +54,7 @@ def parse_names(names: str | Sequence[str], known: Sequence[str], argument: str)
 
     Raises ValueError that names the argument, the unknown name and what is known.
 
-    >>> parse_names("basic, advanced", LEVELS, "data")
+    >>> parse_names("basic, advanced", ("basic", "intermediate", "advanced"), "data")
     ('basic', 'advanced')
     """
     found = split_names(names)

@@ -1,4 +1,4 @@
-"""Read the logs of several trainers as rows of metrics under TRL's keys, for `grpo_edu.runs.diagnosis`.
+"""Read the logs of several trainers as rows of metrics under TRL's keys, for `grpo_edu.runs.log_diagnosis`.
 
 ==============================================  ===================================================================
 what                                            how it is recognized

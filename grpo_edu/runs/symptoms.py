@@ -2,7 +2,7 @@
 
 The questions are those of the decision tree in the diagnosis lab (notebook 12): is the reward near 0, do the groups
 tie, does the reward break down? Two more look at the entropy and at the held-out answers. What the log alone decides
-is judged by `grpo_edu.runs.diagnosis`; this module adds what the settings and the evaluations say about the cause.
+is judged by `grpo_edu.runs.log_diagnosis`; this module adds what the settings and the evaluations say about the cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluation, mcnemar
-from grpo_edu.runs.diagnosis import (
+from grpo_edu.runs.log_diagnosis import (
     CUT,
     REWARD,
     MetricLog,

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Dashboard
 from grpo_edu.figures.curves import training_curves
-from grpo_edu.runs.diagnosis import Diagnosis, diagnose
+from grpo_edu.runs.log_diagnosis import Diagnosis, diagnose
 from grpo_edu.runs.metric_logs import Row, metrics_of, read_metrics
 
 

@@ -1,11 +1,11 @@
-"""Right answers to the exercises of `grpo_edu.checks.diagnosis`, written in other ways than the reference."""
+"""Right answers to the exercises of `grpo_edu.checks.diagnosis_lab`, written in other ways than the reference."""
 
 from __future__ import annotations
 
 import torch
 
 from grpo_edu.advantages import group_advantages
-from grpo_edu.checks.diagnosis import MENDED, READ, broken_settings, right_diagnoses
+from grpo_edu.checks.diagnosis_lab import MENDED, READ, broken_settings, right_diagnoses
 
 
 def trouble_by_tensor(curves):

@@ -12,7 +12,7 @@ import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Explorer, choice, named_functions, slider
 from grpo_edu.dashboards.worker import cut_off
-from grpo_edu.figures.rewards import sum_and_exploits
+from grpo_edu.figures.reward_parts import sum_and_exploits
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.instructions import INSTRUCTION_REWARDS
 from grpo_edu.prompts import extract_answer
