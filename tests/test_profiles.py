@@ -73,10 +73,10 @@ def test_the_cluster_profile_has_the_published_settings():
 
 def test_what_is_typed_overrides_the_profile(tmp_path):
     profile = load_profile("quick").override({"max_steps": 3, "n": 9})
-    assert profile.config().max_steps == 3 and profile.request().n == 9 and profile.request().greedy is False
+    assert profile.config().max_steps == 3 and profile.request().num_heldout == 9 and profile.request().greedy is False
     (tmp_path / "mine.json").write_text('{"about": "my own", "base": "quick", "max_steps": 7, "data": ["gsm8k"]}')
     mine = load_profile(tmp_path / "mine.json")
-    assert (mine.about, mine.config().max_steps, mine.request().n) == ("my own", 7, 100)
+    assert (mine.about, mine.config().max_steps, mine.request().num_heldout) == ("my own", 7, 100)
     assert mine.config().max_completion_length == 256  # what GSM8K needs
     text = profile_text(mine)
     assert "\n* max_steps " in text and "\n  num_generations " in text
@@ -103,7 +103,7 @@ def test_every_field_is_an_option_of_train():
         ("train --profile list.json", "list.json:1: .*object.*list"),
         ("train --profile base.json", "base.json:2: .*'thorogh'.*do you mean thorough"),
         ("train --profile choice.json", "choice.json:1: .*dtype.*'float16'.*float32, bfloat16, auto"),
-        ("train --profile reward.json", "reward.json:1: .*rewards.*'speed'"),
+        ("train --profile reward.json", "reward.json:1: .*reward_funcs.*'speed'"),
         ("train --profile pair.json", "pair.json:1: .*warmup_steps.*lr_scheduler_type"),
         ("train --profile latin.json", "latin.json:2: .*0xfc.*UTF-8"),
         ("train --prompt-template Solve:", "--prompt-template.*{problem}.*'Solve:'"),

@@ -16,15 +16,15 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from grpo_edu.config import field_help
 from grpo_edu.problems.hub import meant_as_folder, no_folder
 
-# Fields whose options have another name, the one that is shown first.
+# Fields whose options have another name: the one of version 0.3.0 and before, or a shorter one.
 _FLAGS = {
     "max_steps": ("--steps", "--max-steps"),
-    "num_heldout": ("--n", "--num-heldout"),
-    "heldout_file": ("--heldout", "--heldout-file"),
-    "reward_funcs": ("--rewards", "--reward-funcs"),
-    "max_saved_completions": ("--keep-completions", "--max-saved-completions"),
-    "record_token_steps": ("--inspect-steps", "--record-token-steps"),
-    "report_to": ("--track", "--report-to"),
+    "num_heldout": ("--n",),
+    "heldout_file": ("--heldout",),
+    "reward_funcs": ("--rewards",),
+    "max_saved_completions": ("--keep-completions",),
+    "record_token_steps": ("--inspect-steps",),
+    "report_to": ("--track",),
 }
 # The argument of a function, which its messages name → the option that sets it.
 _ARGUMENTS = {
