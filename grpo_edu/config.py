@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from importlib import import_module
+from importlib.util import find_spec
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints, overload
 
@@ -55,7 +58,8 @@ class Interval:
 class Options(Sequence[str]):
     """The names that a setting may have. table: a table "module:NAME" that has them, read whenever they are asked for.
 
-    Those tables are in modules that import torch, which the command line does not need in order to start.
+    Those tables are in modules that import torch. The command line starts without it, so the names of a module that is
+    not loaded are read in its source.
 
     >>> "dapo" in Options(table="grpo_edu.losses:LOSSES"), list(Options("sum", "mean"))
     (True, ['sum', 'mean'])
@@ -68,7 +72,7 @@ class Options(Sequence[str]):
         if not self._table:
             return self._names
         module, _, name = self._table.partition(":")
-        return tuple(getattr(import_module(module), name))
+        return tuple(getattr(sys.modules[module], name)) if module in sys.modules else names_in_source(module, name)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -87,6 +91,22 @@ class Options(Sequence[str]):
         """Raise ValueError with the name, the names that there are and the value, unless it is one of them."""
         if value not in self:
             raise ValueError(f"{name} must be one of {', '.join(self)}; got {value!r}")
+
+
+@cache
+def names_in_source(module: str, table: str) -> tuple[str, ...]:
+    """Return the keys of a dictionary, or the entries of a tuple, that a module assigns, without importing it.
+
+    >>> names_in_source("grpo_edu.losses", "IMPORTANCE_SAMPLING_LEVELS")
+    ('token', 'sequence')
+    """
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_bytes()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == table:
+            entries = node.value.keys if isinstance(node.value, ast.Dict) else getattr(node.value, "elts", [])
+            return tuple(ast.literal_eval(entry) for entry in entries if entry is not None)
+    raise LookupError(f"{module} assigns no table {table}")
 
 
 LOSS_TYPES = Options(table="grpo_edu.losses:LOSSES")

@@ -12,7 +12,7 @@ from toy_policy import SMALL, late_letters, run
 
 from grpo_edu.advantages import ESTIMATORS
 from grpo_edu.cli.main import build_parser
-from grpo_edu.config import GRPOConfig
+from grpo_edu.config import GRPOConfig, names_in_source
 from grpo_edu.losses import LOSSES
 from grpo_edu.runs.effects import check_effects
 from grpo_edu.runs.options import RunConfig
@@ -105,3 +105,13 @@ def test_a_stage_takes_the_place_of_a_setting(capsys):
             ratio.log(), ones.log(), torch.tensor([advantage]), ones, weights=ones, epsilon=0.2
         )
         assert loss.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "table", ["losses:LOSSES", "losses:IMPORTANCE_SAMPLING_LEVELS", "advantages:SCALE_REWARDS", "advantages:ESTIMATORS"]
+)
+def test_the_names_in_the_source_are_those_of_the_tables(table):
+    module, _, name = table.partition(":")
+    added = {"better_half", "signs"}  # by the module of somebody else
+    loaded = getattr(importlib.import_module(f"grpo_edu.{module}"), name)
+    assert list(names_in_source(f"grpo_edu.{module}", name)) == [entry for entry in loaded if entry not in added]

@@ -20,7 +20,7 @@ from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import SPLITS
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig
-from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text
+from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text, read_abouts
 
 if TYPE_CHECKING:
     from grpo_edu.runs.summary import RunResult
@@ -185,8 +185,7 @@ def add_profiles_options(command: ArgumentParser) -> None:
 def run_profiles_command(arguments: Namespace) -> int:
     """List the profiles, or print the settings of one; returns the exit code."""
     if arguments.show is None:
-        abouts = {name: load_profile(name).about for name in PROFILES}
-        print(json.dumps(abouts) if arguments.json else profiles_text())
+        print(json.dumps(read_abouts()) if arguments.json else profiles_text())
         return 0
     profile = load_profile(arguments.show)
     if arguments.json:

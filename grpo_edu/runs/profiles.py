@@ -124,7 +124,13 @@ def profile_text(profile: Profile) -> str:
 def profiles_text() -> str:
     """Return the names of all profiles, each with what it is for."""
     width = max(map(len, PROFILES))
-    return "\n".join(f"{name:<{width}}  {load_profile(name).about}" for name in PROFILES)
+    return "\n".join(f"{name:<{width}}  {about}" for name, about in read_abouts().items())
+
+
+def read_abouts() -> dict[str, str]:
+    """Return what each profile is for. Their settings are not checked, because a check of a loss needs torch."""
+    files = {name: data_dir() / "profiles" / f"{name}.json" for name in PROFILES}
+    return {name: json.loads(read_utf8(file)).get("about", "") for name, file in files.items()}
 
 
 def _shown(value: Any) -> str:
