@@ -41,6 +41,7 @@ def answer(notebook, answers):
     return notebook
 
 
+@pytest.mark.long
 def test_nbgrader_releases_and_grades_the_masters_and_so_do_we(tmp_path):
     course = tmp_path / "course"
     write_course(REPOSITORY / "solutions", course)
