@@ -43,6 +43,11 @@ RIGHT = {
     "    last = int(kept[-1]) if len(kept) == groups_needed else len(groups) - 1\n"
     "    return kept, (last + 1) * num_generations",
 }
+WITHOUT_TIES = (
+    "def group_advantages(rewards, num_generations):\n"
+    "    groups = rewards.view(-1, num_generations)\n"
+    "    return ((groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()"
+)
 LOOP = "def tie_probability(p, num_generations):\n    while True:\n        pass"
 DEAF = (
     "def tie_probability(p, num_generations):\n"
@@ -93,12 +98,11 @@ FORK = (
     "        break"
 )
 FROM_LMS = {"doejane_4711_815": "doejane", "Max Muster_42_assignsubmission_file_": "Max Muster"}
-# One of each kind, which every run of the tests grades; `course.py test --all` grades all of them.
+# One of each kind, which every run of the tests grades; `course.py test --all` grades all of them. Those of the second
+# line hold no code of the course, so they cost no sandbox.
 EACH_KIND = {
-    *("ana_right", "cleo_not_begun", "eva_partly", "hana_loop_in_a_cell", "ivo_deaf_loop", "quinn_without_marks"),
-    *("os_exit", "memory_bomb_in_a_cell", "stays_behind", "much_output", "writes_elsewhere", "garbles_the_channel"),
-    *("new_checks", "reads_the_master", "no_notebook", "other_notebook", "=1+1 <b>Ünï \"x\" 'y'", "doejane"),
-    *("Max Muster", "empty_folder", "link_out", "a_pipe"),
+    *("ana_right", "doejane", "ivo_deaf_loop", "writes_and_stays_behind"),
+    *("Max Muster", "=1+1 <b>Ünï \"x\" 'y'", "empty_folder", "link_out", "a_pipe"),
 }
 LEFT_BEHIND = "987654"  # seconds of a sleep that outlives its notebook, if nobody ends it
 
@@ -185,16 +189,6 @@ def ordinary():
         ),
         "cleo_not_begun": (student_notebook(), Expected(0)),
         "dan_half": (answered({name: RIGHT[name] for name in ("tie_probability", "rloo_advantages")}), Expected(6)),
-        "eva_partly": (
-            right(
-                group_advantages=(
-                    "def group_advantages(rewards, num_generations):\n"
-                    "    groups = rewards.view(-1, num_generations)\n"
-                    "    return ((groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()"
-                )
-            ),
-            Expected(18),
-        ),  # the tie is worth one point of five
         "finn_syntax": (
             right(tie_probability="def tie_probability(p, num_generations)\n    return p"),
             Expected(16, "tie-probability: fails, SyntaxError"),
@@ -260,13 +254,12 @@ def hostile(targets):
             Expected(19, "MemoryError"),
         ),
         "many_processes": (right(FORK), Expected(19, "", "os.fork")),
-        "stays_behind": (right(sleep), Expected(19, "", "subprocess")),
         "much_output": (right("for _ in range(30):\n    print('x' * 10**6)"), Expected(19, "more than 1 MB")),
         "large_file": (
             right("file = open('large', 'wb')\nfor _ in range(100):\n    file.write(bytes(10**6))"),
             Expected(19, "File too large"),
         ),
-        "writes_elsewhere": (right(write), Expected(19)),
+        "writes_and_stays_behind": (answered({}, [write, sleep]), Expected(0, "", "subprocess")),
         "uses_the_network": (
             right("import socket\nsocket.create_connection(('127.0.0.1', 9), timeout=1)"),
             Expected(19, "cell no. 3: fails", "socket"),
@@ -325,8 +318,8 @@ def write_submissions(folder, targets, *, all_of_them=True):
     whole = json.dumps(right())
     files = {
         "renamed/my homework (1).ipynb": (whole.encode(), Expected(19, "found under the name my homework")),
-        "no_notebook/04_group_advantages.ipynb": (b"My dog ate it.\n", Expected(0, "no JSON")),
-        "other_notebook/04_group_advantages.ipynb": (
+        "=1+1 <b>Ünï \"x\" 'y'/04_group_advantages.ipynb": (b"My dog ate it.\n", Expected(0, "no JSON")),
+        "Max Muster_42_assignsubmission_file_/04_group_advantages.ipynb": (
             json.dumps({"cells": [{"cell_type": "code", "source": ["1 + 1"]}]}).encode(),
             Expected(0, "none of the questions"),
         ),
@@ -335,10 +328,11 @@ def write_submissions(folder, targets, *, all_of_them=True):
             json.dumps(right("word = 'déjà vu'"), ensure_ascii=False).encode("cp1252", "replace"),
             Expected(19, "cp1252"),
         ),
-        "=1+1 <b>Ünï \"x\" 'y'/04_group_advantages.ipynb": (whole.encode(), Expected(19)),
         "flat_student_04_group_advantages.ipynb": (whole.encode(), Expected(19)),
-        "doejane_4711_815_04_group_advantages.ipynb": (whole.encode(), Expected(19)),
-        "Max Muster_42_assignsubmission_file_/04_group_advantages.ipynb": (whole.encode(), Expected(19)),
+        "doejane_4711_815_04_group_advantages.ipynb": (
+            json.dumps(right(group_advantages=WITHOUT_TIES)).encode(),
+            Expected(18),  # the tie is worth one point of five
+        ),
     }
     for name, (content, what) in files.items():
         student = name.split("/")[0].removesuffix(f"_{NAME}.ipynb")

@@ -54,21 +54,20 @@ def test_own_functions_that_do_the_same_give_the_same_weights(judge, submit):
     plain = judge.judge("plain", submit(name="plain"))
     after = weights(judge)
     start = weights(judge) if judge.session.reset() else None
+    # Either function alone would train in the opposite direction.
     own = """
 from grpo_edu.advantages import group_advantages
 from grpo_edu.losses import per_token_loss
 def advantages(rewards, num_generations):
-    return group_advantages(rewards, num_generations)
-def loss(*tensors, **settings):
-    return per_token_loss(*tensors, **settings)
+    return -group_advantages(rewards, num_generations)
+def loss(logps, old_logps, advantages, mask, **settings):
+    return per_token_loss(logps, old_logps, -advantages, mask, **settings)
 """
     same = judge.judge("own", submit(own, name="own"))
     assert not plain.rejected and not same.rejected, (plain, same)
     assert 0 < plain.tokens[0] <= RULES.budget and plain.tokens == same.tokens
     assert not torch.equal(after, start)
     assert (weights(judge) - after).norm() < 0.02 * (after - start).norm()
-    other = judge.judge("other", submit(own + "    pass\nadvantages = lambda r, n: -r\n", name="other"))
-    assert not other.rejected and (weights(judge) - after).norm() > 0.5 * (after - start).norm()
 
 
 # code that breaks a rule → what the message must contain
@@ -115,14 +114,13 @@ ATTACKS = {
 }
 
 
-# One attack for each place where a submission can be stopped; each of the others, too, starts a sandbox of its own, and
-# what the sandbox stops is tried in test_grading_sandbox.py as well.
-ALWAYS = {"load the model", "sample more", "a wrong shape", "leave"}
+# Each starts a sandbox of its own, and what the sandbox stops is tried in test_grading_sandbox.py as well.
+ALWAYS = "sample more"
 
 
 @needs_isolation
 @pytest.mark.parametrize(
-    "attack", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.long) for name in ATTACKS]
+    "attack", [name if name == ALWAYS else pytest.param(name, marks=pytest.mark.long) for name in ATTACKS]
 )
 def test_what_breaks_a_rule_is_rejected_with_the_reason(judge, submit, monkeypatch, attack):
     monkeypatch.setattr(challenge, "_PATIENCE", 4.0 if attack == "wait" else 60.0)
@@ -159,7 +157,8 @@ def test_what_a_submission_cannot_find(judge, submit):
     assert not entry.rejected and len(entry.accuracies) == 1
 
 
-@pytest.mark.parametrize("attack", ["load the model", pytest.param("change the count", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("attack", ["load the model", "change the count"])
 def test_a_try_at_home_without_isolation_gets_the_same_messages(judge, submit, monkeypatch, attack):
     monkeypatch.setattr(judge, "isolated", False)
     code, words = ATTACKS[attack]
@@ -168,19 +167,11 @@ def test_a_try_at_home_without_isolation_gets_the_same_messages(judge, submit, m
 
 
 @needs_isolation
+@pytest.mark.long
 def test_training_ends_with_the_budget_and_phases_share_it(judge, submit):
     phases = "def settings(start):\n    one = {'prompts_per_step': 2, 'num_generations': 4}\n"
     entry = judge.judge("ana", submit(f"{phases}    return [one | {{'max_steps': 2}}, one | {{'temperature': 0.8}}]"))
     assert not entry.rejected and 0.6 * RULES.budget < entry.tokens[0] <= RULES.budget
-
-
-@needs_isolation
-def test_the_example_of_the_page_is_valid(judge, submit):
-    page = (REPOSITORY / "docs" / "challenge.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    smaller = "\nbigger = settings\ndef settings(start):\n    return bigger(start) | {'num_generations': 2}\n"
-    entry = judge.judge("page", submit(example + smaller))
-    assert not entry.rejected and entry.tokens[0] > 0
 
 
 def test_later_phases_have_seeds_of_their_own():
@@ -257,10 +248,13 @@ def test_the_page_escapes_what_students_write():
 
 
 @needs_isolation
-def test_a_class_is_judged_from_the_command_line(submit, tmp_path, monkeypatch, capsys):
+def test_a_class_with_the_example_of_the_page_is_judged_from_the_command_line(submit, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(challenge, "Rules", partial(Rules, num_train=30, num_heldout=9))
-    submit(name="ana")
-    submit("raise ValueError('bad')", name="bob")
+    page = (REPOSITORY / "docs" / "challenge.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    smaller = "\nbigger = settings\ndef settings(start):\n    return bigger(start) | {'num_generations': 2}\n"
+    submit(example + smaller, name="ana")
+    submit(note="It is good.", name="bob")
     folder, output = tmp_path / "submissions", tmp_path / "out"
     command = ["challenge", "judge", str(folder), "--output", str(output), "--start", "halfway", "--seeds", "2"]
     assert main([*command, "--budget", "1500", "--seed", "4"]) == 0
@@ -270,21 +264,31 @@ def test_a_class_is_judged_from_the_command_line(submit, tmp_path, monkeypatch, 
     assert names == [("(without training)", 2, False), ("ana", 2, False), ("bob", 0, True)]
     assert record["seed"] == 4 and record["command"].startswith("grpo-edu challenge judge")
     page = (output / "leaderboard.html").read_text()
-    assert "ana" in page and "ValueError: bad" in page and "<img alt=" in page
+    assert "ana" in page and "20 words" in page and "<img alt=" in page
     assert main([*command, "--budget", "1500"]) == 2 and "not empty" in capsys.readouterr().err
 
 
-@needs_isolation
-def test_only_what_is_not_rejected_is_submitted(submit, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def submit_command(tmp_path, monkeypatch):
+    """The options of `challenge submit` for a small try and a class in the folder of the test."""
     monkeypatch.setattr(challenge, "Rules", partial(Rules, num_train=30, num_heldout=9))
-    good, bad = submit(name="ana"), submit("raise ValueError('bad')", name="bob")
-    options = ["--start", "halfway", "--budget", "1500", "--to", str(tmp_path / "class")]
-    assert main(["challenge", "submit", str(bad), *options]) == 1
-    assert "ValueError: bad" in capsys.readouterr().err and not (tmp_path / "class").exists()
-    assert main(["challenge", "submit", str(good), *options, "--name", "team"]) == 0
+    return ["--start", "halfway", "--budget", "1500", "--to", str(tmp_path / "class")]
+
+
+@needs_isolation
+def test_a_submission_is_tried_and_copied_once(submit, submit_command, tmp_path, capsys):
+    command = ["challenge", "submit", str(submit()), *submit_command, "--name", "team"]
+    assert main(command) == 0
     assert sorted(path.name for path in (tmp_path / "class" / "team").iterdir()) == ["note.md", "submission.py"]
-    assert main(["challenge", "submit", str(good), *options, "--name", "team"]) == 2
+    assert main(command) == 2
     assert "--name" in capsys.readouterr().err
+
+
+@needs_isolation
+@pytest.mark.long
+def test_what_is_rejected_is_not_submitted(submit, submit_command, tmp_path, capsys):
+    assert main(["challenge", "submit", str(submit("raise ValueError('bad')")), *submit_command]) == 1
+    assert "ValueError: bad" in capsys.readouterr().err and not (tmp_path / "class").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Grading under attack: by root and by an ordinary user, from working directories that hold students' or secret files.
 
-Every run grades, as an ordinary user, the attacks that depend on who grades. `course.py test --all` grades them
-as root too, and all attacks, a quarter in each place. With GRPO_EDU_ALL_ATTACKS=1 every user grades all of them in
-every place, beside the class of test_grading.py.
+`course.py test --all` runs this file: it grades a quarter of the attacks in each place, and those that depend on who
+grades in all of them. With GRPO_EDU_ALL_ATTACKS=1 every user grades all of them in every place, beside the class of
+test_grading.py. What the sandbox itself stops is tried in test_grading_sandbox.py in every run.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import pytest
 from attacks import MARK, SECRET, write_attacks
 from forty_submissions import LEFT_BEHIND, NAME, right, write_submissions
 
-pytestmark = pytest.mark.usefixtures("isolation")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("isolation")]
 REPOSITORY = Path(__file__).resolve().parents[1]
 ALL = bool(os.environ.get("GRPO_EDU_ALL_ATTACKS"))
 PLACES = ("submissions", "course", "student", "home")
@@ -129,16 +129,10 @@ def open_to_all(folder):
 
 
 USERS = ("this user", "ordinary")
-USUAL = "this user" if os.geteuid() else "ordinary"  # as most instructors grade
-NONE = (-1, 4)  # of the four quarters, so only those of ALWAYS
 if ALL:
     RUNS = list(itertools.product(USERS, PLACES, [(0, 1)]))
 else:
-    RUNS = [(USUAL, "course", NONE), pytest.param("this user", "submissions", NONE, marks=pytest.mark.long)]
-    RUNS += [
-        pytest.param(USERS[number % 2], place, (number, 4), marks=pytest.mark.long)
-        for number, place in enumerate(PLACES)
-    ]
+    RUNS = [(USERS[number % 2], place, (number, 4)) for number, place in enumerate(PLACES)]
 
 
 @pytest.mark.parametrize(("who", "place", "part"), RUNS)
@@ -200,7 +194,7 @@ def left_over():
     return found
 
 
-@pytest.mark.parametrize("who", ["this user", pytest.param("ordinary", marks=pytest.mark.long)])
+@pytest.mark.parametrize("who", USERS)
 def test_a_grader_that_is_killed_leaves_nothing(tmp_path, request, who):
     before = request.getfixturevalue("ordinary_user") if who == "ordinary" else []
     if who == "ordinary" and not before:

@@ -6,6 +6,7 @@ import os
 import nbformat
 import pytest
 
+from classroom import files
 from classroom.files import LARGEST, find_submissions, read_notebook
 
 MASTERS = ["04_group_advantages", "05_grpo_objective"]
@@ -97,9 +98,16 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     assert one.files == [] and "larger than 200 MB" in one.troubles[0]
 
 
+@pytest.fixture
+def large(monkeypatch):
+    """A number of bytes from which a file is read by a process of its own."""
+    monkeypatch.setattr(files, "_LARGEST_READ_HERE", 2**20)
+    return 2**20 + 1
+
+
 @pytest.mark.slow
-def test_a_large_notebook_is_read_without_its_outputs(tmp_path):
-    picture = {"output_type": "display_data", "data": {"image/png": "A" * 30 * 2**20}}
+def test_a_large_notebook_is_read_without_its_outputs(tmp_path, large):
+    picture = {"output_type": "display_data", "data": {"image/png": "A" * large}}
     cells = [{"cell_type": "code", "source": "é = 1", "outputs": [picture]}]
     (tmp_path / "x.ipynb").write_text(json.dumps({"cells": cells}, ensure_ascii=False), encoding="utf-8")
     notebook, troubles = read_notebook(tmp_path / "x.ipynb")
@@ -107,8 +115,8 @@ def test_a_large_notebook_is_read_without_its_outputs(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_large_file_that_is_no_notebook_is_said(tmp_path):
-    (tmp_path / "x.ipynb").write_bytes(b"[" * 21 * 2**20)
+def test_a_large_file_that_is_no_notebook_is_said(tmp_path, large):
+    (tmp_path / "x.ipynb").write_bytes(b"[" * large)
     with pytest.raises(ValueError, match="no notebook|too large"):
         read_notebook(tmp_path / "x.ipynb")
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from attacks import MEMORY_FILES, MOUNTS, SYSTEM_V, UNSHARES, WRITE
 from forty_submissions import NAME, right
 
 from classroom import kernel
@@ -64,6 +65,13 @@ def test_what_is_there_and_what_is_not(sandbox, holds):
     names = f"MASTERS, HERE = {str(REPOSITORY / 'solutions')!r}, {os.getcwd()!r}"
     start = f"import os, socket, sys, torch\nfrom grpo_edu import checks\n{names}\n"
     assert said_by(sandbox, f"{start}assert {holds}") == [""]
+
+
+@needs_isolation
+def test_attacks_on_the_sandbox_gain_nothing(sandbox):
+    system_v, mounts, unshares, memory_files, write = said_by(sandbox, SYSTEM_V, MOUNTS, UNSHARES, MEMORY_FILES, WRITE)
+    assert "kept [-1, -1, -1, -1]" in system_v and "opened []" in write and "PermissionError" in memory_files
+    assert "gained []" in mounts and "gained []" in unshares
 
 
 @needs_isolation

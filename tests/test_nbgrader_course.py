@@ -70,11 +70,13 @@ def course(tmp_path_factory):
     return course
 
 
+@pytest.mark.long
 def test_nbgrader_grades_what_it_has_released(course):
     (theirs,) = csv.DictReader((course / "grades.csv").read_text().splitlines())
     assert float(theirs["score"]) == 11 and float(theirs["max_score"]) == 27  # 3 of 3, 4.5 of 5, 3.5 by hand
 
 
+@pytest.mark.long
 def test_we_grade_a_course_of_nbgrader_with_the_points_that_were_given_by_hand(course, tmp_path, isolation):
     assert main(["grade", str(course), "--output", str(tmp_path / "ours"), "--seed", "5", "--workers", "1"]) == 0
     (ours,) = csv.DictReader((tmp_path / "ours" / "grades.csv").read_text().splitlines())
