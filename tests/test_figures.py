@@ -464,7 +464,7 @@ def test_every_text_of_the_decision_tree_stays_in_its_box():
             assert len(inside) == 1, text.get_text()
 
 
-@pytest.mark.parametrize("name", ["five panels", "comparison"])
+@pytest.mark.parametrize("name", [pytest.param("five panels", marks=pytest.mark.long), "comparison"])
 def test_a_dark_theme_changes_nothing_and_pyplot_is_not_touched(name):
     pyplot = sys.modules.get("matplotlib.pyplot")
     figures_of_others = pyplot.get_fignums() if pyplot else []

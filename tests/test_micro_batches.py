@@ -103,7 +103,7 @@ def test_tied_groups_are_left_out(tokenizer):
     assert torch.cat(cut(MicroBatches(make_model(), CONFIG, 0), batch)).sort().values.tolist() == list(range(8))
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", pytest.param("sequence", marks=pytest.mark.long)])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_single_rows_give_what_the_whole_batch_gives(tokenizer, loss_type, level):
     options = {**SMALL, "num_iterations": 2, "beta": 0.05, "epsilon": 0.01, "max_grad_norm": 1e9}

@@ -425,7 +425,7 @@ def test_the_room_of_the_model_is_reserved_and_a_full_disk_at_the_end_costs_noth
     assert len(read_log(small_disk / "run" / "metrics.jsonl")) == 5
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_folder_that_cannot_be_written_at_the_end_costs_no_model(run, tmp_path, monkeypatch, rank):
     save = runs.save_policy
 

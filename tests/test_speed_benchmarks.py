@@ -34,7 +34,9 @@ def no_steps():
     raise ValueError("no such model")
 
 
-@pytest.mark.parametrize(("keep", "order"), [(True, "a1 a2 b1 b2 a3 b3"), (False, "a1 b1 a1 b1")])
+@pytest.mark.parametrize(
+    ("keep", "order"), [(True, "a1 a2 b1 b2 a3 b3"), pytest.param(False, "a1 b1 a1 b1", marks=pytest.mark.long)]
+)
 def test_trainings_step_in_turn(keep, order, tmp_path):
     log = tmp_path / "made"
     steps = harness.steps_in_turn({name: partial(noted_steps, name, log) for name in "ab"}, 2, keep=keep)
@@ -83,6 +85,7 @@ def test_a_long_problem_is_as_long_as_asked():
     assert len(tokenizer.encode(prompt)) in (128, 129)
 
 
+@pytest.mark.long
 def test_the_step_in_a_small_setting(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(step, "TINY", SMALL)
     monkeypatch.setattr(sys, "argv", ["step", "--rounds", "1", "--output", str(tmp_path / "step.json")])

@@ -321,6 +321,7 @@ def test_a_curve_is_tested_on_the_seed_that_it_has_not_seen():
     assert razor.mean_of_equals(["a", "a", "b"], [1.0, 2.0, 5.0], ["b", "a"]).tolist() == [5.0, 1.5]
 
 
+@pytest.mark.long
 def test_distillation_approaches_its_teacher_on_the_students_own_samples():
     model, tokenizer = load_policy("halfway")
     teacher, _ = load_policy("tiny")
@@ -339,6 +340,7 @@ def test_distillation_approaches_its_teacher_on_the_students_own_samples():
     assert sizes == [300, 300]
 
 
+@pytest.mark.long
 def test_the_study_of_the_word_game_follows_from_its_runs_and_its_page_says_so():
     found = word_game.summary(Ledger(word_game.LEDGER))
     stored = STORED["word_game"]

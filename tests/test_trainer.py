@@ -237,7 +237,7 @@ def test_the_policy_learns_different_answers_to_different_prompts(tokenizer):
 # What must not change the result
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", pytest.param("sequence", marks=pytest.mark.long)])
 @every_loss
 def test_the_number_of_forward_passes_changes_nothing(tokenizer, loss_type, level):
     options = {"loss_type": loss_type, "importance_sampling_level": level, "beta": 0.05, "num_iterations": 2}
