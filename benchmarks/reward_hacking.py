@@ -39,7 +39,8 @@ CURVES = ("reward", "rewards/accuracy_reward/mean", "completions/mean_length")
 
 def settings(condition: str, seed: int) -> GRPOConfig:
     """The run that a condition and a seed mean, the same as in the notebook."""
-    return GRPOConfig(max_steps=20, loss_type="grpo", reward_weights=WEIGHTS[condition], seed=seed)
+    weights = WEIGHTS[condition]
+    return GRPOConfig(max_steps=12, learning_rate=2e-4, loss_type="grpo", reward_weights=weights, seed=seed)
 
 
 def held_out_rewards(evaluation: Evaluation, problems: list, tokenizer, weights: tuple[float, ...]) -> list[float]:

@@ -680,18 +680,13 @@ def outcomes(names, report):
     return code, ["failed" if list(item) else "passed" for item in ElementTree.parse(report).iter("testcase")]
 
 
-@pytest.mark.parametrize("name", run_notebooks.SMALLER)
-def test_what_is_made_smaller_is_in_the_notebook_and_the_claims_of_the_whole_are_left_out(name, tmp_path):
-    def code_of(*smaller):
-        copy = tmp_path / f"{name}.ipynb"
-        shutil.copy(FOLDER / copy.name, copy)
-        run_notebooks.add_claims(copy, run_notebooks.CLAIMS / f"{name}.py", *smaller)
-        return [cell.source for cell in nbformat.read(copy, as_version=4).cells if cell.cell_type == "code"]
-
-    *whole, all_claims = code_of()
-    *smaller, claims = code_of(run_notebooks.SMALLER[name])
-    assert sum(one != other for one, other in zip(whole, smaller, strict=True)) == len(run_notebooks.SMALLER[name])
-    assert all_claims.startswith(claims) and "assert" in claims and run_notebooks.ONLY_WHOLE not in claims
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_ships_is_what_is_tested_and_claims_are_appended(name, tmp_path):
+    copy = tmp_path / f"{name}.ipynb"
+    shutil.copy(FOLDER / copy.name, copy)
+    run_notebooks.add_claims(copy, run_notebooks.CLAIMS / f"{name}.py")
+    *cells, claims = nbformat.read(copy, as_version=4).cells
+    assert cells == read(name).cells and "assert" in claims.source
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ def gain_of_a_second_thread():
 assert one / two < 1.5 or min(gain_of_a_second_thread() for _ in range(10)) < 1.5
 before, after = in_a_new_process(late).partition("≈")[2].split(" and ")
 assert before.strip() == after.strip()
-assert in_a_new_process(early, OMP_NUM_THREADS="1") == "threads: 1"
 
 # every setting of section 4 was measured; how far the speed falls depends on the computer
 assert set(measured) == set(settings) and all(share > 0 for share in measured.values())

@@ -15,7 +15,6 @@ assert tried[0].mean() >= tried[1].mean() > tried[2].mean()
 assert (tried[0].std(dim=1) > 0).sum() > (tried[2].std(dim=1) > 0).sum()
 assert open_loopholes == [16, 14, 0]
 
-# ---- only of the whole notebook ----
 # eight steps raise the reward, and the held-out share that obeys; the topic and the readable answers are lost
 paid = [step["reward"] for step in history]
 assert sum(paid[-3:]) / 3 - sum(paid[:2]) / 2 > 0.15
