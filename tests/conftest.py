@@ -71,7 +71,6 @@ LONGEST_FILES = [
     "test_app",
     "test_book",
     "test_browser",
-    "test_browser_dashboards",
     "test_cluster",
     "test_trl_job",
     "test_challenge",

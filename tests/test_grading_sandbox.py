@@ -69,9 +69,7 @@ def test_what_is_there_and_what_is_not(sandbox, holds):
 
 @needs_isolation
 def test_attacks_on_the_sandbox_gain_nothing(sandbox):
-    system_v, mounts, unshares, memory_files, write = said_by(
-        sandbox, SYSTEM_V, MOUNTS, UNSHARES, MEMORY_FILES, WRITE
-    )
+    system_v, mounts, unshares, memory_files, write = said_by(sandbox, SYSTEM_V, MOUNTS, UNSHARES, MEMORY_FILES, WRITE)
     assert "kept [-1, -1, -1, -1]" in system_v and "opened []" in write and "PermissionError" in memory_files
     assert "gained []" in mounts and "gained []" in unshares
 
