@@ -78,7 +78,6 @@ LONGEST_FILES = [
     "test_app",
     "test_book",
     "test_browser",
-    "test_browser_dashboards",
     "test_cluster",
     "test_challenge",
     "test_resume",

@@ -98,21 +98,6 @@ def test_a_slot_whose_process_was_killed_goes_to_exactly_one_of_three(tmp_path):
     assert holders == dict.fromkeys(range(trials), 1)
 
 
-@pytest.mark.slow
-def test_the_address_is_printed_when_it_answers_and_an_interrupt_of_the_command_alone_ends_all(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "grpo_edu", "app", "--no-browser", f"--port={port}", f"--runs={tmp_path}"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=REPOSITORY)
-    address = next(line for line in server.stdout if "http" in line).split()[-1]
-    socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    assert address.startswith(f"http://127.0.0.1:{port}/?token=")
-    served = voila(server)
-    os.kill(server.pid, signal.SIGINT)  # not to its group, as Ctrl-C in a terminal would
-    assert server.wait(timeout=SECONDS) == 0 and not served.is_running()
-    server.stdout.close()
-
-
 def test_a_port_of_another_server_is_refused(capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -153,11 +138,10 @@ def running_app(folder, *options):
     address = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + SECONDS
-        while True:
+        while "http" not in log.read_text():
             assert server.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
             time.sleep(0.3)
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()  # the address is printed when it answers
         yield address, folder, server
     finally:
         server.send_signal(signal.SIGTERM)
@@ -225,6 +209,7 @@ def press(page, name):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
     """Nothing is wider than the page, the keyboard reaches all, pictures are sharp, and axe finds nothing serious."""
     assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 10_000
@@ -258,7 +243,7 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
 
 
 @pytest.mark.browser
-def test_the_model_is_asked_trained_and_asked_again(page):
+def test_the_model_is_asked_trained_and_asked_again_by_a_kernel_that_runs_no_code(app, page):
     says(page, "These answers were recorded")
     press(page, "Two answers to a question")
     press(page, "Ask")
@@ -272,6 +257,16 @@ def test_the_model_is_asked_trained_and_asked_again(page):
     assert before.locator("tbody tr").count() == after.locator("tbody tr").count() == 2
     assert before.inner_text().count("→") == 2, "how probable each first answer was and is"
     shoot(page, "app_asked")
+    check_no_code_runs(*app, page.context.cookies())
+
+
+@pytest.mark.browser
+@pytest.mark.long
+def test_a_page_that_is_loaded_again_offers_what_was_trained_before(page):
+    press(page, "Two answers to a question")
+    page.locator(".noUi-handle:visible").nth(1).press("Home")  # five steps
+    press(page, "Train")
+    says(page, "after 5 steps")
     press(page, "Train")
     page.reload(timeout=1000 * SECONDS, wait_until="commit")  # in the middle of the next training run
     says(page, "trained here before")
@@ -281,6 +276,7 @@ def test_the_model_is_asked_trained_and_asked_again(page):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_a_page_says_what_became_of_its_server_and_its_python(app, page):
     """The network is gone and back; then Python ends; then the server knows the page's old sign-in no more."""
     address, folder, server = app
@@ -300,6 +296,7 @@ def test_a_page_says_what_became_of_its_server_and_its_python(app, page):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_the_word_game_is_played_with_the_keyboard(page):
     open_tab(page, "Words")
     says(page, "3 guesses left")
@@ -377,41 +374,17 @@ def test_a_control_changes_its_picture(page):
 
 
 @pytest.mark.browser
-def test_each_viewer_has_a_kernel_that_runs_no_code_and_ends_with_the_page(app, browser):
-    """Two pages, two kernels; a message that would run code is dropped; a closed page takes its training along."""
-    import websocket
-
-    address, folder, server = app
+@pytest.mark.long
+def test_each_viewer_has_a_kernel_that_ends_with_the_page(app, browser):
+    """Two pages, two kernels; a closed page takes its training along."""
+    address, _, server = app
     before = len(kernels(server))  # of pages that went without a word
-    viewers, sockets = [browser.new_context(), browser.new_context()], []
+    viewers = [browser.new_context(), browser.new_context()]
     pages = [viewer.new_page() for viewer in viewers]
     for page in pages:
-        page.on("websocket", lambda opened: sockets.append(opened.url))
         page.goto(f"{address}/?token={TOKEN}", timeout=1000 * SECONDS)
     for page in pages:
         page.locator(DASHBOARD).wait_for(timeout=1000 * SECONDS)
-    ids = {url.partition("/api/kernels/")[2].partition("/")[0] for url in sockets}
-    assert len(ids) == 2 and len(kernels(server)) == before + 2
-    running = ids.pop()
-    channels = f"{address.replace('http', 'ws')}/api/kernels/{running}/channels?token={TOKEN}"
-    link = websocket.create_connection(channels, timeout=SECONDS)
-    trace = folder / "code_ran"
-    link.send(message("execute_request", code=f"open({str(trace)!r}, 'w')", silent=False, store_history=False))
-    link.send(message("kernel_info_request"))
-    replies = set()
-    while "kernel_info_reply" not in replies:
-        replies.add(json.loads(link.recv())["msg_type"])
-    link.close()
-    assert "execute_reply" not in replies and not trace.exists()
-    cookie = "; ".join(f"{one['name']}={one['value']}" for one in viewers[0].cookies())
-    foreign = {"Origin": "http://elsewhere.example", "Cookie": cookie}  # another page in the viewer's browser
-    with pytest.raises(websocket.WebSocketBadStatusException):
-        websocket.create_connection(
-            channels.partition("?")[0], timeout=SECONDS, origin=foreign["Origin"], cookie=cookie
-        )
-    end = f"{address}/voila/api/shutdown/{running}"
-    with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(urllib.request.Request(end, data=b"", headers=foreign), timeout=20)
     assert len(kernels(server)) == before + 2
     for page in pages:
         open_tab(page, "Train")
@@ -459,6 +432,16 @@ def test_an_idle_kernel_is_ended_though_its_page_is_open(browser, tmp_path):
         page.close()
 
 
+@pytest.mark.slow
+def test_an_interrupt_of_the_command_alone_ends_all(app):
+    """The last test of this file, because it ends the app of the others."""
+    address, folder, server = app
+    assert f"{address}/?token={TOKEN}" in (folder / "app.log").read_text()
+    served = voila(server)
+    os.kill(server.pid, signal.SIGINT)  # not to its group, as Ctrl-C in a terminal would
+    assert server.wait(timeout=SECONDS) == 0 and not served.is_running()
+
+
 def voila(server):
     """The process that serves the pages."""
     import psutil
@@ -473,6 +456,34 @@ def kernels(server):
 
     children = [child for child in voila(server).children() if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in children if "ipykernel" in " ".join(child.cmdline())]
+
+
+def check_no_code_runs(address, folder, server, cookies):
+    """A message that would run code is dropped, and another page in the viewer's browser reaches no kernel."""
+    import websocket
+
+    *_, kernel = kernels(server)
+    number = kernel.cmdline()[-1].rpartition("kernel-")[2].removesuffix(".json")
+    channels = f"{address.replace('http', 'ws')}/api/kernels/{number}/channels"
+    link = websocket.create_connection(f"{channels}?token={TOKEN}", timeout=SECONDS)
+    trace = folder / "code_ran"
+    link.send(message("execute_request", code=f"open({str(trace)!r}, 'w')", silent=False, store_history=False))
+    link.send(message("kernel_info_request"))
+    replies = set()
+    while "kernel_info_reply" not in replies:
+        replies.add(json.loads(link.recv())["msg_type"])
+    link.close()
+    assert "execute_reply" not in replies and not trace.exists()
+    foreign = {
+        "Origin": "http://elsewhere.example",
+        "Cookie": "; ".join(f"{one['name']}={one['value']}" for one in cookies),
+    }
+    with pytest.raises(websocket.WebSocketBadStatusException):
+        websocket.create_connection(channels, timeout=SECONDS, origin=foreign["Origin"], cookie=foreign["Cookie"])
+    end = urllib.request.Request(f"{address}/voila/api/shutdown/{number}", data=b"", headers=foreign)
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(end, timeout=20)
+    assert kernel in kernels(server)
 
 
 def message(kind, **content):

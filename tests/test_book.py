@@ -146,7 +146,7 @@ def test_no_output_is_empty_where_a_widget_stood(pages, name):
     assert len([image for image in page.images if image["src"].startswith("data:")]) >= len(pictures)
 
 
-# ---- in a browser ----
+# ---- in a browser: every run reads two pages, `course.py test --all` the others ----
 
 
 @pytest.fixture(scope="module")
@@ -175,10 +175,10 @@ def open_page(browser, address):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
-def test_no_page_is_wider_than_a_phone(open_page, address, pages, every):
+@pytest.mark.long
+def test_no_page_is_wider_than_a_phone(open_page, address, pages):
     page, wide = open_page("README.html", PHONE), []
-    for name in sorted(pages)[::every]:
+    for name in sorted(pages):
         page.goto(f"{address}/{name}", wait_until="load")
         page.wait_for_function("!window.MathJax?.startup?.promise || MathJax.startup.promise.then(() => true)")
         if page.evaluate("document.documentElement.scrollWidth") > PHONE["width"]:
@@ -188,18 +188,12 @@ def test_no_page_is_wider_than_a_phone(open_page, address, pages, every):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(
-    ("every", "viewport", "scheme"),
-    [
-        (60, PHONE, "dark"),
-        pytest.param(1, PHONE, "dark", marks=pytest.mark.long),
-        pytest.param(1, {"width": 1280, "height": 720}, "light", marks=pytest.mark.long),
-    ],
-)
-def test_axe_finds_nothing_in_the_pages(open_page, pages, every, viewport, scheme):
+@pytest.mark.long
+@pytest.mark.parametrize(("viewport", "scheme"), [(PHONE, "dark"), ({"width": 1280, "height": 720}, "light")])
+def test_axe_finds_nothing_in_the_pages(open_page, pages, viewport, scheme):
     """Neither in the course's own parts of a page nor in those of Jupyter Book; MathJax has its own tests."""
     found = []
-    for name in sorted(pages)[::every]:
+    for name in sorted(pages):
         page = open_page(name, viewport, scheme)
         page.wait_for_function("!window.MathJax?.startup?.promise || MathJax.startup.promise.then(() => true)")
         page.evaluate("document.querySelectorAll('.bd-article details').forEach(one => { one.open = true; })")
@@ -210,7 +204,8 @@ def test_axe_finds_nothing_in_the_pages(open_page, pages, every, viewport, schem
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.long), "dark"])
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_mathematics_is_typeset_in_light_and_dark(open_page, scheme):
     page = open_page("notebooks/05_grpo_objective.html", scheme=scheme)
     page.wait_for_function("MathJax.startup.promise.then(() => true)")
@@ -224,6 +219,7 @@ def test_mathematics_is_typeset_in_light_and_dark(open_page, scheme):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_the_search_finds_a_page(open_page):
     page = open_page("search.html?q=clipping")
     page.wait_for_selector("#search-results li a")
@@ -292,7 +288,8 @@ def test_the_live_figures_answer_to_their_controls(open_page):
 
 @pytest.mark.browser
 @pytest.mark.parametrize(
-    ("page", "viewport", "scheme"), [("README", LAPTOP, "light"), ("notebooks/04_group_advantages", PHONE, "dark")]
+    ("page", "viewport", "scheme"),
+    [("README", LAPTOP, "light"), pytest.param("notebooks/04_group_advantages", PHONE, "dark", marks=pytest.mark.long)],
 )
 def test_a_policy_learns_in_the_page_and_hacks_its_reward(open_page, page, viewport, scheme):
     opened = open_page(f"{page}.html", viewport, scheme)
@@ -322,6 +319,7 @@ def test_a_policy_learns_in_the_page_and_hacks_its_reward(open_page, page, viewp
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_the_dashboards_on_stored_numbers_answer_to_their_controls(open_page):
     def opened(name, kind, scheme="light"):
         box = open_page(f"notebooks/{name}.html", scheme=scheme).locator(
@@ -358,6 +356,7 @@ def test_the_dashboards_on_stored_numbers_answer_to_their_controls(open_page):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_what_scrolls_and_what_folds_has_a_name_and_the_keyboard(open_page):
     page = open_page("notebooks/05_grpo_objective.html", PHONE)
     names = page.locator(".bd-sidebar-primary summary").evaluate_all("all => all.map(one => one.ariaLabel)")
@@ -371,6 +370,7 @@ def test_what_scrolls_and_what_folds_has_a_name_and_the_keyboard(open_page):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_a_search_shows_words_and_the_console_no_complaint(browser, address):
     page, said = browser.new_page(), []
     page.on("console", lambda message: said.append(message.text))
@@ -383,6 +383,7 @@ def test_a_search_shows_words_and_the_console_no_complaint(browser, address):
 
 
 @pytest.mark.browser
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["README", "notebooks/00_start_here"])
 def test_the_first_pages_show_step_by_step_how_the_model_was_asked(open_page, name):
     page = open_page(f"{name}.html", PHONE)
@@ -402,6 +403,7 @@ def test_the_first_pages_show_step_by_step_how_the_model_was_asked(open_page, na
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_a_real_model_answers_before_and_after_its_run_in_the_static_page(open_page):
     page = open_page("notebooks/14_real_language_model.html", PHONE)
     box = page.locator("[data-explorer=looks]")
@@ -418,6 +420,7 @@ def test_a_real_model_answers_before_and_after_its_run_in_the_static_page(open_p
 
 
 @pytest.mark.browser
+@pytest.mark.long
 def test_a_run_of_a_real_model_is_played_step_by_step_in_the_static_page(open_page):
     page = open_page("notebooks/14_real_language_model.html")
     box = page.locator("[data-recorded=run]")
@@ -443,15 +446,11 @@ def test_a_run_of_a_real_model_is_played_step_by_step_in_the_static_page(open_pa
     shoot(page, "book_smollm2_run")
 
 
-# a page with a playground and one with a token inspector in every run; the other live figures are built in the same way
 @pytest.mark.browser
-@pytest.mark.parametrize(
-    "names", [["README", "notebooks/05_grpo_objective"], pytest.param([*VIEWS], marks=pytest.mark.long)]
-)
-def test_the_keyboard_reaches_and_uses_all_that_is_alive_in_the_book(open_page, address, names):
+@pytest.mark.long
+def test_the_keyboard_reaches_and_uses_all_that_is_alive_in_the_book(open_page, address):
     page = open_page("README.html")
-    for name in names:
-        places = VIEWS[name]
+    for name, places in VIEWS.items():
         page.goto(f"{address}/{name}.html", wait_until="load")
         for place in places:
             problems = keyboard_problems(page, page.locator(place).first)

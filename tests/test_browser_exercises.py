@@ -15,7 +15,7 @@ from jupyter_lab import shoot, wait_until
 
 from grpo_edu.cli.main import main
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 NAME = "04_group_advantages"
 WRONG = RIGHT["group_advantages"].replace("group.std()", "group.std(unbiased=False)")

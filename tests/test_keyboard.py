@@ -23,6 +23,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_each_fault_is_found_and_a_good_page_has_none(browser):
     page = browser.new_page()
