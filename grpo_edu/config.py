@@ -52,7 +52,7 @@ class Interval:
         number = value.item() if getattr(value, "shape", None) == () else value
         if isinstance(number, bool) or not isinstance(number, Integral if self.kind is int else Real):
             raise ValueError(f"{name} must be a {'whole ' * (self.kind is int)}number, got {value!r}")
-        require(name, value, float(number) in self, self.demand)
+        require(name, value, number in self, self.demand)
 
 
 class Options(Sequence[str]):

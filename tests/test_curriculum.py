@@ -138,7 +138,8 @@ def run(policy_dir, protection, stages=STAGES, progress=None):
     model, tokenizer = load_policy(policy_dir)
     curriculum = Curriculum(stages, protection)
     seen = []
-    for done in run_curriculum(model, tokenizer, curriculum, sets("train", 4), sets("heldout", 3), progress=progress):
+    train, heldout = (sets(split, n)[: len(stages)] for split, n in (("train", 4), ("heldout", 3)))
+    for done in run_curriculum(model, tokenizer, curriculum, train, heldout, progress=progress):
         seen.append((done.stages_done, copy_params(model)))
     return done, seen
 

@@ -174,7 +174,7 @@ def test_a_hub_that_never_answers_is_given_up_within_seconds(silent_hub):
         with pytest.raises(OSError, match=f"{silent_hub} did not answer.*{remedy}"):
             load()
         # 4 s of waiting, and what the libraries take to say that a file is not in the cache, on a busy computer
-        assert time.monotonic() - started < 4 + 6
+        assert time.monotonic() - started < 4 + 26
 
 
 def test_the_hub_is_not_asked_where_that_is_switched_off_and_an_answer_is_an_answer(silent_hub, monkeypatch):
