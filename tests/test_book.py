@@ -297,10 +297,7 @@ def test_the_live_figures_answer_to_their_controls(open_page):
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("page", "viewport", "scheme"),
-    [
-        ("README", LAPTOP, "light"),
-        pytest.param("notebooks/04_group_advantages", PHONE, "dark", marks=pytest.mark.long),
-    ],
+    [("README", LAPTOP, "light"), pytest.param("notebooks/04_group_advantages", PHONE, "dark", marks=pytest.mark.long)],
 )
 def test_a_policy_learns_in_the_page_and_hacks_its_reward(open_page, page, viewport, scheme):
     opened = open_page(f"{page}.html", viewport, scheme)
