@@ -526,6 +526,7 @@ def test_the_model_is_asked_before_and_after_it_is_trained(tmp_path):
     assert board.trained == 0 and board.picture.value == ""
 
 
+@pytest.mark.long
 def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_next(policy_folder, tmp_path):
     first = AskTheModel(num_generations=2, steps=10, model=policy_folder, parent=tmp_path)
     assert "Model" not in first.progress.value

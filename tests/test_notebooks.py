@@ -711,6 +711,7 @@ def write_notebook(path, cells):
     nbformat.write(new_notebook(cells=cells, metadata=metadata), path)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nbval_compares_texts_and_alt_texts_but_no_pixels_and_claims_fail_their_notebook(tmp_path, own_notebooks):
     notebooks, claims = own_notebooks
