@@ -50,6 +50,7 @@ def weights(judge):
 
 
 @needs_isolation
+@pytest.mark.long
 def test_own_functions_that_do_the_same_give_the_same_weights(judge, submit):
     plain = judge.judge("plain", submit(name="plain"))
     after = weights(judge)
@@ -114,7 +115,7 @@ ATTACKS = {
 }
 
 
-# Each starts a sandbox of its own, and what the sandbox stops is tried in test_grading_sandbox.py as well.
+# Each starts a sandbox of its own, and what the sandbox stops is tried in test_grading_sandbox.py in every run.
 ALWAYS = "sample more"
 
 

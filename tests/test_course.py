@@ -202,6 +202,7 @@ def test_what_is_missing_or_is_another_file_is_refused(made, monkeypatch, tmp_pa
     assert all(word in str(stop.value) for word in words), stop.value
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_on_the_way(made):
     (made / "pyproject.toml").write_text(PROJECT + "# changed\n")
     (made / "full").touch()

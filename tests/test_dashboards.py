@@ -526,19 +526,20 @@ def test_the_model_is_asked_before_and_after_it_is_trained(tmp_path):
     assert board.trained == 0 and board.picture.value == ""
 
 
-def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_next(tmp_path):
-    first = AskTheModel(num_generations=2, steps=10, parent=tmp_path)
+@pytest.mark.long
+def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_next(policy_folder, tmp_path):
+    first = AskTheModel(num_generations=2, steps=10, model=policy_folder, parent=tmp_path)
     assert "Model" not in first.progress.value
     first_said = first.message.value
     first.choose.value = first.choose.options[1][1]
     first.train.click()
     wait_for(lambda: list(tmp_path.glob(".kept/*/asked.json")) or not first.busy, 300)  # at step 5, while it goes on
-    later = AskTheModel(num_generations=4, parent=tmp_path)
+    later = AskTheModel(num_generations=4, model=policy_folder, parent=tmp_path)
     first.stop.click()
     first.worker.join(60)
     assert "Model" in later.progress.value and later.message.value == first_said
     kept = later.model.options[1]
-    assert "tiny after 5 steps" in kept[0] and "kept just now" in kept[0]
+    assert "small after 5 steps" in kept[0] and "kept just now" in kept[0]
     later.model.value = kept[1]
     assert later.question.value == first.question.value and later.size.value == 2 and later.trained >= 5
     assert buttons(later) == ("Train", ["Ask", "Train", "Start over"]) and later.picture.value.count("<table") == 2
@@ -548,7 +549,7 @@ def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_
     later.worker.join(120)
     assert later.trained == steps + 5 and [row["text"] for row in later.before] == [row["text"] for row in first.before]
     assert len(list(tmp_path.glob(".kept/*/weights-*"))) == 1
-    other = AskTheModel(parent=tmp_path, data="basic")
+    other = AskTheModel(parent=tmp_path, model=policy_folder, data="basic")
     assert len(other.model.options) == 1, "what was trained on other problems is not offered"
 
 
@@ -677,6 +678,7 @@ for number in range(4):
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
 def test_python_can_be_left_while_a_worker_computes():
     """Python ends daemon threads; in PyTorch's C++ code that aborted the process (SIGABRT, exit code -6)."""

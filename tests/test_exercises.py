@@ -91,7 +91,10 @@ def test_the_rubrics_of_a_study_add_up_and_students_know_the_total(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name",
+    ["studies/capstone", pytest.param("studies/study", marks=pytest.mark.long)],  # which trains four times
+)
 def test_the_code_of_a_study_runs_to_its_figure_or_first_steps(name, tmp_path, monkeypatch):
     import matplotlib
 

@@ -157,34 +157,35 @@ def test_the_mended_notebooks_are_what_nbgrader_takes(graded):
         assert sum(bool(mark and mark["grade"]) for mark in marks) == 7  # five checks and two open answers
 
 
-def test_graded_twice_the_table_is_the_same_and_going_on_grades_nobody_twice(graded, tmp_path, capsys):
-    """The second time three submissions alone, so a row depends on nobody else who is graded.
-
-    One of them holds another notebook as well, which is not graded now and is no problem.
-    """
-    before, again, submissions = graded[0], tmp_path / "again", tmp_path / "submissions"
-    options = [*OPTIONS, "--notebooks", "04"]
-    submissions.mkdir()
-    for name in ("ana_right", "a_pipe", "link_out"):
-        subprocess.run(["cp", "-a", before.parent / "submissions" / name, submissions], check=True)  # pipes as they are
-    shutil.copy(REPOSITORY / "exercises" / "15_your_own_task.ipynb", submissions / "ana_right")
-    assert main(["grade", str(submissions), "--output", str(again), *options]) == 0
-    first = (again / "grades.csv").read_bytes()
-    assert {*first.splitlines()} < {*(before / "grades.csv").read_bytes().splitlines()}
-    assert len(first.splitlines()) == 4
+def test_going_on_grades_nobody_twice(graded, tmp_path, capsys):
+    before, again = graded[0], tmp_path / "again"
+    submissions = before.parent / "submissions"
+    shutil.copytree(before, again)
     (again / "students" / "link_out.json").unlink()
     (again / "grades.csv").unlink()
     ana = again / "students" / "ana_right.json"
     ana.write_text(ana.read_text().replace('"given": ""', '"given": "kept"'))
-    assert main(["grade", str(submissions), "--output", str(again), "--resume", *options]) == 0
-    assert (again / "grades.csv").read_bytes() == first
+    assert main(["grade", str(submissions), "--output", str(again), "--resume", *OPTIONS]) == 0
+    assert (again / "grades.csv").read_bytes() == (before / "grades.csv").read_bytes()
     assert (again / "students" / "link_out.json").is_file()
     assert '"given": "kept"' in ana.read_text()
     capsys.readouterr()
-    assert main(["grade", str(submissions), "--output", str(again), *options]) == 2
+    assert main(["grade", str(submissions), "--output", str(again), *OPTIONS]) == 2
     assert "--resume" in capsys.readouterr().err
-    assert main(["grade", str(submissions), "--output", str(again), "--resume", *options, "--seed", "6"]) == 2
+    assert main(["grade", str(submissions), "--output", str(again), "--resume", *OPTIONS, "--seed", "6"]) == 2
     assert "another seed" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_row_depends_on_nobody_else_and_on_no_notebook_that_is_not_graded_now(graded, tmp_path):
+    before, again, submissions = graded[0], tmp_path / "again", tmp_path / "submissions"
+    submissions.mkdir()
+    for name in ("ana_right", "a_pipe", "link_out"):
+        subprocess.run(["cp", "-a", before.parent / "submissions" / name, submissions], check=True)  # pipes as they are
+    shutil.copy(REPOSITORY / "exercises" / "15_your_own_task.ipynb", submissions / "ana_right")
+    assert main(["grade", str(submissions), "--output", str(again), *OPTIONS, "--notebooks", "04"]) == 0
+    rows = (again / "grades.csv").read_bytes().splitlines()
+    assert {*rows} < {*(before / "grades.csv").read_bytes().splitlines()} and len(rows) == 4
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """Whatever a student's process sends: no error of the grader, no points for nonsense, no text that does harm."""
 
+import functools
 import re
 
 from forty_submissions import ALL, NAME, masters, right
@@ -15,8 +16,7 @@ from classroom.values import plain
 from grpo_edu.checks import exercises
 from grpo_edu.checks.core import attempt, trial
 
-MASTER = next(one for one in masters() if one.name == NAME)
-STEPS = steps(repaired(right(), MASTER)[0], MASTER)
+MOST_STEPS = 12  # of the right answers
 HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e]")
 
 NUMBERS = st.integers() | st.sampled_from([2**63, -(2**63), 10**400, float("inf"), float("nan"), 10**4000])
@@ -28,7 +28,7 @@ ANYTHING = st.recursive(
     max_leaves=10,
 )
 VALUES = st.dictionaries(KINDS, st.lists(ANYTHING, max_size=3), min_size=1, max_size=1) | ANYTHING
-PLACES = st.integers(-2, len(STEPS) + 1) | ANYTHING
+PLACES = st.integers(-2, MOST_STEPS + 1) | ANYTHING
 
 
 @st.composite
@@ -49,6 +49,19 @@ MESSAGES = (
 )
 
 
+@functools.cache
+def master():
+    """The master, converted when the first test runs, because each worker of pytest imports this file."""
+    return next(one for one in masters() if one.name == NAME)
+
+
+@functools.cache
+def right_steps():
+    found = steps(repaired(right(), master())[0], master())
+    assert len(found) == MOST_STEPS
+    return found
+
+
 def test_a_single_slip_earns_what_the_teacher_says():
     exercise = exercises()["rloo_advantages"]
     negated = [
@@ -56,7 +69,7 @@ def test_a_single_slip_earns_what_the_teacher_says():
     ]
     transcript = Transcript({(exercise.name, number): found for number, found in enumerate(negated)})
     for credit, points in ((0.0, 0), (0.5, 1.5), (0.75, 2.25)):
-        found = judged(MASTER, transcript, 5, credit)[exercise.name]
+        found = judged(master(), transcript, 5, credit)[exercise.name]
         assert found.points == points and found.mistakes == ["the sign is wrong"]
 
 
@@ -64,11 +77,11 @@ def test_a_single_slip_earns_what_the_teacher_says():
 @given(st.lists(MESSAGES, max_size=6))
 def test_any_messages_are_judged_without_an_error(messages):
     transcript = Transcript()
-    _take_all(messages, STEPS, transcript)
-    feedback = judged(MASTER, transcript, 5)
+    _take_all(messages, right_steps(), transcript)
+    feedback = judged(master(), transcript, 5)
     grade = StudentGrade("ana", "", "", feedback, [NAME], [*transcript.errors.values(), *transcript.missing.values()])
-    assert 0 <= grade.points(MASTER) < ALL
-    for text in (feedback_page(grade, [MASTER]), grades_table([grade], [MASTER])):
+    assert 0 <= grade.points(master()) < ALL
+    for text in (feedback_page(grade, [master()]), grades_table([grade], [master()])):
         text.encode()
         assert not HARMFUL.search(text) and len(text) < 200_000
     assert all(len(one) < 310 for one in grade.troubles)

@@ -27,8 +27,20 @@ from classroom.repair import best_master, looks, open_answers, repaired, steps, 
 from classroom.syntax import definitions
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-MASTERS = masters()
-MASTER = next(master for master in MASTERS if master.name == NAME)
+NAMES = sorted(path.stem for path in (REPOSITORY / "solutions").rglob("*.ipynb"))
+CELLS = [cell.id for cell in nbformat.read(REPOSITORY / "solutions" / f"{NAME}.ipynb", as_version=4).cells]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def convert_masters():
+    """Set `MASTERS` and `MASTER` when the first test runs, because each worker of pytest imports this file."""
+    global MASTERS, MASTER
+    MASTERS = masters()
+    MASTER = named(NAME)
+
+
+def named(name):
+    return next(master for master in MASTERS if master.name == name)
 
 
 def source_of(notebook, cell_id):
@@ -41,24 +53,31 @@ def handed_out(master):
     return nbformat.read(path, as_version=4)
 
 
-@pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.name)
-def test_every_question_has_its_answers_cell(master):
+def test_the_masters_and_the_cells_are_those_of_the_files():
+    assert sorted(master.name for master in MASTERS) == NAMES and list(MASTER.cells) == CELLS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_question_has_its_answers_cell(name):
+    master = named(name)
     assert set(master.answers) == {question.exercise for question in master.questions}
     assert master.points == sum(question.points for question in master.questions)
     assert len(master.open_questions) >= 2
     assert master.questions or master.name in ("00_start_here", "13_scaling_out", "capstone", "study")
 
 
-@pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.name)
-def test_a_students_version_that_nobody_touched_is_whole(master):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_students_version_that_nobody_touched_is_whole(name):
+    master = named(name)
     notebook = handed_out(master)
     mended, troubles = repaired(notebook, master)
     assert troubles == [] and looks(mended, master) == []
     assert [cell.source for cell in mended.cells] == [cell.source for cell in master.notebook.cells]
 
 
-@pytest.mark.parametrize("master", MASTERS, ids=lambda master: master.name)
-def test_a_notebook_is_known_by_its_cells_whatever_its_name(master):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_known_by_its_cells_whatever_its_name(name):
+    master = named(name)
     notebook = handed_out(master)
     assert best_master(notebook, "homework", MASTERS) is master
     assert best_master(unmarked(notebook), "homework", MASTERS) is master
@@ -167,7 +186,7 @@ def test_a_swapped_id_does_not_swap_answers():
     assert source_of(mended, "rloo-advantages") == RIGHT["rloo_advantages"]
 
 
-@pytest.mark.parametrize("cell_id", [cell_id for cell_id in MASTER.cells])
+@pytest.mark.parametrize("cell_id", CELLS)
 def test_any_deleted_cell_is_put_back_in_its_place(cell_id):
     mended, troubles = repaired(without(right(), cell_id), MASTER)
     order = [cell.id for cell in mended.cells if cell.id in MASTER.cells]

@@ -125,7 +125,7 @@ LEARN = """given => {
 
 
 @pytest.mark.parametrize("task", ["one word", "up to three tokens"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_what_the_page_promises_is_what_happens(task, seed):
     """With the right reward the policy becomes right; the reward that can be hacked is hacked; KL holds it back."""
     ask = {"task": task, "seed": seed, "steps": 150, "beta": 0}
