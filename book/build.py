@@ -371,8 +371,8 @@ def prepare(folder, config):
     (folder / "_config.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (folder / "_toc.yml").write_text(yaml.safe_dump(toc, sort_keys=False), encoding="utf-8")
     shutil.copytree(HERE / "static", folder / "assets")  # what _config.yml names, Jupyter Book loads on every page
-    for script in WEB.iterdir():
-        shutil.copy(script, folder / "assets")
+    for name in ("formulas.js", "hover.js", "inspector.css", "inspector.js"):
+        shutil.copy(WEB / name, folder / "assets")
     copy_mathjax(folder / "assets" / "mathjax")
 
 
