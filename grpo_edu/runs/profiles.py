@@ -72,7 +72,7 @@ def load_profile(name: str | Path = "standard") -> Profile:
     10
     """
     if str(name) in PROFILES:
-        return _read_profile(data_dir() / "profiles" / f"{name}.json", str(name))
+        return _read_profile(_shipped_file(str(name)), str(name))
     path = Path(name).expanduser()
     if not path.is_file():
         known = f"Choose from {', '.join(PROFILES)}, or name a JSON file"
@@ -129,8 +129,11 @@ def profiles_text() -> str:
 
 def read_abouts() -> dict[str, str]:
     """Return what each profile is for. Their settings are not checked, because a check of a loss needs torch."""
-    files = {name: data_dir() / "profiles" / f"{name}.json" for name in PROFILES}
-    return {name: json.loads(read_utf8(file)).get("about", "") for name, file in files.items()}
+    return {name: json.loads(read_utf8(_shipped_file(name))).get("about", "") for name in PROFILES}
+
+
+def _shipped_file(name: str) -> Path:
+    return data_dir() / "profiles" / f"{name}.json"
 
 
 def _shown(value: Any) -> str:
