@@ -242,12 +242,12 @@ CELLS = (
 )
 
 
-def run_cells(open_notebook, lab, theme, cells):
-    """A notebook of these cells, open and started."""
+def run_cells(open_notebook, lab, name, theme, cells):
+    """A notebook of these cells, open and started. name: of its file, because files of one name share a kernel."""
     notebook = new_notebook(cells=[new_code_cell(source) for source in cells])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, lab.folder / "notebooks" / "dashboards.ipynb")
-    opened = open_notebook("dashboards", theme)
+    nbformat.write(notebook, lab.folder / "notebooks" / f"{name}.ipynb")
+    opened = open_notebook(name, theme)
     opened.menu("Run", "Run All Cells")
     return opened
 
@@ -255,7 +255,7 @@ def run_cells(open_notebook, lab, theme, cells):
 @pytest.fixture
 def dashboards(open_notebook, lab):
     """A notebook with two dashboards, run."""
-    opened = run_cells(open_notebook, lab, "dark", CELLS)
+    opened = run_cells(open_notebook, lab, "dashboards", "dark", CELLS)
     start = opened.cells("Code").nth(2).get_by_role("button", name="Start")
     start.wait_for(timeout=1000 * RUN_SECONDS)
     return opened
@@ -362,7 +362,7 @@ def test_a_run_is_still_there_after_a_reload_and_a_restart_says_what_to_do(dashb
 @pytest.mark.long
 def test_every_dashboard_fits_its_page_and_is_used_without_sight_and_with_the_keyboard_alone(open_notebook, lab):
     cells = ["from grpo_edu.dashboards import *", *(f"{name}()" for name in every_dashboard.__all__)]
-    opened = run_cells(open_notebook, lab, "light", cells)
+    opened = run_cells(open_notebook, lab, "every_dashboard", "light", cells)
     page = opened.page
     opened.cells("Code").first.get_by_text("[1]:").wait_for(timeout=1000 * RUN_SECONDS)
     page.keyboard.press("Control+b")  # the list of files, which would fill a narrow page

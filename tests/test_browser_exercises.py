@@ -44,7 +44,9 @@ def run(notebook, cell_id, source=None):
     return cell.locator(".jp-OutputArea").inner_text() if cell.locator(".jp-OutputArea-output").count() else ""
 
 
-def test_a_wrong_answer_is_named_a_right_one_passes_and_the_saved_file_is_graded(open_notebook, lab, browser, tmp_path):
+def test_a_wrong_answer_is_named_a_right_one_passes_and_the_saved_file_is_graded(
+    open_notebook, lab, browser, isolation, tmp_path
+):
     notebook = open_notebook(NAME, "dark", "exercises")
     run(notebook, "code-01")
     run(notebook, "group-advantages")
