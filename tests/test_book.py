@@ -198,6 +198,7 @@ def test_axe_finds_nothing_in_the_pages(open_page, pages, viewport, scheme):
         page.wait_for_function("!window.MathJax?.startup?.promise || MathJax.startup.promise.then(() => true)")
         page.evaluate("document.querySelectorAll('.bd-article details').forEach(one => { one.open = true; })")
         page.evaluate("dispatchEvent(new Event('resize'))")  # what scrolls now is reached by keyboard
+        page.evaluate("Promise.all(document.getAnimations().map(one => one.finished))")  # what opens fades in
         found += [(name, *problem) for problem in axe_problems(page, {"exclude": [["mjx-container"]]})]
         page.context.close()
     assert found == []

@@ -29,7 +29,8 @@ from grpo_edu.cli.main import main
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(1200)]
 REPOSITORY = Path(__file__).resolve().parents[1]
-PARTS = ("benchmarks", "classroom", "data", "docs", "grpo_edu", "notebooks", "solutions", "requirements.txt")
+FOLDERS = ("benchmarks", "classroom", "data", "docs", "exercises", "grpo_edu", "notebooks", "solutions")
+PARTS = (*FOLDERS, "requirements.txt")
 PARTLY = RIGHT["group_advantages"].replace("bool((group == group[0]).all())", "False")
 ANSWERS = {"ana": {"tie_probability": RIGHT["tie_probability"], "group_advantages": PARTLY}, "ben": RIGHT}
 PREFIX = f"grpotest{os.getpid()}"  # no account of this computer begins like this
