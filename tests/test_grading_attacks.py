@@ -177,8 +177,8 @@ def test_everybody_gets_a_row_and_nothing_is_left_or_leaked(own_folder, request,
 
 
 def students_processes():
-    """Processes that run students' code, or that it has started."""
-    sign = re.compile(rf"sleep (?:{MARK}|{LEFT_BEHIND})|classroom.student")
+    """Processes that run students' code with this clone's Python, or that it has started."""
+    sign = re.compile(rf"sleep (?:{MARK}|{LEFT_BEHIND})|{re.escape(sys.executable)}.* classroom.student")
     found = psutil.process_iter(["cmdline"])
     return [one for one in found if sign.search(" ".join(one.info["cmdline"] or ()))]
 
