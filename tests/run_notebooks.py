@@ -5,7 +5,7 @@ What a notebook prints is compared with what it has stored; what must hold for i
 copy with its claims in a last cell. What begins with a minus goes to pytest: with ``-n2 --dist=loadfile`` two notebooks
 run side by side, in one thread each.
 
-Without names all notebooks run; ``--core`` runs those of the core path and 01, ``--others`` the others. Each runs as it
+Without names all notebooks run; ``--core`` runs those of the core path, ``--others`` the others. Each runs as it
 is: no test changes a cell or a size.
 
 ``python tests/run_notebooks.py --store [NOTEBOOK ...]`` runs notebooks and stores their outputs in the form that
@@ -23,7 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from course import TESTED_NOTEBOOKS
+from course import CORE_PATH
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
@@ -126,7 +126,7 @@ def main(arguments):
         names = [path.stem for path in NOTEBOOKS.glob("*.ipynb")]
         for option, wanted in (("--core", True), ("--others", False)):
             if option in options:
-                names = [name for name in names if name.startswith(TESTED_NOTEBOOKS) == wanted]
+                names = [name for name in names if name.startswith(CORE_PATH) == wanted]
     options = [option for option in options if option not in ("--all", "--core", "--others")]
     names.sort(key=lambda name: (not name.startswith("14"), name))  # the longest is not left for the end
     if {"--store", "--normalize"} & {*options}:

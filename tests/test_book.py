@@ -20,7 +20,7 @@ from jupyter_lab import shoot
 from keyboard import axe_problems, keyboard_problems
 
 from benchmarks.views import VIEWS, served
-from course import TESTED_NOTEBOOKS
+from course import CORE_PATH
 from grpo_edu.advantages import group_advantages, tie_probability
 from grpo_edu.config import LOSS_TYPES
 from grpo_edu.losses import per_token_kl, per_token_policy_loss
@@ -108,7 +108,7 @@ def test_previous_and_next_follow_the_order_of_the_course(pages):
         name = following and os.path.normpath(os.path.join(os.path.dirname(name), following))
     notebooks = [Path(name).stem for name in order if name.startswith("notebooks/")]
     assert sorted(notebooks) == NOTEBOOKS
-    assert tuple(name[:2] for name in notebooks)[: len(TESTED_NOTEBOOKS) + 1] == (*TESTED_NOTEBOOKS, "09")
+    assert tuple(name[:2] for name in notebooks)[: len(CORE_PATH) + 1] == (*CORE_PATH, "09")
     for name in NOTEBOOKS:
         if (REPOSITORY / "exercises" / f"{name}.ipynb").exists():
             place = order.index(f"notebooks/{name}.html")

@@ -143,6 +143,12 @@ def test_the_crossed_bootstrap_draws_seeds_and_problems_independently():
     assert (found.low, found.high) == pytest.approx(np.percentile(means, [10, 90]))  # far from a jump
 
 
+def test_a_narrow_crossed_bootstrap_has_the_width_of_its_confidence():
+    """The mean of 100 draws of 0 to 99 is nearly normal with sd 28.87 / 10; its middle 2% are 2 × 0.02507 sd wide."""
+    found = crossed_bootstrap([[0] * 100] * 2, [list(range(100))] * 2, confidence=0.02, num_resamples=50_000)
+    assert found.high - found.low == pytest.approx(0.1447, rel=0.25)
+
+
 def test_the_crossed_bootstrap_is_wider_than_what_varies_over_problems_or_seeds_only():
     rng = np.random.default_rng(0)
     after = (rng.random((5, 300)) < 0.3 + 0.1 * rng.standard_normal((5, 1)) + 0.3 * rng.random(300)).astype(float)
@@ -185,6 +191,8 @@ def test_results_cannot_be_changed_afterwards(result):
 def test_bootstrap_refuses():
     with pytest.raises(ValueError, match="num_resamples must be at least 1"):
         paired_bootstrap([0], [1], num_resamples=0)
+    with pytest.raises(ValueError, match="num_resamples must be at least 1"):
+        crossed_bootstrap([[0]] * 2, [[1]] * 2, num_resamples=0)
     with pytest.raises(ValueError, match="confidence"):
         paired_bootstrap([0], [1], confidence=1.0)
     with pytest.raises(ValueError, match="finite"):

@@ -3,7 +3,6 @@
 # scoring and the update are thin slices of a step
 assert set(seconds) == {"sample", "score", "forward", "backward", "update"}
 assert seconds["score"] + seconds["update"] < 0.25 * sum(seconds.values())
-assert imports > startup["model"]
 
 # 4 + 4 + 8 bytes per weight
 assert held["gradients"] == held["weights"] == 4 * model.num_parameters()
@@ -25,9 +24,6 @@ assert one / two < 1.5 or min(gain_of_a_second_thread() for _ in range(10)) < 1.
 before, after = in_a_new_process(late).partition("≈")[2].split(" and ")
 assert before.strip() == after.strip()
 
-# every setting of section 4 was measured; how far the speed falls depends on the computer
-assert set(measured) == set(settings) and all(share > 0 for share in measured.values())
-
-assert total.item() == 256
-assert (torch.tensor(0.5, dtype=torch.bfloat16) - 1e-4).item() == 0.5
-assert whole.tolist() == [50, -127, 3, 26]
+# bf16 loses an update of a ten-thousandth
+assert (torch.tensor(0.5, dtype=torch.bfloat16) + 1e-4).item() == 0.5
+assert set(speed) == {"256 rows", "1 row"} and all(set(row) == {"fp32", "bf16", "int8"} for row in speed.values())
