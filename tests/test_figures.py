@@ -158,7 +158,6 @@ FIGURES = {
     ),
     "strip": lambda: objective.token_strip(["position", "␣", "(end)"] * 7, [0.0, 0.5, 1.0] * 7, title="Probability"),
     "pushes": lambda: objective.token_push_maps(PUSHES, MASK, row_labels=["right, short", "wrong"], stopped=STOPPED),
-    "similarity": lambda: objective.similarity_map(["GRPO", "BNPO", "Dr. GRPO"], torch.eye(3) - 0.5, title="Cosines"),
     "interval table": lambda: quantization.interval_table(CHANGES, margin=0.03, title="Accuracy"),
     "hacked": lambda: reward_against_accuracy(HACKED),
     "both": lambda: reward_against_accuracy(HACKED + SOUND),
@@ -255,7 +254,6 @@ NUMBERS = {
     ),
     "strip": (lambda axes: texts(axes)[:3], ["position", "0.00", "␣"]),
     "pushes": (lambda grpo, dapo: (texts(grpo), texts(dapo)), ([".20", ".20", "−.10", "×", "−.40"], [".00"] * 5)),
-    "similarity": (lambda axes: texts(axes)[:4], ["0.50", "−0.50", "−0.50", "−0.50"]),
     "interval table": (lambda axes: spans(axes, 0), [[[-2, 2], [0, 4]], [[-1, 3], [1, 5]]]),
     "hacked": (
         lambda axes: (

@@ -167,34 +167,6 @@ def token_push_maps(
     return figure
 
 
-def similarity_map(names: Sequence[str], similarity: "Tensor", *, title: str) -> "Figure":
-    """How alike several directions are: a square of cosines, each row and column a name.
-
-    Args:
-        names: K of them.
-        similarity: (K, K), from −1 (opposite) to 1 (the same direction).
-        title: what is compared.
-
-    >>> import torch
-    >>> figure = similarity_map(["grpo", "dapo"], torch.tensor([[1.0, 0.5], [0.5, 1.0]]), title="Gradients")
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['1.00', '0.50', '0.50', '1.00']
-    """
-    count = len(names)
-    figure, (axes,) = panel_grid(1, height=0.8 + 0.4 * count)
-    style_axes(axes, title, "", "")
-    for row, values in enumerate(similarity.tolist()):
-        for column, value in enumerate(values):
-            ink = _cell(axes, column, row, _shade(_UP if value > 0 else _DOWN, min(1.0, abs(value)) ** 4))
-            text = f"{value:.2f}".replace("-", "−")
-            axes.text(column, row, text, ha="center", va="center", fontsize=SMALL, color=ink)
-    _frame(axes, columns=count, rows=count)
-    axes.set_yticks(range(count), names)
-    axes.set_xticks(range(count), names)
-    axes.tick_params(left=False, bottom=False)
-    return figure
-
-
 def _bounds(epsilon: float, epsilon_high: float | None, loss_type: str) -> list[float]:
     from grpo_edu.losses import find_loss
 
