@@ -220,6 +220,23 @@ def test_mathematics_is_typeset_in_light_and_dark(open_page, scheme):
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("width", [390, pytest.param(768, marks=pytest.mark.long), 1280])
+def test_the_menu_and_the_contents_open(open_page, width):
+    page = open_page("notebooks/05_grpo_objective.html", {"width": width, "height": 800})
+    for button, menu in ((".primary-toggle", ".bd-sidebar-primary"), (".secondary-toggle", ".bd-sidebar-secondary")):
+        shown = page.locator(f"{button}:visible")
+        if shown.count() == 0:  # there is room for the menu beside the page
+            assert page.locator(f"{menu}:visible").count() == 1
+            continue
+        before = page.locator(f"{menu} a:visible").count()
+        shown.first.click()
+        page.wait_for_timeout(400)
+        assert page.locator(f"{menu} a:visible").count() != before or page.locator("dialog[open]").count() == 1, button
+        page.keyboard.press("Escape")
+        page.wait_for_timeout(400)
+
+
+@pytest.mark.browser
 @pytest.mark.long
 def test_the_search_finds_a_page(open_page):
     page = open_page("search.html?q=clipping")

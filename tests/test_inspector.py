@@ -20,7 +20,7 @@ from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.completions import recorded_steps
 from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.run import run_training
-from grpo_edu.runs.tokens import TokenRecorder, kept_steps, read_tokens
+from grpo_edu.runs.tokens import TokenRecorder, kept_steps, read_tokens, token_texts
 from grpo_edu.trainer import Stages, train
 
 CONFIG = GRPOConfig(
@@ -187,6 +187,18 @@ def test_a_live_step_says_what_is_under_way_and_can_be_stopped(monkeypatch):
     assert "Step 1 of the live run" in board.message.value, "a new run begins after a stop"
 
 
+class Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    def decode(self, ids):
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+def test_tokens_of_one_character_show_it_once():
+    assert token_texts(Bytes(), list("é🙂!".encode())) == ["⋯", "é", "⋯", "⋯", "⋯", "🙂", "!"]
+    assert token_texts(Bytes(), list("a🙂".encode())[:3]) == ["a", "⋯", "⋯"], "cut within a character"
+
+
 def test_steps_that_are_asked_for():
     assert recorded_steps(["first", "3", "last"], 9) == {1, 3, 9} and recorded_steps(["all"], 2) == {1, 2}
     for wrong in ("0", "10", "two", "-1"):
@@ -213,6 +225,9 @@ def test_a_run_keeps_the_steps_and_the_command_writes_a_page(run, tmp_path, caps
     text = page.read_text(encoding="utf-8")
     assert "http" not in text.replace("http-equiv", "") and "data-tokens" in text
     assert "<script>" in text and tokens_html(read_tokens(run, 1), first_mixed(read_tokens(run, 1)))[:200] in text
+    assert main(["show", str(run), "--html", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.count("data-tokens=") == 2 and "Step 1<" in text and "Step 3<" in text, "all steps that were kept"
 
 
 @pytest.mark.parametrize(

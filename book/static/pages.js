@@ -2,6 +2,9 @@
    tables, names for the live figures, scrolling by keyboard, and words for LaTeX in the results of a search. */
 "use strict";
 
+// the theme binds the first button of each menu; those of its hidden header must not be the first
+for (const button of document.querySelectorAll("#pst-header :is(.primary-toggle, .secondary-toggle)")) button.remove();
+
 for (const arrow of document.querySelectorAll(".bd-sidebar-primary summary")) {
   const page = arrow.closest("li")?.querySelector("a")?.textContent.trim();
   if (page) arrow.setAttribute("aria-label", `Pages under ${page}`);

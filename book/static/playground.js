@@ -74,29 +74,29 @@ function sampleCompletion(table, task, random) {
 }
 
 /* The table after the updates of one group, by plain gradient descent on the loss of grpo_edu.losses.grpo_loss, and what
-   the last update did: for each token its ratio and its push, weight times the derivative by its log-probability. */
+   they did: for each token its last ratio, and its push (weight times the derivative by its log-probability), summed over the updates. */
 function updatePolicy(table, reference, group, rewards, settings) {
   const advantages = groupAdvantages(rewards, settings.scaling);
   const old = group.map(completion => tokenLogps(table, completion));
   const before = group.map(completion => tokenLogps(reference, completion));
   const all = group.reduce((sum, completion) => sum + completion.length, 0);
-  let now = table, ratios = [], pushes = [];
+  const pushes = group.map(completion => completion.map(() => 0));
+  let now = table, ratios = [];
   for (let update = 0; update < settings.updates; update++) {
     const step = now.map(row => row.map(() => 0));
     ratios = [];
-    pushes = [];
     group.forEach((completion, number) => {
       const logps = tokenLogps(now, completion), rows = rowsOf(completion);
       const weight = LOSSES[settings.loss].weight({ own: completion.length, rows: group.length, all, longest: settings.length });
       ratios.push(logps.map((logp, place) => Math.exp(logp - old[number][place])));
-      pushes.push(logps.map((logp, place) => weight * tokenObjective({
-        ratio: ratios[number][place], advantage: advantages[number], low: settings.low, high: settings.high,
-        beta: settings.beta, reference: Math.exp(logp - before[number][place]), loss: settings.loss,
-      }).push));
       completion.forEach((token, place) => {
-        const chances = softmax(now[rows[place]]);
-        chances.forEach((chance, word) => {
-          step[rows[place]][word] += pushes[number][place] * (Number(word === token) - chance);
+        const { push } = tokenObjective({
+          ratio: ratios[number][place], advantage: advantages[number], low: settings.low, high: settings.high,
+          beta: settings.beta, reference: Math.exp(logps[place] - before[number][place]), loss: settings.loss,
+        });
+        pushes[number][place] += weight * push;
+        softmax(now[rows[place]]).forEach((chance, word) => {
+          step[rows[place]][word] += weight * push * (Number(word === token) - chance);
         });
       });
     });
@@ -181,12 +181,14 @@ function playground(place) {
     clearTimeout(timer);
     timer = 0;
     play.textContent = "Play";
+    words.ariaLive = "polite"; // a screen reader hears the result when the training pauses, and not each step
   };
   const go = () => {
     step();
-    draw(""); // a screen reader hears the result when the training pauses
-    timer = state.step < 500 ? setTimeout(go, 250) : 0;
-    if (!timer) { pause(); draw(told()); }
+    const learned = Math.max(...state.now.rows.map(([, chance]) => chance)) > 0.99;
+    timer = learned || state.step >= 500 ? 0 : setTimeout(go, 250);
+    if (!timer) pause();
+    draw(told());
   };
   const button = (label, act, kind = "") => {
     const made = element("button", { type: "button", class: kind }, label);
@@ -194,7 +196,14 @@ function playground(place) {
     return made;
   };
   const play = button("Play", () => {
-    if (timer) { pause(); draw(told()); } else { play.textContent = "Pause"; go(); }
+    if (timer) {
+      pause();
+      draw(told());
+    } else {
+      play.textContent = "Pause";
+      words.ariaLive = "off";
+      go();
+    }
   }, "first");
   const once = button("One step", () => { pause(); step(); draw(told()); });
   const again = button("Start over", restart);
@@ -202,13 +211,13 @@ function playground(place) {
   const words = element("p", { role: "status" });
   const pictures = element("div", { class: "pictures" });
   const draw = text => {
-    if (text) words.textContent = text;
+    words.textContent = text;
     [...often, ...seldom].forEach(part => part.refresh());
     question.textContent = `Question: ${TASKS[task.value].question}`;
-    const drawn = [groupTable(), chancesTable(), curvePanel()];
+    const drawn = [chancesTable(), curvePanel(), groupTable()];
     // the tables stay, because what is scrolled by keyboard must keep the focus while the policy trains
     if (!pictures.children.length) pictures.append(...drawn);
-    else drawn.forEach((made, at) => (at < 2 ? pictures.children[at].replaceChildren(...made.children) : pictures.children[at].replaceWith(made)));
+    else drawn.forEach((made, at) => (made.tagName === "DIV" ? pictures.children[at].replaceChildren(...made.children) : pictures.children[at].replaceWith(made)));
   };
 
   const shown = completion => {
@@ -233,7 +242,7 @@ function playground(place) {
         element("td", {}, MINUS(state.advantages[number])));
     });
     return table("The group of this step", ["completion", "reward", "advantage"], rows,
-      state.group.length ? "" : "No group was sampled yet.");
+      state.group.length ? "▲ made more probable, ▼ less probable; dashed: not pushed." : "No group was sampled yet.");
   };
   /* The most probable completions, now and before training. */
   const chancesTable = () => {
@@ -258,7 +267,7 @@ function playground(place) {
   const curvePanel = () => {
     const { curves } = state;
     const last = Math.max(20, curves.length - 1), top = Math.max(1, ...curves.map(one => one.reward), ...curves.map(one => one.kl));
-    const made = panel(`Over ${curves.length - 1} steps`, "step", [0, last], [0, Math.ceil(top)]);
+    const made = panel(`Over ${curves.length - 1} ${curves.length === 2 ? "step" : "steps"}`, "step", [0, last], [0, Math.ceil(top)]);
     xTicks(made, [0, last / 2, last].map(Math.round));
     [["reward", GREEN, "reward", ""], ["right", BLUE, "right", "6 3"], ["kl", RED, "KL", "2 3"]]
       .forEach(([key, color, name, dashes], row) => {

@@ -65,7 +65,12 @@ def add_show_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu show`."""
     add = command.add_argument
     add("run", help="folder of a run")
-    add("--step", type=int, metavar="N", help="which step to show (default: the last one that was kept)")
+    add(
+        "--step",
+        type=int,
+        metavar="N",
+        help="which step to show (default: the last one that was kept; with --html all)",
+    )
     add("--worst", type=int, metavar="N", help="show the N completions with the lowest reward (default: 5)")
     add("--best", type=int, metavar="N", help="show the N completions with the highest reward")
     add("--html", metavar="FILE", help="write a page that shows how each token was pushed (train with --inspect-steps)")
@@ -101,16 +106,18 @@ def run_show_command(arguments: Namespace) -> int:
 def _write_inspector(arguments: Namespace) -> int:
     """Write the token inspector of a step as a page of its own; returns the exit code."""
     from grpo_edu.figures.tokens import inspector_page
-    from grpo_edu.runs.tokens import read_tokens
+    from grpo_edu.runs.tokens import kept_steps, read_tokens
 
     path = Path(arguments.html)
     if path.suffix.lower() not in (".html", ".htm"):  # a mistyped name must not replace a file of another kind
         raise ValueError(f"`html`: the name of the page must end with .html, got {arguments.html!r}.")
-    record = read_tokens(arguments.run, arguments.step)
-    title = f"Tokens of step {record['step']} of {Path(arguments.run).resolve().name}"
-    path.write_text(inspector_page(record, title), encoding="utf-8")
-    text = f"{path} shows the tokens of step {record['step']}; open it in a browser."
-    print(json.dumps({"html": str(path), "step": record["step"]}) if arguments.json else text)
+    steps = kept_steps(arguments.run) if arguments.step is None else [arguments.step]
+    records = [read_tokens(arguments.run, step) for step in steps or [None]]
+    title = f"Tokens that {Path(arguments.run).resolve().name} sampled"
+    path.write_text(inspector_page(records, title), encoding="utf-8")
+    steps = [record["step"] for record in records]
+    text = f"{path} shows the tokens of step {', '.join(map(str, steps))}; open it in a browser."
+    print(json.dumps({"html": str(path), "steps": steps}) if arguments.json else text)
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -141,15 +141,16 @@ def inspector_html(record: Mapping[str, Any]) -> str:
     return f'{inspector_place(record)}<style onload="{html.escape(_script())}">{read_web("inspector.css")}</style>'
 
 
-def inspector_page(record: Mapping[str, Any], title: str) -> str:
-    """A page of its own, which needs no other file and no network."""
+def inspector_page(records: Sequence[Mapping[str, Any]], title: str) -> str:
+    """Return a page with the inspectors of these steps, which needs no other file and no network."""
+    parts = [f"<h2>Step {record['step']}</h2>{inspector_place(record)}" for record in records]
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title>
 <style>:root{{color-scheme:light dark}}
 body{{margin:12px 16px;font-family:system-ui,sans-serif;background:Canvas;color:CanvasText}}
-h1{{font-size:18px;margin:0 0 6px}}{read_web("inspector.css")}</style></head>
-<body><main><h1>{html.escape(title)}</h1>{inspector_place(record)}</main>
+h1{{font-size:18px;margin:0 0 6px}}h2{{font-size:16px;margin:18px 0 6px}}{read_web("inspector.css")}</style></head>
+<body><main><h1>{html.escape(title)}</h1>{"".join(parts)}</main>
 <script>{_script()}</script></body></html>
 """
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MOST_TOKENS = 8000  # tokens of a step that are kept, in whole groups
+PART = "⋯"  # the text of a token that is a part of a character, such as an emoji's first bytes
 ALTERNATIVES = 4  # of each token: the most probable ones before the update
 _LOGITS = 2**25  # of one forward pass
 _PLACES = 6  # decimals of a log-probability
@@ -164,6 +165,19 @@ def score_tokens(
     return ScoredTokens(logps, best_ids, best_logps)
 
 
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token; if several write one character, the last has it and the others are PART."""
+    texts = [tokenizer.decode([token]) or str(tokenizer.convert_ids_to_tokens(token)) for token in ids]
+    texts = [PART if "�" in text else text for text in texts]
+    for end, text in enumerate(texts):
+        begin = end
+        while begin and texts[begin - 1] == PART:
+            begin -= 1
+        if text == PART and "�" not in (character := tokenizer.decode(ids[begin : end + 1])):
+            texts[end] = character
+    return texts
+
+
 def token_record(
     batch: Batch,
     per_token_logps: Sequence[Tensor],
@@ -191,13 +205,6 @@ def token_record(
     column = batch.advantages if batch.advantages.ndim == 1 else batch.advantages[:, 0]
     groups: list[dict[str, Any]] = []
     tokens = 0
-    names: dict[int, str] = {}
-
-    def name(token: int) -> str:
-        if token not in names:
-            text = tokenizer.decode([token])
-            names[token] = text if text and "�" not in text else str(tokenizer.convert_ids_to_tokens(token))
-        return names[token]
 
     def plain(values: Tensor) -> list[float]:
         return [round(value, _PLACES) for value in values.tolist()]
@@ -207,7 +214,7 @@ def token_record(
         found: dict[str, Any] = {
             "reward": plain_reward(batch.rewards[row]),
             "advantage": round(column[row].item(), _PLACES),
-            "tokens": [name(token) for token in rollout.completion_ids[row, :length].tolist()],
+            "tokens": token_texts(tokenizer, rollout.completion_ids[row, :length].tolist()),
             "sampling": plain(rollout.sampling_per_token_logps[row, :length]),
             "logps": [plain(logps[row, :length]) for logps in per_token_logps],
         }
@@ -221,7 +228,7 @@ def token_record(
             ids, before, after = (values[row, :length].tolist() for values in (best[0], *(x.exp() for x in best[1:])))
             found["alternatives"] = [
                 [
-                    [name(token), round(one, _PLACES), round(other, _PLACES)]
+                    [token_texts(tokenizer, [token])[0], round(one, _PLACES), round(other, _PLACES)]
                     for token, one, other in zip(*place, strict=True)
                 ]
                 for place in zip(ids, before, after, strict=True)

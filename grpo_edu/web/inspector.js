@@ -99,7 +99,7 @@
     }));
     const parts = {
       group: list("group", groups, Math.max(0, record.groups.findIndex(one => new Set(one.completions.map(each => each.reward)).size > 1))),
-      update: list("update", Object.fromEntries(Array.from({ length: updates }, (_, k) => [k, `${k + 1} of ${updates}`])), updates - 1),
+      update: list("update", Object.fromEntries(Array.from({ length: updates }, (_, k) => [k, `${k + 1} of ${updates}`])), 0),
       shown: list("marks show", { push: "the push", change: "what it did" }, "push"),
       loss: list("loss", Object.fromEntries(Object.keys(LOSSES).map(loss => [loss, loss])), run.loss),
       scaling: list("advantage", scalings, run.scaling),
@@ -115,9 +115,13 @@
     const prompt = node("p", { class: "prompt", tabindex: 0, role: "region", "aria-label": "Prompt" });
     const answers = node("ol", { class: "sampled" });
     const panel = node("div", { class: "panel", role: "region", tabindex: 0, "aria-label": "The chosen token" });
+    const guide = node("p", { class: "guide" },
+      "At the first update every ratio is 1, so each token is pushed as its answer's advantage and its weight say. " +
+      "Choose a later update: tokens whose ratio has left the range are clipped. " +
+      "Then let the marks show what it did: all tokens share the weights, so some move against their push.");
     const shownParts = Object.entries(parts).filter(([name]) => name !== "update" || updates > 1).map(([, part]) => part.node);
     place.replaceChildren(
-      node("div", { class: "controls" }, ...shownParts, back), summary,
+      node("div", { class: "controls" }, ...shownParts, back), ...(updates > 1 ? [guide] : []), summary,
       node("p", { class: "legend" }, "▲ pushed up, ▼ pushed down: the thicker the line, the more. Dashed: clipped, or not pushed. ✓ highest reward of the group."),
       node("div", { class: "columns" }, node("div", { class: "left" }, prompt, answers), panel));
     place.classList.add("grpo-inspector");
