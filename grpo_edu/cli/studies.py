@@ -24,15 +24,11 @@ from grpo_edu.runs.profiles import Profile, load_profile
 from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, sweep_text
 
 _SETTINGS = ("model", "data", "data_path", "dtype", "num_heldout", "reward_funcs", "max_steps")
-_PLAN = ("trials", "seeds", "judge_seeds", "num_validation", "sampler_seed")
+_PLAN = ("trials", "seeds", "judge_seeds", "num_validation")
 _PLACES = ("output", "overwrite")
 # A new folder in runs/ replaces nothing.
 _FOLDER_NEED = Need("overwrite", lambda run: "output" in run, "`output`")
-_SWEEP_NEEDS = (
-    *RUN_NEEDS,
-    _FOLDER_NEED,
-    Need("sampler_seed", lambda run: run["grid"] is None, "more settings to choose from than `trials`, or a range"),
-)
+_SWEEP_NEEDS = (*RUN_NEEDS, _FOLDER_NEED)
 _CURRICULUM_NEEDS = (
     *PROTECTION_NEEDS,
     _FOLDER_NEED,
@@ -60,7 +56,6 @@ def add_sweep_options(command: ArgumentParser) -> None:
         metavar="N",
         dest="num_validation",
     )
-    add("--sampler-seed", help="random seed of Optuna's search (default: 0)", type=int, metavar="N")
     add_folder_options(command, "sweep")
 
 
@@ -76,7 +71,7 @@ def run_sweep_command(arguments: Namespace) -> int:
         profile, plan = asked_sweep(arguments)
         request = profile.request()
         given = given_options(arguments, (*_SETTINGS, *SWEPT, *_PLAN, *_PLACES))
-        check_effects(given, {**given, **request.to_settings(), "grid": plan.grid}, _SWEEP_NEEDS)
+        check_effects(given, {**given, **request.to_settings()}, _SWEEP_NEEDS)
         say_loading(request.model)
         from grpo_edu.studies.sweep_runs import start_sweep
 
@@ -86,7 +81,7 @@ def run_sweep_command(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps(result.to_dict()))
     else:
-        print(f"{sweep_text(result)}\n\n{result.seconds:.0f} s. Saved in {result.output}; see sweep.png there.")
+        print(f"{sweep_text(result)}\n\n{result.seconds:.0f} s. Saved in {result.output}.")
     return 0
 
 
