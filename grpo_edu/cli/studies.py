@@ -123,25 +123,19 @@ def add_curriculum_options(command: ArgumentParser) -> None:
 
 def run_curriculum_command(arguments: Namespace) -> int:
     """Start or resume a curriculum and print its accuracy matrix; returns the exit code."""
-    if hasattr(arguments, "resume"):
-        settings = ("protect", "strength", "fisher", "online", "seed", "n", "data_path", *_PLACES)
-        refuse_with_resume(arguments, settings)
-        profile = None if not hasattr(arguments, "profile") else load_curriculum(arguments.profile)
-        from grpo_edu.continual.runs import resume_curriculum
-
-        result = resume_curriculum(arguments.resume, getattr(arguments, "model", None), curriculum=profile)
+    resumes = hasattr(arguments, "resume")
+    if resumes:
+        names = ("profile", "model", "data_path", "protect", "strength", "fisher", "online", "seed", "n", *_PLACES)
+        refuse_with_resume(arguments, names)
     else:
         curriculum = chosen_curriculum(arguments)
-        from grpo_edu.continual.runs import start_curriculum
+    from grpo_edu.continual.runs import result_text, resume_curriculum, start_curriculum  # imports torch
 
-        result = start_curriculum(
-            curriculum,
-            getattr(arguments, "model", "tiny"),
-            command=arguments.typed,
-            **given_options(arguments, ("n", "data_path", *_PLACES)),
-        )
-    from grpo_edu.continual.runs import result_text
-
+    if resumes:
+        result = resume_curriculum(arguments.resume)
+    else:
+        options = given_options(arguments, ("model", "n", "data_path", *_PLACES))
+        result = start_curriculum(curriculum, command=arguments.typed, **options)
     if arguments.json:
         print(json.dumps(result.to_dict()))
     else:
