@@ -50,7 +50,7 @@ def run_group(model_name: str, group: str, arms: list[str], seed: int, deadline:
     """The arms of one curriculum on one seed, until the deadline; the first stage is shared, each run is logged."""
     import torch
 
-    from grpo_edu.continual.curriculum import run_curriculum
+    from grpo_edu.continual.curriculum import Progress, run_curriculum
     from grpo_edu.continual.stages import Protection, load_curriculum
     from grpo_edu.models import load_policy
     from grpo_edu.problems.files import load_problems
@@ -66,14 +66,15 @@ def run_group(model_name: str, group: str, arms: list[str], seed: int, deadline:
     model, tokenizer = load_policy(model_name)
     steps = run_curriculum(model, tokenizer, plain, training, heldout)
     next(steps)
-    shared = next(steps).copy()
+    shared = next(steps)
     weights = copy.deepcopy(model.state_dict())
     for arm in arms:
         started = time.perf_counter()
         model.load_state_dict(weights)
         protected = replace(plain, protection=Protection(**ARMS[arm]))
-        progress = shared.copy()
-        progress.anchors = first_anchors(model, tokenizer, protected, training)
+        progress = Progress(
+            list(shared.rows), list(shared.histories), first_anchors(model, tokenizer, protected, training)
+        )
         list(run_curriculum(model, tokenizer, protected, training, heldout, progress=progress))
         run = {
             "curriculum": group,

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from grpo_edu.continual.curriculum import make_anchor, mix_in, run_curriculum, t
 from grpo_edu.continual.ewc import copy_params
 from grpo_edu.continual.fisher import lightning_fisher
 from grpo_edu.continual.forgetting import AccuracyMatrix
-from grpo_edu.continual.runs import _num_copies, resume_curriculum, start_curriculum
+from grpo_edu.continual.runs import count_copies, resume_curriculum, start_curriculum
 from grpo_edu.continual.stages import PROFILES, Curriculum, Protection, Stage, curriculum_from_dict, load_curriculum
 from grpo_edu.models import load_policy
 from grpo_edu.problems.files import load_problems
@@ -56,7 +56,7 @@ def state(folder):
 def test_every_profile_makes_a_curriculum_that_survives_json(name):
     curriculum = load_curriculum(name)
     assert len(curriculum.stages) == 3
-    assert curriculum_from_dict(json.loads(json.dumps(curriculum.to_dict()))) == curriculum
+    assert curriculum_from_dict(json.loads(json.dumps(asdict(curriculum)))) == curriculum
 
 
 def test_the_faithful_profile_has_the_published_settings():
@@ -215,7 +215,7 @@ def test_anchors_by_protection(policy_dir):
 
 def test_a_kept_curriculum(policy_dir, tmp_path):
     curriculum = Curriculum(STAGES[:2], PROTECTED)
-    result = start_curriculum(curriculum, policy_dir, n=3, output=tmp_path / "run", bars=False)
+    result = start_curriculum(curriculum, policy_dir, n=3, output=tmp_path / "run")
     assert names_in(result.output) == {
         "config.json",
         "model",
@@ -236,8 +236,8 @@ def test_a_kept_curriculum(policy_dir, tmp_path):
         assert read_log(result.output / f"stage-{number}" / "metrics.jsonl")
     plain = replace(curriculum, protection=Protection())
     with pytest.raises(FileExistsError, match="already holds a run"):
-        start_curriculum(plain, policy_dir, n=3, output=result.output, bars=False)
-    start_curriculum(plain, policy_dir, n=3, output=result.output, overwrite=True, bars=False)
+        start_curriculum(plain, policy_dir, n=3, output=result.output)
+    start_curriculum(plain, policy_dir, n=3, output=result.output, overwrite=True)
 
 
 @pytest.fixture(scope="module")
@@ -251,12 +251,12 @@ def stopped(policy_dir, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("grpo_edu.continual.runs.save_state", save_and_copy)
-        whole = start_curriculum(Curriculum(STAGES, PROTECTED), policy_dir, n=3, output=parent / "run", bars=False)
+        whole = start_curriculum(Curriculum(STAGES, PROTECTED), policy_dir, n=3, output=parent / "run")
     assert len(folders) == 4
     sizes = [[file.stat().st_size for file in folder.rglob("*") if file.is_file()] for folder in folders]
     model = (whole.output / "model" / "model.safetensors").stat().st_size
     small_files = 200_000
-    assert max(map(sum, sizes)) <= _num_copies(Curriculum(STAGES, PROTECTED)) * model + small_files
+    assert max(map(sum, sizes)) <= count_copies(Curriculum(STAGES, PROTECTED)) * model + small_files
     return whole, folders
 
 
@@ -267,7 +267,7 @@ def test_a_resumed_curriculum_ends_bit_for_bit_alike(stopped, tmp_path, stages_d
     whole, folders = stopped
     cut = shutil.copytree(folders[stages_done], tmp_path / "cut")
     (cut / "stage-3").mkdir(exist_ok=True)  # half of a stage may lie about
-    result = resume_curriculum(cut, bars=False)
+    result = resume_curriculum(cut)
     assert same_weights(state(whole.output), state(cut))
     assert result.matrix == whole.matrix
     kept = [json.loads((folder / "matrix.json").read_text()) for folder in (whole.output, cut)]
@@ -279,37 +279,36 @@ def test_a_damaged_state_and_a_curriculum_of_an_earlier_version_are_refused(stop
     content = (cut / "state.pt").read_bytes()
     (cut / "state.pt").write_bytes(content[:-40])
     with pytest.raises(ValueError, match=r"`resume`.*state\.pt is damaged or cut short; delete"):
-        resume_curriculum(cut, bars=False)
+        resume_curriculum(cut)
     (cut / "state.pt").unlink()
     (cut / "stage-0.json").write_text("{}")
     with pytest.raises(ValueError, match="started by grpo_edu .*whose stages this version cannot read"):
-        resume_curriculum(cut, bars=False)
+        resume_curriculum(cut)
 
 
-def test_resuming_with_another_model_or_other_stages_is_refused(policy_dir, tmp_path):
-    start_curriculum(Curriculum(STAGES), policy_dir, n=2, output=tmp_path / "run", bars=False)
-    other = tmp_path / "other"
-    shutil.copytree(policy_dir, other)
-    model, tokenizer = load_policy(other)
+def test_resuming_with_a_changed_model_or_changed_problems_is_refused(policy_dir, tmp_path):
+    started_from = tmp_path / "start"
+    shutil.copytree(policy_dir, started_from)
+    start_curriculum(Curriculum(STAGES), started_from, n=2, output=tmp_path / "run")
+    model, tokenizer = load_policy(started_from)
     with torch.no_grad():
         next(model.parameters())[0, 0] += 1e-3
-    model.save_pretrained(other)
+    model.save_pretrained(started_from)
     with pytest.raises(ValueError, match="another model"):
-        resume_curriculum(tmp_path / "run", other)
-    with pytest.raises(ValueError, match="other stages"):
-        resume_curriculum(tmp_path / "run", curriculum=Curriculum(STAGES[:2]))
+        resume_curriculum(tmp_path / "run")
+    shutil.copytree(policy_dir, started_from, dirs_exist_ok=True)
     with pytest.raises(ValueError, match="holds no curriculum"):
         resume_curriculum(policy_dir)
-    assert resume_curriculum(tmp_path / "run", policy_dir, bars=False).matrix.tasks == ("first", "second", "third")
+    assert resume_curriculum(tmp_path / "run").matrix.tasks == ("first", "second", "third")
     config = tmp_path / "run" / "config.json"
     content = json.loads(config.read_text())
     content["data_fingerprints"]["train"] = content["data_fingerprints"]["heldout"]
     config.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="other train problems.*restore"):
-        resume_curriculum(tmp_path / "run", policy_dir)
+        resume_curriculum(tmp_path / "run")
     del content["data_fingerprints"]  # as in folders of earlier versions
     config.write_text(json.dumps(content))
-    assert resume_curriculum(tmp_path / "run", policy_dir, bars=False).matrix.tasks == ("first", "second", "third")
+    assert resume_curriculum(tmp_path / "run").matrix.tasks == ("first", "second", "third")
 
 
 def test_a_stage_that_cannot_learn_is_said(policy_dir):
@@ -332,11 +331,11 @@ def test_a_broken_run_says_how_to_go_on(policy_dir, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "train_stage", broken)
     with pytest.raises(KeyboardInterrupt) as caught:
-        start_curriculum(Curriculum(STAGES), policy_dir, n=2, output=tmp_path / "run", bars=False)
+        start_curriculum(Curriculum(STAGES), policy_dir, n=2, output=tmp_path / "run")
     (note,) = caught.value.__notes__
     assert "1 of 3 stages" in note and note.endswith(f"--resume {tmp_path / 'run'}")
     monkeypatch.undo()
-    assert resume_curriculum(tmp_path / "run", bars=False).matrix.tasks == ("first", "second", "third")
+    assert resume_curriculum(tmp_path / "run").matrix.tasks == ("first", "second", "third")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGTERM is of POSIX")

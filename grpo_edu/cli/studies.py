@@ -24,15 +24,11 @@ from grpo_edu.runs.profiles import Profile, load_profile
 from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, sweep_text
 
 _SETTINGS = ("model", "data", "data_path", "dtype", "num_heldout", "reward_funcs", "max_steps")
-_PLAN = ("trials", "seeds", "judge_seeds", "num_validation", "sampler_seed")
+_PLAN = ("trials", "seeds", "judge_seeds", "num_validation")
 _PLACES = ("output", "overwrite")
 # A new folder in runs/ replaces nothing.
 _FOLDER_NEED = Need("overwrite", lambda run: "output" in run, "`output`")
-_SWEEP_NEEDS = (
-    *RUN_NEEDS,
-    _FOLDER_NEED,
-    Need("sampler_seed", lambda run: run["grid"] is None, "more settings to choose from than `trials`, or a range"),
-)
+_SWEEP_NEEDS = (*RUN_NEEDS, _FOLDER_NEED)
 _CURRICULUM_NEEDS = (
     *PROTECTION_NEEDS,
     _FOLDER_NEED,
@@ -60,7 +56,6 @@ def add_sweep_options(command: ArgumentParser) -> None:
         metavar="N",
         dest="num_validation",
     )
-    add("--sampler-seed", help="random seed of Optuna's search (default: 0)", type=int, metavar="N")
     add_folder_options(command, "sweep")
 
 
@@ -76,7 +71,7 @@ def run_sweep_command(arguments: Namespace) -> int:
         profile, plan = asked_sweep(arguments)
         request = profile.request()
         given = given_options(arguments, (*_SETTINGS, *SWEPT, *_PLAN, *_PLACES))
-        check_effects(given, {**given, **request.to_settings(), "grid": plan.grid}, _SWEEP_NEEDS)
+        check_effects(given, {**given, **request.to_settings()}, _SWEEP_NEEDS)
         say_loading(request.model)
         from grpo_edu.studies.sweep_runs import start_sweep
 
@@ -86,7 +81,7 @@ def run_sweep_command(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps(result.to_dict()))
     else:
-        print(f"{sweep_text(result)}\n\n{result.seconds:.0f} s. Saved in {result.output}; see sweep.png there.")
+        print(f"{sweep_text(result)}\n\n{result.seconds:.0f} s. Saved in {result.output}.")
     return 0
 
 
@@ -128,25 +123,19 @@ def add_curriculum_options(command: ArgumentParser) -> None:
 
 def run_curriculum_command(arguments: Namespace) -> int:
     """Start or resume a curriculum and print its accuracy matrix; returns the exit code."""
-    if hasattr(arguments, "resume"):
-        settings = ("protect", "strength", "fisher", "online", "seed", "n", "data_path", *_PLACES)
-        refuse_with_resume(arguments, settings)
-        profile = None if not hasattr(arguments, "profile") else load_curriculum(arguments.profile)
-        from grpo_edu.continual.runs import resume_curriculum
-
-        result = resume_curriculum(arguments.resume, getattr(arguments, "model", None), curriculum=profile)
+    resumes = hasattr(arguments, "resume")
+    if resumes:
+        names = ("profile", "model", "data_path", "protect", "strength", "fisher", "online", "seed", "n", *_PLACES)
+        refuse_with_resume(arguments, names)
     else:
         curriculum = chosen_curriculum(arguments)
-        from grpo_edu.continual.runs import start_curriculum
+    from grpo_edu.continual.runs import result_text, resume_curriculum, start_curriculum  # imports torch
 
-        result = start_curriculum(
-            curriculum,
-            getattr(arguments, "model", "tiny"),
-            command=arguments.typed,
-            **given_options(arguments, ("n", "data_path", *_PLACES)),
-        )
-    from grpo_edu.continual.runs import result_text
-
+    if resumes:
+        result = resume_curriculum(arguments.resume)
+    else:
+        options = given_options(arguments, ("model", "n", "data_path", *_PLACES))
+        result = start_curriculum(curriculum, command=arguments.typed, **options)
     if arguments.json:
         print(json.dumps(result.to_dict()))
     else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
+from tqdm.auto import tqdm
 
 from grpo_edu.config import GRPOConfig, check_numbers
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, copy_params, merge_anchors, uniform_fisher
@@ -53,10 +54,6 @@ class Progress:
         """The rows so far as a matrix of outcomes."""
         return AccuracyMatrix.from_evaluations(tasks, self.rows)
 
-    def copy(self) -> Progress:
-        """A progress that can go on by itself."""
-        return Progress(list(self.rows), list(self.histories), list(self.anchors))
-
 
 def run_curriculum(
     model: PreTrainedModel,
@@ -66,7 +63,6 @@ def run_curriculum(
     heldout: Sequence[Sequence[Problem]],
     *,
     progress: Progress | None = None,
-    bars: bool = False,
 ) -> Iterator[Progress]:
     """Train `model` in place, stage by stage; yields the progress before any stage, then after each.
 
@@ -75,33 +71,23 @@ def run_curriculum(
         curriculum: stages and protection.
         training, heldout: the problems of each stage's task.
         progress: of an earlier call with the same curriculum, to go on from; `model` must be as that left it.
-        bars: show a progress bar of each stage.
 
     Raises what the trainings raise.
     """
-    stages = curriculum.stages
+    stages, protection = curriculum.stages, curriculum.protection
     progress = progress or Progress()
 
-    def measure() -> list[Evaluation]:
-        seed = stages[0].config.seed
-        return [_evaluate(model, tokenizer, stage, part, seed) for stage, part in zip(stages, heldout, strict=True)]
-
     if not progress.rows:
-        progress.rows.append(measure())
+        progress.rows.append(_evaluate(model, tokenizer, stages, heldout))
         yield progress
     for number in range(progress.stages_done, len(stages)):
         stage, earlier = stages[number], [problem for part in training[:number] for problem in part]
         steps = train_stage(
-            model,
-            tokenizer,
-            stage,
-            training[number],
-            protection=curriculum.protection,
-            anchors=progress.anchors,
-            earlier=earlier,
+            model, tokenizer, stage, training[number], protection=protection, anchors=progress.anchors, earlier=earlier
         )
         sample = sample_weights(model)
-        progress.histories.append(list(_with_bar(steps, stage, bars)))
+        # disable=None: tqdm stays silent where the output is neither a terminal nor a notebook
+        progress.histories.append(list(tqdm(steps, total=stage.config.max_steps, desc=stage.name, disable=None)))
         if unchanged(model, sample):
             warnings.warn(
                 f"stage {stage.name!r}: nothing was learned, because no weight changed by more than rounding; look at "
@@ -109,10 +95,13 @@ def run_curriculum(
                 RuntimeWarning,
                 stacklevel=2,
             )
-        progress.rows.append(measure())
+        progress.rows.append(_evaluate(model, tokenizer, stages, heldout))
         if number + 1 < len(stages):
-            new = make_anchor(model, tokenizer, stage, training[number], curriculum.protection)
-            _remember(progress.anchors, new, curriculum.protection)
+            anchor = make_anchor(model, tokenizer, stage, training[number], protection)
+            if anchor is not None and protection.online and progress.anchors:
+                progress.anchors = [merge_anchors(progress.anchors[-1], anchor, decay=protection.decay)]
+            elif anchor is not None:
+                progress.anchors.append(anchor)
         yield progress
 
 
@@ -196,30 +185,20 @@ def make_anchor(
     return Anchor(fisher, copy_params(model))
 
 
-def _remember(anchors: list[Anchor], new: Anchor | None, protection: Protection) -> None:
-    if new is None:
-        return
-    if protection.online and anchors:
-        anchors[:] = [merge_anchors(anchors[-1], new, decay=protection.decay)]
-    else:
-        anchors.append(new)
-
-
 def _evaluate(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stage: Stage, problems: Sequence[Problem], seed: int
-) -> Evaluation:
-    length = getattr(stage.config, "max_completion_length", None) or _room(tokenizer, problems)
-    return evaluate(model, tokenizer, problems, max_completion_length=length, seed=seed)
-
-
-def _room(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:
-    """Tokens for the longest worked solution and as many as half of it again."""
-    longest = max(len(ids) for ids in tokenizer([problem.solution for problem in problems])["input_ids"])
-    return longest + longest // 2 + 1
-
-
-def _with_bar(steps: Iterator[dict[str, float]], stage: Stage, show: bool) -> Iterator[dict[str, float]]:
-    from tqdm.auto import tqdm
-
-    # disable=None: tqdm stays silent where the output is neither a terminal nor a notebook
-    return iter(tqdm(steps, total=stage.config.max_steps, desc=stage.name, disable=None if show else True))
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    stages: Sequence[Stage],
+    heldout: Sequence[Sequence[Problem]],
+) -> list[Evaluation]:
+    """Evaluate all tasks. Supervised stages get room for the longest worked solution and half of it again."""
+    found = []
+    for stage, problems in zip(stages, heldout, strict=True):
+        if isinstance(stage.config, GRPOConfig):
+            length = stage.config.max_completion_length
+        else:
+            longest = max(len(ids) for ids in tokenizer([problem.solution for problem in problems])["input_ids"])
+            length = longest + longest // 2 + 1
+        seed = stages[0].config.seed
+        found.append(evaluate(model, tokenizer, problems, max_completion_length=length, seed=seed))
+    return found

@@ -11,10 +11,9 @@ matrix.json, matrix.png, summary.md
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_edu import __version__
 from grpo_edu.continual.curriculum import Progress, run_curriculum
@@ -27,7 +26,7 @@ from grpo_edu.problems.templates import Problem
 from grpo_edu.runs.folder import RunFolder, model_source
 from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import write_log
-from grpo_edu.runs.recording import sigterm_interrupts
+from grpo_edu.runs.recording import note_kept
 from grpo_edu.runs.state import (
     check_same_data,
     check_same_model,
@@ -37,11 +36,6 @@ from grpo_edu.runs.state import (
     save_state,
     warn_of_other_versions,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_STOPS = (KeyboardInterrupt, ArithmeticError, MemoryError, OSError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,6 @@ def start_curriculum(
     output: str | Path | None = None,
     overwrite: bool = False,
     command: str = "",
-    bars: bool = True,
 ) -> CurriculumResult:
     """Run a curriculum from its beginning, and save it in a folder.
 
@@ -84,34 +77,29 @@ def start_curriculum(
         n: held-out problems per task.
         data_path: folder of GSM8K's files, for stages that train on it.
         output: the folder; None makes a new one in runs/. overwrite: replace the run that it holds.
-        command: what was typed, for the record. bars: show progress bars.
+        command: what was typed, for the record.
 
     Raises:
         ValueError, OSError: input that is not valid, or a stage that broke. A note of the error says how to resume.
     """
-    started = time.perf_counter()
     folder = RunFolder(output) if output else RunFolder.unused(f"curriculum-{Path(model).name}")
     folder.check(overwrite=overwrite)
-    source = model_source(model)
-    folder.check_apart(source)
-    problems = [_stage_problems(curriculum, split, data_path, n) for split in ("train", "heldout")]
-    policy, tokenizer = load_policy(source)
-    folder.check_room(sum(weight.nbytes for weight in policy.parameters()) * _num_copies(curriculum))
+    folder.check_apart(model_source(model))
     config = {
         "grpo_edu": __version__,
         "command": command,
         "model": str(model),
-        "fingerprint": fingerprint(policy),
-        "data_fingerprints": _data_fingerprints(problems),
         "n": n,
         "data_path": None if data_path is None else str(data_path),
-        "curriculum": curriculum.to_dict(),
+        "curriculum": asdict(curriculum),
     }
-    with sigterm_interrupts(), folder.begin(config, overwrite=overwrite):
-        return _go_on(folder, curriculum, policy, tokenizer, problems, Progress(), started, bars)
+    run = CurriculumRun(folder, config)
+    folder.check_room(sum(weight.nbytes for weight in run.policy.parameters()) * count_copies(curriculum))
+    with folder.begin({**config, **run.fingerprints()}, overwrite=overwrite):
+        return run.finish()
 
 
-def _num_copies(curriculum: Curriculum) -> int:
+def count_copies(curriculum: Curriculum) -> int:
     """Return how many copies of the weights the folder may hold: models, and two states while one replaces another."""
     stages, protection = len(curriculum.stages), curriculum.protection
     anchors = stages - 1 if protection.method in ("ewc", "l2") else 0
@@ -120,110 +108,92 @@ def _num_copies(curriculum: Curriculum) -> int:
     return stages + 2 * (1 + 2 * anchors)  # an anchor has a Fisher and weights
 
 
-def resume_curriculum(
-    output: str | Path, model: str | Path | None = None, *, curriculum: Curriculum | None = None, bars: bool = True
-) -> CurriculumResult:
+def resume_curriculum(output: str | Path) -> CurriculumResult:
     """Resume a curriculum after the last stage that was done, with the same result as without the stop.
 
     On the same computer and with the same number of threads it is the same bit for bit (`resume_training`).
 
-    Args:
-        output: its folder.
-        model, curriculum: what it was started with, or None; anything else is refused.
-
     Raises:
-        ValueError: the folder holds no curriculum, or one with another model, other problems or other stages, or its
-            state is damaged or of another version.
+        ValueError: the folder holds no curriculum, its model or problems have changed, or its state is damaged or of
+            another version.
         BlockingIOError: another process is writing it.
     """
-    started = time.perf_counter()
     folder = RunFolder(output)
     config = folder.read_config("curriculum", "curriculum")
-    stored = curriculum_from_dict(config["curriculum"])
-    if curriculum is not None and curriculum != stored:
-        raise ValueError(f"`resume`: {folder.path} was started with other stages or protection; leave them out.")
     if not folder.state.is_file() and (folder.path / "stage-0.json").is_file():
         raise ValueError(
             f"`resume`: the curriculum in {folder.path} was started by grpo_edu {config['grpo_edu']}, whose stages "
             "this version cannot read; resume it with that version, or start it again."
         )
-    policy, tokenizer = load_policy(model_source(model or config["model"]))
-    check_same_model(config["fingerprint"], fingerprint(policy), folder.path)
-    problems = [_stage_problems(stored, split, config["data_path"], config["n"]) for split in ("train", "heldout")]
-    check_same_data(config.get("data_fingerprints"), _data_fingerprints(problems), folder.path)
-    with sigterm_interrupts(), folder.resume():
-        progress = Progress()
+    run = CurriculumRun(folder, config)
+    found = run.fingerprints()
+    check_same_model(config["fingerprint"], found["fingerprint"], folder.path)
+    check_same_data(config.get("data_fingerprints"), found["data_fingerprints"], folder.path)
+    with folder.resume():
         if folder.state.is_file():
-            state = load_state(folder.state)
-            warn_of_other_versions(state["versions"])
-            policy.load_state_dict(state["weights"] or policy.state_dict())
-            progress = read_progress(state)
-        return _go_on(folder, stored, policy, tokenizer, problems, progress, started, bars)
+            run.read_state()
+        return run.finish()
 
 
-def read_progress(state: Mapping[str, Any]) -> Progress:
-    """Return how far a curriculum had come when its state was saved."""
-    rows = [[Evaluation(**part) for part in row] for row in state["rows"]]
-    return Progress(rows, state["histories"], [Anchor(**anchor) for anchor in state["anchors"]])
+class CurriculumRun:
+    """A curriculum in its folder; config: what its config.json holds.
 
+    Attributes:
+        problems: of each stage, to train on ("train") and to evaluate with ("heldout").
+        progress: how far it has come.
+    """
 
-def _stage_problems(curriculum: Curriculum, split: str, data_path: str | Path | None, n: int) -> list[list[Problem]]:
-    """The training problems of each stage, or `n` held-out problems of each."""
-    sets = []
-    for stage in curriculum.stages:
-        path = data_path if "gsm8k" in stage.data else None
-        count = n if split == "heldout" else stage.num_problems
-        sets.append(load_split(stage.data, split, data_path=path, n=count))
-    return sets
+    def __init__(self, folder: RunFolder, config: dict[str, Any]) -> None:
+        self._started = time.perf_counter()
+        self.folder, self.curriculum = folder, curriculum_from_dict(config["curriculum"])
+        self.problems: dict[str, list[list[Problem]]] = {"train": [], "heldout": []}
+        for stage in self.curriculum.stages:
+            path = config["data_path"] if "gsm8k" in stage.data else None
+            for split, n in (("train", stage.num_problems), ("heldout", config["n"])):
+                self.problems[split].append(load_split(stage.data, split, data_path=path, n=n))
+        self.policy, self.tokenizer = load_policy(model_source(config["model"]))
+        self.progress = Progress()
 
+    def fingerprints(self) -> dict[str, Any]:
+        """Return what config.json keeps of the model and the problems."""
+        data = {split: data_fingerprint(sum(stages, [])) for split, stages in self.problems.items()}
+        return {"fingerprint": fingerprint(self.policy), "data_fingerprints": data}
 
-def _data_fingerprints(problems: Sequence[list[list[Problem]]]) -> dict[str, str]:
-    """A hash of the training problems of all stages, and one of the held-out problems."""
-    train, heldout = ([problem for stage in split for problem in stage] for split in problems)
-    return {"train": data_fingerprint(train), "heldout": data_fingerprint(heldout)}
+    def read_state(self) -> None:
+        """Read how far the curriculum had come, and the weights."""
+        state = load_state(self.folder.state)
+        warn_of_other_versions(state["versions"])
+        self.policy.load_state_dict(state["weights"] or self.policy.state_dict())
+        rows = [[Evaluation(**part) for part in row] for row in state["rows"]]
+        self.progress = Progress(rows, state["histories"], [Anchor(**anchor) for anchor in state["anchors"]])
 
+    def finish(self) -> CurriculumResult:
+        """Run the stages that are left, save each of them, and write the result."""
+        stages, progress = self.curriculum.stages, self.progress
+        with note_kept(self.folder, lambda: f"{progress.stages_done} of {len(stages)} stages"):
+            problems = self.problems["train"], self.problems["heldout"]
+            for _ in run_curriculum(self.policy, self.tokenizer, self.curriculum, *problems, progress=progress):
+                self._save_stage()
+        matrix = progress.matrix([stage.name for stage in stages])
+        result = CurriculumResult(self.folder.path, self.curriculum, matrix, time.perf_counter() - self._started)
+        write_result(self.folder, result)
+        return result
 
-def _go_on(
-    folder: RunFolder,
-    curriculum: Curriculum,
-    policy: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[list[list[Problem]]],
-    progress: Progress,
-    started: float,
-    bars: bool,
-) -> CurriculumResult:
-    """Run the stages that are left, save each of them, and write the result."""
-    total = len(curriculum.stages)
-    try:
-        for done in run_curriculum(policy, tokenizer, curriculum, *problems, progress=progress, bars=bars):
-            _save_stage(folder, done, total, policy, tokenizer)
-    except _STOPS as error:
-        folder.note_kept(error, f"{progress.stages_done} of {total} stages")
-        raise
-    matrix = progress.matrix([stage.name for stage in curriculum.stages])
-    result = CurriculumResult(folder.path, curriculum, matrix, time.perf_counter() - started)
-    write_result(folder, result)
-    return result
-
-
-def _save_stage(
-    folder: RunFolder, progress: Progress, total: int, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Save the model and the metrics of a stage, and last the state, with which the stage counts as done."""
-    number = progress.stages_done
-    is_last = number == total
-    if number:
-        place = folder.path / f"stage-{number}"
-        save_policy(policy, tokenizer, folder.model if is_last else place / "model", overwrite=True)
-        write_log(place / "metrics.jsonl", progress.histories[-1])
-    content = {
-        "rows": [[asdict(part) for part in row] for row in progress.rows],
-        "histories": progress.histories,
-        "weights": {} if is_last else policy.state_dict(),
-        "anchors": [] if is_last else [vars(anchor) for anchor in progress.anchors],
-    }
-    save_state(folder.state, content)
+    def _save_stage(self) -> None:
+        """Save the model and the metrics of a stage, and last the state, with which the stage counts as done."""
+        folder, progress, number = self.folder, self.progress, self.progress.stages_done
+        is_last = number == len(self.curriculum.stages)
+        if number:
+            place = folder.path / f"stage-{number}"
+            save_policy(self.policy, self.tokenizer, folder.model if is_last else place / "model", overwrite=True)
+            write_log(place / "metrics.jsonl", progress.histories[-1])
+        content = {
+            "rows": [[asdict(part) for part in row] for row in progress.rows],
+            "histories": progress.histories,
+            "weights": {} if is_last else self.policy.state_dict(),
+            "anchors": [] if is_last else [vars(anchor) for anchor in progress.anchors],
+        }
+        save_state(folder.state, content)
 
 
 def write_result(folder: RunFolder, result: CurriculumResult) -> None:

@@ -19,7 +19,7 @@ from grpo_edu.runs.effects import Need, check_effects
 from grpo_edu.runs.loading import parse_data, parse_names
 from grpo_edu.runs.options import CONFIG_FIELDS, RunConfig, default_config
 
-METHODS = ("supervised", "grpo")
+METHODS = {"supervised": SupervisedConfig, "grpo": GRPOConfig}
 PROTECTIONS = ("none", "ewc", "l2", "replay", "kl")
 FISHERS = ("sampled", "true", "empirical", "batched-empirical", "lightning")
 
@@ -51,9 +51,9 @@ class Stage:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"stage {self.name!r}: method: {self.method!r} is unknown; use {' or '.join(METHODS)}")
-        kind = GRPOConfig if self.method == "grpo" else SupervisedConfig
-        if not isinstance(self.config, kind):
-            raise ValueError(f"stage {self.name!r}: config: method {self.method!r} takes a {kind.__name__}")
+        if not isinstance(self.config, METHODS[self.method]):
+            kind = METHODS[self.method].__name__
+            raise ValueError(f"stage {self.name!r}: config: method {self.method!r} takes a {kind}")
         try:
             object.__setattr__(self, "data", parse_data(self.data))
             object.__setattr__(self, "rewards", parse_names(self.rewards, tuple(REWARDS), "rewards"))
@@ -125,10 +125,6 @@ class Curriculum:
         stages = (replace(stage, config=replace(stage.config, seed=seed)) for stage in self.stages)
         return replace(self, stages=tuple(stages))
 
-    def to_dict(self) -> dict[str, Any]:
-        """What `curriculum_from_dict` reads, ready for JSON."""
-        return asdict(self)
-
 
 _BRISK = {"max_steps": 40, "learning_rate": 3.5e-3, "lr_scheduler_type": "linear"}
 _LEVELS = {level: [level] for level in LEVELS}
@@ -190,7 +186,7 @@ def load_curriculum(profile: str | Path) -> Curriculum:
 
 
 def curriculum_from_dict(content: Mapping[str, Any]) -> Curriculum:
-    """Stages and protection from plain values; what is left out has the default of its class.
+    """Return a curriculum from plain values, such as `asdict` makes; what is left out has the default of its class.
 
     >>> two = [{"name": "first", "data": "basic"}, {"name": "then", "data": "sorting", "method": "grpo"}]
     >>> curriculum_from_dict({"stages": two, "protection": {"method": "kl", "strength": 0.1}}).stages[1].method
@@ -226,18 +222,14 @@ def _stage(content: Mapping[str, Any]) -> Stage:
     missing = {"name", "data"} - content.keys()
     if missing:
         raise ValueError(f"stage: {min(missing)} is missing; each needs a name and data")
-    method, config = content.get("method", "supervised"), content.get("config", {})
-    _check_keys(config, GRPOConfig if method == "grpo" else SupervisedConfig, f"config of stage {content['name']!r}")
-    data = content["data"]
-    settings = default_config(parse_data(data), **config) if method == "grpo" else None
-    return Stage(
-        name=str(content["name"]),
-        data=data,
-        method=method,
-        config=settings or SupervisedConfig(**config),
-        rewards=content.get("rewards", ("accuracy",)),
-        num_problems=content.get("num_problems"),
-    )
+    method, settings = content.get("method", "supervised"), content.get("config", {})
+    _check_keys(settings, METHODS.get(method, SupervisedConfig), f"config of stage {content['name']!r}")
+    config: SupervisedConfig | GRPOConfig
+    if method == "grpo":
+        config = default_config(parse_data(content["data"]), **settings)
+    else:
+        config = SupervisedConfig(**settings)
+    return Stage(**{**content, "name": str(content["name"]), "config": config})
 
 
 def _check_keys(content: Any, kind: type, what: str) -> None:

@@ -124,6 +124,17 @@ def annotate_errors(folder: RunFolder, steps: int) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def note_kept(folder: RunFolder, describe: Callable[[], str]) -> Iterator[None]:
+    """A context for a sweep or a curriculum: SIGTERM interrupts it, and errors say what its folder keeps."""
+    with sigterm_interrupts():
+        try:
+            yield
+        except BaseException as error:
+            folder.note_kept(error, describe())
+            raise
+
+
 def note_what_is_kept(error: BaseException, folder: RunFolder, steps: int) -> None:
     """Say with an error what is kept, and how to go on where that can be done."""
     names = ("metrics.jsonl", "model", "summary.md", "state.pt", "diagnosis")

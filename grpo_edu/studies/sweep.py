@@ -1,12 +1,12 @@
-"""Sweeps over settings: what can be asked for, what the result may say, and its picture.
+"""Sweeps over settings: what can be asked for, and what the result may say.
 
 A sweep trains each setting with several random seeds. It chooses the setting with the best mean accuracy on a
 validation part of the *training* problems. Then it trains the chosen settings, and those that it started from, again
 with new seeds, and compares them once on held-out problems, seed by seed. The best of many runs is high by luck alone
 (Henderson et al. 2018, arXiv 1709.06560), so only a difference on new seeds whose interval lies above 0 counts.
 
-`grpo_edu.studies.sweep_runs` does the training. This module needs neither torch nor Optuna, because the command line
-reads a space before it loads them.
+`grpo_edu.studies.sweep_runs` does the training. This module needs no torch, so that the command line reads a plan at
+once. Optuna (Akiba et al. 2019, arXiv 1907.10902) is an extra: ``pip install "grpo-edu[tuning]"``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import Estimate, mean_estimate
 from grpo_edu.problems.templates import Problem
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from grpo_edu.evaluation import Estimate
+    from optuna.distributions import BaseDistribution
 
 DEFAULT_SPACE = {
     "learning_rate": "3e-5:1e-3",
@@ -36,7 +34,6 @@ DEFAULT_SPACE = {
 }
 SWEPT = tuple(DEFAULT_SPACE)
 _CISPO_CAP = 5.0  # the bound that GRPOConfig asks for with "cispo"
-MAX_ROWS = 14  # settings that a picture shows; the text has all
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,8 @@ class SweepPlan:
         object.__setattr__(self, "seeds", tuple(self.seeds))
         if not self.space:
             raise ValueError(f"`space` is empty; give values of {', '.join(SWEPT)}.")
-        for name, text in self.space.items():
-            parse_values(name, text)
+        load_optuna()
+        _ = self.distributions  # raises ValueError
         if len(set(self.seeds)) < max(2, len(self.seeds)):
             listed = ",".join(map(str, self.seeds))
             raise ValueError(f"`seeds` must be at least two different numbers, to see their effect, got {listed}.")
@@ -82,59 +79,50 @@ class SweepPlan:
         return tuple(range(max(self.seeds) + 1, max(self.seeds) + 1 + self.judge_seeds))
 
     @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """The space as Optuna takes it."""
+        return {name: parse_values(name, text) for name, text in self.space.items()}
+
+    @property
     def grid(self) -> list[dict[str, Any]] | None:
         """All settings of the space, if there are no more of them than trials; else None."""
-        values = {name: parse_values(name, text) for name, text in self.space.items()}
-        is_range = any(":" in text for text in self.space.values())
-        if is_range or math.prod(map(len, values.values())) > self.trials:
+        choices: list[Any] = [getattr(values, "choices", None) for values in self.distributions.values()]
+        if None in choices or math.prod(map(len, choices)) > self.trials:
             return None
-        return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
-
-    def has(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether settings lie in the space, so that the sampler may learn from them."""
-        values = {name: parse_values(name, text) for name, text in self.space.items()}
-        return all(
-            values[name][0] <= settings[name] <= values[name][1] if ":" in text else settings[name] in values[name]
-            for name, text in self.space.items()
-        )
-
-    def read(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that Optuna's values stand for; a value of a range is rounded to two digits."""
-        return {
-            name: float(f"{params[name]:.1e}") if ":" in text else params[name] for name, text in self.space.items()
-        }
+        return [dict(zip(self.space, chosen, strict=True)) for chosen in product(*choices)]
 
 
-def parse_values(name: str, text: str) -> tuple[Any, ...]:
-    """Read the values of a setting to sweep: its choices, or the two ends of its range.
+def load_optuna() -> None:
+    """Import Optuna and silence its log lines; raises ValueError if it is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise ValueError('sweep needs Optuna; install it with: pip install "grpo-edu[tuning]"') from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def parse_values(name: str, text: str) -> BaseDistribution:
+    """Read the values of a setting to sweep, as a distribution of Optuna: its choices, or a range.
 
     Raises ValueError that names the setting and what is wrong with it.
 
-    >>> parse_values("learning_rate", "1e-5:1e-3"), parse_values("num_generations", "4, 8")
-    ((1e-05, 0.001), (4, 8))
+    >>> parse_values("learning_rate", "1e-5:1e-3"), parse_values("num_generations", "4, 8").choices
+    (FloatDistribution(high=0.001, log=True, low=1e-05, step=None), (4, 8))
     """
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
     if name not in SWEPT:
         raise ValueError(f"`{name}` cannot be swept; choose from {', '.join(SWEPT)}.")
     kind = type(getattr(GRPOConfig(), name))
-    is_range = ":" in text
-    if is_range and name != "learning_rate":
-        raise ValueError(f"`{name}`: {text} is a range, which only learning_rate can have; give choices with commas.")
-    parts = text.split(":") if is_range else [part.strip() for part in text.split(",") if part.strip()]
-    for part in parts:
-        try:
-            kind(part)
-        except ValueError:
-            number = "whole number" if kind is int else "number"
-            raise ValueError(f"`{name}`: {part!r} is not a {number}.") from None
-    values = tuple(dict.fromkeys(map(kind, parts)))
-    if is_range and not (len(values) == 2 and 0 < values[0] < values[1] < math.inf):
-        raise ValueError(f"`{name}`: the range {text} must go from a positive number to a larger one.")
-    if not values:
-        known = ", ".join(GRPOConfig.choices.get(name, ()))
-        raise ValueError(f"`{name}`: {text!r} contains no value; {f'choose from {known}' if known else 'use commas'}.")
+    try:
+        if ":" in text and name == "learning_rate":
+            return FloatDistribution(*map(float, text.split(":")), log=True)
+        values = tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` must be values such as {DEFAULT_SPACE[name]}, got {text!r}.") from None
     for value in values:
         GRPOConfig(**{name: value, "epsilon_high": _CISPO_CAP})
-    return values
+    return CategoricalDistribution(values)
 
 
 def settings_config(base: GRPOConfig, settings: Mapping[str, Any], seed: int) -> GRPOConfig:
@@ -183,33 +171,34 @@ def split_validation(problems: Sequence[Problem], n: int) -> tuple[list[Problem]
     return training, validation
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings as one line of text.
-
-    >>> settings_text({"learning_rate": 0.0003, "loss_type": "dapo"})
-    'learning_rate 0.0003, loss_type dapo'
-    """
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in settings.items()
-    )
-
-
 # ---- what a sweep found ----
 
 
 @dataclass(frozen=True)
 class Tried:
-    """Settings and the accuracies that they reached: shares of problems solved, in the order of the seeds."""
+    """Settings, and what came of them with each seed until one failed.
+
+    accuracies: shares of problems solved, in the order of the seeds. failure: why a run failed, else empty.
+    """
 
     settings: Mapping[str, Any]
     accuracies: tuple[float, ...]
+    failure: str = ""
 
     @property
     def estimate(self) -> Estimate:
         """Mean over the seeds, with its interval."""
-        from grpo_edu.evaluation import mean_estimate
-
         return mean_estimate(self.accuracies)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers, ready for JSON."""
+        return {"settings": dict(self.settings), "accuracies": list(self.accuracies), **asdict(self.estimate)}
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in self.settings.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -224,7 +213,22 @@ class SweepResult:
     output: Path
     plan: SweepPlan
     start: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]]
+    records: list[dict[str, Any]]
+
+    def gather(self, part: str) -> list[Tried]:
+        """Return what came of all settings of one part, in the order in which they were tried."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for record in self.records:
+            if record["part"] == part:
+                found.setdefault(str(record["settings"]), []).append(record)
+        return [
+            Tried(
+                records[0]["settings"],
+                tuple(record["accuracy"] for record in records if "accuracy" in record),
+                records[-1].get("failure", ""),
+            )
+            for records in found.values()
+        ]
 
     @property
     def seconds(self) -> float:
@@ -234,39 +238,33 @@ class SweepResult:
     @property
     def tried(self) -> list[Tried]:
         """The settings that ran with every seed, the best mean on the validation problems first."""
-        found = [self._gathered("search", record["settings"], self.plan.seeds) for record in self._firsts()]
-        whole = [setting for setting in found if len(setting.accuracies) == len(self.plan.seeds)]
-        return sorted(whole, key=lambda setting: -setting.estimate.value)
+        whole = [one for one in self.gather("search") if len(one.accuracies) == len(self.plan.seeds)]
+        return sorted(whole, key=lambda one: -one.estimate.value)
 
     @property
-    def refused(self) -> list[tuple[Mapping[str, Any], str]]:
-        """Settings that are not valid, or failed with a seed, each with the reason."""
-        return [(record["settings"], record["failure"]) for record in self.records if "failure" in record]
+    def refused(self) -> list[Tried]:
+        """Settings that are not valid, or failed with a seed."""
+        return [one for part in ("search", "judge") for one in self.gather(part) if one.failure]
 
     @property
-    def chosen(self) -> Mapping[str, Any] | None:
+    def chosen(self) -> Tried | None:
         """The settings with the best mean; None where these are the settings that the sweep started from."""
-        best = self.tried[0].settings
-        return None if best == self.start else best
+        best = self.tried[0]
+        return None if best.settings == self.start else best
 
     @property
     def judged(self) -> tuple[Tried, Tried] | None:
         """Start and chosen settings on held-out problems with new seeds; None if nothing was chosen or a run failed."""
-        if self.chosen is None:
-            return None
-        pair = [self._gathered("judge", settings, self.plan.new_seeds) for settings in (self.start, self.chosen)]
-        whole = all(len(setting.accuracies) == self.plan.judge_seeds for setting in pair)
-        return (pair[0], pair[1]) if whole else None
+        whole = [one for one in self.gather("judge") if len(one.accuracies) == self.plan.judge_seeds]
+        return (whole[0], whole[1]) if len(whole) == 2 else None
 
     @property
     def difference(self) -> Estimate | None:
         """Accuracy of the chosen settings minus that of the start, with its interval over the new seeds."""
-        from grpo_edu.evaluation import mean_estimate
-
         if self.judged is None:
             return None
-        start, chosen = (setting.accuracies for setting in self.judged)
-        return mean_estimate([after - before for before, after in zip(start, chosen, strict=True)])
+        pairs = zip(*(one.accuracies for one in self.judged), strict=True)
+        return mean_estimate([chosen - start for start, chosen in pairs])
 
     @property
     def outcome(self) -> str:
@@ -276,172 +274,63 @@ class SweepResult:
         return "winner" if self.difference.low > 0 else "worse"
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, ready for JSON."""
+        """Return the numbers, ready for JSON."""
         return {
             "outcome": self.outcome,
             "start": dict(self.start),
-            "chosen": self.chosen and dict(self.chosen),
+            "chosen": self.chosen and dict(self.chosen.settings),
             "difference": self.difference and asdict(self.difference),
-            "judged": self.judged and [_row(setting) for setting in self.judged],
-            "tried": [_row(setting) for setting in self.tried],
-            "refused": [{"settings": dict(settings), "reason": reason} for settings, reason in self.refused],
+            "judged": self.judged and [one.to_dict() for one in self.judged],
+            "tried": [one.to_dict() for one in self.tried],
+            "refused": [{"settings": dict(one.settings), "reason": one.failure} for one in self.refused],
             "plan": asdict(self.plan),
             "seconds": round(self.seconds, 1),
             "output": str(self.output),
         }
 
-    def _firsts(self) -> list[Mapping[str, Any]]:
-        return [row for row in self.records if row["part"] == "search" and row["seed"] == self.plan.seeds[0]]
-
-    def _gathered(self, part: str, settings: Mapping[str, Any], seeds: Sequence[int]) -> Tried:
-        """Accuracies of these settings, of the seeds that ran and did not fail."""
-        by_seed = {
-            row["seed"]: row["accuracy"]
-            for row in self.records
-            if row["part"] == part and row["settings"] == settings and "accuracy" in row
-        }
-        return Tried(settings, tuple(by_seed[seed] for seed in seeds if seed in by_seed))
-
 
 def verdict_text(result: SweepResult) -> str:
-    """The conclusion of a sweep, in one or two sentences."""
+    """Return the conclusion of a sweep, in one or two sentences."""
     if result.chosen is None:
         return "No winner: no settings did better on the validation problems than those that the sweep started from."
-    name = settings_text(result.chosen)
     if result.difference is None:
-        broken = [row for row in result.records if row["part"] == "judge" and "failure" in row]
-        if not broken:
-            return f"No final comparison yet: the best settings on the validation problems are {name}."
-        return (
-            f"No winner: with new seeds a run failed ({settings_text(broken[0]['settings'])}: {broken[0]['failure']})."
-        )
+        return f"No winner: the final comparison of {result.chosen} with the start is not complete."
     against = f"{result.difference:+} against the start, seed by seed"
     if result.outcome == "winner":
-        return f"Winner: {name}. {against}."
+        return f"Winner: {result.chosen}. {against}."
     if result.outcome == "worse":
-        return f"No winner: {name} did best on the validation problems, but does worse on new ones: {against}."
+        return f"No winner: {result.chosen} did best on the validation problems, but does worse on new ones: {against}."
     return (
-        f"No winner: {name} did best on the validation problems, but with new seeds the interval of its gain contains "
-        f"0: {against}. More seeds would narrow it."
+        f"No winner: {result.chosen} did best on the validation problems, but with new seeds the interval of its gain "
+        f"contains 0: {against}. More seeds would narrow it."
     )
 
 
 def sweep_text(result: SweepResult) -> str:
-    """Table, final comparison and conclusion as Markdown, which is readable in a terminal too."""
+    """Return table, final comparison and conclusion as Markdown, which is readable in a terminal too."""
     plan = result.plan
-    lines = ["| settings | validation, mean % | 95% interval | each seed |", "|---|---|---|---|"]
-    for setting in result.tried:
-        mark = " (start)" if setting.settings == result.start else ""
-        lines.append(
-            f"| {settings_text(setting.settings)}{mark} | {_percent(setting.estimate.value)} | "
-            f"{_interval(setting.estimate)} | {_each(setting)} |"
-        )
+    lines = ["| settings | mean [95% interval] | each seed (%) |", "|---|---|---|"]
+    for one in result.tried:
+        mark = " (start)" if one.settings == result.start else ""
+        lines.append(f"| {one}{mark} | {one.estimate} | {_each(one)} |")
     lines += ["", f"Intervals over {len(plan.seeds)} seeds, on {plan.num_validation} training problems set aside."]
-    lines += ["", best_run_text(result)]
+    best = max(result.tried, key=lambda one: max(one.accuracies))  # which a careless report would have shown
+    lines += [
+        "",
+        f"The best single run solved {max(best.accuracies):.0%}; its settings solve {best.estimate.value:.0%} on "
+        "average.",
+    ]
     if result.refused:
-        lines += ["", "Not valid, or failed:", ""]
-        lines += [f"- {line}" for line in refused_lines(result)]
+        lines += ["", "Not valid, or failed:", "", *(f"- {one}: {one.failure}" for one in result.refused)]
     if result.judged is not None:
+        title = f"Final comparison on {plan.num_heldout} held-out problems, with {plan.judge_seeds} new seeds:"
+        lines += ["", title, ""]
         lines += [
-            "",
-            f"Final comparison on {plan.num_heldout} held-out problems, with {plan.judge_seeds} new seeds:",
-            "",
-        ]
-        lines += [
-            f"- {name}: {_percent(setting.estimate.value)}% [{_interval(setting.estimate)}], seeds {_each(setting)}"
-            for name, setting in zip(("start", "chosen"), result.judged, strict=True)
+            f"- {name}: {one.estimate}, seeds {_each(one)}"
+            for name, one in zip(("start", "chosen"), result.judged, strict=True)
         ]
     return "\n".join([*lines, "", verdict_text(result)])
 
 
-def refused_lines(result: SweepResult) -> list[str]:
-    """Each reason once, with the number of settings that it applies to, or which one it is."""
-    reasons: dict[str, list[Mapping[str, Any]]] = {}
-    for settings, reason in result.refused:
-        reasons.setdefault(reason, []).append(settings)
-    return [
-        f"{reason} ({settings_text(settings[0]) if len(settings) == 1 else f'{len(settings)} settings'})"
-        for reason, settings in reasons.items()
-    ]
-
-
-def best_run_text(result: SweepResult) -> str:
-    """The best single run, which a careless report would have shown, and the mean of its settings."""
-    best = max(result.tried, key=lambda setting: max(setting.accuracies))
-    return (
-        f"The best single run solved {_percent(max(best.accuracies))}%; its settings solve "
-        f"{_percent(best.estimate.value)}% on average."
-    )
-
-
-def _row(setting: Tried) -> dict[str, Any]:
-    return {"settings": dict(setting.settings), "accuracies": list(setting.accuracies), **asdict(setting.estimate)}
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}"
-
-
-def _interval(estimate: Estimate) -> str:
-    low, high = (_percent(min(1.0, max(0.0, end))) for end in (estimate.low, estimate.high))
-    return f"{low} to {high}"
-
-
-def _each(setting: Tried) -> str:
-    return " ".join(map(_percent, setting.accuracies))
-
-
-def sweep_figure(result: SweepResult) -> Figure:
-    """The accuracy of each setting on every seed, and how well the chosen settings do on new seeds.
-
-    Left: the settings with the best mean (at most `MAX_ROWS`) and the start; each seed is a point. Right, where there
-    was a final comparison: start and chosen settings on held-out problems; each new seed is a line.
-    """
-    from grpo_edu.figures.style import sheet
-
-    ranked = enumerate(result.tried)
-    rows = [row for place, row in ranked if place < MAX_ROWS or row.settings == result.start]
-    judged = result.judged
-    figure = sheet(9.0, 1.6 + 0.36 * max(5, len(rows)))
-    cells = figure.add_gridspec(1, 2, width_ratios=(2.2, 1)) if judged else figure.add_gridspec(1, 1)
-    _draw_settings(figure.add_subplot(cells[0, 0]), rows, result)
-    if judged:
-        _draw_judgment(figure.add_subplot(cells[0, 1]), judged, result.outcome)
-    return figure
-
-
-def _draw_settings(axes: Axes, rows: Sequence[Tried], result: SweepResult) -> None:
-    from grpo_edu.figures.style import intervals, look, name_rows, percent, style_axes
-
-    style_axes(axes, "Chosen by: validation problems", "", "solved (%), mean with its interval over the seeds")
-    for number, is_start in enumerate((False, True)):
-        kept = [(place, row) for place, row in enumerate(rows) if (row.settings == result.start) is is_start]
-        if not kept:  # nothing but the start could be tried
-            continue
-        means = [percent(row.estimate.value, row.estimate.low, row.estimate.high) for _, row in kept]
-        intervals(axes, number, means, [place for place, _ in kept])
-        points = [(100 * share, place + 0.22) for place, row in kept for share in row.accuracies]
-        axes.plot(*zip(*points, strict=True), linestyle="none", **(look(number) | {"markersize": 3}), alpha=0.6)
-    name_rows(axes, [_label(row) + (" (start)" if row.settings == result.start else "") for row in rows])
-    axes.set_xlim(0, 100)
-
-
-def _draw_judgment(axes: Axes, judged: tuple[Tried, Tried], outcome: str) -> None:
-    from grpo_edu.figures.style import INK, intervals, percent, style_axes
-
-    style_axes(axes, f"Held out: {outcome}", "solved (%)", "")
-    for before, after in zip(*(row.accuracies for row in judged), strict=True):
-        axes.plot([0, 1], [100 * before, 100 * after], color=INK, linewidth=0.8, alpha=0.5)
-    for place, row in enumerate(judged):
-        estimate = row.estimate
-        intervals(axes, 1 - place, [place], [percent(estimate.value, estimate.low, estimate.high)], capsize=4)
-    axes.set_xticks([0, 1], ["start", "chosen"])
-    axes.set_xlim(-0.4, 1.4)
-    axes.set_ylim(0, 100)
-
-
-def _label(row: Tried) -> str:
-    """Settings on two lines if they are long."""
-    parts = settings_text(row.settings).split(", ")
-    half = (len(parts) + 1) // 2
-    return ", ".join(parts) if len(parts) < 3 else ", ".join(parts[:half]) + "\n" + ", ".join(parts[half:])
+def _each(one: Tried) -> str:
+    return " ".join(f"{100 * share:.0f}" for share in one.accuracies)
