@@ -25,7 +25,7 @@ from transformers import (
 from grpo_edu import evaluate, gguf_files, load_policy
 from grpo_edu.cli.main import main
 from grpo_edu.fast.lora import add_lora, save_adapters
-from grpo_edu.models import load_config
+from grpo_edu.models import load_config, save_policy
 from grpo_edu.problems.files import load_problems
 
 TEXT = "Solve the problem. There are 12 or 345 eggs in 2024; she's sold 1,200.\n\n  #### 48 Über"
@@ -235,8 +235,8 @@ def test_a_file_that_does_not_exist_is_said_at_once(tmp_path, capsys):
 def test_a_file_is_converted_once_and_another_under_its_name_anew(tmp_path, conversions, cache):
     file = write_gguf(tmp_path / "model.gguf")
     with ThreadPoolExecutor(2) as pool:  # a lock of one thread holds for the other, as for another process
-        list(pool.map(load_policy, [file] * 2))
-    assert len(conversions) == 1
+        folders = list(pool.map(lambda _: gguf_files.convert_gguf(file, save_policy), range(2)))
+    assert len(conversions) == 1 and folders[0] == folders[1]
     before = load_policy(file)[0].state_dict()
     model, tokenizer = policy_of("qwen2", seed=1)
     write_gguf(file, "qwen2", model, tokenizer)
