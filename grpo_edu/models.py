@@ -21,11 +21,11 @@ import torch
 
 from grpo_edu import collector_paused
 from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
+from grpo_edu.gguf_files import GGUF_SUFFIX, SMOLLM2, convert_gguf, convert_smollm2
 from grpo_edu.model_files import (
-    SMOLLM2,
     check_folder,
     check_tokenizer,
-    converted_smollm2,
+    check_vocabulary,
     explained,
     floating_dtype,
     load_model,
@@ -58,7 +58,7 @@ def load_policy(
     """Load a causal language model and its tokenizer.
 
     Args:
-        name: a model of the package (`list_models()`), "smollm2", a folder, or a Hub id such as
+        name: a model of the package (`list_models()`), "smollm2", a folder, a GGUF file, or a Hub id such as
             "Qwen/Qwen2-0.5B-Instruct". A folder with adapters only gives their base model with the adapters merged into
             its weights.
         dtype: type of the weights: "float32" (the default), "bfloat16", or a torch.dtype.
@@ -87,9 +87,12 @@ def load_policy(
     with quiet_transformers(), hub_or_cache(isinstance(source, str)) as obstacle:
         model = load_model(source, floating_dtype(dtype), obstacle)
         tokenizer = load_tokenizer(source, obstacle)
-    check_tokenizer(tokenizer, model, source)
+    check_tokenizer(tokenizer, source)
+    check_vocabulary(tokenizer, model, source)
     if str(name) in (*list_models(), SMOLLM2):
         model.name_or_path = str(name)  # adapters name their base model by it, on every computer
+    elif is_gguf(name):
+        model.name_or_path = str(Path(name).expanduser().absolute())
     if model.get_memory_footprint() >= LARGE_MODEL:
         return_large_blocks()
     return model.eval(), tokenizer
@@ -173,6 +176,15 @@ def adapter_folder(name: str | Path) -> Path | None:
     return folder if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists() else None
 
 
+def is_gguf(name: str | Path) -> bool:
+    """Return whether a model's name is that of a GGUF file.
+
+    >>> is_gguf("Model.Q4_K_M.gguf"), is_gguf("tiny")
+    (True, False)
+    """
+    return Path(name).suffix.lower() == GGUF_SUFFIX and not Path(name).expanduser().is_dir()
+
+
 def find_model(name: str | Path) -> Path | str:
     """Return the folder that a model's name refers to, or a Hub id unchanged; raises what `load_policy` raises."""
     source = _locate(name)
@@ -189,7 +201,9 @@ def _locate(name: str | Path) -> Path | str:
     if str(name) in list_models():
         return shipped
     if str(name) == SMOLLM2:
-        return converted_smollm2(save_policy)
+        return convert_smollm2(save_policy)
+    if is_gguf(name):
+        return convert_gguf(Path(name).expanduser(), save_policy)
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
     known = f"Use {', '.join([*list_models(), SMOLLM2])}, a folder, or a Hub id (owner/name)."

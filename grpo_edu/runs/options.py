@@ -78,7 +78,7 @@ class RunConfig:
 
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"backend": BACKENDS, "dtype": DTYPE_CHOICES, "device": DEVICES}
 
-    model: str = setting("tiny", "a shipped model such as tiny, a folder (also of a run), or a Hub id")
+    model: str = setting("tiny", "a shipped model such as tiny, a folder (also of a run), a GGUF file, or a Hub id")
     data: tuple[str, ...] = setting(
         LEVELS, f"sets, with commas: {', '.join(problem_set_names())}, reasoning-gym:TASK, or a file of yours"
     )

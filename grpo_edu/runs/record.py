@@ -112,7 +112,7 @@ def read_run_result(folder: Path) -> dict[str, Any] | None:
 def resolve_model_source(model: str | Path) -> str:
     """Return what to load for a model's name; a path is made absolute, so that it holds in every working folder."""
     source = model_source(model)
-    if not Path(source).expanduser().is_dir():
+    if not Path(source).expanduser().exists():
         return str(source)
     from grpo_edu.models import SMOLLM2, list_models
 
@@ -122,7 +122,7 @@ def resolve_model_source(model: str | Path) -> str:
 def default_folder(run_config: RunConfig, *, overwrite: bool = False) -> RunFolder:
     """Return `runs/tiny-levels-seed0` or the like, with a number where that exists and is not to be replaced."""
     path = Path(run_config.model)
-    label = path.parent.name if path.name == "model" else path.name
+    label = path.parent.name if path.name == "model" else path.name.removesuffix(".gguf")
     names = [Path(name).stem if is_user_dataset(name) else name for name in run_config.data]
     sets = "levels" if run_config.data == LEVELS else "-".join(names).replace(":", "-")
     name = f"{label or 'model'}-{sets}-seed{run_config.config.seed}"
