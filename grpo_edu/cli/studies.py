@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from grpo_edu.cli.options import add_options, chosen_dtype, given_options, refuse_with_resume, say_loading
-from grpo_edu.cli.train import add_folder_options, add_run_options
+from grpo_edu.cli.train import add_folder_options
 from grpo_edu.config import GRPOConfig
 from grpo_edu.continual.stages import (
     FISHERS,
@@ -20,6 +20,7 @@ from grpo_edu.continual.stages import (
     protection_settings,
 )
 from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
+from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.profiles import Profile, load_profile
 from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, sweep_text
 
@@ -44,7 +45,7 @@ def add_sweep_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu sweep`; only what is typed is set."""
     add = partial(command.add_argument, default=SUPPRESS)
     add("--profile", help="settings to start from: a name or a JSON file (default: standard)", metavar="NAME")
-    add_run_options(command, [name for name in _SETTINGS if name != "max_steps"])
+    add_options(command, RunConfig, [name for name in _SETTINGS if name != "max_steps"])
     add_options(command, GRPOConfig, ["max_steps"])
     for name in SWEPT:
         form = "LOW:HIGH, or values with commas" if name == "learning_rate" else "values with commas"
@@ -67,7 +68,7 @@ def add_sweep_options(command: ArgumentParser) -> None:
 def run_sweep_command(arguments: Namespace) -> int:
     """Start or resume a sweep and print its result; returns the exit code."""
     if hasattr(arguments, "resume"):
-        refuse_with_resume(arguments, ("profile", *_SETTINGS, *SWEPT, *_PLAN, *_PLACES))
+        refuse_with_resume(arguments)
         say_loading(arguments.resume, "resume")
         from grpo_edu.studies.sweep_runs import resume_sweep
 
@@ -116,7 +117,7 @@ def add_curriculum_options(command: ArgumentParser) -> None:
         help=f"stages and protection: {', '.join(PROFILES)}, or a JSON file (default: domains)",
         metavar="NAME",
     )
-    add_run_options(command, ["model", "data_path"])
+    add_options(command, RunConfig, ["model", "data_path"])
     add("--protect", help="how earlier tasks are protected (default: the profile's)", choices=PROTECTIONS)
     add("--strength", help="lambda of ewc and l2, share of replay, beta of kl", type=float, metavar="X")
     add("--fisher", help="how ewc estimates the Fisher information (default: sampled)", choices=FISHERS)
@@ -129,8 +130,7 @@ def add_curriculum_options(command: ArgumentParser) -> None:
 def run_curriculum_command(arguments: Namespace) -> int:
     """Start or resume a curriculum and print its accuracy matrix; returns the exit code."""
     if hasattr(arguments, "resume"):
-        settings = ("protect", "strength", "fisher", "online", "seed", "n", "data_path", *_PLACES)
-        refuse_with_resume(arguments, settings)
+        refuse_with_resume(arguments, allowed=("model", "profile"))
         profile = None if not hasattr(arguments, "profile") else load_curriculum(arguments.profile)
         from grpo_edu.continual.runs import resume_curriculum
 

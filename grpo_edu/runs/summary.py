@@ -15,7 +15,7 @@ from grpo_edu.fast.memory import GIB, PeakMemory
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy
 from grpo_edu.problems.equations import check_equations
-from grpo_edu.problems.templates import LEVELS
+from grpo_edu.problems.templates import LEVELS, PROBLEM_SETS
 from grpo_edu.prompts import MARKER
 from grpo_edu.runs.completions import by_reward, read_completions, sampled_text
 from grpo_edu.runs.folder import model_source
@@ -400,7 +400,7 @@ def report_evaluation(
     Raises ValueError and OSError for bad input, with a word on what to do.
     """
     data = parse_data(data)
-    if n is None and data != ("gsm8k",):
+    if n is None and not all(name in PROBLEM_SETS and PROBLEM_SETS[name].is_evaluated_whole for name in data):
         n = DEFAULT_N
     given: dict[str, Any] = {"heldout_file": heldout_file, "columns": columns, "reward_funcs": reward_funcs}
     asked = RunConfig(str(model), data, **given)

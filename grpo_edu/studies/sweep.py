@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.config import GRPOConfig
+from grpo_edu.config import GRPOConfig, Options, field_bounds
 from grpo_edu.problems.templates import Problem
 
 if TYPE_CHECKING:
@@ -130,8 +130,9 @@ def parse_values(name: str, text: str) -> tuple[Any, ...]:
     if is_range and not (len(values) == 2 and 0 < values[0] < values[1] < math.inf):
         raise ValueError(f"`{name}`: the range {text} must go from a positive number to a larger one.")
     if not values:
-        known = ", ".join(GRPOConfig.choices.get(name, ()))
-        raise ValueError(f"`{name}`: {text!r} contains no value; {f'choose from {known}' if known else 'use commas'}.")
+        bound = field_bounds(GRPOConfig)[name]
+        remedy = f"choose from {', '.join(bound)}" if isinstance(bound, Options) else "use commas"
+        raise ValueError(f"`{name}`: {text!r} contains no value; {remedy}.")
     for value in values:
         GRPOConfig(**{name: value, "epsilon_high": _CISPO_CAP})
     return values
