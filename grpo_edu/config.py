@@ -237,7 +237,8 @@ def check_fields(settings: Any) -> None:
 
     A default is allowed, and is not looked at. Fields of other types than bool, int, float and str check their own.
     """
-    types, bounds = field_types(type(settings)), field_bounds(type(settings))
+    options: type = type(settings)
+    types, bounds = field_types(options), field_bounds(options)
     for one in fields(settings):
         value, (kind, is_optional) = getattr(settings, one.name), types[one.name]
         is_default = value == one.default and type(value) is type(one.default)

@@ -86,7 +86,8 @@ def run_train_command(arguments: Namespace) -> int:
         result = resume_training(arguments.resume)
     else:
         settings = given_options(arguments, (*RUN_FIELDS, *CONFIG_FIELDS))
-        request = load_profile(getattr(arguments, "profile", "standard")).override(settings).request()
+        base = load_profile(arguments.profile).settings if hasattr(arguments, "profile") else {}
+        request = RunConfig.from_settings({**base, **settings})
         check_effects(settings, request.to_settings())
         say_loading(request.model)
         from grpo_edu.runs.run import start_run
@@ -137,12 +138,12 @@ def add_evaluate_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu evaluate`."""
     add_options(command, RunConfig, ("model", *_FILES, "dtype", "device"))
     add = command.add_argument
-    scores = "FILE.py:function, for problems without an answer: right is what it pays at least 1"
+    scores = "FILE.py:function, for problems without an answer: correct if it returns at least 1"
     add("--rewards", default=SUPPRESS, dest="reward_funcs", metavar="NAME", help=scores)
     add("--n", type=int, metavar="N", help="problems, balanced over the sets (default: 300; of GSM8K alone all 1,319)")
-    add("--split", choices=SPLITS, default="heldout", help="heldout (default; of GSM8K this is test) or train")
+    add("--split", choices=SPLITS, default="heldout", help="which: heldout (default; of GSM8K the test set) or train")
     add("--seed", type=int, default=SUPPRESS, metavar="N", help="random seed of the sampling (default: 0)")
-    add("--temperature", type=float, default=1.0, metavar="X", help="of the sampling; 0 is greedy (default: 1.0)")
+    add("--temperature", type=float, default=1.0, metavar="X", help="of the sampling; 0: greedily (default: 1.0)")
     add("--max-completion-length", type=int, metavar="N", help="most tokens of a completion (default: 96, GSM8K 256)")
 
 

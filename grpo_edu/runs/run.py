@@ -59,7 +59,6 @@ from grpo_edu.runs.state import (
 )
 from grpo_edu.runs.summary import RunResult, report_evaluation, write_result
 from grpo_edu.runs.symptoms import sample_weights, unchanged
-from grpo_edu.runs.tracking import check_trackers
 from grpo_edu.trainer import Stages, TrainingState, check_inputs, start_training, train
 
 if TYPE_CHECKING:
@@ -153,7 +152,10 @@ class Run:
                 f"`checkpoint_every` is {run_config.checkpoint_every}, but this command cannot resume a run with "
                 "`backend` 'trl'; leave it out, train with `backend` 'grpo_edu', or use `grpo-edu cluster`."
             )
-        check_trackers(run_config.report_to)
+        if run_config.report_to:
+            from grpo_edu.runs.tracking import check_trackers
+
+            check_trackers(run_config.report_to)
         folder = RunFolder(output) if output else default_folder(run_config, overwrite=overwrite)
         folder.check(overwrite=overwrite)
         return cls(folder, RunMetadata.start(run_config, command), resumes=False, overwrite=overwrite)

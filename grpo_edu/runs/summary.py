@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ class RunResult:
         """Exact McNemar test of sampled before against after; None for a run that was stopped."""
         return None if self.after is None else mcnemar(self.before.correct, self.after.correct).p_value
 
-    @property
+    @cached_property
     def warnings(self) -> list[str]:
         """What went wrong in the training, each with its likely cause and a remedy, see `find_symptoms`."""
         return find_symptoms(self.history, self.config, self.before, self.after, unchanged=self.unchanged)
