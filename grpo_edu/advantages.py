@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo_edu.tensors import at_least_float32, check_name, widest
+from grpo_edu.tensors import LARGEST_REWARD, at_least_float32, check_name, widest
 
 SCALE_REWARDS = ("group", "batch", "none", "mean")
-_LARGEST_REWARD = 1e15  # as `grpo_edu.config.LARGEST_REWARD`; float32 still holds the squares of such rewards
 
 
 def group_advantages(
@@ -224,11 +223,11 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
             "keep every group whole"
         )
     rewards = at_least_float32(rewards)
-    unusable = torch.abs(rewards.to(widest(rewards.device))) > _LARGEST_REWARD
+    unusable = torch.abs(rewards.to(widest(rewards.device))) > LARGEST_REWARD
     if unusable.any():
         row = int(unusable.nonzero()[0])
         raise ValueError(
-            f"rewards[{row}] must be a number of at most {_LARGEST_REWARD:g} in size, got {float(rewards[row]):g}; "
+            f"rewards[{row}] must be a number of at most {LARGEST_REWARD:g} in size, got {float(rewards[row]):g}; "
             "check the reward function that scored this completion, and `reward_weights`"
         )
     return rewards.view(-1, num_generations)

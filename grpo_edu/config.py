@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints, overload
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints, overload
 
 Class = TypeVar("Class")
 
@@ -117,7 +117,6 @@ SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 OPTIMIZERS = ("adamw_torch", "adafactor")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPE_CHOICES = ("float32", "bfloat16", "auto")
-LARGEST_REWARD = 1e15  # float32 still holds the squares of such rewards, from which advantages are scaled
 QUANTIZATION_SCHEMES = ("bf16", "int8-dynamic", "int8-weight", "int4-group")
 ROLLOUT_SCHEMES = (*QUANTIZATION_SCHEMES, "int4-tensor")  # the last is the bad example
 
@@ -144,6 +143,7 @@ ARGUMENTS = {
 _COMPARED = "must be at least 2 (each completion is compared with its group)"
 GroupSize = Annotated[int, Interval(int, 2, math.inf, closed="left", demand=_COMPARED)]
 Count = Annotated[int, COUNT]
+NoneOrCount = Annotated[int, Interval(int, 0, math.inf, closed="left", demand="must be 0 (none) or a positive number")]
 WholeNumber = Annotated[int, Interval(int, 0, math.inf, closed="left", demand="must not be negative")]
 TopK = Annotated[int, Interval(int, 0, math.inf, closed="left", demand="must be 0 (off) or greater")]
 TopP = Annotated[float, Interval(float, 0, 1, closed="right", demand="must be greater than 0 and at most 1 (off)")]
@@ -159,6 +159,8 @@ Estimator = Annotated[str, ADVANTAGE_ESTIMATORS]
 Schedule = Annotated[str, Options(*SCHEDULES)]
 Optimizer = Annotated[str, Options(*OPTIMIZERS)]
 Scheme = Annotated[str, Options(*ROLLOUT_SCHEMES)]
+Dtype = Annotated[str, Options(*DTYPE_CHOICES)]
+Device = Annotated[str, Options(*DEVICES)]
 
 
 def check_numbers(**numbers: Any) -> None:
@@ -204,9 +206,15 @@ def documented(options: type[Class]) -> type[Class]:
 
 
 @cache
-def _field_types(options: type) -> dict[str, Any]:
-    """The type of each field of a dataclass, without its bounds."""
-    return get_type_hints(options)
+def field_types(options: type) -> dict[str, tuple[Any, bool]]:
+    """The type of each field of a dataclass, without bounds and None, and whether it may be None.
+
+    >>> field_types(GRPOConfig)["epsilon_high"]
+    (<class 'float'>, True)
+    """
+    hints = get_type_hints(options)
+    optional = {name: NoneType in get_args(hint) for name, hint in hints.items()}
+    return {name: (get_args(hint)[0] if optional[name] else hint, optional[name]) for name, hint in hints.items()}
 
 
 @cache
@@ -222,6 +230,34 @@ def field_bounds(options: type) -> dict[str, Interval | Options]:
             for bound in getattr(part, "__metadata__", ()):
                 found[name] = bound
     return found
+
+
+def check_fields(settings: Any) -> None:
+    """Raise ValueError for the first field of a dataclass whose value its type or its bound does not allow.
+
+    A default is allowed, and is not looked at. Fields of other types than bool, int, float and str check their own.
+    """
+    options: type = type(settings)
+    types, bounds = field_types(options), field_bounds(options)
+    for one in fields(settings):
+        value, (kind, is_optional) = getattr(settings, one.name), types[one.name]
+        is_default = value == one.default and type(value) is type(one.default)
+        if is_default or (value is None and is_optional):
+            continue
+        if one.name in bounds:
+            bounds[one.name].check(one.name, value)
+        elif kind in _KINDS:
+            allowed, demand = _KINDS[kind]
+            fits = isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
+            require(one.name, value, fits, demand)
+
+
+_KINDS: dict[type, tuple[type, str]] = {
+    bool: (bool, "must be true or false"),
+    int: (Integral, "must be a whole number"),
+    float: (Real, "must be a number"),
+    str: (str, "must be text"),
+}
 
 
 @documented
@@ -241,8 +277,6 @@ class GRPOConfig:
     ...
     ValueError: num_generations must be at least 2 (each completion is compared with its group), got 1
     """
-
-    choices: ClassVar[Mapping[str, Sequence[str]]]  # the names that a setting may have, from its field
 
     num_generations: GroupSize = setting(
         8, "G, completions per problem, at least 2, because each is compared with its group"
@@ -286,7 +320,10 @@ class GRPOConfig:
     abort_grad_norm: Limit | None = setting(1000000.0, "longer gradients, and those that are not finite, stop the run")
 
     def __post_init__(self) -> None:
-        self._check_fields()
+        check_fields(self)
+        if self.reward_weights is not None:
+            self._check_weights(self.reward_weights)
+            object.__setattr__(self, "reward_weights", tuple(self.reward_weights))  # JSON has lists
         divides = self.prompts_per_step % self.gradient_accumulation_steps == 0
         demand = f"must divide prompts_per_step = {self.prompts_per_step} (no group may be split)"
         require("gradient_accumulation_steps", self.gradient_accumulation_steps, divides, demand)
@@ -305,21 +342,6 @@ class GRPOConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
         return asdict(self)
-
-    def _check_fields(self) -> None:
-        """Raise ValueError for a value that its field does not allow. A default is allowed, and is not looked at."""
-        hints, bounds = _field_types(GRPOConfig), field_bounds(GRPOConfig)
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value == one.default and type(value) is type(one.default):
-                continue
-            if hints[one.name] is bool:
-                require(one.name, value, isinstance(value, bool), "must be True or False")
-            if one.name in bounds and not (value is None and NoneType in get_args(hints[one.name])):
-                bounds[one.name].check(one.name, value)
-        if self.reward_weights is not None:
-            self._check_weights(self.reward_weights)
-            object.__setattr__(self, "reward_weights", tuple(self.reward_weights))  # JSON has lists
 
     def _check_weights(self, weights: Any) -> None:
         """Raise ValueError unless the weights are finite numbers in a list or a tuple."""
@@ -401,9 +423,6 @@ def drop_retired(stored: Mapping[str, Any]) -> dict[str, Any]:
             f"the run was stored with {name} = {value!r}, which only grpo_edu 0.3.0 and earlier versions can read"
         )
     return {name: value for name, value in stored.items() if name not in RETIRED}
-
-
-GRPOConfig.choices = {name: bound for name, bound in field_bounds(GRPOConfig).items() if isinstance(bound, Options)}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.config import LARGEST_REWARD
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.instructions import INSTRUCTION_REWARDS
 from grpo_edu.problems.templates import check_column, scorer_of_level
@@ -352,6 +351,8 @@ def checked_rewards(name: str, returned: Any, completions: Sequence[Completion])
 
 
 def _checked_value(returns: str, value: Any, completion: str) -> float:
+    from grpo_edu.tensors import LARGEST_REWARD  # imports torch, which the command line does not need to start
+
     remedy = f"return a number of at most {LARGEST_REWARD:g} in size, or None where the function does not apply"
     if hasattr(value, "tolist"):  # a 0-dimensional tensor or array
         value = value.tolist()

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+LARGEST_REWARD = 1e15  # float32 still holds the squares of such rewards, from which advantages are scaled
+
 
 def check_name(argument: str, name: str, known: tuple[str, ...]) -> None:
     """Raise ValueError if the name is unknown."""

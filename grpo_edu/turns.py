@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from grpo_edu.config import LARGEST_REWARD
 from grpo_edu.rewards import Naming
+from grpo_edu.tensors import LARGEST_REWARD
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -20,7 +20,7 @@ from classroom import cli
 from grpo_edu import __version__
 from grpo_edu.cli.classroom import classroom_module
 from grpo_edu.cli.main import COMMANDS, build_parser, main
-from grpo_edu.cli.options import TOPICS
+from grpo_edu.cli.options import FIRST, TOPICS
 from grpo_edu.config import GRPOConfig, field_help
 from grpo_edu.machine.hardware import Check
 from grpo_edu.machine.startup import AFTERWARDS, PHASES
@@ -240,8 +240,18 @@ def test_bad_input_is_one_line_and_exit_code_2(policy_dir, tmp_path, capsys, mon
         ("train --loss-type ppo", "argument --loss-type: invalid choice: 'ppo'"),
         ("train --reward-weights 1,x", "argument --reward-weights: invalid comma-separated number value: '1,x'"),
         ("evaluate --n many", "argument --n: invalid int value: 'many'; see grpo-edu evaluate --help"),
-        ("evaluate --steps 3", "unrecognized arguments: --steps 3; see grpo-edu --help"),
-        ("train --learning-rat 1", "unrecognized arguments: --learning-rat 1; do you mean --learning-rate?; see"),
+        ("evaluate --steps 3", "unrecognized arguments: --steps 3; see grpo-edu evaluate --help"),
+        ("train --verbose", "unrecognized arguments: --verbose; see grpo-edu train --help"),
+        ("train --learning-rat 1", "--learning-rat 1 (do you mean --learning-rate?); see grpo-edu train --help"),
+        ("train --lr 1e-5", "--lr 1e-5 (do you mean --learning-rate?); see"),
+        ("train --learning_rate=1e-5", "--learning_rate=1e-5 (do you mean --learning-rate?); see"),
+        ("train --batch-size 4", "(do you mean --prompts-per-step?); see"),
+        ("train --epochs 4", "(do you mean --steps?); see"),
+        ("train --step 4", "(do you mean --steps?); see"),
+        ("train --output-dir here", "(do you mean --output?); see"),
+        ("train --reward-funcs length", "(do you mean --rewards?); see"),
+        ("show run --steps 4", "(do you mean --step?); see grpo-edu show --help"),
+        ("evaluate --output-dir here", "unrecognized arguments: --output-dir here; see"),
     ],
 )
 def test_a_mistyped_command_is_one_line_and_exit_code_2(capsys, arguments, message):
@@ -405,16 +415,25 @@ def test_without_a_command_the_commands_are_listed(capsys):
     assert all(f"\n    {name}" in shown for name in COMMANDS)
 
 
-def test_the_settings_of_a_run_are_listed_by_topic(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+def topics_of_help(capsys, flag: str) -> dict[str, str]:
+    """The groups of options that `grpo-edu train` shows."""
     with pytest.raises(SystemExit):
-        main(["train", "--help"])
-    topics = re.findall(r"^([^\n]+):\n((?:  .*\n)+)", capsys.readouterr().out, re.MULTILINE)
-    assert [name for name, _ in topics if name in TOPICS] == list(TOPICS)
-    for name, lines in topics:
-        assert lines.count("\n") <= 10, name
+        main(["train", flag])
+    return dict(re.findall(r"^([^\n]+):\n((?:  .*\n)+)", capsys.readouterr().out, re.MULTILINE))
+
+
+def test_the_help_of_train_shows_twelve_options_and_help_all_the_rest_by_topic(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    first = topics_of_help(capsys, "--help")
+    assert list(first) == ["options"]
+    flags = set(re.findall(r"^  (--[\w-]+)", first["options"], re.MULTILINE)) - {"--help-all"}
+    assert len(flags) == 12 and {"--profile", "--model", "--steps", "--output", "--resume"} <= flags
+    topics = topics_of_help(capsys, "--help-all")
+    assert list(topics) == ["options", *TOPICS, "every command"]
+    for name, lines in topics.items():
+        assert name == "options" or lines.count("\n") <= 10, name
     settings = {field.name for kind in (RunConfig, GRPOConfig) for field in fields(kind)} - {"config"}
-    assert settings == {field for texts in TOPICS.values() for field in texts}
+    assert sorted(settings) == sorted([*FIRST, *(name for names in TOPICS.values() for name in names)])
 
 
 def test_a_missing_folder_is_refused_before_anything_is_loaded(tmp_path):

@@ -9,8 +9,8 @@ from inspect import isfunction, signature
 import pytest
 import torch
 
-from grpo_edu import advantages, evaluation
-from grpo_edu.config import ARGUMENTS, LARGEST_REWARD, RETIRED, GRPOConfig, drop_retired, field_bounds
+from grpo_edu import evaluation
+from grpo_edu.config import ARGUMENTS, RETIRED, GRPOConfig, drop_retired, field_bounds
 from grpo_edu.continual import ewc, fisher
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, ewc_penalty, merge_anchors
 from grpo_edu.continual.fisher import fisher_diagonal
@@ -124,7 +124,6 @@ def test_every_default_is_allowed_by_its_field():
         default = getattr(GRPOConfig(), name)
         if default is not None:
             bound.check(name, default)
-    assert advantages._LARGEST_REWARD == LARGEST_REWARD
 
 
 def test_a_fisher_diagonal_is_a_mean_of_squares():

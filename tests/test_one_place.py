@@ -53,7 +53,7 @@ def test_the_command_line_knows_both(capsys):
     arguments = build_parser().parse_args(["train", "--loss-type", "better_half", "--advantage-estimator", "signs"])
     assert (arguments.loss_type, arguments.advantage_estimator) == ("better_half", "signs")
     with pytest.raises(SystemExit):
-        build_parser().parse_args(["train", "--help"])
+        build_parser().parse_args(["train", "--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "cispo, reinforce, better_half" in shown and "group, rloo, none, signs" in shown
 

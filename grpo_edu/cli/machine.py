@@ -155,7 +155,7 @@ def run_cluster_command(arguments: Namespace) -> int:
 
 def _train_options(arguments: Namespace) -> dict[str, object]:
     """Return what was typed for `grpo-edu train`; raises ValueError for options that the job sets itself."""
-    parser = Parser(prog="grpo-edu train", allow_abbrev=False)
+    parser = Parser(prog="grpo-edu train")
     add_train_options(parser)
     add_common_options(parser)
     typed = parser.parse_args(arguments.train)

@@ -19,7 +19,7 @@ from functools import partial
 from types import ModuleType
 
 from grpo_edu import __version__
-from grpo_edu.cli.options import Parser, add_common_options, complain, notes_of, option_names, subparsers
+from grpo_edu.cli.options import Parser, add_common_options, complain, notes_of, option_names
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -31,11 +31,11 @@ COMMANDS = {
     "train": ("train a policy with GRPO, and evaluate it before and after", "train"),
     "profiles": ("list the profiles of train, or print one", "train"),
     "evaluate": ("measure a policy's accuracy on held-out problems", "train"),
-    "reward-check": ("test your own reward function before you train with it", "own"),
-    "show": ("show completions that a run sampled, with their rewards and advantages", "own"),
-    "diagnose": ("say what a run's log shows, and what is probably wrong with the run", "own"),
-    "chat": ("ask a trained policy and its base model the same questions", "own"),
-    "export": ("write a run's policy as a transformers folder with a model card", "own"),
+    "reward-check": ("test your own reward function before you train with it", "train"),
+    "show": ("show completions that a run sampled, with their rewards and advantages", "results"),
+    "diagnose": ("say what a run's log shows, and what is probably wrong with the run", "results"),
+    "chat": ("ask a trained policy and its base model the same questions", "results"),
+    "export": ("write a run's policy as a transformers folder with a model card", "results"),
     "curriculum": ("train on one task after another, and measure forgetting", "studies"),
     "app": ("open the dashboards in a browser", "app"),
     "grade": ("grade a folder of students' exercises in a sandbox", None),
@@ -55,20 +55,16 @@ def build_parser(typed: str | None = None) -> ArgumentParser:
         prog="grpo-edu",
         description="GRPO on an ordinary CPU. Begin with: grpo-edu doctor, then grpo-edu train --steps 20",
         epilog="grpo-edu COMMAND --help explains a command.",
-        allow_abbrev=False,
     )
-    parser.build_whole = build_parser
     parser.add_argument("--version", action="version", version=f"grpo-edu {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (about, module) in COMMANDS.items():
         text = f"{about[0].upper()}{about[1:]}."
-        command = commands.add_parser(name, help=about, description=text, allow_abbrev=False)
+        command = commands.add_parser(name, help=about, description=text)
         if typed not in (None, name):
             continue
-        if name == "train":
-            command.usage = "grpo-edu train [OPTIONS]"
         if found := load_module(module):
-            getattr(found, f"add_{_plain(name)}_options")(command)
+            getattr(found, f"add_{name.replace('-', '_')}_options")(command)
         add_common_options(command, json=name != "app")
     return parser
 
@@ -98,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_show_warning, subparsers(parser)[arguments.command])
-            code = getattr(module, f"run_{_plain(arguments.command)}_command")(arguments)
+            code = getattr(module, f"run_{arguments.command.replace('-', '_')}_command")(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of the output is gone: end silently, as Unix tools do
@@ -117,6 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if _failed_during_work(error) else 2
 
 
+def subparsers(parser: ArgumentParser) -> dict[str, ArgumentParser]:
+    """Return the parser of each command."""
+    return next(action.choices for action in parser._actions if isinstance(action.choices, dict))
+
+
 def load_module(name: str | None) -> ModuleType | None:
     """Import the module of a command, by its name in `grpo_edu.cli`, or that of the package `classroom`; None: none."""
     if name is None:
@@ -124,10 +125,6 @@ def load_module(name: str | None) -> ModuleType | None:
 
         return classroom_module()
     return importlib.import_module(f"grpo_edu.cli.{name}")
-
-
-def _plain(name: str) -> str:
-    return name.replace("-", "_")
 
 
 def _show_warning(command: ArgumentParser, message: Warning | str, *where: object) -> None:

@@ -1,19 +1,26 @@
-"""What the commands of `grpo-edu` share: options made from dataclasses, and messages on stderr."""
+"""What the commands of `grpo-edu` share: options made from the fields of dataclasses, and messages on stderr."""
 
 from __future__ import annotations
 
 import difflib
 import re
 import sys
-from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace, _ArgumentGroup
-from collections.abc import Callable, Collection, Mapping, Sequence
+from argparse import (
+    SUPPRESS,
+    Action,
+    ArgumentParser,
+    BooleanOptionalAction,
+    HelpFormatter,
+    Namespace,
+    _ActionsContainer,
+)
+from collections.abc import Collection
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
-from types import NoneType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn
 
-from grpo_edu.config import field_help
+from grpo_edu.config import Options, field_bounds, field_help, field_types
 from grpo_edu.problems.hub import meant_as_folder, no_folder
 
 # Fields whose options have another name: the one of version 0.3.0 and before, or a shorter one.
@@ -26,6 +33,20 @@ _FLAGS = {
     "record_token_steps": ("--inspect-steps",),
     "report_to": ("--track",),
 }
+# What TRL and other programs call an option → its name here.
+_NAMES_ELSEWHERE = {
+    "--lr": "--learning-rate",
+    "--batch-size": "--prompts-per-step",
+    "--per-device-train-batch-size": "--prompts-per-step",
+    "--epochs": "--steps",
+    "--num-train-epochs": "--steps",
+    "--step": "--steps",
+    "--output-dir": "--output",
+    "--model-name-or-path": "--model",
+    "--dataset-name": "--data",
+    "--resume-from-checkpoint": "--resume",
+    **{"--" + field.replace("_", "-"): flags[0] for field, flags in _FLAGS.items()},
+}
 # The argument of a function, which its messages name → the option that sets it.
 _ARGUMENTS = {
     "name": "model",
@@ -35,23 +56,23 @@ _ARGUMENTS = {
     "total_seconds": "total_time",
 }
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
+_METAVARS_OF_FIELDS = {"model": "MODEL", "heldout_file": "FILE", "data_path": "DIR", "environment": "DIR"}
 
-# Options of a run by topic, in the order of `--help`; each is a field of RunConfig or GRPOConfig, which has the text.
+# Options of a run, which are fields of RunConfig and GRPOConfig: those that `--help` shows, and the topics of the rest.
+FIRST = "model data reward_funcs num_heldout max_steps num_generations learning_rate seed".split()
 TOPICS = {
     topic: names.split()
     for topic, names in {
-        "model": "model dtype device",
+        "model": "dtype device backend",
         "prompt": "prompt_template system_prompt num_examples chat_template_kwargs",
-        "problems": "data heldout_file columns data_path num_problems shuffle_dataset",
-        "length and seed": "max_steps prompts_per_step num_generations max_completion_length seed backend",
-        "rewards": "reward_funcs reward_weights",
-        "advantages": "advantage_estimator scale_rewards max_resamples mask_truncated_completions",
-        "evaluation and saving": "num_heldout greedy checkpoint_every max_saved_completions "
-        "record_token_steps report_to",
-        "sampling": "temperature top_p top_k",
+        "problems": "heldout_file columns data_path num_problems shuffle_dataset prompts_per_step",
+        "rewards and advantages": "reward_weights advantage_estimator scale_rewards max_resamples "
+        "mask_truncated_completions",
+        "evaluation and saving": "greedy checkpoint_every max_saved_completions record_token_steps report_to",
+        "sampling": "max_completion_length temperature top_p top_k",
         "loss": "loss_type epsilon epsilon_high importance_sampling_level num_iterations entropy_coef",
         "distance from the reference (KL)": "beta use_bias_correction_kl",
-        "optimizer": "optim learning_rate lr_scheduler_type warmup_steps weight_decay max_grad_norm abort_grad_norm",
+        "optimizer": "optim lr_scheduler_type warmup_steps weight_decay max_grad_norm abort_grad_norm",
         "LoRA adapters": "lora_rank lora_alpha lora_targets",
         "memory and speed": "gradient_accumulation_steps gradient_checkpointing memory_budget_gib",
         "sampling from another policy": "rollout_quantization rollout_lag "
@@ -61,87 +82,93 @@ TOPICS = {
 
 
 class Parser(ArgumentParser):
-    """An ArgumentParser whose errors are one line, and whose help has room for long options.
+    """An ArgumentParser whose errors are one line, which names the most similar option of the same command.
 
-    build_whole: makes this parser with the options of all commands; None for the parser of one command.
+    has_help_all: whether `--help` shows the options outside of groups only, and `--help-all` shows all.
     """
 
-    build_whole: Callable[[], ArgumentParser] | None = None
+    has_help_all = False
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=partial(HelpFormatter, max_help_position=36), **options)
+        super().__init__(formatter_class=partial(HelpFormatter, max_help_position=36), allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggestion(unknown[0])}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"grpo-edu: error: {message}{self._nearest(message)}; see {self.prog} --help\n")
+        self.exit(2, f"grpo-edu: error: {message}; see {self.prog} --help\n")
 
-    def _nearest(self, message: str) -> str:
-        """Suggest the most similar option where no command has the one that was typed."""
-        found = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        if not found or self.build_whole is None:  # only the parser of all commands says so
-            return ""
-        whole = self.build_whole()
-        known = {flag for command in subparsers(whole).values() for flag in command._option_string_actions}
-        close = difflib.get_close_matches(found[1], known, n=1) if found[1] not in known else []
-        return f"; do you mean {close[0]}?" if close else ""
+    def format_help(self) -> str:
+        groups = self._action_groups
+        if self.has_help_all:
+            self._action_groups = groups[:2]  # positional arguments, and options
+        text = super().format_help()
+        self._action_groups = groups
+        return text
+
+    def _suggestion(self, typed: str) -> str:
+        """Return the option of this command that was probably meant, in brackets, or ""."""
+        name = typed.partition("=")[0].replace("_", "-")
+        meant = _NAMES_ELSEWHERE.get(name, "")
+        if meant not in self._option_string_actions:
+            known = {flag.lstrip("-"): flag for flag in self._option_string_actions}
+            close = difflib.get_close_matches(name.lstrip("-"), known, n=1) if name.startswith("--") else []
+            meant = known[close[0]] if close else ""
+        return f" (do you mean {meant}?)" if meant else ""
 
 
-def subparsers(parser: ArgumentParser) -> dict[str, ArgumentParser]:
-    """Return the parser of each command."""
-    return next((action.choices for action in parser._actions if isinstance(action.choices, dict)), {})
+class HelpAll(Action):
+    """Shows the help with all groups of options."""
+
+    def __call__(self, parser: Any, *typed: object) -> None:
+        parser.has_help_all = False
+        parser.print_help()
+        parser.exit()
 
 
 def add_common_options(command: ArgumentParser, *, json: bool = True) -> None:
     """Add the options that every command has. json: whether it has a result to print."""
+    add = command.add_argument_group("every command").add_argument
     if json:
-        command.add_argument("--json", action="store_true", help="print one JSON object last on stdout")
-    command.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
+        add("--json", action="store_true", help="print one JSON object last on stdout")
+    add("--debug", action="store_true", help="show the whole traceback of an error")
 
 
-def add_options(command: ArgumentParser, options: type, names: Collection[str] = ()) -> None:
+def add_options(command: _ActionsContainer, options: type, names: Collection[str] = ()) -> None:
     """Add one option per field of a dataclass; an option that is not typed is missing in the parsed arguments.
 
-    Kinds, defaults and texts come from the fields, and the allowed values from the class's `choices`. A field of
-    `TOPICS` is listed under its topic. A field that holds names takes them with commas.
+    Kinds, allowed names, defaults and texts come from the fields. A field that holds names takes them with commas.
 
     Args:
         options: the dataclass. names: its fields to add; none means all but nested dataclasses.
     """
-    hints, described = get_type_hints(options), field_help(options)
-    choices: Mapping[str, Sequence[str]] = getattr(options, "choices", {})
+    types, bounds, texts = field_types(options), field_bounds(options), field_help(options)
     for field in fields(options):
         if (names and field.name not in names) or field.default is MISSING:
             continue
-        topic = next((topic for topic, names in TOPICS.items() if field.name in names), None)
-        text = described[field.name]
-        kind = next((kind for kind in get_args(hints[field.name]) if kind is not NoneType), hints[field.name])
-        if hints[field.name] not in (kind, kind | None):  # a tuple of names, say, and not a union with None
-            kind = hints[field.name]
-        typed: dict[str, Any] = {"dest": field.name, "default": SUPPRESS}
-        if kind is bool:
-            typed["action"] = BooleanOptionalAction
-        elif field.name in choices:
-            typed["choices"], typed["metavar"] = choices[field.name], "NAME"
-            text += ": CHOICES"  # argparse writes them, when it shows the help
-        elif kind in _METAVARS:
-            typed["type"], typed["metavar"] = kind, _METAVARS[kind]
-        elif float in get_args(kind):
-            typed["type"], typed["metavar"] = _comma_floats, "X,X"
-        else:
-            typed["metavar"] = "NAMES"
-        typed["help"] = (text + _default_text(field.default)).replace("%", "%%").replace("CHOICES", "%(choices)s")
         flags = _FLAGS.get(field.name, ("--" + field.name.replace("_", "-"),))
-        (_group(command, topic) if topic else command).add_argument(*flags, **typed)
+        form = _form(field.name, types[field.name][0], bounds.get(field.name))
+        text = texts[field.name].replace("%", "%%") + ": %(choices)s" * ("choices" in form) + _default(field.default)
+        command.add_argument(*flags, dest=field.name, default=SUPPRESS, help=text, **form)
 
 
-def _group(command: ArgumentParser, topic: str) -> _ArgumentGroup:
-    """Return the group of a command's options about a topic; the groups are in the order of `TOPICS`."""
-    groups = {group.title: group for group in command._action_groups}
-    if topic not in groups:
-        groups |= {title: command.add_argument_group(title) for title in TOPICS}
-    return groups[topic]
+def _form(name: str, kind: Any, bound: object) -> dict[str, Any]:
+    """Return the arguments of `add_argument` for a field, from its type and from what its values may be."""
+    if kind is bool:
+        return {"action": BooleanOptionalAction}
+    if isinstance(bound, Options):
+        return {"choices": bound, "metavar": "NAME"}
+    if kind == tuple[float, ...]:
+        return {"type": _comma_floats, "metavar": "X,X"}
+    if kind in _METAVARS:
+        return {"type": kind, "metavar": _METAVARS_OF_FIELDS.get(name, _METAVARS[kind])}
+    return {"metavar": "NAMES"}
 
 
-def _default_text(default: Any) -> str:
+def _default(default: Any) -> str:
     if default in (None, ()):
         return ""
     return f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
@@ -159,13 +186,14 @@ def given_options(arguments: Namespace, names: Collection[str]) -> dict[str, Any
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
-def refuse_with_resume(arguments: Namespace, names: Collection[str]) -> None:
-    """Raise ValueError where one of these options was typed next to --resume."""
-    for name in given_options(arguments, names):
-        raise ValueError(
-            f"`{name}` cannot be combined with --resume, because a resumed run keeps its settings; leave it out, or "
-            "start a new run."
-        )
+def refuse_with_resume(arguments: Namespace, allowed: Collection[str] = ()) -> None:
+    """Raise ValueError if an option was typed next to --resume that is not allowed there."""
+    for name in vars(arguments):
+        if name not in ("command", "typed", "resume", "json", "debug", *allowed):
+            raise ValueError(
+                f"`{name}` cannot be combined with --resume, because a resumed run keeps its settings; leave it out, "
+                "or start a new run."
+            )
 
 
 def option_names(message: str, command: ArgumentParser) -> str:

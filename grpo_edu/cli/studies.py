@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from grpo_edu.cli.options import add_options, chosen_dtype, given_options, refuse_with_resume, say_loading
-from grpo_edu.cli.train import add_folder_options, add_run_options
+from grpo_edu.cli.train import add_folder_options
 from grpo_edu.config import GRPOConfig
 from grpo_edu.continual.stages import (
     FISHERS,
@@ -20,6 +20,7 @@ from grpo_edu.continual.stages import (
     protection_settings,
 )
 from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
+from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.profiles import Profile, load_profile
 from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, sweep_text
 
@@ -40,7 +41,7 @@ def add_sweep_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu sweep`; only what is typed is set."""
     add = partial(command.add_argument, default=SUPPRESS)
     add("--profile", help="settings to start from: a name or a JSON file (default: standard)", metavar="NAME")
-    add_run_options(command, [name for name in _SETTINGS if name != "max_steps"])
+    add_options(command, RunConfig, [name for name in _SETTINGS if name != "max_steps"])
     add_options(command, GRPOConfig, ["max_steps"])
     for name in SWEPT:
         form = "LOW:HIGH, or values with commas" if name == "learning_rate" else "values with commas"
@@ -62,7 +63,7 @@ def add_sweep_options(command: ArgumentParser) -> None:
 def run_sweep_command(arguments: Namespace) -> int:
     """Start or resume a sweep and print its result; returns the exit code."""
     if hasattr(arguments, "resume"):
-        refuse_with_resume(arguments, ("profile", *_SETTINGS, *SWEPT, *_PLAN, *_PLACES))
+        refuse_with_resume(arguments)
         say_loading(arguments.resume, "resume")
         from grpo_edu.studies.sweep_runs import resume_sweep
 
@@ -111,7 +112,7 @@ def add_curriculum_options(command: ArgumentParser) -> None:
         help=f"stages and protection: {', '.join(PROFILES)}, or a JSON file (default: domains)",
         metavar="NAME",
     )
-    add_run_options(command, ["model", "data_path"])
+    add_options(command, RunConfig, ["model", "data_path"])
     add("--protect", help="how earlier tasks are protected (default: the profile's)", choices=PROTECTIONS)
     add("--strength", help="lambda of ewc and l2, share of replay, beta of kl", type=float, metavar="X")
     add("--fisher", help="how ewc estimates the Fisher information (default: sampled)", choices=FISHERS)
@@ -125,8 +126,7 @@ def run_curriculum_command(arguments: Namespace) -> int:
     """Start or resume a curriculum and print its accuracy matrix; returns the exit code."""
     resumes = hasattr(arguments, "resume")
     if resumes:
-        names = ("profile", "model", "data_path", "protect", "strength", "fisher", "online", "seed", "n", *_PLACES)
-        refuse_with_resume(arguments, names)
+        refuse_with_resume(arguments)
     else:
         curriculum = chosen_curriculum(arguments)
     from grpo_edu.continual.runs import result_text, resume_curriculum, start_curriculum  # imports torch

@@ -1,4 +1,4 @@
-"""`grpo-edu train`, `grpo-edu evaluate` and `grpo-edu profiles`: a thin layer over `grpo_edu.runs`."""
+"""`grpo-edu train`, `evaluate`, `profiles` and `reward-check`: a thin layer over `grpo_edu.runs`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ import re
 import shlex
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from grpo_edu.cli.options import add_options, chosen_dtype, complain, given_options, refuse_with_resume, say_loading
+from grpo_edu.cli.options import (
+    FIRST,
+    TOPICS,
+    HelpAll,
+    Parser,
+    add_options,
+    chosen_dtype,
+    complain,
+    given_options,
+    refuse_with_resume,
+    say_loading,
+)
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.runs.effects import Need, check_effects
@@ -21,38 +32,43 @@ from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import SPLITS
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig
 from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text, read_abouts
+from grpo_edu.runs.user_rewards import check_columns
 
 if TYPE_CHECKING:
     from grpo_edu.runs.summary import RunResult
 
 _PLACES = ("output", "overwrite")
 _EVALUATE_NEEDS = (Need("seed", lambda run: run["temperature"] > 0, "a `temperature` above 0"),)
-
-
-def add_run_options(command: ArgumentParser, names: Collection[str] = RUN_FIELDS) -> None:
-    """Add options of a run, which are fields of `RunConfig`; only what is typed is set."""
-    add_options(command, RunConfig, names)
+_FILES = ("data", "heldout_file", "columns", "data_path")
+_EVALUATED = (*_FILES, *("reward_funcs", "device", "split", "n", "seed", "temperature", "max_completion_length"))
+_TRIED = 8  # problems, of which each is answered in every way
+_MARGIN = 1e-6  # below it two float32 means count as equal
 
 
 def add_folder_options(command: ArgumentParser, what: str) -> None:
     """Add the options that say where a run is kept. what: "run", "sweep" or the like."""
-    add = partial(command.add_argument_group("folder").add_argument, default=SUPPRESS)
+    add = partial(command.add_argument, default=SUPPRESS)
     add("--output", metavar="DIR", help=f"folder of the {what} (default: a new one in runs/)")
     add("--overwrite", action="store_true", help=f"replace the {what} in the folder")
     add("--resume", metavar="DIR", help=f"resume the {what} in this folder, with its own settings")
 
 
-def add_train_options(command: ArgumentParser) -> None:
+def add_train_options(command: Parser) -> None:
     """Add the options of `grpo-edu train`; only what is typed is set."""
+    command.usage = "grpo-edu train [OPTIONS]"
+    command.has_help_all = True
+    command.add_argument("--help-all", action=HelpAll, nargs=0, default=SUPPRESS, help="show all options, by topic")
     command.add_argument(
         "--profile",
         metavar="NAME",
         default=SUPPRESS,
         help=f"settings to start from: {', '.join(PROFILES)}, or a JSON file; what is typed overrides them",
     )
+    for topic, names in {"": FIRST, **TOPICS}.items():
+        group = command.add_argument_group(topic) if topic else command
+        for options in (RunConfig, GRPOConfig):
+            add_options(group, options, names)
     add_folder_options(command, "run")
-    add_run_options(command)
-    add_options(command, GRPOConfig)
 
 
 def run_train_command(arguments: Namespace) -> int:
@@ -63,14 +79,15 @@ def run_train_command(arguments: Namespace) -> int:
             "torchrun start `trl grpo` instead (docs/cluster.md)."
         )
     if hasattr(arguments, "resume"):
-        refuse_with_resume(arguments, ("profile", *RUN_FIELDS, *CONFIG_FIELDS, *_PLACES))
+        refuse_with_resume(arguments)
         say_loading(arguments.resume, "resume")
         from grpo_edu.runs.run import resume_training
 
         result = resume_training(arguments.resume)
     else:
         settings = given_options(arguments, (*RUN_FIELDS, *CONFIG_FIELDS))
-        request = load_profile(getattr(arguments, "profile", "standard")).override(settings).request()
+        base = load_profile(arguments.profile).settings if hasattr(arguments, "profile") else {}
+        request = RunConfig.from_settings({**base, **settings})
         check_effects(settings, request.to_settings())
         say_loading(request.model)
         from grpo_edu.runs.run import start_run
@@ -119,36 +136,15 @@ def _flag(setting: re.Match[str]) -> str:
 
 def add_evaluate_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu evaluate`."""
-    add_run_options(command, ("model", "data", "heldout_file", "columns", "data_path", "dtype", "device"))
+    add_options(command, RunConfig, ("model", *_FILES, "dtype", "device"))
     add = command.add_argument
-    scores = "FILE.py:function, for problems without an answer: right is what it pays at least 1"
+    scores = "FILE.py:function, for problems without an answer: correct if it returns at least 1"
     add("--rewards", default=SUPPRESS, dest="reward_funcs", metavar="NAME", help=scores)
-    add(
-        "--n",
-        type=int,
-        metavar="N",
-        help="number of problems, balanced over the sets (default: 300; of GSM8K alone all 1,319)",
-    )
-    add(
-        "--split",
-        choices=SPLITS,
-        default="heldout",
-        help="which problems: heldout (default; for GSM8K this is test) or train",
-    )
+    add("--n", type=int, metavar="N", help="problems, balanced over the sets (default: 300; of GSM8K alone all 1,319)")
+    add("--split", choices=SPLITS, default="heldout", help="which: heldout (default; of GSM8K the test set) or train")
     add("--seed", type=int, default=SUPPRESS, metavar="N", help="random seed of the sampling (default: 0)")
-    add(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="temperature of the sampling; 0 is greedy (default: 1.0)",
-    )
-    add(
-        "--max-completion-length",
-        type=int,
-        metavar="N",
-        help="maximum number of tokens per completion (default: 96, for GSM8K 256)",
-    )
+    add("--temperature", type=float, default=1.0, metavar="X", help="of the sampling; 0: greedily (default: 1.0)")
+    add("--max-completion-length", type=int, metavar="N", help="most tokens of a completion (default: 96, GSM8K 256)")
 
 
 def run_evaluate_command(arguments: Namespace) -> int:
@@ -158,16 +154,8 @@ def run_evaluate_command(arguments: Namespace) -> int:
     say_loading(model)
     from grpo_edu.runs.summary import report_evaluation
 
-    asked: dict[str, Any] = {
-        "data": getattr(arguments, "data", ",".join(LEVELS)),
-        **given_options(arguments, ("data_path", "heldout_file", "columns", "reward_funcs", "device")),
-        "split": arguments.split,
-        "n": arguments.n,
-        "seed": getattr(arguments, "seed", 0),
-        "temperature": arguments.temperature,
-        "max_completion_length": arguments.max_completion_length,
-        "dtype": chosen_dtype(getattr(arguments, "dtype", "float32"), model, trains_weights=False),
-    }
+    dtype = chosen_dtype(getattr(arguments, "dtype", "float32"), model, trains_weights=False)
+    asked = {"data": ",".join(LEVELS), "seed": 0, **given_options(arguments, _EVALUATED), "dtype": dtype}
     report = report_evaluation(model, **asked)
     print(json.dumps({**asked, "model": model, **report.to_dict()}) if arguments.json else report.text())
     return 0
@@ -192,4 +180,47 @@ def run_profiles_command(arguments: Namespace) -> int:
         print(json.dumps({"name": profile.name, "about": profile.about, **profile.request().to_settings()}))
     else:
         print(profile_text(profile))
+    return 0
+
+
+def add_reward_check_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu reward-check`."""
+    command.add_argument(
+        "reward", metavar="REWARD", help="FILE.py:function, package.module:function, or the name of a built-in one"
+    )
+    add_options(command, RunConfig, _FILES)
+
+
+def run_reward_check_command(arguments: Namespace) -> int:
+    """Print what a reward pays for right, wrong, empty and exploiting answers; returns the exit code."""
+    request = RunConfig(reward_funcs=(arguments.reward,), **given_options(arguments, _FILES))
+    data = request.load_data()
+    from grpo_edu.studies.exploits import RIGHT, judge_reward, try_reward
+
+    if len(data.reward_funcs) > 1:
+        raise ValueError(f"`reward` is one reward, got {arguments.reward!r}; check one after the other.")
+    problems, (function,), (name,) = data.problems, data.reward_funcs, request.reward_names
+    chosen = problems[:: max(1, len(problems) // _TRIED)][:_TRIED]
+    paid = try_reward(function, chosen)
+    best = min((paid[right] for right in RIGHT if right in paid), default=None)
+    exploits = (
+        [] if best is None else [key for key, value in paid.items() if key not in RIGHT and value > best - _MARGIN]
+    )
+    if arguments.json:
+        print(json.dumps({"reward": name, "paid": paid, "exploits": exploits}))
+        return 0
+    print(f"What {name} pays, on average over {len(chosen)} training problems:")
+    print("\n".join(f"  {key:<32}{value:.2f}" for key, value in paid.items()))
+    if max(paid.values()) - min(paid.values()) < _MARGIN:
+        print(f"It pays {max(paid.values()):.2f} to every answer, so there is nothing to learn from it.")
+        if best is not None and RIGHT[0] not in paid:
+            print("The file has no worked solutions, so none was tried; write the answers as WORKING #### ANSWER.")
+    elif best is None:
+        print("The problems have no answers, so read the list: training will produce what is paid most.")
+    else:
+        print(f"Wrong attempts that are paid as much as right answers: {', '.join(exploits) or 'none'}.")
+    with suppress(ValueError):  # a function that requires columns of the file
+        check_columns(function, ("answer", "level", "solution"))
+        holes = [verdict.exploit.name for verdict in judge_reward(function) if not verdict.holds]
+        print(f"Exploits of the course that are paid as much as honest work: {', '.join(holes) or 'none'}.")
     return 0

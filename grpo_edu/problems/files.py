@@ -212,5 +212,9 @@ def _gsm8k_split(split: str, path: str | Path | None = None) -> list[Problem]:
 
 
 PROBLEM_SETS["gsm8k"] = ProblemSet(
-    "GSM8K's word problems, from the Hub or a folder", load=_gsm8k_split, max_completion_length=256, reads_path=True
+    "GSM8K's word problems, from the Hub or a folder",
+    load=_gsm8k_split,
+    max_completion_length=256,
+    reads_path=True,
+    is_evaluated_whole=True,
 )

@@ -25,7 +25,6 @@ from grpo_edu.prompts import Completion, completion_text
 
 INSTRUCTIONS = "instructions"
 INSTRUCTIONS_TWO = "instructions_two"
-INSTRUCTION_SETS = (INSTRUCTIONS, INSTRUCTIONS_TWO)
 SET_PREFIX = "instructions:"  # begins the level of every instruction
 SIZES = {"train": 600, "heldout": 300}
 

@@ -137,6 +137,7 @@ class ProblemSet:
     level: begins the `level` of its problems; "" if that is the name of the entry.
     scorer: scores the answers; None: an answer is correct when it equals the reference.
     max_completion_length: the tokens that an answer may have by default.
+    is_evaluated_whole: whether `grpo-edu evaluate` takes all held-out problems by default, as for a benchmark.
     is_name_of_data: whether `data` takes the name of the entry. If not, the problems are loaded in another way.
     """
 
@@ -147,6 +148,7 @@ class ProblemSet:
     scorer: Scorer | None = None
     max_completion_length: int = 96
     reads_path: bool = False
+    is_evaluated_whole: bool = False
     is_name_of_data: bool = True
 
 

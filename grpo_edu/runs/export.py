@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy, save_policy
-from grpo_edu.problems.instructions import INSTRUCTION_SETS
+from grpo_edu.problems.templates import PROBLEM_SETS
 from grpo_edu.prompts import chat_messages, prompt_style, render_prompt
 from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.options import use_current_names
@@ -148,8 +148,9 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
 
 
 def _options(stored: dict[str, Any]) -> dict[str, None]:
-    """The options of `render_prompt` for the problems of a run, which instructions have of their own."""
-    return {"system": None} if set(stored.get("data", [""])) <= set(INSTRUCTION_SETS) else {}
+    """Return the options of `render_prompt` for the problems of a run; some sets have no system prompt of ours."""
+    scorers = [PROBLEM_SETS[name].scorer if name in PROBLEM_SETS else None for name in stored.get("data", [""])]
+    return {"system": None} if all(scorer and not scorer.system_prompt for scorer in scorers) else {}
 
 
 def _accuracy(result: dict[str, Any] | None, seed: int) -> str:

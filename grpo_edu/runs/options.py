@@ -10,10 +10,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any
 
-from grpo_edu.config import DEVICES, DTYPE_CHOICES, GRPOConfig, documented, drop_retired, setting
+from grpo_edu.config import (
+    Device,
+    Dtype,
+    GRPOConfig,
+    NoneOrCount,
+    Options,
+    Positive,
+    check_fields,
+    documented,
+    drop_retired,
+    setting,
+)
 from grpo_edu.problems.own import parse_columns
 from grpo_edu.problems.templates import LEVELS, Problem, columns_of, data_dir, default_length, problem_set_names
 from grpo_edu.prompts import PromptStyle
@@ -73,10 +83,8 @@ class RunConfig:
     >>> RunConfig(lora_rank=-1)
     Traceback (most recent call last):
     ...
-    ValueError: `lora_rank` must be 0 (none) or a positive whole number, got -1.
+    ValueError: lora_rank must be 0 (none) or a positive number, got -1
     """
-
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"backend": BACKENDS, "dtype": DTYPE_CHOICES, "device": DEVICES}
 
     model: str = setting("tiny", "a shipped model such as tiny, a folder (also of a run), a GGUF file, or a Hub id")
     data: tuple[str, ...] = setting(
@@ -90,22 +98,22 @@ class RunConfig:
         ("accuracy",), f"what is rewarded, with commas: {', '.join(REWARDS)}, FILE.py:function"
     )
     config: GRPOConfig = field(default_factory=GRPOConfig, metadata={"help": "the settings of GRPO"})
-    backend: str = setting("grpo_edu", "which engine trains")
-    dtype: str = setting("float32", "number format of the weights; auto measures which is faster here")
-    device: str = setting("auto", "where the model runs; auto: a GPU for large models")
+    backend: Annotated[str, Options(*BACKENDS)] = setting("grpo_edu", "which engine trains")
+    dtype: Dtype = setting("float32", "number format of the weights; auto measures which is faster here")
+    device: Device = setting("auto", "where the model runs; auto: a GPU for large models")
     prompt_template: str | None = setting(None, "text with {problem} in it, instead of the chat template")
     system_prompt: str | None = setting(None, "text, a file that holds it, or none (default: the model's)")
-    num_examples: int = setting(0, "solved training problems in front of every question")
+    num_examples: NoneOrCount = setting(0, "solved training problems in front of every question")
     chat_template_kwargs: tuple[str, ...] = setting((), "variables of the chat template, such as enable_thinking=false")
-    lora_rank: int = setting(0, "rank of the adapters; 0 trains all weights")
-    lora_alpha: float | None = setting(
+    lora_rank: NoneOrCount = setting(0, "rank of the adapters; 0 trains all weights")
+    lora_alpha: Positive | None = setting(
         None, "alpha; the adapters' output is scaled by alpha / rank (default: 2 x rank)"
     )
     lora_targets: tuple[str, ...] = setting((ALL_LAYERS,), "layers that get adapters, such as q_proj,v_proj")
     num_heldout: int = setting(300, "number of held-out problems for the evaluations")
     greedy: bool | None = setting(None, "also evaluate greedily, without sampling (default: if that is quick)")
-    checkpoint_every: int = setting(0, "steps between checkpoints; 0 writes none")
-    max_saved_completions: int = setting(10000, "most completions kept, with their rewards; 0: none")
+    checkpoint_every: NoneOrCount = setting(0, "steps between checkpoints; 0 writes none")
+    max_saved_completions: NoneOrCount = setting(10000, "most completions kept, with their rewards; 0: none")
     record_token_steps: tuple[str, ...] = setting(
         (), "steps whose tokens are kept for `show --html`, such as first,10,last, or all"
     )
@@ -115,11 +123,7 @@ class RunConfig:
         for name in ("model", "data_path", "heldout_file"):
             value = getattr(self, name)
             self._set(name, str(value) if isinstance(value, Path) else value)
-        hints = get_type_hints(type(self))
-        for name in RUN_FIELDS:
-            _check_kind(name, getattr(self, name), hints[name])
-        for name, known in self.choices.items():
-            parse_names((getattr(self, name),), known, name)
+        check_fields(self)
         self._set("data", parse_data(self.data))
         for name in ("columns", "chat_template_kwargs", "record_token_steps"):
             self._set(name, split_names(getattr(self, name)))
@@ -128,23 +132,14 @@ class RunConfig:
         self._set("reward_funcs", parse_rewards(self.reward_funcs))
         self._set("lora_targets", split_names(self.lora_targets))
         self._set("report_to", parse_names(self.report_to, TRACKERS, "report_to") if self.report_to else ())
-        self._check_numbers()
-        self._check_pairs()
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-
-    def _check_numbers(self) -> None:
-        for name in ("checkpoint_every", "lora_rank", "num_examples", "max_saved_completions"):
-            value = getattr(self, name)
-            if value < 0:
-                raise ValueError(f"`{name}` must be 0 (none) or a positive whole number, got {value}.")
-        if self.lora_alpha is not None and not self.lora_alpha > 0:
-            raise ValueError(f"`lora_alpha` must be a positive number, got {self.lora_alpha}.")
         if self.system_prompt is not None:
             _system_text(self.system_prompt)
         if self.prompt_template is not None:
             make_plain_chat_template(self.prompt_template)
+        self._check_pairs()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     def _check_pairs(self) -> None:
         """Refuse options that are each valid, but not together."""
@@ -411,23 +406,3 @@ def make_plain_chat_template(template: str) -> str:
         )
     before, after = (json.dumps(part, ensure_ascii=False) for part in template.split(PROBLEM_PLACEHOLDER))
     return f'{{{{ {before} }}}}{{{{ messages[-1]["content"] }}}}{{{{ {after} }}}}'
-
-
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-
-
-def _check_kind(name: str, value: object, hint: Any) -> None:
-    """Raise ValueError where a value is not of the kind that the field's annotation says."""
-    options = get_args(hint) if NoneType in get_args(hint) else (hint,)
-    if value is None and NoneType in options:
-        return
-    (kind,) = (option for option in options if option is not NoneType)
-    if kind not in _KINDS:  # names: in a sequence, in one string, or as functions
-        fits = isinstance(value, str | Sequence) or callable(value)
-        words = "a name, or a list of names"
-    else:
-        allowed: tuple[type, ...] = (int, float) if kind is float else (kind,)
-        fits = isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
-        words = _KINDS[kind]
-    if not fits:
-        raise ValueError(f"`{name}` must be {words}, got {value!r}.")

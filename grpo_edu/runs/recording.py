@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -15,7 +15,9 @@ from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog
 from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.summary import count_steps
-from grpo_edu.runs.tokens import TokenLog, TokenRecorder
+
+if TYPE_CHECKING:
+    from grpo_edu.runs.tokens import TokenRecorder
 
 
 @contextmanager
@@ -88,10 +90,11 @@ def open_logs(
     record: RunMetadata,
     sampled: Callable[[], Mapping[str, Any]] | None = None,
     recorder: TokenRecorder | None = None,
-) -> list[Callable[[dict[str, float]], None]]:
-    """Open everything that records a step: first the log of the run, then its trackers and the stored completions.
+) -> Callable[[dict[str, float]], None]:
+    """Open everything that records a step, and return the function that records one.
 
-    They start with these steps and no others: a run that was killed may have logged more than it kept.
+    First the log of the run gets it, then the trackers and the stored completions. They start with the steps of the
+    history and no others: a run that was killed may have logged more than it kept.
     """
     folder.metrics.unlink(missing_ok=True)
     logs: list[Callable[[dict[str, float]], None]] = [files.enter_context(RunLog(folder.metrics)).append]
@@ -99,9 +102,13 @@ def open_logs(
         from grpo_edu.runs.tracking import open_trackers
 
         logs.append(files.enter_context(open_trackers(record, folder.path)))
-    for metrics in history:
+
+    def record_step(metrics: dict[str, float]) -> None:
         for append in logs:
             append(metrics)
+
+    for metrics in history:
+        record_step(metrics)
     if sampled is not None:
         request = record.run_config
         kept = files.enter_context(
@@ -109,9 +116,11 @@ def open_logs(
         )
         logs.append(lambda metrics: kept.append(int(metrics["step"]), sampled()))
     if recorder is not None:
+        from grpo_edu.runs.tokens import TokenLog
+
         tokens = files.enter_context(TokenLog(folder.tokens, done=len(history)))
         logs.append(lambda metrics: tokens.append(recorder.record_of(int(metrics["step"]))))
-    return logs
+    return record_step
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,12 @@ from grpo_edu.runs.state import (
 )
 from grpo_edu.runs.summary import RunResult, report_evaluation, write_result
 from grpo_edu.runs.symptoms import sample_weights, unchanged
-from grpo_edu.runs.tokens import TokenRecorder
-from grpo_edu.runs.tracking import check_trackers
 from grpo_edu.trainer import Stages, TrainingState, check_inputs, start_training, train
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grpo_edu.runs.tokens import TokenRecorder
 
 _BYTES_PER_TOKEN = 100  # of a tokenizer's files, generous
 MAX_GREEDY_SECONDS = 3.0  # if one evaluation is quicker than this, a greedy one is made as well
@@ -151,7 +152,10 @@ class Run:
                 f"`checkpoint_every` is {run_config.checkpoint_every}, but this command cannot resume a run with "
                 "`backend` 'trl'; leave it out, train with `backend` 'grpo_edu', or use `grpo-edu cluster`."
             )
-        check_trackers(run_config.report_to)
+        if run_config.report_to:
+            from grpo_edu.runs.tracking import check_trackers
+
+            check_trackers(run_config.report_to)
         folder = RunFolder(output) if output else default_folder(run_config, overwrite=overwrite)
         folder.check(overwrite=overwrite)
         return cls(folder, RunMetadata.start(run_config, command), resumes=False, overwrite=overwrite)
@@ -195,8 +199,6 @@ class Run:
         if not self.resumes:
             yield Previewed(self._preview)
         self.folder.check_room(self._disk_space(), resumes=self.resumes)
-        parts = {"train": self.data.problems, "heldout": self.data.heldout}
-        self._data_fingerprints = {part: data_fingerprint(problems) for part, problems in parts.items()}
         self._sample = sample_weights(self.policy)
         path = find_state(self.folder.path) if self.resumes else None
         if path is not None:
@@ -207,7 +209,7 @@ class Run:
         stored = load_state(path)
         check_same_model(stored["fingerprint"], self._fingerprint, path)
         check_same_settings(stored["config"], self.config, path)
-        check_same_data(stored["data"], self._data_fingerprints, self.folder.path)
+        check_same_data(stored["data"], self._data_fingerprints(), self.folder.path)
         warn_of_other_versions(stored["versions"])
         if stored["before"] is not None:
             self.before = Evaluation(**stored["before"])
@@ -215,6 +217,10 @@ class Run:
         self.history = stored["history"]
         self._steps_before = self._saved_step = len(self.history)
         self._stored_training = stored["training"]
+
+    def _data_fingerprints(self) -> dict[str, str]:
+        parts = {"train": self.data.problems, "heldout": self.data.heldout}
+        return {part: data_fingerprint(problems) for part, problems in parts.items()}
 
     # ---- evaluations ----
 
@@ -265,14 +271,15 @@ class Run:
         is_claimed = self.resumes
         try:
             with closing(training), DeferInterrupts() as interrupts, ExitStack() as files:
+                open_log = partial(open_logs, files, self.folder, self.history, self.metadata, sampled, recorder)
                 if is_claimed:
                     self.folder.reserve(self._model_size())
-                    log = self._open_log(files, sampled, recorder)
+                    log = open_log()
                 for metrics in training:
                     if not is_claimed:
                         self._claim(context)
                         is_claimed = True
-                        log = self._open_log(files, sampled, recorder)
+                        log = open_log()
                     self.history.append(metrics)
                     log(metrics)
                     if self.state is not None:
@@ -321,6 +328,8 @@ class Run:
             self._stored_training = None
         steps, recorder = self.run_config.record_token_steps, None
         if steps:
+            from grpo_edu.runs.tokens import TokenRecorder
+
             recorder = TokenRecorder(self.policy, self.tokenizer, self.config, steps)
         training = train(
             self.policy,
@@ -332,18 +341,6 @@ class Run:
             stages=recorder.stages if recorder else Stages(),
         )
         return training, lambda: columns_of_batch(state.batch, self.run_config.reward_names), recorder
-
-    def _open_log(
-        self, files: ExitStack, sampled: Callable[[], Mapping[str, Any]], recorder: TokenRecorder | None
-    ) -> Callable[[dict[str, float]], None]:
-        """Open everything that records a step, with the steps so far; returns the function that records one."""
-        logs = open_logs(files, self.folder, self.history, self.metadata, sampled, recorder)
-
-        def log(metrics: dict[str, float]) -> None:
-            for append in logs:
-                append(metrics)
-
-        return log
 
     def _claim(self, context: ExitStack) -> None:
         """Check the folder of a new run again, lock it, and write what the run began with."""
@@ -361,7 +358,7 @@ class Run:
         content = {
             "fingerprint": self._fingerprint,
             "config": self.config.to_dict(),
-            "data": self._data_fingerprints,
+            "data": self._data_fingerprints(),
             "before": asdict(self.before),
             "greedy_before": self.greedy_before and asdict(self.greedy_before),
             "history": self.history,

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from grpo_edu.fast.memory import GIB, PeakMemory
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy
 from grpo_edu.problems.equations import check_equations
-from grpo_edu.problems.templates import LEVELS
+from grpo_edu.problems.templates import LEVELS, PROBLEM_SETS
 from grpo_edu.prompts import MARKER
 from grpo_edu.runs.completions import by_reward, read_completions, sampled_text
 from grpo_edu.runs.folder import model_source
@@ -66,7 +67,7 @@ class RunResult:
         """Exact McNemar test of sampled before against after; None for a run that was stopped."""
         return None if self.after is None else mcnemar(self.before.correct, self.after.correct).p_value
 
-    @property
+    @cached_property
     def warnings(self) -> list[str]:
         """What went wrong in the training, each with its likely cause and a remedy, see `find_symptoms`."""
         return find_symptoms(self.history, self.config, self.before, self.after, unchanged=self.unchanged)
@@ -400,7 +401,7 @@ def report_evaluation(
     Raises ValueError and OSError for bad input, with a word on what to do.
     """
     data = parse_data(data)
-    if n is None and data != ("gsm8k",):
+    if n is None and not all(name in PROBLEM_SETS and PROBLEM_SETS[name].is_evaluated_whole for name in data):
         n = DEFAULT_N
     given: dict[str, Any] = {"heldout_file": heldout_file, "columns": columns, "reward_funcs": reward_funcs}
     asked = RunConfig(str(model), data, **given)

@@ -1,4 +1,4 @@
-"""What is done with a task and a run of your own: `grpo-edu reward-check`, `show`, `diagnose`, `chat`, `export`."""
+"""What is done with a run: `grpo-edu show`, `diagnose`, `chat` and `export`."""
 
 from __future__ import annotations
 
@@ -10,61 +10,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from grpo_edu.cli.options import complain, given_options, say_loading
-from grpo_edu.cli.train import add_run_options
-from grpo_edu.runs.options import RunConfig
-from grpo_edu.runs.user_rewards import check_columns
-
-_TRIED = 8  # problems, of which each is answered in every way
-_MARGIN = 1e-6  # below it two float32 means count as equal
-
-
-def add_reward_check_options(command: ArgumentParser) -> None:
-    """Add the options of `grpo-edu reward-check`."""
-    command.add_argument("reward", help="FILE.py:function, package.module:function, or the name of a built-in one")
-    add_run_options(command, ("data", "heldout_file", "columns", "data_path"))
-
-
-def run_reward_check_command(arguments: Namespace) -> int:
-    """Print what a reward pays for right, wrong, empty and exploiting answers; returns the exit code."""
-    places = given_options(arguments, ("data", "heldout_file", "columns", "data_path"))
-    request = RunConfig(reward_funcs=(arguments.reward,), **places)
-    data = request.load_data()
-    from grpo_edu.studies.exploits import RIGHT, judge_reward, try_reward
-
-    if len(data.reward_funcs) > 1:
-        raise ValueError(f"`reward` is one reward, got {arguments.reward!r}; check one after the other.")
-    problems, (function,), (name,) = data.problems, data.reward_funcs, request.reward_names
-    chosen = problems[:: max(1, len(problems) // _TRIED)][:_TRIED]
-    paid = try_reward(function, chosen)
-    best = min((paid[right] for right in RIGHT if right in paid), default=None)
-    exploits = (
-        [] if best is None else [key for key, value in paid.items() if key not in RIGHT and value > best - _MARGIN]
-    )
-    if arguments.json:
-        print(json.dumps({"reward": name, "paid": paid, "exploits": exploits}))
-        return 0
-    print(f"What {name} pays, on average over {len(chosen)} training problems:")
-    print("\n".join(f"  {key:<32}{value:.2f}" for key, value in paid.items()))
-    if max(paid.values()) - min(paid.values()) < _MARGIN:
-        print(f"It pays {max(paid.values()):.2f} to every answer, so there is nothing to learn from it.")
-        if best is not None and RIGHT[0] not in paid:
-            print("The file has no worked solutions, so none was tried; write the answers as WORKING #### ANSWER.")
-    elif best is None:
-        print("The problems have no answers, so read the list: training will produce what is paid most.")
-    else:
-        print(f"Wrong attempts that are paid as much as right answers: {', '.join(exploits) or 'none'}.")
-    with suppress(ValueError):  # a function that requires columns of the file
-        check_columns(function, ("answer", "level", "solution"))
-        holes = [verdict.exploit.name for verdict in judge_reward(function) if not verdict.holds]
-        print(f"Exploits of the course that are paid as much as honest work: {', '.join(holes) or 'none'}.")
-    return 0
+from grpo_edu.cli.options import complain, say_loading
 
 
 def add_show_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu show`."""
     add = command.add_argument
-    add("run", help="folder of a run")
+    add("run", metavar="RUN", help="folder of a run")
     add(
         "--step",
         type=int,
@@ -124,7 +76,7 @@ def _write_inspector(arguments: Namespace) -> int:
 def add_diagnose_options(command: ArgumentParser) -> None:
     """Add the option of `grpo-edu diagnose`."""
     command.add_argument(
-        "log", help="log or folder of a run of this package, TRL or verl; or a W&B or TensorBoard export"
+        "log", metavar="LOG", help="log or folder of a run of this package, TRL or verl; or a W&B or TensorBoard export"
     )
 
 
@@ -141,7 +93,7 @@ def run_diagnose_command(arguments: Namespace) -> int:
 def add_chat_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu chat`."""
     add = command.add_argument
-    add("run", help="folder of a run, whose policy is compared with its base model; or a model alone")
+    add("run", metavar="RUN", help="folder of a run, whose policy is compared with its base model; or a model alone")
     add("--question", action="append", metavar="TEXT", help="ask this question and exit; may be repeated")
     add(
         "--temperature",
@@ -194,8 +146,8 @@ def _typed_questions() -> Iterator[str]:
 
 def add_export_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu export`."""
-    command.add_argument("run", help="folder of a run")
-    command.add_argument("folder", help="new folder for model, tokenizer and model card")
+    command.add_argument("run", metavar="RUN", help="folder of a run")
+    command.add_argument("folder", metavar="DIR", help="new folder for model, tokenizer and model card")
     command.add_argument("--overwrite", action="store_true", help="replace the contents of the folder")
 
 
