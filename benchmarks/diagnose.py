@@ -23,7 +23,7 @@ from pathlib import Path
 from grpo_edu.machine.hardware import machine
 from grpo_edu.runs.log import RunLog, read_log
 from grpo_edu.runs.log_diagnosis import Diagnosis, diagnose
-from grpo_edu.runs.metric_logs import metrics_of, read_metrics
+from grpo_edu.runs.metric_logs import parse_metrics, read_metrics
 from grpo_edu.studies.broken_runs import CASES, Setup, mended_arm
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -80,7 +80,7 @@ def diagnose_columns(columns: Mapping[str, Sequence[float]]) -> Diagnosis:
     """The diagnosis of a run, from the file that TRL would write."""
     steps = range(1, len(columns["reward"]) + 1)
     rows = [{"step": step, **{name: values[step - 1] for name, values in columns.items()}} for step in steps]
-    return diagnose(metrics_of(json.dumps({"log_history": rows}).encode(), "trainer_state.json"))
+    return diagnose(parse_metrics(json.dumps({"log_history": rows}).encode(), "trainer_state.json"))
 
 
 def verdict(fault: str, diagnosis: Diagnosis) -> str:

@@ -11,7 +11,7 @@ from grpo_edu.cli.main import main
 from grpo_edu.dashboards import LogDiagnosis
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.log_diagnosis import CAUSES, diagnose, diagnosis_text
-from grpo_edu.runs.metric_logs import metrics_of, read_metrics
+from grpo_edu.runs.metric_logs import parse_metrics, read_metrics
 
 STEP = {
     "loss": 0.0,
@@ -119,7 +119,7 @@ EXPECTED = [{"step": 1, "loss": 0.5, "reward": 0.25}, {"step": 2, "loss": 0.0, "
     ],
 )  # fmt: skip
 def test_the_same_run_in_every_format(name, text):
-    rows = metrics_of(text.encode("utf-16" if name == "powershell.txt" else "utf-8"), name)
+    rows = parse_metrics(text.encode("utf-16" if name == "powershell.txt" else "utf-8"), name)
     kept = [{key: row[key] for key in ("step", "loss", "reward")} for row in rows if "reward" in row]
     assert kept == EXPECTED
 

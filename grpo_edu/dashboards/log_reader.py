@@ -12,7 +12,7 @@ import ipywidgets as widgets
 from grpo_edu.dashboards.base import Dashboard
 from grpo_edu.figures.curves import training_curves
 from grpo_edu.runs.log_diagnosis import Diagnosis, diagnose
-from grpo_edu.runs.metric_logs import Row, metrics_of, read_metrics
+from grpo_edu.runs.metric_logs import Row, parse_metrics, read_metrics
 
 
 class LogDiagnosis(Dashboard):
@@ -22,7 +22,7 @@ class LogDiagnosis(Dashboard):
         log: file or folder of a run to begin with; None waits for a file that the reader chooses.
 
     >>> board = LogDiagnosis()
-    >>> board.read(lambda: metrics_of(b"not a log", "notes.txt"))
+    >>> board.read(lambda: parse_metrics(b"not a log", "notes.txt"))
     >>> "notes.txt is no log" in board.message.value
     True
     """
@@ -63,7 +63,7 @@ class LogDiagnosis(Dashboard):
 
     def _chosen(self, change: dict) -> None:
         for file in change["new"]:
-            self.read(partial(metrics_of, bytes(file["content"]), file["name"]))
+            self.read(partial(parse_metrics, bytes(file["content"]), file["name"]))
 
 
 def report_html(diagnosis: Diagnosis) -> str:

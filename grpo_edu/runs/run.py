@@ -390,6 +390,7 @@ class Run:
         if isinstance(stopped, OSError):  # the last lines of the log may not have found room
             write_log(self.folder.metrics, self.history)
         is_unchanged = unchanged(self.policy, self._sample)
+        turn_end = find_unused_turn_end(self.tokenizer, stop_token_ids(self.policy, self.tokenizer).tolist())
         self.policy = save_trained_policy(self.policy, self.tokenizer, self.folder)
         if stopped is None:
             try:
@@ -414,6 +415,7 @@ class Run:
             interrupted=is_interrupted,
             failure=failure,
             unchanged=is_unchanged,
+            turn_end=turn_end,
         )
         write_result(self.folder, self.result)
         if stopped is not None and failure:
