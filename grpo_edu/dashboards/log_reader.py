@@ -34,7 +34,7 @@ class LogDiagnosis(Dashboard):
         self.report = widgets.HTML()
         about = (
             "Choose the log of a GRPO run: metrics.jsonl, TRL's trainer_state.json or what it printed, verl's console "
-            "output, a CSV or JSON lines export of Weights & Biases, or a TensorBoard event file."
+            "or file output, a CSV or JSON lines export of Weights & Biases, or a TensorBoard event file."
         )
         super().__init__("What is wrong with this run?", [self.file], about)
         self.stage.children = (*self.stage.children, self.report)
@@ -51,11 +51,11 @@ class LogDiagnosis(Dashboard):
         try:
             rows = rows_of()
             self.diagnosis = diagnose(rows)
+            figure = training_curves([row for row in rows if row.get("reward") is not None] or rows)
         except (ValueError, OSError) as error:
             self.diagnosis, self.report.value, self.picture.value = None, "", ""
             self.say(str(error), wrong=True)
             return
-        figure = training_curves([row for row in rows if row.get("reward") is not None])
         self.show(figure, f"Curves over {self.diagnosis.count} logged steps")
         seen = [finding.sees for finding in self.diagnosis.findings]
         self.say(" ".join(seen) or "Nothing in this log points to a fault. That is no proof: see what it cannot tell.")

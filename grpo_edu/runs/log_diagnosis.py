@@ -92,7 +92,7 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
         Rule("nothing trained", lambda m: m.is_without_gradient and m.groups_differ,
              ("zero_gradient", "ties", "spread"), ("nothing trained",)),
         Rule("unpaid", lambda m: m.is_unpaid,
-             ("no_gradient", "reward_level", "ties", "first_cut", "limit", "solved_before"), _UNPAID),
+             ("no_gradient", "reward_level", "solved_before", "ties", "first_cut", "limit"), _UNPAID),
         Rule("constant", lambda m: m.is_constant and m.course.first < 0, ("no_gradient", "ties", "first_cut"), _UNPAID),
         Rule("swings", lambda m: m.course.kind == "swings", ("reward_fall", "reward_swings", *_POLICY),
              (*_BREAKDOWN, "other problems")),
@@ -104,7 +104,7 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
         Rule("hacked", lambda m: m.course.kind == "rises" and m.accuracy.breaks_down,
              ("reward_change", "accuracy_change", "length"), ("reward for something else",)),
         Rule("tied", lambda m: m.ties_matter and (_is_tied(m) or _has_too_few(m)),
-             ("no_gradient", "ties", "sizes", "reward_change", "solved_before"),
+             ("no_gradient", "ties", "reward_change", "solved_before", "sizes"),
              ("G too small", "too little variety", "tied rewards", "problems too hard", "problems too easy")),
         Rule("runaway", lambda m: m.is_runaway, ("kl_weight", *_POLICY), _BREAKDOWN),
         Rule("random", lambda m: m.is_random, _POLICY, _BREAKDOWN),
@@ -114,8 +114,10 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
         Rule("certain", lambda m: m.is_certain, ("entropy", "reward_change", "last_ties"),
              ("entropy collapse", "lr too high")),
         Rule("flat", lambda m: _is_flat(m),
-             ("reward_noise", "accuracy_change", "gradient", "kl_weight", "kl_held", "kl_reference", "unknown_cause"),
-             ("mask off by one", "groups mixed", "lr too low", "problems too hard", "KL weight too large")),
+             ("reward_noise", "accuracy_change", "gradient", "cut", "limit", "kl_weight", "kl_held", "kl_reference",
+              "unknown_cause"),
+             ("wrong end token", "length truncation", "mask off by one", "groups mixed", "lr too low",
+              "problems too hard", "KL weight too large")),
     ),
     (
         Rule("cut off, yet paid", lambda m: m.often_cut and m.cut_is_paid, ("cut", "limit", "length", "reward_change"),
@@ -136,7 +138,7 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
     ),
     (
         Rule("accuracy falls", lambda m: m.accuracy_falls, ("accuracies", "reward_change"),
-             ("reward for something else", "lr too high")),
+             ("lr too high", "reward for something else")),
     ),
 )  # fmt: skip
 
@@ -147,8 +149,10 @@ _POSSIBLE: dict[str, Condition] = {
     "wrong end token": lambda m: m.turn_end and m.cut_last >= 0.5,
     "no end": lambda m: m.always_cut and not m.turn_end,
     "tied rewards": lambda m: m.paid_parts or not m.is_unpaid and not m.has_small_groups,
-    "G too small": lambda m: m.has_small_groups or not (m.begins_constant and m.begins_tied) and not m.begins_high,
-    "problems too hard": lambda m: m.level < 0.3 and (m.solved_before or 0) < 0.3,
+    "G too small": lambda m: m.has_small_groups or m.config is None and not m.begins_high and not _is_same(m),
+    "problems too hard": lambda m: (
+        m.level < 0.3 and (m.solved_before or 0) < 0.3 and (m.is_constant or not m.is_negative)
+    ),
     "problems too easy": lambda m: m.begins_high or m.begins_constant and m.level > 0.9,
     "lr too low": lambda m: m.course.slope > -2,
     "reward for something else": lambda m: not m.course.breaks_down and m.course.last > 0.05,
@@ -166,13 +170,13 @@ _POSSIBLE: dict[str, Condition] = {
 # A cause for which the log has evidence of its own comes before the others.
 _SHOWN: dict[str, Condition] = {
     "wrong end token": lambda m: True,
-    "length truncation": lambda m: m.is_unpaid or m.course.kind in ("rises", "flat", "short"),
+    "length truncation": lambda m: max(m.cut_first, m.cut_last) >= 0.3 and not m.course.breaks_down,
     "chat template skipped": lambda m: m.cut_first >= 0.02,
     "KL wrong sign": lambda m: m.kl_weight is not None or m.is_runaway and not m.course.is_early,
     "KL weight too large": lambda m: (m.kl_weight or 0) > 0.1 or m.kl_before is not None,
     "entropy collapse": lambda m: m.is_certain and not m.course.breaks_down,
     "G too small": lambda m: m.has_small_groups or _has_too_few(m) or _is_small(m, 3 * (m.groups or 0)),
-    "tied rewards": lambda m: m.begins_constant and m.begins_tied and (m.solved_before or 0) < 0.9,
+    "tied rewards": lambda m: _is_same(m) and (m.solved_before or 0) < 0.9,
     "problems too easy": lambda m: m.begins_high or (m.solved_before or 0) >= 0.9,
     "reward for something else": lambda m: m.course.last > m.course.first,
 }
@@ -190,6 +194,10 @@ def _may_be_too_short(m: Measures) -> bool:
     return max(m.cut_first, m.cut_last) >= (0.3 if m.is_unpaid else 0.1)
 
 
+def _is_same(m: Measures) -> bool:
+    return m.begins_constant and m.begins_tied
+
+
 def _is_tied(m: Measures) -> bool:
     is_rising = m.course.kind == "rises" or m.course.last >= m.course.first + 0.1
     return (m.first_ties or 0) >= 0.5 and not is_rising
@@ -204,10 +212,10 @@ def _has_too_few(m: Measures) -> bool:
 
 
 def _is_flat(m: Measures) -> bool:
+    """Return True if the reward could have risen, and did not."""
     is_judged = m.course.kind == "flat" and m.count >= ENOUGH and not m.is_without_gradient
-    return (
-        is_judged and (m.mean_ties or 0) < 0.5 and not m.is_solved and (m.solved_after or 0) <= (m.solved_before or 0)
-    )
+    is_better = (m.solved_after or 0) > (m.solved_before or 0)
+    return is_judged and (m.mean_ties or 0) < 0.5 and not m.is_solved and not is_better
 
 
 def diagnose(rows: Rows, facts: RunFacts | None = None) -> Diagnosis:
@@ -321,7 +329,7 @@ def _unknown(measures: Measures, rows: Rows) -> Iterable[str]:
         yield texts["names"].format(names=shown)
     if missing:
         yield texts["missing"].format(missing="; ".join(f"{what} (`{key}`)" for key, what in missing.items()))
-    if len(rows) < ENOUGH:
+    if len(rows) < ENOUGH or measures.course.kind == "noisy":
         yield texts["few"].format(count=len(rows))
     yield texts["answers"]
     yield texts["code"]

@@ -49,9 +49,9 @@ def first_look(
     ]
     if (turn_end := find_unused_turn_end(tokenizer, stop_ids)) is not None:
         lines.append(
-            f"Warning: the chat template ends a turn with {turn_end!r}, which does not end a completion, so completions "
-            "will probably be cut off at the length limit. Set eos_token in tokenizer_config.json and eos_token_id in "
-            f"generation_config.json of the model to {turn_end!r}."
+            f"Warning: the chat template ends a turn with {turn_end!r}, which does not end a completion, so "
+            "completions will probably be cut off at the length limit. Set `eos_token` in tokenizer_config.json and "
+            f"`eos_token_id` in generation_config.json of the model to {turn_end!r}."
         )
     further = dict.fromkeys(name for problem in problems for name in problem.columns)
     if further:

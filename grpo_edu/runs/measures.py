@@ -48,9 +48,10 @@ class RunFacts:
 class Course:
     """How a curve went, judged by the means of `width` steps.
 
-    kind: "short" for too few steps, else "rises", "flat", "falls" by a fifth of its height or more, "collapses" by half,
-    "dips" by half and recovers, or "swings" if it does so three times. high, low: the ends of its largest fall. noise:
-    the standard error of such a mean. slope: of a straight line, in its standard errors. best: the highest mean.
+    kind: "short" for too few steps, else "rises", "flat", "noisy" if a rise could not be seen, "falls" by a fifth of
+    its height or more, "collapses" by half, "dips" by half and recovers, or "swings" if it does so three times. high,
+    low: the ends of its largest fall. noise: the standard error of such a mean. slope: of a straight line, in its
+    standard errors. best: the highest mean.
     """
 
     kind: str = "short"
@@ -84,7 +85,8 @@ def judge_course(points: Points, spread: float = 0.0) -> Course:
     values = [value for _, value in points]
     if not values:
         return Course()
-    first, last, slope = fmean(values[:FEW]), fmean(values[-FEW:]), _slope(values)
+    first, last = fmean(values[:FEW]), fmean(values[-FEW:])
+    slope, error = _fit_line(values)
     if len(values) < 2 * FEW:
         return Course(first=first, last=last, best=max(first, last), slope=slope)
     width = max(FEW, len(values) // 20)
@@ -111,9 +113,12 @@ def judge_course(points: Points, spread: float = 0.0) -> Course:
         kind = "dips"
     elif falls:
         kind = "collapses" if lost >= _BREAKDOWN * height else "falls"
+    elif slope > 2 or last - first > _NOISE * noise:
+        kind = "rises"
     else:
-        kind = "rises" if slope > 2 or last - first > _NOISE * noise else "flat"
+        kind = "noisy" if error > max(height, spread) / 8 else "flat"
     steps = [step for step, _ in points]
+    low_step, half_step, is_early = steps[bottom + width - 1], steps[half], half < len(values) / 4
     return Course(
         kind,
         first,
@@ -122,9 +127,9 @@ def judge_course(points: Points, spread: float = 0.0) -> Course:
         high,
         steps[top],
         low,
-        steps[bottom + width - 1],
-        steps[half],
-        half < len(values) / 4,
+        low_step,
+        half_step,
+        is_early,
         recovered,
         swings,
         noise,
@@ -222,6 +227,7 @@ class Measures:
     def _measure_reward(self, spreads: list[float]) -> None:
         rewards, course = self.values(REWARD), self.course
         self.highest = max(rewards, default=None)
+        self.is_negative = bool(rewards) and min(rewards) < 0
         is_share = bool(rewards) and 0 <= min(rewards) <= max(rewards) <= 1
         most = self.values("reward_max") or [1.0] * is_share
         self.most_paid = max(most) if most else None  # None if the highest reward of a completion is unknown
@@ -281,7 +287,7 @@ class Measures:
         first, last = entropy[0] or 0.0, entropy[1] or 0.0
         self.is_random = last > max(2.0, 4 * first)
         rewards = self.values(REWARD)
-        is_stuck = len(rewards) >= 2 * FEW and _slope(rewards[len(rewards) // 2 :]) <= 2 and not self.ends_solved
+        is_stuck = len(rewards) >= 2 * FEW and _fit_line(rewards[len(rewards) // 2 :])[0] <= 2 and not self.ends_solved
         shows_no_way = self.last_ties is None or self.last_ties >= 0.7
         self.is_certain = bool(first) and last < 0.1 * first and is_stuck and shows_no_way
 
@@ -307,9 +313,8 @@ class Measures:
     def _measure_parts(self) -> None:
         """Reward functions that pay the same for every completion, if there are others that do not."""
         names = [key[8:-4] for key in self._keys() if key.startswith("rewards/") and key.endswith("/std")]
-        same = {
-            name: self.values(f"rewards/{name}/mean") for name in names if not any(self.values(f"rewards/{name}/std"))
-        }
+        alike = [name for name in names if not any(self.values(f"rewards/{name}/std"))]
+        same = {name: self.values(f"rewards/{name}/mean") for name in alike}
         same = {name: means for name, means in same.items() if len(set(means)) == 1}
         if len(same) == len(names):  # one reward alone: the groups tie, which is said elsewhere
             same = {}
@@ -412,17 +417,17 @@ def _measure_noise(values: Sequence[float]) -> float:
     return 1.27 * math.sqrt(fmean(kept) / 2)  # 1.27: what leaving them out takes from a normal distribution
 
 
-def _slope(values: Sequence[float]) -> float:
-    """Return the slope of the straight line through the values, in its standard errors."""
+def _fit_line(values: Sequence[float]) -> tuple[float, float]:
+    """Return the rise of the straight line through the values, in standard errors, and the standard error."""
     count = len(values)
     if count < 3:
-        return 0.0
+        return 0.0, math.inf
     middle, center = (count - 1) / 2, fmean(values)
     square = sum((place - middle) ** 2 for place in range(count))
     slope = sum((place - middle) * (value - center) for place, value in enumerate(values)) / square
     rest = sum((value - center - slope * (place - middle)) ** 2 for place, value in enumerate(values))
-    error = math.sqrt(rest / (count - 2) / square)
-    return slope / max(error, 1e-12)
+    error = max(math.sqrt(rest / (count - 2) / square), 1e-12)
+    return slope / error, error * (count - 1)
 
 
 def _are_multiples(values: Sequence[float], parts: int) -> bool:

@@ -80,6 +80,9 @@ def parse_metrics(content: bytes, name: str) -> list[Row]:
         text = content.decode("utf-8", errors="replace").lstrip("\ufeff")
         formats = (_parse_json, _parse_dictionaries, _parse_table, _parse_lines)
         rows = next((rows for parse in formats if (rows := _merge_steps(parse(text)))), [])
+        records = [] if rows else _parse_json(text) or _parse_dictionaries(text)
+        if names := ", ".join(list(dict.fromkeys(str(key) for record in records for key in record))[:6]):
+            raise ValueError(f"{name} has no metric that is known among {names}; call the reward `reward`")
     if not rows:
         raise ValueError(f"{name} {_NOT_A_LOG}")
     if not any("reward" in row for row in rows):  # a log of the accuracy alone
@@ -88,7 +91,7 @@ def parse_metrics(content: bytes, name: str) -> list[Row]:
 
 
 def _find_log(folder: Path) -> Path:
-    """Return the log in the folder of a run: this package's, TRL's of its last checkpoint, or the largest event file."""
+    """Return the log in a folder: this package's, TRL's of its last checkpoint, or the largest event file."""
     states = [folder / "trainer_state.json", *folder.glob("checkpoint-*/trainer_state.json")]
     found = [file for file in states if file.is_file()]
     events = [file for file in folder.rglob("*tfevents*") if file.is_file()]
@@ -128,10 +131,19 @@ def _parse_json(text: str) -> list[Record]:
 
 
 def _parse_lines(text: str) -> list[Record]:
-    """Read lines of names and numbers: ``step:3 - actor/entropy:0.4``, or ``Step 3 | Average reward: 0.5``."""
+    """Read lines of names and numbers: ``step:3 - actor/entropy:0.4``, or ``Step 3 | Average reward: 0.5``.
+
+    A name that comes again begins the next step, so the numbers of a step may be spread over several lines.
+    """
     pair = re.compile(rf"([A-Za-z_][\w/@.]*(?: [A-Za-z_][\w/@.]*)*)(?:\s*[:=]\s*|\s+)({_NUMBER})(?![\w.])")
     text = re.sub(_WRAPPED, r"\1", text)
-    return [dict(pairs) for line in text.splitlines() if len(pairs := pair.findall(line)) > 1]
+    found: list[Record] = [{}]
+    for line in text.splitlines():
+        numbers = dict(pair.findall(line))
+        if numbers.keys() & found[-1].keys():
+            found.append({})
+        found[-1].update(numbers)
+    return found
 
 
 def _parse_dictionaries(text: str) -> list[Record]:
@@ -150,12 +162,12 @@ def _parse_dictionaries(text: str) -> list[Record]:
 
 
 def _parse_table(text: str) -> list[Record]:
-    """Read a table with a line of names; Weights & Biases writes "RUN - train/reward", and the range of each in two more.
+    """Read a table with a line of names; Weights & Biases writes "RUN - train/reward", and the range in two more.
 
     Columns are separated by commas, semicolons, tabs, bars or several blanks.
     """
     lines = text.splitlines()
-    for number, line in enumerate(lines[:200]):
+    for line in lines[:200]:
         mark = max(",;\t|", key=line.count)
         names = line.split(mark) if line.count(mark) else re.split(r"\s{2,}", line.strip())
         if len(names) > 1 and any(look_up(_column_name(name)) for name in names):
@@ -163,10 +175,10 @@ def _parse_table(text: str) -> list[Record]:
     else:
         return []
     if line.count(mark):
-        rows = csv.reader(io.StringIO("\n".join(lines[number + 1 :])), delimiter=mark)
+        rows = csv.reader(io.StringIO("\n".join(lines[lines.index(line) + 1 :])), delimiter=mark)
         names = next(csv.reader([line], delimiter=mark))
     else:
-        rows = (re.split(r"\s{2,}", line.strip())[-len(names) :] for line in lines[number + 1 :])
+        rows = (re.split(r"\s{2,}", line.strip())[-len(names) :] for line in lines[lines.index(line) + 1 :])
     found = []
     for row in rows:
         cells = zip(names, row, strict=False)
@@ -272,7 +284,7 @@ def _flatten(record: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _rename(record: Mapping[str, Any]) -> Row:
-    """Return the numbers of a record under TRL's names; of several names of one metric, the first of the table counts."""
+    """Return the numbers of a record under TRL's names; of several names of a metric, the first of the table counts."""
     row: Row = {}
     places: dict[str, int] = {}
     evaluations = set(_names()["evaluations"])

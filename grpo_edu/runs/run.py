@@ -25,6 +25,7 @@ from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.prompts import prompt_style, set_prompt_style
+from grpo_edu.rollout import find_unused_turn_end, stop_token_ids
 from grpo_edu.runs.completions import columns_of_batch
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import Rewards, RunData, parse_data

@@ -1,4 +1,4 @@
-"""Warn at the end of a run that did not learn or became worse: `grpo_edu.runs.log_diagnosis` with the run's settings."""
+"""Warn of a run that did not learn or became worse: `grpo_edu.runs.log_diagnosis` with the settings of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_edu.runs.measures import Measures, RunFacts
 
 _LARGEST_SAMPLE = 4096  # weights of one tensor that are looked at
 _FEW_WEIGHTS = 0.001  # share of the weights
-_MAX_CAUSES = 2  # of a warning
+_MAX_EVIDENCE, _MAX_CAUSES = 4, 2  # of a warning
 
 
 def find_symptoms(history: Sequence[Mapping[str, float]], facts: RunFacts) -> list[str]:
@@ -30,7 +30,7 @@ def find_symptoms(history: Sequence[Mapping[str, float]], facts: RunFacts) -> li
 
 
 def _write_warning(finding: Finding, config: GRPOConfig | None) -> str:
-    evidence = "; ".join(finding.evidence[:3])
+    evidence = "; ".join(finding.evidence[:_MAX_EVIDENCE])
     causes = [f"{cause.what} {cause.remedy}" for cause in finding.causes[:_MAX_CAUSES]]
     advice = " Or: ".join(causes)
     text = f"{finding.sees.removesuffix('.')}: {evidence}. {advice}".strip()
