@@ -240,7 +240,7 @@ def diagnose(rows: Rows, facts: RunFacts | None = None) -> Diagnosis:
     measures = Measures(rows, facts)
     findings = find(measures)
     steps = [int(row.get("step") or number) for number, row in enumerate(rows, 1)]
-    normal, unknown = tuple(_normal(measures, findings)), tuple(_unknown(measures, rows))
+    normal, unknown = tuple(_normal(measures, findings)), tuple(_unknown(measures, rows, findings))
     return Diagnosis((steps[0], steps[-1]), len(rows), findings, normal, unknown)
 
 
@@ -315,7 +315,7 @@ def _normal(measures: Measures, findings: tuple[Finding, ...]) -> Iterable[str]:
     return [_fill(texts[name], m) for name, is_normal in notes.items() if is_normal]
 
 
-def _unknown(measures: Measures, rows: Rows) -> Iterable[str]:
+def _unknown(measures: Measures, rows: Rows, findings: tuple[Finding, ...]) -> Iterable[str]:
     """Return the questions that this log cannot answer."""
     texts, keys = _texts()["unknown"], dict.fromkeys(key for row in rows for key in row)
     missing = {key: what for key, what in _texts()["missing"].items() if key not in keys}
@@ -329,7 +329,7 @@ def _unknown(measures: Measures, rows: Rows) -> Iterable[str]:
         yield texts["names"].format(names=shown)
     if missing:
         yield texts["missing"].format(missing="; ".join(f"{what} (`{key}`)" for key, what in missing.items()))
-    if len(rows) < ENOUGH or measures.course.kind == "noisy":
+    if len(rows) < ENOUGH or measures.course.kind == "noisy" and not findings:
         yield texts["few"].format(count=len(rows))
     yield texts["answers"]
     yield texts["code"]
