@@ -75,6 +75,7 @@ def _texts() -> dict[str, Any]:
 CAUSES = {fault: Cause(fault, **texts) for fault, texts in _texts()["causes"].items()}
 
 _POLICY = ("kl", "entropy", "length", "cut", "limit", "accuracy_change")
+_CUT = ("cut", "limit", "length", "reward_change")
 _BREAKDOWN = ("lr too high", "KL weight too small", "KL wrong sign", "entropy collapse", "length truncation")
 _UNPAID = (
     "wrong end token", "length truncation", "reward always 0", "problems too hard", "chat template skipped", "no end"
@@ -109,7 +110,7 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
         Rule("runaway", lambda m: m.is_runaway, ("kl_weight", *_POLICY), _BREAKDOWN),
         Rule("random", lambda m: m.is_random, _POLICY, _BREAKDOWN),
         Rule("clipped", lambda m: m.clipped, ("clipped",), ("stale old log-probabilities", "lr too high")),
-        Rule("short", lambda m: m.count >= ENOUGH and m.length_first and m.length_last < 0.3 * m.length_first,
+        Rule("short", lambda m: m.count >= ENOUGH and not m.ends_solved and _gets_short(m),
              ("length", "reward_change"), ("reward for something else", "length in the loss", "lr too high")),
         Rule("certain", lambda m: m.is_certain, ("entropy", "reward_change", "last_ties"),
              ("entropy collapse", "lr too high")),
@@ -120,10 +121,9 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
               "problems too hard", "KL weight too large")),
     ),
     (
-        Rule("cut off, yet paid", lambda m: m.often_cut and m.cut_is_paid, ("cut", "limit", "length", "reward_change"),
-             ("wrong end token", "no end")),
-        Rule("cut off", lambda m: m.often_cut and not (m.is_unpaid or m.course.breaks_down or m.masks_all),
-             ("cut", "limit", "length", "reward_change"), ("wrong end token", "length truncation", "no end")),
+        Rule("cut off, yet paid", lambda m: m.cut_is_paid and m.cut_last >= 0.5, _CUT, ("wrong end token", "no end")),
+        Rule("cut off", lambda m: m.often_cut and not (m.cut_is_paid or m.is_unpaid or m.breaks_down or m.masks_all),
+             _CUT, ("wrong end token", "length truncation", "no end")),
     ),
     (Rule("constant part", lambda m: m.zero_parts and m.count > 2, ("zero_parts",), ("reward always 0",)),),
     (Rule("constant part", lambda m: m.paid_parts and m.count > 2, ("paid_parts",), ("tied rewards",)),),
@@ -155,7 +155,7 @@ _POSSIBLE: dict[str, Condition] = {
     ),
     "problems too easy": lambda m: m.begins_high or m.begins_constant and m.level > 0.9,
     "lr too low": lambda m: m.course.slope > -2,
-    "reward for something else": lambda m: not m.course.breaks_down and m.course.last > 0.05,
+    "reward for something else": lambda m: not m.breaks_down and m.course.last > 0.05,
     "KL wrong sign": lambda m: m.kl_weight < 0 if m.kl_weight is not None else m.has_kl,
     "KL weight too small": lambda m: m.kl_weight is None or m.kl_weight > 0,
     "KL weight too large": lambda m: m.has_kl and not m.is_runaway and m.kl_far is None,
@@ -170,11 +170,11 @@ _POSSIBLE: dict[str, Condition] = {
 # A cause for which the log has evidence of its own comes before the others.
 _SHOWN: dict[str, Condition] = {
     "wrong end token": lambda m: True,
-    "length truncation": lambda m: max(m.cut_first, m.cut_last) >= 0.3 and not m.course.breaks_down,
+    "length truncation": lambda m: max(m.cut_first, m.cut_last) >= 0.3 and not m.breaks_down,
     "chat template skipped": lambda m: m.cut_first >= 0.02,
     "KL wrong sign": lambda m: m.kl_weight is not None or m.is_runaway and not m.course.is_early,
     "KL weight too large": lambda m: (m.kl_weight or 0) > 0.1 or m.kl_before is not None,
-    "entropy collapse": lambda m: m.is_certain and not m.course.breaks_down,
+    "entropy collapse": lambda m: m.is_certain and not m.breaks_down,
     "G too small": lambda m: m.has_small_groups or _has_too_few(m) or _is_small(m, 3 * (m.groups or 0)),
     "tied rewards": lambda m: _is_same(m) and (m.solved_before or 0) < 0.9,
     "problems too easy": lambda m: m.begins_high or (m.solved_before or 0) >= 0.9,
@@ -189,7 +189,7 @@ _OF_CODE = {
 
 def _may_be_too_short(m: Measures) -> bool:
     """Return True if so many completions are cut off that a greater length may help; gibberish never ends."""
-    if m.course.breaks_down:
+    if m.breaks_down:
         return 0.3 <= m.cut_last < 0.9 and not m.is_random
     return max(m.cut_first, m.cut_last) >= (0.3 if m.is_unpaid else 0.1)
 
@@ -209,6 +209,10 @@ def _is_small(m: Measures, limit: int) -> bool:
 
 def _has_too_few(m: Measures) -> bool:
     return _is_small(m, 4) and (m.mean_ties or 0) >= 0.4
+
+
+def _gets_short(m: Measures) -> bool:
+    return (m.length_last or 0) < 0.3 * (m.length_first or 0)
 
 
 def _is_flat(m: Measures) -> bool:

@@ -155,6 +155,7 @@ class Measures:
         spreads = self.values(STD) or [high - low for high, low in self._pairs("reward_max", "reward_min")]
         self.spread = median(self.values(STD) or [0.0])
         self.course = judge_course(self.points(REWARD), self.spread)
+        self.breaks_down = self.course.breaks_down
         self._measure_ties(spreads)
         self._measure_reward(spreads)
         self._measure_lengths()
@@ -276,7 +277,8 @@ class Measures:
         self.has_kl = bool(kl)
         self.kl_first, self.kl_last = self._ends("kl")
         self.kl_weight = self._find_kl_weight()
-        self.is_runaway = len(kl) >= 2 * FEW and fmean(kl[-FEW:]) >= max(1.0, 10 * median(kl[:half]))
+        large = 10.0 if self.course.kind == "rises" else 1.0
+        self.is_runaway = len(kl) >= 2 * FEW and fmean(kl[-FEW:]) >= max(large, 10 * median(kl[:half]))
         self.kl_far = kl[0] if kl and kl[0] > 0.5 else None
         self.kl_before = self.kl_after = None
         before, after = (median(kl[:half]), median(kl[half:])) if half else (0.0, 0.0)
@@ -293,7 +295,7 @@ class Measures:
 
         clipped = self.values(CLIPPED)
         later = clipped[len(clipped) // 2 :]
-        grows = len(clipped) >= 2 * FEW and clipped[0] == 0 and min(later) > 0 and fmean(later) >= 0.01
+        grows = len(clipped) >= 2 * FEW and clipped[0] == 0 and min(later) > 0 and fmean(later) >= 0.02
         self.clipped = fmean(later) if grows else None
         self.never_clipped = len(clipped) > 1 and not any(clipped)
 
