@@ -68,11 +68,47 @@ class Rule:
 
 
 @cache
-def _texts() -> dict[str, Any]:
+def _load_texts() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("diagnosis.toml").read_text(encoding="utf-8"))
 
 
-CAUSES = {fault: Cause(fault, **texts) for fault, texts in _texts()["causes"].items()}
+CAUSES = {fault: Cause(fault, **texts) for fault, texts in _load_texts()["causes"].items()}
+
+
+def _may_be_too_short(m: Measures) -> bool:
+    """Return True if so many completions are cut off that a greater length may help; gibberish never ends."""
+    if m.breaks_down:
+        return 0.3 <= m.cut_last < 0.9 and not m.is_random
+    return max(m.cut_first, m.cut_last) >= (0.3 if m.is_unpaid else 0.1)
+
+
+def _begins_alike(m: Measures) -> bool:
+    return m.begins_constant and m.begins_tied
+
+
+def _is_tied(m: Measures) -> bool:
+    is_rising = m.course.kind == "rises" or m.course.last >= m.course.first + 0.1
+    return (m.first_ties or 0) >= 0.5 and not is_rising
+
+
+def _is_small(m: Measures, limit: int) -> bool:
+    return 0 < (m.completions_per_step or 0) <= limit
+
+
+def _has_too_few(m: Measures) -> bool:
+    return _is_small(m, 4) and (m.mean_ties or 0) >= 0.4
+
+
+def _gets_short(m: Measures) -> bool:
+    return (m.length_last or 0) < 0.3 * (m.length_first or 0)
+
+
+def _is_flat(m: Measures) -> bool:
+    """Return True if the reward could have risen, and did not."""
+    is_judged = m.course.kind == "flat" and m.count >= ENOUGH and not m.is_without_gradient
+    is_better = (m.solved_after or 0) > (m.solved_before or 0)
+    return is_judged and (m.mean_ties or 0) < 0.5 and not m.is_solved and not is_better
+
 
 _POLICY = ("kl", "entropy", "length", "cut", "limit", "accuracy_change")
 _CUT = ("cut", "limit", "length", "reward_change")
@@ -114,7 +150,7 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
              ("length", "reward_change"), ("reward for something else", "length in the loss", "lr too high")),
         Rule("certain", lambda m: m.is_certain, ("entropy", "reward_change", "last_ties"),
              ("entropy collapse", "lr too high")),
-        Rule("flat", lambda m: _is_flat(m),
+        Rule("flat", _is_flat,
              ("reward_noise", "accuracy_change", "gradient", "cut", "limit", "kl_weight", "kl_held", "kl_reference",
               "unknown_cause"),
              ("wrong end token", "length truncation", "mask off by one", "groups mixed", "lr too low",
@@ -149,7 +185,7 @@ _POSSIBLE: dict[str, Condition] = {
     "wrong end token": lambda m: m.turn_end and m.cut_last >= 0.5,
     "no end": lambda m: m.always_cut and not m.turn_end,
     "tied rewards": lambda m: m.paid_parts or not m.is_unpaid and not m.has_small_groups,
-    "G too small": lambda m: m.has_small_groups or m.config is None and not m.begins_high and not _is_same(m),
+    "G too small": lambda m: m.has_small_groups or m.config is None and not m.begins_high and not _begins_alike(m),
     "problems too hard": lambda m: (
         m.level < 0.3 and (m.solved_before or 0) < 0.3 and (m.is_constant or not m.is_negative)
     ),
@@ -176,7 +212,7 @@ _SHOWN: dict[str, Condition] = {
     "KL weight too large": lambda m: (m.kl_weight or 0) > 0.1 or m.kl_before is not None,
     "entropy collapse": lambda m: m.is_certain and not m.breaks_down,
     "G too small": lambda m: m.has_small_groups or _has_too_few(m) or _is_small(m, 3 * (m.groups or 0)),
-    "tied rewards": lambda m: _is_same(m) and (m.solved_before or 0) < 0.9,
+    "tied rewards": lambda m: _begins_alike(m) and (m.solved_before or 0) < 0.9,
     "problems too easy": lambda m: m.begins_high or (m.solved_before or 0) >= 0.9,
     "reward for something else": lambda m: m.course.last > m.course.first,
 }
@@ -185,41 +221,6 @@ _SHOWN: dict[str, Condition] = {
 _OF_CODE = {
     "mask off by one", "groups mixed", "std float trap", "EOS masked", "KL wrong sign", "stale old log-probabilities"
 }  # fmt: skip
-
-
-def _may_be_too_short(m: Measures) -> bool:
-    """Return True if so many completions are cut off that a greater length may help; gibberish never ends."""
-    if m.breaks_down:
-        return 0.3 <= m.cut_last < 0.9 and not m.is_random
-    return max(m.cut_first, m.cut_last) >= (0.3 if m.is_unpaid else 0.1)
-
-
-def _is_same(m: Measures) -> bool:
-    return m.begins_constant and m.begins_tied
-
-
-def _is_tied(m: Measures) -> bool:
-    is_rising = m.course.kind == "rises" or m.course.last >= m.course.first + 0.1
-    return (m.first_ties or 0) >= 0.5 and not is_rising
-
-
-def _is_small(m: Measures, limit: int) -> bool:
-    return 0 < (m.completions_per_step or 0) <= limit
-
-
-def _has_too_few(m: Measures) -> bool:
-    return _is_small(m, 4) and (m.mean_ties or 0) >= 0.4
-
-
-def _gets_short(m: Measures) -> bool:
-    return (m.length_last or 0) < 0.3 * (m.length_first or 0)
-
-
-def _is_flat(m: Measures) -> bool:
-    """Return True if the reward could have risen, and did not."""
-    is_judged = m.course.kind == "flat" and m.count >= ENOUGH and not m.is_without_gradient
-    is_better = (m.solved_after or 0) > (m.solved_before or 0)
-    return is_judged and (m.mean_ties or 0) < 0.5 and not m.is_solved and not is_better
 
 
 def diagnose(rows: Rows, facts: RunFacts | None = None) -> Diagnosis:
@@ -244,7 +245,7 @@ def diagnose(rows: Rows, facts: RunFacts | None = None) -> Diagnosis:
     measures = Measures(rows, facts)
     findings = find(measures)
     steps = [int(row.get("step") or number) for number, row in enumerate(rows, 1)]
-    normal, unknown = tuple(_normal(measures, findings)), tuple(_unknown(measures, rows, findings))
+    normal, unknown = tuple(_list_normal(measures, findings)), tuple(_list_unknown(measures, rows, findings))
     return Diagnosis((steps[0], steps[-1]), len(rows), findings, normal, unknown)
 
 
@@ -258,8 +259,8 @@ def find(measures: Measures) -> tuple[Finding, ...]:
         causes = tuple(_fill_cause(CAUSES[fault], measures) for fault in _order_causes(rule.causes, measures))
         if rule.sees == "cut off" and any(cause in earlier.causes for earlier in found for cause in causes):
             continue
-        evidence = (_fill(_texts()["evidence"][name], measures) for name in rule.evidence)
-        found.append(Finding(_fill(_texts()["sees"][rule.sees], measures), tuple(filter(None, evidence)), causes))
+        evidence = (_fill(_load_texts()["evidence"][name], measures) for name in rule.evidence)
+        found.append(Finding(_fill(_load_texts()["sees"][rule.sees], measures), tuple(filter(None, evidence)), causes))
     return tuple(found)
 
 
@@ -305,9 +306,9 @@ def _item(mark: str, text: str) -> str:
     return textwrap.fill(text, 100, initial_indent=mark, subsequent_indent=indent, break_long_words=False)
 
 
-def _normal(measures: Measures, findings: tuple[Finding, ...]) -> Iterable[str]:
+def _list_normal(measures: Measures, findings: tuple[Finding, ...]) -> Iterable[str]:
     """Return observations that worry many people but are normal."""
-    m, texts = measures, _texts()["normal"]
+    m, texts = measures, _load_texts()["normal"]
     is_tied = not findings and (m.last_ties or 0) >= 0.5
     notes = {
         "loss": m.first_loss is not None,
@@ -319,10 +320,10 @@ def _normal(measures: Measures, findings: tuple[Finding, ...]) -> Iterable[str]:
     return [_fill(texts[name], m) for name, is_normal in notes.items() if is_normal]
 
 
-def _unknown(measures: Measures, rows: Rows, findings: tuple[Finding, ...]) -> Iterable[str]:
+def _list_unknown(measures: Measures, rows: Rows, findings: tuple[Finding, ...]) -> Iterable[str]:
     """Return the questions that this log cannot answer."""
-    texts, keys = _texts()["unknown"], dict.fromkeys(key for row in rows for key in row)
-    missing = {key: what for key, what in _texts()["missing"].items() if key not in keys}
+    texts, keys = _load_texts()["unknown"], dict.fromkeys(key for row in rows for key in row)
+    missing = {key: what for key, what in _load_texts()["missing"].items() if key not in keys}
     if measures.has_ties:
         missing.pop(TIED, None)
     names = [name for name in keys if not is_understood(name)]

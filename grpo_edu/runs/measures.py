@@ -215,7 +215,7 @@ class Measures:
     # ---- quantities ----
 
     def _measure_ties(self, spreads: list[float]) -> None:
-        """The share of tied groups, or 1 for a step without different rewards, as far as it is logged."""
+        """Measure the share of tied groups; it is 1 for a step without different rewards, if only these are logged."""
         ties = self.values(TIED)
         if not ties and any(spread == 0 for spread in spreads):
             ties = [float(spread == 0) for spread in spreads]
@@ -271,7 +271,7 @@ class Measures:
         self.cut_is_paid = paid and self.course.last >= 0.5 * (self.most_paid or 1)
 
     def _measure_policy(self) -> None:
-        """The KL from the reference, its weight in the loss, the entropy, and clipped tokens."""
+        """Measure the KL from the reference, its weight in the loss, the entropy, and clipped tokens."""
         kl = self.values("kl")
         half = len(kl) // 2
         self.has_kl = bool(kl)
@@ -313,7 +313,7 @@ class Measures:
         self.first_loss = losses[0] if starts_at_0 else None
 
     def _measure_parts(self) -> None:
-        """Reward functions that pay the same for every completion, if there are others that do not."""
+        """Find the reward functions that pay the same for every completion, if there are others that do not."""
         names = [key[8:-4] for key in self._keys() if key.startswith("rewards/") and key.endswith("/std")]
         alike = [name for name in names if not any(self.values(f"rewards/{name}/std"))]
         same = {name: self.values(f"rewards/{name}/mean") for name in alike}
@@ -325,7 +325,7 @@ class Measures:
         self.paid_parts = ", ".join(paid) or None
 
     def _measure_settings(self) -> None:
-        """What settings and evaluations say."""
+        """Measure what settings and evaluations say."""
         config, before, after = self.config, self.facts.before, self.facts.after
         self.warms_up_too_long = (
             config is not None and config.lr_scheduler_type != "constant" and config.warmup_steps >= config.max_steps

@@ -34,7 +34,6 @@ Row = dict[str, float | None]
 Record = dict[str, Any]
 
 MOST_BYTES = 50_000_000
-_PRINTED = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)  # the last two: brackets in brackets
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?%?|[-+]?(?:nan|inf)\b"
 _WRAPPED = r"(?:np|numpy|torch)\.\w+\(([^()]*)\)"
 _STEP_WORD = r"(?:step|rollout|iteration|iter|update)"
@@ -154,7 +153,7 @@ def _parse_dictionaries(text: str) -> list[Record]:
         part = re.sub(rf"\b{_WRAPPED}", r"\1", part)
         try:
             record = ast.literal_eval(part)
-        except _PRINTED:
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: brackets in brackets
             continue
         if isinstance(record, dict):
             found.append({"step": int(step), **record} if step else record)
@@ -170,7 +169,7 @@ def _parse_table(text: str) -> list[Record]:
     for line in lines[:200]:
         mark = max(",;\t|", key=line.count)
         names = line.split(mark) if line.count(mark) else re.split(r"\s{2,}", line.strip())
-        if len(names) > 1 and any(look_up(_column_name(name)) for name in names):
+        if len(names) > 1 and any(look_up(_read_column_name(name)) for name in names):
             break
     else:
         return []
@@ -182,11 +181,11 @@ def _parse_table(text: str) -> list[Record]:
     found = []
     for row in rows:
         cells = zip(names, row, strict=False)
-        found.append({_column_name(name): cell for name, cell in cells if not name.endswith(("__MIN", "__MAX"))})
+        found.append({_read_column_name(name): cell for name, cell in cells if not name.endswith(("__MIN", "__MAX"))})
     return found
 
 
-def _column_name(text: str) -> str:
+def _read_column_name(text: str) -> str:
     return text.strip(' "').rpartition(" - ")[2]
 
 
@@ -216,14 +215,14 @@ def _parse_tensorboard(content: bytes, name: str) -> list[Record]:
 
 
 @cache
-def _names() -> dict[str, Any]:
+def _load_names() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("metric_names.toml").read_text(encoding="utf-8"))
 
 
 @cache
-def _known() -> dict[frozenset[str], tuple[str, int]]:
+def _load_known() -> dict[frozenset[str], tuple[str, int]]:
     """Return the words of each known name → TRL's name, and its place among the names of that metric."""
-    table = _names()["names"].items()
+    table = _load_names()["names"].items()
     return {_words(name): (metric, place) for metric, names in table for place, name in enumerate(names)}
 
 
@@ -231,7 +230,7 @@ def _known() -> dict[frozenset[str], tuple[str, int]]:
 def _split(name: str) -> tuple[str, ...]:
     """Return the words of a name in lower case, also of one such as "meanReward", without the fillers."""
     words = re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
-    fillers = set(_names()["fillers"])
+    fillers = set(_load_names()["fillers"])
     return tuple(word for word in words if word not in fillers)
 
 
@@ -245,14 +244,14 @@ def look_up(name: str) -> str:
     >>> look_up("critic/score/mean"), look_up("reward_avg"), look_up("sparkle")
     ('reward', 'reward', '')
     """
-    if re.match(r"rewards/.+/(mean|std)$", name) and _words(name) not in _known():
+    if re.match(r"rewards/.+/(mean|std)$", name) and _words(name) not in _load_known():
         return name
-    return _known().get(_words(name), ("", 0))[0]
+    return _load_known().get(_words(name), ("", 0))[0]
 
 
 def is_understood(name: str) -> bool:
     """Return True if a metric is known, used by a rule or not."""
-    return bool(look_up(name) or not _words(name) or _words(name) & set(_names()["unused"]))
+    return bool(look_up(name) or not _words(name) or _words(name) & set(_load_names()["unused"]))
 
 
 def _merge_steps(records: Iterable[Record]) -> list[Row]:
@@ -287,17 +286,17 @@ def _rename(record: Mapping[str, Any]) -> Row:
     """Return the numbers of a record under TRL's names; of several names of a metric, the first of the table counts."""
     row: Row = {}
     places: dict[str, int] = {}
-    evaluations = set(_names()["evaluations"])
+    evaluations = set(_load_names()["evaluations"])
     for key, value in record.items():
         if look_up(key) == "step":
             value = str(value).partition("/")[0]
         is_known, number = _read_number(value)
         if not is_known or key.startswith("_") and key != "_step" or set(_split(key)[:1]) & evaluations:
             continue
-        if re.fullmatch(r"rewards/[^/]+", key) and _words(key) not in _known():  # TRL's first version
+        if re.fullmatch(r"rewards/[^/]+", key) and _words(key) not in _load_known():  # TRL's first version
             key = f"{key}/mean"
         name = look_up(key) or key
-        place = _known().get(_words(key), ("", 0))[1]
+        place = _load_known().get(_words(key), ("", 0))[1]
         if name not in row or place < places[name]:
             row[name], places[name] = number, place
     return row
