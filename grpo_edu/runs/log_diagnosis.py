@@ -92,7 +92,7 @@ def _is_tied(m: Measures) -> bool:
 
 
 def _is_small(m: Measures, limit: int) -> bool:
-    return 0 < (m.completions_per_step or 0) <= limit
+    return 0 < m.completions_per_step <= limit
 
 
 def _has_too_few(m: Measures) -> bool:
@@ -157,7 +157,8 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
               "problems too hard", "KL weight too large")),
     ),
     (
-        Rule("cut off, yet paid", lambda m: m.cut_is_paid and m.cut_last >= 0.5, _CUT, ("wrong end token", "no end")),
+        Rule("cut off, yet paid", lambda m: m.cut_is_paid and m.cut_last >= 0.5 and not m.masks_all,
+             _CUT, ("wrong end token", "no end")),
         Rule("cut off", lambda m: m.often_cut and not (m.cut_is_paid or m.is_unpaid or m.breaks_down or m.masks_all),
              _CUT, ("wrong end token", "length truncation", "no end")),
     ),
@@ -166,7 +167,7 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
     (
         Rule("no update", lambda m: m.facts.unchanged and m.has_gradient, ("max_grad_norm", "warm_up"),
              ("short gradients", "long warm-up", "rounded away")),
-        Rule("long warm-up", lambda m: m.count and m.warms_up_too_long, ("warm_up",), ("long warm-up",)),
+        Rule("long warm-up", lambda m: m.count and m.warm_up, ("warm_up",), ("long warm-up",)),
     ),
     (
         Rule("no answers", lambda m: m.completions and m.readable <= 0.05 * m.completions,
@@ -196,9 +197,9 @@ _POSSIBLE: dict[str, Condition] = {
     "KL weight too small": lambda m: m.kl_weight is None or m.kl_weight > 0,
     "KL weight too large": lambda m: m.has_kl and not m.is_runaway and m.kl_far is None,
     "entropy collapse": lambda m: m.entropy_first and m.entropy_last < 0.3 * m.entropy_first,
-    "short gradients": lambda m: m.shortens_gradients,
-    "long warm-up": lambda m: m.warms_up_too_long,
-    "rounded away": lambda m: not m.shortens_gradients and not m.warms_up_too_long,
+    "short gradients": lambda m: m.shortened_to,
+    "long warm-up": lambda m: m.warm_up,
+    "rounded away": lambda m: not m.shortened_to and not m.warm_up,
     "lost answer format": lambda m: m.readable_before and m.readable_before > 0.05 * m.completions,
     "no answer format": lambda m: not m.readable_before or m.readable_before <= 0.05 * m.completions,
 }
@@ -211,7 +212,7 @@ _SHOWN: dict[str, Condition] = {
     "KL wrong sign": lambda m: m.kl_weight is not None or m.is_runaway and not m.course.is_early,
     "KL weight too large": lambda m: (m.kl_weight or 0) > 0.1 or m.kl_before is not None,
     "entropy collapse": lambda m: m.is_certain and not m.breaks_down,
-    "G too small": lambda m: m.has_small_groups or _has_too_few(m) or _is_small(m, 3 * (m.groups or 0)),
+    "G too small": lambda m: m.has_small_groups or _has_too_few(m) or _is_small(m, 3 * m.groups),
     "tied rewards": lambda m: _begins_alike(m) and (m.solved_before or 0) < 0.9,
     "problems too easy": lambda m: m.begins_high or (m.solved_before or 0) >= 0.9,
     "reward for something else": lambda m: m.course.last > m.course.first,

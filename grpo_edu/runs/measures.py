@@ -118,23 +118,9 @@ def judge_course(points: Points, spread: float = 0.0) -> Course:
     else:
         kind = "noisy" if error > max(height, spread) / 8 else "flat"
     steps = [step for step, _ in points]
-    low_step, half_step, is_early = steps[bottom + width - 1], steps[half], half < len(values) / 4
+    high_at, low_at, half_at, early = steps[top], steps[bottom + width - 1], steps[half], half < len(values) / 4
     return Course(
-        kind,
-        first,
-        last,
-        best,
-        high,
-        steps[top],
-        low,
-        low_step,
-        half_step,
-        is_early,
-        recovered,
-        swings,
-        noise,
-        slope,
-        width,
+        kind, first, last, best, high, high_at, low, low_at, half_at, early, recovered, swings, noise, slope, width
     )
 
 
@@ -242,10 +228,11 @@ class Measures:
         self.is_unpaid = bool(rewards) and ends <= 0.05 and is_alike
         self.is_constant = bool(rewards) and max(rewards) - min(rewards) < 1e-6 and (self.mean_ties or 0) >= 0.9
         self.begins_constant = bool(rewards) and max(rewards[:FEW]) - min(rewards[:FEW]) < 0.02
-        self.completions_per_step, self.groups, self.size = self._find_sizes()
+        self.completions_per_step, self.groups = completions, groups = self._find_sizes()
+        self.sizes = f"{groups} group{'s' if groups > 1 else ''} of {completions // groups}" if groups else None
 
         name = next((key for key in ("accuracy", *self._keys()) if is_accuracy(key) and self.values(key)), "")
-        self.accuracy = judge_course(self.points(name))
+        self.accuracy_name, self.accuracy = name, judge_course(self.points(name))
         self.accuracy_first, self.accuracy_last = self._ends(name)
         self.level = max(course.best, self.accuracy.best, *(self.values(name) or [course.best]))
 
@@ -327,13 +314,12 @@ class Measures:
     def _measure_settings(self) -> None:
         """Measure what settings and evaluations say."""
         config, before, after = self.config, self.facts.before, self.facts.after
-        self.warms_up_too_long = (
-            config is not None and config.lr_scheduler_type != "constant" and config.warmup_steps >= config.max_steps
-        )
+        self.warm_up = self.shortened_to = None
+        if config and config.lr_scheduler_type != "constant" and config.warmup_steps >= config.max_steps:
+            self.warm_up = config.warmup_steps
+        if config and config.max_grad_norm and config.max_grad_norm < 1e-6 * self.largest_norm:
+            self.shortened_to = config.max_grad_norm
         self.ties_matter = config is None or config.advantage_estimator != "none" or self.is_without_gradient
-        self.shortens_gradients = bool(config and config.max_grad_norm) and (
-            config is not None and config.max_grad_norm < 1e-6 * self.largest_norm
-        )
         masks_cut = config is not None and config.mask_truncated_completions and self.cut_first == 1
         self.masks_all = masks_cut and self.is_without_gradient
         self.has_small_groups = config is not None and config.num_generations < 4
@@ -356,8 +342,8 @@ class Measures:
     def _keys(self) -> dict[str, None]:
         return dict.fromkeys(key for row in self.rows for key in row)
 
-    def _find_sizes(self) -> tuple[int | None, int | None, int | None]:
-        """Return completions, groups, and completions per group of a step, if each reward is 0 or 1.
+    def _find_sizes(self) -> tuple[int, int]:
+        """Return completions and groups of a step, if each reward is 0 or 1; 0 if that does not fit.
 
         They are the fewest that explain all values: a mean of B rewards that are 0 or 1 is a multiple of 1/B, and a
         share of M groups a multiple of 1/M.
@@ -365,12 +351,12 @@ class Measures:
         rewards, ties = self.values(REWARD), self.values(TIED)
         is_enough = min(len(rewards), len(ties)) >= 2 * FEW and len(set(rewards)) >= 3
         if not is_enough or not 0 <= min(rewards) <= max(rewards) <= 1:
-            return None, None, None
+            return 0, 0
         for groups in range(1, 33):
             for size in range(2, 17):
                 if _are_multiples(ties, groups) and _are_multiples(rewards, groups * size):
-                    return groups * size, groups, size
-        return None, None, None
+                    return groups * size, groups
+        return 0, 0
 
     def _find_kl_weight(self) -> float | None:
         """Return the loss as a multiple of the KL where that is largest: the weight of the KL term, with its sign.

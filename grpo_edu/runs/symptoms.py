@@ -46,7 +46,7 @@ def _add_values(text: str, config: GRPOConfig) -> str:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return f"`{match[1]}` (now {value:g})" if is_number and match[2] is None else f"`{match[1]}`{match[2] or ''}"
 
-    return re.sub(r"`([a-z_]+)`( (?:is|=) )?", add, re.sub(r" \(in verl `[a-z_]+`\)", "", text))
+    return re.sub(r"`([a-z_]+)`( (?:is|=) (?=\d))?", add, re.sub(r" \(in verl `[a-z_]+`\)", "", text))
 
 
 def sample_weights(model: nn.Module) -> dict[str, Tensor]:
