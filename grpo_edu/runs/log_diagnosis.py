@@ -54,7 +54,7 @@ class Diagnosis:
     unknown: tuple[str, ...]
 
 
-Condition = Callable[[Measures], bool | None]
+Condition = Callable[[Measures], object]  # a true value holds
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
         Rule("long warm-up", lambda m: m.count and m.warm_up, ("warm_up",), ("long warm-up",)),
     ),
     (
-        Rule("no answers", lambda m: m.completions and m.readable <= 0.05 * m.completions,
+        Rule("no answers", lambda m: m.has_no_answers,
              ("readable", "readable_before"), ("wrong end token", "lost answer format", "no answer format")),
     ),
     (
@@ -196,12 +196,12 @@ _POSSIBLE: dict[str, Condition] = {
     "KL wrong sign": lambda m: m.kl_weight < 0 if m.kl_weight is not None else m.has_kl,
     "KL weight too small": lambda m: m.kl_weight is None or m.kl_weight > 0,
     "KL weight too large": lambda m: m.has_kl and not m.is_runaway and m.kl_far is None,
-    "entropy collapse": lambda m: m.entropy_first and m.entropy_last < 0.3 * m.entropy_first,
+    "entropy collapse": lambda m: m.entropy_falls,
     "short gradients": lambda m: m.shortened_to,
     "long warm-up": lambda m: m.warm_up,
     "rounded away": lambda m: not m.shortened_to and not m.warm_up,
-    "lost answer format": lambda m: m.readable_before and m.readable_before > 0.05 * m.completions,
-    "no answer format": lambda m: not m.readable_before or m.readable_before <= 0.05 * m.completions,
+    "lost answer format": lambda m: m.loses_format,
+    "no answer format": lambda m: not m.loses_format,
 }
 
 # A cause for which the log has evidence of its own comes before the others.

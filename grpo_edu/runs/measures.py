@@ -217,10 +217,10 @@ class Measures:
         self.is_negative = bool(rewards) and min(rewards) < 0
         is_share = bool(rewards) and 0 <= min(rewards) <= max(rewards) <= 1
         most = self.values("reward_max") or [1.0] * is_share
-        self.most_paid = max(most) if most else None  # None if the highest reward of a completion is unknown
-        self.is_solved = bool(self.most_paid) and fmean(rewards or [0]) >= 0.9 * self.most_paid
-        self.ends_solved = bool(self.most_paid) and course.last >= 0.9 * self.most_paid
-        self.begins_high = bool(self.most_paid) and course.first > 0.8 * self.most_paid
+        self.most_paid = max(most, default=math.inf)  # the highest reward of a completion, if it is known
+        self.is_solved = fmean(rewards or [0]) >= 0.9 * self.most_paid
+        self.ends_solved = course.last >= 0.9 * self.most_paid
+        self.begins_high = course.first > 0.8 * self.most_paid
 
         ends = max(abs(course.first), abs(course.last))
         is_alike = fmean(spreads) <= 0.25 if spreads else ends < 0.01
@@ -254,8 +254,8 @@ class Measures:
         if self.course.kind == "rises":
             self.often_cut = self.cut_last > 0.1
         self.always_cut = min(self.cut_first, self.cut_last) >= 0.9
-        paid = bool(self.most_paid) and self.course.last > (1 - self.cut_last) * (self.most_paid or 1) + 0.05
-        self.cut_is_paid = paid and self.course.last >= 0.5 * (self.most_paid or 1)
+        uncut = 1 - self.cut_last  # what those that end could earn alone
+        self.cut_is_paid = self.course.last > max(uncut + 0.05, 0.5) * self.most_paid
 
     def _measure_policy(self) -> None:
         """Measure the KL from the reference, its weight in the loss, the entropy, and clipped tokens."""
@@ -274,6 +274,7 @@ class Measures:
 
         self.entropy_first, self.entropy_last = entropy = self._ends("entropy")
         first, last = entropy[0] or 0.0, entropy[1] or 0.0
+        self.entropy_falls = last < 0.3 * first
         self.is_random = last > max(2.0, 4 * first)
         rewards = self.values(REWARD)
         is_stuck = len(rewards) >= 2 * FEW and _fit_line(rewards[len(rewards) // 2 :])[0] <= 2 and not self.ends_solved
@@ -336,6 +337,9 @@ class Measures:
         self.completions = None if last is None else last.n
         self.readable = None if last is None else _count_readable(last)
         self.readable_before = None if before is None or after is None else _count_readable(before)
+        few = 0.05 * (self.completions or 0)
+        self.has_no_answers = self.readable is not None and self.readable <= few
+        self.loses_format = self.readable_before is not None and self.readable_before > few
 
     # ---- helpers ----
 

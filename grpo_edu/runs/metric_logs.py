@@ -174,7 +174,7 @@ def _parse_table(text: str) -> list[Record]:
     else:
         return []
     if line.count(mark):
-        rows = csv.reader(io.StringIO("\n".join(lines[lines.index(line) + 1 :])), delimiter=mark)
+        rows: Iterable[list[str]] = csv.reader(io.StringIO("\n".join(lines[lines.index(line) + 1 :])), delimiter=mark)
         names = next(csv.reader([line], delimiter=mark))
     else:
         rows = (re.split(r"\s{2,}", line.strip())[-len(names) :] for line in lines[lines.index(line) + 1 :])
