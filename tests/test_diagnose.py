@@ -165,6 +165,7 @@ def test_a_healthy_log_is_silent(name):
         (drawn(lambda x: 5.0, noise=0.5), "The reward does not rise."),
         (drawn(lambda x: -1.5, noise=0.2), "The reward does not rise."),
         (drawn(lambda x: -1.0, noise=0, frac_reward_zero_std=1.0), "The reward is -1 in every step"),
+        (drawn(lambda x: 0.5, noise=0), "The reward is 0.5 in every step"),
         (drawn(lambda x: 0.3 + 0.5 * x, accuracy=lambda x: 0.7 - 0.5 * x), "The reward rises while the accuracy"),
         (drawn(lambda x: 0.2 + 0.3 * x, **{"completions/mean_length": 512.0}), "Many completions are cut off."),
         (drawn(lambda x: nan), "Some numbers are no longer finite."),
@@ -252,6 +253,16 @@ EXPECTED = [{"step": 1, "loss": 0.5, "reward": 0.25}, {"step": 2, "loss": 0.0, "
         ("columns.json", '{"step": [1, 2], "loss": [0.5, 0.0], "mean_reward": [0.25, 0.5]}'),
         ("nested.jsonl", '{"step": 1, "loss": 0.5, "reward": {"mean": 0.25}}\n'
          '{"step": 2, "loss": 0.0, "reward": {"mean": 0.5}}\n'),
+        ("history.json", '{"model": "m", "history": [{"step": 1, "loss": 0.5, "avg_reward": 0.25}, '
+         '{"step": 2, "loss": 0.0, "avg_reward": 0.5}]}'),
+        ("samples.jsonl", '{"step": 1, "loss": 0.5, "rewards": [0, 0, 0, 1]}\n'
+         '{"step": 2, "loss": 0.0, "rewards": [0, 1]}'),
+        ("mlflow.csv", "key,value,step\nloss,0.5,1\nreward,0.25,1\nloss,0.0,2\nreward,0.5,2\n"),
+        ("table.log", "| step | 1 |\n| ep_rew_mean | 0.25 |\n| loss | 0.5 |\n-----\n| step | 2 |\n"
+         "| ep_rew_mean | 0.5 |\n| loss | 0.0 |\n"),
+        ("colors.log", "\x1b[32mstep 1\x1b[0m reward: 0.25 loss: 0.5\n\x1b[32mstep 2\x1b[0m reward: 0.5 loss: 0.0\n"),
+        ("two_names.jsonl", '{"step": 1, "loss": 0.5, "return": 0.9, "reward": 0.25}\n'
+         '{"step": 2, "loss": 0.0, "return": 0.9, "reward": 0.5}\n'),
         ("accuracy.jsonl", '{"step": 1, "loss": 0.5, "accuracy": 0.25}\n{"step": 2, "loss": 0.0, "accuracy": 0.5}\n'),
     ],
 )  # fmt: skip

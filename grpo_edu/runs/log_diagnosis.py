@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from grpo_edu.runs.measures import ENOUGH, REWARD, TIED, Measures, Rows, RunFacts, lost_names
+from grpo_edu.runs.measures import ENOUGH, FEW, REWARD, TIED, Measures, Rows, RunFacts, lost_names
 from grpo_edu.runs.metric_logs import is_understood
 
 MAX_NAMES = 12  # of the metrics that are not understood
@@ -111,6 +111,7 @@ def _is_flat(m: Measures) -> bool:
 
 
 _POLICY = ("kl", "entropy", "length", "cut", "limit", "accuracy_change")
+_ALIKE = ("G too small", "too little variety", "tied rewards", "problems too hard", "problems too easy")
 _CUT = ("cut", "limit", "length", "reward_change")
 _BREAKDOWN = ("lr too high", "KL weight too small", "KL wrong sign", "entropy collapse", "length truncation")
 _UNPAID = (
@@ -130,7 +131,8 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
              ("zero_gradient", "ties", "spread"), ("nothing trained",)),
         Rule("unpaid", lambda m: m.is_unpaid,
              ("no_gradient", "reward_level", "solved_before", "ties", "first_cut", "limit"), _UNPAID),
-        Rule("constant", lambda m: m.is_constant and m.course.first < 0, ("no_gradient", "ties", "first_cut"), _UNPAID),
+        Rule("constant", lambda m: m.is_constant and m.count >= 2 * FEW,
+             ("no_gradient", "ties", "solved_before", "first_cut"), (*_UNPAID, *_ALIKE)),
         Rule("swings", lambda m: m.course.kind == "swings", ("reward_fall", "reward_swings", *_POLICY),
              (*_BREAKDOWN, "other problems")),
         Rule("collapses", lambda m: m.course.kind == "collapses",
@@ -142,7 +144,7 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
              ("reward_change", "accuracy_change", "length"), ("reward for something else",)),
         Rule("tied", lambda m: m.ties_matter and (_is_tied(m) or _has_too_few(m)),
              ("no_gradient", "ties", "reward_change", "solved_before", "sizes"),
-             ("G too small", "too little variety", "tied rewards", "problems too hard", "problems too easy")),
+             _ALIKE),
         Rule("runaway", lambda m: m.is_runaway, ("kl_weight", *_POLICY), _BREAKDOWN),
         Rule("random", lambda m: m.is_random, _POLICY, _BREAKDOWN),
         Rule("clipped", lambda m: m.clipped, ("clipped",), ("stale old log-probabilities", "lr too high")),
@@ -181,12 +183,15 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
 
 # A cause that is not possible is not named. Those that are not listed here always are.
 _POSSIBLE: dict[str, Condition] = {
-    "reward always 0": lambda m: m.is_unpaid or m.is_constant or m.zero_parts,
+    "reward always 0": lambda m: m.is_unpaid or m.zero_parts or m.is_constant and m.is_negative,
+    "chat template skipped": lambda m: m.is_unpaid or m.is_negative,
     "length truncation": lambda m: not m.turn_end and _may_be_too_short(m),
     "wrong end token": lambda m: m.turn_end and m.cut_last >= 0.5,
     "no end": lambda m: m.always_cut and not m.turn_end,
-    "tied rewards": lambda m: m.paid_parts or not m.is_unpaid and not m.has_small_groups,
-    "G too small": lambda m: m.has_small_groups or m.config is None and not m.begins_high and not _begins_alike(m),
+    "tied rewards": lambda m: m.paid_parts or m.level > 0.05 and not m.has_small_groups,
+    "G too small": lambda m: (
+        m.has_small_groups or m.config is None and not m.is_constant and not m.begins_high and not _begins_alike(m)
+    ),
     "problems too hard": lambda m: (
         m.level < 0.3 and (m.solved_before or 0) < 0.3 and (m.is_constant or not m.is_negative)
     ),
@@ -267,7 +272,7 @@ def find(measures: Measures) -> tuple[Finding, ...]:
 
 def _order_causes(faults: Iterable[str], measures: Measures) -> list[str]:
     """Return the possible causes, those with evidence of their own first."""
-    possible = [fault for fault in faults if _POSSIBLE.get(fault, lambda m: True)(measures)]
+    possible = [fault for fault in dict.fromkeys(faults) if _POSSIBLE.get(fault, lambda m: True)(measures)]
     if measures.config is not None:
         possible = [fault for fault in possible if fault not in _OF_CODE]
     return sorted(possible, key=lambda fault: not _SHOWN.get(fault, lambda m: False)(measures))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,8 @@ def judge_course(points: Points, spread: float = 0.0) -> Course:
     if len(values) < 2 * FEW:
         return Course(first=first, last=last, best=max(first, last), slope=slope)
     width = max(FEW, len(values) // 20)
-    means = [fmean(values[start : start + width]) for start in range(len(values) - width + 1)]
+    sums = list(accumulate(values, initial=0.0))
+    means = [(after - before) / width for before, after in zip(sums, sums[width:], strict=False)]
     noise = _measure_noise(values) / math.sqrt(width)
     top = bottom = peak = 0
     for place, mean in enumerate(means):
@@ -226,7 +228,7 @@ class Measures:
         is_alike = fmean(spreads) <= 0.25 if spreads else ends < 0.01
         is_alike = self.mean_ties >= 0.7 if self.mean_ties is not None else is_alike
         self.is_unpaid = bool(rewards) and ends <= 0.05 and is_alike
-        self.is_constant = bool(rewards) and max(rewards) - min(rewards) < 1e-6 and (self.mean_ties or 0) >= 0.9
+        self.is_constant = bool(rewards) and max(rewards) - min(rewards) < 1e-6 and self.mean_ties in (None, 1.0)
         self.begins_constant = bool(rewards) and max(rewards[:FEW]) - min(rewards[:FEW]) < 0.02
         self.completions_per_step, self.groups = completions, groups = self._find_sizes()
         self.sizes = f"{groups} group{'s' if groups > 1 else ''} of {completions // groups}" if groups else None

@@ -28,6 +28,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 Row = dict[str, float | None]
@@ -77,6 +78,7 @@ def parse_metrics(content: bytes, name: str) -> list[Row]:
         raise ValueError(f"{name} is a binary file, and not a log of text")
     else:
         text = content.decode("utf-8", errors="replace").lstrip("\ufeff")
+        text = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text)  # colors of a terminal
         formats = (_parse_json, _parse_dictionaries, _parse_table, _parse_lines)
         rows = next((rows for parse in formats if (rows := _merge_steps(parse(text)))), [])
         records = [] if rows else _parse_json(text) or _parse_dictionaries(text)
@@ -109,7 +111,7 @@ def _find_log(folder: Path) -> Path:
 
 
 def _parse_json(text: str) -> list[Record]:
-    """Read a JSON document: ``log_history``, columns, a list of objects; or one object per line."""
+    """Read a JSON document: ``log_history`` or another list of objects, or columns; or one object per line."""
     found = []
     for part in (text, *text.splitlines()):
         try:
@@ -119,11 +121,12 @@ def _parse_json(text: str) -> list[Record]:
         if part is text:
             break
     if len(found) == 1 and isinstance(found[0], dict):
-        document = found[0]
-        found = document.get("log_history", found)
-        columns = {key: values for key, values in document.items() if isinstance(values, list) and key != "log_history"}
-        if columns and "log_history" not in document:
-            found = [dict(zip(columns, values, strict=False)) for values in zip(*columns.values(), strict=False)]
+        lists = {key: values for key, values in found[0].items() if isinstance(values, list)}
+        records = [values for values in lists.values() if any(isinstance(value, dict) for value in values)]
+        if records:
+            found = found[0].get("log_history", records[0])
+        elif lists:
+            found = [dict(zip(lists, values, strict=False)) for values in zip(*lists.values(), strict=False)]
     elif len(found) == 1:
         found = found[0]
     return [record for record in found if isinstance(record, dict)] if isinstance(found, list) else []
@@ -132,14 +135,14 @@ def _parse_json(text: str) -> list[Record]:
 def _parse_lines(text: str) -> list[Record]:
     """Read lines of names and numbers: ``step:3 - actor/entropy:0.4``, or ``Step 3 | Average reward: 0.5``.
 
-    A name that comes again begins the next step, so the numbers of a step may be spread over several lines.
+    A known name that comes again begins the next step, so the numbers of a step may be spread over several lines.
     """
-    pair = re.compile(rf"([A-Za-z_][\w/@.]*(?: [A-Za-z_][\w/@.]*)*)(?:\s*[:=]\s*|\s+)({_NUMBER})(?![\w.])")
+    pair = re.compile(rf"([A-Za-z_][\w/@.]*(?: [A-Za-z_][\w/@.]*)*)(?:\s*[:=|│]\s*|\s+)({_NUMBER})(?![\w.])")
     text = re.sub(_WRAPPED, r"\1", text)
     found: list[Record] = [{}]
     for line in text.splitlines():
         numbers = dict(pair.findall(line))
-        if numbers.keys() & found[-1].keys():
+        if any(look_up(name) for name in numbers.keys() & found[-1].keys()):
             found.append({})
         found[-1].update(numbers)
     return found
@@ -181,7 +184,11 @@ def _parse_table(text: str) -> list[Record]:
     found = []
     for row in rows:
         cells = zip(names, row, strict=False)
-        found.append({_read_column_name(name): cell for name, cell in cells if not name.endswith(("__MIN", "__MAX"))})
+        record = {_read_column_name(name): cell for name, cell in cells if not name.endswith(("__MIN", "__MAX"))}
+        tag = next((record[name] for name in ("key", "metric", "tag", "name") if name in record), None)
+        if tag is not None and "value" in record:  # one line per metric
+            record = {**record, tag: record["value"]}
+        found.append(record)
     return found
 
 
@@ -222,8 +229,11 @@ def _load_names() -> dict[str, Any]:
 @cache
 def _load_known() -> dict[frozenset[str], tuple[str, int]]:
     """Return the words of each known name → TRL's name, and its place among the names of that metric."""
-    table = _load_names()["names"].items()
-    return {_words(name): (metric, place) for metric, names in table for place, name in enumerate(names)}
+    known: dict[frozenset[str], tuple[str, int]] = {}
+    for metric, names in _load_names()["names"].items():
+        for place, name in enumerate(names):
+            known.setdefault(_words(name), (metric, place))
+    return known
 
 
 @cache
@@ -303,9 +313,14 @@ def _rename(record: Mapping[str, Any]) -> Row:
 
 
 def _read_number(value: Any) -> tuple[bool, float | None]:
-    """Return whether a value is a number, and the number; null is one that is not finite, as this package writes it."""
+    """Return whether a value is a number, and the number; null is one that is not finite, as this package writes it.
+
+    A list, such as the rewards of a step, counts as its mean.
+    """
     if value is None:
         return True, None
+    if isinstance(value, list) and value and all(isinstance(entry, int | float) for entry in value):
+        return True, fmean(value)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return False, None
     text = re.sub(rf"^\s*{_WRAPPED}\s*$", r"\1", value) if isinstance(value, str) else value
