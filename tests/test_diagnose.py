@@ -298,6 +298,7 @@ def test_tensorboard_and_the_folders_of_runs(tmp_path):
         ("prices.json", b'[{"price": 1.0, "year": 1}, {"price": 0.5, "year": 2}]',
          "prices.json has no metric that is known among price, year"),
         ("one.jsonl", b'{"reward": 1.0, "step": 1}\n', "this log has one step"),
+        ("prose.txt", b"lorem ipsum dolor " * 20_000, "prose.txt is no log that can be read here"),
         ("deep.json", b"[" * 100_000, "deep.json is no log that can be read here"),
         ("deep.txt", b"{'reward': " + b"(" * 100_000 + b"}", "deep.txt is no log that can be read here"),
     ],

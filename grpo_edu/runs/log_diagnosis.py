@@ -131,7 +131,7 @@ QUESTIONS: tuple[tuple[Rule, ...], ...] = (
              ("zero_gradient", "ties", "spread"), ("nothing trained",)),
         Rule("unpaid", lambda m: m.is_unpaid,
              ("no_gradient", "reward_level", "solved_before", "ties", "first_cut", "limit"), _UNPAID),
-        Rule("constant", lambda m: m.is_constant and m.count >= 2 * FEW,
+        Rule("constant", lambda m: m.is_constant and m.ties_matter and m.count >= 2 * FEW,
              ("no_gradient", "ties", "solved_before", "first_cut"), (*_UNPAID, *_ALIKE)),
         Rule("swings", lambda m: m.course.kind == "swings", ("reward_fall", "reward_swings", *_POLICY),
              (*_BREAKDOWN, "other problems")),

@@ -137,7 +137,8 @@ def _parse_lines(text: str) -> list[Record]:
 
     A known name that comes again begins the next step, so the numbers of a step may be spread over several lines.
     """
-    pair = re.compile(rf"([A-Za-z_][\w/@.]*(?: [A-Za-z_][\w/@.]*)*)(?:\s*[:=|│]\s*|\s+)({_NUMBER})(?![\w.])")
+    word = r"[A-Za-z_][\w/@.]{0,80}"  # names have limits, because a long line of prose would take minutes
+    pair = re.compile(rf"(?<![\w/@.])({word}(?: {word}){{0,5}})(?:\s*[:=|│]\s*|\s+)({_NUMBER})(?![\w.])")
     text = re.sub(_WRAPPED, r"\1", text)
     found: list[Record] = [{}]
     for line in text.splitlines():
@@ -151,7 +152,7 @@ def _parse_lines(text: str) -> list[Record]:
 def _parse_dictionaries(text: str) -> list[Record]:
     """Read the dictionaries that a trainer printed, between whatever else is in the text."""
     found = []
-    for step, part in re.findall(rf"(?i:\b{_STEP_WORD}\W{{0,3}}(\d+)[^{{}}\n]*)?(\{{[^{{}}]*\}})", text):
+    for step, part in re.findall(rf"(?i:\b{_STEP_WORD}\W{{0,3}}(\d+)[^{{}}\n]{{0,200}})?(\{{[^{{}}]*\}})", text):
         part = re.sub(r"(?<=: )(-?)(nan|inf)\b", r"'\1\2'", part)
         part = re.sub(rf"\b{_WRAPPED}", r"\1", part)
         try:
