@@ -4,8 +4,9 @@
 with fresh seeds, and diagnoses each from what TRL would write into ``trainer_state.json``. The rules of
 `grpo_edu.runs.log_diagnosis` were written with the runs of ``benchmarks/results/broken_runs.json`` (seeds 0 to 4) in
 view and were not changed for the seeds that are reported, with one exception: that a level KL points to its weight was
-added when the fixed twin of "KL wrong sign" had been seen on seeds 30 and 31. The table has both parts. The third part
-is the logs in ``tests/logs``, which were written by hand after public issues.
+added when the fixed twin of "KL wrong sign" had been seen on seeds 30 and 31. When the rules were rewritten to judge
+the course of the reward first, all of these runs were in view. The table has both parts. The third part is the logs in
+``tests/logs``, which were written by hand after public issues.
 
 The metrics of the runs are stored in ``benchmarks/results/diagnose.jsonl``, one run per line, and the table in
 ``benchmarks/results/diagnose.json``. Runs that are stored are not trained again; with ``--table`` none is.
@@ -23,7 +24,7 @@ from pathlib import Path
 from grpo_edu.machine.hardware import machine
 from grpo_edu.runs.log import RunLog, read_log
 from grpo_edu.runs.log_diagnosis import Diagnosis, diagnose
-from grpo_edu.runs.metric_logs import metrics_of, read_metrics
+from grpo_edu.runs.metric_logs import parse_metrics, read_metrics
 from grpo_edu.studies.broken_runs import CASES, Setup, mended_arm
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -80,7 +81,7 @@ def diagnose_columns(columns: Mapping[str, Sequence[float]]) -> Diagnosis:
     """The diagnosis of a run, from the file that TRL would write."""
     steps = range(1, len(columns["reward"]) + 1)
     rows = [{"step": step, **{name: values[step - 1] for name, values in columns.items()}} for step in steps]
-    return diagnose(metrics_of(json.dumps({"log_history": rows}).encode(), "trainer_state.json"))
+    return diagnose(parse_metrics(json.dumps({"log_history": rows}).encode(), "trainer_state.json"))
 
 
 def verdict(fault: str, diagnosis: Diagnosis) -> str:

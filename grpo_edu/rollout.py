@@ -21,6 +21,7 @@ from grpo_edu.config import COUNT, GRPOConfig, field_bounds, require
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters, merge_lora
 from grpo_edu.fast.memory import large_blocks_kept
+from grpo_edu.prompts import prompt_style
 from grpo_edu.tensors import widest
 from grpo_edu.turns import Conversations, Environment, reset_environments, token_id
 
@@ -338,6 +339,26 @@ def stop_token_ids(
     if not ids:
         raise ValueError("tokenizer has no EOS token, so no completion could end; set tokenizer.eos_token")
     return torch.tensor(sorted(ids), device=model.device)
+
+
+def find_unused_turn_end(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> str | None:
+    """Return the token that ends a turn in the chat template if it is not one of `stop_ids`, otherwise None.
+
+    A model that was trained with such a template writes that token and never one that ends its completion, so every
+    completion is cut off.
+    """
+    from jinja2 import TemplateError
+
+    messages = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **prompt_style(tokenizer).template_kwargs)
+    except (ValueError, TemplateError):  # no template, or one that wants other messages: the prompts will say so
+        return None
+    after = tokenizer(text.rpartition("Hello.")[2].strip(), add_special_tokens=False)["input_ids"][:1]
+    special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
+    if not after or after[0] not in special or after[0] in stop_ids:
+        return None
+    return str(tokenizer.convert_ids_to_tokens(after)[0])
 
 
 def encode_prompts(

@@ -83,11 +83,29 @@ def add_diagnose_options(command: ArgumentParser) -> None:
 def run_diagnose_command(arguments: Namespace) -> int:
     """Print what a log says about its run, and what it cannot tell; returns the exit code."""
     from grpo_edu.runs.log_diagnosis import diagnose, diagnosis_text
+    from grpo_edu.runs.measures import RunFacts
     from grpo_edu.runs.metric_logs import read_metrics
 
-    diagnosis = diagnose(read_metrics(arguments.log))
+    rows = read_metrics(arguments.log)
+    diagnosis = diagnose(rows)
+    if any(cause.fault in ("length truncation", "no end") for found in diagnosis.findings for cause in found.causes):
+        diagnosis = diagnose(rows, RunFacts(turn_end=_find_turn_end(Path(arguments.log))))
     print(json.dumps(asdict(diagnosis)) if arguments.json else f"{arguments.log}: {diagnosis_text(diagnosis)}")
     return 0
+
+
+def _find_turn_end(run: Path) -> str | None:
+    """Return the token that ends a turn in the chat template of a run's model, if no completion ends with it."""
+    from grpo_edu.rollout import find_unused_turn_end
+
+    folder = next((folder for folder in (run / "model", run) if (folder / "tokenizer_config.json").is_file()), None)
+    if folder is None:
+        return None
+    from transformers import AutoTokenizer, GenerationConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    eos = GenerationConfig.from_pretrained(folder).eos_token_id if (folder / "generation_config.json").is_file() else []
+    return find_unused_turn_end(tokenizer, [tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])])
 
 
 def add_chat_options(command: ArgumentParser) -> None:

@@ -131,7 +131,9 @@ def training_text(result: RunResult) -> str:
 
 
 def _flag(setting: re.Match[str]) -> str:
-    return "--" + setting[1].replace("_", "-")
+    """Return the option of a setting; the name of a metric stays as it is."""
+    is_option = setting[1] in CONFIG_FIELDS or setting[1] in RUN_FIELDS
+    return "--" + setting[1].replace("_", "-") if is_option else setting[0]
 
 
 def add_evaluate_options(command: ArgumentParser) -> None:

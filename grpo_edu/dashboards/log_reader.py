@@ -12,7 +12,7 @@ import ipywidgets as widgets
 from grpo_edu.dashboards.base import Dashboard
 from grpo_edu.figures.curves import training_curves
 from grpo_edu.runs.log_diagnosis import Diagnosis, diagnose
-from grpo_edu.runs.metric_logs import Row, metrics_of, read_metrics
+from grpo_edu.runs.metric_logs import Row, parse_metrics, read_metrics
 
 
 class LogDiagnosis(Dashboard):
@@ -22,7 +22,7 @@ class LogDiagnosis(Dashboard):
         log: file or folder of a run to begin with; None waits for a file that the reader chooses.
 
     >>> board = LogDiagnosis()
-    >>> board.read(lambda: metrics_of(b"not a log", "notes.txt"))
+    >>> board.read(lambda: parse_metrics(b"not a log", "notes.txt"))
     >>> "notes.txt is no log" in board.message.value
     True
     """
@@ -34,7 +34,7 @@ class LogDiagnosis(Dashboard):
         self.report = widgets.HTML()
         about = (
             "Choose the log of a GRPO run: metrics.jsonl, TRL's trainer_state.json or what it printed, verl's console "
-            "output, a CSV or JSON lines export of Weights & Biases, or a TensorBoard event file."
+            "or file output, a CSV or JSON lines export of Weights & Biases, or a TensorBoard event file."
         )
         super().__init__("What is wrong with this run?", [self.file], about)
         self.stage.children = (*self.stage.children, self.report)
@@ -51,11 +51,11 @@ class LogDiagnosis(Dashboard):
         try:
             rows = rows_of()
             self.diagnosis = diagnose(rows)
+            figure = training_curves([row for row in rows if row.get("reward") is not None] or rows)
         except (ValueError, OSError) as error:
             self.diagnosis, self.report.value, self.picture.value = None, "", ""
             self.say(str(error), wrong=True)
             return
-        figure = training_curves([row for row in rows if row.get("reward") is not None])
         self.show(figure, f"Curves over {self.diagnosis.count} logged steps")
         seen = [finding.sees for finding in self.diagnosis.findings]
         self.say(" ".join(seen) or "Nothing in this log points to a fault. That is no proof: see what it cannot tell.")
@@ -63,7 +63,7 @@ class LogDiagnosis(Dashboard):
 
     def _chosen(self, change: dict) -> None:
         for file in change["new"]:
-            self.read(partial(metrics_of, bytes(file["content"]), file["name"]))
+            self.read(partial(parse_metrics, bytes(file["content"]), file["name"]))
 
 
 def report_html(diagnosis: Diagnosis) -> str:

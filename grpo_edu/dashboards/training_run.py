@@ -178,9 +178,10 @@ class TrainingRun:
 
     def warnings(self) -> str:
         """What went wrong in the training, with cause and remedy; empty for a healthy run."""
+        from grpo_edu.runs.measures import RunFacts
         from grpo_edu.runs.symptoms import find_symptoms
 
-        return " ".join(find_symptoms(self.history, self.config, self.before, self.after))
+        return " ".join(find_symptoms(self.history, RunFacts(self.config, self.before, self.after)))
 
     def samples_html(self) -> str:
         """The first group of the last step: each completion with its reward as a number and as the color of its bar."""

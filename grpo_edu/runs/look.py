@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from grpo_edu.problems.own import HELDOUT_SHARE
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
-from grpo_edu.rollout import stop_token_ids
+from grpo_edu.rollout import find_unused_turn_end, stop_token_ids
 from grpo_edu.runs.loading import is_user_dataset
 from grpo_edu.runs.options import RunConfig
 
@@ -36,7 +36,8 @@ def first_look(
     lengths = sorted(len(ids) for ids in tokenizer(rendered, add_special_tokens=False)["input_ids"])
     longest, context = request.config.max_completion_length, getattr(policy.config, "max_position_embeddings", None)
     room = f"; with up to {longest} tokens of completion, {lengths[-1] + longest} of the model's {context}"
-    stops = tokenizer.convert_ids_to_tokens(stop_token_ids(policy, tokenizer).tolist())
+    stop_ids = stop_token_ids(policy, tokenizer).tolist()
+    stops = tokenizer.convert_ids_to_tokens(stop_ids)
     divided = [Path(name).name for name in request.data if is_user_dataset(name) and Path(name).is_file()]
     split = ""
     if divided and request.heldout_file is None:
@@ -46,6 +47,12 @@ def first_look(
         f"Prompts: {lengths[0]} to {lengths[-1]} tokens{room if context else ''}",
         f"A completion ends at: {', '.join(map(repr, stops))}",
     ]
+    if (turn_end := find_unused_turn_end(tokenizer, stop_ids)) is not None:
+        lines.append(
+            f"Warning: the chat template ends a turn with {turn_end!r}, which does not end a completion, so "
+            "completions will probably be cut off at the length limit. Set `eos_token` in tokenizer_config.json and "
+            f"`eos_token_id` in generation_config.json of the model to {turn_end!r}."
+        )
     further = dict.fromkeys(name for problem in problems for name in problem.columns)
     if further:
         lines.append(f"Further columns for the rewards: {', '.join(further)}")

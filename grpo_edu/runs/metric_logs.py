@@ -6,10 +6,13 @@ what                                            how it is recognized
 a run of this package                           a folder with ``metrics.jsonl``, or that file
 a run of TRL                                    a folder with ``trainer_state.json`` (also in its checkpoints), or it
 what a trainer printed                          a text with dictionaries, ``{'loss': 0.0, 'reward': 0.5, ...}``
-what verl printed                               a text with lines ``step:1 - critic/score/mean:0.5 - ...``
-an export of Weights & Biases, a table          a CSV file with a line of names, or JSON lines
+what verl and others printed                    a text with lines such as ``step:1 - critic/score/mean:0.5 - ...``
+verl's file logger, a list of records           JSON lines or a JSON list; objects in objects are read, too
+an export of Weights & Biases, a table          a CSV file or a table in a text, with a line of names
 TensorBoard's event files                       a folder with ``events.out.tfevents...``, or such a file
 ==============================================  ===================================================================
+
+What trainers call their metrics is listed in ``metric_names.toml``. A name that is not listed there stays as it is.
 """
 
 from __future__ import annotations
@@ -21,39 +24,20 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 Row = dict[str, float | None]
 Record = dict[str, Any]
 
 MOST_BYTES = 50_000_000
-# Names of other trainers and of older versions of TRL → TRL's; where two are logged, the first of them counts.
-_NAMES = {
-    "Training Loss": "loss",
-    "completion_length": "completions/mean_length",
-    "completions/mean_length": "completions/mean_length",
-    "clip_ratio": "clip_ratio/region_mean",
-    "critic/score/mean": "reward",
-    "critic/rewards/mean": "reward",
-    "critic/score/max": "reward_max",
-    "critic/rewards/max": "reward_max",
-    "critic/score/min": "reward_min",
-    "critic/rewards/min": "reward_min",
-    "actor/entropy": "entropy",
-    "actor/entropy_loss": "entropy",
-    "actor/kl_loss": "kl",
-    "actor/pg_clipfrac": "clip_ratio/region_mean",
-    "actor/grad_norm": "grad_norm",
-    "actor/lr": "learning_rate",
-    "actor/loss": "loss",
-    "response_length/mean": "completions/mean_length",
-    "response_length/min": "completions/min_length",
-    "response_length/max": "completions/max_length",
-    "response_length/clip_ratio": "completions/clipped_ratio",
-}
-_STEPS = ("step", "global_step", "training/global_step", "global_step/max_steps", "Step", "_step")
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?%?|[-+]?(?:nan|inf)\b"
+_WRAPPED = r"(?:np|numpy|torch)\.\w+\(([^()]*)\)"
+_STEP_WORD = r"(?:step|rollout|iteration|iter|update)"
 _NOT_A_LOG = (
     "is no log that can be read here: a log of this package, trainer_state.json, printed dictionaries, a CSV or JSON "
     "lines export, verl's console output and TensorBoard's event files can"
@@ -61,23 +45,25 @@ _NOT_A_LOG = (
 
 
 def read_metrics(path: str | Path) -> list[Row]:
-    """The metrics of each logged step, from a file or the folder of a run; "step" counts them where no step is logged.
+    """Return the metrics of each logged step, from a file or the folder of a run; see `parse_metrics`.
 
-    Raises ValueError, with the name of the file: no log, too large, or without any number. FileNotFoundError: no file.
+    Raises ValueError, with the name of the file: no log, too large, or without any known metric. FileNotFoundError.
     """
     path = Path(path)
     if path.is_dir():
-        path = _log_in(path)
+        path = _find_log(path)
     with open(path, "rb") as file:
-        return metrics_of(file.read(MOST_BYTES + 1), str(path))
+        return parse_metrics(file.read(MOST_BYTES + 1), str(path))
 
 
-def metrics_of(content: bytes, name: str) -> list[Row]:
-    """The same from the content of a file; `name` tells the kind of some, and is what an error names.
+def parse_metrics(content: bytes, name: str) -> list[Row]:
+    """Return the metrics in the content of a file; "step" counts the records if no step is logged.
 
-    >>> metrics_of(b"{'loss': '0.0', 'reward': '0.25'}\\n{'loss': nan, 'reward': 0.5}", "printed.txt")
+    `name` decides the format of some files, and is named in errors.
+
+    >>> parse_metrics(b"{'loss': '0.0', 'reward': '0.25'}\\n{'loss': nan, 'reward': 0.5}", "printed.txt")
     [{'step': 1, 'loss': 0.0, 'reward': 0.25}, {'step': 2, 'loss': nan, 'reward': 0.5}]
-    >>> metrics_of(b"step:7 - critic/score/mean:0.5 - actor/entropy:0.2", "verl.txt")
+    >>> parse_metrics(b"step:7 - critic/score/mean:0.5 - actor/entropy:0.2", "verl.txt")
     [{'step': 7, 'reward': 0.5, 'entropy': 0.2}]
     """
     if len(content) > MOST_BYTES:
@@ -85,25 +71,28 @@ def metrics_of(content: bytes, name: str) -> list[Row]:
     if not content.strip():
         raise ValueError(f"{name} is empty")
     if "tfevents" in Path(name).name:
-        records: Iterable[Record] = _of_tensorboard(content, name)
+        rows = _merge_steps(_parse_tensorboard(content, name))
     elif content.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell writes with `>`
-        return metrics_of(content.decode("utf-16", errors="replace").encode(), name)
+        return parse_metrics(content.decode("utf-16", errors="replace").encode(), name)
     elif b"\0" in content:
         raise ValueError(f"{name} is a binary file, and not a log of text")
     else:
         text = content.decode("utf-8", errors="replace").lstrip("\ufeff")
-        records = _of_json(text) or _of_verl(text) or _of_printed(text) or _of_table(text)
-    rows = list(_rows(records))
+        text = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text)  # colors of a terminal
+        formats = (_parse_json, _parse_dictionaries, _parse_table, _parse_lines)
+        rows = next((rows for parse in formats if (rows := _merge_steps(parse(text)))), [])
+        records = [] if rows else _parse_json(text) or _parse_dictionaries(text)
+        if names := ", ".join(list(dict.fromkeys(str(key) for record in records for key in record))[:6]):
+            raise ValueError(f"{name} has no metric that is known among {names}; call the reward `reward`")
     if not rows:
         raise ValueError(f"{name} {_NOT_A_LOG}")
-    if not any("reward" in row for row in rows):
-        names = ", ".join(list(dict.fromkeys(key for row in rows for key in row if key != "step"))[:6])
-        raise ValueError(f"{name} has no reward among its metrics ({names}), so it is not the log of a GRPO run")
+    if not any("reward" in row for row in rows):  # a log of the accuracy alone
+        rows = [{"reward" if key == "accuracy" else key: value for key, value in row.items()} for row in rows]
     return rows
 
 
-def _log_in(folder: Path) -> Path:
-    """The log in the folder of a run: this package's, TRL's of its last checkpoint, or the largest event file."""
+def _find_log(folder: Path) -> Path:
+    """Return the log in a folder: this package's, TRL's of its last checkpoint, or the largest event file."""
     states = [folder / "trainer_state.json", *folder.glob("checkpoint-*/trainer_state.json")]
     found = [file for file in states if file.is_file()]
     events = [file for file in folder.rglob("*tfevents*") if file.is_file()]
@@ -121,57 +110,95 @@ def _log_in(folder: Path) -> Path:
 # ---- formats ----
 
 
-def _of_json(text: str) -> list[Record]:
-    """A JSON document with ``log_history``, a list of objects, or one object per line (a last line may be cut off)."""
-    try:
-        found = json.loads(text)
-        found = found.get("log_history", [found]) if isinstance(found, dict) else found
-    except (ValueError, RecursionError):
-        found = []
-        for line in text.splitlines():
-            try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):
-                continue
+def _parse_json(text: str) -> list[Record]:
+    """Read a JSON document: ``log_history`` or another list of objects, or columns; or one object per line."""
+    found = []
+    for part in (text, *text.splitlines()):
+        try:
+            found.append(json.loads(part))
+        except (ValueError, RecursionError):
+            continue  # not one document, a line between the records, or a last line that is cut off
+        if part is text:
+            break
+    if len(found) == 1 and isinstance(found[0], dict):
+        lists = {key: values for key, values in found[0].items() if isinstance(values, list)}
+        records = [values for values in lists.values() if any(isinstance(value, dict) for value in values)]
+        if records:
+            found = found[0].get("log_history", records[0])
+        elif lists:
+            found = [dict(zip(lists, values, strict=False)) for values in zip(*lists.values(), strict=False)]
+    elif len(found) == 1:
+        found = found[0]
     return [record for record in found if isinstance(record, dict)] if isinstance(found, list) else []
 
 
-def _of_verl(text: str) -> list[Record]:
-    """Lines of verl's console: ``step:3 - actor/entropy:0.4 - critic/score/mean:0.1``, also behind a prefix of Ray."""
-    lines = (match[0] for line in text.splitlines() if (match := re.search(r"\bstep:\d+ - .*", line)))
-    return [dict(part.rpartition(":")[::2] for part in line.split(" - ")) for line in lines]
+def _parse_lines(text: str) -> list[Record]:
+    """Read lines of names and numbers: ``step:3 - actor/entropy:0.4``, or ``Step 3 | Average reward: 0.5``.
+
+    A known name that comes again begins the next step, so the numbers of a step may be spread over several lines.
+    """
+    word = r"[A-Za-z_][\w/@.]{0,80}"  # names have limits, because a long line of prose would take minutes
+    pair = re.compile(rf"(?<![\w/@.])({word}(?: {word}){{0,5}})(?:\s*[:=|│]\s*|\s+)({_NUMBER})(?![\w.])")
+    text = re.sub(_WRAPPED, r"\1", text)
+    found: list[Record] = [{}]
+    for line in text.splitlines():
+        numbers = dict(pair.findall(line))
+        if any(look_up(name) for name in numbers.keys() & found[-1].keys()):
+            found.append({})
+        found[-1].update(numbers)
+    return found
 
 
-def _of_printed(text: str) -> list[Record]:
-    """Dictionaries that a trainer printed, between whatever else is in the text."""
+def _parse_dictionaries(text: str) -> list[Record]:
+    """Read the dictionaries that a trainer printed, between whatever else is in the text."""
     found = []
-    for part in re.findall(r"\{[^{}]*\}", text):
+    for step, part in re.findall(rf"(?i:\b{_STEP_WORD}\W{{0,3}}(\d+)[^{{}}\n]{{0,200}})?(\{{[^{{}}]*\}})", text):
         part = re.sub(r"(?<=: )(-?)(nan|inf)\b", r"'\1\2'", part)
-        part = re.sub(r"\b(?:np|torch|numpy)\.\w+\(([^()]*)\)", r"\1", part)
+        part = re.sub(rf"\b{_WRAPPED}", r"\1", part)
         try:
             record = ast.literal_eval(part)
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: brackets in brackets
             continue
         if isinstance(record, dict):
-            found.append(record)
+            found.append({"step": int(step), **record} if step else record)
     return found
 
 
-def _of_table(text: str) -> list[Record]:
-    """A table with a line of names; Weights & Biases writes "RUN - train/reward", and the range of each in two more."""
-    first = text.partition("\n")[0]
-    mark = max(",;\t|", key=first.count)
-    if not first.count(mark):
+def _parse_table(text: str) -> list[Record]:
+    """Read a table with a line of names; Weights & Biases writes "RUN - train/reward", and the range in two more.
+
+    Columns are separated by commas, semicolons, tabs, bars or several blanks.
+    """
+    lines = text.splitlines()
+    for line in lines[:200]:
+        mark = max(",;\t|", key=line.count)
+        names = line.split(mark) if line.count(mark) else re.split(r"\s{2,}", line.strip())
+        if len(names) > 1 and any(look_up(_read_column_name(name)) for name in names):
+            break
+    else:
         return []
-    found: list[Record] = []
-    for line in csv.DictReader(io.StringIO(text), delimiter=mark):
-        names = {key: (key or "").strip().rpartition(" - ")[2] for key in line if key}
-        found.append({name: line[key] for key, name in names.items() if not name.endswith(("__MIN", "__MAX"))})
+    if line.count(mark):
+        rows: Iterable[list[str]] = csv.reader(io.StringIO("\n".join(lines[lines.index(line) + 1 :])), delimiter=mark)
+        names = next(csv.reader([line], delimiter=mark))
+    else:
+        rows = (re.split(r"\s{2,}", line.strip())[-len(names) :] for line in lines[lines.index(line) + 1 :])
+    found = []
+    for row in rows:
+        cells = zip(names, row, strict=False)
+        record = {_read_column_name(name): cell for name, cell in cells if not name.endswith(("__MIN", "__MAX"))}
+        tag = next((record[name] for name in ("key", "metric", "tag", "name") if name in record), None)
+        if tag is not None and "value" in record:  # one line per metric
+            record = {**record, tag: record["value"]}
+        found.append(record)
     return found
 
 
-def _of_tensorboard(content: bytes, name: str) -> list[Record]:
-    """The scalars of an event file, one record per step; needs the package tensorboard."""
+def _read_column_name(text: str) -> str:
+    return text.strip(' "').rpartition(" - ")[2]
+
+
+def _parse_tensorboard(content: bytes, name: str) -> list[Record]:
+    """Read the scalars of an event file, one record per step; needs the package tensorboard."""
     try:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util.tensor_util import make_ndarray
@@ -195,44 +222,112 @@ def _of_tensorboard(content: bytes, name: str) -> list[Record]:
 # ---- names and numbers ----
 
 
-def _rows(records: Iterable[Record]) -> Iterator[Row]:
-    """Records under TRL's names, in the order of their steps; records of one step become one row."""
+@cache
+def _load_names() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("metric_names.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _load_known() -> dict[frozenset[str], tuple[str, int]]:
+    """Return the words of each known name → TRL's name, and its place among the names of that metric."""
+    known: dict[frozenset[str], tuple[str, int]] = {}
+    for metric, names in _load_names()["names"].items():
+        for place, name in enumerate(names):
+            known.setdefault(_words(name), (metric, place))
+    return known
+
+
+@cache
+def _split(name: str) -> tuple[str, ...]:
+    """Return the words of a name in lower case, also of one such as "meanReward", without the fillers."""
+    words = re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
+    fillers = set(_load_names()["fillers"])
+    return tuple(word for word in words if word not in fillers)
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(_split(name))
+
+
+def look_up(name: str) -> str:
+    """Return TRL's name of a metric, or "" for a name that is not understood.
+
+    >>> look_up("critic/score/mean"), look_up("reward_avg"), look_up("sparkle")
+    ('reward', 'reward', '')
+    """
+    if re.match(r"rewards/.+/(mean|std)$", name) and _words(name) not in _load_known():
+        return name
+    return _load_known().get(_words(name), ("", 0))[0]
+
+
+def is_understood(name: str) -> bool:
+    """Return True if a metric is known, used by a rule or not."""
+    return bool(look_up(name) or not _words(name) or _words(name) & set(_load_names()["unused"]))
+
+
+def _merge_steps(records: Iterable[Record]) -> list[Row]:
+    """Return the records that have a known metric, under TRL's names and in the order of their steps.
+
+    Records of one step become one row. A dictionary without any known metric is not counted as a step.
+    """
     merged: dict[int, Row] = {}
-    for count, record in enumerate(records, 1):
-        plain = {re.sub(r"\s*/\s*", "/", str(key)).strip().removeprefix("train/"): record[key] for key in record}
-        row: Row = {}
-        for key, value in plain.items():
-            known, number = _number(value)
-            if known and key not in _STEPS and not key.startswith(("_", "eval")):
-                row.setdefault(_name(key, plain), number)
-        if all(number is None for number in row.values()):
-            continue  # no metrics, or a line of an export that holds those of an evaluation
-        step = next((_step(plain[key]) for key in _STEPS if key in plain), None)
-        merged.setdefault(count if step is None else step, {}).update(row)
-    for step in sorted(merged):
-        yield {"step": step, **merged[step]}
+    count = 0
+    for record in records:
+        row = _rename(dict(_flatten(record)))
+        step = row.pop("step", None)
+        if all(value is None for value in row.values()) or not any(look_up(key) for key in row):
+            continue
+        count += 1
+        place = count if step is None or not math.isfinite(step) else int(step)
+        merged.setdefault(place, {}).update(row)
+    return [{"step": step, **merged[step]} for step in sorted(merged)]
 
 
-def _name(key: str, record: Record) -> str:
-    """TRL's name of a metric. Its first version logged ``rewards/NAME`` for today's ``rewards/NAME/mean``."""
-    if key.startswith("rewards/") and key.count("/") == 1:
-        return f"{key}/mean"
-    return _NAMES.get(key, key)
+def _flatten(record: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield names and values; those of an object in the record get its name in front, as in "data/reward"."""
+    for key, value in record.items():
+        name = re.sub(r"\s*/\s*", "/", f"{prefix}{key}").strip()
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{name}/")
+        else:
+            yield re.sub(r"^(?:train|data|metrics)/", "", name), value
 
 
-def _number(value: Any) -> tuple[bool, float | None]:
-    """Whether a value is a number, and the number; null is one that is not finite, as this package writes it."""
+def _rename(record: Mapping[str, Any]) -> Row:
+    """Return the numbers of a record under TRL's names; of several names of a metric, the first of the table counts."""
+    row: Row = {}
+    places: dict[str, int] = {}
+    evaluations = set(_load_names()["evaluations"])
+    for key, value in record.items():
+        if look_up(key) == "step":
+            value = str(value).partition("/")[0]
+        is_known, number = _read_number(value)
+        if not is_known or key.startswith("_") and key != "_step" or set(_split(key)[:1]) & evaluations:
+            continue
+        if re.fullmatch(r"rewards/[^/]+", key) and _words(key) not in _load_known():  # TRL's first version
+            key = f"{key}/mean"
+        name = look_up(key) or key
+        place = _load_known().get(_words(key), ("", 0))[1]
+        if name not in row or place < places[name]:
+            row[name], places[name] = number, place
+    return row
+
+
+def _read_number(value: Any) -> tuple[bool, float | None]:
+    """Return whether a value is a number, and the number; null is one that is not finite, as this package writes it.
+
+    A list, such as the rewards of a step, counts as its mean.
+    """
     if value is None:
         return True, None
+    if isinstance(value, list) and value and all(isinstance(entry, int | float) for entry in value):
+        return True, fmean(value)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return False, None
+    text = re.sub(rf"^\s*{_WRAPPED}\s*$", r"\1", value) if isinstance(value, str) else value
     try:
-        return True, float(value)
+        if isinstance(text, str) and text.strip().endswith("%"):
+            return True, float(text.strip()[:-1]) / 100
+        return True, float(text)
     except ValueError:
-        inner = re.fullmatch(r"\s*(?:np|numpy|torch)\.\w+\(([^()]*)\)\s*", value) if isinstance(value, str) else None
-        return _number(inner[1]) if inner else (False, None)
-
-
-def _step(value: Any) -> int | None:
-    known, number = _number(str(value).partition("/")[0])
-    return int(number) if known and number is not None and math.isfinite(number) else None
+        return False, None

@@ -26,6 +26,7 @@ from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.prompts import prompt_style, set_prompt_style
+from grpo_edu.rollout import find_unused_turn_end, stop_token_ids
 from grpo_edu.runs.completions import columns_of_batch
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import Rewards, RunData, parse_data
@@ -387,6 +388,7 @@ class Run:
         if isinstance(stopped, OSError):  # the last lines of the log may not have found room
             write_log(self.folder.metrics, self.history)
         is_unchanged = unchanged(self.policy, self._sample)
+        turn_end = find_unused_turn_end(self.tokenizer, stop_token_ids(self.policy, self.tokenizer).tolist())
         self.policy = save_trained_policy(self.policy, self.tokenizer, self.folder)
         if stopped is None:
             try:
@@ -411,6 +413,7 @@ class Run:
             interrupted=is_interrupted,
             failure=failure,
             unchanged=is_unchanged,
+            turn_end=turn_end,
         )
         write_result(self.folder, self.result)
         if stopped is not None and failure:

@@ -21,6 +21,7 @@ from grpo_edu.prompts import MARKER
 from grpo_edu.runs.completions import by_reward, read_completions, sampled_text
 from grpo_edu.runs.folder import model_source
 from grpo_edu.runs.loading import Rewards, load_problem_sets, parse_data, resolve_rewards, score_with_user_reward
+from grpo_edu.runs.measures import RunFacts
 from grpo_edu.runs.options import RunConfig, default_config
 from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.symptoms import find_symptoms
@@ -41,7 +42,7 @@ class RunResult:
     greedy_before, greedy_after: without sampling, None where left out. steps_before: steps of the history that an
     earlier call had done, which `seconds` do not hold.
     interrupted: Ctrl-C ended it. failure: the error that ended it, else empty. unchanged: no weight changed by more
-    than rounding.
+    than rounding. turn_end: the token that ends a turn in the chat template, if it does not end a completion.
     """
 
     output: Path
@@ -56,6 +57,7 @@ class RunResult:
     interrupted: bool = False
     failure: str = ""
     unchanged: bool = False
+    turn_end: str | None = None
 
     @property
     def config(self) -> GRPOConfig:
@@ -70,7 +72,9 @@ class RunResult:
     @cached_property
     def warnings(self) -> list[str]:
         """What went wrong in the training, each with its likely cause and a remedy, see `find_symptoms`."""
-        return find_symptoms(self.history, self.config, self.before, self.after, unchanged=self.unchanged)
+        return find_symptoms(
+            self.history, RunFacts(self.config, self.before, self.after, self.unchanged, self.turn_end)
+        )
 
     @property
     def throughput(self) -> dict[str, float]:
