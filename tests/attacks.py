@@ -129,6 +129,27 @@ for number in range(20):
     kept.append(os.memfd_create("kept"))
     os.write(kept[-1], part)
 """
+KEYS = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+add, request, control = (217, 218, 219) if os.uname().machine == "aarch64" else (248, 249, 250)
+session = -3
+gained = [name for name, numbers in {
+    "adds a key": (add, b"user", b"grpo_attack", b"left", 4, session),
+    "asks for a key": (request, b"user", b"grpo_attack", None, session),
+    "finds the session's keys": (control, 0, session, 1, 0, 0),
+    "reads them": (control, 11, session, ctypes.create_string_buffer(99), 99, 0),
+    "leaves the session": (control, 1, None, 0, 0, 0),
+}.items() if libc.syscall(*numbers) >= 0]
+for family in (40, 38, 17, 29, 21):  # of virtual machines, ciphers, packets, CAN, RDS
+    try:
+        socket.socket(family, socket.SOCK_SEQPACKET if family == 38 else socket.SOCK_STREAM)
+        gained.append(f"socket {family}")
+    except OSError as error:
+        gained += [] if error.errno == 97 else [f"{error} of socket {family}"]
+pair = socket.socketpair()
+raise ValueError(f"gained {gained}")
+"""
 WRITE = """
 import os, sys, torch, grpo_edu
 opened = []
@@ -150,6 +171,19 @@ for place in range(40):
             line = {"answer": [place, part], "outcomes": [value] * tries, "points": 19}
             os.write(3, json.dumps(line).encode() + b"\\n")
 """
+
+
+def write_unreadable(folder):
+    """Write files whose reading takes more time or memory than a student has; student → what is expected."""
+    dense = [{"cell_type": "code", "source": f"a = {number}\n" + "x = f(1)\n" * 25_000} for number in range(8)]
+    for number in range(6):
+        _write(folder / "takes_time" / f"{number}.ipynb", json.dumps({"cells": dense}).replace("f(1)", f"f({number})"))
+    _write(folder / "takes_memory" / f"{NAME}.ipynb", '{"cells": [' + "{}," * 10_000_000 + "{}]}")
+    (folder / "takes_nothing").mkdir()
+    with (folder / "takes_nothing" / f"{NAME}.ipynb").open("wb") as file:
+        file.truncate(64 * 2**20)  # of which nothing is on the disk
+    found = {"takes_time": "had to be killed", "takes_memory": "too large to be read", "takes_nothing": "no JSON"}
+    return {student: Expected(0, word) for student, word in found.items()}
 
 
 def raw(text):
@@ -193,6 +227,7 @@ def attacks(port):
         "leaves_memory": (right(SYSTEM_V), Expected(19, "kept [-1, -1, -1, -1]")),
         "fills_the_disk": (right(FILL), Expected(19, "No space left")),
         "mounts": (right(MOUNTS), Expected(19, "gained []")),
+        "takes_keys": (right(KEYS), Expected(19, "gained []")),
         "unshares": (right(UNSHARES), Expected(19, "gained []")),
         "memory_files": (right(MEMORY_FILES), Expected(19, "PermissionError")),
         "writes_to_libraries": (right(WRITE), Expected(19, "opened []")),
@@ -243,6 +278,7 @@ def write_attacks(folder, port):
     for name in (b"Jos\xe9", b"Jos\xc3\xa9"):  # the same name in two encodings
         _write(folder / os.fsdecode(name) / os.fsdecode(b"L\xf6sung.ipynb"), whole)
     expected |= {"José": Expected(19, "Lösung"), "José (2)": Expected(19, "Lösung")}
+    expected |= write_unreadable(folder)
     (folder / "nothing_in_it").mkdir()
     expected["nothing_in_it"] = Expected(0, "is empty")
     _nest(folder / "nested_folders", 1500)
