@@ -65,7 +65,7 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
         raise FileNotFoundError(f"submissions: there is no folder {folder}")
     if not folder.is_dir():
         raise NotADirectoryError(f"submissions: {folder} is a file; give the folder of all submissions")
-    place = folder / "submitted" if _is_course(folder) else folder
+    place = folder / "submitted" if is_course(folder) else folder
     found: dict[tuple[str, str], Submission] = {}
     for path in sorted(place.iterdir()):
         is_folder = path.is_dir() and not path.is_symlink()
@@ -91,10 +91,10 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
     return sorted(found.values(), key=lambda one: one.key)
 
 
-def _is_course(folder: Path) -> bool:
+def is_course(folder: Path) -> bool:
     """Whether the students are in ``submitted``, as in nbgrader's course, and not next to it."""
     inside = folder / "submitted"
-    if inside.is_symlink() or not inside.is_dir():
+    if not folder.is_dir() or inside.is_symlink() or not inside.is_dir():
         return False
     if any((folder / name).is_file() for name in ("nbgrader_config.py", "gradebook.db")):
         return True

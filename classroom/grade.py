@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from classroom.exercises import REPOSITORY, Master, load_masters
-from classroom.files import Submission, find_submissions, pack_files
+from classroom.files import Submission, find_submissions, is_course, pack_files
 from classroom.pages import feedback_page, open_answers_page, summary_page
 from classroom.results import (
     FORMATS,
     GRADEBOOK,
     StudentGrade,
+    check_points,
     enter_points,
     file_names,
     grades_table,
@@ -92,6 +93,7 @@ def grade_submissions(
         FileExistsError: `output` holds something else, or a grading that is not to be resumed.
         ValueError: a bad setting, or no isolation on this system. FileNotFoundError: no submissions or masters.
         SandboxFault: no process for students' code can be started. ImportError: nbgrader is missing.
+        RuntimeError: points by hand match no student; everything else is written.
     """
     source, folder = Path(submissions), RunFolder(output)
     limits = limits or Limits()
@@ -99,8 +101,10 @@ def grade_submissions(
     every = load_masters(Path(masters))
     course = _chosen(every, notebooks)
     others = [one for one in every if not any(one is chosen for chosen in course)]
-    given = points_in_gradebook(source / GRADEBOOK, course) if (source / GRADEBOOK).is_file() else {}
-    given |= points_in_table(Path(by_hand), course) if by_hand else {}
+    in_course = is_course(source) and (source / GRADEBOOK).is_file()
+    given = points_in_gradebook(source / GRADEBOOK, every) if in_course else {}
+    entered = points_in_table(Path(by_hand), every) if by_hand else {}
+    given |= entered
     found = find_submissions(source, [master.name for master in every])
     seed = _seed(seed, folder, resume=resume)
     settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
@@ -144,6 +148,7 @@ def grade_submissions(
         for one in course
     ]
     _write(grades, course, folder, files, formats, _words(settings, source))
+    check_points(entered, order)
     return grades
 
 

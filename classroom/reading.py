@@ -82,7 +82,7 @@ def read_notebook(content: bytes) -> tuple[Node, list[str]]:
 
     Raises ValueError if it is no notebook, with the reason.
     """
-    text, troubles = _decoded(content)
+    text, troubles = decode_text(content)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -94,10 +94,10 @@ def read_notebook(content: bytes) -> tuple[Node, list[str]]:
     return notebook, [*troubles, *cut]
 
 
-def _decoded(content: bytes) -> tuple[str, list[str]]:
+def decode_text(content: bytes) -> tuple[str, list[str]]:
     """The text, in UTF-8 or what else it may be.
 
-    >>> _decoded("é".encode("cp1252"))
+    >>> decode_text("é".encode("cp1252"))
     ('é', ['was not in UTF-8, and was read as cp1252'])
     """
     if content.startswith(b"\xef\xbb\xbf"):

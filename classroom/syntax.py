@@ -66,13 +66,16 @@ def definitions(source: str) -> tuple[str, ...]:
     module = tree(source)
     if module is None:
         return tuple(one or other for one, other in _DEFINITION.findall(source))
-    found = []
-    for node in module.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.append(node.name)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return tuple(found)
+    return tuple(name for node in module.body for name in _defined_by(node))
+
+
+def _defined_by(node: ast.stmt) -> list[str]:
+    """The names to which a statement gives a function or a class."""
+    if isinstance(node, _DEFINES):
+        return [node.name]
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
 
 
 def written(source: str) -> set[str]:
@@ -82,7 +85,7 @@ def written(source: str) -> set[str]:
     {'g'}
     """
     module = tree(source)
-    empty = {node.name: _is_empty(node) for node in module.body if isinstance(node, _DEFINES)} if module else {}
+    empty = {name: _is_empty(node) for node in module.body for name in _defined_by(node)} if module else {}
     return {name for name in definitions(source) if not empty.get(name)}
 
 
@@ -98,8 +101,8 @@ def without_empty(source: str, names: Collection[str]) -> str:
     lines: list[str | None] = [*source.split("\n")]
     taken, left = False, False
     for node in module.body:
-        if isinstance(node, _DEFINES) and node.name in names and _is_empty(node):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        if {*_defined_by(node)} & {*names} and _is_empty(node):
+            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
             lines[first - 1 : node.end_lineno] = [None] * (1 + (node.end_lineno or first) - first)
             taken = True
         else:
@@ -111,7 +114,9 @@ _DEFINES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _is_empty(node: ast.stmt) -> bool:
-    """Whether a function or class has nothing in it but a docstring, `pass`, `...` or `raise NotImplementedError`."""
+    """Whether a function or class has nothing in it but a docstring, `pass`, `...`, `raise` or `assert False`."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return isinstance(node.value.body, ast.Constant) and node.value.body.value in (None, ...)
     return isinstance(node, _DEFINES) and all(_does_nothing(one) or _is_empty(one) for one in node.body)
 
 
@@ -119,7 +124,7 @@ def _does_nothing(node: ast.stmt) -> bool:
     match node:
         case ast.Pass() | ast.Expr(ast.Constant()) | ast.Return(None) | ast.Return(ast.Constant(None)):
             return True
-        case ast.Raise(ast.Name("NotImplementedError") | ast.Call(ast.Name("NotImplementedError"))):
+        case ast.Raise() | ast.Assert(ast.Constant(False | 0 | None)):
             return True
     return False
 

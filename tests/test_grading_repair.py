@@ -387,6 +387,24 @@ def test_a_folder_without_masters_or_with_a_foreign_check_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "copy",
+    [
+        "tie_probability = lambda *_: ...",
+        "tie_probability = lambda chances, n: None",
+        "def tie_probability(p, n):\n    assert False",
+        "def tie_probability(p, n):\n    assert False, 'later'",
+        "def tie_probability(p, n):\n    raise Exception('later')",
+    ],
+)
+def test_a_last_copy_that_is_empty_hides_nothing(copy):
+    notebook = doubled(right(), "tie-probability", copy)
+    assert source_of(repaired(notebook, MASTER)[0], "tie-probability") == RIGHT["tie_probability"]
+    other = right(copy)
+    other.cells.append(other.cells.pop(next(n for n, cell in enumerate(other.cells) if cell.source == copy)))
+    assert copy not in [cell.source for cell in repaired(other, MASTER)[0].cells]
+
+
+@pytest.mark.parametrize(
     "source",
     [
         f"{' ' * 262_000}\nx\n)",
