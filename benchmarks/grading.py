@@ -28,7 +28,7 @@ from benchmarks.notebooks import ROOT, PeakOfChildren
 COMMAND = "python -m benchmarks.grading"
 NAME = "04_group_advantages"
 SLIPS = {
-    "tie-probability": (" + (1 - p) ** num_generations", ""),
+    "tie-probability": ("sum(chance**num_generations for chance in chances)", "chances[0] ** num_generations"),
     "group-advantages": (".masked_fill(tied[:, None], 0.0)", ""),
     "degenerate-groups": ("(groups == groups[:, :1]).all(dim=1)", "groups.std(dim=1) < 1e-4"),
     "rloo-advantages": ("sum_of_others / count_of_others.clamp(min=1)", "rows.mean(dim=1, keepdim=True)"),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -90,11 +91,18 @@ def add_grade_options(command: ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on where a grading into DIR was interrupted")
 
 
+def _leave_working_directory() -> None:
+    """Import nothing from the working directory, which may hold a student's psutil.py, and no matplotlib settings."""
+    forget_working_directory()
+    with contextlib.chdir("/"):
+        import matplotlib  # noqa: F401  # which now reads its settings, those of the working directory first
+
+
 def run_grade_command(arguments: Namespace) -> int:
     """Grade, and say where it is; returns the exit code."""
     if find_spec("nbgrader") is None:
         raise ValueError('grade: nbgrader is not installed; pip install "grpo-edu[classroom]"')
-    forget_working_directory()  # it may hold a student's psutil.py
+    _leave_working_directory()
     from classroom.grade import grade_submissions
     from classroom.sandbox import Limits
     from grpo_edu.checks.core import slip_credit
@@ -178,7 +186,7 @@ def run_challenge_command(arguments: Namespace) -> int:
     """Run, submit or judge; returns the exit code."""
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     check_effects(given, given, _CHALLENGE_NEEDS)
-    forget_working_directory()  # it may hold a student's torch.py
+    _leave_working_directory()
     from classroom.challenge import BUDGETS, Rules, judge_submissions
     from grpo_edu.machine.hardware import machine
 

@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import secrets
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -27,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from classroom.exercises import REPOSITORY, Master, load_masters
-from classroom.files import Submission, find_submissions
+from classroom.files import Submission, find_submissions, is_course, pack_files
 from classroom.pages import feedback_page, open_answers_page, summary_page
 from classroom.results import (
     FORMATS,
     GRADEBOOK,
     StudentGrade,
+    check_points,
     enter_points,
     file_names,
     grades_table,
@@ -40,7 +42,7 @@ from classroom.results import (
     points_in_gradebook,
     points_in_table,
 )
-from classroom.run import Answers, answers_of, judged
+from classroom.run import Answers, answers_of, judged, pack_masters
 from classroom.sandbox import Limits, Sandbox, SandboxFault, check_isolation
 from classroom.values import plain
 from grpo_edu import __version__
@@ -91,6 +93,7 @@ def grade_submissions(
         FileExistsError: `output` holds something else, or a grading that is not to be resumed.
         ValueError: a bad setting, or no isolation on this system. FileNotFoundError: no submissions or masters.
         SandboxFault: no process for students' code can be started. ImportError: nbgrader is missing.
+        RuntimeError: points by hand match no student; everything else is written.
     """
     source, folder = Path(submissions), RunFolder(output)
     limits = limits or Limits()
@@ -98,8 +101,10 @@ def grade_submissions(
     every = load_masters(Path(masters))
     course = _chosen(every, notebooks)
     others = [one for one in every if not any(one is chosen for chosen in course)]
-    given = points_in_gradebook(source / GRADEBOOK, course) if (source / GRADEBOOK).is_file() else {}
-    given |= points_in_table(Path(by_hand), course) if by_hand else {}
+    in_course = is_course(source) and (source / GRADEBOOK).is_file()
+    given = points_in_gradebook(source / GRADEBOOK, every) if in_course else {}
+    entered = points_in_table(Path(by_hand), every) if by_hand else {}
+    given |= entered
     found = find_submissions(source, [master.name for master in every])
     seed = _seed(seed, folder, resume=resume)
     settings = {"grpo_edu": __version__, "seed": seed, "limits": asdict(limits), "masters": _digest_of_masters(course)}
@@ -110,15 +115,17 @@ def grade_submissions(
     files = file_names([one.key for one in found])
     hidden = [source.absolute(), folder.path.absolute(), Path(masters).absolute(), REPOSITORY / "solutions"]
 
+    to_read = {"masters": pack_masters(course), "others": pack_masters(others)}
     stop, grades = threading.Event(), list[StudentGrade]()
 
     def answer(submission: Submission) -> Answers:
-        digest = _digest(submission)
-        kept = _kept(folder.path / "students" / f"{files[submission.key]}.json", digest)
-        if kept is not None:
-            return Answers(kept)
-        with Sandbox(limits, isolated=isolated, hidden=hidden, stop=stop) as sandbox:
-            return answers_of(submission, digest, course, sandbox, seed, limits, others)
+        with tempfile.TemporaryFile() as packed:
+            sizes, digest = pack_files(submission, packed)
+            kept = _kept(folder.path / "students" / f"{files[submission.key]}.json", digest)
+            if kept is not None:
+                return Answers(kept)
+            with Sandbox(limits, isolated=isolated, hidden=hidden, stop=stop, given=packed.fileno()) as sandbox:
+                return answers_of(submission, digest, course, sandbox, seed, limits, {**to_read, "files": sizes})
 
     try:
         with closing(_answered(found, answer, workers, stop)) as answered:
@@ -141,6 +148,7 @@ def grade_submissions(
         for one in course
     ]
     _write(grades, course, folder, files, formats, _words(settings, source))
+    check_points(entered, order)
     return grades
 
 
@@ -236,15 +244,6 @@ def _judge(answers: Answers, masters: Sequence[Master], seed: int, slip_credit: 
 
 def _trouble(error: Exception) -> str:
     return plain(f"could not be graded to the end: {type(error).__name__}: {error}")
-
-
-def _digest(submission: Submission) -> str:
-    whole = hashlib.sha256(json.dumps([*submission.key, submission.troubles]).encode())
-    for path in submission.files:
-        whole.update(os.fsencode(path.name))
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
 
 
 def _kept(path: Path, digest: str) -> StudentGrade | None:

@@ -1,10 +1,11 @@
 """What Linux's kernel itself refuses to students' code, and how it counts the memory of all of it together.
 
-bubblewrap and limits of each process leave two gaps. A process in a user namespace of its own may mount file systems
-there, and some memory belongs to no process, so no limit of a process counts it: memfds, the segments, semaphores and
-messages of System V (2 MB of semaphores for one number, 32,000 times), rings of io_uring, maps of bpf. The first gap is
-closed by a filter of system calls (seccomp), which every container has as well. The second is closed by the same
-filter, and by a control group (cgroup) where this account may make one.
+bubblewrap and limits of each process leave three gaps. A process in a user namespace of its own may mount file systems
+there; the kernel's keyrings know no namespaces, so the session's keys of whoever grades are there; and some memory
+belongs to no process, so no limit of a process counts it: memfds, the segments, semaphores and messages of System V
+(2 MB of semaphores for one number, 32,000 times), rings of io_uring, maps of bpf. A filter of system calls (seccomp)
+closes the first two, as it does in every container. The third is closed by the same filter, and by a control group
+(cgroup) where this account may make one: only that counts the buffers of sockets, and links and empty files in /tmp.
 """
 
 from __future__ import annotations
@@ -22,36 +23,72 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
-# The kernel's mark of the architecture (linux/audit.h), and the numbers of the refused system calls: unshare, setns,
-# mount, memfd_create, shmget, semget, msgget, bpf, clone.
-_NUMBERS = {
-    "x86_64": (0xC000003E, (272, 308, 165, 319, 29, 64, 68, 321, 56)),
-    "aarch64": (0xC00000B7, (97, 268, 40, 279, 194, 190, 186, 280, 220)),
+# The kernel's mark of the architecture (linux/audit.h), the numbers of `clone`, `socket` and `socketpair`, and those of
+# the refused calls, which are what Docker refuses without capabilities, what Flatpak has bubblewrap refuse, and more.
+# Stopping, tracing and reading other processes, time, modules, swap, accounts and handles of files are refused although
+# most of them need rights that students' code has not: nobody's answer needs them.
+_ARCHITECTURES = {"x86_64": (0xC000003E, 56, (41, 53)), "aarch64": (0xC00000B7, 220, (198, 199))}
+_REFUSED = {
+    # the kernel's keyring, which is the instructor's: add_key, request_key, keyctl
+    "keys": {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)},
+    # unshare, setns, mount, umount2, pivot_root, chroot
+    "namespaces": {"x86_64": (272, 308, 165, 166, 155, 161), "aarch64": (97, 268, 40, 39, 41, 51)},
+    # memfd_create, shmget, semget, msgget, mq_open, bpf, io_setup (of which the whole computer has only so many)
+    "memory of no process": {"x86_64": (319, 29, 64, 68, 240, 321, 206), "aarch64": (279, 194, 190, 186, 180, 280, 0)},
+    # ptrace, process_vm_readv, process_vm_writev, kcmp, perf_event_open, userfaultfd, personality, lookup_dcookie
+    "other processes": {
+        "x86_64": (101, 310, 311, 312, 298, 323, 135, 212),
+        "aarch64": (117, 270, 271, 272, 241, 282, 92, 18),
+    },
+    # get_mempolicy, set_mempolicy, mbind, migrate_pages, move_pages
+    "places of memory": {"x86_64": (239, 238, 237, 256, 279), "aarch64": (236, 237, 235, 238, 239)},
+    # name_to_handle_at, open_by_handle_at, fanotify_init, quotactl, acct, swapon, swapoff
+    "files": {"x86_64": (303, 304, 300, 179, 163, 167, 168), "aarch64": (264, 265, 262, 60, 89, 224, 225)},
+    # adjtimex, clock_adjtime, clock_settime, settimeofday, reboot, syslog, vhangup, sethostname, setdomainname,
+    # init_module, finit_module, delete_module, kexec_load, kexec_file_load
+    "the computer": {
+        "x86_64": (159, 305, 227, 164, 169, 103, 153, 170, 171, 175, 313, 176, 246, 320),
+        "aarch64": (171, 266, 112, 170, 142, 116, 58, 161, 162, 105, 273, 106, 104, 294),
+    },
+    # ioperm, iopl, modify_ldt, uselib, ustat, sysfs, _sysctl, create_module, get_kernel_syms, query_module, nfsservctl
+    "old calls": {"x86_64": (173, 172, 154, 134, 136, 139, 156, 174, 177, 178, 180), "aarch64": ()},
 }
-_IO_URING, _MEMFD_SECRET, _CLONE3, _X32 = 425, 447, 435, 0x40000000  # these numbers are the same everywhere
+# From this number on all architectures have the same, and the kernel still adds some: what is not listed is unknown.
+# Listed are pidfd_send_signal, pidfd_open, close_range, openat2, faccessat2, epoll_pwait2, three of landlock,
+# futex_waitv and fchmodat2. Among the others are the rings of io_uring, mounts, memfd_secret, pidfd_getfd and `clone3`.
+_FIRST_NEW, _ALLOWED_NEW = 424, (424, 434, 436, 437, 439, 441, 444, 445, 446, 449, 452)
+_FAMILIES = (1, 2, 10, 16)  # sockets of UNIX, IPv4, IPv6 and netlink; there is no network, so they lead nowhere
+_X32 = 0x40000000
 _NEW_NAMESPACE = 0x7E020000  # the flags of `clone` that make one
-_EPERM, _ENOSYS = 1, 38
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _number = count()
 
 
 def call_filter() -> bytes:
-    """A program for seccomp that refuses namespaces, mounts, and memory that belongs to no process.
+    """A program for seccomp that refuses keys, namespaces, mounts, memory that belongs to no process, and much else.
 
     `clone3` is unknown to whoever asks, since a filter cannot read its flags; the C library then calls `clone`. Empty
     for an architecture whose numbers are not in the table.
     """
-    if platform.machine() not in _NUMBERS:
+    machine = platform.machine()
+    if machine not in _ARCHITECTURES:
         return b""
-    architecture, numbers = _NUMBERS[platform.machine()]
-    *refused, clone = numbers
+    architecture, clone, sockets = _ARCHITECTURES[machine]
     load, equal, at_least, any_of, end = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, unknown = 0x7FFF0000, 0x50000 | _EPERM, 0x50000 | _ENOSYS
     # Of struct seccomp_data: 0 is the call's number, 4 the architecture, 16 the first argument.
     code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, unknown), (load, 0, 0, 0)]
-    code += [(at_least, 0, 1, _X32), (end, 0, 0, unknown), (equal, 0, 1, _CLONE3), (end, 0, 0, unknown)]
-    for number in (*refused, _IO_URING, _MEMFD_SECRET):
-        code += [(equal, 0, 1, number), (end, 0, 0, refuse)]
+    code += [(at_least, 0, 1, _X32), (end, 0, 0, unknown)]
+    new = [one for number in _ALLOWED_NEW for one in ((equal, 0, 1, number), (end, 0, 0, allow))]
+    code += [(at_least, 0, len(new) + 1, _FIRST_NEW), *new, (end, 0, 0, unknown)]
+    for group in _REFUSED.values():
+        for number in group[machine]:
+            code += [(equal, 0, 1, number), (end, 0, 0, refuse)]
+    families = [one for family in _FAMILIES for one in ((equal, 0, 1, family), (end, 0, 0, allow))]
+    for number in sockets:
+        code += [(equal, 0, len(families) + 2, number), (load, 0, 0, 16), *families]
+        code += [(end, 0, 0, 0x50000 | _EAFNOSUPPORT)]
     code += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_of, 0, 1, _NEW_NAMESPACE), (end, 0, 0, refuse)]
     return b"".join(struct.pack("HBBI", *one) for one in [*code, (end, 0, 0, allow)])
 

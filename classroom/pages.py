@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from classroom.exercises import Master
 from classroom.results import TO_GRADE, StudentGrade, column, open_column
+from classroom.values import plain
 from grpo_edu.figures.style import COLORS, INK, PAPER, SMALL, panel_grid, style_axes
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 30  # the hardest questions, and the most frequent mistakes
 BINS = 10
+_MOST_OF_AN_ANSWER = 50_000  # characters of an open answer
 
 
 def score_counts(shares: Sequence[float]) -> list[int]:
@@ -118,6 +120,7 @@ def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[Master])
         to_grade=TO_GRADE,
         open_column=open_column,
         markdown=lambda text: Markup(markdown.render(text)),
+        shown=lambda text: plain(text, _MOST_OF_AN_ANSWER, lines=True),
     )
 
 

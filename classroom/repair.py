@@ -11,18 +11,30 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from classroom.exercises import CHECK_CALL, Master
 from classroom.syntax import definitions, odd_uses, without_empty, written
 from classroom.values import plain
 
-if TYPE_CHECKING:
-    from nbformat import NotebookNode
-
-
 _ODD_CHECKS = re.compile(r"grpo_edu\.checks\.(?!check_\w+$)")  # more of the checks than a call
 _MOST_LOOKS = 12
+
+
+class Node(dict[str, Any]):
+    """A notebook, or a part of one: a dict whose entries are attributes, too.
+
+    nbformat's own class does the same, but importing nbformat takes half as long as grading a student.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,7 @@ class Step:
     is_own: bool = False
 
 
-def best_master(notebook: NotebookNode, file_name: str, masters: Sequence[Master]) -> Master | None:
+def best_master(notebook: Node, file_name: str, masters: Sequence[Master]) -> Master | None:
     """The master that a notebook was made from, by the cells that it holds; None where it shares none."""
 
     def agreement(master: Master) -> tuple[int, bool]:
@@ -47,32 +59,32 @@ def best_master(notebook: NotebookNode, file_name: str, masters: Sequence[Master
         by_content = sum(_mentions(cell, master) for cell in notebook.cells)
         return by_id + by_content, master.name in file_name
 
-    best = max(masters, key=agreement)
-    return best if agreement(best)[0] else None
+    best = max(masters, key=agreement, default=None)
+    return best if best and agreement(best)[0] else None
 
 
-def _ids(cell: NotebookNode) -> list[str]:
+def _ids(cell: Node) -> list[str]:
     """The ids under which a cell may be known: nbgrader's, and the notebook format's."""
     metadata = cell.metadata.get("nbgrader")
     given = metadata.get("grade_id") if isinstance(metadata, dict) else None
     return [one for one in (given, cell.get("id")) if isinstance(one, str)]
 
 
-def _mentions(cell: NotebookNode, master: Master) -> bool:
+def _mentions(cell: Node, master: Master) -> bool:
     if cell.cell_type != "code":
         return cell.source.strip() in [one.text.strip() for one in master.open_questions]
     names = {*definitions(cell.source), *CHECK_CALL.findall(cell.source)}
     return bool(names & {*master.answers})
 
 
-def repaired(notebook: NotebookNode, master: Master) -> tuple[NotebookNode, list[str]]:
+def repaired(notebook: Node, master: Master) -> tuple[Node, list[str]]:
     """A whole notebook in the master's form with the student's answers, and a word on each thing that was wrong.
 
     Locked cells and checks are the master's; an answer's cell is the student's last one that is written; other cells
     of the student stay where they were.
     """
     roles, troubles = _roles(notebook, master)
-    result: list[NotebookNode] = []
+    result: list[Node] = []
     present: set[str] = set()
     for cell, role in zip(notebook.cells, roles, strict=True):
         if role is None:
@@ -94,7 +106,7 @@ def repaired(notebook: NotebookNode, master: Master) -> tuple[NotebookNode, list
     return whole, troubles
 
 
-def _take_out_what_hides_answers(cells: list[NotebookNode], master: Master) -> None:
+def _take_out_what_hides_answers(cells: list[Node], master: Master) -> None:
     """Take an empty definition out of its cell where another cell has one that is written."""
     code = [cell for cell in cells if cell.cell_type == "code"]
     there = {name for cell in code for name in written(cell.source)} & {*master.answers}
@@ -103,7 +115,7 @@ def _take_out_what_hides_answers(cells: list[NotebookNode], master: Master) -> N
             cell.source = without_empty(cell.source, there)
 
 
-def _roles(notebook: NotebookNode, master: Master) -> tuple[list[str | None], list[str]]:
+def _roles(notebook: Node, master: Master) -> tuple[list[str | None], list[str]]:
     """Which cell of the master each cell is; every cell of the master at most once."""
     troubles: list[str] = []
     claims: dict[str, list[int]] = {}
@@ -127,7 +139,7 @@ def _roles(notebook: NotebookNode, master: Master) -> tuple[list[str | None], li
     return roles, troubles
 
 
-def _answers_behind_their_questions(roles: list[str | None], notebook: NotebookNode, master: Master) -> None:
+def _answers_behind_their_questions(roles: list[str | None], notebook: Node, master: Master) -> None:
     """An open answer that has lost its id is the text right behind its question."""
     order = [*master.cells]
     for question in master.open_questions:
@@ -138,7 +150,7 @@ def _answers_behind_their_questions(roles: list[str | None], notebook: NotebookN
                 roles[number] = question.cell
 
 
-def _fits(cell: NotebookNode, role: str, master: Master) -> bool:
+def _fits(cell: Node, role: str, master: Master) -> bool:
     """Whether a cell that bears an id can be that cell: of its type, and not another question's answer."""
     if role not in master.cells or cell.cell_type != master.cells[role].cell_type:
         return False
@@ -148,7 +160,7 @@ def _fits(cell: NotebookNode, role: str, master: Master) -> bool:
     return not written
 
 
-def _role_by_content(cell: NotebookNode, master: Master) -> str | None:
+def _role_by_content(cell: Node, master: Master) -> str | None:
     alike = {one.cell for one in master.open_questions}  # as they are handed out, these do not differ
     for role, original in master.cells.items():
         same = cell.source.strip() == original.source.strip() and cell.cell_type == original.cell_type
@@ -163,32 +175,32 @@ def _role_by_content(cell: NotebookNode, master: Master) -> str | None:
     return master.checks.get(call[1]) if call else None
 
 
-def _is_check_call(cell: NotebookNode) -> bool:
+def _is_check_call(cell: Node) -> bool:
     """Whether a cell is a call of a check and nothing else."""
     source = cell.source.strip()
     return cell.cell_type == "code" and bool(CHECK_CALL.match(source)) and "\n" not in source
 
 
-def _is_written(cell: NotebookNode, master: Master) -> bool:
+def _is_written(cell: Node, master: Master) -> bool:
     """Whether a cell is more than answers that nobody has written, as they were handed out or shorter."""
     return cell.cell_type != "code" or not cell.source or bool(without_empty(cell.source, master.answers))
 
 
-def written_answers(notebook: NotebookNode, master: Master) -> int:
+def written_answers(notebook: Node, master: Master) -> int:
     """How many of the master's functions a notebook defines, without counting those that are empty."""
     own = [cell for cell in notebook.cells if cell.cell_type == "code"]
     found = {name for cell in own for name in written(cell.source)} & {*master.answers}
     return len(found) + len(open_answers(notebook, master))
 
 
-def open_answers(notebook: NotebookNode, master: Master) -> dict[str, str]:
+def open_answers(notebook: Node, master: Master) -> dict[str, str]:
     """Cell of an open question → what a student wrote there, without the cells that are as they were handed out."""
     stubs = {one.cell: master.cells[one.cell].source.strip() for one in master.open_questions}
     texts = {one: cell.source.strip() for cell in notebook.cells for one in _ids(cell)[:1] if one in stubs}
     return {one: text for one, text in texts.items() if text not in ("", stubs[one])}
 
 
-def _chosen(role: str, numbers: list[int], notebook: NotebookNode, master: Master) -> int:
+def _chosen(role: str, numbers: list[int], notebook: Node, master: Master) -> int:
     """Of the cells that claim to be one of the master's: the last that is written; of locked ones the first."""
     original = master.cells[role]
     if not original.metadata.nbgrader.solution:
@@ -203,7 +215,7 @@ def _chosen(role: str, numbers: list[int], notebook: NotebookNode, master: Maste
     return max(numbers, key=worth)
 
 
-def _plain(cell: NotebookNode, cell_id: str) -> NotebookNode:
+def _plain(cell: Node, cell_id: str) -> Node:
     """A cell of the student's own, without any claim to be another."""
     fresh = copy.deepcopy(cell)
     fresh.id = cell_id
@@ -211,7 +223,7 @@ def _plain(cell: NotebookNode, cell_id: str) -> NotebookNode:
     return fresh
 
 
-def _restore(cells: list[NotebookNode], present: set[str], master: Master) -> list[str]:
+def _restore(cells: list[Node], present: set[str], master: Master) -> list[str]:
     """Put the master's missing cells back, each behind the one that is before it there."""
     elsewhere: list[str] = []
     unwritten: list[str] = []
@@ -237,7 +249,7 @@ def _restore(cells: list[NotebookNode], present: set[str], master: Master) -> li
     return [f"cell {', '.join(roles)}: {text}" for roles, text in words if roles]
 
 
-def steps(notebook: NotebookNode, master: Master) -> list[Step]:
+def steps(notebook: Node, master: Master) -> list[Step]:
     """What to run of a repaired notebook, and when to ask for each function.
 
     From top to bottom; a function is asked for where its check stands, or behind the last cell that defines it.
@@ -263,7 +275,7 @@ def steps(notebook: NotebookNode, master: Master) -> list[Step]:
     return found[: last + 1]  # what follows, a training perhaps, changes no answer
 
 
-def looks(notebook: NotebookNode, master: Master) -> list[str]:
+def looks(notebook: Node, master: Master) -> list[str]:
     """What in a student's own cells an instructor may want to look at; it says nothing of guilt."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     own, given = ([cell.source for cell in code if _is_locked(cell) is locked] for locked in (False, True))
@@ -275,5 +287,5 @@ def looks(notebook: NotebookNode, master: Master) -> list[str]:
     return found + [f"uses the package's own {name}" for name in master.answers if name in names]
 
 
-def _is_locked(cell: NotebookNode) -> bool:
+def _is_locked(cell: Node) -> bool:
     return not cell.metadata.get("nbgrader", {"solution": True})["solution"]

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from classroom.exercises import Master, OpenQuestion
+from classroom.reading import decode_text
+from classroom.values import plain
 from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
 
 TO_GRADE = "to grade"
 GRADEBOOK = "gradebook.db"
+_OTHER_COLUMNS = ("student", "id", "total", "out of", "notes")  # of grades.csv, next to those of the questions
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # how a text begins that gets an apostrophe in tables
 Points = dict[tuple[str, str, str], float]  # (student, number in the LMS, column of the question)
 
 
@@ -104,45 +108,68 @@ def open_column(master: Master, question: OpenQuestion) -> str:
 
 
 def points_in_gradebook(path: Path, masters: Sequence[Master]) -> Points:
-    """The scores of open answers in the gradebook of an nbgrader course."""
+    """The scores of open answers in the gradebook of an nbgrader course; ValueError if it is damaged."""
     from nbgrader.api import Gradebook
+    from sqlalchemy.exc import SQLAlchemyError
 
     columns = {(one.name, asked.cell): open_column(one, asked) for one in masters for asked in one.open_questions}
     found: Points = {}
-    with Gradebook(f"sqlite:///{path.absolute()}") as gradebook:
-        for assignment in gradebook.assignments:
-            for submission in gradebook.assignment_submissions(assignment.name):
-                for notebook in submission.notebooks:
-                    for grade in notebook.grades:
-                        column = columns.get((notebook.name, grade.name))
-                        if column and grade.manual_score is not None:
-                            found[submission.student_id, "", column] = grade.score  # with the extra credit
+    try:
+        with Gradebook(f"sqlite:///{path.absolute()}") as gradebook:
+            for assignment in gradebook.assignments:
+                for submission in gradebook.assignment_submissions(assignment.name):
+                    for notebook in submission.notebooks:
+                        for grade in notebook.grades:
+                            column = columns.get((notebook.name, grade.name))
+                            if column and grade.manual_score is not None:
+                                found[submission.student_id, "", column] = grade.score  # with the extra credit
+    except SQLAlchemyError as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not a readable gradebook of nbgrader ({why}); restore or move it") from error
     return found
 
 
 def points_in_table(path: Path, masters: Sequence[Master]) -> Points:
-    """The points in a table with the columns of ``grades.csv``.
+    """The points in a table with the columns of ``grades.csv``, as a spreadsheet may have saved it again.
 
-    Raises ValueError for a table without `student` and `id`, and for points that are no number from 0 to the most.
+    Raises ValueError for a table without `student` and `id`, for a column that `grades.csv` cannot have, and for points
+    that are no number from 0 to the most.
     """
     most = {open_column(one, asked): asked.points for one in masters for asked in one.open_questions}
+    known = {*most, *(column(one, asked.exercise) for one in masters for asked in one.questions), *_OTHER_COLUMNS}
     found: Points = {}
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        if not {"student", "id"} <= {*(rows.fieldnames or ())}:
-            raise ValueError(f"by-hand: {path} has no columns 'student' and 'id'; fill in a copy of grades.csv")
-        for row in rows:
-            for column in most.keys() & row.keys():
-                text = (row[column] or "").strip()
-                if text in ("", TO_GRADE):
-                    continue
-                points = float(text) if text.replace(".", "", 1).isdecimal() else -1.0
-                if not 0 <= points <= most[column]:
-                    raise ValueError(
-                        f"by-hand: {column} of {row['student']} is {text!r}; give a number from 0 to {most[column]}"
-                    )
-                found[row["student"], row["id"], column] = points
+    text, _ = decode_text(path.read_bytes())
+    head = text.partition("\n")[0]
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
+    names = [name for name in rows.fieldnames or () if name]
+    if not {"student", "id"} <= {*names}:
+        raise ValueError(f"by-hand: {path} has no columns 'student' and 'id'; fill in a copy of grades.csv")
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(
+            f"by-hand: {path}: grades.csv has no column {unknown[0]!r}; give it the name that it has there"
+        )
+    for row in rows:
+        student, lms_id = _without_apostrophe(row["student"]), _without_apostrophe(row["id"])
+        for name in most.keys() & row.keys():
+            written = (row[name] or "").strip()
+            if written in ("", TO_GRADE):
+                continue
+            points = float(written) if written.replace(".", "", 1).isdecimal() else -1.0
+            if not 0 <= points <= most[name]:
+                raise ValueError(f"by-hand: {name} of {student} is {written!r}; give a number from 0 to {most[name]}")
+            found[student, lms_id, name] = points
     return found
+
+
+def check_points(given: Points, students: Sequence[tuple[str, str]]) -> None:
+    """Raise RuntimeError for points of students that there are not, with their names."""
+    nobody = {(student, lms_id) for student, lms_id, _ in given} - {*students}
+    if nobody:
+        names = "; ".join(sorted(plain(f"{student} {lms_id}".strip(), 60) for student, lms_id in nobody)[:10])
+        raise RuntimeError(
+            f"points by hand for {len(nobody)} who handed in nothing: {names}. Write student and id as in grades.csv. "
+            "A spreadsheet may have changed them, such as 0012345 to 12345. All other results are written."
+        )
 
 
 def enter_points(given: Points, grades: Sequence[StudentGrade], masters: Sequence[Master]) -> None:
@@ -159,7 +186,7 @@ def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
     most = sum(master.points for master in masters)
     asked = [(master, one) for master in masters for one in master.open_questions]
     names = [*(name for name, _ in questions), *(open_column(master, one) for master, one in asked)]
-    rows: list[list[Any]] = [["student", "id", *names, "total", "out of", "notes"]]
+    rows: list[list[Any]] = [[*_OTHER_COLUMNS[:2], *names, *_OTHER_COLUMNS[2:]]]
     for grade in grades:
         total = grade.points(*masters)
         points: list[Any] = [grade.question(exercise) for _, exercise in questions]
@@ -209,4 +236,10 @@ def _cell(value: Any) -> Any:
     """
     if isinstance(value, float):
         return f"{value:g}"
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _without_apostrophe(text: str | None) -> str:
+    """A text as it was before `_cell`."""
+    text = text or ""
+    return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text

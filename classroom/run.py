@@ -1,18 +1,18 @@
-"""One student's notebooks: which file is which, repaired, run in a sandbox past whatever ends it, and judged."""
+"""One student's notebooks: read and run in a sandbox past whatever ends it, and judged."""
 
 from __future__ import annotations
 
 import functools
+import json
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from classroom.exercises import Master
-from classroom.files import Submission, read_notebook, shown
-from classroom.repair import Step, best_master, looks, open_answers, repaired, steps, written_answers
+from classroom.files import Submission
+from classroom.repair import Node, Step
 from classroom.results import StudentGrade
 from classroom.sandbox import Limits, Sandbox, SandboxFault, packed
 from classroom.values import decode, plain
@@ -227,23 +227,25 @@ def answers_of(
     sandbox: Sandbox,
     seed: int,
     limits: Limits,
-    others: Sequence[Master] = (),
+    to_read: dict[str, Any],
 ) -> Answers:
     """Read, repair and run all notebooks of a student. Whatever one of them does becomes a message about it.
 
-    A notebook that belongs to one of the `others` is passed over, because that one is not graded now.
-    Raises SandboxFault where no student's code can be run.
+    to_read: the task of reading: `files` (name and size of each that the sandbox was given), `masters`, and `others`
+    that are not graded now (`pack_masters`). Raises SandboxFault where no student's code can be run.
     """
     grade = StudentGrade(submission.student, submission.lms_id, digest, troubles=list(submission.troubles))
     result = Answers(grade)
-    for master, path, notebook in _matched(submission, masters, others, grade):
-        grade.handed_in.append(master.name)
+    known = {master.name: master for master in masters}
+    for found in _read(to_read, sandbox, limits, grade) if to_read["files"] else ():
         try:
-            _run(master, path, notebook, result, sandbox, seed, limits)
+            master = known[found["master"]]
+            grade.handed_in.append(master.name)
+            _run(master, found, result, sandbox, seed, limits)
         except SandboxFault:
             raise
         except Exception as error:
-            grade.troubles.append(f"{master.name}: could not be graded to its end: {type(error).__name__}: {error}")
+            grade.troubles.append(f"could not be graded to its end: {type(error).__name__}: {error}")
     if not grade.handed_in and not grade.troubles:
         grade.troubles.append("nothing was handed in")
     if not sandbox.isolated and grade.handed_in:
@@ -254,27 +256,52 @@ def answers_of(
     return result
 
 
-def _run(
-    master: Master, path: Path, notebook: NotebookNode, result: Answers, sandbox: Sandbox, seed: int, limits: Limits
-) -> None:
-    """Repair and run one notebook, and enter what came of it."""
+def _read(to_read: dict[str, Any], sandbox: Sandbox, limits: Limits, grade: StudentGrade) -> list[dict[str, Any]]:
+    """What `reading.read_submission` found, in the student's process; what stops that is a message."""
+    messages, ending = sandbox.run({**to_read, "limits": asdict(limits)}, limits.total_seconds)
+    found = [message["read"] for message in messages if "read" in message]
+    if ending["end"] != "done" or len(found) != 1:
+        grade.troubles.append(f"the files cannot be read: {_why(ending, limits)}")
+        return []
+    grade.troubles += found[0]["troubles"]
+    return found[0]["notebooks"]
+
+
+def pack_masters(masters: Sequence[Master]) -> str:
+    """Masters for a student's process: without the answers to open questions, and without nbformat's classes."""
+    return packed(
+        [
+            replace(
+                master,
+                notebook=json.loads(json.dumps(master.notebook), object_hook=Node),
+                open_questions=tuple(replace(one, model="") for one in master.open_questions),
+            )
+            for master in masters
+        ]
+    )
+
+
+def _run(master: Master, found: dict[str, Any], result: Answers, sandbox: Sandbox, seed: int, limits: Limits) -> None:
+    """Run one notebook that was read, and enter what came of it."""
+    import nbformat
     from nbgrader.preprocessors import CheckCellMetadata
 
     grade = result.grade
-    whole, troubles = repaired(notebook, master)
+    whole = nbformat.from_dict({**master.notebook, "cells": found["cells"]})
     CheckCellMetadata().preprocess(whole, {})  # nbgrader itself must accept what we repaired
     result.notebooks[master.name] = whole
-    grade.open_answers[master.name] = open_answers(whole, master)
-    grade.looks += [f"{master.name}: {word}" for word in looks(whole, master)]
+    grade.open_answers[master.name] = found["open_answers"]
+    grade.looks += [f"{master.name}: {word}" for word in found["looks"]]
     left = limits.total_seconds - sum(one.seconds for one in result.transcripts.values())
-    transcript = collect(sandbox, steps(whole, master), seed=seed, limits=limits, seconds_left=left)
+    steps = [Step(*step) for step in found["steps"]]
+    transcript = collect(sandbox, steps, seed=seed, limits=limits, seconds_left=left)
     result.transcripts[master.name] = transcript
     grade.looks += [f"{master.name}: {word}" for word in _runs_of_another(transcript, grade)]
-    words = [*troubles, *transcript.troubles, *_failures(transcript, master)]
+    words = [*found["troubles"], *transcript.troubles, *_failures(transcript, master)]
     if transcript.printed > _MUCH:
         words.append("it prints more than 1 MB, which was not kept")
-    if master.name not in path.name:
-        words.insert(0, f"found under the name {shown(path.name)}")
+    if master.name not in found["file"]:
+        words.insert(0, f"found under the name {found['file']}")
     grade.troubles += [f"{master.name}: {word}" for word in words]
 
 
@@ -287,40 +314,6 @@ def _runs_of_another(transcript: Transcript, grade: StudentGrade) -> list[str]:
             if student and letters_of(student) not in map(letters_of, (grade.student, grade.lms_id)):
                 found.append(f"{name} is about the runs of {plain(student, 60)!r}, which is not this student's name")
     return found
-
-
-def _matched(
-    submission: Submission, masters: Sequence[Master], others: Sequence[Master], grade: StudentGrade
-) -> Iterator[tuple[Master, Path, NotebookNode]]:
-    """For each master the student's notebook.
-
-    Of two the one with more answers counts, then the one with the master's name, then the last.
-    """
-    candidates: dict[str, list[tuple[int, bool, int, Path, NotebookNode]]] = {}
-    for number, path in enumerate(submission.files):
-        name = shown(path.name)
-        try:
-            notebook, troubles = read_notebook(path)
-            master = best_master(notebook, path.name, [*masters, *others])
-        except Exception as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            grade.troubles.append(f"{name}: {reason or type(error).__name__}")
-            continue
-        if any(master is one for one in others):
-            continue
-        grade.troubles += [f"{name}: {trouble}" for trouble in troubles]
-        if master is None:
-            grade.troubles.append(f"{name}: has none of the questions in it")
-            continue
-        one = (written_answers(notebook, master), path.stem == master.name, number, path, notebook)
-        candidates.setdefault(master.name, []).append(one)
-    for master in masters:
-        found = candidates.get(master.name, [])
-        if found:
-            *_, path, notebook = max(found, key=lambda one: one[:3])
-            if len(found) > 1:
-                grade.troubles.append(f"{master.name}: {len(found)} files hold it; {shown(path.name)} counts")
-            yield master, path, notebook
 
 
 def _failures(transcript: Transcript, master: Master) -> list[str]:

@@ -117,7 +117,10 @@ def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
     if problem:
         raise ValueError(f"students' code cannot be isolated, so nothing was run. {problem} {REMEDY}")
     if isolated and not memory_is_counted():
-        tell("Memory is limited for each process, not for all of a student's together (docs/security.md says why).")
+        tell(
+            "Memory is limited for each process, not for all of a student's together, and buffers of sockets and links "
+            "in /tmp are not counted (docs/security.md says why)."
+        )
     if not isolated:
         tell("WARNING: students' code runs without isolation. It can read, change and send whatever you can.")
 
@@ -256,17 +259,24 @@ class Sandbox:
     """The process that runs one student's notebooks; it starts at the first task. Use as a context.
 
     isolated: under bubblewrap. hidden: folders that it must not see, wherever they are. stop: once it is set, running
-    tasks end with a SandboxFault.
+    tasks end with a SandboxFault. given: an open file that the first task may read, and no other.
     """
 
     program = "classroom.student"
     closed: tuple[str, ...] = ()  # folders of the package's data that are empty in the sandbox
 
     def __init__(
-        self, limits: Limits, *, isolated: bool = True, hidden: Sequence[Path] = (), stop: threading.Event | None = None
+        self,
+        limits: Limits,
+        *,
+        isolated: bool = True,
+        hidden: Sequence[Path] = (),
+        stop: threading.Event | None = None,
+        given: int | None = None,
     ) -> None:
         self.limits, self.isolated, self.hidden = limits, isolated, hidden
         self._stop_asked = stop or threading.Event()
+        self._given = given
         self._process: subprocess.Popen | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="grpo-edu-grade-", ignore_cleanup_errors=True)
         self._first = -1  # a handle on the sandbox's first process, with which all others in it end
@@ -350,9 +360,10 @@ class Sandbox:
         self._channel, channel_end = os.pipe()
         info, info_end = os.pipe()
         command += [str(channel_end)]
+        given, self._given = self._given, None
         try:
             with filter_file() as refused:
-                fds = [channel_end, info_end]
+                fds = [channel_end, info_end, *([] if given is None else [given])]
                 if self.isolated:
                     confined = _confined(str(_bwrap()), self.limits, self.hidden, self.closed, refused=refused)
                     command = [*confined[:-1], "--info-fd", str(info_end), *confined[-1:], *command]
@@ -382,6 +393,7 @@ class Sandbox:
                     "limits": asdict(self.limits),
                     "user": _free_user() if own_user else None,
                     "others": 0 if own_user else _threads_of_this_user(),
+                    "given": given,
                 }
             )
             ready = [message for message in self._receive(120) or [] if "ready" in message]

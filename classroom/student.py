@@ -42,10 +42,14 @@ def main() -> int:
     limit_resources(Limits(**setup["limits"]), setup["others"])
     _allow_tracing(False)
     say(channel, ready=True)
+    given = setup["given"]
     for number, task in enumerate(tasks):
         process = os.fork()
         if process == 0:
-            _be_a_notebook(task, channel, shell, Path(os.environ["HOME"]) / f"notebook{number}", setup["user"])
+            _be_a_notebook(task, channel, shell, Path(os.environ["HOME"]) / f"notebook{number}", setup["user"], given)
+        if given is not None:
+            os.close(given)
+            given = None
         code = _wait(process)
         if os.getpid() == 1:  # the sandbox's first process: all others come from the student's code
             with contextlib.suppress(ProcessLookupError):
@@ -74,7 +78,7 @@ def say(channel: int, **message: Any) -> None:
 def _import_what_is_needed() -> None:
     import torch
 
-    import classroom.values  # noqa: F401
+    import classroom.reading  # noqa: F401
 
     torch.set_num_threads(1)
     # The exercises' modules hold the answers and are not here. A call of a check in a student's own cell does nothing.
@@ -150,7 +154,9 @@ def _wait(process: int) -> int:
             os._exit(1)
 
 
-def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path, user: int | None) -> None:
+def _be_a_notebook(
+    task: dict[str, Any], channel: int, shell: Any, folder: Path, user: int | None, given: int | None
+) -> None:
     """The forked process, of a user of its own where one is given; does not return."""
     code = 1
     try:
@@ -160,12 +166,15 @@ def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path,
         with contextlib.suppress(OSError):  # where memory ends, this process goes before the one that forks
             Path("/proc/self/oom_score_adj").write_text("1000")
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY) if given is None else given, 0)
         os.dup2(channel, 3)
         os.closerange(4, 1024)
         folder.mkdir()
         os.chdir(folder)
-        run_steps(task, 3, shell)
+        if "files" in task:
+            _read_files(task, 3)
+        else:
+            run_steps(task, 3, shell)
         say(3, done=True)
         code = 0
     except BaseException:  # goes to the output and no further, because this is a copy of the process that forks
@@ -174,6 +183,15 @@ def _be_a_notebook(task: dict[str, Any], channel: int, shell: Any, folder: Path,
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
         os._exit(code)
+
+
+def _read_files(task: dict[str, Any], channel: int) -> None:
+    """Read what was handed in, from stdin. task: `files` (name, size), `masters`, and the `others` of the course."""
+    from classroom.reading import read_submission
+
+    masters, others = (pickle.loads(base64.b64decode(task[name])) for name in ("masters", "others"))
+    with open(0, "rb", closefd=False) as file:
+        say(channel, read=read_submission(file, task["files"], masters, others))
 
 
 class TimeLimitReached(BaseException):

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator
 from functools import lru_cache
 
 _DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*=[ \t]*lambda\b", re.MULTILINE)
-_MAGIC = re.compile(r"^([ \t]*)(?:[\w, \t]+=[ \t]*)?[%!].*$", re.MULTILINE)  # lines that IPython makes Python of
-_SHELL = re.compile(r"^[ \t]*(?:[\w, \t]+=[ \t]*)?(?:!|%%?(?:bash|sh|script|system|sx|cmd)\b)", re.MULTILINE)
+_NAMES_BEFORE = re.compile(r"[\w, \t]+")
+_SHELL = re.compile(r"!|%%?(?:bash|sh|script|system|sx|cmd)\b")
+_MOST_LINKS = 20  # attributes of attributes; the first of a longer chain are a chain of their own
 # What an answer has no need of: other processes and threads, frames, the insides of Python or of the checks.
 _MODULES = frozenset(
     "asyncio atexit builtins classroom code codeop concurrent ctypes faulthandler fcntl gc importlib inspect mmap "
@@ -33,7 +34,19 @@ _VARIABLE = re.compile(r"GRPO_EDU_\w+")
 @lru_cache(maxsize=4096)
 def tree(source: str) -> ast.Module | None:
     """The syntax tree of a cell, in which a line of IPython's own is `pass`; None where it is no Python."""
-    return _parsed(source) or _parsed(_MAGIC.sub(r"\1pass", source))
+    return _parsed(source) or _parsed("\n".join(map(_without_command, source.split("\n"))))
+
+
+def _command_in(line: str) -> str:
+    """What IPython itself executes of a line, behind the names that it is assigned to; "" for a line of Python."""
+    names, equals, rest = line.partition("=")
+    text = rest if equals and _NAMES_BEFORE.fullmatch(names) else line
+    text = text.lstrip(" \t")
+    return text if text.startswith(("%", "!")) else ""
+
+
+def _without_command(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" \t"))] + "pass" if _command_in(line) else line
 
 
 def _parsed(source: str) -> ast.Module | None:
@@ -53,13 +66,16 @@ def definitions(source: str) -> tuple[str, ...]:
     module = tree(source)
     if module is None:
         return tuple(one or other for one, other in _DEFINITION.findall(source))
-    found = []
-    for node in module.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.append(node.name)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return tuple(found)
+    return tuple(name for node in module.body for name in _defined_by(node))
+
+
+def _defined_by(node: ast.stmt) -> list[str]:
+    """The names to which a statement gives a function or a class."""
+    if isinstance(node, _DEFINES):
+        return [node.name]
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
 
 
 def written(source: str) -> set[str]:
@@ -69,7 +85,7 @@ def written(source: str) -> set[str]:
     {'g'}
     """
     module = tree(source)
-    empty = {node.name: _is_empty(node) for node in module.body if isinstance(node, _DEFINES)} if module else {}
+    empty = {name: _is_empty(node) for node in module.body for name in _defined_by(node)} if module else {}
     return {name for name in definitions(source) if not empty.get(name)}
 
 
@@ -85,12 +101,12 @@ def without_empty(source: str, names: Collection[str]) -> str:
     lines: list[str | None] = [*source.split("\n")]
     taken, left = False, False
     for node in module.body:
-        if isinstance(node, _DEFINES) and node.name in names and _is_empty(node):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        if {*_defined_by(node)} & {*names} and _is_empty(node):
+            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
             lines[first - 1 : node.end_lineno] = [None] * (1 + (node.end_lineno or first) - first)
             taken = True
         else:
-            left = left or not _does_nothing(node) or bool(_MAGIC.match(lines[node.lineno - 1] or ""))
+            left = left or not _does_nothing(node) or bool(_command_in(lines[node.lineno - 1] or ""))
     return "\n".join(line for line in lines if line is not None) if left or not taken else ""
 
 
@@ -98,7 +114,9 @@ _DEFINES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _is_empty(node: ast.stmt) -> bool:
-    """Whether a function or class has nothing in it but a docstring, `pass`, `...` or `raise NotImplementedError`."""
+    """Whether a function or class has nothing in it but a docstring, `pass`, `...`, `raise` or `assert False`."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return isinstance(node.value.body, ast.Constant) and node.value.body.value in (None, ...)
     return isinstance(node, _DEFINES) and all(_does_nothing(one) or _is_empty(one) for one in node.body)
 
 
@@ -106,7 +124,7 @@ def _does_nothing(node: ast.stmt) -> bool:
     match node:
         case ast.Pass() | ast.Expr(ast.Constant()) | ast.Return(None) | ast.Return(ast.Constant(None)):
             return True
-        case ast.Raise(ast.Name("NotImplementedError") | ast.Call(ast.Name("NotImplementedError"))):
+        case ast.Raise() | ast.Assert(ast.Constant(False | 0 | None)):
             return True
     return False
 
@@ -126,7 +144,8 @@ def odd_uses(sources: Collection[str], given: Collection[str]) -> set[str]:
     for module in [*filter(None, map(tree, given)), *trees]:
         for node in ast.walk(module):
             known |= {local: path for local, path in _imported(node) if local}
-    found = {"a shell command" for source in sources if _SHELL.search(source) and not _parsed(source)}
+    shell = (source for source in sources if any(_SHELL.match(_command_in(line)) for line in source.split("\n")))
+    found = {"a shell command" for source in shell if not _parsed(source)}
     for module in trees:
         for node in ast.walk(module):
             found.update(path for path in _used(node, known) if _is_odd(path))
@@ -166,13 +185,13 @@ def _used(node: ast.AST, known: dict[str, str]) -> Iterator[str]:
 
 
 def _dotted(node: ast.AST, known: dict[str, str]) -> str:
-    """`a.b.c` with `a` as it was imported; of what is no name only the attributes, as in `.b.c`."""
+    """`a.b.c` with `a` as it was imported; of what is no name only the last attributes, as in `.b.c`."""
     parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.insert(0, node.attr)
+    while isinstance(node, ast.Attribute) and len(parts) < _MOST_LINKS:
+        parts.append(node.attr)
         node = node.value
     first = known.get(node.id, "") if isinstance(node, ast.Name) else ""
-    return ".".join([first, *parts])
+    return ".".join([first, *reversed(parts)])
 
 
 def _is_odd(path: str) -> bool:

@@ -1,7 +1,8 @@
 """What a student's function returned, as JSON: it crosses from an untrusted process to the one that judges.
 
-Nothing of the student's is unpickled or called on the judging side: only None, numbers, texts, lists, tuples, dicts and
-dense tensors are made again, so an object whose ``__eq__`` always agrees arrives as its type's name and its repr.
+Nothing of the student's is unpickled or called on the judging side: only None, numbers, texts, lists, tuples, dicts,
+arrays and dense tensors are made again, so an object whose ``__eq__`` always agrees arrives as its type's name and its
+repr.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,6 +70,9 @@ def encode(value: Any, depth: int = 0) -> Any:
         return str(value)
     if isinstance(value, Tensor) and value.layout == torch.strided and _is_small(value):
         return _encode_tensor(value)
+    if isinstance(value, np.ndarray) and str(value.dtype) in _DTYPES:
+        copy = torch.from_numpy(np.array(value, order="C"))
+        return {"array": _encode_tensor(copy)["tensor"]} if _is_small(copy) else _other(value)
     if isinstance(value, Mapping | list | tuple) and len(value) <= _MOST_ENTRIES and depth < _DEEPEST:
         if isinstance(value, Mapping) and len(value) <= _MOST_KEYS:
             return {"dict": [[encode(key, depth + 1), encode(one, depth + 1)] for key, one in value.items()]}
@@ -120,6 +125,8 @@ def decode(content: Any, depth: int = 0) -> Any:
         return _decode_dict(inside, depth)
     if what == "tensor":
         return _decode_tensor(inside)
+    if what == "array" and inside[:1] != ["bfloat16"]:
+        return _decode_tensor(inside).numpy()
     if what == "other" and len(inside) == 2 and all(isinstance(one, str) for one in inside):
         return type(plain(inside[0], 40) or "object", (Foreign,), {})(plain(inside[1]))
     raise ValueError(f"content: {what[:40]!r} is no kind of value")

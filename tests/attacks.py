@@ -129,6 +129,27 @@ for number in range(20):
     kept.append(os.memfd_create("kept"))
     os.write(kept[-1], part)
 """
+KEYS = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+add, request, control = (217, 218, 219) if os.uname().machine == "aarch64" else (248, 249, 250)
+session = -3
+gained = [name for name, numbers in {
+    "adds a key": (add, b"user", b"grpo_attack", b"left", 4, session),
+    "asks for a key": (request, b"user", b"grpo_attack", None, session),
+    "finds the session's keys": (control, 0, session, 1, 0, 0),
+    "reads them": (control, 11, session, ctypes.create_string_buffer(99), 99, 0),
+    "leaves the session": (control, 1, None, 0, 0, 0),
+}.items() if libc.syscall(*numbers) >= 0]
+for family in (40, 38, 17, 29, 21):  # of virtual machines, ciphers, packets, CAN, RDS
+    try:
+        socket.socket(family, socket.SOCK_SEQPACKET if family == 38 else socket.SOCK_STREAM)
+        gained.append(f"socket {family}")
+    except OSError as error:
+        gained += [] if error.errno == 97 else [f"{error} of socket {family}"]
+pair = socket.socketpair()
+raise ValueError(f"gained {gained}")
+"""
 WRITE = """
 import os, sys, torch, grpo_edu
 opened = []
@@ -150,6 +171,78 @@ for place in range(40):
             line = {"answer": [place, part], "outcomes": [value] * tries, "points": 19}
             os.write(3, json.dumps(line).encode() + b"\\n")
 """
+
+
+# What is left of reading the files: nothing but the input, the output and the channel, in no process that one may see.
+LOOKS_BACK = """
+import ctypes, gc, os
+libc = ctypes.CDLL(None, use_errno=True)
+found = [name for name in os.listdir("/proc/self/fd") if int(name) > 3 and os.path.exists(f"/proc/self/fd/{name}")]
+found += [] if os.read(0, 10) == b"" else ["the input"]
+try:
+    found.append(os.listdir("/proc/1/fd"))
+except PermissionError:
+    pass
+first = libc.syscall(434, 1, 0)  # pidfd_open
+found += ["a file of the first process"] if libc.syscall(438, first, 4, 0) >= 0 else []  # pidfd_getfd
+found += [one[:40] for one in gc.get_objects() if isinstance(one, str) and "Rubric" in one]
+raise ValueError(f"found {found}")
+"""
+READ_AGAIN = """
+import json, os
+cells = [{"cell_type": "code", "source": "raise SystemExit", "id": "mine", "metadata": {}}]
+read = {"master": "04_group_advantages", "file": "x", "cells": cells, "troubles": [], "looks": [], "open_answers": {}}
+line = json.dumps({"read": {"troubles": ["forged"], "notebooks": [{**read, "steps": []}]}})
+os.write(3, line.encode() + b"\\n")
+"""
+# In place of a right notebook's first own cell, or of the whole file: what took minutes, or all memory, to read.
+CELLS = {
+    "blanks": f"{' ' * 262_000}\nx\n)",
+    "commas": f"x{' ,' * 120_000}\n)",
+    "links": f"a{'.b' * 900}\n" * 140,
+    "brackets": "(" * 200_000,
+    "signs": "-" * 200_000 + "1",
+}
+
+
+def _with_ids(*ids):
+    """A right notebook with cells that have these ids."""
+    notebook = json.loads(json.dumps(right(*["pass"] * len(ids))))
+    own = [cell for cell in notebook["cells"] if cell["source"] == "pass"]
+    for cell, cell_id in zip(own, ids, strict=True):
+        cell["id"] = cell_id
+    return json.dumps(notebook)
+
+
+def write_odd_files(folder):
+    """Write files that are hard to read, and right answers in them; student → what is expected."""
+    whole, long = json.dumps(right()), "A" * 50
+    files = {
+        "same_ids": (_with_ids(long, f"{long}-2", f"{long}-3", f"{long}-4", long), Expected(19)),
+        "deep_lists": ('{"cells": ' + "[" * 5_000_000, Expected(0, "no JSON")),
+        "long_number": ('{"cells": [' + "9" * 5_000_000 + "]}", Expected(0, "no JSON")),
+        "many_lines": (json.dumps({"cells": [{"source": [""] * 5_000_000}]}), Expected(0, "none of the questions")),
+        "null_bytes": (whole.replace("import torch", "import torch\\u0000"), Expected(19)),
+    }
+    files |= {name: (json.dumps(right(cell)), Expected(19, "cell no. 3: fails")) for name, cell in CELLS.items()}
+    for student, (text, _) in files.items():
+        _write(folder / student / f"{NAME}.ipynb", text)
+    for number in range(60):
+        _write(folder / "sixty_files" / f"{number}.ipynb", whole)
+    return {student: what for student, (_, what) in files.items()} | {"sixty_files": Expected(19, "50 files hold it")}
+
+
+def write_unreadable(folder):
+    """Write files whose reading takes more time or memory than a student has; student → what is expected."""
+    dense = [{"cell_type": "code", "source": f"a = {number}\n" + "x = f(1)\n" * 25_000} for number in range(8)]
+    for number in range(6):
+        _write(folder / "takes_time" / f"{number}.ipynb", json.dumps({"cells": dense}).replace("f(1)", f"f({number})"))
+    _write(folder / "takes_memory" / f"{NAME}.ipynb", '{"cells": [' + "{}," * 10_000_000 + "{}]}")
+    (folder / "takes_nothing").mkdir()
+    with (folder / "takes_nothing" / f"{NAME}.ipynb").open("wb") as file:
+        file.truncate(64 * 2**20)  # of which nothing is on the disk
+    found = {"takes_time": "had to be killed", "takes_memory": "too large to be read", "takes_nothing": "no JSON"}
+    return {student: Expected(0, word) for student, word in found.items()}
 
 
 def raw(text):
@@ -193,6 +286,9 @@ def attacks(port):
         "leaves_memory": (right(SYSTEM_V), Expected(19, "kept [-1, -1, -1, -1]")),
         "fills_the_disk": (right(FILL), Expected(19, "No space left")),
         "mounts": (right(MOUNTS), Expected(19, "gained []")),
+        "looks_back": (right(LOOKS_BACK), Expected(19, "found []")),
+        "reads_again": (right(READ_AGAIN), Expected(19)),
+        "takes_keys": (right(KEYS), Expected(19, "gained []")),
         "unshares": (right(UNSHARES), Expected(19, "gained []")),
         "memory_files": (right(MEMORY_FILES), Expected(19, "PermissionError")),
         "writes_to_libraries": (right(WRITE), Expected(19, "opened []")),
@@ -243,6 +339,7 @@ def write_attacks(folder, port):
     for name in (b"Jos\xe9", b"Jos\xc3\xa9"):  # the same name in two encodings
         _write(folder / os.fsdecode(name) / os.fsdecode(b"L\xf6sung.ipynb"), whole)
     expected |= {"José": Expected(19, "Lösung"), "José (2)": Expected(19, "Lösung")}
+    expected |= write_unreadable(folder) | write_odd_files(folder)
     (folder / "nothing_in_it").mkdir()
     expected["nothing_in_it"] = Expected(0, "is empty")
     _nest(folder / "nested_folders", 1500)

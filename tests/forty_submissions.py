@@ -98,8 +98,7 @@ FORK = (
     "        break"
 )
 FROM_LMS = {"doejane_4711_815": "doejane", "Max Muster_42_assignsubmission_file_": "Max Muster"}
-# One of each kind, which every run of the tests grades; `course.py test --all` grades all of them. Those of the second
-# line hold no code of the course, so they cost no sandbox.
+# One of each kind, which every run of the tests grades; `course.py test --all` grades all of them.
 EACH_KIND = {
     *("ana_right", "doejane", "ivo_deaf_loop", "writes_and_stays_behind"),
     *("Max Muster", "=1+1 <b>Ünï \"x\" 'y'", "empty_folder", "link_out", "a_pipe"),

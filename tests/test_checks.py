@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import math
 import pickle
 import pickletools
@@ -10,6 +11,7 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +19,22 @@ import torch
 
 from grpo_edu import checks
 from grpo_edu.checks import core
-from grpo_edu.checks.__main__ import RIGHT_ANSWERS, WRONG_ANSWERS, answers_in, main, misjudged, table
+from grpo_edu.checks.__main__ import (
+    RIGHT_ANSWERS,
+    WRONG_ANSWERS,
+    answers_in,
+    failing_input,
+    ignore_demand,
+    main,
+    misjudged,
+    read_demands,
+    table,
+)
 from grpo_edu.checks.compare import difference, shown, shown_apart
 from grpo_edu.checks.core import Call, Exercise, Mistake, Outcome, Part, attempt, call, slip_credit, trial
 from grpo_edu.checks.trained import TRAINED, TrainedExercise
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 KNOWN = checks.exercises()
 RIGHT, WRONG = answers_in(RIGHT_ANSWERS), answers_in(WRONG_ANSWERS)
 
@@ -70,6 +83,42 @@ def test_a_policy_that_is_trained_with_a_right_answer_gets_better(name):
     """With one that is no reference; `python -m grpo_edu.checks` trains with all of them."""
     feedback = KNOWN[name](RIGHT[name][-1], seed=0)
     assert feedback.points == feedback.max_points, feedback
+
+
+def text_of_exercises():
+    """Exercise → what a student reads in the cells before its check, without marks of Markdown."""
+    found = {}
+    for path in sorted((REPOSITORY / "exercises").glob("[0-9]*.ipynb")):
+        text = ""
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            source = "".join(cell["source"])
+            check = re.search(r"checks\.check_(\w+)\(", source)
+            text += f"\n{source}"
+            if check:
+                found[check[1]] = plain_words(text)
+                text = ""
+    return found
+
+
+def plain_words(text):
+    return " ".join(re.sub(r"[*`]|</?\w+>", "", text).split())
+
+
+def test_every_demand_of_an_exercise_stands_in_its_text():
+    demands, texts = read_demands(), text_of_exercises()
+    assert {*demands} == {*KNOWN} == {*texts} and min(map(len, demands.values())) >= 3
+    missing = [(name, words) for name, own in demands.items() for words in own if plain_words(words) not in texts[name]]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_demand_has_an_input_that_is_always_tried(name):
+    """So an answer that ignores it loses points whatever the seed; and so does one with any known mistake."""
+    exercise = getattr(KNOWN[name], "untrained", KNOWN[name])
+    asked = [ignore_demand(exercise, words, WRONG.get(name, ())) for words in read_demands()[name].values()]
+    asked += [(one, way) for one, mistake in exercise.mistakes.items() for way in (mistake.wrong, *mistake.also)]
+    asked += [(answer.__name__, answer) for answer in WRONG.get(name, ())]
+    assert [one for one, answer in asked if failing_input(exercise, answer) is None] == []
 
 
 DISGUISES = {
@@ -361,6 +410,15 @@ def test_a_credit_that_is_no_share_is_refused(credit, monkeypatch):
         slip_credit()
 
 
+@pytest.mark.parametrize("name", KNOWN)
+def test_an_answer_without_a_computation_earns_nothing(name):
+    exercise = getattr(KNOWN[name], "untrained", KNOWN[name])
+    answers = {repr(value): lambda *_, v=value, **__: v for value in ([], {}, "", None, 0.0, 1, True, False)}
+    for place, argument in enumerate(exercise.arguments):
+        answers[argument] = lambda *args, n=place, **kwargs: [*args, *kwargs.values()][n]
+    assert {text: points for text, answer in answers.items() if (points := exercise(answer, seed=3).points)} == {}
+
+
 def test_an_answer_that_is_always_the_same_earns_nothing():
     feedback = BORDER(lambda x: True, seed=0)
     assert feedback.mistakes == ["all are small"] and feedback.points == 0
@@ -460,7 +518,7 @@ def is_small(x):
 
 BORDER = Exercise(
     is_small,
-    parts=(Part("one to nine", 2, lambda rng: call(rng.choice([1, 2, 8, 9])), always=(call(3), call(5))),),
+    parts=(Part("one to nine", 2, lambda rng: call(rng.choice([1, 2, 8, 9])), always=(call(3), call(5), call(9))),),
     mistakes={
         "the border is left out": Mistake("3 is small.", lambda x: x < 3),
         "the border lies elsewhere": Mistake("At 3.", lambda x: x < 7, also=(lambda x: x < 6,)),
@@ -497,6 +555,32 @@ def test_a_huge_result_is_judged_at_once(result):
 def test_an_input_on_the_border_is_always_among_them(seed):
     feedback = BORDER(lambda x: 3 > x, seed=seed)
     assert feedback.mistakes == ["the border is left out"] and feedback.parts[0].given == "x=3"
+
+
+def test_a_name_is_certain_only_where_no_other_mistake_does_the_same():
+    twins = {"one name": Mistake("One.", lambda x: x < 3), "another name": Mistake("Two.", lambda x: not x >= 3)}
+    feedback = Exercise(is_small, BORDER.parts, twins)(lambda x: x < 3, seed=0)
+    assert feedback.mistakes == [] and "on these inputs it behaves like: one name" in str(feedback)
+    assert feedback.points == 1  # half of the points all the same
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda x: [True, False], "Booleans"),
+        (lambda x: np.array([1.0, 0.0]), "numpy array"),
+        (lambda x: torch.tensor([1.0, 0.0]), ""),
+    ],
+)
+def test_rewards_in_another_form_earn_half_and_are_named(answer, words):
+    rewards = Exercise(pays_first, (Part("two", 2, lambda rng: call(rng.randrange(2, 9)), always=(call(1),)),))
+    feedback = rewards(lambda x: answer(x) if x > 1 else answer(x)[:1], seed=0)
+    assert feedback.points == (1 if words else 2) and all(words in name for name in feedback.mistakes), feedback
+
+
+def pays_first(x):
+    """1.0 and 0.0, or 1.0 alone."""
+    return [1.0, 0.0] if x > 1 else [1.0]
 
 
 def test_a_mistake_is_known_in_each_of_its_ways():

@@ -50,10 +50,13 @@ def test_a_student_has_runs_of_their_own_however_the_name_is_spelled():
 
 
 def test_what_a_run_shows_does_not_hold_the_name_of_its_fault():
+    stored = [one for case in CASES for one in stored_curves(case.name)]
     for name, run in checks.unlabelled_runs("Jane Miller").items():
         fault = right_diagnoses("Jane Miller")[name][0]
         shown = " ".join([repr(run), str(vars(run)), *(str(getattr(run, part)) for part in dir(run) if part[0] != "_")])
-        assert run.curves == stored_curves(fault)
+        assert not [one for one in run.curves if one in stored]  # so none can be looked up
+        for mine, other in zip(run.curves, stored_curves(fault), strict=True):
+            assert all(mine[sign] == pytest.approx(other[sign], rel=0.06) for sign in other)
         assert not any(case.name in shown or case.fault in shown for case in CASES)
 
 

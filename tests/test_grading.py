@@ -342,6 +342,31 @@ def test_the_seed_comes_from_the_environment_where_no_option_says_it(tmp_path, c
     assert json.loads((tmp_path / "out" / "grading.json").read_bytes())["seed"] == 7
 
 
+def test_a_gradebook_counts_in_an_nbgrader_course_only(tmp_path, capsys):
+    (tmp_path / "in" / "ana").mkdir(parents=True)
+    (tmp_path / "in" / "gradebook.db").write_bytes(b"a student's" * 100)
+    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]) == 0
+    (tmp_path / "in" / "submitted" / "ana").mkdir(parents=True)
+    capsys.readouterr()
+    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "other")]) == 2
+    assert "not a readable gradebook" in capsys.readouterr().err
+
+
+def test_points_by_hand_of_nobody_end_with_status_1_and_all_tables(tmp_path, capsys):
+    (tmp_path / "in" / "0012345").mkdir(parents=True)
+    (tmp_path / "points.csv").write_text("student,id,04 open-choose-g\n12345,,3\n")
+    command = [
+        "grade",
+        str(tmp_path / "in"),
+        "--output",
+        str(tmp_path / "out"),
+        "--by-hand",
+        str(tmp_path / "points.csv"),
+    ]
+    assert main(command) == 1
+    assert "handed in nothing: 12345." in capsys.readouterr().err and (tmp_path / "out" / "grades.csv").is_file()
+
+
 def test_folders_that_cannot_be_graded_are_refused(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()

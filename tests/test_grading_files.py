@@ -1,5 +1,6 @@
 """Finding submissions: who is who in the folders that learning platforms give, and reading what is in them."""
 
+import io
 import json
 import os
 
@@ -7,7 +8,8 @@ import nbformat
 import pytest
 
 from classroom import files
-from classroom.files import LARGEST, find_submissions, read_notebook
+from classroom.files import MAX_BYTES, MOST_NOTEBOOKS, find_submissions, pack_files
+from classroom.reading import read_notebook, read_submission
 
 MASTERS = ["04_group_advantages", "05_grpo_objective"]
 SMALL = json.dumps({"cells": [{"cell_type": "code", "source": ["a = 1\n", "b"]}], "nbformat": 4})
@@ -93,41 +95,61 @@ def test_links_are_never_followed(tmp_path):
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     (tmp_path / "ana").mkdir()
     with (tmp_path / "ana" / "x.ipynb").open("wb") as file:
-        file.truncate(LARGEST + 1)
+        file.truncate(MAX_BYTES + 1)
     (one,) = find_submissions(tmp_path, MASTERS)
-    assert one.files == [] and "larger than 200 MB" in one.troubles[0]
+    assert one.files == [] and "larger than 64 MB" in one.troubles[0]
 
 
-@pytest.fixture
-def large(monkeypatch):
-    """A number of bytes from which a file is read by a process of its own."""
-    monkeypatch.setattr(files, "_LARGEST_READ_HERE", 2**20)
-    return 2**20 + 1
-
-
-@pytest.mark.slow
-def test_a_large_notebook_is_read_without_its_outputs(tmp_path, large):
-    picture = {"output_type": "display_data", "data": {"image/png": "A" * large}}
+def test_a_files_outputs_are_left_out():
+    picture = {"output_type": "display_data", "data": {"image/png": "A" * 2**20}}
     cells = [{"cell_type": "code", "source": "é = 1", "outputs": [picture]}]
-    (tmp_path / "x.ipynb").write_text(json.dumps({"cells": cells}, ensure_ascii=False), encoding="utf-8")
-    notebook, troubles = read_notebook(tmp_path / "x.ipynb")
+    notebook, troubles = read_notebook(json.dumps({"cells": cells}, ensure_ascii=False).encode())
     assert [cell.source for cell in notebook.cells] == ["é = 1"] and notebook.cells[0].outputs == [] == troubles
 
 
-@pytest.mark.slow
-def test_a_large_file_that_is_no_notebook_is_said(tmp_path, large):
-    (tmp_path / "x.ipynb").write_bytes(b"[" * large)
-    with pytest.raises(ValueError, match="no notebook|too large"):
-        read_notebook(tmp_path / "x.ipynb")
+def test_files_are_packed_behind_each_other_and_what_cannot_be_read_is_said(tmp_path, monkeypatch):
+    lay(tmp_path, *(f"ana/{number:02}.ipynb" for number in range(MOST_NOTEBOOKS + 1)))
+    (one,) = find_submissions(tmp_path, MASTERS)
+    assert len(one.files) == MOST_NOTEBOOKS and "50.ipynb was not read" in one.troubles[0]
+    one.files[0].unlink()
+    one.files[1].unlink()
+    one.files[1].symlink_to("02.ipynb")
+    monkeypatch.setattr(files, "_MAX_BYTES_TOGETHER", 3 * len(SMALL))
+    target = io.BytesIO()
+    packed, digest = pack_files(one, target)
+    assert packed == [(f"{number:02}.ipynb", len(SMALL)) for number in (2, 3, 4)]
+    assert target.read() == SMALL.encode() * 3 and len(digest) == 64
+    assert [sum(word in line for line in one.troubles) for word in ("cannot be read", "over")] == [
+        2,
+        MOST_NOTEBOOKS - 5,
+    ]
+
+
+def test_every_cell_has_an_id_of_its_own_whatever_the_file_says():
+    long = "A" * 50
+    ids = [long, f"{long}-2", long, "cell-4-0", long, "cell-3"]
+    cells = [{"cell_type": "code", "source": "", "id": one} for one in ids]
+    found = [cell.id for cell in read_notebook(json.dumps({"cells": cells}).encode())[0].cells]
+    assert len({*found}) == len(ids) and found[:2] == ids[:2]
+
+
+def test_many_notebooks_of_one_student_are_read_one_by_one():
+    content = SMALL.encode()
+    sizes = [(f"{number}.ipynb", len(content)) for number in range(3)] + [("x", 3)]
+    found = read_submission(io.BytesIO(content * 3 + b"[1]"), sizes, [], [])
+    assert found["notebooks"] == [] and [line.partition(": ")[2] for line in found["troubles"]] == [
+        *["has none of the questions in it"] * 3,
+        "is no notebook: it has no cells",
+    ]
 
 
 def test_too_much_text_and_too_many_cells_are_left_out(tmp_path):
     long = {"cell_type": "code", "source": "#" * 300_000}
     (tmp_path / "x.ipynb").write_text(json.dumps({"cells": [long, {"cell_type": "code", "source": "a = 1"}]}))
-    notebook, (trouble,) = read_notebook(tmp_path / "x.ipynb")
+    notebook, (trouble,) = read_notebook((tmp_path / "x.ipynb").read_bytes())
     assert [cell.source for cell in notebook.cells] == ["a = 1"] and "no. 1" in trouble and "256 kB" in trouble
     (tmp_path / "y.ipynb").write_text(json.dumps({"cells": [{"source": "1"}] * 3000}))
-    notebook, (trouble,) = read_notebook(tmp_path / "y.ipynb")
+    notebook, (trouble,) = read_notebook((tmp_path / "y.ipynb").read_bytes())
     assert len(notebook.cells) == 2000 and "2000 cells" in trouble
 
 
@@ -135,12 +157,12 @@ def test_too_much_text_and_too_many_cells_are_left_out(tmp_path):
 def test_line_endings_are_one_kind(tmp_path, ending):
     cell = {"cell_type": "code", "source": f"a = 1{ending}b = 2"}
     (tmp_path / "x.ipynb").write_text(json.dumps({"cells": [cell]}))
-    assert read_notebook(tmp_path / "x.ipynb")[0].cells[0].source == "a = 1\nb = 2"
+    assert read_notebook((tmp_path / "x.ipynb").read_bytes())[0].cells[0].source == "a = 1\nb = 2"
 
 
 def test_a_lone_surrogate_in_a_cell_can_be_written(tmp_path):
     (tmp_path / "x.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "'\ud800'"}]}))
-    assert nbformat.writes(read_notebook(tmp_path / "x.ipynb")[0]).encode()
+    assert nbformat.writes(read_notebook((tmp_path / "x.ipynb").read_bytes())[0]).encode()
 
 
 def test_two_students_with_one_name_are_two(tmp_path):
@@ -168,7 +190,7 @@ def test_hidden_and_empty_folders_have_a_row(tmp_path):
 def test_any_encoding_is_read(tmp_path, encoding):
     content = {"cells": [{"cell_type": "code", "source": "é = 'ü'"}]}
     (tmp_path / "x.ipynb").write_bytes(json.dumps(content, ensure_ascii=False).encode(encoding))
-    notebook, troubles = read_notebook(tmp_path / "x.ipynb")
+    notebook, troubles = read_notebook((tmp_path / "x.ipynb").read_bytes())
     assert notebook.cells[0].source == "é = 'ü'"
     assert bool(troubles) == (encoding in ("utf-16", "cp1252"))
 
@@ -182,7 +204,7 @@ def test_odd_cells_become_sound_ones(tmp_path):
         "no cell at all",
     ]
     (tmp_path / "x.ipynb").write_text(json.dumps({"cells": cells}))
-    notebook, _ = read_notebook(tmp_path / "x.ipynb")
+    notebook, _ = read_notebook((tmp_path / "x.ipynb").read_bytes())
     nbformat.validate(notebook)
     assert [cell.source for cell in notebook.cells] == ["a\nb", "c", "", "3"]
     assert len({cell.id for cell in notebook.cells}) == 4
@@ -191,7 +213,7 @@ def test_odd_cells_become_sound_ones(tmp_path):
 def test_format_3_is_read(tmp_path):
     old = {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": "code", "input": ["x = 1"]}]}]}
     (tmp_path / "x.ipynb").write_text(json.dumps(old))
-    assert read_notebook(tmp_path / "x.ipynb")[0].cells[0].source == "x = 1"
+    assert read_notebook((tmp_path / "x.ipynb").read_bytes())[0].cells[0].source == "x = 1"
 
 
 @pytest.mark.parametrize(
@@ -209,4 +231,4 @@ def test_format_3_is_read(tmp_path):
 def test_what_is_no_notebook_is_said(tmp_path, content, word):
     (tmp_path / "x.ipynb").write_bytes(content)
     with pytest.raises(ValueError, match=word):
-        read_notebook(tmp_path / "x.ipynb")
+        read_notebook((tmp_path / "x.ipynb").read_bytes())

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 from pathlib import Path
 
 import nbformat
@@ -24,7 +25,7 @@ from nbgrader.preprocessors import CheckCellMetadata
 
 from classroom.exercises import load_masters
 from classroom.repair import best_master, looks, open_answers, repaired, steps, written_answers
-from classroom.syntax import definitions
+from classroom.syntax import definitions, odd_uses
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (REPOSITORY / "solutions").rglob("*.ipynb"))
@@ -383,3 +384,55 @@ def test_a_folder_without_masters_or_with_a_foreign_check_is_refused(tmp_path):
     nbformat.write(changed(master, "check-tie-probability", "assert True"), tmp_path / "x.ipynb")
     with pytest.raises(ValueError, match="is no check of an exercise"):
         load_masters(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "tie_probability = lambda *_: ...",
+        "tie_probability = lambda chances, n: None",
+        "def tie_probability(p, n):\n    assert False",
+        "def tie_probability(p, n):\n    assert False, 'later'",
+        "def tie_probability(p, n):\n    raise Exception('later')",
+    ],
+)
+def test_a_last_copy_that_is_empty_hides_nothing(copy):
+    notebook = doubled(right(), "tie-probability", copy)
+    assert source_of(repaired(notebook, MASTER)[0], "tie-probability") == RIGHT["tie_probability"]
+    other = right(copy)
+    other.cells.append(other.cells.pop(next(n for n, cell in enumerate(other.cells) if cell.source == copy)))
+    assert copy not in [cell.source for cell in repaired(other, MASTER)[0].cells]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{' ' * 262_000}\nx\n)",
+        f"x{' ,' * 100_000}\n)",
+        "\n".join([f"{' ' * 500}x"] * 500) + "\n)",
+        f"a{'.b' * 900}\n" * 140,
+        "a = " * 60_000,
+    ],
+    ids=["blanks", "commas", "lines of blanks", "links", "equals signs"],
+)
+def test_a_long_cell_is_read_in_a_time_that_grows_with_its_length(source):
+    """Each of these took minutes, or grew with the square of the length."""
+    before = time.process_time()
+    definitions(source)
+    odd_uses([source], [])
+    assert time.process_time() - before < 10
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("%%bash\nls", {"a shell command"}),
+        ("  files = !ls", {"a shell command"}),
+        ("a, b = %sx ls", {"a shell command"}),
+        ("%matplotlib inline\nx = 1", set()),
+        ("x = 'a' != 'b'\n%time f()", set()),
+        ("import os\nos.fork" + ".x" * 50, {"os.fork"}),
+    ],
+)
+def test_what_ipython_itself_runs_is_told_from_python(source, found):
+    assert odd_uses([source], []) == found

@@ -2,7 +2,12 @@
 
 import csv
 import io
+import os
+import re
+import subprocess
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +17,12 @@ from classroom.pages import feedback_page, open_answers_page, plot_questions, pl
 from classroom.results import (
     StudentGrade,
     canvas_table,
+    check_points,
     enter_points,
     file_names,
     grades_table,
     moodle_table,
+    points_in_gradebook,
     points_in_table,
 )
 from grpo_edu.checks.feedback import Feedback, PartResult
@@ -99,6 +106,60 @@ def test_points_by_hand_come_from_a_filled_copy_of_the_table(tmp_path):
     assert table(canvas_table([grade], [graded]))[1][5:] == ["11"]
     enter_points({("Ana", "", "04 open-a"): 3.0}, [grade], [ASKED])  # a gradebook has no whole numbers
     assert "3 of 4 points" in feedback_page(grade, [graded])
+
+
+NAMES = ["@max", "'@max", "''x", "=1+1", "Ünï", "0012345", "1e5", "a,b", 'say "x"', "-7", "x;y"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_of_grades_is_read_as_it_was_written_by_whatever_program(tmp_path, encoding, separator):
+    grades = [replace(writer(), student=name, lms_id=lms_id) for name in NAMES for lms_id in ("", "-0012")]
+    rows = table(grades_table(grades, [ASKED]).replace("to grade", "2.5"))
+    sink = io.StringIO()
+    csv.writer(sink, delimiter=separator).writerows(rows)
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(sink.getvalue().encode(encoding))
+    found = points_in_table(copy, [ASKED])
+    assert {(student, lms_id) for student, lms_id, _ in found} == {one.key for one in grades}
+    check_points(found, [one.key for one in grades])
+
+
+@pytest.mark.parametrize("name", ["12345", "1E+05", "@maximum"])
+def test_points_of_nobody_are_named(tmp_path, name):
+    copy = tmp_path / "copy.csv"
+    copy.write_text(f"student,id,04 open-a\n{name},,3\nAna,,2\n")
+    with pytest.raises(RuntimeError, match=re.escape(f"for 1 who handed in nothing: {name}.")):
+        check_points(points_in_table(copy, [ASKED]), [("Ana", ""), ("0012345", ""), ("1e5", ""), ("@max", "")])
+
+
+def test_a_misspelt_column_of_points_is_named(tmp_path):
+    copy = tmp_path / "copy.csv"
+    copy.write_text("student,id,04 open-A\nAna,,3\n")
+    with pytest.raises(ValueError, match="no column '04 open-A'"):
+        points_in_table(copy, [ASKED])
+
+
+def test_a_working_directory_has_no_say_in_the_figures(tmp_path):
+    (tmp_path / "matplotlibrc").write_text("figure.dpi: 7\n")
+    code = "from classroom.cli import _leave_working_directory as leave; leave(); import matplotlib\n"
+    code += "assert matplotlib.rcParams['figure.dpi'] != 7"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=env, check=True)
+
+
+def test_a_damaged_gradebook_is_a_sentence(tmp_path):
+    pytest.importorskip("nbgrader")
+    (tmp_path / "gradebook.db").write_bytes(b"no database" * 100)
+    with pytest.raises(ValueError, match="gradebook.db is not a readable gradebook.*restore or move it"):
+        points_in_gradebook(tmp_path / "gradebook.db", [ASKED])
+
+
+def test_an_open_answer_is_shown_without_control_characters():
+    answer = "one\ntwo \x1b[2J \u202eevil\u2066"
+    grade = StudentGrade("Ana", handed_in=["04_two"], open_answers={"04_two": {"open-a": answer}})
+    page = open_answers_page([grade], [ASKED])
+    assert "one\ntwo" in page and not {"\x1b", "\u202e", "\u2066"} & {*page}
 
 
 @pytest.mark.parametrize("written", ["five", "4.5", "-1", "1,5"])

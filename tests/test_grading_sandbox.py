@@ -1,12 +1,13 @@
 """What a student's code finds in its sandbox, what its limits stop, and what is said where there is no isolation."""
 
+import csv
 import json
 import os
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from attacks import MEMORY_FILES, MOUNTS, SYSTEM_V, UNSHARES, WRITE
+from attacks import KEYS, MEMORY_FILES, MOUNTS, SYSTEM_V, UNSHARES, WRITE, write_unreadable
 from forty_submissions import NAME, right
 
 from classroom import kernel
@@ -69,9 +70,23 @@ def test_what_is_there_and_what_is_not(sandbox, holds):
 
 @needs_isolation
 def test_attacks_on_the_sandbox_gain_nothing(sandbox):
-    system_v, mounts, unshares, memory_files, write = said_by(sandbox, SYSTEM_V, MOUNTS, UNSHARES, MEMORY_FILES, WRITE)
+    cells = (SYSTEM_V, MOUNTS, UNSHARES, KEYS, MEMORY_FILES, WRITE)
+    system_v, mounts, unshares, keys, memory_files, write = said_by(sandbox, *cells)
     assert "kept [-1, -1, -1, -1]" in system_v and "opened []" in write and "PermissionError" in memory_files
-    assert "gained []" in mounts and "gained []" in unshares
+    assert "gained []" in mounts and "gained []" in unshares and "gained []" in keys
+
+
+@needs_isolation
+def test_every_refused_call_is_refused_and_none_is_twice_in_the_table(sandbox):
+    numbers = [one for group in kernel._REFUSED.values() for one in group[kernel.platform.machine()]]
+    assert len({*numbers}) == len(numbers)
+    start = "import ctypes\nlibc, errors = ctypes.CDLL(None, use_errno=True), {}\n"
+    tried = (
+        f"for number in {numbers}:\n    libc.syscall(number, 0, 0, 0, 0, 0)\n    errors[number] = ctypes.get_errno()\n"
+    )
+    assert said_by(sandbox, f"{start}{tried}assert {{*errors.values()}} == {{1}}, errors") == [""]
+    unknown = "[libc.syscall(number, 0, 0, 0, 0) for number in (425, 428, 430, 435, 438, 442, 447, 460, 999)]"
+    assert said_by(sandbox, f"{start}assert {{*{unknown}}} == {{-1}} and ctypes.get_errno() == 38") == [""]
 
 
 @needs_isolation
@@ -129,6 +144,17 @@ def one_submission(tmp_path):
     leaves = "import os\nassert os.getpid() != 1"
     (tmp_path / "in" / "ana" / f"{NAME}.ipynb").write_text(json.dumps(right(leaves)))
     return ["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+
+
+@needs_isolation
+def test_what_cannot_be_read_costs_that_student_alone(one_submission, tmp_path):
+    expected = write_unreadable(tmp_path / "in")
+    assert main([*one_submission, "--time-limit", "2", "--memory", "0.5", "--workers", "2"]) == 0
+    with (tmp_path / "out" / "grades.csv").open(newline="") as file:
+        rows = {row["student"]: row for row in csv.DictReader(file)}
+    assert rows["ana"]["total"] == "19"
+    for student, what in expected.items():
+        assert rows[student]["total"] == "0" and what.word in rows[student]["notes"]
 
 
 @pytest.mark.parametrize(("program", "word"), [(None, "not installed"), ("/bin/false", "does not work")])

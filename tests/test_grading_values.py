@@ -51,6 +51,17 @@ def test_nan_and_infinity_cross():
     assert math.isnan(after[0]) and after[1] == math.inf and after[2].isnan().all()
 
 
+@pytest.mark.parametrize("value", [np.arange(6.0).reshape(2, 3).T, np.array(3), np.array([True]), np.float16([1, 2])])
+def test_arrays_cross_as_arrays(value):
+    after = crossed(value)
+    assert isinstance(after, np.ndarray) and after.dtype == value.dtype and after.shape == value.shape
+    assert (after == value).all()
+
+
+def test_arrays_of_objects_do_not_cross():
+    assert kind(crossed(np.array([object()]))) == kind(crossed(np.array(["a"]))) == "a ndarray"
+
+
 def test_numbers_of_other_kinds_count_as_numbers():
     assert crossed((np.float32(0.5), np.int64(3), np.bool_(True), Fraction(1, 4))) == (0.5, 3, True, 0.25)
 

@@ -195,8 +195,9 @@ class UnlabelledRun:
 
     @property
     def curves(self) -> list[dict[str, Curve]]:
-        """The curves of the five stored runs, as `stored_curves` returns them."""
-        return stored_curves(drawn_cases(self.student)[self.run].name)
+        """The curves of five runs, in two digits, so that none of them equals a stored one."""
+        runs = stored_curves(drawn_cases(self.student)[self.run].name)
+        return [{sign: Curve(float(f"{value:.2g}") for value in run[sign]) for sign in run} for run in runs]
 
     def batch(self) -> str:
         """Train `tiny` for four steps with the run's fault, and describe the last batch (see `one_batch`)."""
@@ -319,7 +320,10 @@ def _with_words(column: int, change: Callable[[str], str]) -> dict[str, Any]:
 
 check_find_fault = DrawnExercise(
     find_fault,
-    parts=tuple(Part(name, 3, lambda rng: call(), draws=1) for name in ("the faults", "the evidence", "the fixes")),
+    parts=tuple(
+        Part(name, 3, lambda rng: call(), draws=0, always=(call(),))
+        for name in ("the faults", "the evidence", "the fixes")
+    ),
     changes="""
         a word is not in the tables: _with_words(0, str.upper)
             Copy the words exactly as they are written in the tables.

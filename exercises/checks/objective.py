@@ -34,7 +34,14 @@ def _some_completions(rng: random.Random) -> Call:
 
 check_completion_mask = Exercise(
     completion_mask,
-    parts=(Part("ends at different places, and none at all", 3, _some_completions),),
+    parts=(
+        Part(
+            "ends at different places, and none at all",
+            3,
+            _some_completions,
+            always=(call(torch.tensor([[3, 9, 2, 0], [9, 5, 1, 7], [7, 2, 2, 4]]), [2, 4, 0]),),  # other end tokens
+        ),
+    ),
     changes="""
         only the first end token of the list is used: completion_mask(completion_ids, eos_token_ids[:1])
             Any token of the list ends a completion.

@@ -34,12 +34,40 @@ def _some_questions(rng: random.Random, rewrite: Callable[[str], str]) -> Call:
     return call(train, rng.sample(heldout, len(heldout)))
 
 
+_KNOWN = ["What is 2 + 3?", "Mia has 12 toys and loses 4. How many toys are left?", "A shelf has 30 books."]
+# Other questions, which agree with one of these in numbers, words, beginning, end, or in all but the white space.
+_NEAR = [
+    "What is 3 + 2?",
+    "What was 2 + 3?",
+    "What is 2 + 3",
+    "What is 2 + 35?",
+    "is 2 + 3?",
+    "What is 2 + 3? Explain.",
+    "Mia has 1 2 toys and loses 4. How many toys are left?",
+    "Ben has 12 toys and loses 4. How many toys are left?",
+    "Mia has 12 toys and loses 5. How many toys are left?",
+    "A shelf has 30 books. How many?",
+    "Ashelf has 30 books.",
+    "Has a shelf 30 books.",
+]
+_WRITTEN_OTHERWISE = ["\tWhat\nis   2 + 3? ", "What is 2 +\t\t3?", "A  shelf    has\r\n30 books.\n", "what IS  2 + 3?"]
+
 check_leaked_questions = Exercise(
     leaked_questions,
     parts=(
-        Part("the same text", 1, lambda rng: _some_questions(rng, str)),
+        Part(
+            "the same text",
+            1,
+            lambda rng: _some_questions(rng, str),
+            always=(call(_KNOWN, [*_NEAR, _KNOWN[1], _KNOWN[0], _KNOWN[1]]), call([], _KNOWN)),
+        ),
         Part("another letter case", 1, lambda rng: _some_questions(rng, str.upper)),
-        Part("other white space", 1, lambda rng: _some_questions(rng, lambda text: f" {'  '.join(text.split())}\n")),
+        Part(
+            "other white space",
+            1,
+            lambda rng: _some_questions(rng, lambda text: f" {'  '.join(text.split())}\n"),
+            always=(call(_KNOWN, _WRITTEN_OTHERWISE), call(_WRITTEN_OTHERWISE, _KNOWN)),
+        ),
     ),
     changes="""
         letter case makes a difference:
@@ -106,9 +134,34 @@ def _some_attempts(rng: random.Random) -> Call:
     return call(completions=completions, answer=answer, sums=sums, prompts=["?"] * len(rows))
 
 
+# With the answer 30 and two sums. Whether a calculation is right makes no difference, nor does white space.
+_PAID = (
+    "64-34=30. 30+0=30. ####30",
+    "64-34=30. 30+0=30. ####\t30 \n",
+    "1=2=3. #### 30",
+    "a == b #### 30",
+    "64-34=31. #### 31 30+0=30 #### 30",
+)
+_NOT_PAID = (
+    *(f"64-34=30. 30+0=30. #### {given}" for given in ("30.0", "30.", "+30", "030", "30 toys", "30 = 30", "")),
+    "64-34=30. #### 30",
+    "64-34=30. #### 30 #### 30",
+    "64-34=30. 30+0=30.",
+    "64-34=30. 30+0=30. ### 30",
+)
+_OTHERS = (("1=1 2=2 #### blue", "blue", 2), ("1=1 2=2 #### Blue", "blue", 2), ("0-5=-5 #### -5", "-5", 1))
+_ALWAYS = call(
+    completions=[*_PAID, *_NOT_PAID, *(text for text, _, _ in _OTHERS)],
+    answer=["30"] * len(_PAID + _NOT_PAID) + [right for _, right, _ in _OTHERS],
+    sums=[2] * len(_PAID + _NOT_PAID) + [count for _, _, count in _OTHERS],
+    prompts=["?"] * len(_PAID + _NOT_PAID + _OTHERS),
+)
+
 check_worked_reward = Exercise(
     worked_reward,
-    parts=(Part("right and wrong, with enough work and with too little", 3, _some_attempts, draws=6),),
+    parts=(
+        Part("right and wrong, with enough work and with too little", 3, _some_attempts, draws=6, always=(_ALWAYS,)),
+    ),
     changes="""
         a right answer is paid even without enough work:
             given.strip() == right and work.count("=") >= count -> given.strip() == right

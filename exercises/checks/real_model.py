@@ -40,13 +40,21 @@ _WORKED = call(
     ["question", "no comma", "question", "no comma", "no comma"], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0], 2
 )
 _UNEVEN = call(["question", "no comma", "no comma"], [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 4)
+# Equal rewards of 0.5 are no signal; three different rewards, a small difference, and equal ends around others are.
+_MIXED = call(
+    ["question", "question", "no comma", "no comma"],
+    [*[0.5] * 4, 0.5, 0.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.2501, *[0.75] * 4],
+    4,
+)
 
 check_signal_by_kind = Exercise(
     signal_by_kind,
     parts=(
         Part("one kind", 1, lambda rng: _some_groups(rng, (0.0, 1.0), _KINDS[:1])),
         Part("several kinds", 2, lambda rng: _some_groups(rng, (0.0, 1.0), _KINDS), always=(_WORKED, _UNEVEN)),
-        Part("rewards between 0 and 1", 1, lambda rng: _some_groups(rng, (0.25, 0.5, 0.75), _KINDS[:2])),
+        Part(
+            "rewards between 0 and 1", 1, lambda rng: _some_groups(rng, (0.25, 0.5, 0.75), _KINDS[:2]), always=(_MIXED,)
+        ),
     ),
     changes="""
         groups in which all are right count as a signal: max(group) > min(group) -> max(group) > 0
@@ -57,6 +65,8 @@ check_signal_by_kind = Exercise(
             Which groups teach something: those whose rewards are equal, or those whose rewards differ?
         the mean reward is returned: max(group) > min(group) -> sum(group) / len(group)
             If all answers of a kind are right, its mean reward is 1, but none of its groups has a signal.
+        a mean between 0 and 1 counts as a signal: max(group) > min(group) -> 0 < sum(group) < len(group)
+            Four rewards of 0.5 are all equal, so every advantage is 0. Compare the rewards of a group with each other.
         a group with a signal must hold a 0 and a 1: max(group) > min(group) -> 0 in group and 1 in group
             Rewards may lie between 0 and 1. Any difference within a group is a signal.
         counts are returned, not shares: sum(own) / len(own) -> sum(own)
@@ -89,6 +99,16 @@ def short_and_on_topic(completions: Sequence[str], topic: str, most: int) -> lis
 _TOPICS = {"cat": "catalog", "sea": "season", "tea": "teacher", "sun": "Sunday"}
 _OPENINGS = ("Every morning the", "Nobody saw the", "They all love our", "We found a")
 _REST = "slowly and quietly near the old wooden bridge while rain fell all day long".split()
+
+
+_ABOUT_SEA = [
+    *(
+        f"We saw the {written} at noon"
+        for written in ("sea", "Sea", "SEA.", "sea,", "sea!", "sea?", "!sea", ".sea.", "?!sea")
+    ),
+    *(f"We saw the {other} at noon" for other in ("season", "oversea", "sea's", "land")),
+    "We saw the\nsea at noon",
+]
 
 
 def _on_topic(rng: random.Random, topic: str, size: int) -> str:
@@ -126,9 +146,19 @@ check_short_and_on_topic = Exercise(
     short_and_on_topic,
     parts=(
         Part(
-            "the limit of words", 1, _about_length, always=(call(["The sea and the sea and the old sea."], "sea", 6),)
+            "the limit of words",
+            1,
+            _about_length,
+            always=(
+                call(["The sea and the sea and the old sea.", "The sea and the\nold road meet here."], "sea", 6),
+                call(
+                    ["The  sea   is  calm.", " The sea is calm.\n", "The\nsea\nis\ncalm", "The\nsea is very calm"],
+                    "sea",
+                    4,
+                ),
+            ),
         ),
-        Part("the topic", 2, _about_topic),
+        Part("the topic", 2, _about_topic, always=(call(_ABOUT_SEA, "sea", 8),)),
         Part(
             "loopholes",
             2,
@@ -136,6 +166,7 @@ check_short_and_on_topic = Exercise(
             always=(
                 call(["", "Sea!", "A sea is a sea!", "Sea, sea, SEA! sea."], "sea", 8),
                 call(["The sea is wide.", "The sea, the sea, the sea is."], "sea", 8),
+                call(["The the THE sea.", "The, the! the? sea", "Wide wide, wide! sea is."], "sea", 8),
             ),
         ),
     ),

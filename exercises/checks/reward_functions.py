@@ -287,7 +287,15 @@ def _some_bonus(rng: random.Random) -> Call:
 
 check_gated_reward = Exercise(
     gated_reward,
-    parts=(Part("groups with few right answers, half of them, and most", 3, _some_bonus, draws=12),),
+    parts=(
+        Part(
+            "groups with few right answers, half of them, and most",
+            3,
+            _some_bonus,
+            draws=12,
+            always=(call([1.0, 0.0, 0.0, 1.0, 1.0, 0.0], [0.5] * 6, 3),),
+        ),
+    ),
     changes="""
         the gate ignores the group: extra * (2 * sum(group) >= num_generations) -> extra
             That is the notebook's gate. Here a group that is mostly wrong gets no bonus.

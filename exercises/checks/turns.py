@@ -26,6 +26,15 @@ def number_step(text: str, secret: int, guesses_left: int) -> tuple[str, float, 
     return observation, reward, observation == "right" or guesses_left == 1
 
 
+def _is_int(text: str) -> bool:
+    """Whether Python's `int` reads a text."""
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _a_wrong_number(low: bool) -> Callable[[random.Random], Call]:
     """A guess below the secret number, or above it, with white space around it at times."""
 
@@ -42,9 +51,12 @@ def _the_right_number(rng: random.Random) -> Call:
     return call(rng.choice(["{}", "{} "]).format(secret), secret, rng.randrange(1, 6))
 
 
+# What `int`, `float`, `isdigit` or a search for digits would accept is among them.
+_ILLEGAL = ("0", "100", "-7", "", "seven", "4 2", "3.5", "+5", "1_0", "²", "7.0", "1e1", "4,2", "it is 42")
+
+
 def _no_number(rng: random.Random) -> Call:
-    text = rng.choice(["0", "100", "-7", "", "seven", "4 2", "3.5", "higher"])
-    return call(text, rng.randrange(1, 100), rng.randrange(2, 6))
+    return call(rng.choice(_ILLEGAL), rng.randrange(1, 100), rng.randrange(2, 6))
 
 
 def _the_last_guess(rng: random.Random) -> Call:
@@ -55,10 +67,26 @@ def _the_last_guess(rng: random.Random) -> Call:
 check_number_step = Exercise(
     number_step,
     parts=(
-        Part("a guess that is too low", 1, _a_wrong_number(low=True), always=(call("7", 9, 3), call(" 7", 60, 2))),
-        Part("a guess that is too high", 1, _a_wrong_number(low=False), always=(call("60", 9, 2),)),
-        Part("the right number", 1, _the_right_number, always=(call("8", 8, 3), call("8 ", 8, 1))),
-        Part("a text that is not a legal number", 1, _no_number, always=(call("100", 50, 2), call("seven", 7, 3))),
+        Part(
+            "a guess that is too low",
+            1,
+            _a_wrong_number(low=True),
+            always=(call("7", 9, 3), call("\t7\n", 60, 2), call("1", 99, 9)),
+        ),
+        Part("a guess that is too high", 1, _a_wrong_number(low=False), always=(call("60", 9, 2), call("99", 1, 4))),
+        Part(
+            "the right number",
+            1,
+            _the_right_number,
+            always=(call("8", 8, 3), call("8 ", 8, 1), call("1", 1, 2), call("99", 99, 2)),
+        ),
+        Part(
+            "a text that is not a legal number",
+            1,
+            _no_number,
+            draws=1,
+            always=tuple(call(text, 10, 3) for text in _ILLEGAL),
+        ),
         Part("the last guess", 1, _the_last_guess, always=(call("no", 50, 1), call("49", 50, 1))),
     ),
     changes="""
@@ -69,6 +97,12 @@ check_number_step = Exercise(
         the range is not checked: guess.isdecimal() and 1 <= int(guess) <= 99 -> guess.lstrip("-").isdecimal()
             0 and 100 are numbers, but they are not between 1 and 99, so they are illegal.
             or: guess.isdecimal() and 1 <= int(guess) <= 99 -> guess.isdecimal()
+        the text is read by `int`, which accepts signs and underscores:
+            guess.isdecimal() and 1 <= int(guess) <= 99 -> _is_int(guess) and 1 <= int(guess) <= 99
+            "+5" and "1_0" are not written in digits only, but `int` reads them. Which method of a text looks at every
+            character?
+        `isdigit` accepts what `int` cannot read: guess.isdecimal() and -> guess.isdigit() and
+            "²" is a digit for `isdigit`, but `int("²")` raises an error. Another method accepts the digits 0 to 9 only.
         an illegal text is not punished: "illegal", -0.2 -> "illegal", 0.0
             An illegal text earns −0.2. If it earned 0, it would be as good as a wrong guess that is legal.
         an illegal text ends the game: observation == "right" or -> observation in ("right", "illegal") or
@@ -124,8 +158,20 @@ check_turn_advantages = Exercise(
     turn_advantages,
     parts=(
         Part("games with equally many turns", 2, lambda rng: _some_games(rng, 2, [3, 3, 3])),
-        Part("games that end at different turns", 2, lambda rng: _some_games(rng, 2, [1, 2, 2, 3])),
-        Part("one game longer than the others", 1, lambda rng: _some_games(rng, 2, [1, 1, 3])),
+        Part(
+            "games that end at different turns",
+            2,
+            lambda rng: _some_games(rng, 2, [1, 2, 2, 3]),
+            always=(call(torch.tensor([[0, 1], [1, torch.nan], [0, 0]]), 3),),
+        ),
+        Part(
+            "one game longer than the others",
+            1,
+            lambda rng: _some_games(rng, 2, [1, 1, 3]),
+            always=(
+                call(torch.tensor([[1, torch.nan], [0, torch.nan], [1, 0], [0, 1]]), 2),
+            ),  # a turn that no game had
+        ),
     ),
     changes="""
         the rewards before the turn are counted: .flip(1).cumsum(dim=1).flip(1) -> .cumsum(dim=1)

@@ -2,6 +2,8 @@
 
 A right answer must earn all points and a wrong one must lose some, on every seed. A mistake of the exercise must be
 named, and a name must be true: an answer that is said to make a mistake has to agree with it on inputs of another seed.
+``--demands`` prints what the texts of the exercises demand, each with an input that is tried whatever the seed, and on
+which an answer that ignores the demand fails.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_edu.checks import exercises
-from grpo_edu.checks.core import Exercise, attempt, trial
+from grpo_edu.checks.compare import Outcome, shown
+from grpo_edu.checks.core import Call, Exercise, attempt, changed, trial
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"  # of a checkout; not in the wheel
-RIGHT_ANSWERS, WRONG_ANSWERS = TESTS / "right_answers", TESTS / "wrong_answers.py"
+RIGHT_ANSWERS, WRONG_ANSWERS, DEMANDS = TESTS / "right_answers", TESTS / "wrong_answers.py", TESTS / "demands.txt"
 OTHER_SEED = 10_000  # further on, where a name is tried again
 
 Answers = Mapping[str, Sequence[Callable]]
@@ -72,6 +75,58 @@ def is_true(exercise: Exercise, name: str, answer: Callable, seed: int) -> bool:
     return drawn.agrees(exercise.mistakes[name], theirs, range(len(theirs)))
 
 
+def read_demands() -> dict[str, dict[str, str]]:
+    """Return exercise → words of its text → what ignores them: words of a mistake's name, an answer, or a change."""
+    found: dict[str, dict[str, str]] = {}
+    name = ""
+    for line in DEMANDS.read_text(encoding="utf-8").splitlines():
+        words, arrow, ignoring = line.strip().partition(" => ")
+        if arrow:
+            found[name][words] = ignoring
+        else:
+            name = words
+            found[name] = {}
+    return found
+
+
+def ignore_demand(exercise: Exercise, words: str, wrong_answers: Iterable[Callable]) -> tuple[str, Callable]:
+    """Return the answer that ignores a demand, with its name."""
+    answers = {answer.__name__: answer for answer in wrong_answers}
+    if words in answers:
+        return words, answers[words]
+    for name, mistake in exercise.mistakes.items():
+        if words in name:
+            return name, mistake.wrong
+    return words, changed(exercise.reference, words)
+
+
+def failing_input(exercise: Exercise, answer: Callable) -> tuple[Call, Outcome, Outcome] | None:
+    """Return the first input tried with every seed on which an answer fails, what is right there, and its outcome."""
+    for one in (one for part in exercise.parts for one in exercise.always(part)):
+        right, outcome = attempt(exercise.reference, one), attempt(answer, one)
+        if not outcome.same_as(right, exercise.tolerance):
+            return one, right, outcome
+    return None
+
+
+def demands_table(known: Mapping[str, Exercise], wrong_answers: Answers) -> str:
+    """A Markdown table with a row for each demand of each exercise."""
+    lines = ["| exercise | demand | ignored by | input that is always tried | right | ignored |", "|---" * 6 + "|"]
+    for name, demands in read_demands().items():
+        exercise = getattr(known[name], "untrained", known[name])
+        for words, ignoring in demands.items():
+            answer_name, answer = ignore_demand(exercise, ignoring, wrong_answers.get(name, ()))
+            found = failing_input(exercise, answer)
+            texts = [found[0].text(exercise.arguments), *map(_said, found[1:])] if found else ["none", "", ""]
+            cells = [name, words, answer_name, *(" ".join(text.split())[:160] for text in texts)]
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _said(outcome: Outcome) -> str:
+    return f"raises {outcome.problem}" if outcome.problem else shown(outcome.value)
+
+
 def table(known: Mapping[str, Exercise], right_answers: Answers) -> str:
     """A Markdown table with a row for each wrong answer and the points that it gets."""
     lines = ["| exercise | answer | points |", "|---|---|---|"]
@@ -95,7 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FOLDER",
         help="modules with further right answers (default: those of the checkout)",
     )
+    parser.add_argument("--demands", action="store_true", help="print the table of demands, and try nothing else")
     options = parser.parse_args(arguments)
+    if options.demands:
+        print(demands_table(exercises(), answers_in(WRONG_ANSWERS)))
+        return 0
     known, right_answers, counts = exercises(), answers_in(options.answers), Counter[str]()
     wrong_answers = answers_in(WRONG_ANSWERS) if WRONG_ANSWERS.is_file() else {}
     if not right_answers:

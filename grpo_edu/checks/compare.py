@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from numbers import Complex, Integral, Number, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,8 +44,9 @@ class Outcome:
 def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:
     """What is wrong with `got`, in a few words, or None where it is as expected.
 
-    Numbers and tensors may differ by `tolerance`, absolute and relative. A tensor of one number counts as a number, a
-    list as a tuple. NaN equals NaN. Any type is an answer, so an error while comparing is a difference as well.
+    Numbers and tensors may differ by `tolerance`, absolute and relative. A tensor of one number counts as a number or
+    as a list of one, a list as a tuple. NaN equals NaN. Any type is an answer, so an error while comparing is a
+    difference as well.
 
     >>> difference([1.0, 2.0], [1.0, 2.0]), difference(torch.ones(3), torch.ones(2))
     (None, 'the shape is (3,), not (2,)')
@@ -64,7 +66,7 @@ def _difference(got: Any, expected: Any, tolerance: float) -> str | None:
         return without_values
     if isinstance(expected, Tensor) and expected.ndim:
         return _tensor_difference(got, expected, tolerance)
-    if isinstance(got, Tensor) and got.numel() == 1:
+    if isinstance(got, Tensor) and got.numel() == 1 and not isinstance(expected, Sequence):
         got = got.item()
     if isinstance(expected, Tensor):
         expected = expected.item()
@@ -129,7 +131,14 @@ def kind(value: Any) -> str:
     """
     if value is None:
         return "None"
-    names = {Tensor: "tensor", bool: "Boolean", str: "string", int: "integer", float: "number"}
+    names = {
+        Tensor: "tensor",
+        np.ndarray: "numpy array",
+        bool: "Boolean",
+        str: "string",
+        int: "integer",
+        float: "number",
+    }
     name = next((word for type_, word in names.items() if isinstance(value, type_)), type(value).__name__)
     return f"a{'n' if name[:1] in tuple('aeiou') else ''} {name}"
 

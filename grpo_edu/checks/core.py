@@ -78,8 +78,8 @@ class Part:
     """One graded part of an exercise.
 
     name: what the part is about. points: what it is worth. draw: makes one random input; an answer is tried on `draws`
-    of them. always: further inputs on which it is always tried, such as a number on a border. ask: as in `Call`, for
-    all of its inputs.
+    of them, half of which are the same for every seed, so that no mistake is found by luck only. always: further inputs
+    on which it is always tried, such as a number on a border. ask: as in `Call`, for all of its inputs.
     """
 
     name: str
@@ -246,10 +246,16 @@ class Exercise:
         return ""
 
     def calls(self, part: Part, seed: int) -> list[Call]:
-        """The inputs of a part; the same seed gives the same inputs."""
+        """The inputs of a part, those last that every seed has; the same seed gives the same inputs."""
         rng = random.Random(f"{seed} {self.name} {part.name}")
-        calls = [*(part.draw(rng) for _ in range(part.draws)), *part.always]
-        return [replace(one, ask=part.ask) for one in calls] if part.ask else calls
+        drawn = [part.draw(rng) for _ in range(part.draws - part.draws // 2)]
+        return [*(replace(one, ask=part.ask or one.ask) for one in drawn), *self.always(part)]
+
+    def always(self, part: Part) -> list[Call]:
+        """Return the inputs of a part on which an answer is tried whatever the seed."""
+        rng = random.Random(f"{self.name} {part.name}")
+        calls = [*(part.draw(rng) for _ in range(part.draws // 2)), *part.always]
+        return [replace(one, ask=part.ask or one.ask) for one in calls]
 
     def judge(
         self, found: Sequence[Sequence[Outcome]], seed: int, credit: float = SLIP_CREDIT, variable: str = ""
@@ -267,18 +273,26 @@ class Exercise:
         everywhere = drawn.mistake(found, range(len(self.parts))) or slips.wrong_form(
             expected, all_found, self.tolerance
         )
-        if not everywhere or SEVERAL in everywhere.name or slips.is_constant(all_found, expected):
+        idle = None
+        if slips.is_constant(all_found, expected):
+            idle = slips.CONSTANT
+        elif drawn.echoes(all_found, expected):
+            idle = slips.ECHO
+        if not everywhere or SEVERAL in everywhere.name or idle:
             credit = 0.0
         parts = []
         for number, part in enumerate(self.parts):
             failed = drawn.failed(found, number)
+            if not failed and idle:  # right by luck
+                parts.append(PartResult(part.name, 0, part.points, mistake=idle.name, hint=idle.hint))
+                continue
             if not failed:
                 parts.append(PartResult(part.name, part.points, part.points))
                 continue
             fact = slips.fact(found[number], drawn.expected[number])
             named = (fact if fact and fact.first else None) or everywhere or fact
             named = named or slips.elsewhere(all_found, expected, variable)
-            certain = named is not None
+            certain = named is not None and not (named is everywhere and drawn.is_ambiguous(found))
             named = named or drawn.mistake(found, [number])
             place = drawn.telling(named.name if named else "", found, number, failed)
             one, other = found[number][place], drawn.expected[number][place]
@@ -352,12 +366,27 @@ class Trial:
         pairs = zip(found[part], self.expected[part], strict=True)
         return [place for place, (one, other) in enumerate(pairs) if not one.same_as(other, self.exercise.tolerance)]
 
+    def echoes(self, found: Sequence[Outcome], expected: Sequence[Outcome]) -> bool:
+        """Whether an answer always returns one of its arguments, where this is not always right."""
+        arguments = [[*one.args, *one.kwargs.values()] for one in chain(*self.calls)]
+        tolerance = self.exercise.tolerance
+        for place in range(min(map(len, arguments), default=0)):
+            given = [Outcome(one[place]) for one in arguments]
+            if all(one.same_as(other, 0.0) for one, other in zip(found, given, strict=True)):
+                return any(not one.same_as(other, tolerance) for one, other in zip(found, expected, strict=True))
+        return False
+
     def mistake(self, found: Sequence[Sequence[Outcome]], parts: Sequence[int]) -> slips.Slip | None:
         """The mistake of this exercise that comes to the same on all inputs of these parts."""
         for name, mistake in self.exercise.mistakes.items():
             if self.agrees(mistake, found, parts):
                 return slips.Slip(name, mistake.hint)
         return None
+
+    def is_ambiguous(self, found: Sequence[Sequence[Outcome]]) -> bool:
+        """Whether several mistakes of this exercise come to the same as an answer on all inputs."""
+        everywhere = range(len(self.calls))
+        return sum(self.agrees(mistake, found, everywhere) for mistake in self.exercise.mistakes.values()) > 1
 
     def agrees(self, mistake: Mistake, found: Sequence[Sequence[Outcome]], parts: Sequence[int]) -> bool:
         """Whether an answer comes to the same as a mistake, in one of its ways, on all inputs of these parts."""

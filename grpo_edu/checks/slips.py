@@ -53,6 +53,7 @@ PRODUCT = Slip(
 )
 CHANGED = Slip("the input is changed in place", "Compute a new value and leave the argument unchanged.")
 CONSTANT = Slip("every input gives the same result", "The result has to depend on the arguments of the function.")
+ECHO = Slip("an argument is returned as it is", "Compute the result from the arguments.")
 
 
 def fact(found: Sequence[Outcome], expected: Sequence[Outcome]) -> Slip | None:
@@ -110,6 +111,19 @@ def _both_tensors(mend: Callable[[Tensor, Tensor], Any]) -> Callable[[Any, Any],
     return lambda got, want: mend(got, want) if isinstance(got, Tensor) and isinstance(want, Tensor) else None
 
 
+def _each(kind: type, mend: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Apply a change to every value of a kind, also within lists, tuples and dicts."""
+
+    def within(got: Any, want: Any = None) -> Any:
+        if isinstance(got, (list, tuple)) and len(got) <= MOST_LOOKED_AT:
+            return [within(one) for one in got]
+        if isinstance(got, dict):
+            return {name: within(one) for name, one in got.items()}
+        return mend(got) if isinstance(got, kind) else got
+
+    return within
+
+
 FORMS: tuple[tuple[Slip, Callable[[Any, Any], Any]], ...] = (
     (
         Slip("the values are right, but they are in a list", "`torch.tensor(...)` converts a list to a tensor."),
@@ -120,6 +134,16 @@ FORMS: tuple[tuple[Slip, Callable[[Any, Any], Any]], ...] = (
             "the values are right, but they are in a numpy array", "`torch.from_numpy(...)` makes a tensor of an array."
         ),
         _as_tensor(np.ndarray),
+    ),
+    (
+        Slip(
+            "the values are right, but they are in a numpy array", "`.tolist()` makes a list, or a number, of an array."
+        ),
+        _each(np.ndarray, np.ndarray.tolist),
+    ),
+    (
+        Slip("the values are right, but they are Booleans", "`float(...)` makes 1.0 of `True` and 0.0 of `False`."),
+        _each(bool, float),
     ),
     (
         Slip("the values are right, but the data type is not", "Print `result.dtype`. `.to(...)` changes the type."),
@@ -176,8 +200,14 @@ def is_constant(found: Sequence[Outcome], expected: Sequence[Outcome]) -> bool:
     """Whether one value is all that an answer ever returns, where several are right."""
     if len(found) < 2 or any(one.problem for one in found):
         return False
+    if _is_empty(found) and not _is_empty(expected):
+        return True
     theirs, right = ({value for one in outcomes for value in _values(one.value)} for outcomes in (found, expected))
     return len(theirs) == 1 and len(right) > 1
+
+
+def _is_empty(outcomes: Sequence[Outcome]) -> bool:
+    return all(isinstance(one.value, (list, tuple, dict)) and not one.value for one in outcomes)
 
 
 def _values(value: Any) -> Iterator[Any]:

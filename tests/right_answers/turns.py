@@ -9,10 +9,9 @@ import torch
 
 def number_by_attempt(text, secret, guesses_left):
     last = guesses_left <= 1
-    try:
-        guess = int(text)
-    except ValueError:
+    if not text.strip() or set(text.strip()) - set("0123456789"):
         return "illegal", -0.2, last
+    guess = int(text)
     if guess < 1 or guess > 99:
         return "illegal", -0.2, last
     if guess == secret:
