@@ -117,7 +117,7 @@ def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
     if problem:
         raise ValueError(f"students' code cannot be isolated, so nothing was run. {problem} {REMEDY}")
     if isolated and not memory_is_counted():
-        tell("Memory is limited for each process, not for all of a student's together (docs/security.md says why).")
+        tell("Memory is limited for each process, not for all of a student's together (docs/grading.md says why).")
     if not isolated:
         tell("WARNING: students' code runs without isolation. It can read, change and send whatever you can.")
 
