@@ -264,7 +264,7 @@ def setup():
     try:
         install(VENV, "--no-deps", "--require-hashes", "--requirement", GYM_LOCK)
     except Stop as stop:
-        say(f"{stop}\ncourse: reasoning-gym was skipped (is a C compiler missing?); only `--data gym:TASK` needs it")
+        say(f"{stop}\ncourse: reasoning-gym was skipped (no C compiler?); only `--data reasoning-gym:TASK` needs it")
     say("installing grpo_edu itself, in editable mode")
     install(VENV, "--no-deps", "--no-build-isolation", "--editable", ROOT)
     for place, text in LAB_FILES.items():

@@ -1,4 +1,4 @@
-"""Build the course as a website: ``python3 course.py book`` calls this in .venv-book, see docs/publishing.md.
+"""Build the course as a website: ``python3 course.py book`` calls this in .venv-book, see book/README.md.
 
 Notebooks, exercises and documents are copied into a temporary folder and prepared there for reading in a browser: what
 needs a kernel is replaced by what it showed. Then Jupyter Book makes the pages. Nothing is run or fetched.
@@ -29,16 +29,15 @@ DOCUMENTS = {
     "For students": [
         "syllabus",
         "glossary",
-        "playground",
         "dashboards",
         "your_own_task",
         "challenge",
         "troubleshooting",
         "comparison",
     ],
-    "For instructors": ["teaching", "grading", "classroom", "security", "publishing"],
-    "How we know": ["measured", "checked", "hardware", "quantization_study"],
-    "Going further": ["cluster", "contributing"],
+    "For instructors": ["teaching", "grading", "classroom"],
+    "How we know": ["measured", "studies", "quantization_study"],
+    "Going further": ["cluster", "architecture", "contributing"],
 }
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
@@ -224,7 +223,7 @@ def prepare_notebook(notebook, page, files, repository, linked):
     if page.startswith("notebooks/"):
         first["source"] += f"\n\n{HOW_TO_RUN}"
     if page.startswith("notebooks/") and Path(page).stem in PLAYABLE:
-        link = "\n\n[The playground](../docs/playground.md) shows this with a small policy.\n\n"
+        link = "\n\n[The playground](../docs/dashboards.md#the-playground) shows this with a small policy.\n\n"
         summary = "Try it without Python: a small policy that learns in this page"
         first["source"] += f"\n\n<details><summary>{summary}</summary>\n{playground(link)}\n</details>"
 

@@ -119,7 +119,7 @@ def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
     if isolated and not memory_is_counted():
         tell(
             "Memory is limited for each process, not for all of a student's together, and buffers of sockets and links "
-            "in /tmp are not counted (docs/security.md says why)."
+            "in /tmp are not counted (docs/grading.md says why)."
         )
     if not isolated:
         tell("WARNING: students' code runs without isolation. It can read, change and send whatever you can.")

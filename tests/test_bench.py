@@ -12,7 +12,7 @@ from grpo_edu.fast.memory_estimate import shape_config
 from grpo_edu.machine import bench
 from grpo_edu.machine.bench import COLUMNS, add_row, machine_row, machine_text, report_text
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "hardware.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "measured.md"
 FOUND = {
     "cpu_model": "Some | CPU",
     "usable_cores": 1.5,

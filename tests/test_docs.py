@@ -1,5 +1,6 @@
 """The pages beside the notebooks: their links lead somewhere, and what they name exists."""
 
+import ast
 import json
 import re
 import tomllib
@@ -10,9 +11,16 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = [
     REPOSITORY / "README.md",
+    REPOSITORY / "book" / "README.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
     *sorted((REPOSITORY / "data").rglob("README.md")),
 ]
+# Symptoms that a page quotes and that other programs print.
+MESSAGES_OF_OTHERS = {
+    *("externally-managed-environment", "nvidia", "Error displaying widget", "ModuleNotFoundError: grpo_edu"),
+    *("Invalid generic resource (gres) specification", "(Resources)", "(Priority)", "DUE TO TIME LIMIT", "oom-kill"),
+    *("CUDA out of memory", "address already in use", "ChildFailedError", "DeepSpeed is not available"),
+}
 
 
 def anchors(page: Path) -> set[str]:
@@ -40,6 +48,44 @@ def test_every_picture_has_an_alternative_text(page):
         assert len(alt.split()) >= 4, alt
 
 
+def printed_texts() -> list[str]:
+    """Return the texts in the source of the course, with `*` for each value that is filled in."""
+    folders = (REPOSITORY / "grpo_edu", REPOSITORY / "classroom")
+    files = [REPOSITORY / "course.py", *(path for folder in folders for path in folder.rglob("*.py"))]
+    found = []
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "*" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return [without_values(text) for text in found]
+
+
+def without_values(text: str) -> str:
+    """Replace quoted names and numbers, which a message fills in.
+
+    >>> without_values("this is Python 3.10: 'tiny'"), without_values("this is Python *.*: *")
+    ('this is Python *: *', 'this is Python *: *')
+    """
+    return re.sub(r"\*(?:\.\*)+", "*", re.sub(r"'[^']*'|\d+(?:\.\d+)*", "*", text))
+
+
+def test_every_message_that_a_page_quotes_exists():
+    """The first column of tables of symptoms, and the sentences in quotation marks of troubleshooting."""
+    quoted = set()
+    for name in ("troubleshooting", "cluster"):
+        page = (REPOSITORY / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        for table in re.findall(r"^\| (?:symptom|you see) \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE):
+            quoted |= {text for row in table.splitlines() for text in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted |= set(re.findall(r'"([A-Z][^"]+\.)"', page.replace("\n", " ")))
+    assert len(quoted) > 20
+    texts = printed_texts()
+    missing = {text for text in quoted if not any(without_values(text.rstrip(" …")) in printed for printed in texts)}
+    assert missing == MESSAGES_OF_OTHERS
+
+
 def test_every_module_that_a_page_names_exists():
     """`python -m benchmarks.NAME` and `python -m grpo_edu.NAME` in README and docs."""
     named = {name for page in PAGES for name in re.findall(r"python -m ([\w.]+)", page.read_text(encoding="utf-8"))}
@@ -49,15 +95,17 @@ def test_every_module_that_a_page_names_exists():
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
 
 
-def test_the_contributors_page_names_what_is_there():
+def test_the_pages_of_the_code_name_what_is_there():
     """The modules of the spine, every room, and files by their paths."""
-    page = (REPOSITORY / "docs" / "contributing.md").read_text(encoding="utf-8")
+    page, guide = (
+        (REPOSITORY / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("architecture", "contributing")
+    )
     package = REPOSITORY / "grpo_edu"
     for name in re.findall(r"^\| .* \| `(\w+\.py)` \|", page, re.MULTILINE):
         assert (package / name).is_file(), name
     rooms = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()} | {"classroom/"}
     assert set(re.findall(r"^\| `(\w+/)` \|", page, re.MULTILINE)) == rooms
-    for path in re.findall(r"`((?:grpo_edu|tests|benchmarks|data|recipes|solutions)/[\w./]*)`", page):
+    for path in re.findall(r"`((?:grpo_edu|tests|benchmarks|data|recipes|solutions)/[\w./]*)`", page + guide):
         assert (REPOSITORY / path).exists(), path
 
 

@@ -206,7 +206,7 @@ def test_where_memory_is_counted_for_each_process_only_that_is_said(monkeypatch)
         told = []
         monkeypatch.setattr(module, "memory_is_counted", lambda counted=counted: counted)
         module.check_isolation(True, told.append)
-        assert bool(told) is not counted and all("security.md" in line for line in told)
+        assert bool(told) is not counted and all("grading.md" in line for line in told)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can try this: run the tests as root")

@@ -760,11 +760,13 @@ def test_the_core_path_stays_short():
 
 
 def test_the_syllabus_names_headings_that_exist():
-    rows = [line.split("|") for line in (REPOSITORY / "docs" / "syllabus.md").read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if len(row) >= 5 and row[1].strip()[:2].isdigit()]
-    assert len(rows) > 40
-    for row in rows:
-        (path,) = FOLDER.glob(f"{row[1].strip()[:2]}_*.ipynb")
-        text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
-        for place in re.sub(r"\[appendix.*?\)", "", row[3]).split("; "):
-            assert f"# {place.strip()}" in text or not place.strip(), (row[1], place)
+    page = (REPOSITORY / "docs" / "syllabus.md").read_text(encoding="utf-8")
+    parts = re.findall(r"^\*\*\[.*\]\(\.\./notebooks/(\w+)\.ipynb\)\*\*.*\n\n((?:- .*\n)+)", page, re.MULTILINE)
+    assert [name for name, _ in parts] == [path.stem for path in sorted(FOLDER.glob("[0-9]*.ipynb"))]
+    for name, objectives in parts:
+        text = "\n".join(cell.source for cell in nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells)
+        for objective in objectives.splitlines():
+            (places,) = re.findall(r"^[^(]*\((.*)\)(?: → .*)?$", re.sub(r"\[appendix.*?\)", "", objective))
+            for place in places.split("; "):
+                heading = f"{place.strip()} · " if place.strip().isdigit() else place.strip()
+                assert f"# {heading}" in text, (name, place)

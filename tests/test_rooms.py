@@ -1,4 +1,4 @@
-"""Which room of the package may import which, and that no two modules need each other (`docs/contributing.md`)."""
+"""Which room of the package may import which, and that no two modules need each other (`docs/architecture.md`)."""
 
 import ast
 import re
@@ -114,8 +114,8 @@ def test_a_module_imports_only_what_its_room_may(graph):
             assert target.removeprefix("grpo_edu.") in parts, f"{module} imports {target}"
 
 
-def test_the_contributors_page_has_the_same_table():
-    page = (REPOSITORY / "docs" / "contributing.md").read_text(encoding="utf-8")
+def test_the_page_on_architecture_has_the_same_table():
+    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)(?:/|\.py)` \| .* \| (.*) \|$", page, re.MULTILINE))
     assert rows.pop("cli") == "everything" and rows.keys() == MAY_IMPORT.keys() - {"spine", "__main__"}
     for name, cell in rows.items():

@@ -88,7 +88,7 @@ def add_bench_options(command: ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="print a row of Markdown; with FILE, put it into the table of that file (docs/hardware.md)",
+        help="print a row of Markdown; with FILE, put it into the table of that file (docs/measured.md)",
     )
     command.add_argument(
         "--rounds", type=int, default=5, metavar="N", help="repetitions, of which the median is taken (default: 5)"

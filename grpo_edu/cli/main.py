@@ -42,7 +42,7 @@ COMMANDS = {
     "challenge": ("try, submit or judge entries to the challenge", None),
     "cluster": ("write a Slurm job for a training run on a cluster", "machine"),
     "sweep": ("search for better settings, and evaluate the best on new seeds", "studies"),
-    "bench": ("measure this computer, for a row in docs/hardware.md", "machine"),
+    "bench": ("measure this computer, for a row in docs/measured.md", "machine"),
 }
 
 

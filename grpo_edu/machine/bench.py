@@ -1,4 +1,4 @@
-"""Measure the speed of this computer, as one row of the table in docs/hardware.md.
+"""Measure the speed of this computer, as one row of the table in docs/measured.md.
 
 The work is the same on every computer: the shipped model with the default settings (16 prompts × 8 completions of up to
 96 tokens), and a decoding step of a model with 494 million parameters. Measure while the computer does nothing else.
@@ -145,7 +145,7 @@ def read_table_file(file: str | Path) -> list[str]:
     lines = read_utf8(Path(file)).splitlines()
     if _head()[0] not in lines:
         raise ValueError(
-            f"report: {file} has no table of computers; copy the one in docs/hardware.md, which begins {_head()[0]}"
+            f"report: {file} has no table of computers; copy the one in docs/measured.md, which begins {_head()[0]}"
         )
     return lines
 

@@ -246,7 +246,7 @@ def _check_kernels() -> tuple[bool, str, str]:
 
     ways = "; ".join(f"{scheme}: {kernel_way(scheme)}" for scheme in KERNEL_SCHEMES)
     packed = ", ".join(str(dtype).removeprefix("torch.") for dtype in packed_dtypes()) or "none"
-    return True, f"{ways}; packed weights: {packed} (see docs/hardware.md)", ""
+    return True, f"{ways}; packed weights: {packed} (see docs/measured.md)", ""
 
 
 def _declared() -> tuple[str, list[str]]:
