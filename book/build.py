@@ -37,7 +37,7 @@ DOCUMENTS = {
         "comparison",
     ],
     "For instructors": ["teaching", "grading", "classroom", "security", "publishing"],
-    "How we know": ["measured", "checked", "hardware", "quantization_study"],
+    "How we know": ["measured", "studies", "checked", "hardware", "quantization_study"],
     "Going further": ["cluster", "contributing"],
 }
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -101,8 +101,6 @@ def contents():
         entries = [{"file": f"docs/{name}"} for name in names]
         if caption == "How we know":
             entries.append({"file": MODEL_CARD.removesuffix(".md")})
-            studies = sorted((ROOT / "docs" / "studies").glob("*.md"))
-            entries += [{"file": f"docs/studies/{path.stem}"} for path in studies]
         parts.append(part(caption, entries))
     return {"format": "jb-book", "root": "README", "parts": [one for one in parts if one["chapters"]]}
 
