@@ -29,14 +29,14 @@ SEEDS = (0, 1, 2)  # of the runs of the study at the time of the reading, three 
 class Pair:
     """An instruction and two answers to it.
 
-    trained: whether A or B is the trained model's. obeying: how many of the two answers obey the constraint.
+    trained: whether A or B is the trained model's. differ: whether one answer obeys the constraint and the other not.
     """
 
     prompt: str
     a: str
     b: str
     trained: str
-    obeying: int
+    differ: bool
 
 
 def pairs() -> Iterator[Pair]:
@@ -54,8 +54,8 @@ def pairs() -> Iterator[Pair]:
             continue
         trained = generator.choice("AB")
         a, b = (new, old) if trained == "A" else (old, new)
-        obeying = sum(int(row["greedy/obeyed"][number]) for row in (untrained, run))
-        yield Pair(problems[number].prompt, a, b, trained, obeying)
+        differ = untrained["greedy/obeyed"][number] != run["greedy/obeyed"][number]
+        yield Pair(problems[number].prompt, a, b, trained, differ)
         left -= 1
 
 
@@ -89,16 +89,16 @@ def summary(readers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         p_value = mcnemar(old, new).p_value
         equal = row["choices"].count("=")
         found[row["reader"]] = {"trained": sum(new), "untrained": sum(old), "equal": equal, "p_value": p_value}
-        found[row["reader"]] |= {f"trained, {name} obey": both for name, both in by_obedience(shown, new).items()}
+        found[row["reader"]] |= by_obedience(shown, new)
     both = list(zip(*(row["choices"] for row in readers), strict=True))
     return {"pairs": PAIRS, "readers": found, "same choice": sum(len(set(choices)) == 1 for choices in both)}
 
 
 def by_obedience(shown: Sequence[Pair], trained: Sequence[bool]) -> dict[str, list[int]]:
-    """Return [how often the trained answer was chosen, number of pairs] where both, one and neither answer obeys."""
+    """Return [how often the trained answer was chosen, number of pairs] where one answer obeys, and both or neither."""
     found = {}
-    for obeying, name in enumerate(("neither answer", "one answer", "both answers")):
-        chosen = [new for new, pair in zip(trained, shown, strict=True) if pair.obeying == obeying]
+    for name, differ in (("one obeys", True), ("both or neither obey", False)):
+        chosen = [new for new, pair in zip(trained, shown, strict=True) if pair.differ == differ]
         found[name] = [sum(chosen), len(chosen)]
     return found
 

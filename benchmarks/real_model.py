@@ -35,7 +35,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, ones, over_seeds_and_kinds, save, share, shuffled
+from benchmarks.harness import (
+    RESULTS,
+    Ledger,
+    bits,
+    estimate,
+    ledger_options,
+    ones,
+    over_seeds_and_kinds,
+    save,
+    share,
+    shuffled,
+)
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, generate, load_policy, load_problems, render_prompt
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
@@ -481,17 +492,30 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         starts = [ledger.find(**start_key("arithmetic", "grpo", row["seed"], row["machine"])) for row in first_rule]
         found["arithmetic"]["first rule"] = {"rate": first_rule[0]["rate"], "minus before": minus(first_rule, starts)}
         found["arithmetic"]["grpo"]["minus first rule"] = minus(reports(ledger, "arithmetic", "grpo"), first_rule)
-    for row in ledger.select(phase="superseded report"):
-        other = ledger.find(phase="report", task=row["task"], arm=row["arm"], seed=row["seed"])
-        found["superseded"] = {
-            way: {
-                "superseded": share(row[way]),
-                "reported": share(other[way]),
-                "p_value": mcnemar(ones(row[way]), ones(other[way])).p_value,
-            }
-            for way in ways(row)
-        } | {"fluency": [row["greedy/fluency"], other["greedy/fluency"]]}
+    found["superseded"] = superseded(ledger)
     return {task: rows for task, rows in found.items() if rows}
+
+
+def superseded(ledger: Ledger) -> dict[str, Any]:
+    """The run of `strict` that was superseded beside its successor, and the gain of the arm with it in its place."""
+    row = ledger.find(phase="superseded report", task="instructions", arm="strict")
+    before = ledger.find(phase="before", task="instructions")
+    runs = reports(ledger, "instructions", "strict")
+    if row is None or not runs:
+        return {}
+    other = next(run for run in runs if run["seed"] == row["seed"])
+    replaced = [row if run is other else run for run in runs]
+    found: dict[str, Any] = {
+        way: {
+            "superseded": share(row[way]),
+            "reported": share(other[way]),
+            "p_value": mcnemar(ones(row[way]), ones(other[way])).p_value,
+        }
+        for way in ways(row)
+    }
+    found["fluency"] = [one["greedy/fluency"] for one in (row, other)]
+    changes = compared([before["greedy"]] * len(runs), [run["greedy"] for run in replaced], len(CONSTRAINTS))
+    return found | {"change with it": {name: changes[name] for name in ("change", "over kinds")}}
 
 
 def summary_of(ledger: Ledger, task: str, seeds: Sequence[int]) -> dict[str, Any]:
@@ -568,6 +592,7 @@ def compared(before: Sequence[str], after: Sequence[str], kinds: int) -> dict[st
         "before": [share(row) for row in before],
         "after": [share(row) for row in after],
         "change": vars(crossed_bootstrap([ones(row) for row in before], [ones(row) for row in after])),
+        "over seeds": estimate([share(new) - share(old) for old, new in zip(before, after, strict=True)]),
         "p_value": [mcnemar(ones(old), ones(new)).p_value for old, new in zip(before, after, strict=True)],
         "by kind": [sum(share(row[kind::kinds]) for row in after) / len(after) for kind in range(kinds)],
     }

@@ -11,6 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = [
     REPOSITORY / "README.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "benchmarks" / "studies").glob("*.md")),
     *sorted((REPOSITORY / "data").rglob("README.md")),
 ]
 
