@@ -89,6 +89,8 @@ def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
 
     Of each half: the selection, then all arms at the high rate, seed by seed, then at their own best rates.
     """
+    for seed in SEEDS:  # the comparator of the arms whose best rate is the low one
+        yield {"phase": "report", "arm": "own samples", "rate": LOW, "seed": seed}
     for arms in (list(ARMS)[:FIRST], list(ARMS)[FIRST:]):
         for arm in arms:
             for rate in RATES:
@@ -98,8 +100,6 @@ def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
                 for arm in arms:
                     rate = best_rate(ledger, arm) if chooses else HIGH
                     yield {"phase": "report", "arm": arm, "rate": rate, "seed": seed}
-    for seed in SEEDS:  # the comparator of the arms whose best rate is the low one
-        yield {"phase": "report", "arm": "own samples", "rate": LOW, "seed": seed}
 
 
 def compare(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
