@@ -493,6 +493,8 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         found["arithmetic"]["first rule"] = {"rate": first_rule[0]["rate"], "minus before": minus(first_rule, starts)}
         found["arithmetic"]["grpo"]["minus first rule"] = minus(reports(ledger, "arithmetic", "grpo"), first_rule)
     found["superseded"] = superseded(ledger)
+    found["paid without a model"] = paid_without_a_model()
+    found["reported runs"] = dict(Counter(row["machine"] for row in ledger.select(phase="report")))
     return {task: rows for task, rows in found.items() if rows}
 
 
@@ -514,8 +516,21 @@ def superseded(ledger: Ledger) -> dict[str, Any]:
         for way in ways(row)
     }
     found["fluency"] = [one["greedy/fluency"] for one in (row, other)]
+    found["cold starts, greedily"] = [share(start["greedy"]) for start in ledger.select(phase="superseded before")]
     changes = compared([before["greedy"]] * len(runs), [run["greedy"] for run in replaced], len(CONSTRAINTS))
     return found | {"change with it": {name: changes[name] for name in ("change", "over kinds")}}
+
+
+def paid_without_a_model() -> dict[str, float]:
+    """The reward of `strict` for answers to the held-out instructions that no model wrote."""
+    problems = problems_of("instructions", "heldout")
+    sentence = "Many people think fondly about {}."
+    answers = {
+        "the shipped solutions": [problem.solution for problem in problems],
+        sentence.format("X"): [sentence.format(json.loads(problem.answer)["topic"]) for problem in problems],
+    }
+    truth = [problem.answer for problem in problems]
+    return {name: sum(instruction_reward(texts, truth)) / len(truth) for name, texts in answers.items()}
 
 
 def summary_of(ledger: Ledger, task: str, seeds: Sequence[int]) -> dict[str, Any]:
