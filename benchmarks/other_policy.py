@@ -85,11 +85,11 @@ def best_rate(ledger: Ledger, arm: str) -> float | None:
 
 
 def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
-    """The runs that the ledger lacks, the arms that matter most first.
+    """The runs of the study, the arms that matter most first.
 
-    Of each half: the selection, then all arms at the high rate, seed by seed, then at their own best rates.
+    First the own samples at the low rate, the comparator of the arms whose best rate this is. Then of each half: the selection, then all arms at the high rate, seed by seed, then at their own best rates.
     """
-    for seed in SEEDS:  # the comparator of the arms whose best rate is the low one
+    for seed in SEEDS:
         yield {"phase": "report", "arm": "own samples", "rate": LOW, "seed": seed}
     for arms in (list(ARMS)[:FIRST], list(ARMS)[FIRST:]):
         for arm in arms:
