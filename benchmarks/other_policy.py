@@ -87,7 +87,8 @@ def best_rate(ledger: Ledger, arm: str) -> float | None:
 def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
     """The runs of the study, the arms that matter most first.
 
-    First the own samples at the low rate, the comparator of the arms whose best rate this is. Then of each half: the selection, then all arms at the high rate, seed by seed, then at their own best rates.
+    First the own samples at the low rate, the comparator of the arms whose best rate this is. Then of each half: the
+    selection, then all arms at the high rate, seed by seed, then at their own best rates.
     """
     for seed in SEEDS:
         yield {"phase": "report", "arm": "own samples", "rate": LOW, "seed": seed}
