@@ -1,7 +1,7 @@
 """Settings in which a choice of the objective matters: ``python -m benchmarks.choices``.
 
-The design is in docs/studies/choices.md. Every choice has a setting of its own and two or more arms, which differ in
-that choice only. The learning rate of each arm is the one of a common grid with the highest reward on selection
+The protocol is benchmarks/studies/choices.md. Every choice has a setting of its own and two or more arms, which differ
+in that choice only. The learning rate of each arm is the one of a common grid with the highest reward on selection
 problems and a selection seed. Then each arm runs on five other seeds and is judged on held-out problems. Reported are
 the differences between arms that share a seed.
 

@@ -71,7 +71,7 @@ NOTEBOOK_14 = GRPOConfig(
     scale_rewards="none",
 )
 ASKED, ANSWERS = 3, 4  # held-out instructions, one of each kind, and answers to each after every step
-STUDY_RUN = "instructions-readable-2e-05-2-40"  # of SmolLM2
+STUDY_RUN = "instructions-strict-2e-05-2-40"  # of SmolLM2
 RECORDED_STEP, RECORDED_GROUPS = 3, 2  # of the token inspector
 UPDATES, CYCLES, SETTLED = 40, 200, 20  # pictures of each explorer; Start and Stop; those before memory is compared
 LATEST_PAINT, LATEST_LEARNING = 2, 60  # seconds, on two quiet cores
@@ -215,7 +215,7 @@ def record_runs() -> None:
 
 
 def record_smollm2() -> None:
-    """Ask SmolLM2 for two instructions before and after a run of docs/studies/real_model.md, and store its answers."""
+    """Ask SmolLM2 for two instructions before and after a run of `benchmarks.real_model`, and store its answers."""
     run = REAL_RUNS / STUDY_RUN
     if not (run / "model").is_dir():
         raise SystemExit(f"{run} is missing; python -m benchmarks.real_model makes it")

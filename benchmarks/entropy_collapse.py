@@ -1,6 +1,6 @@
 """Does keeping the entropy keep pass@k?: ``python -m benchmarks.entropy_collapse``.
 
-The design is in docs/studies/entropy_collapse.md. GRPO trains the model `halfway` on puzzles, and its entropy falls.
+The protocol is benchmarks/studies/entropy_collapse.md. GRPO trains `halfway` on puzzles, and its entropy falls.
 Five changes are compared with this plain run: a wider upper clip bound, an entropy bonus, a KL term, a lower rate with
 more steps, and a higher temperature when the trained model answers. The strength of each is chosen among two on
 another seed and other problems, by one rule for all arms. The outcomes are pass@1 and pass@32 on held-out puzzles, and

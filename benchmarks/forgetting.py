@@ -1,25 +1,22 @@
 """What is forgotten at a tuned rate, and what protects: ``python -m benchmarks.forgetting``.
 
-The design is in docs/studies/forgetting.md. The model `tiny` knows three levels of word problems, sorting and coin
+The protocol is benchmarks/studies/forgetting.md. The model `tiny` knows three levels of word problems, sorting and coin
 flips, and has seen none of the ten kinds of puzzles. It learns five kinds and then the other five, in both orders.
 Learning rate and steps of each stage are tuned for the accuracy on the new task. Then every protection gets the same
 number of strengths, and the best is chosen on validation problems and a selection seed. Five other seeds are reported
-on held-out problems. Another part compares supervised training with GRPO at matched accuracy on the new task.
+on held-out problems.
 
 Each run is one line of ``benchmarks/results/forgetting.jsonl``. ``--minutes 20`` starts no run after 20 minutes. The
-same command continues where it stopped. ``forgetting.json`` holds the summary of the runs so far.
+same command continues where it stopped. ``forgetting.json`` holds the summary of the runs so far. Rows of the phases
+"match" and "search" belong to no result.
 """
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from typing import Any
-
-import torch
 
 from benchmarks.harness import (
     RESULTS,
@@ -29,21 +26,14 @@ from benchmarks.harness import (
     ledger_options,
     left_by_holm,
     ones,
-    over_seeds_and_problems,
     paired_p,
     save,
     share,
 )
-from benchmarks.skill import RATE as GRPO_RATE
-from benchmarks.skill import STEPS as GRPO_STEPS
-from benchmarks.skill import trained_policy
-from grpo_edu import LEVELS, evaluate, generate, load_policy, load_problems, render_prompt
+from grpo_edu import LEVELS, evaluate, load_policy, load_problems
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.curriculum import make_anchor, train_stage
-from grpo_edu.continual.examples import exact_kl
-from grpo_edu.continual.fisher import rollout_examples, target_forward
 from grpo_edu.continual.stages import Protection, Stage
-from grpo_edu.continual.supervised import finetune
 from grpo_edu.evaluation import crossed_bootstrap
 from grpo_edu.problems.puzzles import puzzle_splits
 
@@ -63,11 +53,6 @@ NUM_KNOWN = {"validation": 20, "heldout": 30}  # problems of each of the five se
 NUM_PUZZLES = {"validation": 50, "heldout": 75}  # of each half
 FISHER_EXAMPLES = 32
 LENGTH = 96
-
-# supervised against GRPO: both start from the model `halfway`, and GRPO's accuracy on validation puzzles is the target
-MATCH_RATES = (1e-4, 3e-4, 1e-3)  # of supervised training
-SELECTION_TARGET, LOOK_EVERY, MOST_STEPS = 0.5, 4, 120
-LOOKS = 3  # the run stops when their mean reaches the target, because the first lucky look would stop it too early
 
 # method → its five strengths, from weak to strong
 GRIDS: dict[str, tuple[float, ...]] = {
@@ -309,124 +294,6 @@ def report(ledger: Ledger) -> None:
                 print(order, seed, method, strength, scores(found), found["seconds"], flush=True)
 
 
-def match(method: str, rate: float, seed: int, part: str, target: float) -> dict[str, Any]:
-    """Train `halfway` on puzzles; what it has forgotten when it solves `target` of the validation puzzles.
-
-    GRPO sets the target: its model is the one of `benchmarks.skill` with the same seed, after all of its steps.
-    kl: from the model before to the model after on the new task's prompts, in nats per token.
-    """
-    started = time.perf_counter()
-    before, tokenizer = load_policy("halfway")
-    model, steps = copy.deepcopy(before), 0
-    if method == "grpo":
-        model, _ = trained_policy(seed)
-        reached, steps = puzzles_solved(model, tokenizer), GRPO_STEPS
-    else:
-        config = SupervisedConfig(max_steps=10**6, learning_rate=rate, seed=seed)
-        metrics, reached = finetune(model, tokenizer, puzzle_splits()["train"], config), 0.0
-        looks: list[float] = []
-        while steps < MOST_STEPS and reached < target:
-            steps = [int(next(metrics)["step"]) for _ in range(LOOK_EVERY)][-1]
-            looks.append(puzzles_solved(model, tokenizer))
-            reached = sum(looks[-LOOKS:]) / LOOKS
-    outcomes = {
-        state: {task: right(net, tokenizer, task, part) for task in TASKS}
-        for state, net in (("before", before), ("after", model))
-    }
-    prompts = [problem for half in KINDS for problem in problems_of(half, part)]
-    kl = kl_on_prompts(before, model, tokenizer, prompts, seed)
-    seconds = round(time.perf_counter() - started, 1)
-    return {**outcomes, "target": target, "reached": reached, "steps": steps, "kl": kl, "seconds": seconds}
-
-
-def puzzles_solved(model, tokenizer) -> float:
-    """The share of the validation puzzles that are solved greedily."""
-    return sum(share(right(model, tokenizer, half, "validation")) for half in KINDS) / len(KINDS)
-
-
-@torch.no_grad()
-def kl_on_prompts(before, after, tokenizer, problems: Sequence, seed: int) -> float:
-    """KL(before ‖ after) in nats per token, over completions that `before` samples on these problems."""
-    generator = torch.Generator().manual_seed(seed)
-    prompts = [render_prompt(tokenizer, problem.prompt) for problem in problems]
-    rollout = generate(before, tokenizer, prompts, num_generations=1, max_completion_length=LENGTH, generator=generator)
-    total = tokens = 0.0
-    for example in rollout_examples(rollout):
-        kl = exact_kl(*(target_forward(net, *example)[0] for net in (before, after)))
-        total += float(kl.sum())
-        tokens += len(kl)
-    return total / tokens
-
-
-def match_all(ledger: Ledger) -> None:
-    """The supervised learning rate on the selection seed; then both methods on the reported seeds."""
-    for rate in MATCH_RATES:
-        key = {"phase": "match", "method": "supervised", "rate": rate, "seed": SELECTION_SEED}
-        if ledger.wants(**key):
-            ledger.add(**key, **match("supervised", rate, SELECTION_SEED, "validation", SELECTION_TARGET))
-            print(key, matched_line(ledger.rows[-1]), flush=True)
-    rows = ledger.select(phase="match", seed=SELECTION_SEED)
-    if len(rows) < len(MATCH_RATES):
-        return
-    best = max(rows, key=kept)["rate"]
-    for seed in SEEDS:
-        for method, rate in (("grpo", GRPO_RATE), ("supervised", best)):
-            key = {"phase": "match", "method": method, "rate": rate, "seed": seed}
-            if not ledger.wants(**key):
-                continue
-            grpo = ledger.find(phase="match", method="grpo", seed=seed)
-            ledger.add(**key, **match(method, rate, seed, "heldout", grpo["reached"] if grpo else 1.0))
-            print(key, matched_line(ledger.rows[-1]), flush=True)
-
-
-def matched_line(row: dict[str, Any]) -> dict[str, Any]:
-    """What a run says in the log."""
-    after = {task: round(share(text), 3) for task, text in row["after"].items()}
-    return {**after, "steps": row["steps"], "kl": round(row["kl"], 4)}
-
-
-def kept(row: dict[str, Any]) -> tuple[bool, float]:
-    """The rule for the learning rate: among those that reach the target, the best accuracy on the known skills."""
-    return row["reached"] >= row["target"], share(row["after"]["known"])
-
-
-def matched_summary(ledger: Ledger) -> dict[str, Any]:
-    """At matched accuracy on the new task: what each method forgot, its KL, and their paired differences."""
-    runs = {
-        method: {row["seed"]: row for row in ledger.select(phase="match", method=method) if row["seed"] in SEEDS}
-        for method in ("grpo", "supervised")
-    }
-    if any(len(rows) < len(SEEDS) for rows in runs.values()):
-        return {}
-    values = {
-        method: {
-            "forgotten": [share(row["before"]["known"]) - share(row["after"]["known"]) for row in rows.values()],
-            "puzzles": [sum(share(row["after"][half]) for half in KINDS) / 2 for row in rows.values()],
-            "kl": [row["kl"] for row in rows.values()],
-            "steps": [row["steps"] for row in rows.values()],
-        }
-        for method, rows in runs.items()
-    }
-    found: dict[str, Any] = {
-        method: {"rate": runs[method][0]["rate"]}
-        | {name: {**estimate(seeds), "seeds": seeds} for name, seeds in columns.items()}
-        for method, columns in values.items()
-    }
-    found["supervised minus grpo"] = {
-        name: estimate([a - b for a, b in zip(values["supervised"][name], values["grpo"][name], strict=True)])
-        for name in ("forgotten", "puzzles", "kl")
-    }
-    known = {
-        (method, state): [rows[seed][state]["known"] for seed in SEEDS]
-        for method, rows in runs.items()
-        for state in ("before", "after")
-    }
-    found["change of known, over seeds and problems"] = {
-        method: over_seeds_and_problems(known[method, "before"], known[method, "after"]) for method in runs
-    } | {"grpo minus supervised": over_seeds_and_problems(known["supervised", "after"], known["grpo", "after"])}
-    return found
-
-
 def summary(ledger: Ledger) -> dict[str, Any]:
     """Means over seeds with Student's intervals: accuracies at the end, and paired differences to "none"."""
     before = {task: share(text) for task, text in ledger.find(phase="before")["after"].items()}
@@ -464,8 +331,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         method: scores(ledger.find(phase="select", method=method, strength=strength))
         for method, strength in {"none": 0, **strengths(ledger)}.items()
     }
-    matched = matched_summary(ledger)
-    return found | ({"matched": matched} if matched else {})
+    return found
 
 
 def slow_differences(ledger: Ledger) -> dict[str, Any]:
@@ -473,10 +339,10 @@ def slow_differences(ledger: Ledger) -> dict[str, Any]:
 
     Each protection against none, both at the slow setting, with the p-value of Student's paired test (four tests with
     both orders, of which "left by Holm" names those with p < 0.05); and the slow setting without protection against
-    each protection at the tuned rate.
+    each protection, and against the lower rate with as few steps, at the tuned setting.
     """
     pairs = {f"slow {method} minus slow none": (f"slow {method}", "slow none") for method in PROTECTED_SLOWLY}
-    pairs |= {f"slow none minus {method}": ("slow none", method) for method in PROTECTED_SLOWLY}
+    pairs |= {f"slow none minus {method}": ("slow none", method) for method in (*PROTECTED_SLOWLY, "lower rate")}
     found: dict[str, Any] = {order: {} for order in ORDERS}
     for order, (name, methods) in product(ORDERS, pairs.items()):
         new, old = (
@@ -533,7 +399,6 @@ def lost(run: dict[str, Any], order: str, before: dict[str, float]) -> float:
 def main() -> int:
     """Run what is missing, until the time is over; then store the summary of what is complete."""
     ledger = Ledger(LEDGER, ledger_options(COMMAND, __doc__).parse_args().minutes)
-    match_all(ledger)
     tune(ledger)
     if len(ledger.select(phase="tune")) == 2 * len(RATES) * len(STEPS):
         select(ledger)

@@ -1,11 +1,11 @@
-"""When do samples from another policy hurt: ``python -m benchmarks.other_policy``, see docs/studies/other_policy.md.
+"""When do samples from another policy hurt: ``python -m benchmarks.other_policy``.
 
-The model `tiny` is trained on samples of its own, of a 4-bit copy with one scale per matrix, or of its own weights some
-steps ago; with and without the correction by importance weights. Every arm is trained at two learning rates. Each run
-is one line of ``benchmarks/results/other_policy.jsonl``. ``--minutes 20`` starts no run after 20 minutes. The same
-command continues where it stopped, and ``other_policy.json`` holds the summary of the runs so far. Three arms were
-trained by grpo_edu 0.3.0 with weights per completion or masked weights, which this version does not have; their stored
-runs stay in the summary.
+The protocol is benchmarks/studies/other_policy.md. The model `tiny` is trained on samples of its own, of a 4-bit copy
+with one scale per matrix, or of its own weights some steps ago; with and without the correction by importance weights.
+Every arm is trained at two learning rates. Each run is one line of ``benchmarks/results/other_policy.jsonl``.
+``--minutes 20`` starts no run after 20 minutes. The same command continues where it stopped, and ``other_policy.json``
+holds the summary of the runs so far. Three arms were trained by grpo_edu 0.3.0 with weights per completion or masked
+weights, which this version does not have; their stored runs stay in the summary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMAND = "python -m benchmarks.other_policy"
 LEDGER = RESULTS / "other_policy.jsonl"
 BASE = {"max_steps": 20, "prompts_per_step": 8, "num_generations": 8}
 RATES = (3e-4, 1e-3)
-HIGH = RATES[-1]  # every arm is also reported at this rate
+LOW, HIGH = RATES  # every arm is reported at the high rate, and the own samples at the low one as well
 SEEDS = (0, 1, 2, 3, 4)
 SELECTION_SEED = 100
 
@@ -85,10 +85,13 @@ def best_rate(ledger: Ledger, arm: str) -> float | None:
 
 
 def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
-    """The runs that the ledger lacks, the arms that matter most first.
+    """The runs of the study, the arms that matter most first.
 
-    Of each half: the selection, then all arms at the high rate, seed by seed, then at their own best rates.
+    First the own samples at the low rate, the comparator of the arms whose best rate this is. Then of each half: the
+    selection, then all arms at the high rate, seed by seed, then at their own best rates.
     """
+    for seed in SEEDS:
+        yield {"phase": "report", "arm": "own samples", "rate": LOW, "seed": seed}
     for arms in (list(ARMS)[:FIRST], list(ARMS)[FIRST:]):
         for arm in arms:
             for rate in RATES:
@@ -150,6 +153,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         "selection": {arm: found for arm, found in selected.items() if found},
         "at the high rate": at_rates(ledger, dict.fromkeys(arms, HIGH)),
         "at the best rate": at_rates(ledger, best),
+        "at the low rate": at_rates(ledger, dict.fromkeys(arms, LOW)),
     }
 
 

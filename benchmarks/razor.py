@@ -1,7 +1,7 @@
 """Is forgetting a function of the KL divergence from the start?: ``python -m benchmarks.razor``.
 
-The claim is that of *RL's razor* (Shenfeld et al. 2025, arXiv 2509.04259); the page is docs/studies/razor.md. Each of
-five seeds makes its own start: the model `tiny` after a cold start on puzzles, mixed with the problems that it knows.
+The claim is that of *RL's razor* (Shenfeld et al. 2025, arXiv 2509.04259); the protocol is studies/razor.md. Each of
+five seeds makes its own start: `tiny` after a cold start on puzzles, mixed with the problems that it knows.
 Five methods then train this start on puzzles only, at two learning rates, and are measured after 10 and 30 steps:
 
 - *supervised*: worked solutions, in the form that the start knows;
@@ -323,6 +323,7 @@ def points_of(ledger: Ledger, seed: int) -> list[dict[str, Any]]:
             "rate": row["rate"],
             "step": int(step),
             "rate and steps": (row["rate"], int(step)),
+            "recipe": (row["method"], row["rate"], int(step)),
             "change": share(point["old"]) - start,
             **point,
         }
@@ -385,6 +386,27 @@ def left_out(by_seed: Sequence[Sequence[dict]], distance: str, fit: Any, own: bo
             )
         found.append(r_squared([point["change"] for point in tested], predicted))
     return found
+
+
+def method_left_out(by_seed: Sequence[Sequence[dict]], distance: str, method: str) -> float:
+    """R² of a method's points, whose changes are predicted by a falling curve through the points of all others."""
+    points = [point for seed in by_seed for point in seed]
+    tested = [point for point in points if point["method"] == method]
+    others = [point for point in points if point["method"] != method]
+    fitted = [[point[name] for point in others] for name in (distance, "change")]
+    predicted = falling_curve(*fitted, [point[distance] for point in tested])
+    return r_squared([point["change"] for point in tested], predicted)
+
+
+def within_recipes(by_seed: Sequence[Sequence[dict]], distance: str) -> float:
+    """The correlation of distance and change after the mean of each recipe (method, rate, steps) is subtracted."""
+    points = [point for seed in by_seed for point in seed]
+    recipes = [point["recipe"] for point in points]
+    values = []
+    for name in (distance, "change"):
+        column = [point[name] for point in points]
+        values.append(np.array(column) - mean_of_equals(recipes, column, recipes))
+    return float(np.corrcoef(*values)[0, 1])
 
 
 def prediction(by_seed: Sequence[Sequence[dict]]) -> dict[str, Any]:
@@ -490,6 +512,13 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             **estimate(values),
             "kl minus this": estimate([a - b for a, b in zip(main, values, strict=True)]),
         }
+    found["method left out"] = {
+        distance: {method: method_left_out(by_seed, distance, method) for method in METHODS} for distance in DISTANCES
+    }
+    found["recipe"] = {  # method, rate and steps: what a new seed of a known recipe is predicted from
+        "r_squared": estimate(left_out(by_seed, "recipe", mean_of_equals)),
+        "correlation of the KL within a recipe": within_recipes(by_seed, "kl"),
+    }
     found["matched"] = {
         f"equal {equal}": {method: matched(starts, by_seed, method, equal) for method in METHODS[1:]}
         for equal in ("kl", "new")

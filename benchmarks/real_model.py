@@ -1,12 +1,13 @@
-"""GRPO on a model that somebody else pretrained: ``python -m benchmarks.real_model``, see docs/studies/real_model.md.
+"""GRPO on a model that somebody else pretrained: ``python -m benchmarks.real_model``.
 
-SmolLM2-135M-Instruct learns to follow verifiable instructions, and the word problems of this course after a cold start.
-An arm has the learning rate with the highest mean reward on selection problems and one or two selection seeds, or that
-of the arm from which it differs in its rewards only; a single rate is not selected. Then it runs on the reported seeds
-and is judged on 300 held-out problems, greedily and sampled, and on GSM8K's test problems. Baselines are the same run
-with shuffled rewards, and supervised training on as many tokens. In the file of runs, the phases that end in "after 30
-steps" are those of the first rule of the arithmetic, and those that end in "at 5e-4" of its adapters at another rate,
-see the page.
+The protocol is benchmarks/studies/real_model.md. SmolLM2-135M-Instruct learns to follow verifiable instructions, and
+the word problems of this course after a cold start. An arm has the learning rate with the highest mean reward on
+selection problems and one or two selection seeds, or that of the arm from which it differs in its rewards only; a
+single rate is not selected. Then it runs on the reported seeds and is judged on 300 held-out problems, greedily and
+sampled, and on GSM8K's test problems. Baselines are the same run with shuffled rewards, and supervised training on as
+many tokens. In the file of runs, the phases that end in "after 30 steps" are those of the first rule of the arithmetic,
+and those that end in "at 5e-4" of its adapters at another rate. A row that was superseded stays, under a phase that
+says so, and no row is deleted (``python -m benchmarks.lost_rows``).
 
 Each result is one line of ``benchmarks/results/real_model.jsonl``. Training runs are kept in ``runs/real_model`` with
 checkpoints, so that the same command continues in the middle of a run that was killed. ``--minutes 60`` starts nothing
@@ -19,8 +20,11 @@ correction of notebook 09; elsewhere all is in float32. Every policy is evaluate
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +35,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, ones, save, share, shuffled
+from benchmarks.harness import (
+    RESULTS,
+    Ledger,
+    bits,
+    estimate,
+    ledger_options,
+    ones,
+    over_seeds_and_kinds,
+    save,
+    share,
+    shuffled,
+)
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, generate, load_policy, load_problems, render_prompt
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.supervised import finetune
@@ -61,6 +76,12 @@ COMMAND = "python -m benchmarks.real_model"
 LEDGER = RESULTS / "real_model.jsonl"
 FOLDER = RESULTS.parents[1] / "runs" / "real_model"
 GSM8K = RESULTS.parents[2] / "shared" / "data" / "gsm8k"
+# Names in older rows: of an arm, and of the third check of an answer.
+OLD_NAMES = {
+    "readable": "strict",
+    "greedy/readable": "greedy/sentence_form",
+    "sampled/readable": "sampled/sentence_form",
+}
 MODEL, SELECTION_SEED, SEEDS = "smollm2", 100, (0, 1, 2, 3, 4, 5, 6, 7)
 # Reported after the arithmetic's second rule of selection had been made; seeds 0 to 2 had been looked at before.
 NEW_SEEDS = (3, 4, 5, 6, 7)
@@ -135,7 +156,7 @@ class Arm:
 FULL, ADAPTERS, SUPERVISED = (5e-6, 1e-5, 2e-5, 4e-5), (5e-4, 1e-3, 2e-3), (1e-5, 3e-5, 1e-4)
 ARMS: dict[str, dict[str, Arm]] = {
     "instructions": {
-        "readable": Arm(instruction_reward, FULL),
+        "strict": Arm(instruction_reward, FULL),
         "constraint": Arm(constraint_reward),
         "topic": Arm(topic_reward),
         "adapters": Arm(instruction_reward, ADAPTERS, lora_rank=8),
@@ -149,6 +170,28 @@ ARMS: dict[str, dict[str, Arm]] = {
         "shuffled": Arm(accuracy_reward, method="shuffled"),
     },
 }
+
+
+def open_ledger(minutes: float = float("inf")) -> Ledger:
+    """Open the file of runs, with today's names in rows that were stored under older ones.
+
+    minutes: as for `Ledger`.
+    """
+    ledger = Ledger(LEDGER, minutes)
+    ledger.rows = [renamed(row) for row in ledger.rows]
+    return ledger
+
+
+def renamed(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row under today's names.
+
+    >>> renamed({"arm": "readable", "greedy/readable": "10"})
+    {'arm': 'strict', 'greedy/sentence_form': '10'}
+    """
+    found = {OLD_NAMES.get(key, key): value for key, value in row.items()}
+    if "arm" in found:
+        found["arm"] = OLD_NAMES.get(found["arm"], found["arm"])
+    return found
 
 
 @cache
@@ -350,7 +393,7 @@ def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
     return {
         "obeyed": bits(all(check.obeyed.values()) for check in checks),
         "on_topic": bits(check.on_topic for check in checks),
-        "readable": bits(check.readable for check in checks),
+        "sentence_form": bits(check.sentence_form for check in checks),
     }
 
 
@@ -439,7 +482,8 @@ def report_gsm8k(ledger: Ledger, model: Any, tokenizer: Any, task: str, name: st
 def summary(ledger: Ledger) -> dict[str, Any]:
     """Each arm's gain over its start with intervals over seeds and problems, by kind of constraint as well.
 
-    The arithmetic is summarised for all seeds, and for those that had not been looked at when its rule was made.
+    The arithmetic is summarised for all seeds, and for those that had not been looked at when its rule was made. The
+    run that was superseded stands beside the one that replaced it.
     """
     found = {task: summary_of(ledger, task, TASKS[task].seeds) for task in ARMS}
     found["arithmetic, new seeds"] = summary_of(ledger, "arithmetic", NEW_SEEDS)
@@ -448,13 +492,52 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         starts = [ledger.find(**start_key("arithmetic", "grpo", row["seed"], row["machine"])) for row in first_rule]
         found["arithmetic"]["first rule"] = {"rate": first_rule[0]["rate"], "minus before": minus(first_rule, starts)}
         found["arithmetic"]["grpo"]["minus first rule"] = minus(reports(ledger, "arithmetic", "grpo"), first_rule)
+    found["superseded"] = superseded(ledger)
+    found["paid without a model"] = paid_without_a_model()
+    found["reported runs"] = dict(Counter(row["machine"] for row in ledger.select(phase="report")))
     return {task: rows for task, rows in found.items() if rows}
+
+
+def superseded(ledger: Ledger) -> dict[str, Any]:
+    """The run of `strict` that was superseded beside its successor, and the gain of the arm with it in its place."""
+    row = ledger.find(phase="superseded report", task="instructions", arm="strict")
+    before = ledger.find(phase="before", task="instructions")
+    runs = reports(ledger, "instructions", "strict")
+    if row is None or not runs:
+        return {}
+    other = next(run for run in runs if run["seed"] == row["seed"])
+    replaced = [row if run is other else run for run in runs]
+    found: dict[str, Any] = {
+        way: {
+            "superseded": share(row[way]),
+            "reported": share(other[way]),
+            "p_value": mcnemar(ones(row[way]), ones(other[way])).p_value,
+        }
+        for way in ways(row)
+    }
+    found["fluency"] = [one["greedy/fluency"] for one in (row, other)]
+    found["cold starts, greedily"] = [share(start["greedy"]) for start in ledger.select(phase="superseded before")]
+    changes = compared([before["greedy"]] * len(runs), [run["greedy"] for run in replaced], len(CONSTRAINTS))
+    return found | {"change with it": {name: changes[name] for name in ("change", "over kinds")}}
+
+
+def paid_without_a_model() -> dict[str, float]:
+    """The reward of `strict` for answers to the held-out instructions that no model wrote."""
+    problems = problems_of("instructions", "heldout")
+    sentence = "Many people think fondly about {}."
+    answers = {
+        "the shipped solutions": [problem.solution for problem in problems],
+        sentence.format("X"): [sentence.format(json.loads(problem.answer)["topic"]) for problem in problems],
+    }
+    truth = [problem.answer for problem in problems]
+    return {name: sum(instruction_reward(texts, truth)) / len(truth) for name, texts in answers.items()}
 
 
 def summary_of(ledger: Ledger, task: str, seeds: Sequence[int]) -> dict[str, Any]:
     """The arms of a task that have two of these seeds or more."""
     found: dict[str, Any] = {}
     kinds = len(CONSTRAINTS) if task == "instructions" else 1  # the kinds take turns
+    start = ledger.find(phase="before", task=task)
     for name in ARMS[task]:
         runs = reports(ledger, task, name, seeds)
         if len(runs) < 2:
@@ -472,6 +555,10 @@ def summary_of(ledger: Ledger, task: str, seeds: Sequence[int]) -> dict[str, Any
             },
             "gsm8k": gsm8k(ledger, task, name, seeds),
         }
+        if task == "instructions":
+            found[name]["templates, before and after"] = [
+                templates(row["greedy/completions"]) for row in (start, *runs)
+            ]
     if cold_start := gsm8k(ledger, task, "cold start", seeds):
         found["cold start"] = {"gsm8k": cold_start}
     return found
@@ -516,13 +603,47 @@ def ways(row: dict[str, Any]) -> list[str]:
 
 def compared(before: Sequence[str], after: Sequence[str], kinds: int) -> dict[str, Any]:
     """Shares of each seed, their mean change over seeds and problems, paired tests, and the change by kind."""
-    return {
+    found = {
         "before": [share(row) for row in before],
         "after": [share(row) for row in after],
         "change": vars(crossed_bootstrap([ones(row) for row in before], [ones(row) for row in after])),
+        "over seeds": estimate([share(new) - share(old) for old, new in zip(before, after, strict=True)]),
         "p_value": [mcnemar(ones(old), ones(new)).p_value for old, new in zip(before, after, strict=True)],
         "by kind": [sum(share(row[kind::kinds]) for row in after) / len(after) for kind in range(kinds)],
     }
+    if kinds > 1:
+        found["over kinds"] = over_seeds_and_kinds(list(map(ones, before)), list(map(ones, after)), kinds)
+    return found
+
+
+def templates(completions: Sequence[str]) -> dict[str, int]:
+    """How many different answers to the held-out instructions there are after the topic's word is masked.
+
+    The words of an answer that only repeats a template differ from topic to topic, so distinct answers say little.
+
+    "different": of all answers as they are. "masked": after masking. "masked questions": of the answers to "Write it as
+    a question", of which there are 30, and "most frequent question": how often the most frequent of these occurs.
+    """
+    problems = problems_of("instructions", "heldout")
+    masked = [mask_topic(text, problem.answer) for text, problem in zip(completions, problems, strict=True)]
+    questions = masked[list(CONSTRAINTS).index("question") :: len(CONSTRAINTS)]  # the kinds take turns
+    return {
+        "different": len(set(completions)),
+        "masked": len(set(masked)),
+        "masked questions": len(set(questions)),
+        "most frequent question": Counter(questions).most_common(1)[0][1],
+    }
+
+
+def mask_topic(text: str, answer: str) -> str:
+    """Return a text in lower case with X for the topic of its instruction, in singular or plural, with any article.
+
+    >>> mask_topic("Can you tell me about the sea?", '{"topic": "the sea"}')
+    'can you tell me about X?'
+    """
+    word = json.loads(answer)["topic"].split()[-1]
+    forms = "|".join((word + "s", word + "es", word[:-1] + "ies", word))
+    return re.sub(rf"\b(?:(?:a|an|the) )?(?:{forms})\b", "X", text.strip().lower())
 
 
 def main() -> int:
@@ -532,7 +653,7 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="only these")
     options = parser.parse_args()
-    ledger = Ledger(LEDGER, options.minutes)
+    ledger = open_ledger(options.minutes)
     if GSM8K.is_dir():
         report_gsm8k(ledger, *opened(MODEL), "none", "untrained", 0)
     chosen = [(task, name) for task in options.tasks for name in ARMS[task] if name in (options.arms or ARMS[task])]

@@ -1,4 +1,4 @@
-"""A run in which a skill grows: ``python -m benchmarks.skill``, see docs/studies/skill.md.
+"""A run in which a skill grows: ``python -m benchmarks.skill``, see benchmarks/studies/skill.md.
 
 GRPO trains the model `halfway`, which has half learned ten kinds of puzzles, and the greedy accuracy on held-out
 puzzles is compared with two baselines: supervised training on as many tokens, and the same GRPO run with its rewards
@@ -24,6 +24,7 @@ from benchmarks.harness import (
     exit_code,
     ledger_options,
     ones,
+    over_seeds_and_kinds,
     over_seeds_and_problems,
     save,
     share,
@@ -265,9 +266,8 @@ def gains_of(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str
         way: over_seeds_and_problems([before[way]] * len(runs), [run[way] for run in runs])
         for way in ("greedy", "sampled")
     }
-    shares = [kinds(run["greedy"]) for run in runs]
-    old, new = [[one] * len(runs) for one in kinds(before["greedy"])], list(zip(*shares, strict=True))
-    return found | {"greedy, over kinds": vars(crossed_bootstrap(old, new))}  # one list per kind: they vary most
+    answers = [ones(before["greedy"])] * len(runs), [ones(run["greedy"]) for run in runs]
+    return found | {"greedy, over kinds": over_seeds_and_kinds(*answers, NUM_KINDS)}
 
 
 def kinds(bits: str) -> list[float]:
@@ -296,16 +296,15 @@ def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]],
     growth = [sum(row[k] for row in kind["after"]) / len(after) - kind["before"][k] for kind in by_kind]
     largest, smallest = growth.index(max(growth)), growth.index(min(growth))
 
+    def solved(k: int, kept: Sequence[int]) -> list[list[list[float]]]:
+        return [
+            [[pass_at_k(samples, row[number], k) for number in kept] for row in rows]
+            for rows in ([first] * len(after), after)
+        ]
+
     def change(of_kinds: Sequence[int]) -> dict[str, dict[str, float]]:
         kept = [number for number in range(len(first)) if number % NUM_KINDS in of_kinds]
-        found = {}
-        for k in (k for k in KS if k <= samples):
-            old, new = (
-                [[pass_at_k(samples, row[number], k) for number in kept] for row in rows]
-                for rows in ([first] * len(after), after)
-            )
-            found[str(k)] = vars(crossed_bootstrap(old, new))
-        return found
+        return {str(k): vars(crossed_bootstrap(*solved(k, kept))) for k in KS if k <= samples}
 
     for number, kind in enumerate(by_kind):
         kind["change"] = change([number])
@@ -315,6 +314,9 @@ def pass_summary(draws: Sequence[Sequence[int]], after: Sequence[Sequence[int]],
         "before": [pass_curve(counts, samples) for counts in draws],
         "after": [pass_curve(counts, samples) for counts in after],
         "change": change(range(NUM_KINDS)),
+        "change over kinds": {
+            str(k): over_seeds_and_kinds(*solved(k, range(len(first))), NUM_KINDS) for k in KS if k <= samples
+        },
         "largest kind": largest,
         "change without the largest kind": change([kind for kind in range(NUM_KINDS) if kind != largest]),
         "change without the largest and the smallest kind": change(

@@ -1,7 +1,7 @@
 """Rewards that never see the answer: ``python -m benchmarks.spurious``.
 
-The design is in docs/studies/spurious.md. Four rewards train two models: whether the answer is correct, whether it is
-the most frequent one of its group, whether its form is right, and a coin flip. `tiny` chooses between two habits, of
+The protocol is benchmarks/studies/spurious.md. Four rewards train two models: whether the answer is correct, whether it
+is the most frequent one of its group, whether its form is right, and a coin flip. `tiny` chooses between two habits, of
 which one is reliable; `halfway` has half learned ten kinds of puzzles. Before training, the same rewards score samples
 of the untrained model, which shows which answers the first update would favor.
 
@@ -101,6 +101,15 @@ def parts(found: Evaluation) -> dict[str, Any]:
 def run(model_name: str, reward: str, rate: float, seed: int, report: bool) -> dict[str, Any]:
     """Train a fresh model; of a reported run, also its answers to the held-out problems."""
     cpu = time.process_time()
+    policy, history = trained(model_name, reward, rate, seed)
+    found: dict[str, Any] = {"reward": [round(step["reward"], 3) for step in history]}
+    if report:
+        found |= judged(*policy, model_name, seed)
+    return found | {"cpu_seconds": round(time.process_time() - cpu, 1)}
+
+
+def trained(model_name: str, reward: str, rate: float, seed: int) -> tuple[tuple[Any, Any], list[dict[str, Any]]]:
+    """A fresh model after its training run with its tokenizer, and the metrics of the steps."""
     model, tokenizer = load_policy(model_name)
     config = GRPOConfig(
         max_steps=STEPS,
@@ -112,10 +121,7 @@ def run(model_name: str, reward: str, rate: float, seed: int, report: bool) -> d
     )
     problems = problems_of(model_name)["train"]
     history = list(train(model, tokenizer, problems, reward_of(reward, seed), config))
-    found: dict[str, Any] = {"reward": [round(step["reward"], 3) for step in history]}
-    if report:
-        found |= judged(model, tokenizer, model_name, seed)
-    return found | {"cpu_seconds": round(time.process_time() - cpu, 1)}
+    return (model, tokenizer), history
 
 
 def judged(model: Any, tokenizer: Any, model_name: str, seed: int) -> dict[str, Any]:
@@ -211,6 +217,32 @@ def add_random(ledger: Ledger) -> None:
             print(key, f"accuracy {share(ledger.rows[-1]['bits']):.3f}", flush=True)
 
 
+def look_at_coins(ledger: Ledger) -> None:
+    """Added after the result: does the coin flip make `tiny` more certain, and would that alone raise its accuracy?
+
+    The reported runs are repeated for the entropy of their steps (mean −log π of the sampled tokens) and for the greedy
+    accuracy at their end. The untrained model answers greedily and, for each seed, at temperature 0.5.
+    """
+
+    def solved(policy: tuple[Any, Any], temperature: float, seed: int = 0) -> str:
+        settings = {"max_completion_length": LENGTH, "batch_size": 100, "seed": 1000 + seed}
+        return bits(evaluate(*policy, heldout("tiny"), temperature=temperature, **settings).correct)
+
+    start = load_policy("tiny")
+    if ledger.wants(phase="coins", seed=None):
+        ledger.add(
+            phase="coins", seed=None, greedy=solved(start, 0), colder=[solved(start, 0.5, seed) for seed in SEEDS]
+        )
+    for seed in SEEDS:
+        if ledger.wants(phase="coins", seed=seed):
+            policy, history = trained("tiny", "random", best_rate(ledger, "tiny", "random"), seed)
+            entropy = [round(step["entropy"], 4) for step in history]
+            ledger.add(
+                phase="coins", seed=seed, entropy=entropy, greedy=solved(policy, 0), bits=solved(policy, 1.0, seed)
+            )
+            print("coins", seed, f"entropy {entropy[0]} to {entropy[-1]}", flush=True)
+
+
 def summary(ledger: Ledger) -> dict[str, Any]:
     """For each model and reward: the change of the accuracy with its intervals, and what the reward favored before."""
     found: dict[str, Any] = {}
@@ -249,6 +281,20 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     return found
 
 
+def coins(ledger: Ledger) -> dict[str, Any]:
+    """Entropy and greedy accuracy before and after the coin flips, and the untrained model at temperature 0.5."""
+    untrained, runs = ledger.find(phase="coins", seed=None), [ledger.find(phase="coins", seed=seed) for seed in SEEDS]
+    if untrained is None or None in runs:
+        return {}
+    return {
+        "entropy of the first step": [row["entropy"][0] for row in runs],
+        "entropy of the last five steps": [mean(row["entropy"][-5:]) for row in runs],
+        "greedy": {"untrained": share(untrained["greedy"]), "after": [share(row["greedy"]) for row in runs]},
+        "sampled after": [share(row["bits"]) for row in runs],
+        "untrained at temperature 0.5": [share(row) for row in untrained["colder"]],
+    }
+
+
 def before_and_after(before: Mapping[int, Any], after: Mapping[int, Any], seeds: Sequence[int]) -> dict[str, Any]:
     """The accuracy of these seeds before and after, and the change with its intervals and McNemar's p-values."""
     old, new = ([rows[seed]["bits"] for seed in seeds] for rows in (before, after))
@@ -280,8 +326,9 @@ def main() -> int:
     study(ledger, options.models)
     if "tiny" in options.models:
         add_random(ledger)
+        look_at_coins(ledger)
     found = summary(ledger)
-    save(LEDGER.with_suffix(".json"), COMMAND, {"models": found})
+    save(LEDGER.with_suffix(".json"), COMMAND, {"models": found, "coins": coins(ledger)})
     if found:
         save_picture(LEDGER, picture(found))
     return 0

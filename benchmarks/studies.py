@@ -1,4 +1,4 @@
-"""Rerun the studies of docs/studies, one after the other: ``python -m benchmarks.studies``.
+"""Rerun the studies of benchmarks/studies, one after the other: ``python -m benchmarks.studies``.
 
 Every study continues from the runs that its ``.jsonl`` file in ``benchmarks/results`` holds; ``--fresh`` moves these
 files away first (``NAME.jsonl.old``), so that every run is made again. ``--minutes 30`` gives each study at most 30

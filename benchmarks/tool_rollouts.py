@@ -1,4 +1,4 @@
-"""Rollouts with a calculator: ``python -m benchmarks.tool_rollouts``, see docs/studies/tool_rollouts.md.
+"""Rollouts with a calculator: ``python -m benchmarks.tool_rollouts``, see benchmarks/studies/tool_rollouts.md.
 
 The model `tiny` takes a cold start on worked solutions, half of which call a calculator. Then GRPO trains three copies:
 with the calculator, without it, and with it but with its tokens in the loss. Each run is one line of

@@ -1,4 +1,4 @@
-"""Does GRPO learn a game of several turns: ``python -m benchmarks.word_game``, see docs/studies/word_game.md.
+"""Does GRPO learn a game of several turns: ``python -m benchmarks.word_game``, see benchmarks/studies/word_game.md.
 
 The model `wordy` plays a word-guessing game. It is trained with credit by turn, with credit by trajectory, with
 shuffled rewards, and on games of one guess. Each run is one line of ``benchmarks/results/word_game.jsonl``.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from benchmarks.harness import (
     estimate,
     exit_code,
     ledger_options,
+    over_seeds_and_problems,
     save,
     save_picture,
     share,
@@ -36,6 +37,7 @@ from grpo_edu.evaluation import crossed_bootstrap, wilson_interval
 from grpo_edu.models import save_policy
 from grpo_edu.problems.environments import WORDS, WordGame, word_game_splits
 from grpo_edu.problems.templates import Problem, data_dir
+from grpo_edu.rollout import Rollout
 from grpo_edu.trainer import Stages, start_training
 from grpo_edu.turns import environment_reward
 from recipes.pretraining import store_card, with_interval
@@ -53,8 +55,14 @@ SELECTION_GAMES = 150  # of the training games; the other 420 are trained on
 
 TURN, TRAJECTORY, SHUFFLED, SINGLE = "credit by turn", "credit by trajectory", "shuffled rewards", "single turn"
 ARMS = (TURN, TRAJECTORY, SINGLE, SHUFFLED)
+UNMASKED = "credit by turn, without the mask"  # added after the result; the environment's tokens are in the loss
 BEFORE = "before training"
 CURVES = ("reward", "grad_norm", "entropy", "frac_reward_zero_std", "completions/clipped_ratio")
+
+
+def score_without_mask(rollout: Rollout, *arguments: Any) -> Any:
+    """Return the scores of credit by turn, with every token of the conversation in the loss."""
+    return replace(score_by_turn(rollout, *arguments), loss_mask=rollout.completion_mask)
 
 
 @cache
@@ -92,7 +100,7 @@ def trained(
     config = GRPOConfig(**BASE, learning_rate=rate, seed=seed)
     state = start_training(model, tokenizer, games_of("train"), config)
     state.sampler.environment = partial(WordGame, max_turns=1) if arm == SINGLE else WordGame
-    stages = Stages(score=score_by_turn) if arm == TURN else Stages()
+    stages = {TURN: Stages(score=score_by_turn), UNMASKED: Stages(score=score_without_mask)}.get(arm, Stages())
     reward = shuffled(environment_reward, seed) if arm == SHUFFLED else environment_reward
     steps = train(model, tokenizer, games_of("train"), reward, config, state=state, stages=stages)
     return model, tokenizer, list(steps)
@@ -112,9 +120,10 @@ def run(arm: str, rate: float, seed: int, split: str) -> dict[str, Any]:
 def best_rate(ledger: Ledger, arm: str) -> float | None:
     """The rate that wins most selection games, sampled; of equals, the lowest; None if a run is missing.
 
-    Shuffled rewards have nothing to tune for, so they take the rate of credit by trajectory, from which they differ.
+    Shuffled rewards have nothing to tune for, so they take the rate of credit by trajectory, from which they differ;
+    the runs without the mask take that of credit by turn.
     """
-    tuned = TRAJECTORY if arm == SHUFFLED else arm
+    tuned = {SHUFFLED: TRAJECTORY, UNMASKED: TURN}.get(arm, arm)
     rows = {rate: ledger.find(phase="select", arm=tuned, rate=rate) for rate in RATES}
     found = {rate: share(row["sampled"]) for rate, row in rows.items() if row}
     return max(found, key=lambda rate: (found[rate], -rate)) if len(found) == len(RATES) else None
@@ -129,6 +138,8 @@ def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
     for seed in SEEDS:
         for arm in ARMS:
             yield {"phase": "report", "arm": arm, "rate": best_rate(ledger, arm), "seed": seed}
+    for seed in SEEDS:
+        yield {"phase": "report", "arm": UNMASKED, "rate": best_rate(ledger, UNMASKED), "seed": seed}
 
 
 def by_word(wins: str) -> list[float]:
@@ -175,9 +186,38 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             others = [other for other in (BEFORE, TRAJECTORY, SINGLE, SHUFFLED) if other != arm]
             found[way][arm] = {"each": each, **estimate(each)}
             found[way][arm] |= {f"minus {other}": compare(wins[other], wins[arm]) for other in others}
+    found["unseen prompts"] = unseen_prompts(start, rows, seeds)
+    unmasked = {row["seed"]: row["sampled"] for row in ledger.select(phase="report", arm=UNMASKED)}
+    if set(seeds) <= set(unmasked):
+        wins = [unmasked[seed] for seed in seeds]
+        masked = [rows[TURN][seed]["sampled"] for seed in seeds]
+        found[UNMASKED] = {
+            "each": [share(own) for own in wins],
+            f"minus {BEFORE}": compare([start["sampled"]] * len(seeds), wins),
+            f"minus {TURN}": compare(masked, wins),
+        }
     curves = {arm: [by_seed[seed]["curves"]["reward"] for seed in seeds] for arm, by_seed in rows.items()}
     found["reward"] = {arm: [sum(step) / len(step) for step in zip(*each, strict=True)] for arm, each in curves.items()}
     return found
+
+
+def unseen_prompts(start: dict[str, Any], rows: dict[str, dict[int, Any]], seeds: Sequence[int]) -> dict[str, Any]:
+    """The sampled change on the held-out games whose prompt is not that of a training game with another secret.
+
+    Two games have the same prompt if their given guess gets the same feedback. The interval is over seeds and games,
+    because most secrets have only one or two of these games.
+    """
+    trained_on = {game.prompt for game in games_of("train")}
+    kept = [number for number, game in enumerate(games_of("heldout")) if game.prompt not in trained_on]
+
+    def wins(row: dict[str, Any]) -> str:
+        return "".join(row["sampled"][number] for number in kept)
+
+    changes = {
+        arm: over_seeds_and_problems([wins(start)] * len(seeds), [wins(by_seed[seed]) for seed in seeds])
+        for arm, by_seed in rows.items()
+    }
+    return {"games": len(kept), **changes}
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, bool]:
@@ -229,7 +269,7 @@ The model [wordy](../wordy/README.md) after {max_steps} steps of GRPO with credi
 ## How it was made
 
 - Command: `{command}`, learning rate {learning_rate:g}, seed {seed}, torch {torch}; a few seconds of one core.
-- It is the first of five runs of [the study](../../../docs/studies/word_game.md); it was not chosen by its result.
+- It is the first of five runs of [the study](../../../docs/studies.md#word-game); it was not chosen by its result.
 
 ## What it can do
 

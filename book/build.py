@@ -100,8 +100,6 @@ def contents():
         entries = [{"file": f"docs/{name}"} for name in names]
         if caption == "How we know":
             entries.append({"file": MODEL_CARD.removesuffix(".md")})
-            studies = sorted((ROOT / "docs" / "studies").glob("*.md"))
-            entries += [{"file": f"docs/studies/{path.stem}"} for path in studies]
         parts.append(part(caption, entries))
     return {"format": "jb-book", "root": "README", "parts": [one for one in parts if one["chapters"]]}
 

@@ -29,8 +29,8 @@ def group_advantages(
     deviation (with n - 1): "group" uses the rewards of the group, as in the paper. "batch" uses all B rewards, so that
     a group with almost equal rewards does not get large advantages (https://arxiv.org/abs/2508.08221). "none" does not
     scale, as in Dr. GRPO (https://arxiv.org/abs/2503.20783). "mean" divides by the mean of the group instead, so that
-    with rewards 0 and 1 the gradient is that of log p(correct), and a rare success counts more (MaxRL,
-    https://arxiv.org/abs/2602.02710).
+    a rare success counts more: with rewards 0 and 1 the expected gradient is that of log p(correct) times
+    1 − (1 − p)^(G − 1) (MaxRL, https://arxiv.org/abs/2602.02710).
 
     A group whose rewards are exactly equal gets exactly 0. This is checked explicitly, because rounding can make the
     standard deviation positive: in float32 the mean of sixteen rewards of 1.69 is not 1.69.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _SMOLLM2 = "smollm2"  # its name for `load_policy`
 # SmolLM2 solves none of the word problems, so it is asked for instructions, and trained as in
-# docs/studies/real_model.md
+# docs/studies.md#real-model
 _REAL = {"loss_type": "dr_grpo", "scale_rewards": "none", "learning_rate": 2e-5}
 _PARTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")  # of a rollout
 _EVERY = 5  # steps of training between two looks at the same question
@@ -458,7 +458,7 @@ def read_answer(problem: Problem, text: str) -> str | None:
         return extract_answer(text)
     check = check_instruction(text, problem.answer)
     missing = [kind.replace("_", " ") for kind, holds in check.obeyed.items() if not holds]
-    missing += ["topic"] * (not check.on_topic) + ["readable"] * (not check.readable)
+    missing += ["topic"] * (not check.on_topic) + ["sentence form"] * (not check.sentence_form)
     return f"missing: {', '.join(missing)}" if missing else "as asked"
 
 

@@ -147,17 +147,17 @@ class InstructionCheck:
     """What a completion does of what was asked.
 
     obeyed: kind of constraint → whether it is obeyed. on_topic: whether the topic's word occurs.
-    readable: whether it is worth reading, by the rules of `is_readable`.
+    sentence_form: whether it has the form of sentences, by the rules of `has_sentence_form`.
     """
 
     obeyed: dict[str, bool]
     on_topic: bool
-    readable: bool
+    sentence_form: bool
 
     @property
     def passed(self) -> bool:
-        """Whether every constraint is obeyed by a readable answer on the topic."""
-        return all(self.obeyed.values()) and self.on_topic and self.readable
+        """Whether every constraint is obeyed by an answer on the topic that has sentence form."""
+        return all(self.obeyed.values()) and self.on_topic and self.sentence_form
 
 
 def parse_constraints(answer: object) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def check_instruction(completion: str | list[dict], answer: str) -> InstructionC
     """Check a completion against the constraints in the answer of its problem; raises ValueError for another answer.
 
     >>> check_instruction("The sea hides many quiet secrets", '{"topic": "the sea", "question": true}')
-    InstructionCheck(obeyed={'question': False}, on_topic=True, readable=False)
+    InstructionCheck(obeyed={'question': False}, on_topic=True, sentence_form=False)
     """
     constraints = parse_constraints(answer)
     text = completion_text(completion).strip()
@@ -207,17 +207,22 @@ def check_instruction(completion: str | list[dict], answer: str) -> InstructionC
     obeyed = {
         kind: CONSTRAINTS[kind].holds(text, argument) for kind, argument in constraints.items() if kind != "topic"
     }
-    return InstructionCheck(obeyed, bool(_mentions(text, constraints["topic"])), is_readable(text, constraints))
+    return InstructionCheck(obeyed, bool(_mentions(text, constraints["topic"])), has_sentence_form(text, constraints))
 
 
-def is_readable(text: str, constraints: dict[str, Any]) -> bool:
-    """Whether an answer is worth reading: rules against what a policy finds once constraint and topic are paid.
+def has_sentence_form(text: str, constraints: dict[str, Any]) -> bool:
+    """Whether an answer has the form of sentences: rules against what is found once constraint and topic are paid.
+
+    The rules count and compare words. They know no grammar and no sense, so nonsense with function words can pass.
 
     - It consists of complete sentences, as many as were asked for, of at least four words each.
     - It has at least six different words, few are repeated, and a quarter are words such as "the", "is" and "of", so
       that it is no list of keywords.
     - A sentence names the topic at most once, so that "A book is a book!" does not pass.
     - It is no apology, does not talk about the instruction, and copies no five words of it in a row.
+
+    >>> has_sentence_form("The the of road is and to a.", {"topic": "a road", "no_comma": True})
+    True
     """
     words, sentences = _words(text), _sentences(text)
     asked = _words(instruction_text(constraints))
@@ -326,9 +331,9 @@ def topic_reward(
 def instruction_reward(
     completions: Sequence[Completion], answer: list, level: list | None = None, **kwargs: Any
 ) -> list[float | None]:
-    """1.0 if a completion obeys every constraint of its instruction, names the topic and is worth reading; else 0.0.
+    """1.0 if a completion obeys every constraint of its instruction, names the topic and has sentence form; else 0.0.
 
-    It is worth reading by the rules of `grpo_edu.problems.instructions.is_readable`. The accuracy on these problems is
+    `grpo_edu.problems.instructions.has_sentence_form` has the rules of sentence form. The accuracy on these problems is
     the mean of this reward. Arguments and errors are those of `constraint_reward`.
 
     >>> asked = '{"topic": "the sea", "exclamation": true}'

@@ -15,7 +15,7 @@ assert tried[0].mean() >= tried[1].mean() > tried[2].mean()
 assert (tried[0].std(dim=1) > 0).sum() > (tried[2].std(dim=1) > 0).sum()
 assert open_loopholes == [16, 14, 0]
 
-# eight steps raise the reward, and the held-out share that obeys; the topic and the readable answers are lost
+# eight steps raise the reward, and the held-out share that obeys; the topic and the form of the answers are lost
 paid = [step["reward"] for step in history]
 assert sum(paid[-3:]) / 3 - sum(paid[:2]) / 2 > 0.15
 assert grpo_edu.mcnemar(held_before["obeys"], held_after["obeys"]).p_value < 0.001
