@@ -28,7 +28,7 @@ from typing import Self
 # Stopping, tracing and reading other processes, time, modules, swap, accounts and handles of files are refused although
 # most of them need rights that students' code has not: nobody's answer needs them.
 _ARCHITECTURES = {"x86_64": (0xC000003E, 56, (41, 53)), "aarch64": (0xC00000B7, 220, (198, 199))}
-_REFUSED = {
+_REFUSED: dict[str, dict[str, tuple[int, ...]]] = {
     # the kernel's keyring, which is the instructor's: add_key, request_key, keyctl
     "keys": {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)},
     # unshare, setns, mount, umount2, pivot_root, chroot
