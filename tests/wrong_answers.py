@@ -126,7 +126,7 @@ def _least_with(*scores):
     return squares_a_mean
 
 
-# ---- written from the texts of the exercises, by somebody who had not read the checks ----
+# ---- further wrong answers, from the texts of the exercises ----
 
 
 def _reads(read):
