@@ -23,6 +23,7 @@ SPINE = {
     "metrics",
     "evaluation",
     "turns",
+    "gguf_files",
     "model_files",
 }
 
