@@ -110,12 +110,12 @@ def check_python(version=sys.version_info, which=shutil.which):
     raise Stop(f"this is Python {version[0]}.{version[1]}, and the course needs 3.11, 3.12 or 3.13: {hint}")
 
 
-def python_of(venv, os_name=os.name):
+def venv_python(venv, os_name=os.name):
     """The path of a virtual environment's Python, on this system."""
     return venv / "Scripts" / "python.exe" if os_name == "nt" else venv / "bin" / "python"
 
 
-PYTHON = python_of(VENV)
+PYTHON = venv_python(VENV)
 
 
 def environment(**extra):
@@ -170,7 +170,7 @@ def attempt(*command, **extra):
 
 def install(venv, *arguments):
     """Install packages with uv. We pass pip's configuration to it, because uv does not read it."""
-    python, pip = python_of(venv), {}
+    python, pip = venv_python(venv), {}
     listing = subprocess.check_output([str(python), "-m", "pip", "config", "list"], universal_newlines=True)
     for section in ("global", "install", ":env:"):  # the later ones override the earlier ones, as for pip
         pip.update(re.findall(rf"^{section}\.(\S+?)='(.*)'", listing, re.MULTILINE))
@@ -211,13 +211,13 @@ def fingerprint(venv, *files):
 def is_complete(venv, *files):
     """Return whether the environment is complete and up to date; after an interrupted setup it is not."""
     stamp = venv / "course-stamp"  # written last
-    return stamp.exists() and python_of(venv).exists() and stamp.read_text() == fingerprint(venv, *files)
+    return stamp.exists() and venv_python(venv).exists() and stamp.read_text() == fingerprint(venv, *files)
 
 
 def make_venv(venv):
     """Create a virtual environment that contains uv, unless a working one with a supported Python exists."""
     check = f"import pip, sys; sys.exit(not {OLDEST} <= sys.version_info[:2] <= {NEWEST})"
-    python = python_of(venv)
+    python = venv_python(venv)
     if not python.exists() or subprocess.call([str(python), "-c", check], stderr=subprocess.DEVNULL):
         free = shutil.disk_usage(str(ROOT)).free / 1e9
         if free < INSTALLED_GB:
@@ -350,7 +350,7 @@ def book(arguments):
         say("installing Jupyter Book into .venv-book (about 300 MB, only this time)")
         install(BOOK_VENV, "--requirement", pins)
         (BOOK_VENV / "course-stamp").write_text(fingerprint(BOOK_VENV, pins))
-    return run([python_of(BOOK_VENV), ROOT / "book" / "build.py", *arguments])
+    return run([venv_python(BOOK_VENV), ROOT / "book" / "build.py", *arguments])
 
 
 def parse(arguments):
@@ -369,12 +369,12 @@ def parse(arguments):
     usage = "course.py test [--fast | --all | --rest] [...]"
     command = commands.add_parser("test", help="run the tests and the notebooks of the core path", usage=usage)
     extents = command.add_mutually_exclusive_group()
-    for extent, explained in {
+    for extent, text in {
         "fast": "leave out slow tests, browser tests and notebooks",
         "all": "also run the long tests and all notebooks, for example once a night",
         "rest": "run what the tests skipped, what they leave out, and the other notebooks",
     }.items():
-        extents.add_argument(f"--{extent}", dest="extent", action="store_const", const=extent, help=explained)
+        extents.add_argument(f"--{extent}", dest="extent", action="store_const", const=extent, help=text)
     command.set_defaults(extent="default")
     commands.add_parser("book", help="build the website", usage="course.py book [--output DIR] [--repository URL]")
     commands.add_parser("classroom", help="JupyterHub with nbgrader for a class", add_help=False)

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.harness import RESULTS, between, markdown, save, spread
 from benchmarks.notebooks import ROOT, measure
-from grpo_edu.fast.cores import OtherPrograms
+from grpo_edu.fast.cores import BackgroundLoad
 
 COMMAND = "python -m benchmarks.shared"
 NOTEBOOK = ROOT / "notebooks" / "00_start_here.ipynb"
@@ -177,7 +177,7 @@ def student_cell(found: Mapping[str, Any]) -> str:
 
 def other_programs(seconds: float = 2.0) -> float:
     """Cores that other programs use now."""
-    programs = OtherPrograms()
+    programs = BackgroundLoad()
     programs.cores()
     time.sleep(seconds)
     return programs.cores()

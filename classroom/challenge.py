@@ -22,7 +22,7 @@ from torch import Tensor
 
 from classroom.challenger import FILE
 from classroom.pages import image, page
-from classroom.sandbox import Garbled, Limits, Sandbox, SandboxFault, check_isolation
+from classroom.sandbox import Limits, ProtocolError, Sandbox, SandboxError, check_isolation
 from classroom.values import decode, encode, plain
 from grpo_edu import __version__
 from grpo_edu.batch import compute_advantages, rows_with_gradient
@@ -30,7 +30,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Estimate, evaluate, mean_estimate
 from grpo_edu.figures.style import intervals, name_rows, panel_grid, percent, style_axes
 from grpo_edu.losses import weighted_sum
-from grpo_edu.models import Session
+from grpo_edu.models import ResettableModel
 from grpo_edu.problems.puzzles import make_puzzles
 from grpo_edu.problems.templates import LEVELS, Problem, make_split, problem_key
 from grpo_edu.rollout import Rollout, Sampler
@@ -48,11 +48,11 @@ _LONGEST_COMPLETION = 96  # tokens, in training and in the evaluation
 _MOST_TOKENS_OF_A_BATCH = 2**17
 _MOST_ITERATIONS = 16
 _PATIENCE = 60.0  # seconds by the clock for one answer of the submission
-_MOST_WAITING = 300.0  # the same for all answers of a run
+_MAX_TOTAL_WAIT = 300.0  # the same for all answers of a run
 _JUDGES_OWN = ("seed", "memory_budget_gib", "rollout_quantization", "abort_grad_norm")
 
 
-class Rejected(Exception):
+class SubmissionRejectedError(Exception):
     """A submission breaks a rule or fails; the message is for its author."""
 
 
@@ -91,18 +91,22 @@ def read_submission(folder: Path) -> tuple[str, str]:
     texts = []
     others = sorted(path.name for path in folder.iterdir() if path.name not in (FILE, NOTE, "__pycache__"))
     if others:
-        raise Rejected(f"the folder holds {plain(others[0])!r}; a submission is {FILE} and {NOTE} only, without data")
+        raise SubmissionRejectedError(
+            f"the folder holds {plain(others[0])!r}; a submission is {FILE} and {NOTE} only, without data"
+        )
     for name in (FILE, NOTE):
         path = folder / name
         if path.is_symlink() or not path.is_file():
-            raise Rejected(f"{name} is missing, or not a plain file; a submission is {FILE} and {NOTE}")
+            raise SubmissionRejectedError(f"{name} is missing, or not a plain file; a submission is {FILE} and {NOTE}")
         with path.open("rb") as file:
             content = file.read(_LONGEST_FILE + 1)
         if len(content) > _LONGEST_FILE:
-            raise Rejected(f"{name} has more than {_LONGEST_FILE:,} bytes; a submission holds no data and no weights")
+            raise SubmissionRejectedError(
+                f"{name} has more than {_LONGEST_FILE:,} bytes; a submission holds no data and no weights"
+            )
         texts.append(content.decode("utf-8", "replace"))
     if len(texts[1].split()) < _SHORTEST_NOTE:
-        raise Rejected(f"{NOTE} has fewer than {_SHORTEST_NOTE} words; say what you tried, and why")
+        raise SubmissionRejectedError(f"{NOTE} has fewer than {_SHORTEST_NOTE} words; say what you tried, and why")
     return texts[0], texts[1]
 
 
@@ -134,11 +138,11 @@ class SubmittedCode(Sandbox):
         self._sent, begun = 0, time.monotonic()
         try:
             self._send({"do": do, "arguments": encode(arguments)})
-            return self._answer(do, begun + min(_PATIENCE, _MOST_WAITING - self.waited))
-        except (Garbled, ValueError) as error:
-            raise Rejected("its process sent something that is not an answer") from error
+            return self._answer(do, begun + min(_PATIENCE, _MAX_TOTAL_WAIT - self.waited))
+        except (ProtocolError, ValueError) as error:
+            raise SubmissionRejectedError("its process sent something that is not an answer") from error
         except OSError as error:
-            raise Rejected(f"its process ended or does not listen ({type(error).__name__})") from error
+            raise SubmissionRejectedError(f"its process ended or does not listen ({type(error).__name__})") from error
         finally:
             self.waited += time.monotonic() - begun
 
@@ -146,16 +150,16 @@ class SubmittedCode(Sandbox):
         while time.monotonic() < deadline:
             came = self._receive(1.0)
             if came is None:
-                raise Rejected(f"its process ended; memory and CPU time are limited{self._last_words()}")
+                raise SubmissionRejectedError(f"its process ended; memory and CPU time are limited{self._last_words()}")
             for message in came:
                 if "closed" in message:
-                    raise Rejected(_why_closed(message))
+                    raise SubmissionRejectedError(_why_closed(message))
                 if "error" in message:
-                    raise Rejected(f"its code fails: {plain(str(message['error']))}")
+                    raise SubmissionRejectedError(f"its code fails: {plain(str(message['error']))}")
                 if "value" in message:
                     return decode(message["value"])
-        raise Rejected(
-            f"{do} did not answer in time ({_PATIENCE:g} s, or {_MOST_WAITING:g} s for all answers of a run)"
+        raise SubmissionRejectedError(
+            f"{do} did not answer in time ({_PATIENCE:g} s, or {_MAX_TOTAL_WAIT:g} s for all answers of a run)"
         )
 
     def _last_words(self) -> str:
@@ -208,7 +212,7 @@ class _Loss(torch.autograd.Function):
 def _checked(name: str, value: Any, like: Tensor) -> Tensor:
     if not isinstance(value, Tensor) or value.shape != like.shape or not value.is_floating_point():
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else plain(type(value).__name__)
-        raise Rejected(f"{name} must be a floating-point tensor of shape {tuple(like.shape)}, got {got}")
+        raise SubmissionRejectedError(f"{name} must be a floating-point tensor of shape {tuple(like.shape)}, got {got}")
     return value.to(like.dtype)
 
 
@@ -248,19 +252,25 @@ def phases_of(settings: Any, seed: int, budget: int) -> list[tuple[GRPOConfig, b
     """
     phases = [settings] if isinstance(settings, dict) else settings
     if not isinstance(phases, list) or not phases or not all(isinstance(one, dict) for one in phases):
-        raise Rejected("settings must return a dict of settings of GRPOConfig, or a list of such dicts, one per phase")
+        raise SubmissionRejectedError(
+            "settings must return a dict of settings of GRPOConfig, or a list of such dicts, one per phase"
+        )
     found = []
     for number, phase in enumerate(phases):
         is_open = "max_steps" not in phase
         unknown = [name for name in phase if name not in GRPOConfig.__dataclass_fields__ or name in _JUDGES_OWN]
         if unknown:
-            raise Rejected(f"settings: {plain(str(unknown[0]))!r} is unknown, or set by the judge; leave it out")
+            raise SubmissionRejectedError(
+                f"settings: {plain(str(unknown[0]))!r} is unknown, or set by the judge; leave it out"
+            )
         if is_open and (number + 1 < len(phases) or phase.get("lr_scheduler_type", "constant") in ("linear", "cosine")):
-            raise Rejected("settings: max_steps is needed in all phases but the last, and for a linear or cosine rate")
+            raise SubmissionRejectedError(
+                "settings: max_steps is needed in all phases but the last, and for a linear or cosine rate"
+            )
         try:
             config = GRPOConfig(**{"max_steps": budget, **phase, "seed": seed + number})
         except (ValueError, TypeError) as error:
-            raise Rejected(f"settings: {plain(str(error))}") from error
+            raise SubmissionRejectedError(f"settings: {plain(str(error))}") from error
         sizes = {
             "max_completion_length": (config.max_completion_length, _LONGEST_COMPLETION),
             "prompts_per_step · num_generations · max_completion_length": (
@@ -271,7 +281,7 @@ def phases_of(settings: Any, seed: int, budget: int) -> list[tuple[GRPOConfig, b
         }
         for name, (size, most) in sizes.items():
             if size > most:
-                raise Rejected(f"settings: {name} is {size:,}, above the limit of {most:,}")
+                raise SubmissionRejectedError(f"settings: {name} is {size:,}, above the limit of {most:,}")
         found.append((config, is_open))
     return found
 
@@ -303,7 +313,7 @@ class Judge:
         self.start, self.rules, self.isolated, self.hidden = start, rules, isolated, hidden
         if not hasattr(os, "fork"):
             raise ValueError("challenge: this system cannot run submissions; use Linux, macOS or WSL")
-        self.session = Session(start)
+        self.session = ResettableModel(start)
         rng = random.Random(f"{start}-{seed}")
         self.seeds = [rng.getrandbits(40) for _ in range(rules.seeds)]
         self.problems = [draw_problems(start, one, rules) for one in self.seeds]
@@ -324,10 +334,10 @@ class Judge:
                 entry.tokens.append(tokens)
                 entry.accuracies.append(accuracy)
                 tell(f"{name} from {self.start}, seed {row + 1}: accuracy {accuracy:.1%}, {tokens:,} tokens")
-        except SandboxFault:
+        except SandboxError:
             raise
         except Exception as error:  # whatever a submission causes, the others are judged all the same
-            cause = error.__cause__ if isinstance(error.__cause__, Rejected) else error
+            cause = error.__cause__ if isinstance(error.__cause__, SubmissionRejectedError) else error
             entry.rejected = plain(str(cause), 400) or type(cause).__name__
             tell(f"{name} from {self.start}: rejected: {entry.rejected}")
         return entry
@@ -354,11 +364,11 @@ class Judge:
                     steps += 1
                     if time.process_time() - begun > self.rules.seconds:
                         most = f"{self.rules.seconds:g} s of CPU time"
-                        raise Rejected(f"one run took more than {most}; take fewer, larger steps")
+                        raise SubmissionRejectedError(f"one run took more than {most}; take fewer, larger steps")
             except BudgetUsed as error:
                 if not is_open or not steps:
                     remedy = "lower max_steps, or leave it out to train until the budget is used"
-                    raise Rejected(
+                    raise SubmissionRejectedError(
                         f"it exceeds the budget of {budget:,} sampled tokens in step {steps + 1}; "
                         f"{remedy if steps else 'sample fewer completions per step'}"
                     ) from error
@@ -380,9 +390,9 @@ def _checked_load(loaded: Any) -> dict[str, Any]:
     """What the submission says about itself, if it has the form that its process should send."""
     kinds = {"rewards": list, "functions": list, "settings": dict | list}
     if not isinstance(loaded, dict) or not all(isinstance(loaded.get(name), kind) for name, kind in kinds.items()):
-        raise Rejected(f"{FILE} must define settings(start), which returns a dict or a list of dicts")
+        raise SubmissionRejectedError(f"{FILE} must define settings(start), which returns a dict or a list of dicts")
     if not 1 <= len(loaded["rewards"]) <= 10 or set(map(str, loaded["functions"])) - {"advantages", "loss"}:
-        raise Rejected(f"{FILE}: rewards must be a list of one to ten functions")
+        raise SubmissionRejectedError(f"{FILE}: rewards must be a list of one to ten functions")
     return loaded
 
 
@@ -409,7 +419,7 @@ def judge_submissions(
 
     Raises:
         ValueError: a bad argument, or no isolation here. FileNotFoundError: there are no submissions.
-        FileExistsError: `output` holds something. SandboxFault: no process can be started.
+        FileExistsError: `output` holds something. SandboxError: no process can be started.
     """
     rules, seed = rules or Rules(), secrets.randbits(40) if seed is None else seed
     folders = sorted(path for path in submissions.iterdir() if path.is_dir() and not path.name.startswith("."))

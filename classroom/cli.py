@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_edu.cli.classroom import forget_working_directory
-from grpo_edu.runs.effects import Need, check_effects
+from grpo_edu.runs.effects import OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.loading import parse_names, split_names
 
 if TYPE_CHECKING:
@@ -152,9 +152,9 @@ def _seed(given: int | None) -> int | None:
 
 
 _CHALLENGE_NEEDS = (
-    Need("output without_isolation", lambda typed: typed["action"] == "judge", "the action judge"),
-    Need("to", lambda typed: typed["action"] == "submit", "the action submit"),
-    Need("name", lambda typed: typed["action"] != "judge", "the action run or submit"),
+    OptionRequirement("output without_isolation", lambda typed: typed["action"] == "judge", "the action judge"),
+    OptionRequirement("to", lambda typed: typed["action"] == "submit", "the action submit"),
+    OptionRequirement("name", lambda typed: typed["action"] != "judge", "the action run or submit"),
 )
 
 
@@ -185,7 +185,7 @@ def add_challenge_options(command: ArgumentParser) -> None:
 def run_challenge_command(arguments: Namespace) -> int:
     """Run, submit or judge; returns the exit code."""
     given = {name: value for name, value in vars(arguments).items() if value is not None}
-    check_effects(given, given, _CHALLENGE_NEEDS)
+    reject_ineffective_options(given, given, _CHALLENGE_NEEDS)
     _leave_working_directory()
     from classroom.challenge import BUDGETS, Rules, judge_submissions
     from grpo_edu.machine.hardware import machine
@@ -224,7 +224,7 @@ def run_challenge_command(arguments: Namespace) -> int:
 
 def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules) -> int:
     """Train and evaluate one submission on new problems; for `submit`, copy it where nothing was rejected."""
-    from classroom.challenge import Judge, Rejected, read_submission
+    from classroom.challenge import Judge, SubmissionRejectedError, read_submission
     from classroom.sandbox import isolation_problem
 
     name = arguments.name or folder.resolve().name
@@ -233,7 +233,7 @@ def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules
         raise FileExistsError(f"--name: {target} exists; remove it to replace your submission, or give another name")
     try:
         read_submission(folder)
-    except Rejected as error:  # before anything is trained or evaluated
+    except SubmissionRejectedError as error:  # before anything is trained or evaluated
         raise ValueError(f"folder {folder}: {error}") from None
     problem = isolation_problem()
     if problem:

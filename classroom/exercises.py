@@ -114,7 +114,7 @@ class OpenQuestion:
 
 
 @dataclass(frozen=True)
-class Master:
+class SourceNotebook:
     """A notebook as students got it.
 
     name: of its file, without .ipynb. hand_graded: somebody has graded open answers, so these count.
@@ -155,7 +155,7 @@ class Master:
         return points + sum(question.points for question in self.open_questions if self.hand_graded)
 
 
-def load_masters(folder: Path) -> list[Master]:
+def load_masters(folder: Path) -> list[SourceNotebook]:
     """All masters of a folder and the folders in it, sorted by name.
 
     Raises:
@@ -167,7 +167,7 @@ def load_masters(folder: Path) -> list[Master]:
     return [_master(path.stem, nbformat.read(path, as_version=4)) for path in find_masters(folder)]
 
 
-def _master(name: str, notebook: NotebookNode) -> Master:
+def _master(name: str, notebook: NotebookNode) -> SourceNotebook:
     from grpo_edu.checks import exercises
 
     questions, open_questions, before = [], [], ""
@@ -185,7 +185,7 @@ def _master(name: str, notebook: NotebookNode) -> Master:
     student = student_version(notebook)
     for cell in student.cells:
         cell.id = cell.metadata.nbgrader.grade_id  # one name for a cell, whichever of the two a student's file kept
-    return Master(name, student, tuple(questions), tuple(open_questions))
+    return SourceNotebook(name, student, tuple(questions), tuple(open_questions))
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from classroom.exercises import REPOSITORY, Master, load_masters
+from classroom.exercises import REPOSITORY, SourceNotebook, load_masters
 from classroom.files import Submission, find_submissions, is_course, pack_files
 from classroom.pages import feedback_page, open_answers_page, summary_page
 from classroom.results import (
@@ -43,7 +43,7 @@ from classroom.results import (
     points_in_table,
 )
 from classroom.run import Answers, answers_of, judged, pack_masters
-from classroom.sandbox import Limits, Sandbox, SandboxFault, check_isolation
+from classroom.sandbox import Limits, Sandbox, SandboxError, check_isolation
 from classroom.values import plain
 from grpo_edu import __version__
 from grpo_edu.checks.core import SLIP_CREDIT, checked_credit
@@ -92,7 +92,7 @@ def grade_submissions(
     Raises:
         FileExistsError: `output` holds something else, or a grading that is not to be resumed.
         ValueError: a bad setting, or no isolation on this system. FileNotFoundError: no submissions or masters.
-        SandboxFault: no process for students' code can be started. ImportError: nbgrader is missing.
+        SandboxError: no process for students' code can be started. ImportError: nbgrader is missing.
         RuntimeError: points by hand match no student; everything else is written.
     """
     source, folder = Path(submissions), RunFolder(output)
@@ -168,7 +168,7 @@ def _check(source: Path, folder: RunFolder, workers: int, formats: Sequence[str]
         raise ValueError(f"output: {folder.path} lies within the submissions; choose a folder outside")
 
 
-def _chosen(masters: list[Master], names: Sequence[str]) -> list[Master]:
+def _chosen(masters: list[SourceNotebook], names: Sequence[str]) -> list[SourceNotebook]:
     for name in names:
         if not any(master.name.startswith(name) for master in masters):
             known = ", ".join(master.name for master in masters)
@@ -176,7 +176,7 @@ def _chosen(masters: list[Master], names: Sequence[str]) -> list[Master]:
     return [one for one in masters if not names or one.name.startswith(tuple(names))]
 
 
-def _digest_of_masters(masters: Sequence[Master]) -> str:
+def _digest_of_masters(masters: Sequence[SourceNotebook]) -> str:
     sources = [[master.name, [[cell.id, cell.source] for cell in master.notebook.cells]] for master in masters]
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
 
@@ -217,7 +217,7 @@ def _answered(
     def work(submission: Submission) -> Answers:
         try:
             return answer(submission)
-        except SandboxFault:
+        except SandboxError:
             raise
         except Exception as error:
             return Answers(StudentGrade(submission.student, submission.lms_id, troubles=[_trouble(error)]))
@@ -231,7 +231,7 @@ def _answered(
         pool.shutdown(cancel_futures=True)
 
 
-def _judge(answers: Answers, masters: Sequence[Master], seed: int, slip_credit: float) -> None:
+def _judge(answers: Answers, masters: Sequence[SourceNotebook], seed: int, slip_credit: float) -> None:
     """Enter the feedback on each answer; what goes wrong is a message about this student."""
     try:
         for master in masters:
@@ -253,7 +253,7 @@ def _kept(path: Path, digest: str) -> StudentGrade | None:
     return grade if grade.digest == digest else None
 
 
-def _keep(answers: Answers, masters: Sequence[Master], folder: RunFolder, name: str) -> None:
+def _keep(answers: Answers, masters: Sequence[SourceNotebook], folder: RunFolder, name: str) -> None:
     """Write what one student gets, so that an interruption loses nothing of it."""
     import nbformat
 
@@ -272,7 +272,7 @@ def _keep(answers: Answers, masters: Sequence[Master], folder: RunFolder, name: 
 
 def _write(
     grades: Sequence[StudentGrade],
-    masters: Sequence[Master],
+    masters: Sequence[SourceNotebook],
     folder: RunFolder,
     files: dict[tuple[str, str], str],
     formats: Sequence[str],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from classroom.exercises import Master
+from classroom.exercises import SourceNotebook
 from classroom.results import TO_GRADE, StudentGrade, column, open_column
 from classroom.values import plain
 from grpo_edu.figures.style import COLORS, INK, PAPER, SMALL, panel_grid, style_axes
@@ -95,7 +95,7 @@ def image(figure: Figure, words: str) -> Markup:
     return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(words, content)
 
 
-def feedback_page(grade: StudentGrade, masters: Sequence[Master]) -> str:
+def feedback_page(grade: StudentGrade, masters: Sequence[SourceNotebook]) -> str:
     """What a student reads: the points, what was wrong on which input, which mistake it looks like, a hint."""
     most = sum(one.points for one in masters)
     return page(
@@ -108,7 +108,7 @@ def feedback_page(grade: StudentGrade, masters: Sequence[Master]) -> str:
     )
 
 
-def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
+def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> str:
     """What a person grades: each open question with its model answer and rubric, and what every student wrote."""
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
@@ -126,7 +126,7 @@ def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[Master])
 
 def summary_page(
     grades: Sequence[StudentGrade],
-    masters: Sequence[Master],
+    masters: Sequence[SourceNotebook],
     files: dict[tuple[str, str], str],
     settings: Sequence[str],
 ) -> str:
@@ -154,7 +154,7 @@ def summary_page(
     )
 
 
-def _questions(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> Markup | None:
+def _questions(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> Markup | None:
     """A figure of the mean of each question over the students who handed its notebook in; None where nobody did."""
     found = []
     for master in masters:
@@ -170,7 +170,7 @@ def _questions(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> Mar
     return image(plot_questions(hardest), words)
 
 
-def _mistakes(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> list[tuple[tuple[str, str], int]]:
+def _mistakes(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> list[tuple[tuple[str, str], int]]:
     """The named mistakes, each as ((question, mistake), students), the most frequent first."""
     columns = {one.exercise: column(master, one.exercise) for master in masters for one in master.questions}
     counts = Counter(

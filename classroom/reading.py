@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-from classroom.exercises import Master
+from classroom.exercises import SourceNotebook
 from classroom.repair import Node, best_master, looks, open_answers, repaired, steps, written_answers
 
 _MOST_CELLS, _MOST_SOURCE, _MOST_SOURCES = 2_000, 2**18, 2**21  # cells; characters of one, and of all
@@ -20,7 +20,10 @@ _CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def read_submission(
-    file: BinaryIO, sizes: Sequence[tuple[str, int]], masters: Sequence[Master], others: Sequence[Master]
+    file: BinaryIO,
+    sizes: Sequence[tuple[str, int]],
+    masters: Sequence[SourceNotebook],
+    others: Sequence[SourceNotebook],
 ) -> dict[str, Any]:
     """Read all notebooks of a student, and repair the one that counts for each master.
 
@@ -66,14 +69,14 @@ def read_submission(
     return {"troubles": troubles, "notebooks": notebooks}
 
 
-def _repair(notebook: Node, master: Master) -> dict[str, Any]:
+def _repair(notebook: Node, master: SourceNotebook) -> dict[str, Any]:
     whole, troubles = repaired(notebook, master)
     return {
         "cells": whole.cells,
         "troubles": troubles,
         "looks": looks(whole, master),
         "open_answers": open_answers(whole, master),
-        "steps": [[step.kind, step.name, step.source, step.is_own] for step in steps(whole, master)],
+        "steps": [[step.kind, step.name, step.source, step.is_user_file] for step in steps(whole, master)],
     }
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from classroom.exercises import CHECK_CALL, Master
-from classroom.syntax import definitions, odd_uses, without_empty, written
+from classroom.exercises import CHECK_CALL, SourceNotebook
+from classroom.syntax import definitions, suspicious_names, without_empty, written
 from classroom.values import plain
 
 _ODD_CHECKS = re.compile(r"grpo_edu\.checks\.(?!check_\w+$)")  # more of the checks than a call
@@ -41,19 +41,19 @@ class Node(dict[str, Any]):
 class Step:
     """What is done in order: run a cell (`source`, called `name` in messages), or ask for the function `name`.
 
-    is_own: the cell is not from the master.
+    is_user_file: the cell is not from the master.
     """
 
     kind: str
     name: str
     source: str = ""
-    is_own: bool = False
+    is_user_file: bool = False
 
 
-def best_master(notebook: Node, file_name: str, masters: Sequence[Master]) -> Master | None:
+def best_master(notebook: Node, file_name: str, masters: Sequence[SourceNotebook]) -> SourceNotebook | None:
     """The master that a notebook was made from, by the cells that it holds; None where it shares none."""
 
-    def agreement(master: Master) -> tuple[int, bool]:
+    def agreement(master: SourceNotebook) -> tuple[int, bool]:
         own = {*master.answers.values(), *master.checks.values(), *(one.cell for one in master.open_questions)}
         by_id = sum(bool(own & {*_ids(cell)}) for cell in notebook.cells)
         by_content = sum(_mentions(cell, master) for cell in notebook.cells)
@@ -70,14 +70,14 @@ def _ids(cell: Node) -> list[str]:
     return [one for one in (given, cell.get("id")) if isinstance(one, str)]
 
 
-def _mentions(cell: Node, master: Master) -> bool:
+def _mentions(cell: Node, master: SourceNotebook) -> bool:
     if cell.cell_type != "code":
         return cell.source.strip() in [one.text.strip() for one in master.open_questions]
     names = {*definitions(cell.source), *CHECK_CALL.findall(cell.source)}
     return bool(names & {*master.answers})
 
 
-def repaired(notebook: Node, master: Master) -> tuple[Node, list[str]]:
+def repaired(notebook: Node, master: SourceNotebook) -> tuple[Node, list[str]]:
     """A whole notebook in the master's form with the student's answers, and a word on each thing that was wrong.
 
     Locked cells and checks are the master's; an answer's cell is the student's last one that is written; other cells
@@ -106,7 +106,7 @@ def repaired(notebook: Node, master: Master) -> tuple[Node, list[str]]:
     return whole, troubles
 
 
-def _take_out_what_hides_answers(cells: list[Node], master: Master) -> None:
+def _take_out_what_hides_answers(cells: list[Node], master: SourceNotebook) -> None:
     """Take an empty definition out of its cell where another cell has one that is written."""
     code = [cell for cell in cells if cell.cell_type == "code"]
     there = {name for cell in code for name in written(cell.source)} & {*master.answers}
@@ -115,7 +115,7 @@ def _take_out_what_hides_answers(cells: list[Node], master: Master) -> None:
             cell.source = without_empty(cell.source, there)
 
 
-def _roles(notebook: Node, master: Master) -> tuple[list[str | None], list[str]]:
+def _roles(notebook: Node, master: SourceNotebook) -> tuple[list[str | None], list[str]]:
     """Which cell of the master each cell is; every cell of the master at most once."""
     troubles: list[str] = []
     claims: dict[str, list[int]] = {}
@@ -139,7 +139,7 @@ def _roles(notebook: Node, master: Master) -> tuple[list[str | None], list[str]]
     return roles, troubles
 
 
-def _answers_behind_their_questions(roles: list[str | None], notebook: Node, master: Master) -> None:
+def _answers_behind_their_questions(roles: list[str | None], notebook: Node, master: SourceNotebook) -> None:
     """An open answer that has lost its id is the text right behind its question."""
     order = [*master.cells]
     for question in master.open_questions:
@@ -150,7 +150,7 @@ def _answers_behind_their_questions(roles: list[str | None], notebook: Node, mas
                 roles[number] = question.cell
 
 
-def _fits(cell: Node, role: str, master: Master) -> bool:
+def _fits(cell: Node, role: str, master: SourceNotebook) -> bool:
     """Whether a cell that bears an id can be that cell: of its type, and not another question's answer."""
     if role not in master.cells or cell.cell_type != master.cells[role].cell_type:
         return False
@@ -160,7 +160,7 @@ def _fits(cell: Node, role: str, master: Master) -> bool:
     return not written
 
 
-def _role_by_content(cell: Node, master: Master) -> str | None:
+def _role_by_content(cell: Node, master: SourceNotebook) -> str | None:
     alike = {one.cell for one in master.open_questions}  # as they are handed out, these do not differ
     for role, original in master.cells.items():
         same = cell.source.strip() == original.source.strip() and cell.cell_type == original.cell_type
@@ -181,26 +181,26 @@ def _is_check_call(cell: Node) -> bool:
     return cell.cell_type == "code" and bool(CHECK_CALL.match(source)) and "\n" not in source
 
 
-def _is_written(cell: Node, master: Master) -> bool:
+def _is_written(cell: Node, master: SourceNotebook) -> bool:
     """Whether a cell is more than answers that nobody has written, as they were handed out or shorter."""
     return cell.cell_type != "code" or not cell.source or bool(without_empty(cell.source, master.answers))
 
 
-def written_answers(notebook: Node, master: Master) -> int:
+def written_answers(notebook: Node, master: SourceNotebook) -> int:
     """How many of the master's functions a notebook defines, without counting those that are empty."""
     own = [cell for cell in notebook.cells if cell.cell_type == "code"]
     found = {name for cell in own for name in written(cell.source)} & {*master.answers}
     return len(found) + len(open_answers(notebook, master))
 
 
-def open_answers(notebook: Node, master: Master) -> dict[str, str]:
+def open_answers(notebook: Node, master: SourceNotebook) -> dict[str, str]:
     """Cell of an open question → what a student wrote there, without the cells that are as they were handed out."""
     stubs = {one.cell: master.cells[one.cell].source.strip() for one in master.open_questions}
     texts = {one: cell.source.strip() for cell in notebook.cells for one in _ids(cell)[:1] if one in stubs}
     return {one: text for one, text in texts.items() if text not in ("", stubs[one])}
 
 
-def _chosen(role: str, numbers: list[int], notebook: Node, master: Master) -> int:
+def _chosen(role: str, numbers: list[int], notebook: Node, master: SourceNotebook) -> int:
     """Of the cells that claim to be one of the master's: the last that is written; of locked ones the first."""
     original = master.cells[role]
     if not original.metadata.nbgrader.solution:
@@ -223,7 +223,7 @@ def _plain(cell: Node, cell_id: str) -> Node:
     return fresh
 
 
-def _restore(cells: list[Node], present: set[str], master: Master) -> list[str]:
+def _restore(cells: list[Node], present: set[str], master: SourceNotebook) -> list[str]:
     """Put the master's missing cells back, each behind the one that is before it there."""
     elsewhere: list[str] = []
     unwritten: list[str] = []
@@ -249,7 +249,7 @@ def _restore(cells: list[Node], present: set[str], master: Master) -> list[str]:
     return [f"cell {', '.join(roles)}: {text}" for roles, text in words if roles]
 
 
-def steps(notebook: Node, master: Master) -> list[Step]:
+def steps(notebook: Node, master: SourceNotebook) -> list[Step]:
     """What to run of a repaired notebook, and when to ask for each function.
 
     From top to bottom; a function is asked for where its check stands, or behind the last cell that defines it.
@@ -268,18 +268,18 @@ def steps(notebook: Node, master: Master) -> list[Step]:
     found = []
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code" and cell.id not in names and cell.source.strip():
-            is_own = cell.id not in master.cells
-            found.append(Step("cell", f"no. {number + 1}" if is_own else cell.id, cell.source, is_own))
+            is_user_file = cell.id not in master.cells
+            found.append(Step("cell", f"no. {number + 1}" if is_user_file else cell.id, cell.source, is_user_file))
         found += [Step("ask", name) for name in asked.get(number, [])]
     last = max((place for place, step in enumerate(found) if step.kind == "ask"), default=-1)
     return found[: last + 1]  # what follows, a training perhaps, changes no answer
 
 
-def looks(notebook: Node, master: Master) -> list[str]:
+def looks(notebook: Node, master: SourceNotebook) -> list[str]:
     """What in a student's own cells an instructor may want to look at; it says nothing of guilt."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     own, given = ([cell.source for cell in code if _is_locked(cell) is locked] for locked in (False, True))
-    used = odd_uses(own, given)
+    used = suspicious_names(own, given)
     package = {path for path in used if path.partition(".")[0] == "grpo_edu"}
     odd = {path for path in package if path.endswith("*") or _ODD_CHECKS.match(path)} | (used - package)
     found = [f"uses {plain(path, 60)}" for path in sorted(odd)[:_MOST_LOOKS]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from classroom.exercises import Master, OpenQuestion
+from classroom.exercises import OpenQuestion, SourceNotebook
 from classroom.reading import decode_text
 from classroom.values import plain
 from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
@@ -51,13 +51,13 @@ class StudentGrade:
         """The name, with the number where there is one."""
         return f"{self.student} ({self.lms_id})" if self.lms_id else self.student
 
-    def points(self, *masters: Master) -> float:
+    def points(self, *masters: SourceNotebook) -> float:
         """Earned in one notebook, or in several; open answers that nobody has graded yet earn nothing so far."""
         earned = sum(self.question(one.exercise) for master in masters for one in master.questions)
         asked = [(master, one) for master in masters for one in master.open_questions]
         return plain_number(earned + sum(self.by_hand.get(open_column(master, one), 0) for master, one in asked))
 
-    def open_points(self, master: Master, question: OpenQuestion) -> float | str:
+    def open_points(self, master: SourceNotebook, question: OpenQuestion) -> float | str:
         """Points of an open answer: 0 where nothing was written, "to grade" where nobody has graded it."""
         written = question.cell in self.open_answers.get(master.name, {})
         return self.by_hand.get(open_column(master, question), TO_GRADE if written else 0)
@@ -97,17 +97,17 @@ def file_names(students: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str
     return names
 
 
-def column(master: Master, exercise: str) -> str:
+def column(master: SourceNotebook, exercise: str) -> str:
     """The name of a question in tables, such as "03 group_advantages"."""
     return f"{master.name.split('_')[0]} {exercise}"
 
 
-def open_column(master: Master, question: OpenQuestion) -> str:
+def open_column(master: SourceNotebook, question: OpenQuestion) -> str:
     """The name of an open question in tables, such as "04 open-ties"."""
     return column(master, question.cell)
 
 
-def points_in_gradebook(path: Path, masters: Sequence[Master]) -> Points:
+def points_in_gradebook(path: Path, masters: Sequence[SourceNotebook]) -> Points:
     """The scores of open answers in the gradebook of an nbgrader course; ValueError if it is damaged."""
     from nbgrader.api import Gradebook
     from sqlalchemy.exc import SQLAlchemyError
@@ -129,7 +129,7 @@ def points_in_gradebook(path: Path, masters: Sequence[Master]) -> Points:
     return found
 
 
-def points_in_table(path: Path, masters: Sequence[Master]) -> Points:
+def points_in_table(path: Path, masters: Sequence[SourceNotebook]) -> Points:
     """The points in a table with the columns of ``grades.csv``, as a spreadsheet may have saved it again.
 
     Raises ValueError for a table without `student` and `id`, for a column that `grades.csv` cannot have, and for points
@@ -172,7 +172,7 @@ def check_points(given: Points, students: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def enter_points(given: Points, grades: Sequence[StudentGrade], masters: Sequence[Master]) -> None:
+def enter_points(given: Points, grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> None:
     """Give each student the points of the answers that somebody graded."""
     columns = [open_column(one, asked) for one in masters for asked in one.open_questions]
     for grade in grades:
@@ -180,7 +180,7 @@ def enter_points(given: Points, grades: Sequence[StudentGrade], masters: Sequenc
         grade.by_hand = {column: plain_number(given[key]) for column, key in keys.items() if key in given}
 
 
-def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
+def grades_table(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> str:
     """CSV: a row a student, a column a question, the total, and a word on each trouble."""
     questions = [(column(master, one.exercise), one.exercise) for master in masters for one in master.questions]
     most = sum(master.points for master in masters)
@@ -195,7 +195,7 @@ def grades_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
     return _csv(rows)
 
 
-def canvas_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
+def canvas_table(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> str:
     """CSV for Canvas's gradebook import: an assignment a notebook, with the row of possible points.
 
     Canvas finds a student by ID; where the names held none, by SIS Login ID, which is then the folder's name.
@@ -209,7 +209,7 @@ def canvas_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> s
     return _csv(rows)
 
 
-def moodle_table(grades: Sequence[StudentGrade], masters: Sequence[Master]) -> str:
+def moodle_table(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> str:
     """CSV for Moodle's grade import, whose page asks which column says who it is (Identifier or Username)."""
     rows: list[list[Any]] = [["Identifier", "Full name", "Username", *(master.name for master in masters), "Total"]]
     for grade in grades:

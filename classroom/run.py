@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from classroom.exercises import Master
+from classroom.exercises import SourceNotebook
 from classroom.files import Submission
 from classroom.repair import Node, Step
 from classroom.results import StudentGrade
-from classroom.sandbox import Limits, Sandbox, SandboxFault, packed
+from classroom.sandbox import Limits, Sandbox, SandboxError, packed
 from classroom.values import decode, plain
 from grpo_edu.checks import exercises
 from grpo_edu.checks.compare import Outcome
@@ -29,7 +29,7 @@ MOST_CELLS = 8  # cells of one's own that may end the process before those behin
 MOST_PARTS = 2  # parts of an exercise that may end it before the others count as having done so
 TRAINING = 3  # times the limit: training takes longest, and a slow computer must not change a grade
 _MOST_FAULTS = 3  # processes in a row that end before any of the student's code runs
-_MUCH = 2**20  # printed bytes worth a message
+_PRINT_WARNING_BYTES = 2**20  # printed bytes worth a message
 _MOST_TROUBLES = 20  # messages about one student
 
 
@@ -65,14 +65,14 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
     What is trained comes last, in a process of its own, and only for answers whose other parts are right. Whatever
     ends a process costs nothing but itself, as long as the student's time lasts.
 
-    Raises SandboxFault where the sandbox does not start, or a new process in it ends before the student's code runs.
+    Raises SandboxError where the sandbox does not start, or a new process in it ends before the student's code runs.
     """
     found, skip, faults, fatal = Transcript(), list[int](), 0, Counter[str]()
     places = {step.name: place for place, step in enumerate(steps) if step.kind == "ask"}
     waiting = {
         name: len(inputs_of(name, seed)) - 1 for name in places if isinstance(exercises()[name], TrainedExercise)
     }
-    own = {place for place, step in enumerate(steps) if step.is_own}
+    own = {place for place, step in enumerate(steps) if step.is_user_file}
     # What may end a process, each once; only a process that lies about where it is needs more starts than this.
     patient = replace(limits, seconds=TRAINING * limits.seconds)  # once the other parts are answered and one trains
     cell_seconds = limits.seconds  # also when a model trains: a cell that was late must not take three times as long
@@ -109,7 +109,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
         if at is None:
             faults += ending["new"]  # none of the student's code has run in it, so the fault is not the student's
             if faults == _MOST_FAULTS:
-                raise SandboxFault(f"a student's process cannot be started: {why}. {ending['output'][-600:]}".strip())
+                raise SandboxError(f"a student's process cannot be started: {why}. {ending['output'][-600:]}".strip())
             continue
         place, part = at
         if part < 0:
@@ -223,7 +223,7 @@ class Answers:
 def answers_of(
     submission: Submission,
     digest: str,
-    masters: Sequence[Master],
+    masters: Sequence[SourceNotebook],
     sandbox: Sandbox,
     seed: int,
     limits: Limits,
@@ -232,7 +232,7 @@ def answers_of(
     """Read, repair and run all notebooks of a student. Whatever one of them does becomes a message about it.
 
     to_read: the task of reading: `files` (name and size of each that the sandbox was given), `masters`, and `others`
-    that are not graded now (`pack_masters`). Raises SandboxFault where no student's code can be run.
+    that are not graded now (`pack_masters`). Raises SandboxError where no student's code can be run.
     """
     grade = StudentGrade(submission.student, submission.lms_id, digest, troubles=list(submission.troubles))
     result = Answers(grade)
@@ -242,7 +242,7 @@ def answers_of(
             master = known[found["master"]]
             grade.handed_in.append(master.name)
             _run(master, found, result, sandbox, seed, limits)
-        except SandboxFault:
+        except SandboxError:
             raise
         except Exception as error:
             grade.troubles.append(f"could not be graded to its end: {type(error).__name__}: {error}")
@@ -267,7 +267,7 @@ def _read(to_read: dict[str, Any], sandbox: Sandbox, limits: Limits, grade: Stud
     return found[0]["notebooks"]
 
 
-def pack_masters(masters: Sequence[Master]) -> str:
+def pack_masters(masters: Sequence[SourceNotebook]) -> str:
     """Masters for a student's process: without the answers to open questions, and without nbformat's classes."""
     return packed(
         [
@@ -281,7 +281,9 @@ def pack_masters(masters: Sequence[Master]) -> str:
     )
 
 
-def _run(master: Master, found: dict[str, Any], result: Answers, sandbox: Sandbox, seed: int, limits: Limits) -> None:
+def _run(
+    master: SourceNotebook, found: dict[str, Any], result: Answers, sandbox: Sandbox, seed: int, limits: Limits
+) -> None:
     """Run one notebook that was read, and enter what came of it."""
     import nbformat
     from nbgrader.preprocessors import CheckCellMetadata
@@ -298,7 +300,7 @@ def _run(master: Master, found: dict[str, Any], result: Answers, sandbox: Sandbo
     result.transcripts[master.name] = transcript
     grade.looks += [f"{master.name}: {word}" for word in _runs_of_another(transcript, grade)]
     words = [*found["troubles"], *transcript.troubles, *_failures(transcript, master)]
-    if transcript.printed > _MUCH:
+    if transcript.printed > _PRINT_WARNING_BYTES:
         words.append("it prints more than 1 MB, which was not kept")
     if master.name not in found["file"]:
         words.insert(0, f"found under the name {found['file']}")
@@ -316,7 +318,7 @@ def _runs_of_another(transcript: Transcript, grade: StudentGrade) -> list[str]:
     return found
 
 
-def _failures(transcript: Transcript, master: Master) -> list[str]:
+def _failures(transcript: Transcript, master: SourceNotebook) -> list[str]:
     """The student's cells that raise, and answers that are no functions, apart from what a trouble already says."""
     locked = {name for name, cell in master.cells.items() if not cell.metadata.nbgrader.solution}
     failed = {
@@ -329,7 +331,9 @@ def _failures(transcript: Transcript, master: Master) -> list[str]:
     return found + [why for name, why in transcript.missing.items() if master.answers.get(name) not in failed]
 
 
-def judged(master: Master, transcript: Transcript, seed: int, credit: float = SLIP_CREDIT) -> dict[str, Feedback]:
+def judged(
+    master: SourceNotebook, transcript: Transcript, seed: int, credit: float = SLIP_CREDIT
+) -> dict[str, Feedback]:
     """Exercise → what its answer earned; the checks run here, on what the functions returned there."""
     feedback = {}
     for name in master.checks:
@@ -359,7 +363,7 @@ def _plain_part(part: PartResult) -> PartResult:
     return replace(part, **texts)
 
 
-def _not_answered(master: Master, name: str, transcript: Transcript) -> Outcome:
+def _not_answered(master: SourceNotebook, name: str, transcript: Transcript) -> Outcome:
     """What stands for an answer that there is none of."""
     if name not in transcript.missing:
         return Outcome(problem="TimeoutError", detail="the notebook did not get here")

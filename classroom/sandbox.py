@@ -247,11 +247,11 @@ def _threads_of_this_user() -> int:
     return sum(one.info["num_threads"] or 1 for one in found if one.info["uids"] and one.info["uids"].effective == own)
 
 
-class SandboxFault(RuntimeError):
+class SandboxError(RuntimeError):
     """No process for students' code can be started here, or grading was stopped."""
 
 
-class Garbled(Exception):
+class ProtocolError(Exception):
     """The process sent something that is not a message."""
 
 
@@ -259,7 +259,7 @@ class Sandbox:
     """The process that runs one student's notebooks; it starts at the first task. Use as a context.
 
     isolated: under bubblewrap. hidden: folders that it must not see, wherever they are. stop: once it is set, running
-    tasks end with a SandboxFault. given: an open file that the first task may read, and no other.
+    tasks end with a SandboxError. given: an open file that the first task may read, and no other.
     """
 
     program = "classroom.student"
@@ -300,7 +300,7 @@ class Sandbox:
             first task of its process.
 
         Raises:
-            SandboxFault: the process cannot be started, or grading was stopped.
+            SandboxError: the process cannot be started, or grading was stopped.
         """
         new = self._process is None
         if new:
@@ -311,7 +311,7 @@ class Sandbox:
         try:
             self._send(task)
             how, code = self._watch(messages, begun, before, seconds, Limits(**task["limits"]))
-        except Garbled:
+        except ProtocolError:
             how = "garbled"
         except OSError:
             how = "ended"
@@ -397,7 +397,7 @@ class Sandbox:
                 }
             )
             ready = [message for message in self._receive(120) or [] if "ready" in message]
-        except (OSError, Garbled):
+        except (OSError, ProtocolError):
             ready = []
         finally:
             os.close(info)
@@ -405,7 +405,7 @@ class Sandbox:
             self._drain()
             said = self._output.decode("utf-8", "replace").strip()[-800:]
             self.close()
-            raise SandboxFault(f"the process that runs students' code does not start: {said or 'it says nothing'}")
+            raise SandboxError(f"the process that runs students' code does not start: {said or 'it says nothing'}")
 
     def _take_hold(self, info: int) -> None:
         """Get a handle on the first process in the sandbox, whose number bubblewrap tells."""
@@ -458,15 +458,15 @@ class Sandbox:
     def _receive(self, seconds: float) -> list[dict] | None:
         """The messages that come next, none after so many seconds; None where no more can come.
 
-        Raises Garbled for what is not a message, or too much of it; SandboxFault where grading was stopped.
+        Raises Garbled for what is not a message, or too much of it; SandboxError where grading was stopped.
         """
         assert self._process and self._process.stdout
         if self._is_garbled:
-            raise Garbled
+            raise ProtocolError
         output, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
         while True:
             if self._stop_asked.is_set():
-                raise SandboxFault("grading was stopped while a student's code ran")
+                raise SandboxError("grading was stopped while a student's code ran")
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self._channel, output], [], [], max(0.0, min(_POLL, left)))
             if self._channel in ready:
@@ -500,7 +500,7 @@ class Sandbox:
         """
         self._sent += len(content)
         if self._sent > _MOST_ANSWERS:
-            raise Garbled
+            raise ProtocolError
         *lines, self._rest = (self._rest + content).split(b"\n")
         found: list[dict] = []
         for line in lines:
@@ -513,7 +513,7 @@ class Sandbox:
                 break
             found.append(message)
         if self._is_garbled and not found:
-            raise Garbled
+            raise ProtocolError
         return found
 
     def _ended_for_memory(self) -> int:

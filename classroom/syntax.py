@@ -129,14 +129,14 @@ def _does_nothing(node: ast.stmt) -> bool:
     return False
 
 
-def odd_uses(sources: Collection[str], given: Collection[str]) -> set[str]:
+def suspicious_names(sources: Collection[str], given: Collection[str]) -> set[str]:
     """What cells use that an answer has no need of, and what they take from the package itself.
 
     Names are resolved through imports, so that `from os import _exit as leave` is found as ``os._exit``.
 
     sources: the student's cells. given: the other cells of the notebook, whose imports count as well.
 
-    >>> sorted(odd_uses(["import os as o\\no.write(3, b'')", "exec(x)"], ["from grpo_edu import checks"]))
+    >>> sorted(suspicious_names(["import os as o\\no.write(3, b'')", "exec(x)"], ["from grpo_edu import checks"]))
     ['exec', 'os.write']
     """
     trees = [module for module in map(tree, sources) if module is not None]

@@ -40,7 +40,7 @@ def plain(text: str, most: int = 300, *, lines: bool = False) -> str:
     return f"{clean} …" if len(text) > most else clean
 
 
-class Foreign:
+class OpaqueValue:
     """A value of a kind that does not cross: it equals nothing and shows what it was."""
 
     def __init__(self, text: str) -> None:
@@ -128,7 +128,7 @@ def decode(content: Any, depth: int = 0) -> Any:
     if what == "array" and inside[:1] != ["bfloat16"]:
         return _decode_tensor(inside).numpy()
     if what == "other" and len(inside) == 2 and all(isinstance(one, str) for one in inside):
-        return type(plain(inside[0], 40) or "object", (Foreign,), {})(plain(inside[1]))
+        return type(plain(inside[0], 40) or "object", (OpaqueValue,), {})(plain(inside[1]))
     raise ValueError(f"content: {what[:40]!r} is no kind of value")
 
 

@@ -48,14 +48,14 @@ _MANY_MODULES = 300
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Import large libraries without Python's garbage collector, which makes the imports a fifth faster.
 
     An import of torch or transformers creates half a million objects that stay. The collector would look through them
     again and again while their number grows. Where many modules were imported, the objects are set aside at the end
     (`gc.freeze`), so that later collections need not look at them either. A collector that was off stays off.
 
-    >>> with collector_paused():
+    >>> with gc_paused():
     ...     gc.isenabled()
     False
     >>> gc.isenabled()
@@ -76,7 +76,7 @@ def __getattr__(name: str) -> Any:
     """Import the module that holds `name` and hand the name out."""
     if name not in _HOMES:
         raise AttributeError(f"module 'grpo_edu' has no attribute {name!r}")
-    with collector_paused():
+    with gc_paused():
         return getattr(import_module(f"grpo_edu.{_HOMES[name]}"), name)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo_edu.tensors import LARGEST_REWARD, at_least_float32, check_name, widest
+from grpo_edu.tensors import LARGEST_REWARD, at_least_float32, check_name, widest_float_dtype
 
 SCALE_REWARDS = ("group", "batch", "none", "mean")
 
@@ -223,7 +223,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
             "keep every group whole"
         )
     rewards = at_least_float32(rewards)
-    unusable = torch.abs(rewards.to(widest(rewards.device))) > LARGEST_REWARD
+    unusable = torch.abs(rewards.to(widest_float_dtype(rewards.device))) > LARGEST_REWARD
     if unusable.any():
         row = int(unusable.nonzero()[0])
         raise ValueError(

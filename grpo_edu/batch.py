@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_edu.advantages import ESTIMATORS, degenerate_groups, estimate_advantages, turn_advantages
 from grpo_edu.config import GRPOConfig
-from grpo_edu.problems.templates import Problem, ProblemOrder, columns_of
+from grpo_edu.problems.templates import Problem, ProblemOrder, reward_columns
 from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards
 from grpo_edu.rollout import Rollout
 
@@ -58,7 +58,7 @@ def score_rollout(
         prompts=[problem.prompt for problem in rows],
         completions=rollout.completions,
         completion_ids=completion_ids,
-        **columns_of(rows),
+        **reward_columns(rows),
         **extra,  # as in TRL; a tuple, because a list would be copied for each function
     ).to(rollout.completion_ids.device)
     rewards = combine_rewards(rewards_per_func, config.reward_weights)

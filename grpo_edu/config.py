@@ -198,7 +198,7 @@ def field_help(options: Any) -> dict[str, str]:
     return {one.name: one.metadata.get("help", "") for one in fields(options)}
 
 
-def documented(options: type[Class]) -> type[Class]:
+def append_field_docs(options: type[Class]) -> type[Class]:
     """Add the texts on the fields to the docstring of a dataclass."""
     texts = [f"{name}: {text}." for name, text in field_help(options).items() if text]
     options.__doc__ = inspect.cleandoc(options.__doc__ or "") + "\n\n" + "\n".join(texts)
@@ -260,7 +260,7 @@ _KINDS: dict[type, tuple[type, str]] = {
 }
 
 
-@documented
+@append_field_docs
 @dataclass(frozen=True)
 class GRPOConfig:
     """The settings of one GRPO run. The defaults train the tiny model in well under a minute.

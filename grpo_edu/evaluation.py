@@ -17,7 +17,7 @@ import numpy as np
 
 from grpo_edu.config import check_numbers
 from grpo_edu.problems.equations import check_equations
-from grpo_edu.problems.templates import Problem, prompt_options, scorer_of
+from grpo_edu.problems.templates import Problem, get_scorer, prompt_options
 from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, render_prompt
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def evaluate_in_batches(
 
 def _answer_and_score(problem: Problem, completion: str) -> tuple[str | None, bool]:
     """The answer of a completion, and whether it is correct."""
-    scorer = scorer_of(problem)
+    scorer = get_scorer(problem)
     if scorer is not None:
         return scorer.answer(completion), scorer.score(completion, problem.prompt, problem.level, problem.answer) >= 1.0
     answer = extract_answer(completion)
@@ -307,7 +307,7 @@ def _check_problems(problems: Sequence[Problem], batch_size: int, seed: int) -> 
         raise ValueError("problems is empty; pass at least one, for example load_problems('basic', 'heldout')")
     check_numbers(batch_size=batch_size, seed=seed)
     for row, problem in enumerate(problems):
-        if scorer_of(problem) is None and normalize_answer(problem.answer) is None:
+        if get_scorer(problem) is None and normalize_answer(problem.answer) is None:
             raise ValueError(f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data")
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_edu.tensors import at_least_float32, check_name, check_row_or_token, check_shapes, masked, widest
+from grpo_edu.tensors import at_least_float32, check_name, check_row_or_token, check_shapes, masked, widest_float_dtype
 
 IMPORTANCE_SAMPLING_LEVELS = ("token", "sequence")
 
@@ -451,7 +451,7 @@ def token_weights(
     """
     if completion_mask.ndim != 2 or 0 in completion_mask.shape:
         raise ValueError(f"completion_mask must have shape (B, C) and not be empty, got {tuple(completion_mask.shape)}")
-    mask = completion_mask.to(widest(completion_mask.device))
+    mask = completion_mask.to(widest_float_dtype(completion_mask.device))
     wrong = (mask != 0) & (mask != 1)
     if wrong.any():
         raise ValueError(f"completion_mask must contain only 0 and 1, got {mask[wrong][0].item():g}")

@@ -83,7 +83,7 @@ def load_model(source: Path | str, dtype: torch.dtype, obstacle: str) -> PreTrai
     except (ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
         raise ValueError(f"{source}: transformers cannot build the model of config.json ({error})") from error
     except OSError as error:
-        raise explained(error, source, obstacle) from error
+        raise with_load_advice(error, source, obstacle) from error
     check_report(report, source)
     for key, weight in model.named_parameters():
         if not all(torch.isfinite(end) for end in weight.detach().aminmax()):
@@ -113,7 +113,7 @@ def load_tokenizer(source: Path | str, obstacle: str) -> PreTrainedTokenizerBase
             return PreTrainedTokenizerFast.from_pretrained(source)
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except OSError as error:
-        raise explained(error, source, obstacle) from error
+        raise with_load_advice(error, source, obstacle) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{source}: the tokenizer files are damaged ({error}); {_again(source)}") from error
 
@@ -143,7 +143,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel,
         )
 
 
-def explained(error: OSError, source: Path | str, obstacle: str) -> OSError:
+def with_load_advice(error: OSError, source: Path | str, obstacle: str) -> OSError:
     """The same error with advice on what to do; obstacle: why the Hub was not asked."""
     if isinstance(source, Path):
         return OSError(f"{source} could not be read ({error}); {_again(source)}")

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from grpo_edu import collector_paused
+from grpo_edu import gc_paused
 from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
 from grpo_edu.gguf_files import GGUF_SUFFIX, SMOLLM2, convert_gguf, convert_smollm2
 from grpo_edu.model_files import (
     check_folder,
     check_tokenizer,
     check_vocabulary,
-    explained,
     floating_dtype,
     load_model,
     load_tokenizer,
     quiet_transformers,
+    with_load_advice,
 )
-from grpo_edu.problems.hub import hub_or_cache, meant_as_folder, no_folder
+from grpo_edu.problems.hub import looks_like_path, missing_folder_message, offline_if_hub_unreachable
 from grpo_edu.problems.templates import data_dir
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def load_policy(
             tokenizer = load_tokenizer(adapters, "")
         return merge_lora(load_adapters(model, adapters)), tokenizer
     source = find_model(name)
-    with collector_paused():
+    with gc_paused():
         import transformers.modeling_utils  # noqa: F401  most of what loading a model imports
-    with quiet_transformers(), hub_or_cache(isinstance(source, str)) as obstacle:
+    with quiet_transformers(), offline_if_hub_unreachable(isinstance(source, str)) as obstacle:
         model = load_model(source, floating_dtype(dtype), obstacle)
         tokenizer = load_tokenizer(source, obstacle)
     check_tokenizer(tokenizer, source)
@@ -108,11 +108,11 @@ def load_config(name: str | Path = "tiny") -> PretrainedConfig:
 
         return load_config(adapter_base(adapters))
     source = find_model(name)
-    with hub_or_cache(isinstance(source, str)) as obstacle:
+    with offline_if_hub_unreachable(isinstance(source, str)) as obstacle:
         try:
             return AutoConfig.from_pretrained(source, trust_remote_code=False)
         except OSError as error:
-            raise explained(error, source, obstacle) from error
+            raise with_load_advice(error, source, obstacle) from error
 
 
 def save_policy(
@@ -211,14 +211,14 @@ def _locate(name: str | Path) -> Path | str:
         raise FileNotFoundError(
             f"name: {shipped} is missing. In a clone of the course, python -m recipes.pretraining makes it."
         )
-    if isinstance(name, Path) or meant_as_folder(name):
-        raise FileNotFoundError(f"name: {no_folder(name)}. {known}")
+    if isinstance(name, Path) or looks_like_path(name):
+        raise FileNotFoundError(f"name: {missing_folder_message(name)}. {known}")
     if not _HUB_ID.fullmatch(name):
         raise ValueError(f"name: {name!r} is unknown. {known}")
     return name
 
 
-class Session:
+class ResettableModel:
     """A model and its tokenizer that are loaded once, and whose weights can be reset to their initial values.
 
     A notebook or a dashboard that trains several times uses a session, so that it loads the model only once. A session

@@ -22,7 +22,7 @@ from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters, merge_lora
 from grpo_edu.fast.memory import large_blocks_kept
 from grpo_edu.prompts import prompt_style
-from grpo_edu.tensors import widest
+from grpo_edu.tensors import widest_float_dtype
 from grpo_edu.turns import Conversations, Environment, reset_environments, token_id
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def generate(
     # One uniform number per token is drawn in advance, so that no sample depends on which others are complete.
     source = generator.device if generator is not None else "cpu"
     drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device=source)
-    uniform = drawn.to(model.device, widest(model.device))
+    uniform = drawn.to(model.device, widest_float_dtype(model.device))
     packed = packed_weights(model, *shape, active=pack_weights)
     with _inference(model), FreeCores() as cores, large_blocks_kept(model), packed:
         decoder = TreeDecoder(model, prompt_ids, prompt_mask, max_completion_length, shape[0])

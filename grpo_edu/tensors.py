@@ -42,7 +42,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def widest(device: torch.device) -> torch.dtype:
+def widest_float_dtype(device: torch.device) -> torch.dtype:
     """The widest floating-point type of a device: float64, and float32 on Apple's GPU, which has no other.
 
     >>> widest(torch.device("cpu")), widest(torch.device("mps"))

@@ -130,7 +130,7 @@ def reset_environments(
     return environments, openings
 
 
-def turns_are_calls(tokenizer: PreTrainedTokenizerBase) -> None:
+def use_trl_tool_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Let TRL take each message of the policy for a call of the environment's `step`, with the message as its text.
 
     TRL's `environment_factory` knows tools only, and a model of this course is too small to write their JSON. This sets
@@ -146,7 +146,7 @@ def turns_are_calls(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.response_template = _RESPONSE
 
 
-def next_turn(tokenizer: PreTrainedTokenizerBase, observation: str) -> str:
+def render_observation(tokenizer: PreTrainedTokenizerBase, observation: str) -> str:
     """The text between the end token of the policy's message and the start of its next one, with the observation.
 
     Raises ValueError where the tokenizer's chat template cannot render a second turn.
@@ -218,7 +218,7 @@ class Conversations:
         self._marker = None if marker is None else token_id(tokenizer, marker, f"{self.name}.turn_end")
         self._capped = 0
         if marker is None:
-            next_turn(tokenizer, "")  # a template without turns is refused before anything is sampled
+            render_observation(tokenizer, "")  # a template without turns is refused before anything is sampled
 
     def write(self, samples: Tensor, step: int, sampled: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens of a step, (samples,) long, and which rows are complete with it, (samples,) bool.
@@ -254,7 +254,7 @@ class Conversations:
             self._capped += not done
             return True
         if observation not in self._replies:
-            text = observation if self._marker is not None else next_turn(self.tokenizer, observation)
+            text = observation if self._marker is not None else render_observation(self.tokenizer, observation)
             self._replies[observation] = self.tokenizer.encode(text, add_special_tokens=False)
         reply = self._replies[observation][: self.ids.shape[1] - end]
         self.ids[row, end : end + len(reply)] = self.ids.new_tensor(reply)

@@ -24,7 +24,7 @@ from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.environments import WORDS, WordGame, fitting_words, word_game_splits
 from grpo_edu.problems.templates import Problem, data_dir
 from grpo_edu.prompts import render_prompt
-from grpo_edu.turns import next_turn, turns_are_calls
+from grpo_edu.turns import render_observation, use_trl_tool_template
 from recipes.corpus import PretrainingConfig
 from recipes.pretraining import (
     build_model,
@@ -75,7 +75,7 @@ def encode_game(
         turn = [*tokenizer.encode(guess, add_special_tokens=False), tokenizer.eos_token_id]
         ids, is_target = ids + turn, is_target + [1] * len(turn)
         if number < len(turns):
-            reply = tokenizer.encode(next_turn(tokenizer, observation), add_special_tokens=False)
+            reply = tokenizer.encode(render_observation(tokenizer, observation), add_special_tokens=False)
             ids, is_target = ids + reply, is_target + [0] * len(reply)
     return ids, is_target
 
@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that holds a model")
     options = parser.parse_args(arguments)
     _, tokenizer = load_policy("tiny")
-    turns_are_calls(tokenizer)
+    use_trl_tool_template(tokenizer)
     model, splits = build_model(CONFIG, tokenizer), word_game_splits()
     losses = learn_games(model, tokenizer, splits["train"])
     settings = {"max_completion_length": LENGTH, "batch_size": 150, "environment": WordGame}

@@ -99,7 +99,7 @@ RESOURCES = {
     "jupyter_book": Resource(
         "Jupyter Book is not installed in .venv-book, which builds the web book",
         "python3 course.py book",
-        path=course.python_of(course.BOOK_VENV),
+        path=course.venv_python(course.BOOK_VENV),
     ),
     "reasoning_gym": Resource(
         "reasoning-gym is not installed, a part of which is compiled",

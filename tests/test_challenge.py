@@ -195,7 +195,7 @@ def test_later_phases_have_seeds_of_their_own():
     ],
 )
 def test_settings_that_break_a_rule_are_rejected_with_the_reason(settings, words):
-    with pytest.raises(challenge.Rejected, match=words):
+    with pytest.raises(challenge.SubmissionRejectedError, match=words):
         phases_of(settings, 7, 100)
 
 
@@ -213,7 +213,7 @@ def test_a_folder_with_more_or_less_is_refused(submit, change, word):
     folder = submit()
     assert read_submission(folder)[1] == NOTE
     change(folder)
-    with pytest.raises(challenge.Rejected, match=word):
+    with pytest.raises(challenge.SubmissionRejectedError, match=word):
         read_submission(folder)
 
 

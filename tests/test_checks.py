@@ -327,7 +327,7 @@ def test_mistakes_are_listed_as_changes_of_the_reference():
             x
             Twice.
     """
-    squared, same = core.mistakes_in(text, double).items()
+    squared, same = core.parse_mistakes(text, double).items()
     assert squared[0] == "it is squared" and squared[1].hint == "Look at 3 and 9."
     assert [way(5) for way in (squared[1].wrong, *squared[1].also)] == [25, 25]
     assert same[0] == "nothing is doubled" and same[1].wrong(7) == 7 and same[1].hint == "Twice."

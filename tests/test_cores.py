@@ -13,7 +13,7 @@ from random_policy import byte_tokenizer, random_model
 
 import course
 from grpo_edu.fast import cores
-from grpo_edu.fast.cores import FreeCores, OtherPrograms, cpu_quota, prepare_openmp, threads_for
+from grpo_edu.fast.cores import BackgroundLoad, FreeCores, cpu_quota, prepare_openmp, threads_for
 from grpo_edu.fast.memory import memory_limit
 from grpo_edu.rollout import generate
 
@@ -41,9 +41,9 @@ def test_threads_follow_a_quota_that_is_smaller_than_the_cores(monkeypatch, quot
     assert environment.get("OMP_NUM_THREADS") == threads
 
 
-def waiting_problem(imports, **variables):
+def spin_wait_warning(imports, **variables):
     """What the doctor would say in a fresh process that imports in this order, with these variables."""
-    code = f"import {imports}; from grpo_edu.fast.cores import waiting_problem; print(waiting_problem())"
+    code = f"import {imports}; from grpo_edu.fast.cores import spin_wait_warning; print(spin_wait_warning())"
     plain = {name: value for name, value in os.environ.items() if not name.startswith(OPENMP)}
     run = [sys.executable, "-c", code]
     return subprocess.run(run, env={**plain, **variables}, capture_output=True, text=True, check=True).stdout.strip()
@@ -67,7 +67,7 @@ def waiting_problem(imports, **variables):
 def test_what_would_stall_a_busy_computer_is_named(imports, variables, problem):
     if "libgomp" not in Path("/proc/self/maps").read_text():
         pytest.skip("this torch does not use libgomp")
-    found = waiting_problem(imports, **variables)
+    found = spin_wait_warning(imports, **variables)
     assert problem in found and bool(problem) == bool(found)
 
 
@@ -99,7 +99,7 @@ def test_other_programs_are_what_is_busy_without_this_one(monkeypatch):
     monkeypatch.setattr(cores.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(cores.time, "process_time", lambda: next(own))
     monkeypatch.setattr(cores, "busy_seconds", lambda: next(busy))
-    programs = OtherPrograms()
+    programs = BackgroundLoad()
     assert [programs.cores() for _ in range(5)] == [
         0.0,  # nothing to compare with
         0.0,  # too early to measure again
@@ -110,7 +110,7 @@ def test_other_programs_are_what_is_busy_without_this_one(monkeypatch):
 
 
 def test_a_busy_neighbour_is_noticed():
-    programs = OtherPrograms()
+    programs = BackgroundLoad()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         try:
             for _ in range(50):

@@ -313,8 +313,8 @@ def test_an_old_python_can_read_the_file():
 
 
 def test_the_paths_of_both_kinds_of_system(course):
-    assert course.python_of(course.VENV, "posix").relative_to(course.VENV) == Path("bin", "python")
-    assert course.python_of(course.VENV, "nt").relative_to(course.VENV) == Path("Scripts", "python.exe")
+    assert course.venv_python(course.VENV, "posix").relative_to(course.VENV) == Path("bin", "python")
+    assert course.venv_python(course.VENV, "nt").relative_to(course.VENV) == Path("Scripts", "python.exe")
 
 
 def test_what_python_compiled_is_kept(course, monkeypatch):

@@ -12,7 +12,7 @@ from grpo_edu.cli.main import main
 from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.continual.stages import load_curriculum
 from grpo_edu.losses import LOSSES as TABLE
-from grpo_edu.runs.effects import RUN_NEEDS, check_effects
+from grpo_edu.runs.effects import RUN_NEEDS, reject_ineffective_options
 from grpo_edu.runs.options import CONFIG_FIELDS, RunConfig
 from grpo_edu.trainer import train
 
@@ -100,7 +100,7 @@ def refused(given, context) -> bool:
     """Whether the table refuses this option next to these settings."""
     settings = RunConfig(config=GRPOConfig(**{**SMALL, **context, **given}), reward_funcs=REWARDS).to_settings()
     try:
-        check_effects(given, settings)
+        reject_ineffective_options(given, settings)
     except ValueError as error:
         assert f"`{next(iter(given))}` is" in str(error)
         return True

@@ -132,7 +132,7 @@ FIGURES = {
     "three matrices": lambda: continual.matrix_figure({"none": MATRIX, "EWC": MATRIX, "replay": MATRIX}, TASKS),
     "estimates": lambda: continual.estimates_figure({"forgetting": ESTIMATES}, title="Forgetting"),
     "two groups": lambda: continual.estimates_figure({"kept": ESTIMATES, "learned": ESTIMATES}, title="Both"),
-    "vital signs": lambda: faulty_runs.vital_signs({"A": (FAULTY, HEALTHY), "B": (FAULTY, [])}, ["reward", "kl"]),
+    "vital signs": lambda: faulty_runs.metric_curves({"A": (FAULTY, HEALTHY), "B": (FAULTY, [])}, ["reward", "kl"]),
     "treatments": lambda: faulty_runs.treatments({"A": ([0.0, 0.1], [0.5]), "B": ([1.0], [0.4, 0.6])}),
     "outcomes": lambda: faulty_runs.outcomes(
         {"lr": ([0.0, 0.2], [0.8, 0.9]), "kl": ([0.5], [0.6])}, base=(0.4, 0.3, 0.5)
@@ -281,7 +281,7 @@ REFUSED = [
     (lambda: advantages.pull_by_difficulty(torch.tensor([1.0, 0, 0]), 3), "num_generations.* 3"),
     (lambda: advantages.pull_by_difficulty(torch.tensor([1.0, 0.5]), 2), "rewards"),
     (lambda: advantages.pull_by_difficulty(torch.ones(4), 2), "all groups tie"),
-    (lambda: faulty_runs.vital_signs({"A": (FAULTY, HEALTHY)}, ["pulse"]), "signs.*pulse.*reward"),
+    (lambda: faulty_runs.metric_curves({"A": (FAULTY, HEALTHY)}, ["pulse"]), "signs.*pulse.*reward"),
     (lambda: interval_rows({"x": [4]}, ["a"], trials=3, title="t"), "successes.* 4"),
     (lambda: machine.thread_curves([2, 4], {"a": [1.0, 1.0]}, cores=4), r"threads.*\[2, 4\]"),
     (lambda: objective.clip_curves(loss_type="ppo"), "loss_type"),
@@ -444,7 +444,7 @@ def test_vital_signs_draws_each_seed_their_mean_and_the_healthy_range():
     assert {(1, 0.4), (1, 0.5), (3, 0.8), (3, 0.9)} <= corners
     assert colored(kl, faulty_runs.HEALTHY) == [] and not kl.collections, "the healthy runs have no KL"
     short = [{"reward": [0.0, 0.1]}, {"reward": [0.2, 0.3, 0.4]}]
-    (axes,) = faulty_runs.vital_signs({"A": (short, [])}, ["reward"]).axes
+    (axes,) = faulty_runs.metric_curves({"A": (short, [])}, ["reward"]).axes
     assert colored(axes, faulty_runs.SICK)[-1] == [0.1, 0.2], "a run that ended early shortens the mean"
 
 

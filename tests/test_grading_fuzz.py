@@ -11,7 +11,7 @@ from classroom.pages import feedback_page
 from classroom.repair import repaired, steps
 from classroom.results import StudentGrade, grades_table
 from classroom.run import Transcript, _take_all, judged
-from classroom.sandbox import Garbled, Limits, Sandbox
+from classroom.sandbox import Limits, ProtocolError, Sandbox
 from classroom.values import plain
 from grpo_edu.checks import exercises
 from grpo_edu.checks.core import attempt, trial
@@ -95,7 +95,7 @@ def test_any_bytes_are_messages_or_garbled(pieces):
         for piece in pieces:
             for message in sandbox._messages(piece):
                 assert isinstance(message, dict)
-    except Garbled:
+    except ProtocolError:
         pass
     finally:
         sandbox._folder.cleanup()

@@ -25,7 +25,7 @@ from nbgrader.preprocessors import CheckCellMetadata
 
 from classroom.exercises import load_masters
 from classroom.repair import best_master, looks, open_answers, repaired, steps, written_answers
-from classroom.syntax import definitions, odd_uses
+from classroom.syntax import definitions, suspicious_names
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (REPOSITORY / "solutions").rglob("*.ipynb"))
@@ -419,7 +419,7 @@ def test_a_long_cell_is_read_in_a_time_that_grows_with_its_length(source):
     """Each of these took minutes, or grew with the square of the length."""
     before = time.process_time()
     definitions(source)
-    odd_uses([source], [])
+    suspicious_names([source], [])
     assert time.process_time() - before < 10
 
 
@@ -435,4 +435,4 @@ def test_a_long_cell_is_read_in_a_time_that_grows_with_its_length(source):
     ],
 )
 def test_what_ipython_itself_runs_is_told_from_python(source, found):
-    assert odd_uses([source], []) == found
+    assert suspicious_names([source], []) == found

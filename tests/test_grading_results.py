@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from classroom.exercises import Master, OpenQuestion, Question
+from classroom.exercises import OpenQuestion, Question, SourceNotebook
 from classroom.pages import feedback_page, open_answers_page, plot_questions, plot_scores, score_counts, summary_page
 from classroom.results import (
     StudentGrade,
@@ -28,8 +28,8 @@ from classroom.results import (
 from grpo_edu.checks.feedback import Feedback, PartResult
 
 EVIL = "<script>alert(1)</script>"
-ONE = Master("03_one", SimpleNamespace(cells=[]), (Question("check-f", "f", 3), Question("check-g", "g", 2)))
-TWO = Master("04_two", SimpleNamespace(cells=[]), (Question("check-h", "h", 5),))
+ONE = SourceNotebook("03_one", SimpleNamespace(cells=[]), (Question("check-f", "f", 3), Question("check-g", "g", 2)))
+TWO = SourceNotebook("04_two", SimpleNamespace(cells=[]), (Question("check-h", "h", 5),))
 
 
 def judged(name, *points, mistake=""):
@@ -80,7 +80,7 @@ def test_the_table_of_grades():
 
 
 OPEN = (OpenQuestion("open-a", 4, "Why?", "Because."), OpenQuestion("open-b", 2, "When?", "Then."))
-ASKED = Master("04_two", SimpleNamespace(cells=[]), (Question("check-h", "h", 5),), OPEN)
+ASKED = SourceNotebook("04_two", SimpleNamespace(cells=[]), (Question("check-h", "h", 5),), OPEN)
 
 
 def writer():

@@ -13,7 +13,7 @@ from forty_submissions import NAME, right
 from classroom import kernel
 from classroom import sandbox as module
 from classroom.kernel import memory_is_counted
-from classroom.sandbox import Limits, Sandbox, SandboxFault, isolation_problem
+from classroom.sandbox import Limits, Sandbox, SandboxError, isolation_problem
 from grpo_edu.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -180,7 +180,7 @@ def test_without_isolation_is_possible_loud_and_recorded(one_submission, tmp_pat
 
 def test_a_process_that_does_not_start_says_why(monkeypatch):
     monkeypatch.setattr(module, "_bwrap", lambda: "/bin/ls")
-    with Sandbox(LIMITS) as broken, pytest.raises(SandboxFault, match="unrecognized option"):
+    with Sandbox(LIMITS) as broken, pytest.raises(SandboxError, match="unrecognized option"):
         broken.run({}, 1)
 
 

@@ -21,7 +21,7 @@ from grpo_edu import models
 from grpo_edu.fast.lora import adapter_base, add_lora, save_adapters
 from grpo_edu.models import list_models, load_config, load_policy, save_policy, tiny_dir
 from grpo_edu.problems.files import load_gsm8k
-from grpo_edu.problems.hub import hub_obstacle
+from grpo_edu.problems.hub import why_hub_unreachable
 
 TEXT = "<|im_start|>user\nZoe\u0308 has 14 pears,  and\n34 more.<|im_end|>\n"  # an ë that NFC would compose
 
@@ -149,7 +149,7 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_a_path_that_looks_like_a_hub_id_is_a_missing_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
-    monkeypatch.setattr(models, "hub_or_cache", lambda: pytest.fail("the Hub was asked"))
+    monkeypatch.setattr(models, "offline_if_hub_unreachable", lambda: pytest.fail("the Hub was asked"))
     with pytest.raises(FileNotFoundError, match="folder runs/typo does not exist"):
         load_policy("runs/typo")
 
@@ -183,10 +183,10 @@ def test_the_hub_is_not_asked_where_that_is_switched_off_and_an_answer_is_an_ans
             assert url == silent_hub
 
     monkeypatch.setattr("huggingface_hub.get_session", lambda: Answers())
-    assert hub_obstacle() == ""
+    assert why_hub_unreachable() == ""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.get_session", lambda: pytest.fail("the Hub was asked"))
-    assert hub_obstacle() == "HF_HUB_OFFLINE is set"
+    assert why_hub_unreachable() == "HF_HUB_OFFLINE is set"
 
 
 def test_an_unreachable_hub_model_says_how_to_get_it():

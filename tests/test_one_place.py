@@ -14,7 +14,7 @@ from grpo_edu.advantages import ESTIMATORS
 from grpo_edu.cli.main import build_parser
 from grpo_edu.config import GRPOConfig, names_in_source
 from grpo_edu.losses import LOSSES
-from grpo_edu.runs.effects import check_effects
+from grpo_edu.runs.effects import reject_ineffective_options
 from grpo_edu.runs.options import RunConfig
 from grpo_edu.scale.trl_backend import trl_settings
 
@@ -75,7 +75,7 @@ def test_the_trainer_learns_with_both(tokenizer):
 def test_options_that_have_no_effect_with_them_are_refused(given, others):
     settings = RunConfig(config=GRPOConfig(**given, **others)).to_settings()
     with pytest.raises(ValueError, match="which has no effect here"):
-        check_effects(given, settings)
+        reject_ineffective_options(given, settings)
 
 
 @pytest.mark.parametrize("changes", [{"loss_type": "better_half"}, {"advantage_estimator": "signs"}])

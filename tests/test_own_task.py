@@ -13,8 +13,8 @@ from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
-from grpo_edu.problems.own import own_problems, question_key
-from grpo_edu.problems.templates import columns_of
+from grpo_edu.problems.own import load_user_problems, question_key
+from grpo_edu.problems.templates import reward_columns
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
@@ -71,29 +71,29 @@ def table(request, tmp_path):
 
 
 def test_every_kind_of_file_gives_the_same_problems(table):
-    train, heldout = (own_problems(table, split) for split in ("train", "heldout"))
+    train, heldout = (load_user_problems(table, split) for split in ("train", "heldout"))
     assert len(train) == 16 and len(heldout) == 4
     assert {(p.prompt, p.answer) for p in train + heldout} == {(row["question"], row["answer"]) for row in SUMS}
     assert all(problem.level == "sums" and problem.columns == {"unit": "cm"} for problem in train + heldout)
     shuffled = write(table.parent / "again.jsonl", list(reversed(SUMS)))
-    assert {p.prompt for p in own_problems(shuffled, "heldout")} == {p.prompt for p in heldout}
+    assert {p.prompt for p in load_user_problems(shuffled, "heldout")} == {p.prompt for p in heldout}
 
 
 def test_columns_are_mapped_and_two_files_stay_apart(tmp_path):
     rows = [{"problem text": row["question"], "target": f"So #### {row['answer']}"} for row in SUMS]
     train, held = write(tmp_path / "a.jsonl", rows[:15]), write(tmp_path / "b.jsonl", rows[15:])
     columns = ("question=problem text", "answer=target")
-    problems = own_problems(train, "train", heldout=held, columns=columns)
+    problems = load_user_problems(train, "train", heldout=held, columns=columns)
     assert len(problems) == 15 and problems[3].answer == "6" and problems[3].solution == "So #### 6"
     assert len(load_split((str(train),), heldout_file=held, columns=columns, n=300)) == 5  # fewer than asked for
     write(held, [*rows[15:], {"problem text": " what is 3 + 3?", "target": "6"}])
     with pytest.raises(ValueError, match=r"b\.jsonl:6: .*what is 3 \+ 3.*training"):
-        own_problems(train, "train", heldout=held, columns=columns)
+        load_user_problems(train, "train", heldout=held, columns=columns)
 
 
 def test_a_repeated_question_is_never_on_both_sides(tmp_path):
     path = write(tmp_path / "twice.jsonl", SUMS + SUMS)
-    train, heldout = own_problems(path, "train"), own_problems(path, "heldout")
+    train, heldout = load_user_problems(path, "train"), load_user_problems(path, "heldout")
     assert len(train) == 32 and len(heldout) == 4
     assert not {question_key(p.prompt) for p in train} & {question_key(p.prompt) for p in heldout}
 
@@ -562,7 +562,7 @@ def test_problems_without_an_answer_are_scored_by_the_reward_of_their_own_run(tm
     problem = first.heldout[0]
     texts = [f"it is {problem.columns['wanted']}", "nothing"]
     for data, paid in ((first, [1.0, 0.0]), (second, [0.0, 0.0])):
-        columns = columns_of([data.heldout[0]] * 2)
+        columns = reward_columns([data.heldout[0]] * 2)
         found = compute_rewards(data.reward_funcs, prompts=[problem.prompt] * 2, completions=texts, **columns)
         assert found[:, 0].tolist() == found[:, 1].tolist() == paid
     model, tokenizer = load_policy("tiny")

@@ -25,7 +25,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.losses import grpo_loss
 from grpo_edu.models import load_policy
 from grpo_edu.runs import run as runs
-from grpo_edu.runs.folder import RunFolder, is_held, run_lock
+from grpo_edu.runs.folder import RunFolder, is_locked, run_lock
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.record import read_resumable
@@ -302,7 +302,7 @@ def test_a_second_process_is_refused(run, tmp_path, policy_dir, arguments):
 
     def second(completions):
         folder = str(tmp_path / "run")
-        assert is_held(folder)
+        assert is_locked(folder)
         words = arguments.format(folder=folder, model=policy_dir).split()
         command = [sys.executable, "-m", "grpo_edu", "train", *words]
         seen.append(subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1]))
@@ -313,7 +313,7 @@ def test_a_second_process_is_refused(run, tmp_path, policy_dir, arguments):
     assert process.returncode == 2 and process.stdout == ""
     (line,) = process.stderr.splitlines()
     assert f"{tmp_path / 'run'} is being written by another process ({os.getpid()}); wait for it" in line
-    assert len(result.history) == 5 and not is_held(tmp_path / "run")
+    assert len(result.history) == 5 and not is_locked(tmp_path / "run")
 
 
 def test_of_two_runs_that_start_together_the_later_one_leaves_the_other_alone(run, tmp_path):
@@ -333,19 +333,19 @@ def test_a_lock_is_of_one_process_and_ends_with_it(tmp_path):
             pass
         with pytest.raises(BlockingIOError):
             RunFolder(folder).check(overwrite=True)
-    assert not is_held(folder)
+    assert not is_locked(folder)
     RunFolder(folder).check()
     code = "import sys; from grpo_edu.runs.folder import run_lock; lock = run_lock(sys.argv[1]); lock.__enter__(); "
     code += "print('held', flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=Path(__file__).parents[1], **pipes) as process:
-        assert process.stdout.readline() == b"held\n" and is_held(folder)
+        assert process.stdout.readline() == b"held\n" and is_locked(folder)
         with pytest.raises(BlockingIOError, match=str(process.pid)), run_lock(folder):
             pass
         process.kill()
-    assert not is_held(folder)
+    assert not is_locked(folder)
     with run_lock(folder):
-        assert is_held(folder)
+        assert is_locked(folder)
 
 
 @pytest.mark.parametrize(
@@ -391,10 +391,10 @@ def test_a_run_is_resumed_or_replaced_on_the_disk_that_it_was_started_on(run, tm
     """The room that its checkpoints take now is free for those that replace them."""
     run(rewards=stopping_at(4, interrupt))
     size = (tmp_path / "run" / "state.pt").stat().st_size
-    needed = runs.RunFolder.check_room
+    needed = runs.RunFolder.check_disk_space
     asked = []
     monkeypatch.setattr(
-        runs.RunFolder, "check_room", lambda self, n, **more: asked.append(n) or needed(self, n, **more)
+        runs.RunFolder, "check_disk_space", lambda self, n, **more: asked.append(n) or needed(self, n, **more)
     )
     usage = type("Usage", (), {"free": 10**12})
     monkeypatch.setattr("shutil.disk_usage", lambda place: usage)

@@ -26,7 +26,7 @@ from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import generate
 from grpo_edu.studies.tool_use import encode_turns, tool_splits
 from grpo_edu.trainer import Stages, start_training, train
-from grpo_edu.turns import environment_reward, next_turn, reset_environments, turns_are_calls
+from grpo_edu.turns import environment_reward, render_observation, reset_environments, use_trl_tool_template
 
 PROMPTS = [problem.prompt for problem in PROBLEMS]
 TOKENIZER = word_tokenizer()
@@ -341,7 +341,7 @@ def test_a_chat_template_without_turns_is_refused_before_anything_is_sampled(tem
     _, tokenizer = chatty_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match="chat template cannot render a conversation of several turns.*turn_end"):
-        next_turn(tokenizer, "3")
+        render_observation(tokenizer, "3")
 
 
 def test_environments_of_a_group_begin_alike():
@@ -497,7 +497,7 @@ def test_an_environment_runs_unchanged_in_trls_trainer(environment, tmp_path):
     from trl import GRPOTrainer
 
     model, tokenizer = chatty_tokenizer()
-    turns_are_calls(tokenizer)
+    use_trl_tool_template(tokenizer)
     rows = [{"prompt": [{"role": "user", "content": "CAR ++-"}], "answer": "CAT"}] * 4
     settings = TRLConfig(
         tmp_path,

@@ -83,7 +83,9 @@ def _difference(got: Any, expected: Any, tolerance: float) -> str | None:
         if isinstance(got, Complex) and not isinstance(got, Real):
             return "it is a complex number, not a real one"
         one, other = float(got), float(expected)  # type: ignore[arg-type]  # typeshed: not every Number has a float
-        return None if close(one, other, tolerance) else how_far(one, other, counted=isinstance(got, Integral))
+        return (
+            None if close(one, other, tolerance) else describe_difference(one, other, counted=isinstance(got, Integral))
+        )
     if isinstance(expected, Mapping):
         return _mapping_difference(got, expected, tolerance)
     if isinstance(expected, Sequence):
@@ -98,15 +100,15 @@ def close(one: float, other: float, tolerance: float) -> bool:
     return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def how_far(one: float, other: float, *, counted: bool = False, roughly: bool = False) -> str:
+def describe_difference(one: float, other: float, *, counted: bool = False, roughly: bool = False) -> str:
     """In which way one number differs from the other, which is the right one.
 
     counted: they are whole numbers. roughly: leave the distance out, unless it is a factor of ten or more.
 
-    >>> how_far(math.nan, 2.0), how_far(-3.0, 3.0), how_far(0.5, 2.0), how_far(2.5, 2.0)
-    ('it is NaN', 'it has the opposite sign', 'it is 4 times too small', 'it is 0.5 too high')
-    >>> how_far(0.5, 2.0, roughly=True), how_far(2.5, 2.0, roughly=True), how_far(0.2, 2.0, roughly=True)
-    ('it is too small', 'it is too high', 'it is 10 times too small')
+    >>> [describe_difference(one, other) for one, other in [(math.nan, 2.0), (-3.0, 3.0), (0.5, 2.0), (2.5, 2.0)]]
+    ['it is NaN', 'it has the opposite sign', 'it is 4 times too small', 'it is 0.5 too high']
+    >>> [describe_difference(one, 2.0, roughly=True) for one in (0.5, 2.5, 0.2)]
+    ['it is too small', 'it is too high', 'it is 10 times too small']
     """
     if not math.isfinite(one):
         return "it is NaN" if math.isnan(one) else f"it is {'minus ' * (one < 0)}infinite"
@@ -258,7 +260,7 @@ def _tensor_difference(got: Any, expected: Tensor, tolerance: float) -> str | No
         place = tuple(wrong.nonzero()[0].tolist())
         return f"{text}: entry {[*place]}, counted from 0, is {got[place].item()}, not {expected[place].item()}"
     pairs = zip(one[wrong][:MOST_COMPARED].tolist(), other[wrong][:MOST_COMPARED].tolist(), strict=True)
-    ways = {how_far(*pair, counted=not got.is_floating_point()) for pair in pairs}
+    ways = {describe_difference(*pair, counted=not got.is_floating_point()) for pair in pairs}
     return f"{text}: {ways.pop().replace('it', 'each', 1)}" if len(ways) == 1 else text
 
 

@@ -4,7 +4,8 @@ A mistake is recognized by its results: each exercise holds wrong functions that
 returns the same as one of them on all inputs of all parts has made the same mistake, however it is written. Where this
 holds in one part only, the feedback says no more than that. `slips` knows the mistakes that any exercise may see.
 
-Most wrong functions differ from the right one in one expression, so an exercise lists the differences: `mistakes_in`.
+Most wrong functions differ from the right one in one expression, so an exercise lists the differences
+(`parse_mistakes`).
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def _head_and_body(function: Callable) -> tuple[str, str]:
     return "\n".join(lines[: docstring.lineno - 1]), "\n".join(lines[body.lineno - 1 :])
 
 
-def mistakes_in(text: str, reference: Callable) -> dict[str, Mistake]:
+def parse_mistakes(text: str, reference: Callable) -> dict[str, Mistake]:
     """The mistakes that a text lists, by name.
 
     A mistake is a line ``name: old -> new`` or ``name: new``, as in `changed`, and its indented hint. A long change may
@@ -174,8 +175,8 @@ class Exercise:
 
     reference: a right answer, whose name is that of the exercise. parts: what is graded. mistakes: from the name of
     each common mistake to a wrong answer that makes it, at least four. tolerance: absolute and relative, for results.
-    changes: the mistakes as a text, see `mistakes_in`; they come before others. excerpt: of a call with a long input,
-    the expected value and another one, the part that differs, as three texts; None where all is to be shown.
+    changes: the mistakes as a text, see `parse_mistakes`; they come before others. excerpt: of a call with a long
+    input, the expected value and another one, the part that differs, as three texts; None where all is to be shown.
     """
 
     reference: Callable
@@ -186,7 +187,7 @@ class Exercise:
     excerpt: Callable[[Call, Any, Any], tuple[str, str, str] | None] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mistakes", mistakes_in(self.changes, self.reference) | self.mistakes)
+        object.__setattr__(self, "mistakes", parse_mistakes(self.changes, self.reference) | self.mistakes)
 
     @property
     def name(self) -> str:
@@ -341,7 +342,7 @@ class Exercise:
         return said
 
 
-class Trial:
+class ReferenceRun:
     """The inputs of one seed, and what right and wrong answers make of them, computed when it is first asked for."""
 
     def __init__(self, exercise: Exercise, seed: int) -> None:
@@ -403,9 +404,9 @@ class Trial:
 
 
 @functools.lru_cache(maxsize=128)
-def trial(exercise: Exercise, seed: int) -> Trial:
+def trial(exercise: Exercise, seed: int) -> ReferenceRun:
     """The inputs of a seed; a grader judges a whole class on one of them."""
-    return Trial(exercise, seed)
+    return ReferenceRun(exercise, seed)
 
 
 def letters_of(student: str) -> str:

@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_edu.checks.compare import OTHER, difference, how_far, shown
+from grpo_edu.checks.compare import OTHER, describe_difference, difference, shown
 from grpo_edu.figures.style import COLORS
 
 WIDTH = 88
@@ -205,5 +205,5 @@ def _how_wrong(given: Any, wanted: Any, tolerance: float) -> str | None:
     if not found or not isinstance(given, (int, float)) or not math.isfinite(given):
         return found
     if isinstance(wanted, (int, float)) and not isinstance(wanted, bool):
-        found = how_far(given, wanted, counted=isinstance(given, int), roughly=True)
+        found = describe_difference(given, wanted, counted=isinstance(given, int), roughly=True)
     return f"{shown(given)}{found.removeprefix('it')}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_edu.cli.classroom import classroom_module
 from grpo_edu.cli.options import Parser, add_common_options, add_options, given_options
 from grpo_edu.cli.train import add_train_options
-from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
+from grpo_edu.runs.effects import RUN_NEEDS, OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS
 from grpo_edu.runs.profiles import PROFILES, load_profile
 from grpo_edu.scale.cluster import ClusterJob, write_job
@@ -25,11 +25,15 @@ _JOB_FIELDS = tuple(field.name for field in fields(ClusterJob) if field.name not
 # The job is always trained by TRL, keeps its log, and evaluates with sampling only.
 _CLUSTER_NEEDS = (
     *RUN_NEEDS,
-    Need("deepspeed", lambda job: job["gpus_per_node"] > 0, "`gpus_per_node` above 0"),
-    Need("gradient_accumulation_steps", lambda job: job["micro_batch_size"] is None, "no `micro_batch_size`"),
-    Need("greedy backend device keep_completions inspect_steps", lambda job: False, "grpo-edu train"),
+    OptionRequirement("deepspeed", lambda job: job["gpus_per_node"] > 0, "`gpus_per_node` above 0"),
+    OptionRequirement(
+        "gradient_accumulation_steps", lambda job: job["micro_batch_size"] is None, "no `micro_batch_size`"
+    ),
+    OptionRequirement("greedy backend device keep_completions inspect_steps", lambda job: False, "grpo-edu train"),
 )
-_BENCH_NEEDS = (Need("report", lambda bench: bench["report"] or not bench["json"], "a FILE next to `json`"),)
+_BENCH_NEEDS = (
+    OptionRequirement("report", lambda bench: bench["report"] or not bench["json"], "a FILE next to `json`"),
+)
 
 if TYPE_CHECKING:
     from grpo_edu.machine.hardware import Check
@@ -100,7 +104,7 @@ def run_bench_command(arguments: Namespace) -> int:
     from grpo_edu.machine.bench import add_row, machine_text, measure_machine, read_table_file, report_text
 
     if arguments.report is not None:
-        check_effects({"report": arguments.report}, vars(arguments), _BENCH_NEEDS)
+        reject_ineffective_options({"report": arguments.report}, vars(arguments), _BENCH_NEEDS)
     if arguments.report:
         read_table_file(arguments.report)  # before half a minute is spent
     found = measure_machine(rounds=arguments.rounds)
@@ -138,7 +142,7 @@ def run_cluster_command(arguments: Namespace) -> int:
         options = {"environment": sys.prefix, **options}
     job = ClusterJob(load_profile(arguments.profile).override(given), fixed=tuple(given), **options)
     settings = {**job.adapted.request().to_settings(), **{name: getattr(job, name) for name in _JOB_FIELDS}}
-    check_effects({**given, **options}, {**settings, "backend": "trl"}, _CLUSTER_NEEDS)
+    reject_ineffective_options({**given, **options}, {**settings, "backend": "trl"}, _CLUSTER_NEEDS)
     files = write_job(job, arguments.output, overwrite=arguments.overwrite)
     config = job.adapted.config()
     if arguments.json:

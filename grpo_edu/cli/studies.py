@@ -19,7 +19,7 @@ from grpo_edu.continual.stages import (
     load_curriculum,
     protection_settings,
 )
-from grpo_edu.runs.effects import RUN_NEEDS, Need, check_effects
+from grpo_edu.runs.effects import RUN_NEEDS, OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.profiles import Profile, load_profile
 from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, sweep_text
@@ -28,12 +28,12 @@ _SETTINGS = ("model", "data", "data_path", "dtype", "num_heldout", "reward_funcs
 _PLAN = ("trials", "seeds", "judge_seeds", "num_validation")
 _PLACES = ("output", "overwrite")
 # A new folder in runs/ replaces nothing.
-_FOLDER_NEED = Need("overwrite", lambda run: "output" in run, "`output`")
+_FOLDER_NEED = OptionRequirement("overwrite", lambda run: "output" in run, "`output`")
 _SWEEP_NEEDS = (*RUN_NEEDS, _FOLDER_NEED)
 _CURRICULUM_NEEDS = (
     *PROTECTION_NEEDS,
     _FOLDER_NEED,
-    Need("data_path", lambda run: "gsm8k" in run["data"], "a stage of the `profile` with gsm8k"),
+    OptionRequirement("data_path", lambda run: "gsm8k" in run["data"], "a stage of the `profile` with gsm8k"),
 )
 
 
@@ -72,7 +72,7 @@ def run_sweep_command(arguments: Namespace) -> int:
         profile, plan = asked_sweep(arguments)
         request = profile.request()
         given = given_options(arguments, (*_SETTINGS, *SWEPT, *_PLAN, *_PLACES))
-        check_effects(given, {**given, **request.to_settings()}, _SWEEP_NEEDS)
+        reject_ineffective_options(given, {**given, **request.to_settings()}, _SWEEP_NEEDS)
         say_loading(request.model)
         from grpo_edu.studies.sweep_runs import start_sweep
 
@@ -151,6 +151,8 @@ def chosen_curriculum(arguments: Namespace) -> Curriculum:
     if hasattr(arguments, "protect"):
         changes["method"] = arguments.protect
     data = {name for stage in curriculum.stages for name in stage.data}
-    check_effects(given, {**given, **protection_settings(curriculum, **changes), "data": data}, _CURRICULUM_NEEDS)
+    reject_ineffective_options(
+        given, {**given, **protection_settings(curriculum, **changes), "data": data}, _CURRICULUM_NEEDS
+    )
     curriculum = replace(curriculum, protection=replace(curriculum.protection, **changes))
     return curriculum.with_seed(arguments.seed) if hasattr(arguments, "seed") else curriculum

@@ -27,7 +27,7 @@ from grpo_edu.cli.options import (
 )
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import LEVELS
-from grpo_edu.runs.effects import Need, check_effects
+from grpo_edu.runs.effects import OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import SPLITS
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from grpo_edu.runs.summary import RunResult
 
 _PLACES = ("output", "overwrite")
-_EVALUATE_NEEDS = (Need("seed", lambda run: run["temperature"] > 0, "a `temperature` above 0"),)
+_EVALUATE_NEEDS = (OptionRequirement("seed", lambda run: run["temperature"] > 0, "a `temperature` above 0"),)
 _FILES = ("data", "heldout_file", "columns", "data_path")
 _EVALUATED = (*_FILES, *("reward_funcs", "device", "split", "n", "seed", "temperature", "max_completion_length"))
 _TRIED = 8  # problems, of which each is answered in every way
@@ -88,7 +88,7 @@ def run_train_command(arguments: Namespace) -> int:
         settings = given_options(arguments, (*RUN_FIELDS, *CONFIG_FIELDS))
         base = load_profile(arguments.profile).settings if hasattr(arguments, "profile") else {}
         request = RunConfig.from_settings({**base, **settings})
-        check_effects(settings, request.to_settings())
+        reject_ineffective_options(settings, request.to_settings())
         say_loading(request.model)
         from grpo_edu.runs.run import start_run
 
@@ -152,7 +152,7 @@ def add_evaluate_options(command: ArgumentParser) -> None:
 def run_evaluate_command(arguments: Namespace) -> int:
     """Evaluate a policy and print the report; returns the exit code."""
     model = getattr(arguments, "model", "tiny")
-    check_effects(given_options(arguments, ["seed"]), vars(arguments), _EVALUATE_NEEDS)
+    reject_ineffective_options(given_options(arguments, ["seed"]), vars(arguments), _EVALUATE_NEEDS)
     say_loading(model)
     from grpo_edu.runs.summary import report_evaluation
 

@@ -94,7 +94,7 @@ def start_curriculum(
         "curriculum": asdict(curriculum),
     }
     run = CurriculumRun(folder, config)
-    folder.check_room(sum(weight.nbytes for weight in run.policy.parameters()) * count_copies(curriculum))
+    folder.check_disk_space(sum(weight.nbytes for weight in run.policy.parameters()) * count_copies(curriculum))
     with folder.begin({**config, **run.fingerprints()}, overwrite=overwrite):
         return run.finish()
 

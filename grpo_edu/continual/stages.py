@@ -15,7 +15,7 @@ from grpo_edu.config import GRPOConfig, SupervisedConfig, check_numbers
 from grpo_edu.problems.files import read_utf8
 from grpo_edu.problems.templates import LEVELS, data_dir
 from grpo_edu.rewards import REWARDS
-from grpo_edu.runs.effects import Need, check_effects
+from grpo_edu.runs.effects import OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.loading import parse_data, parse_names
 from grpo_edu.runs.options import CONFIG_FIELDS, RunConfig, default_config
 
@@ -95,15 +95,21 @@ class Protection:
 # What the parts of a curriculum need to have an effect (`grpo_edu.runs.effects`), as options and as keys of a file.
 _METHOD = "(`protect`, in a file `method`)"
 PROTECTION_NEEDS = (
-    Need("strength", lambda own: own["method"] != "none", f"the protection ewc, l2, replay or kl {_METHOD}"),
-    Need("protect method", lambda own: own["method"] == "none" or own["strength"] != 0, "a `strength` above 0"),
-    Need("fisher num_examples", lambda own: own["method"] == "ewc", f"the protection ewc {_METHOD}"),
-    Need("num_examples", lambda own: own["fisher"] != "lightning", "another `fisher` than lightning"),
-    Need("online", lambda own: own["method"] in ("ewc", "l2"), f"the protection ewc or l2 {_METHOD}"),
-    Need("online", lambda own: own["stages"] > 2, "at least three stages, because the first two have one anchor"),
-    Need("decay", lambda own: own["online"], "`online`"),
+    OptionRequirement(
+        "strength", lambda own: own["method"] != "none", f"the protection ewc, l2, replay or kl {_METHOD}"
+    ),
+    OptionRequirement(
+        "protect method", lambda own: own["method"] == "none" or own["strength"] != 0, "a `strength` above 0"
+    ),
+    OptionRequirement("fisher num_examples", lambda own: own["method"] == "ewc", f"the protection ewc {_METHOD}"),
+    OptionRequirement("num_examples", lambda own: own["fisher"] != "lightning", "another `fisher` than lightning"),
+    OptionRequirement("online", lambda own: own["method"] in ("ewc", "l2"), f"the protection ewc or l2 {_METHOD}"),
+    OptionRequirement(
+        "online", lambda own: own["stages"] > 2, "at least three stages, because the first two have one anchor"
+    ),
+    OptionRequirement("decay", lambda own: own["online"], "`online`"),
 )
-_STAGE_NEEDS = (Need("rewards", lambda own: own["method"] == "grpo", "`method` grpo"),)
+_STAGE_NEEDS = (OptionRequirement("rewards", lambda own: own["method"] == "grpo", "`method` grpo"),)
 
 
 @dataclass(frozen=True)
@@ -205,11 +211,11 @@ def curriculum_from_dict(content: Mapping[str, Any]) -> Curriculum:
 
 def _check_effects(content: Mapping[str, Any], curriculum: Curriculum) -> None:
     """Raise ValueError for a key of a file that has no effect next to the others."""
-    check_effects(content.get("protection", {}), protection_settings(curriculum), PROTECTION_NEEDS)
+    reject_ineffective_options(content.get("protection", {}), protection_settings(curriculum), PROTECTION_NEEDS)
     for written, stage in zip(content["stages"], curriculum.stages, strict=True):
-        check_effects(written, {"method": stage.method}, _STAGE_NEEDS)
+        reject_ineffective_options(written, {"method": stage.method}, _STAGE_NEEDS)
         if isinstance(stage.config, GRPOConfig):
-            check_effects(written.get("config", {}), RunConfig(config=stage.config).to_settings())
+            reject_ineffective_options(written.get("config", {}), RunConfig(config=stage.config).to_settings())
 
 
 def protection_settings(curriculum: Curriculum, **changes: Any) -> dict[str, Any]:

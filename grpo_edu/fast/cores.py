@@ -57,7 +57,7 @@ def prepare_openmp(environment: MutableMapping[str, str]) -> None:
         environment["OMP_NUM_THREADS"] = str(max(1, math.floor(cpu_quota())))
 
 
-def waiting_problem() -> str:
+def spin_wait_warning() -> str:
     """Why threads that wait would stall this process on a busy computer; empty where they would not.
 
     Call it after torch was imported.
@@ -121,7 +121,7 @@ def threads_for(others: float, limit: int) -> int:
     return max(1, min(limit, math.floor(free + _TOLERATED)))
 
 
-class OtherPrograms:
+class BackgroundLoad:
     """How many of this process's cores other programs keep busy."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class OtherPrograms:
         return self._cores
 
 
-_load = OtherPrograms()
+_load = BackgroundLoad()
 
 
 def busy_seconds() -> float:

@@ -125,7 +125,7 @@ SIGNS = {
 _SHARES = ("frac_reward_zero_std", "completions/clipped_ratio")
 
 
-def vital_signs(
+def metric_curves(
     patients: Mapping[str, tuple[Sequence[Mapping[str, Sequence[float]]], Sequence[Mapping[str, Sequence[float]]]]],
     signs: Sequence[str] = ("reward", "frac_reward_zero_std", "completions/mean_length", "grad_norm"),
 ) -> Figure:
@@ -142,7 +142,7 @@ def vital_signs(
     Raises ValueError for an unknown sign.
 
     >>> sick, sound = [{"reward": [0.0, 0.0]}], [{"reward": [0.4, 0.6]}, {"reward": [0.5, 0.6]}]
-    >>> [axes.get_title(loc="left") for axes in vital_signs({"Patient 1": (sick, sound)}, ["reward"]).axes]
+    >>> [axes.get_title(loc="left") for axes in metric_curves({"Patient 1": (sick, sound)}, ["reward"]).axes]
     ['Patient 1']
     """
     if unknown := [sign for sign in signs if sign not in SIGNS]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_edu.fast.cores import SPIN_COUNT, usable_cores, waiting_problem
+from grpo_edu.fast.cores import SPIN_COUNT, spin_wait_warning, usable_cores
 from grpo_edu.fast.memory import GIB, memory_bytes
 
 MIN_MEMORY = 2 * GIB  # a run of the tiny model next to JupyterLab
@@ -230,7 +230,7 @@ def _check_waiting() -> tuple[bool, str, str]:
 
     if torch.get_num_threads() == 1:
         return True, "torch computes with one thread, which never waits for another", ""
-    problem = waiting_problem()
+    problem = spin_wait_warning()
     if not problem:
         return True, "a thread that waits soon leaves its core to other programs, so a busy computer stalls no run", ""
     remedy = (

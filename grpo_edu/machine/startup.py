@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from grpo_edu import collector_paused
+from grpo_edu import gc_paused
 
 # In this order. What comes after the first step is not start-up: it shows the cost in a process that stays.
 PHASES = ("python", "import torch", "import transformers", "problems", "model", "first step")
@@ -73,7 +73,7 @@ def main() -> None:
         seconds[phase], last = now - last, now
 
     mark("python")
-    with collector_paused():  # as the names of grpo_edu are imported
+    with gc_paused():  # as the names of grpo_edu are imported
         import torch  # noqa: F401  to time it
 
         mark("import torch")
@@ -85,9 +85,9 @@ def main() -> None:
 
     problems = load_problems(LEVELS, "train")
     mark("problems")
-    from grpo_edu.models import Session
+    from grpo_edu.models import ResettableModel
 
-    session = Session(model_name)
+    session = ResettableModel(model_name)
     mark("model")
     from grpo_edu.config import GRPOConfig
     from grpo_edu.rewards import accuracy_reward

@@ -126,9 +126,9 @@ class MemoryCurve(PeakMemory):
 
 def run_case(case: Mapping[str, Any], started: float) -> MeasuredSteps:
     """Run the steps of a case in this process, which was started at the time `started` (time.time())."""
-    from grpo_edu import collector_paused
+    from grpo_edu import gc_paused
 
-    with collector_paused():
+    with gc_paused():
         import transformers.modeling_utils  # noqa: F401  before the memory of the libraries is measured
 
         import grpo_edu.trainer  # noqa: F401

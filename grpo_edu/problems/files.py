@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.problems.hub import hub_or_cache
+from grpo_edu.problems.hub import offline_if_hub_unreachable
 from grpo_edu.problems.templates import PROBLEM_SETS, Problem, ProblemSet, data_dir, problem_set_names
 from grpo_edu.prompts import MARKER, extract_answer
 
@@ -186,7 +186,7 @@ def _gsm8k_from_hub(split: str) -> Dataset:
     """The split from the Hub or its cache; the ConnectionError explains how to load it without a network."""
     from datasets import load_dataset
 
-    with hub_or_cache() as obstacle:
+    with offline_if_hub_unreachable() as obstacle:
         try:
             return load_dataset(GSM8K_HUB_ID, "main", split=split)
         except (OSError, ValueError) as error:  # ValueError: a cache that holds another part of it

@@ -13,10 +13,10 @@ HUB_SECONDS = 4.0
 _FOLDERS = ("runs", "models", "checkpoints", "outputs", "data")
 
 
-def meant_as_folder(name: str) -> bool:
+def looks_like_path(name: str) -> bool:
     """Whether a model's name can only be a folder, and no name of a shipped model or a Hub id (owner/name).
 
-    >>> meant_as_folder("runs/my-run"), meant_as_folder("../tiny"), meant_as_folder("Qwen/Qwen2-0.5B")
+    >>> looks_like_path("runs/my-run"), looks_like_path("../tiny"), looks_like_path("Qwen/Qwen2-0.5B")
     (True, True, False)
     """
     first, slash, _ = name.partition("/")
@@ -24,16 +24,16 @@ def meant_as_folder(name: str) -> bool:
     return like_path or bool(slash and (first in _FOLDERS or Path(first).is_dir()))
 
 
-def no_folder(name: str | Path) -> str:
+def missing_folder_message(name: str | Path) -> str:
     """What is wrong with the name of a folder that is none.
 
-    >>> no_folder("runs/nothing")
+    >>> missing_folder_message("runs/nothing")
     'folder runs/nothing does not exist'
     """
     return f"{name} is a file" if Path(name).expanduser().is_file() else f"folder {name} does not exist"
 
 
-def hub_obstacle() -> str:
+def why_hub_unreachable() -> str:
     """The reason why nothing can be loaded from the Hub; "" where it answers.
 
     Files in the cache can still be used. The request runs in a thread, because looking up a name has no time limit.
@@ -56,14 +56,16 @@ def hub_obstacle() -> str:
 
 
 @contextmanager
-def hub_or_cache(from_hub: bool = True) -> Iterator[str]:
-    """A context in which libraries load from their cache alone where the Hub does not answer; yields `hub_obstacle()`.
+def offline_if_hub_unreachable(from_hub: bool = True) -> Iterator[str]:
+    """Return a context in which libraries load from their cache alone if the Hub does not answer.
+
+    It yields `why_hub_unreachable()`.
 
     from_hub: False where nothing is loaded from the Hub, so that it is not asked.
     """
     from huggingface_hub import constants
 
-    obstacle, usual = hub_obstacle() if from_hub else "", constants.HF_HUB_OFFLINE
+    obstacle, usual = why_hub_unreachable() if from_hub else "", constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = usual or bool(obstacle)
     try:
         yield obstacle

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_edu.problems.files import json_records
-from grpo_edu.problems.hub import meant_as_folder
+from grpo_edu.problems.hub import looks_like_path
 from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import MARKER, extract_answer, normalize_answer
 
@@ -29,20 +29,20 @@ QUESTION, ANSWER = ("question", "prompt", "problem"), ("answer", "target")
 FIELDS = ("question", "answer", "level", "solution")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 UNANSWERED = "own:"  # begins the level of problems without an answer, which a reward of your own scores
-HELDOUT_SHARE = 5  # one of so many questions is held out where nothing else says which
+HELDOUT_EVERY = 5  # one of so many questions is held out where nothing else says which
 _HELDOUT_NAMES = ("test", "validation", "heldout")  # of the splits in a folder
 _NOT_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
 Row = tuple[str, Mapping[str, Any]]  # where it stands, and what it holds
 
 
-def is_own(name: str) -> bool:
+def is_user_file(name: str) -> bool:
     """Whether the name of a problem set is meant as a file or a folder of your own.
 
-    >>> is_own("mine.jsonl"), is_own("basic")
+    >>> is_user_file("mine.jsonl"), is_user_file("basic")
     (True, False)
     """
-    return Path(name).suffix.lower() in SUFFIXES or meant_as_folder(name)
+    return Path(name).suffix.lower() in SUFFIXES or looks_like_path(name)
 
 
 def parse_columns(columns: Sequence[str]) -> dict[str, str]:
@@ -63,7 +63,7 @@ def parse_columns(columns: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def own_problems(
+def load_user_problems(
     path: str | Path, split: str, *, heldout: str | Path | None = None, columns: Sequence[str] = ()
 ) -> list[Problem]:
     """Read the problems of a file or folder for one split.
@@ -79,8 +79,8 @@ def own_problems(
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "sums.csv"
     >>> _ = path.write_text("question,answer,unit\\n" + "".join(f"{n} + {n}?,{2 * n},cm\\n" for n in range(10)))
-    >>> problems = own_problems(path, "train")
-    >>> len(problems), len(own_problems(path, "heldout")), problems[0].columns
+    >>> problems = load_user_problems(path, "train")
+    >>> len(problems), len(load_user_problems(path, "heldout")), problems[0].columns
     (8, 2, {'unit': 'cm'})
     """
     path, names = Path(path).expanduser(), parse_columns(columns)
@@ -211,7 +211,7 @@ def _divide(path: Path, rows: Sequence[Row], names: Mapping[str, str]) -> dict[s
     ranked = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
     if len(ranked) < 2:
         raise ValueError(f"{path}: one question cannot be both trained and evaluated on; give at least two.")
-    held = set(ranked[: max(1, len(ranked) // HELDOUT_SHARE)])
+    held = set(ranked[: max(1, len(ranked) // HELDOUT_EVERY)])
     parts: dict[str, list[Row]] = {"train": [], "heldout": []}
     seen: set[str] = set()
     for key, row in zip(keys, rows, strict=True):

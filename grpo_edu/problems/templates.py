@@ -101,13 +101,13 @@ class Problem:
         return {**fields, **self.columns}
 
 
-def columns_of(problems: Sequence[Problem]) -> dict[str, list]:
+def reward_columns(problems: Sequence[Problem]) -> dict[str, list]:
     """What a reward function gets of B problems besides the prompts: one list of B entries per column.
 
     A column that a problem does not have is None there, as in TRL. If problems have a scorer of their own, the column
     "scorer" holds them.
 
-    >>> columns_of([Problem("1 + 1?", "2", "own", "#### 2", {"unit": "cm"})])["unit"]
+    >>> reward_columns([Problem("1 + 1?", "2", "own", "#### 2", {"unit": "cm"})])["unit"]
     ['cm']
     """
     rows = [problem.row() for problem in problems]
@@ -171,7 +171,7 @@ def default_length(names: Sequence[str]) -> int:
     return max(ProblemSet.max_completion_length if entry is None else entry.max_completion_length for entry in entries)
 
 
-def scorer_of(problem: Problem) -> Scorer | None:
+def get_scorer(problem: Problem) -> Scorer | None:
     """Return the scorer of a problem; None if an answer is correct when it equals the reference."""
     return problem.scorer or scorer_of_level(problem.level)
 

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 def make_sampler(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GRPOConfig) -> Sampler:
     """The sampler that the config asks for: the policy itself, or one that corrects for the difference."""
     kind = Sampler
-    if samples_differ(config):
+    if is_off_policy(config):
         kind = CorrectedSampler if config.rollout_quantization is None else QuantizedSampler
     return kind(model, tokenizer, config)
 
 
-def samples_differ(config: GRPOConfig) -> bool:
+def is_off_policy(config: GRPOConfig) -> bool:
     """Whether the policy that samples is another one than the policy at the start of the step that learns from it."""
     return config.rollout_quantization is not None or config.rollout_lag > 0
 

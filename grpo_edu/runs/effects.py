@@ -15,7 +15,7 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Need:
+class OptionRequirement:
     """What some options need to have an effect.
 
     options: their names, with blanks. holds: settings of the whole run → whether they have one.
@@ -71,56 +71,60 @@ def _samples_differ(settings: Settings) -> bool:
 
 
 # In a run, every other option has an effect whatever the others are. A new option that needs another gets a row here.
-RUN_NEEDS: tuple[Need, ...] = (
-    Need("lora_alpha lora_targets", lambda run: run["lora_rank"] > 0, "`lora_rank` above 0"),
-    Need(
+RUN_NEEDS: tuple[OptionRequirement, ...] = (
+    OptionRequirement("lora_alpha lora_targets", lambda run: run["lora_rank"] > 0, "`lora_rank` above 0"),
+    OptionRequirement(
         "scale_rewards",
         lambda run: _scales(run) or run["scale_rewards"] == "none",
         "`advantage_estimator` group, because the others do not scale rewards",
     ),
-    Need("epsilon", _is_clipped, "`num_iterations` of at least 2, and a `loss_type` with clip bounds such as grpo"),
-    Need(
+    OptionRequirement(
+        "epsilon", _is_clipped, "`num_iterations` of at least 2, and a `loss_type` with clip bounds such as grpo"
+    ),
+    OptionRequirement(
         "epsilon_high",
         lambda run: _loss(run).clips == "weight" or _is_clipped(run),
         "`num_iterations` of at least 2 and a `loss_type` with clip bounds such as grpo, or `loss_type` cispo",
     ),
-    Need(
+    OptionRequirement(
         "importance_sampling_level",
         _tokens_differ,
         "`num_iterations` of at least 2 and a `loss_type` with a ratio, because in the first update every ratio is 1",
     ),
-    Need("use_bias_correction_kl", lambda run: run["beta"] > 0, "`beta` above 0"),
-    Need(
+    OptionRequirement("use_bias_correction_kl", lambda run: run["beta"] > 0, "`beta` above 0"),
+    OptionRequirement(
         "importance_sampling_correction importance_sampling_clip_max",
         _samples_differ,
         "`rollout_quantization` or `rollout_lag`",
     ),
-    Need(
+    OptionRequirement(
         "importance_sampling_clip_max",
         lambda run: run["importance_sampling_correction"],
         "`importance_sampling_correction`",
     ),
-    Need(
+    OptionRequirement(
         "lr_scheduler_type",
         lambda run: run["lr_scheduler_type"] != "constant_with_warmup" or run["warmup_steps"] > 0,
         "`warmup_steps` above 0",
     ),
-    Need(
+    OptionRequirement(
         "system_prompt num_examples chat_template_kwargs",
         lambda run: run["prompt_template"] is None,
         "the model's chat template, and `prompt_template` takes its place",
     ),
-    Need("abort_grad_norm", lambda run: run["backend"] == "grpo_edu", "`backend` grpo_edu"),
+    OptionRequirement("abort_grad_norm", lambda run: run["backend"] == "grpo_edu", "`backend` grpo_edu"),
 )
 
 
-def check_effects(given: Settings, settings: Settings, needs: Sequence[Need] = RUN_NEEDS) -> None:
+def reject_ineffective_options(
+    given: Settings, settings: Settings, needs: Sequence[OptionRequirement] = RUN_NEEDS
+) -> None:
     """Raise ValueError for an option that was given and has no effect next to the settings of the whole run.
 
     The error names the option and what it needs. An option that is False asks for what holds anyway.
 
     >>> needs = [Need("strength", lambda run: run["method"] != "none", "`method`")]
-    >>> check_effects({"strength": 50}, {"method": "none"}, needs)
+    >>> reject_ineffective_options({"strength": 50}, {"method": "none"}, needs)
     Traceback (most recent call last):
     ...
     ValueError: `strength` is 50, which has no effect here: it needs `method`. Change that, or leave `strength` out.

@@ -53,9 +53,9 @@ def run_lock(folder: str | Path) -> Iterator[None]:
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> with run_lock(folder):
-    ...     is_held(folder)
+    ...     is_locked(folder)
     True
-    >>> is_held(folder)
+    >>> is_locked(folder)
     False
     """
     file = Path(folder) / LOCK_NAME
@@ -71,7 +71,7 @@ def run_lock(folder: str | Path) -> Iterator[None]:
         lock.release()
 
 
-def is_held(folder: str | Path) -> bool:
+def is_locked(folder: str | Path) -> bool:
     """Whether some process has locked a run's folder."""
     if not (Path(folder) / LOCK_NAME).exists():
         return False
@@ -168,7 +168,7 @@ class RunFolder:
             raise PermissionError(f"output: {nearest} cannot be written to; choose another folder")
         if nearest != self.path:
             return
-        if is_held(self.path):
+        if is_locked(self.path):
             raise held_error(self.path)
         if read_run_config(self.path) is not None:
             if not overwrite:
@@ -188,7 +188,7 @@ class RunFolder:
         if self.path in Path(model).expanduser().absolute().parents:
             raise ValueError(f"output: {self.path} holds the model to start from; choose another folder")
 
-    def check_room(self, model_size: int, *, resumes: bool = False) -> None:
+    def check_disk_space(self, model_size: int, *, resumes: bool = False) -> None:
         """Raise OSError (ENOSPC) where the disk cannot take so many bytes of models and the small files.
 
         What the folder holds and the run replaces counts as free: the state of a run that is resumed, or the

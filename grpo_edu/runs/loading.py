@@ -15,8 +15,8 @@ from typing import Any
 
 from grpo_edu.problems.files import load_problem_set
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
-from grpo_edu.problems.own import UNANSWERED, is_own, own_problems
-from grpo_edu.problems.templates import PROBLEM_SETS, Problem, Scorer, columns_of, problem_set_names
+from grpo_edu.problems.own import UNANSWERED, is_user_file, load_user_problems
+from grpo_edu.problems.templates import PROBLEM_SETS, Problem, Scorer, problem_set_names, reward_columns
 from grpo_edu.prompts import completion_text
 from grpo_edu.rewards import REWARDS, RewardFunction, compute_rewards, reward_name
 from grpo_edu.runs.user_rewards import load_reward
@@ -85,7 +85,11 @@ def parse_data(data: str | Sequence[str]) -> tuple[str, ...]:
 
 def is_user_dataset(name: str) -> bool:
     """Return whether a name of `data` is a file or a folder of your own."""
-    return name not in problem_set_names() and not is_gym(name) and (is_own(name) or Path(name).expanduser().exists())
+    return (
+        name not in problem_set_names()
+        and not is_gym(name)
+        and (is_user_file(name) or Path(name).expanduser().exists())
+    )
 
 
 def parse_rewards(rewards: Rewards) -> tuple[str | RewardFunction, ...]:
@@ -145,7 +149,7 @@ def load_split(
         data: names of `problem_set_names`, tasks of reasoning-gym, or files of your own.
         split: "train" or "heldout" (which for GSM8K is its test set).
         data_path: the folder or file of GSM8K; None asks the Hub.
-        heldout_file, columns: of a file of your own, see `grpo_edu.problems.own.own_problems`.
+        heldout_file, columns: of a file of your own, see `grpo_edu.problems.own.load_user_problems`.
         n: how many in all; the first sets get one more where it does not divide. None takes everything. Of the held-out
             problems of your own, all are taken where there are fewer.
         argument: what error messages call `n`.
@@ -170,7 +174,7 @@ def load_split(
         if is_gym(name):
             found = gym_problems(name, split, share)
         elif is_user_dataset(name):
-            found = own_problems(name, split, heldout=heldout_file, columns=columns)
+            found = load_user_problems(name, split, heldout=heldout_file, columns=columns)
             share = min(share, len(found)) if share is not None and split == "heldout" else share
         else:
             found = load_problem_set(name, split, data_path)
@@ -222,5 +226,5 @@ def _whole_text(completion: str | list[dict]) -> str | None:
 
 def _pay(function: RewardFunction, problem: Problem, completion: str | list[dict], question: Any, *_: str) -> float:
     """Return what a reward function pays for a completion of a problem."""
-    rewards = compute_rewards([function], prompts=[question], completions=[completion], **columns_of([problem]))
+    rewards = compute_rewards([function], prompts=[question], completions=[completion], **reward_columns([problem]))
     return float(rewards[0, 0])

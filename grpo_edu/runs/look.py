@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_edu.problems.own import HELDOUT_SHARE
+from grpo_edu.problems.own import HELDOUT_EVERY
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import find_unused_turn_end, stop_token_ids
@@ -41,7 +41,7 @@ def first_look(
     divided = [Path(name).name for name in request.data if is_user_dataset(name) and Path(name).is_file()]
     split = ""
     if divided and request.heldout_file is None:
-        split = f" (one in {HELDOUT_SHARE} questions of {' and '.join(divided)}, chosen by their hashes)"
+        split = f" (one in {HELDOUT_EVERY} questions of {' and '.join(divided)}, chosen by their hashes)"
     lines = [
         f"Problems: {len(problems)} to train on, {len(heldout)} held out{split}",
         f"Prompts: {lengths[0]} to {lengths[-1]} tokens{room if context else ''}",

@@ -19,13 +19,13 @@ from grpo_edu.config import (
     NoneOrCount,
     Options,
     Positive,
+    append_field_docs,
     check_fields,
-    documented,
     drop_retired,
     setting,
 )
 from grpo_edu.problems.own import parse_columns
-from grpo_edu.problems.templates import LEVELS, Problem, columns_of, data_dir, default_length, problem_set_names
+from grpo_edu.problems.templates import LEVELS, Problem, data_dir, default_length, problem_set_names, reward_columns
 from grpo_edu.prompts import PromptStyle
 from grpo_edu.rewards import REWARDS, RewardFunction, reward_name
 from grpo_edu.runs.completions import recorded_steps
@@ -63,7 +63,7 @@ OLD_NAMES = {
 _LONGEST_PATH = 250
 
 
-@documented
+@append_field_docs
 @dataclass(frozen=True)
 class RunConfig:
     """One training run: model, data, rewards, settings of GRPO, and how the run is evaluated and kept.
@@ -188,7 +188,7 @@ class RunConfig:
         functions = resolve_rewards(self.reward_funcs)
         problems, heldout = (score_with_user_reward(part, functions) for part in (problems, heldout))
         for function in functions:
-            check_columns(function, list(columns_of(problems)))
+            check_columns(function, list(reward_columns(problems)))
         return RunData(examples, problems, heldout, functions)
 
     def _load_training_problems(self) -> tuple[list[Problem], list[Problem]]:

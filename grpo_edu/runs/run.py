@@ -199,7 +199,7 @@ class Run:
         check_inputs(self.policy, self.data.problems, self.config)
         if not self.resumes:
             yield Previewed(self._preview)
-        self.folder.check_room(self._disk_space(), resumes=self.resumes)
+        self.folder.check_disk_space(self._disk_space(), resumes=self.resumes)
         self._sample = sample_weights(self.policy)
         path = find_state(self.folder.path) if self.resumes else None
         if path is not None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.config import documented, setting
+from grpo_edu.config import append_field_docs, setting
 from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.prompts import PromptStyle, chat_messages, prompt_style, set_prompt_style
 from grpo_edu.rewards import RewardFunction
@@ -53,7 +53,7 @@ _MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
 _WORD = re.compile(r"[\w.,:/@+-]+")
 
 
-@documented
+@append_field_docs
 @dataclass(frozen=True)
 class ClusterJob:
     """One Slurm job that trains with TRL.

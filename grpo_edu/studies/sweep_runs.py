@@ -58,7 +58,7 @@ def start_sweep(
     sweep = Sweep(folder, RunMetadata.start(run_config, command), plan)
     settings_config(sweep.base, sweep.result.start, sweep.base.seed)
     folder.check_apart(sweep.metadata.source)
-    folder.check_room(0)
+    folder.check_disk_space(0)
     config = {**sweep.metadata.to_dict(), "sweep": asdict(plan), **sweep.fingerprints()}
     with folder.begin(config, overwrite=overwrite):
         return sweep.run()
