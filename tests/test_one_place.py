@@ -32,7 +32,7 @@ def signs(rewards, num_generations):
     return (rewards - rewards.median()).sign()
 
 
-LOSSES["better_half"] = Loss(better_half_loss, weight_by_update, "nowhere", clips="", uses_ratio=False)
+LOSSES["somebodys_loss"] = Loss(better_half_loss, weight_by_update, "nowhere", clips="", uses_ratio=False)
 ESTIMATORS["signs"] = Estimator(signs, centers=False)
 '''
 
@@ -41,7 +41,7 @@ ESTIMATORS["signs"] = Estimator(signs, centers=False)
 def added(tmp_path, monkeypatch):
     """A module of somebody else, with one entry in each table."""
     for table in (LOSSES, ESTIMATORS):
-        for name in ("better_half", "signs"):
+        for name in ("somebodys_loss", "signs"):
             monkeypatch.setitem(table, name, None)  # so that it is taken out again
             monkeypatch.delitem(table, name)
     (tmp_path / "mine.py").write_text(ADDED, encoding="utf-8")
@@ -50,16 +50,16 @@ def added(tmp_path, monkeypatch):
 
 
 def test_the_command_line_knows_both(capsys):
-    arguments = build_parser().parse_args(["train", "--loss-type", "better_half", "--advantage-estimator", "signs"])
-    assert (arguments.loss_type, arguments.advantage_estimator) == ("better_half", "signs")
+    arguments = build_parser().parse_args(["train", "--loss-type", "somebodys_loss", "--advantage-estimator", "signs"])
+    assert (arguments.loss_type, arguments.advantage_estimator) == ("somebodys_loss", "signs")
     with pytest.raises(SystemExit):
         build_parser().parse_args(["train", "--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "cispo, reinforce, better_half" in shown and "group, rloo, none, signs" in shown
+    assert "cispo, reinforce, somebodys_loss" in shown and "group, rloo, none, signs" in shown
 
 
 def test_the_trainer_learns_with_both(tokenizer):
-    config = GRPOConfig(**SMALL, loss_type="better_half", advantage_estimator="signs", scale_rewards="none")
+    config = GRPOConfig(**SMALL, loss_type="somebodys_loss", advantage_estimator="signs", scale_rewards="none")
     _, history = run(tokenizer, config, late_letters)
     assert history[0]["grad_norm"] > 0 and not any("clip_ratio/" in key for key in history[0])
 
@@ -67,8 +67,8 @@ def test_the_trainer_learns_with_both(tokenizer):
 @pytest.mark.parametrize(
     ("given", "others"),
     [
-        ({"epsilon": 0.3}, {"loss_type": "better_half", "num_iterations": 2}),
-        ({"importance_sampling_level": "sequence"}, {"loss_type": "better_half", "num_iterations": 2}),
+        ({"epsilon": 0.3}, {"loss_type": "somebodys_loss", "num_iterations": 2}),
+        ({"importance_sampling_level": "sequence"}, {"loss_type": "somebodys_loss", "num_iterations": 2}),
         ({"scale_rewards": "group"}, {"advantage_estimator": "signs"}),
     ],
 )
@@ -78,18 +78,18 @@ def test_options_that_have_no_effect_with_them_are_refused(given, others):
         reject_ineffective_options(given, settings)
 
 
-@pytest.mark.parametrize("changes", [{"loss_type": "better_half"}, {"advantage_estimator": "signs"}])
+@pytest.mark.parametrize("changes", [{"loss_type": "somebodys_loss"}, {"advantage_estimator": "signs"}])
 def test_trl_does_not_have_them(changes):
     with pytest.raises(ValueError, match=f"^{next(iter(changes))}: .*TRL's GRPOTrainer does not have|does not have"):
         trl_settings(GRPOConfig(**changes))
 
 
 def test_the_tests_of_every_loss_need_no_edit(tokenizer):
-    test_losses.test_at_ratio_one_the_gradient_is_the_policy_gradient("better_half")
-    test_losses.test_micro_batches_add_up_to_the_whole_batch("better_half")
-    test_losses.test_token_weights_give_every_reduction_whole_and_in_parts("better_half")
-    test_losses.test_a_truncated_completion_is_left_out_by_zeroing_its_mask("better_half", "token")
-    test_trainer.test_the_first_update_is_on_policy(tokenizer, "better_half")
+    test_losses.test_at_ratio_one_the_gradient_is_the_policy_gradient("somebodys_loss")
+    test_losses.test_micro_batches_add_up_to_the_whole_batch("somebodys_loss")
+    test_losses.test_token_weights_give_every_reduction_whole_and_in_parts("somebodys_loss")
+    test_losses.test_a_truncated_completion_is_left_out_by_zeroing_its_mask("somebodys_loss", "token")
+    test_trainer.test_the_first_update_is_on_policy(tokenizer, "somebodys_loss")
 
 
 def test_a_stage_takes_the_place_of_a_setting(capsys):
@@ -112,6 +112,6 @@ def test_a_stage_takes_the_place_of_a_setting(capsys):
 )
 def test_the_names_in_the_source_are_those_of_the_tables(table):
     module, _, name = table.partition(":")
-    added = {"better_half", "signs"}  # by the module of somebody else
+    added = {"somebodys_loss", "signs"}  # by the module of somebody else
     loaded = getattr(importlib.import_module(f"grpo_edu.{module}"), name)
     assert list(names_in_source(f"grpo_edu.{module}", name)) == [entry for entry in loaded if entry not in added]
