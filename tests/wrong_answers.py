@@ -272,11 +272,6 @@ def gate_of_more_than_one(right, bonus, num_generations):
     return paid
 
 
-def tie_of_equal_neighbors(rewards, num_generations):
-    groups = rewards.view(-1, num_generations)
-    return groups[:, 0] == groups[:, 1]
-
-
 def sampled_until_enough_is_asked(rewards, num_generations, groups_needed):
     groups = rewards.view(-1, num_generations)
     kept = (groups != groups[:, :1]).any(1).nonzero().flatten()[:groups_needed]
@@ -368,7 +363,6 @@ WRONG_ANSWERS = {
     "choose_threads": (threads_within_a_twentieth,),
     "extract_number": (number_without_checking_commas,),
     "gated_reward": (gate_of_more_than_one,),
-    "degenerate_groups": (tie_of_equal_neighbors,),
     "dynamic_sampling": (sampled_until_enough_is_asked,),
     "completion_mask": (masked_by_the_smallest,),
     "first_loss": (verdict_by_sign_only,),
