@@ -30,7 +30,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Estimate, evaluate, mean_estimate
 from grpo_edu.figures.style import intervals, name_rows, panel_grid, percent, style_axes
 from grpo_edu.losses import weighted_sum
-from grpo_edu.models import ResettableModel
+from grpo_edu.models import Session
 from grpo_edu.problems.puzzles import make_puzzles
 from grpo_edu.problems.templates import LEVELS, Problem, make_split, problem_key
 from grpo_edu.rollout import Rollout, Sampler
@@ -313,7 +313,7 @@ class Judge:
         self.start, self.rules, self.isolated, self.hidden = start, rules, isolated, hidden
         if not hasattr(os, "fork"):
             raise ValueError("challenge: this system cannot run submissions; use Linux, macOS or WSL")
-        self.session = ResettableModel(start)
+        self.session = Session(start)
         rng = random.Random(f"{start}-{seed}")
         self.seeds = [rng.getrandbits(40) for _ in range(rules.seeds)]
         self.problems = [draw_problems(start, one, rules) for one in self.seeds]

@@ -218,7 +218,7 @@ def _locate(name: str | Path) -> Path | str:
     return name
 
 
-class ResettableModel:
+class Session:
     """A model and its tokenizer that are loaded once, and whose weights can be reset to their initial values.
 
     A notebook or a dashboard that trains several times uses a session, so that it loads the model only once. A session

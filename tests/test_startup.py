@@ -10,7 +10,7 @@ import torch
 
 import grpo_edu
 from grpo_edu.machine.startup import AFTERWARDS, PHASES, measure_process, startup_anatomy, startup_text
-from grpo_edu.models import ResettableModel
+from grpo_edu.models import Session
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -61,7 +61,7 @@ def test_a_training_needs_no_library_of_the_other_backend(policy_dir):
 
 
 def test_a_session_starts_every_run_from_the_weights_that_were_loaded(policy_dir):
-    session = ResettableModel(policy_dir)
+    session = Session(policy_dir)
     loaded = {name: weight.clone() for name, weight in session.model.named_parameters()}
     model = session.model.train().requires_grad_(False)
     with torch.no_grad():

@@ -27,7 +27,7 @@ from grpo_edu.web import read_web
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from grpo_edu.models import ResettableModel
+    from grpo_edu.models import Session
     from grpo_edu.rollout import Rollout
 
 _SMOLLM2 = "smollm2"  # its name for `load_policy`
@@ -118,7 +118,7 @@ class AskTheModel(Dashboard):
         self.ask, self.train, self.stop, self.reset = self._buttons
         self.progress = widgets.HTML()
         self._draws = 0  # groups that were sampled; each has random numbers of its own
-        self._session: ResettableModel | None = None
+        self._session: Session | None = None
         self._trained: dict[str, Any] = {}
         self._run_steps = 0
         self._forget()
@@ -182,8 +182,8 @@ class AskTheModel(Dashboard):
         """Whether the base model or a kept training run of it is chosen, not a stored run."""
         return not self.model.value or self.model.value in dict(self._kept).values()
 
-    def _load(self) -> ResettableModel:
-        from grpo_edu.models import ResettableModel, load_policy
+    def _load(self) -> Session:
+        from grpo_edu.models import Session, load_policy
 
         if self._session is None:
             self._tell("Loading the model", 0)
@@ -191,11 +191,11 @@ class AskTheModel(Dashboard):
                 chosen, stored = self.model.value, read_run_config(self.model.value)
                 if stored is None:  # adapters that come with the package
                     stored = {"source": self.base, **_recipe(chosen)}
-                self._session = ResettableModel(stored["source"])
+                self._session = Session(stored["source"])
                 trained, self._session.tokenizer = load_policy(model_source(chosen))
                 self._trained, self._run_steps = trained.state_dict(), stored["config"]["max_steps"]
             else:
-                self._session = ResettableModel(model_source(self.base))
+                self._session = Session(model_source(self.base))
                 if self.model.value:
                     self._session.model.load_state_dict(self._trained)
         return self._session
@@ -226,7 +226,7 @@ class AskTheModel(Dashboard):
         self._sample(session, self.trained)
         self._show()
 
-    def _sample(self, session: ResettableModel, steps: int) -> None:
+    def _sample(self, session: Session, steps: int) -> None:
         """G answers of the model after so many steps of training, and how probable the first answers are now."""
         import torch
 
@@ -462,7 +462,7 @@ def read_answer(problem: Problem, text: str) -> str | None:
     return f"missing: {', '.join(missing)}" if missing else "as asked"
 
 
-def _probabilities(session: ResettableModel, parts: Sequence[Tensor]) -> list[float]:
+def _probabilities(session: Session, parts: Sequence[Tensor]) -> list[float]:
     """How probable each answer is under the model as it is now; parts: ids and masks, as `_PARTS` names them."""
     import torch
 

@@ -33,7 +33,7 @@ from grpo_edu.problems.templates import PROBLEM_SETS, data_dir, problem_set_name
 from grpo_edu.rewards import REWARDS
 
 if TYPE_CHECKING:
-    from grpo_edu.models import ResettableModel
+    from grpo_edu.models import Session
 
 _EVERY = 0.4  # seconds between two pictures
 _KEEP_EVERY = 15.0  # seconds of a run between two times at which it is kept, so that little is lost with the kernel
@@ -107,7 +107,7 @@ class TrainingDashboard(Dashboard):
         self.progress, self.samples, self.judged = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self._run: TrainingRun | None = None
         self._before: list[dict[str, float]] = []  # the rows of the run before this one
-        self._sessions: dict[str, ResettableModel] = {}
+        self._sessions: dict[str, Session] = {}
         self._going = False  # a run is under way, paused or not
         self._drawn = self._told = self._kept = 0.0
         about = "Press Start to train a model with these settings. Settings that cannot be combined are explained."
@@ -178,13 +178,13 @@ class TrainingDashboard(Dashboard):
                     self._keep()
                     self._kept = time.monotonic()
 
-    def _session(self) -> ResettableModel:
+    def _session(self) -> Session:
         """The model of the run; there is one model at a time in memory."""
-        from grpo_edu.models import ResettableModel
+        from grpo_edu.models import Session
 
         name = self.run.model_name
         if name not in self._sessions:
-            self._sessions = {name: ResettableModel(name)}
+            self._sessions = {name: Session(name)}
         return self._sessions[name]
 
     def _tell(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpo_edu.evaluation import Evaluation
-    from grpo_edu.models import ResettableModel
+    from grpo_edu.models import Session
     from grpo_edu.trainer import TrainingState
 
 AT_ONCE = 20  # held-out problems that are evaluated before the run can be paused or stopped
@@ -81,7 +81,7 @@ class TrainingRun:
         self.drawing = Stopwatch()
         self.stage, self.part = "Loading the model", 0.0  # what is being done, and how much of it is complete
 
-    def prepare(self, session: ResettableModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def prepare(self, session: Session) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The model as the run needs it now: as it was loaded, or with the weights of the run that is continued."""
         from grpo_edu.runs.state import load_state, restore_training
         from grpo_edu.trainer import start_training
@@ -92,7 +92,7 @@ class TrainingRun:
             restore_training(model, self.state, load_state(self.checkpoint)["training"], self.checkpoint)
         return model, tokenizer
 
-    def go(self, session: ResettableModel, worker: Worker, tell: Callable[[], None]) -> Iterator[dict[str, float]]:
+    def go(self, session: Session, worker: Worker, tell: Callable[[], None]) -> Iterator[dict[str, float]]:
         """Evaluate, train, evaluate; yields the metrics of each step, before which the run can be paused.
 
         `tell` is called whenever `stage`, `part` or `history` have changed. Raises Stopped if the worker is told to
@@ -198,7 +198,7 @@ class TrainingRun:
             )
         return "".join(lines)
 
-    def save(self, session: ResettableModel, parent: Path) -> Path:
+    def save(self, session: Session, parent: Path) -> Path:
         """Write the run's folder, as `run_training` does; returns it."""
         from grpo_edu.models import save_policy
         from grpo_edu.runs.folder import RunFolder

@@ -85,9 +85,9 @@ def main() -> None:
 
     problems = load_problems(LEVELS, "train")
     mark("problems")
-    from grpo_edu.models import ResettableModel
+    from grpo_edu.models import Session
 
-    session = ResettableModel(model_name)
+    session = Session(model_name)
     mark("model")
     from grpo_edu.config import GRPOConfig
     from grpo_edu.rewards import accuracy_reward

@@ -123,7 +123,7 @@ def reject_ineffective_options(
 
     The error names the option and what it needs. An option that is False asks for what holds anyway.
 
-    >>> needs = [Need("strength", lambda run: run["method"] != "none", "`method`")]
+    >>> needs = [OptionRequirement("strength", lambda run: run["method"] != "none", "`method`")]
     >>> reject_ineffective_options({"strength": 50}, {"method": "none"}, needs)
     Traceback (most recent call last):
     ...
