@@ -76,7 +76,7 @@ def _repair(notebook: Node, master: SourceNotebook) -> dict[str, Any]:
         "troubles": troubles,
         "looks": looks(whole, master),
         "open_answers": open_answers(whole, master),
-        "steps": [[step.kind, step.name, step.source, step.is_user_file] for step in steps(whole, master)],
+        "steps": [[step.kind, step.name, step.source, step.is_added] for step in steps(whole, master)],
     }
 
 

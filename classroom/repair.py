@@ -41,13 +41,13 @@ class Node(dict[str, Any]):
 class Step:
     """What is done in order: run a cell (`source`, called `name` in messages), or ask for the function `name`.
 
-    is_user_file: the cell is not from the master.
+    is_added: the cell is not from the master.
     """
 
     kind: str
     name: str
     source: str = ""
-    is_user_file: bool = False
+    is_added: bool = False
 
 
 def best_master(notebook: Node, file_name: str, masters: Sequence[SourceNotebook]) -> SourceNotebook | None:
@@ -268,8 +268,8 @@ def steps(notebook: Node, master: SourceNotebook) -> list[Step]:
     found = []
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code" and cell.id not in names and cell.source.strip():
-            is_user_file = cell.id not in master.cells
-            found.append(Step("cell", f"no. {number + 1}" if is_user_file else cell.id, cell.source, is_user_file))
+            is_added = cell.id not in master.cells
+            found.append(Step("cell", f"no. {number + 1}" if is_added else cell.id, cell.source, is_added))
         found += [Step("ask", name) for name in asked.get(number, [])]
     last = max((place for place, step in enumerate(found) if step.kind == "ask"), default=-1)
     return found[: last + 1]  # what follows, a training perhaps, changes no answer

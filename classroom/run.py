@@ -72,7 +72,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
     waiting = {
         name: len(inputs_of(name, seed)) - 1 for name in places if isinstance(exercises()[name], TrainedExercise)
     }
-    own = {place for place, step in enumerate(steps) if step.is_user_file}
+    own = {place for place, step in enumerate(steps) if step.is_added}
     # What may end a process, each once; only a process that lies about where it is needs more starts than this.
     patient = replace(limits, seconds=TRAINING * limits.seconds)  # once the other parts are answered and one trains
     cell_seconds = limits.seconds  # also when a model trains: a cell that was late must not take three times as long

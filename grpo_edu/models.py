@@ -21,7 +21,7 @@ import torch
 
 from grpo_edu import gc_paused
 from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
-from grpo_edu.gguf_files import GGUF_SUFFIX, SMOLLM2, convert_gguf, convert_smollm2
+from grpo_edu.gguf_files import SMOLLM2, convert_gguf, convert_smollm2
 from grpo_edu.model_files import (
     check_folder,
     check_tokenizer,
@@ -32,7 +32,7 @@ from grpo_edu.model_files import (
     quiet_transformers,
     with_load_advice,
 )
-from grpo_edu.problems.hub import looks_like_path, missing_folder_message, offline_if_hub_unreachable
+from grpo_edu.problems.hub import is_gguf, looks_like_path, missing_folder_message, offline_if_hub_unreachable
 from grpo_edu.problems.templates import data_dir
 
 if TYPE_CHECKING:
@@ -174,15 +174,6 @@ def adapter_folder(name: str | Path) -> Path | None:
         return None
     folder = tiny_dir().parent / name if str(name) in list_models() else Path(name).expanduser()
     return folder if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists() else None
-
-
-def is_gguf(name: str | Path) -> bool:
-    """Return whether a model's name is that of a GGUF file.
-
-    >>> is_gguf("Model.Q4_K_M.gguf"), is_gguf("tiny")
-    (True, False)
-    """
-    return Path(name).suffix.lower() == GGUF_SUFFIX and not Path(name).expanduser().is_dir()
 
 
 def find_model(name: str | Path) -> Path | str:

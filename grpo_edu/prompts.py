@@ -99,6 +99,18 @@ def chat_messages(
     return [*messages, {"role": "user", "content": question}]
 
 
+def text_after_answer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return what the chat template writes after an answer, without blanks around it; "" if it cannot be rendered."""
+    from jinja2 import TemplateError
+
+    messages = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **prompt_style(tokenizer).template_kwargs)
+    except (ValueError, TemplateError):  # no template, or one that wants other messages: the prompts will say so
+        return ""
+    return str(text).rpartition("ANSWER")[2].strip()
+
+
 def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str, system: str | None = SYSTEM_PROMPT) -> str:
     """Render a question with the tokenizer's chat template and prompt style, up to the start of the assistant's turn.
 

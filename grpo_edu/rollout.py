@@ -8,7 +8,7 @@ computed only once (`grpo_edu.fast.decoding`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -21,12 +21,12 @@ from grpo_edu.config import COUNT, GRPOConfig, field_bounds, require
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.lora import has_adapters, merge_lora
 from grpo_edu.fast.memory import large_blocks_kept
-from grpo_edu.prompts import prompt_style
+from grpo_edu.prompts import text_after_answer
 from grpo_edu.tensors import widest_float_dtype
 from grpo_edu.turns import Conversations, Environment, reset_environments, token_id
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def sample_tokens(
@@ -333,28 +333,26 @@ def stop_token_ids(
     """
     if isinstance(stop_tokens, str):
         raise ValueError(f"stop_tokens must be a list of tokens, got the string {stop_tokens!r}")
-    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, Sequence) else [eos])} - {None}
+    ids = end_token_ids(tokenizer, getattr(model, "generation_config", None))
     ids |= {token_id(tokenizer, stop, "stop_tokens") for stop in stop_tokens}
     if not ids:
         raise ValueError("tokenizer has no EOS token, so no completion could end; set tokenizer.eos_token")
     return torch.tensor(sorted(ids), device=model.device)
 
 
-def find_unused_turn_end(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> str | None:
+def end_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None) -> set[int]:
+    """Return the ids of the tokenizer's EOS and of a model's generation config, as far as there are any."""
+    eos = getattr(generation_config, "eos_token_id", None)
+    return {tokenizer.eos_token_id, *(eos if isinstance(eos, Sequence) else [eos])} - {None}
+
+
+def find_unused_turn_end(tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> str | None:
     """Return the token that ends a turn in the chat template if it is not one of `stop_ids`, otherwise None.
 
     A model that was trained with such a template writes that token and never one that ends its completion, so every
     completion is cut off.
     """
-    from jinja2 import TemplateError
-
-    messages = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **prompt_style(tokenizer).template_kwargs)
-    except (ValueError, TemplateError):  # no template, or one that wants other messages: the prompts will say so
-        return None
-    after = tokenizer(text.rpartition("Hello.")[2].strip(), add_special_tokens=False)["input_ids"][:1]
+    after = tokenizer(text_after_answer(tokenizer), add_special_tokens=False)["input_ids"][:1]
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
     if not after or after[0] not in special or after[0] in stop_ids:
         return None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_edu.config import Options, field_bounds, field_help, field_types
-from grpo_edu.problems.hub import looks_like_path, missing_folder_message
+from grpo_edu.problems.hub import is_gguf, looks_like_path, missing_folder_message
 
 # Fields whose options have another name: the one of version 0.3.0 and before, or a shorter one.
 _FLAGS = {
@@ -218,7 +218,7 @@ def say_loading(model: str, argument: str = "model") -> None:
     """
     is_folder = argument == "resume" or looks_like_path(model)
     path = Path(model).expanduser()
-    if is_folder and not (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
+    if is_folder and not (path.is_dir() or (path.is_file() and is_gguf(model))):
         hub = ", or give a Hub id (owner/name)" if argument == "model" else ""
         raise FileNotFoundError(f"`{argument}`: {missing_folder_message(model)}. Check the path{hub}.")
     if sys.stderr.isatty():

@@ -58,14 +58,14 @@ def run_show_command(arguments: Namespace) -> int:
 def _write_inspector(arguments: Namespace) -> int:
     """Write the token inspector of a step as a page of its own; returns the exit code."""
     from grpo_edu.figures.tokens import inspector_page
-    from grpo_edu.runs.tokens import kept_steps, read_tokens
+    from grpo_edu.runs.tokens import read_all_tokens, read_tokens
 
     path = Path(arguments.html)
     if path.suffix.lower() not in (".html", ".htm"):  # a mistyped name must not replace a file of another kind
         raise ValueError(f"`html`: the name of the page must end with .html, got {arguments.html!r}.")
-    steps = kept_steps(arguments.run) if arguments.step is None else [arguments.step]
-    records = [read_tokens(arguments.run, step) for step in steps or [None]]
-    title = f"Tokens that {Path(arguments.run).resolve().name} sampled"
+    run, step = arguments.run, arguments.step
+    records = read_all_tokens(run) if step is None else [read_tokens(run, step)]
+    title = f"Tokens that {Path(run).resolve().name} sampled"
     path.write_text(inspector_page(records, title), encoding="utf-8")
     steps = [record["step"] for record in records]
     text = f"{path} shows the tokens of step {', '.join(map(str, steps))}; open it in a browser."
@@ -96,7 +96,7 @@ def run_diagnose_command(arguments: Namespace) -> int:
 
 def _find_turn_end(run: Path) -> str | None:
     """Return the token that ends a turn in the chat template of a run's model, if no completion ends with it."""
-    from grpo_edu.rollout import find_unused_turn_end
+    from grpo_edu.rollout import end_token_ids, find_unused_turn_end
 
     folder = next((folder for folder in (run / "model", run) if (folder / "tokenizer_config.json").is_file()), None)
     if folder is None:
@@ -104,8 +104,9 @@ def _find_turn_end(run: Path) -> str | None:
     from transformers import AutoTokenizer, GenerationConfig
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    eos = GenerationConfig.from_pretrained(folder).eos_token_id if (folder / "generation_config.json").is_file() else []
-    return find_unused_turn_end(tokenizer, [tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])])
+    has_config = (folder / "generation_config.json").is_file()
+    generation_config = GenerationConfig.from_pretrained(folder) if has_config else None
+    return find_unused_turn_end(tokenizer, end_token_ids(tokenizer, generation_config))
 
 
 def add_chat_options(command: ArgumentParser) -> None:

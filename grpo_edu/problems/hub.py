@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+GGUF_SUFFIX = ".gguf"
 HUB_SECONDS = 4.0
 # First parts of a path that no owner of models on the Hub is likely to have: where people keep their own.
 _FOLDERS = ("runs", "models", "checkpoints", "outputs", "data")
@@ -22,6 +23,15 @@ def looks_like_path(name: str) -> bool:
     first, slash, _ = name.partition("/")
     like_path = name.startswith((".", "~", "/")) or "\\" in name or name.count("/") > 1
     return like_path or bool(slash and (first in _FOLDERS or Path(first).is_dir()))
+
+
+def is_gguf(name: str | Path) -> bool:
+    """Return whether a model's name is that of a GGUF file.
+
+    >>> is_gguf("Model.Q4_K_M.gguf"), is_gguf("tiny")
+    (True, False)
+    """
+    return Path(name).suffix.lower() == GGUF_SUFFIX and not Path(name).expanduser().is_dir()
 
 
 def missing_folder_message(name: str | Path) -> str:

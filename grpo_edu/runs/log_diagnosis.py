@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from grpo_edu.runs.measures import ENOUGH, FEW, REWARD, TIED, Measures, Rows, RunFacts, lost_names
+from grpo_edu.runs.measures import ENOUGH, FEW, REWARD, TIED, Measures, Rows, RunFacts, list_steps, lost_names
 from grpo_edu.runs.metric_logs import is_understood
 
 MAX_NAMES = 12  # of the metrics that are not understood
@@ -250,7 +250,7 @@ def diagnose(rows: Rows, facts: RunFacts | None = None) -> Diagnosis:
         raise ValueError("this log has one step, and a diagnosis compares steps; log more of them (`logging_steps=1`)")
     measures = Measures(rows, facts)
     findings = find(measures)
-    steps = [int(row.get("step") or number) for number, row in enumerate(rows, 1)]
+    steps = list_steps(rows)
     normal, unknown = tuple(_list_normal(measures, findings)), tuple(_list_unknown(measures, rows, findings))
     return Diagnosis((steps[0], steps[-1]), len(rows), findings, normal, unknown)
 
@@ -280,7 +280,7 @@ def _order_causes(faults: Iterable[str], measures: Measures) -> list[str]:
 
 def _fill(text: str, measures: Measures) -> str:
     """Return a text with its quantities; "" if one of them is unknown."""
-    quantities = measures.quantities()
+    quantities = measures.quantities
     names = [name for _, name, _, _ in string.Formatter().parse(text) if name]
     return "" if any(quantities.get(name) is None for name in names) else text.format_map(quantities)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,8 @@ LENGTH, CUT, CLIPPED = "completions/mean_length", "completions/clipped_ratio", "
 
 FEW = 4  # steps at the beginning and at the end whose mean is compared
 ENOUGH = 16  # steps from which on a flat curve is judged
-_NOISE = (
-    6.0  # standard errors of a mean of a few steps, from which on a difference of the best and another is no chance
-)
+# Standard errors of a mean of a few steps, from which on a difference of the best and another is no chance.
+_NOISE = 6.0
 _FALL, _BREAKDOWN = 0.2, 0.5  # shares of the height of the reward
 
 Rows = Sequence[Mapping[str, float | None]]
@@ -138,7 +138,7 @@ class Measures:
         self.turn_end = self.facts.turn_end
         self.rows = rows
         self._find_lost()
-        self.steps = [int(row.get("step") or number) for number, row in enumerate(self.rows, 1)]
+        self.steps = list_steps(self.rows)
         self.count = len(self.rows)
         spreads = self.values(STD) or [high - low for high, low in self._pairs("reward_max", "reward_min")]
         self.spread = median(self.values(STD) or [0.0])
@@ -166,8 +166,9 @@ class Measures:
         """Return the finite values of a metric."""
         return [value for _, value in self.points(key)]
 
+    @cached_property
     def quantities(self) -> dict[str, Any]:
-        """Return everything that a text may name."""
+        """Everything that a text may name."""
         config = {} if self.config is None else self.config.to_dict()
         return {**config, **vars(self.course), **vars(self)}
 
@@ -183,7 +184,7 @@ class Measures:
 
     def _find_lost(self) -> None:
         """Find the first step with a number that is not finite, and leave the rows from there on out."""
-        steps = [int(row.get("step") or number) for number, row in enumerate(self.rows, 1)]
+        steps = list_steps(self.rows)
         lost = [place for place, row in enumerate(self.rows) if lost_names(row)]
         self.lost = self.lost_step = self.lost_rate = self.last_norm = self.median_norm = None
         self.never_kl = False
@@ -378,6 +379,11 @@ class Measures:
         weight = median(ratios)
         agree = sum(ratio * weight > 0 for ratio in ratios)
         return weight if agree >= 0.9 * len(ratios) and abs(weight) * limit >= 0.005 else None
+
+
+def list_steps(rows: Rows) -> list[int]:
+    """Return the number of each row's step; a row without one is counted."""
+    return [int(row.get("step") or number) for number, row in enumerate(rows, 1)]
 
 
 def lost_names(row: Mapping[str, float | None]) -> list[str]:

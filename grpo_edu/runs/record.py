@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_edu import __version__
+from grpo_edu.problems.hub import GGUF_SUFFIX
 from grpo_edu.problems.own import UNANSWERED
 from grpo_edu.problems.templates import LEVELS, Problem
-from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
+from grpo_edu.runs.folder import RunFolder, model_source
 from grpo_edu.runs.loading import Rewards, is_user_dataset, load_problem_sets, resolve_rewards, score_with_user_reward
 from grpo_edu.runs.options import RunConfig, use_current_names, with_absolute_paths
 
@@ -68,12 +69,6 @@ class RunMetadata:
         return cls(run_config, source, content.get("command", ""), versions, content.get("threads", 1))
 
 
-def read_record(folder: str | Path, reward_funcs: Rewards | None = None) -> RunMetadata | None:
-    """Read the record of the run in a folder; None where the folder holds no training run."""
-    content = read_run_config(folder)
-    return None if content is None or "config" not in content else RunMetadata.from_dict(content, reward_funcs)
-
-
 def read_resumable(output: str | Path, reward_funcs: Rewards | None = None) -> RunMetadata:
     """Read the record of a run that can be resumed; `reward_funcs` as in `RunConfig.from_dict`.
 
@@ -122,7 +117,7 @@ def resolve_model_source(model: str | Path) -> str:
 def default_folder(run_config: RunConfig, *, overwrite: bool = False) -> RunFolder:
     """Return `runs/tiny-levels-seed0` or the like, with a number where that exists and is not to be replaced."""
     path = Path(run_config.model)
-    label = path.parent.name if path.name == "model" else path.name.removesuffix(".gguf")
+    label = path.parent.name if path.name == "model" else path.name.removesuffix(GGUF_SUFFIX)
     names = [Path(name).stem if is_user_dataset(name) else name for name in run_config.data]
     sets = "levels" if run_config.data == LEVELS else "-".join(names).replace(":", "-")
     name = f"{label or 'model'}-{sets}-seed{run_config.config.seed}"

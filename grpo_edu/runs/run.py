@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,7 +210,7 @@ class Run:
         stored = load_state(path)
         check_same_model(stored["fingerprint"], self._fingerprint, path)
         check_same_settings(stored["config"], self.config, path)
-        check_same_data(stored["data"], self._data_fingerprints(), self.folder.path)
+        check_same_data(stored["data"], self._data_fingerprints, self.folder.path)
         warn_of_other_versions(stored["versions"])
         if stored["before"] is not None:
             self.before = Evaluation(**stored["before"])
@@ -219,6 +219,7 @@ class Run:
         self._steps_before = self._saved_step = len(self.history)
         self._stored_training = stored["training"]
 
+    @cached_property
     def _data_fingerprints(self) -> dict[str, str]:
         parts = {"train": self.data.problems, "heldout": self.data.heldout}
         return {part: data_fingerprint(problems) for part, problems in parts.items()}
@@ -359,7 +360,7 @@ class Run:
         content = {
             "fingerprint": self._fingerprint,
             "config": self.config.to_dict(),
-            "data": self._data_fingerprints(),
+            "data": self._data_fingerprints,
             "before": asdict(self.before),
             "greedy_before": self.greedy_before and asdict(self.greedy_before),
             "history": self.history,

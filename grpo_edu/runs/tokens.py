@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,17 +166,22 @@ def score_tokens(
     return ScoredTokens(logps, best_ids, best_logps)
 
 
-def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token; if several write one character, the last has it and the others are PART."""
-    texts = [tokenizer.decode([token]) or str(tokenizer.convert_ids_to_tokens(token)) for token in ids]
-    texts = [PART if "�" in text else text for text in texts]
+def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    """Return the text of a token alone; PART if it writes a part of a character."""
+    text = tokenizer.decode([token]) or str(tokenizer.convert_ids_to_tokens(token))
+    return PART if "�" in text else text
+
+
+def join_parts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: Sequence[str]) -> list[str]:
+    """Return the texts of a completion's tokens; the last of those that write one character together has it."""
+    joined = list(texts)
     for end, text in enumerate(texts):
         begin = end
-        while begin and texts[begin - 1] == PART:
+        while begin and joined[begin - 1] == PART:
             begin -= 1
         if text == PART and "�" not in (character := tokenizer.decode(ids[begin : end + 1])):
-            texts[end] = character
-    return texts
+            joined[end] = character
+    return joined
 
 
 def token_record(
@@ -205,16 +211,18 @@ def token_record(
     column = batch.advantages if batch.advantages.ndim == 1 else batch.advantages[:, 0]
     groups: list[dict[str, Any]] = []
     tokens = 0
+    text_of = cache(partial(token_text, tokenizer))
 
     def plain(values: Tensor) -> list[float]:
         return [round(value, _PLACES) for value in values.tolist()]
 
     def completion(row: int) -> dict[str, Any]:
         length = lengths[row]
+        sampled = rollout.completion_ids[row, :length].tolist()
         found: dict[str, Any] = {
             "reward": plain_reward(batch.rewards[row]),
             "advantage": round(column[row].item(), _PLACES),
-            "tokens": token_texts(tokenizer, rollout.completion_ids[row, :length].tolist()),
+            "tokens": join_parts(tokenizer, sampled, [text_of(token) for token in sampled]),
             "sampling": plain(rollout.sampling_per_token_logps[row, :length]),
             "logps": [plain(logps[row, :length]) for logps in per_token_logps],
         }
@@ -228,7 +236,7 @@ def token_record(
             ids, before, after = (values[row, :length].tolist() for values in (best[0], *(x.exp() for x in best[1:])))
             found["alternatives"] = [
                 [
-                    [token_texts(tokenizer, [token])[0], round(one, _PLACES), round(other, _PLACES)]
+                    [text_of(token), round(one, _PLACES), round(other, _PLACES)]
                     for token, one, other in zip(*place, strict=True)
                 ]
                 for place in zip(ids, before, after, strict=True)
@@ -291,11 +299,7 @@ def read_tokens(folder: str | Path, step: int | None = None) -> dict[str, Any]:
 
     Raises ValueError where the run kept none, or none of this step.
     """
-    lines = dict(_records(kept_file(folder, TOKENS)))
-    if not lines:
-        raise ValueError(
-            f"`run`: {folder} keeps no token records; train again with the option --inspect-steps first,10,last."
-        )
+    lines = _read_lines(folder)
     if step is not None and step not in lines:
         known = ", ".join(map(str, lines))
         raise ValueError(
@@ -303,6 +307,21 @@ def read_tokens(folder: str | Path, step: int | None = None) -> dict[str, Any]:
             f"them, or train again with the option --inspect-steps {step}."
         )
     return json.loads(lines[max(lines) if step is None else step])
+
+
+def read_all_tokens(folder: str | Path) -> list[dict[str, Any]]:
+    """Read the token records of all steps of which a run kept one; raises ValueError if it kept none."""
+    return [json.loads(line) for line in _read_lines(folder).values()]
+
+
+def _read_lines(folder: str | Path) -> dict[int, bytes]:
+    """Return step → its line in the file of token records; raises ValueError if there is none."""
+    lines = dict(_records(kept_file(folder, TOKENS)))
+    if not lines:
+        raise ValueError(
+            f"`run`: {folder} keeps no token records; train again with the option --inspect-steps first,10,last."
+        )
+    return lines
 
 
 def without_groups(record: dict[str, Any], kept: int) -> dict[str, Any]:
