@@ -310,7 +310,7 @@ class Sampler:
             top_k=config.top_k,
             environments=environments,
             max_turns=self.max_turns,
-            pack_weights=not (config.saves_memory or has_adapters(self.model)),
+            pack_weights=not config.saves_memory,
             generator=generator,
         )
 

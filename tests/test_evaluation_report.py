@@ -79,7 +79,7 @@ def test_the_references_of_gsm8k_have_two_to_eleven_steps(gsm8k_dir):
 
 
 def test_the_stored_evaluation_is_of_all_of_gsm8k():
-    record = json.loads((RESULTS / "gsm8k.json").read_text())
+    record = json.loads((RESULTS / "gsm8k_evaluation.json").read_text())
     assert record["command"].startswith("grpo-edu evaluate --data gsm8k")
     found = record["report"]
     assert found["n"] == 1319 == sum(part["n"] for part in found["per_steps"].values())
