@@ -1,0 +1,334 @@
+"""What a practitioner tries before GRPO on instructions: ``python -m benchmarks.real_model_baselines``.
+
+The protocol is benchmarks/studies/real_model.md. All arms start from SmolLM2-135M-Instruct and are judged on the 300
+held-out instructions of that study. Two arms only ask in another way: "system prompt" is the best of `SYSTEM_PROMPTS`
+on the selection problems, and "example" shows one solved training instruction of the same kind. "solutions" is
+supervised training on the shipped solutions, with as many tokens as GRPO's arm ``strict`` of the same seed processed.
+"positives" is GRPO's loop with an advantage of 1 for each rewarded sample and 0 for the others, which is iterated
+rejection sampling (RAFT, Dong et al. 2023, arXiv 2304.06767). "seven kinds" is ``strict`` without the training
+instructions of three kinds, others for each seed, and "strict, again" is ``strict`` once more on this computer.
+
+The rates of "solutions" and "positives" are selected as in that study, by the mean reward on the selection problems
+after a shorter run on another seed. "seven kinds" and "strict, again" have the rate of ``strict``.
+
+Every trained arm is measured in two further ways, as is the untrained model: on the held-out instructions in other
+words (`PHRASINGS`), and by the mean log-likelihood per token of GSM8K's test solutions and of ordinary English text.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+
+from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, share
+from benchmarks.real_model import (
+    FULL,
+    GSM8K,
+    MACHINE,
+    MODEL,
+    SELECTION_SEED,
+    SUPERVISED,
+    TASKS,
+    best_rate,
+    judge,
+    open_ledger,
+    opened,
+    problems_of,
+    products_in_bfloat16,
+    scored,
+    spent_on,
+)
+from grpo_edu import evaluate, render_prompt
+from grpo_edu.batch import Batch
+from grpo_edu.config import GRPOConfig, SupervisedConfig
+from grpo_edu.continual.supervised import finetune
+from grpo_edu.evaluation import Evaluation
+from grpo_edu.fast.packing import per_token_logps
+from grpo_edu.problems.files import load_gsm8k
+from grpo_edu.problems.instructions import CONSTRAINTS, instruction_reward
+from grpo_edu.problems.templates import Problem, prompt_options
+from grpo_edu.prompts import PromptStyle, set_prompt_style
+from grpo_edu.rollout import encode_prompts
+from grpo_edu.trainer import Stages, train
+
+COMMAND = "python -m benchmarks.real_model_baselines"
+OUTPUT = RESULTS / "real_model_baselines.jsonl"
+TASK, SEEDS, NUM_TEXTS = "instructions", (0, 1, 2, 3, 4), 300
+KINDS = tuple(CONSTRAINTS)
+PROMPT_ARMS = ("system prompt", "example")
+TRAINED_ARMS = ("solutions", "positives", "seven kinds", "strict, again")
+RATES = {"solutions": SUPERVISED, "positives": FULL}
+SYSTEM_PROMPTS = (
+    "Follow the instruction exactly. Answer with the sentence alone.",
+    "You write one sentence that obeys every part of the instruction. Check each constraint before you answer. Write "
+    "nothing but the sentence.",
+    "You are a careful writer. The instruction has a topic and a constraint. Your answer must name the topic, obey the "
+    "constraint to the letter and be a complete English sentence. Do not explain anything.",
+)
+# The constraints in other words, which no training instruction has.
+PHRASINGS = {
+    "no_comma": "There must be no comma in it.",
+    "question": "Make it a question.",
+    "lower_case": "Every letter has to be in lower case.",
+    "max_words": "It must not be longer than {} words.",
+    "begin": 'Its first word has to be "{}".',
+    "word": 'The word "{}" has to be in it.',
+    "two_words": 'Both "{}" and "{}" have to be in it.',
+    "end": 'Its last words have to be "{}".',
+    "sentences": "There must be {} sentences in all.",
+    "exclamation": "Finish it with an exclamation mark.",
+}
+
+
+def say_otherwise(problem: Problem) -> Problem:
+    """Return an instruction with its constraint in other words.
+
+    >>> say_otherwise(problems_of("instructions", "heldout")[1]).prompt
+    'Write one sentence about a computer. Make it a question.'
+    """
+    constraints = json.loads(problem.answer)
+    topic = constraints.pop("topic")
+    ((kind, argument),) = constraints.items()
+    text = PHRASINGS[kind].format(*(argument if isinstance(argument, list) else [argument]))
+    return replace(problem, prompt=f"Write {'' if kind == 'sentences' else 'one sentence '}about {topic}. {text}")
+
+
+def left_out(seed: int) -> tuple[str, ...]:
+    """Return the three kinds of constraint that a run of "seven kinds" does not train on.
+
+    >>> [left_out(seed) for seed in (0, 3)]
+    [('no_comma', 'question', 'lower_case'), ('exclamation', 'no_comma', 'question')]
+    """
+    return tuple(KINDS[(3 * seed + place) % len(KINDS)] for place in range(3))
+
+
+# ---- arms that ask in another way ----
+
+
+def with_system_prompt(tokenizer: Any, text: str) -> Any:
+    """Return a copy of a tokenizer that puts a system message in front of every question."""
+    found = copy.deepcopy(tokenizer)
+    set_prompt_style(found, PromptStyle(system=text))
+    return found
+
+
+def with_example(tokenizer: Any, kind: str) -> Any:
+    """Return a copy of a tokenizer that shows the first training instruction of a kind with its solution."""
+    example = problems_of(TASK, "train")[KINDS.index(kind)]
+    found = copy.deepcopy(tokenizer)
+    set_prompt_style(found, PromptStyle(examples=((example.prompt, example.solution),)))
+    return found
+
+
+def select_system_prompt(ledger: Ledger) -> None:
+    """Measure the mean reward of each system prompt on the selection problems."""
+    for place, text in enumerate(SYSTEM_PROMPTS):
+        key = {"phase": "select", "arm": "system prompt", "place": place}
+        if ledger.wants(**key):
+            model, tokenizer = opened(MODEL)
+            ledger.add(
+                **key, machine=MACHINE, text=text, mean_reward=mean_reward(model, with_system_prompt(tokenizer, text))
+            )
+            print(ledger.rows[-1], flush=True)
+
+
+def report_prompt_arm(ledger: Ledger, arm: str) -> None:
+    """Judge the untrained model with another prompt."""
+    key = {"phase": "report", "arm": arm}
+    if not ledger.wants(**key):
+        return
+    model, tokenizer = opened(MODEL)
+    if arm == "system prompt":
+        best = max(ledger.select(phase="select", arm=arm), key=lambda row: (row["mean_reward"], -row["place"]))
+        style = {kind: with_system_prompt(tokenizer, best["text"]) for kind in KINDS}
+    else:
+        style = {kind: with_example(tokenizer, kind) for kind in KINDS}
+    found: dict[str, Any] = {}
+    for way, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        parts = [
+            answer(model, style[kind], problems_of(TASK, "heldout")[place :: len(KINDS)], temperature)
+            for place, kind in enumerate(KINDS)
+        ]
+        found[way] = bits(value for row in zip(*(part.correct for part in parts), strict=True) for value in row)
+        if way == "greedy":
+            found["completions"] = [
+                text for row in zip(*(part.completions for part in parts), strict=True) for text in row
+            ]
+    ledger.add(**key, machine=MACHINE, **found)
+    print(arm, f"greedy {share(found['greedy']):.3f} sampled {share(found['sampled']):.3f}", flush=True)
+
+
+def answer(model: Any, tokenizer: Any, problems: Sequence[Problem], temperature: float) -> Evaluation:
+    """Return the answers to instructions, with the settings of the study."""
+    length = TASKS[TASK].config.max_completion_length
+    return evaluate(
+        model,
+        tokenizer,
+        problems,
+        temperature=temperature,
+        max_completion_length=length,
+        batch_size=100,
+        seed=SELECTION_SEED + 1,
+    )
+
+
+def mean_reward(model: Any, tokenizer: Any) -> float:
+    """Return the mean reward of two samples for each selection problem."""
+    generator, config = torch.Generator().manual_seed(0), replace(TASKS[TASK].config, num_generations=2)
+    values = [
+        value
+        for *_, value in scored(model, tokenizer, problems_of(TASK, "selection"), instruction_reward, config, generator)
+    ]
+    return sum(values) / len(values)
+
+
+# ---- arms that train ----
+
+
+def positives_only(rewards: torch.Tensor, config: GRPOConfig) -> torch.Tensor:
+    """Return an advantage of 1 for each rewarded sample, and 0 for the others."""
+    return (rewards > 0).to(rewards.dtype)
+
+
+def rows_with_a_reward(batch: Batch, config: GRPOConfig) -> torch.Tensor:
+    """Return the rows of the groups in which a sample was rewarded, also where all were."""
+    groups = torch.arange(len(batch.rewards)).view(-1, config.num_generations)
+    return groups[(batch.advantages != 0).view(groups.shape).any(dim=1)].flatten()
+
+
+def train_arm(
+    ledger: Ledger, study: Ledger, arm: str, rate: float, seed: int, steps: int
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the policy after a run of an arm, its tokenizer and what the run took."""
+    model, tokenizer = opened(MODEL)
+    problems = list(problems_of(TASK, "train"))
+    started = time.perf_counter()
+    if arm == "solutions":
+        phase = "select" if seed == SELECTION_SEED else "report"
+        like = study.find(phase=phase, task=TASK, arm="strict", seed=seed, rate=best_rate(study, TASK, "strict"))
+        assert like is not None
+        config = SupervisedConfig(max_steps=10**6, prompts_per_step=16, learning_rate=rate, seed=seed)
+        with products_in_bfloat16():
+            for row in finetune(model, tokenizer, problems, config):
+                if row["num_tokens"] >= like["tokens"]:
+                    break
+        return model, tokenizer, {"tokens": int(row["num_tokens"]), "seconds": round(time.perf_counter() - started, 1)}
+    if arm == "seven kinds":
+        problems = [one for one in problems if not set(left_out(seed)) & set(json.loads(one.answer))]
+    stages = Stages(advantages=positives_only, rows=rows_with_a_reward) if arm == "positives" else None
+    settings = replace(TASKS[TASK].config, max_steps=steps, learning_rate=rate, seed=seed)
+    with products_in_bfloat16():
+        rows = list(train(model, tokenizer, problems, instruction_reward, settings, stages=stages))
+    return model, tokenizer, spent_on(rows)
+
+
+def select_rate(ledger: Ledger, study: Ledger, arm: str) -> float | None:
+    """Return the rate of an arm by the rule of the study, after measuring what is missing; None if time is over."""
+    if arm not in RATES:
+        return best_rate(study, TASK, "strict")
+    for rate in RATES[arm]:
+        key = {"phase": "select", "arm": arm, "rate": rate}
+        if ledger.wants(**key):
+            steps = TASKS[TASK].selection_steps
+            model, tokenizer, spent = train_arm(ledger, study, arm, rate, SELECTION_SEED, steps)
+            ledger.add(**key, machine=MACHINE, mean_reward=mean_reward(model, tokenizer), **spent)
+            print(arm, rate, f"reward {ledger.rows[-1]['mean_reward']:.3f}", flush=True)
+    rows = ledger.select(phase="select", arm=arm)
+    if len(rows) < len(RATES[arm]):
+        return None
+    return max(rows, key=lambda row: (row["mean_reward"], -row["rate"]))["rate"]
+
+
+def report_arm(ledger: Ledger, study: Ledger, arm: str, seed: int) -> None:
+    """Train an arm on a seed, and judge it."""
+    rate = select_rate(ledger, study, arm)
+    key = {"phase": "report", "arm": arm, "seed": seed}
+    if rate is None or not ledger.wants(**key):
+        return
+    model, tokenizer, spent = train_arm(ledger, study, arm, rate, seed, TASKS[TASK].steps)
+    found = judge(model, tokenizer, TASK, "heldout") | measure_further(model, tokenizer)
+    ledger.add(**key, rate=rate, machine=MACHINE, **spent, **found)
+    print(arm, seed, *(f"{way} {share(found[way]):.3f}" for way in ("greedy", "sampled", "phrased")), flush=True)
+
+
+# ---- further measures ----
+
+
+def measure_further(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """Return the greedy answers to other phrasings, and mean log-likelihoods of texts, in nats per token."""
+    phrased = answer(model, tokenizer, [say_otherwise(one) for one in problems_of(TASK, "heldout")], 0.0)
+    found: dict[str, Any] = {
+        "phrased": bits(phrased.correct),
+        "text_logps": score_texts(model, tokenizer, ordinary_texts()),
+    }
+    if GSM8K.is_dir():
+        problems = load_gsm8k("test", GSM8K, n=NUM_TEXTS)
+        asked = [render_prompt(tokenizer, one.prompt, **prompt_options(one.level)) for one in problems]
+        found["gsm8k_logps"] = score_texts(
+            model, tokenizer, [(prompt, one.solution) for prompt, one in zip(asked, problems, strict=True)]
+        )
+    return found
+
+
+def ordinary_texts() -> list[tuple[str, str]]:
+    """Return the beginning and the next part of each topic of Python's reference, as text that nobody trains on."""
+    texts = [" ".join(text.split()) for _, text in sorted(topics.items())]
+    return [(text[:150], text[150:900]) for text in texts if len(text) > 900]
+
+
+def score_texts(model: Any, tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """Return the mean log-likelihood of each text after its beginning, in nats per token."""
+    found = []
+    for start in range(0, len(pairs), 8):
+        part = pairs[start : start + 8]
+        prompt_ids, prompt_mask = encode_prompts(model, tokenizer, [one for one, _ in part], max_completion_length=1)
+        texts = [
+            torch.tensor(ids) for ids in tokenizer([text for _, text in part], add_special_tokens=False)["input_ids"]
+        ]
+        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=tokenizer.pad_token_id)
+        lengths = torch.tensor([len(text) for text in texts])
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        with torch.no_grad():
+            logps = per_token_logps(model, prompt_ids, prompt_mask, ids.to(model.device), mask.to(model.device))
+        assert isinstance(logps, torch.Tensor)
+        found += [round(value, 4) for value in (logps.sum(dim=1).cpu() / lengths).tolist()]
+    return found
+
+
+def main() -> int:
+    """Run what is missing, until the time is over."""
+    parser = ledger_options(COMMAND, __doc__)
+    parser.add_argument(
+        "--arms", nargs="+", choices=(*PROMPT_ARMS, *TRAINED_ARMS), default=(*PROMPT_ARMS, *TRAINED_ARMS)
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS)
+    options = parser.parse_args()
+    ledger, study = Ledger(OUTPUT, options.minutes), open_ledger()
+    if ledger.wants(phase="untrained"):
+        model, tokenizer = opened(MODEL)
+        ledger.add(
+            phase="untrained",
+            machine=MACHINE,
+            **judge(model, tokenizer, TASK, "heldout"),
+            **measure_further(model, tokenizer),
+        )
+    select_system_prompt(ledger)
+    for arm in PROMPT_ARMS:
+        if arm in options.arms:
+            report_prompt_arm(ledger, arm)
+    for seed in options.seeds:
+        for arm in TRAINED_ARMS:
+            if arm in options.arms:
+                report_arm(ledger, study, arm, seed)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
