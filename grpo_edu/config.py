@@ -109,6 +109,7 @@ def names_in_source(module: str, table: str) -> tuple[str, ...]:
     raise LookupError(f"{module} assigns no table {table}")
 
 
+USUAL_CAP = 5.0  # `epsilon_high` of a loss whose weight is capped ("cispo"), as in ScaleRL and TRL
 LOSS_TYPES = Options(table="grpo_edu.losses:LOSSES")
 IMPORTANCE_SAMPLING_LEVELS = Options(table="grpo_edu.losses:IMPORTANCE_SAMPLING_LEVELS")
 SCALE_REWARDS = Options(table="grpo_edu.advantages:SCALE_REWARDS")
@@ -374,7 +375,7 @@ class GRPOConfig:
             raise ValueError(
                 f"epsilon_high must be set with loss_type = {self.loss_type!r}, where it is the largest ratio itself; "
                 "got None, which falls back to epsilon and scales every loss down to about a fifth. Set "
-                "epsilon_high=5.0, as ScaleRL and TRL do."
+                f"epsilon_high={USUAL_CAP}, as ScaleRL and TRL do."
             )
         if self.scale_rewards in ("batch", "mean") and not ESTIMATORS[self.advantage_estimator].scales:
             raise ValueError(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 import torch
 
-from grpo_edu.config import LOSS_TYPES
+from grpo_edu.config import LOSS_TYPES, USUAL_CAP
 from grpo_edu.dashboards.base import Explorer, choice, slider
 from grpo_edu.figures.objective import clip_curves
 from grpo_edu.figures.style import COLORS
-from grpo_edu.losses import per_token_kl, per_token_policy_loss
+from grpo_edu.losses import LOSSES, per_token_kl, per_token_policy_loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,8 +75,11 @@ class ObjectiveExplorer(Explorer):
         """The numbers of the token."""
         found = self.token()
         halted = "" if found["push"] else " This token is not pushed at all."
-        if self.loss_type.value == "cispo" and self.epsilon_high.value < 1:
-            halted = " In cispo ε high is the largest ratio itself: below 1 it shrinks every token; 5.0 is usual."
+        if LOSSES[self.loss_type.value].clips == "weight" and self.epsilon_high.value < 1:
+            halted = (
+                f" With {self.loss_type.value} ε high is the largest ratio itself: below 1 it shrinks every token; "
+                f"{USUAL_CAP} is usual."
+            )
         return (
             f"Objective {found['objective']:.3f}, push {found['push']:.3f}, with β = {self.beta.value:g}. KL of this "
             f"token: k1 = {found['k1']:.3f}, k2 = {found['k2']:.3f}, k3 = {found['k3']:.3f} nats.{halted}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
-from grpo_edu.config import LOSS_TYPES, GRPOConfig
+from grpo_edu.config import LOSS_TYPES, USUAL_CAP, GRPOConfig
 from grpo_edu.dashboards.base import (
     Dashboard,
     button_row,
@@ -29,6 +29,7 @@ from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, word
 from grpo_edu.figures.curves import accuracy_comparison
 from grpo_edu.figures.hover import with_values
 from grpo_edu.figures.live import live_curves, live_values, svg_image
+from grpo_edu.losses import LOSSES
 from grpo_edu.problems.templates import PROBLEM_SETS, data_dir, problem_set_names
 from grpo_edu.rewards import REWARDS
 
@@ -81,7 +82,7 @@ class TrainingDashboard(Dashboard):
         self.beta = slider(
             widgets.FloatSlider, "β (beta)", 0.0, 0.0, 1.0, 0.01, "weight of the KL term; 0 leaves it out"
         )
-        self.loss_type = choice("loss_type", LOSS_TYPES, "cispo is used with epsilon_high = 5")
+        self.loss_type = choice("loss_type", LOSS_TYPES, f"cispo is used with epsilon_high = {USUAL_CAP:g}")
         self.seed = slider(whole, "seed", 0, 0, 99, 1, "of the order of problems and of sampling")
         self.heldout = slider(whole, "held-out problems", 60, 20, 300, 20, "for the accuracy before and after training")
         self.every = slider(whole, "evaluate every … steps", 10, 0, 50, 1, "on 20 held-out problems; 0: never")
@@ -133,7 +134,7 @@ class TrainingDashboard(Dashboard):
             learning_rate=self.rate.value,
             beta=self.beta.value,
             loss_type=self.loss_type.value,
-            epsilon_high=5.0 if self.loss_type.value == "cispo" else None,
+            epsilon_high=USUAL_CAP if LOSSES[self.loss_type.value].clips == "weight" else None,
             scale_rewards="none" if self.loss_type.value == "dr_grpo" else "group",
             seed=self.seed.value,
         )

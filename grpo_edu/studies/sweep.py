@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.config import GRPOConfig
+from grpo_edu.config import USUAL_CAP, GRPOConfig
 from grpo_edu.evaluation import Estimate, mean_estimate
 from grpo_edu.problems.templates import Problem
 
@@ -33,7 +33,6 @@ DEFAULT_SPACE = {
     "scale_rewards": "group,none",
 }
 SWEPT = tuple(DEFAULT_SPACE)
-_CISPO_CAP = 5.0  # the bound that GRPOConfig asks for with "cispo"
 
 
 @dataclass(frozen=True)
@@ -121,29 +120,32 @@ def parse_values(name: str, text: str) -> BaseDistribution:
     except (TypeError, ValueError):
         raise ValueError(f"`{name}` must be values such as {DEFAULT_SPACE[name]}, got {text!r}.") from None
     for value in values:
-        GRPOConfig(**{name: value, "epsilon_high": _CISPO_CAP})
+        GRPOConfig(**{name: value, "epsilon_high": USUAL_CAP})
     return CategoricalDistribution(values)
 
 
 def settings_config(base: GRPOConfig, settings: Mapping[str, Any], seed: int) -> GRPOConfig:
     """Return the config of one run: `base` with these settings, and as many completions per step as `base` has.
 
-    The number of completions stays, so that a larger group has no advantage from more data. "cispo" gets the bound
-    `epsilon_high` that it needs.
+    The number of completions stays, so that a larger group has no advantage from more data. A loss whose weight is
+    capped ("cispo") gets the bound `epsilon_high` that it needs.
 
     Raises ValueError with the reason if the settings do not go together.
 
     >>> settings_config(GRPOConfig(), {"num_generations": 16}, seed=3).prompts_per_step
     8
     """
+    from grpo_edu.losses import LOSSES  # imports torch
+
     changes = dict(settings)
     group = changes.get("num_generations", base.num_generations)
     if group > 0 and base.batch_size % group:
         raise ValueError(f"`num_generations` {group} does not divide the {base.batch_size} completions of a step.")
     if group > 0:
         changes["prompts_per_step"] = base.batch_size // group
-    if changes.get("loss_type") == "cispo" and base.epsilon_high is None:
-        changes["epsilon_high"] = _CISPO_CAP
+    loss = LOSSES.get(changes.get("loss_type", base.loss_type))
+    if loss is not None and loss.clips == "weight" and base.epsilon_high is None:
+        changes["epsilon_high"] = USUAL_CAP
     config = replace(base, **changes, seed=seed)
     if "loss_type" in settings and config.loss_type == "dr_grpo" and config.scale_rewards != "none":
         raise ValueError(f"`loss_type` 'dr_grpo' needs `scale_rewards` 'none', got {config.scale_rewards!r}.")
