@@ -113,8 +113,12 @@ class Dashboard(widgets.VBox):
         names = [label for label in map(_label, _leaves(self.controls)) if label]
         caption = html.escape(f"{self._title}. {self.alt}".strip())
         controls = html.escape(f"Run the cell to use its controls: {', '.join(names)}.")
-        page = f"{self.message.value}{without_values(self.picture.value)}<p><i>{caption}</i><br>{controls}</p>"
+        page = f"{self.message.value}{self.static_view()}<p><i>{caption}</i><br>{controls}</p>"
         return {**bundle, "text/html": page}
+
+    def static_view(self) -> str:
+        """Return the picture as HTML that can be read without widgets, scripts and style sheets."""
+        return without_values(self.picture.value)
 
 
 class Explorer(Dashboard):
