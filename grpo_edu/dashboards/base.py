@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +188,16 @@ def say_html(text: str, *, wrong: bool = False) -> str:
         return ""
     look = f"border-left:4px solid {COLORS[1]};padding-left:8px;" if wrong else ""
     before = "Attention: " if wrong else ""
-    return f'<div role="status" style="{look}line-height:1.5">{before}{html.escape(text)}</div>'
+    return f'<div role="status" style="{look}line-height:1.5">{before}{marked_text(text)}</div>'
+
+
+def marked_text(text: str) -> str:
+    """Return a text as HTML, in which what stands in backticks is marked as code.
+
+    >>> marked_text("lower `beta` < 1")
+    'lower <code>beta</code> &lt; 1'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def progress_bar(stage: str, part: float, line: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import Dashboard, choice
+from grpo_edu.dashboards.base import Dashboard, choice, marked_text
 from grpo_edu.figures.curves import training_curves
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.runs.log_diagnosis import Diagnosis, diagnose
@@ -87,7 +86,7 @@ def report_html(diagnosis: Diagnosis) -> str:
     """The findings with evidence and causes, and below what is normal and what the log cannot tell."""
     parts = []
     for finding in diagnosis.findings:
-        parts.append(f"<h3>{html.escape(finding.sees)}</h3>{_list('ul', finding.evidence)}")
+        parts.append(f"<h3>{marked_text(finding.sees)}</h3>{_list('ul', finding.evidence)}")
         causes = (f"{cause.what} {cause.remedy}" for cause in finding.causes)
         parts.append(f"Likely causes, the likeliest first, and what to try:{_list('ol', causes)}")
     for title, texts in (("Normal here", diagnosis.normal), ("What this log cannot tell", diagnosis.unknown)):
@@ -96,4 +95,4 @@ def report_html(diagnosis: Diagnosis) -> str:
 
 
 def _list(tag: str, texts: Iterable[str]) -> str:
-    return f"<{tag}>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</{tag}>"
+    return f"<{tag}>{''.join(f'<li>{marked_text(text)}</li>' for text in texts)}</{tag}>"

@@ -121,8 +121,13 @@ def _in_thread(call: Callable[[], None], stop: Callable[[], None]) -> None:
 
 def import_early(module: str) -> None:
     """Import a module in a thread, so that it is there when it is needed; an error comes where it is needed."""
+
+    def load() -> None:
+        with suppress(Exception):
+            import_module(module)
+
     if module not in sys.modules:
-        _in_thread(lambda: _outcome(import_module, module), lambda: None)
+        _in_thread(load, lambda: None)
 
 
 def _serve(calls: queue.SimpleQueue) -> None:

@@ -139,7 +139,9 @@ def groups_html(groups: Sequence[str]) -> str:
 
 
 def _table(title: str, names: Sequence[str], lines: Sequence[str]) -> str:
-    heads = "".join(f'<th scope="col" {_LEFT}>{html.escape(name)}</th>' if name else "<td></td>" for name in names)
+    heads = "".join(
+        f'<th scope="col" {_LEFT}>{html.escape(name)}</th>' if name else f"<td {_LEFT}></td>" for name in names
+    )
     caption = f'<caption style="caption-side:top;text-align:left"><b>{html.escape(title)}</b></caption>'
     return f"<table>{caption}<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
