@@ -89,7 +89,11 @@ def measure_book(site: Path) -> dict[str, Any]:
         text = re.sub(r"data:image/[^\"')]*", "", path.read_text(encoding="utf-8"))
         pages[path.relative_to(site).as_posix()] = round(len(text.encode()) / 1000)
     names = [path.name for path in (Path(__file__).resolve().parents[1] / "book" / "static").glob("*.*")]
-    own = [path for name in (*names, "formulas.js", "inspector.js", "inspector.css") for path in site.rglob(name)]
+    own = [
+        path
+        for name in (*names, "chances.css", "chances.js", "formulas.js", "inspector.js", "inspector.css")
+        for path in site.rglob(name)
+    ]
     largest = dict(sorted(pages.items(), key=lambda item: -item[1])[:5])
     return {
         "pages": len(pages),

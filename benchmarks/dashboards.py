@@ -204,13 +204,15 @@ def record_runs() -> None:
     rows = [{key: round(row[key], 4) for key in CURVES if key in row} for row in board.run.rows()]
     _store("dashboard_run.json", {"alt": board.alt, "verdict": board.run.verdict(), "history": rows})
     ask = AskTheModel()
-    ask.train.click()
-    ask.worker.join()
+    ask._draws = 0  # the first answers of a reader are others
+    for button in (ask.train, ask.again):
+        button.click()
+        ask.worker.join()
     if not ask.after:
         raise RuntimeError(ask.message.value)
     for row in (*ask.before, *ask.after):
-        row |= {key: float(f"{row[key]:.4g}") for key in ("advantage", "chance", "then") if key in row}
-    shown = {"before": ask.before, "after": ask.after, "series": ask.series, "words": ask.words()}
+        row |= {key: float(f"{row[key]:.4g}") for key in ("advantage", "chance", "start", "then") if key in row}
+    shown = {"before": ask.before, "after": ask.after, "series": ask.series}
     _store("ask_the_model.json", {"question": ask.question.value, **shown})
 
 
@@ -224,17 +226,18 @@ def record_smollm2() -> None:
     first = [value for _, value in ask.choose.options].index(ask.choose.value)
     for _, question in ask.choose.options[first : first + 2]:
         ask.choose.value = question
-        ask.ask.click()
-        ask.worker.join()
+        for button in (ask.ask, ask.again):
+            button.click()
+            ask.worker.join()
         if len(ask.looks) != 2:
             raise RuntimeError(ask.message.value)
-        words = ask.words()
         for look in ask.looks:
             look["chances"] = [float(f"{chance:.4g}") for chance in look["chances"]]
             for row in look["rows"]:
                 row |= {key: float(f"{row[key]:.4g}") for key in ("advantage", "chance")}
-                row.pop("then", None)
-        asked.append({"question": question, "words": words, "looks": ask.looks})
+                for key in ("start", "then"):
+                    row.pop(key, None)
+        asked.append({"question": question, "looks": ask.looks})
         _store("ask_smollm2.json", {"run": STUDY_RUN, "asked": asked}, SMOLLM2)
 
 

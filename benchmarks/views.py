@@ -1,8 +1,11 @@
-"""Pictures of every view that a reader meets: ``python -m benchmarks.views FOLDER [--only book app lab]``.
+"""Pictures of every view that a reader meets: ``python -m benchmarks.views FOLDER [--only book app lab ask]``.
 
 Chromium opens the web book in ``build/book``, each tab of the app, and a notebook with the token inspector in
 JupyterLab, in three sizes, light and dark, and writes one picture of each into the folder, to be looked at. It also
 prints the seconds until each tab of the app shows its first picture. 5 minutes. The servers are those of the tests.
+
+``--only ask`` presses the four steps of "Ask the model" in the app, and writes what it shows as the animation at the
+top of README, ``ask_the_model.webp``, and its end, ``dashboard_ask.png``; both belong into ``docs/images``.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import http.server
+import io
 import json
 import sys
 import tempfile
@@ -40,6 +44,14 @@ VIEWS = {
     "notebooks/14_real_language_model": ("[data-recorded=run]", "[data-tokens]", "[data-explorer=looks]"),
 }
 SHOWN = ".grpo-edu-stage:visible :is(img, table, .grpo-inspector, [role=status])"
+# The steps of "Ask the model" → what it says at their end; an animation shows this for longer.
+ANIMATED = {
+    "1 Ask": "Press 2 Score",
+    "2 Score": "Press 3 Train",
+    "3 Train": "was trained",
+    "4 Ask again": "After 20 steps",
+}
+LONG, SHORT, ANIMATION_HEIGHT = 3500, 150, 565  # ms, ms, pixels
 INSPECTOR = ("from grpo_edu.dashboards import TokenInspector", "TokenInspector()")
 
 
@@ -112,6 +124,45 @@ def shoot_app(browser: Any, folder: Path) -> dict[str, float]:
     return seconds
 
 
+def animate_ask(browser: Any, folder: Path) -> None:
+    """Ask, score, train and ask again in the app, as an animation of a real run: a picture of each change."""
+    from PIL import Image
+    from test_app import TOKEN, running_app
+
+    frames: list[Image.Image] = []
+    ends: list[int] = []  # the pictures at the end of a step
+    with tempfile.TemporaryDirectory() as place, running_app(Path(place)) as (address, _, _):
+        page = browser.new_context(viewport={"width": 1000, "height": 800}).new_page()
+        page.set_default_timeout(TIMEOUT)
+        page.goto(f"{address}/?token={TOKEN}", wait_until="commit")
+        board = page.locator(".grpo-edu-dashboard:visible")
+        board.locator(".grpo-chances").wait_for()
+        box = board.bounding_box() | {"height": ANIMATION_HEIGHT}
+
+        def shoot() -> None:
+            picture = Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")
+            if not frames or picture.tobytes() != frames[-1].tobytes():
+                frames.append(picture)
+
+        for name, said in ANIMATED.items():
+            page.get_by_role("button", name=name, exact=True).click()
+            told = board.locator(".grpo-edu-message", has_text=said)
+            while not told.count():
+                if name == "3 Train":
+                    shoot()
+                page.wait_for_timeout(100)
+            page.wait_for_timeout(600)  # the bars have come to rest
+            shoot()
+            ends.append(len(frames) - 1)
+        board.screenshot(path=folder / "dashboard_ask.png")
+        page.context.close()
+    durations = [LONG if number in ends else SHORT for number in range(len(frames))]
+    first, *others = frames
+    file = folder / "ask_the_model.webp"
+    first.save(file, save_all=True, append_images=others, duration=durations, loop=0, quality=70, method=6)
+    print(f"{file}: {len(frames)} pictures, {sum(durations) / 1000:.0f} s, {file.stat().st_size / 1e6:.2f} MB")
+
+
 def shoot_lab(browser: Any, folder: Path) -> None:
     """The token inspector in JupyterLab; the console's messages are printed."""
     import nbformat
@@ -154,8 +205,8 @@ def main() -> int:
     """Take the pictures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.views", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the pictures go")
-    parts = {"book": shoot_book, "app": shoot_app, "lab": shoot_lab}
-    parser.add_argument("--only", nargs="+", choices=tuple(parts), default=list(parts))
+    parts = {"book": shoot_book, "app": shoot_app, "lab": shoot_lab, "ask": animate_ask}
+    parser.add_argument("--only", nargs="+", choices=tuple(parts), default=["book", "app", "lab"])
     options = parser.parse_args()
     if "book" in options.only and not (BOOK / "index.html").is_file():
         raise SystemExit(f"{BOOK} holds no book; build it with: python3 course.py book")

@@ -62,7 +62,7 @@ INSPECTED_STEP = (
     "see how strongly the update pushed it and what happened to it."
 )
 MATRIX = "model.layers.0.self_attn.k_proj.weight"  # the smallest of the tiny model: its numbers come into the page
-ASKED = re.compile(r"^!\[[^\]]*\]\(docs/images/dashboard_ask\.png\)", re.MULTILINE)
+ASKED = re.compile(r"^!\[[^\]]*\]\(docs/images/ask_the_model\.webp\)", re.MULTILINE)
 FACTS = re.compile(r"^Study time ≈ .*$", re.MULTILINE)
 # Code, in which nothing is a link, or else a link. Its label may hold a picture or code.
 CODE = r"(?P<code>^```.*?^```|`[^`\n]*`)"
@@ -368,7 +368,7 @@ def prepare(folder, config):
     (folder / "_config.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (folder / "_toc.yml").write_text(yaml.safe_dump(toc, sort_keys=False), encoding="utf-8")
     shutil.copytree(HERE / "static", folder / "assets")  # what _config.yml names, Jupyter Book loads on every page
-    for name in ("formulas.js", "hover.js", "inspector.css", "inspector.js"):
+    for name in ("chances.css", "chances.js", "formulas.js", "hover.js", "inspector.css", "inspector.js"):
         shutil.copy(WEB / name, folder / "assets")
     copy_mathjax(folder / "assets" / "mathjax")
 

@@ -208,6 +208,11 @@ def press(page, name):
     page.get_by_role("button", name=name, exact=True).click()
 
 
+def five_steps(page):
+    press(page, "More settings ▸")
+    page.locator(".noUi-handle:visible").nth(1).press("Home")
+
+
 @pytest.mark.browser
 @pytest.mark.long
 def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
@@ -220,7 +225,7 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
     for tab in tabs:
         open_tab(page, tab)
         assert page.locator(f"{DASHBOARD} h2").count() == 1
-        assert page.get_by_role("link", name="notebook").filter(visible=True).get_attribute("href").endswith(".ipynb")
+        assert page.get_by_role("link", name="notebook").filter(visible=True).get_attribute("href").endswith(".html")
         for width in (390, 768, 1366):
             page.set_viewport_size({"width": width, "height": 768})
             inside = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -244,18 +249,21 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
 
 @pytest.mark.browser
 def test_the_model_is_asked_trained_and_asked_again_by_a_kernel_that_runs_no_code(app, page):
-    says(page, "These answers were recorded")
+    says(page, "Recorded before training")
     press(page, "Two answers to a question")
-    press(page, "Ask")
-    says(page, "of 2 answers are right")
-    page.locator(".noUi-handle:visible").nth(1).press("Home")  # five steps
-    press(page, "Train")
+    press(page, "1 Ask")
+    says(page, "The model answered 2 times")
+    press(page, "2 Score")
+    says(page, "of 2 answers")
+    five_steps(page)
+    press(page, "3 Train")
     page.get_by_role("progressbar").wait_for(timeout=1000 * SECONDS)
-    says(page, "after 5 steps")
-    before, after = page.locator("table:visible").all()
-    assert "Before training" in before.inner_text() and "After 5 steps" in after.inner_text()
-    assert before.locator("tbody tr").count() == after.locator("tbody tr").count() == 2
-    assert before.inner_text().count("→") == 2, "how probable each first answer was and is"
+    says(page, "was trained for 5 steps")
+    press(page, "4 Ask again")
+    says(page, "After 5 steps")
+    panel, before, after = page.locator("table:visible").all()
+    assert "before training" in before.inner_text() and "after 5 steps" in after.inner_text()
+    assert panel.locator("tbody td.bar b").count() == panel.locator("tbody tr").count(), "where each bar was before"
     shoot(page, "app_asked")
     check_no_code_runs(*app, page.context.cookies())
 
@@ -264,12 +272,13 @@ def test_the_model_is_asked_trained_and_asked_again_by_a_kernel_that_runs_no_cod
 @pytest.mark.long
 def test_a_page_that_is_loaded_again_offers_what_was_trained_before(page):
     press(page, "Two answers to a question")
-    page.locator(".noUi-handle:visible").nth(1).press("Home")  # five steps
-    press(page, "Train")
-    says(page, "after 5 steps")
-    press(page, "Train")
+    five_steps(page)
+    press(page, "3 Train")
+    says(page, "was trained for 5 steps")
+    press(page, "3 Train")
     page.reload(timeout=1000 * SECONDS, wait_until="commit")  # in the middle of the next training run
     says(page, "trained here before")
+    press(page, "More settings ▸")
     page.get_by_label("Model", exact=True).select_option(index=1)
     says(page, "was trained for")
     assert page.locator("table:visible").count() == 2, "the answers of before the page was loaded again"

@@ -152,6 +152,30 @@ def test_stored_outputs_are_shown_without_running_anything(open_notebook, name, 
     check_no_errors(notebook)
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "rows"),
+    [
+        (
+            "00_start_here",
+            "AskTheModel(",
+            ["8*15=120. 120-20=100. 100-19=81. #### 81 39%", "all other answers together 46%"],
+        ),
+        ("16_several_turns", "PlayWords({})", ["given M − A − P −", "guess 1"]),
+    ],
+)
+def test_dashboards_that_nobody_trusted_can_be_read(open_notebook, name, code, rows):
+    """In a fresh clone JupyterLab removes style sheets and scripts from stored outputs."""
+    notebook = open_notebook(name, "light")
+    output = notebook.page.locator(".jp-CodeCell", has_text=code).first.locator(".jp-OutputArea-output")
+    output.scroll_into_view_if_needed()
+    assert output.locator("style").count() == 0, "this notebook is trusted"
+    shown = [" ".join(text.split()) for text in output.locator("tr").all_inner_texts()]
+    assert set(rows) <= set(shown), shown
+    aligned = output.locator("td, th").evaluate_all("all => all.map(cell => getComputedStyle(cell).textAlign)")
+    assert "right" not in aligned
+    notebook.shoot("untrusted")
+
+
 @pytest.mark.long
 def test_start_here_runs_from_a_fresh_kernel(open_notebook):
     """Restart the kernel, run all cells: the bar moves, the pictures come, and no cell fails.

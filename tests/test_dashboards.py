@@ -30,7 +30,6 @@ from grpo_edu.dashboards import (
     TrainingDashboard,
     training,
 )
-from grpo_edu.dashboards.ask import _table
 from grpo_edu.dashboards.quantization import tiny_weights
 from grpo_edu.dashboards.worker import SLOTS, run_slot
 from grpo_edu.models import load_policy
@@ -461,7 +460,7 @@ def test_one_button_is_the_next_step_and_those_that_can_do_nothing_look_off(boar
     board.worker.join(30)
     assert buttons(board) == ("Resume", ["Start", "Resume", "Save"])
     ask = AskTheModel(num_generations=2, steps=5)
-    assert buttons(ask) == ("Ask", ["Ask", "Train"])
+    assert buttons(ask) == ("1 Ask", ["1 Ask", "3 Train"])
 
 
 def test_a_run_whose_kernel_ended_was_kept_on_its_way(board, policy_folder, tmp_path, monkeypatch):
@@ -501,29 +500,77 @@ def test_every_step_is_drawn_and_the_progress_is_shown_in_each_stage(board):
     assert board.progress.value == ""
 
 
-def test_the_model_is_asked_before_and_after_it_is_trained(tmp_path):
+def press_step(board, button):
+    """Press the button of a step of `AskTheModel`, and wait until it is done."""
+    button.click()
+    if board.worker is not None:
+        board.worker.join(120)
+
+
+def panel_of(board):
+    """What the panel "what the model says" is given."""
+    return json.loads(html.unescape(board.chances.value.partition("data-chances='")[2].partition("'>")[0]))
+
+
+def test_ask_score_train_and_ask_again_are_four_steps(tmp_path):
     board = AskTheModel(num_generations=4, steps=5, parent=tmp_path)
-    assert "recorded" in board.message.value and board.picture.value.count("<table") == 2
+    assert "Recorded before training" in board.message.value and "→" not in board.static_view()
     board.answer.value = "either this or that"
     board.ask.click()
     assert board.worker is None and "either this or that" in board.message.value
     board.answer.value = board._known[board.question.value].answer
-    board.ask.click()
-    board.worker.join(60)
-    assert board.picture.value.count("<table") == 1 and len(board.before) == 4
+    board.score.click()
+    assert "Press 1 Ask first" in board.message.value
+    press_step(board, board.ask)
+    assert (
+        board.picture.value.count("<table") == 1 and len(board.before) == 4 and "advantage" not in board.picture.value
+    )
+    assert {row["right"] for row in panel_of(board)["rows"]} == {None}, "a color would say which answers are right"
+    first = [row["text"] for row in board.before]
+    press_step(board, board.ask)
+    assert [row["text"] for row in board.before] != first, "the second group has random numbers of its own"
+    assert buttons(board) == ("2 Score", ["1 Ask", "2 Score", "3 Train", "Start over"])
+    board.score.click()
     rewards = torch.tensor([row["reward"] for row in board.before])
     assert [row["advantage"] for row in board.before] == pytest.approx(group_advantages(rewards, 4).tolist())
-    first = board.picture.value
-    board.ask.click()
-    board.worker.join(60)
-    assert board.picture.value != first, "the second group has random numbers of its own"
-    board.train.click()
-    board.worker.join(120)
-    assert board.trained == 5 and len(board.after) == 4 and [steps for steps, _ in board.series] == [0, 5]
-    assert board.picture.value.count("<table") == 2 and "after 5 steps" in board.message.value
+    assert "advantage" in board.picture.value and buttons(board)[0] == "3 Train"
+    moves = []
+    board.chances.observe(lambda change: moves.append(change["new"]), "value")
+    press_step(board, board.train)
+    assert board.trained == 5 and board.after == [] and len(set(moves)) >= 5, "the bars move with each step"
     assert any(abs(row["then"] - row["chance"]) > 1e-4 for row in board.before)
+    assert "was trained for 5 steps" in board.message.value and buttons(board)[0] == "4 Ask again"
+    press_step(board, board.again)
+    assert len(board.after) == 4 and [steps for steps, _ in board.series] == [0, 5]
+    assert board.picture.value.count("<table") == 2 and "After 5 steps" in board.message.value
     board.reset.click()
-    assert board.trained == 0 and board.picture.value == ""
+    assert board.trained == 0 and board.picture.value == board.chances.value == ""
+
+
+def test_the_panel_has_one_row_for_each_different_answer_and_the_sum_of_the_others(tmp_path):
+    board = AskTheModel(num_generations=16, steps=5, parent=tmp_path)
+    press_step(board, board.ask)
+    panel = panel_of(board)
+    chances = [row["now"] for row in panel["rows"]]
+    assert len({row["text"] for row in panel["rows"]}) == len(chances) and chances == sorted(chances, reverse=True)
+    assert sum(chances) + panel["rest"]["now"] == pytest.approx(1)
+    press_step(board, board.train)
+    moved = {row["text"]: row["before"] for row in panel_of(board)["rows"]}
+    assert all(moved[row["text"]] == row["now"] for row in panel["rows"] if row["text"] in moved)
+
+
+def test_it_says_that_all_rewards_tie_and_that_a_wrong_habit_grew(tmp_path):
+    board = AskTheModel(num_generations=4, steps=5, parent=tmp_path)
+    board.question.value = "A fox has 7 bags of 6 nuts. 9 nuts are lost. How many nuts remain?"
+    assert board.choose.value == "", "the list does not show another question"
+    board.answer.value = "1000"
+    press_step(board, board.ask)
+    board.score.click()
+    assert "0 of 4 answers are right. All rewards are equal" in board.message.value
+    for row in board.before:
+        row["then"] = 0.9
+    board.trained = 5
+    assert "This answer is wrong: training strengthened" in board.words()
 
 
 @pytest.mark.long
@@ -542,7 +589,7 @@ def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_
     assert "small after 5 steps" in kept[0] and "kept just now" in kept[0]
     later.model.value = kept[1]
     assert later.question.value == first.question.value and later.size.value == 2 and later.trained >= 5
-    assert buttons(later) == ("Train", ["Ask", "Train", "Start over"]) and later.picture.value.count("<table") == 2
+    assert buttons(later)[0] == "4 Ask again" and later.picture.value.count("<table") == 1
     steps = later.trained
     later.steps.value = 5
     later.train.click()
@@ -553,28 +600,21 @@ def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_
     assert len(other.model.options) == 1, "what was trained on other problems is not offered"
 
 
-def test_what_smollm2_answered_before_and_after_a_run_is_shown_until_it_was_asked():
-    """Long answers are improbable as a whole, so the tables show the probability of a token."""
+def test_what_smollm2_answered_before_a_run_is_shown_until_it_is_asked():
+    """Long answers are improbable as a whole, so the panel shows the probability of a token."""
     board = AskTheModel(model="smollm2")
     stored = json.loads((data_dir() / "curves" / "ask_smollm2.json").read_text(encoding="utf-8"))["asked"][0]
-    assert stored["question"] == board.question.value and stored["words"] in board.message.value
-    assert board.picture.value.count("<table") == 2 and board.picture.value.count("probability per token") == 2
-    first, last = (look["rows"][0] for look in stored["looks"])
-    share = first["chance"] ** (1 / first["tokens"])
-    assert f"{100 * share:.2g}% → " in board.picture.value and html.escape(last["text"]) in board.picture.value
-
-
-def test_two_very_small_probabilities_break_at_the_arrow_and_leave_the_answer_its_width():
-    row = {"text": "so", "reward": 0.0, "advantage": 0.0, "answer": None, "chance": 1e-9, "then": 2e-9}
-    measure = ("probability", lambda row, key: row[key])
-    wide, usual = (_table([found], "", measure) for found in (row, row | {"chance": 0.2, "then": 0.5}))
-    assert "<td>under 0.01%<br>→ <b>under 0.01%</b>" in wide
-    assert "<td>20% → <b>50%</b>" in usual
+    assert stored["question"] == board.question.value and "Recorded" in board.message.value
+    panel, first = panel_of(board), stored["looks"][0]["rows"][0]
+    assert "per token" in panel["names"] and panel["rest"] is None
+    shares = {row["text"]: row["now"] for row in panel["rows"]}
+    assert shares[first["text"]] == pytest.approx(first["chance"] ** (1 / first["tokens"]))
+    assert stored["looks"][1]["rows"][0]["text"] not in board.static_view(), "what it learned is not given away"
 
 
 def test_another_model_is_asked_for_an_instruction(policy_folder):
     board = AskTheModel(num_generations=2, steps=5, model=policy_folder, data="instructions")
-    assert board.picture.value == "" and "Press Ask" in board.message.value
+    assert board.picture.value == "" and "Press 1 Ask" in board.message.value
     board.answer.value = "48"
     board.ask.click()
     assert board.worker is None and "must hold the constraints" in board.message.value
@@ -701,11 +741,11 @@ def test_a_word_is_guessed_letter_by_letter():
     board.guess._handle_custom_msg({"event": "submit"}, [])  # the Enter key
     assert board.turns == [("CAT", "---")] and board.guess.value == "" and "2 guesses left" in board.message.value
     shown = board.picture.value
-    assert 'elsewhere">E ?<' in shown and 'absent">T −<' in shown
+    assert re.search('dashed #000">E .<', shown) and re.search('solid rgba[^>]*">T −<', shown)
     assert "✗ does not fit" in shown and "✓ fits<" not in shown
     board.play("HEN")
     assert board.over and "You won." in board.message.value and "1 of 1" in board.message.value
-    assert "✓ fits<" in board.picture.value and 'right">H +<' in board.picture.value
+    assert "✓ fits<" in board.picture.value and 'solid #000">H +<' in board.picture.value
     board.guess.value = "PEN"
     board._buttons[0].click()
     assert "New game" in board.message.value and len(board.turns) == 2

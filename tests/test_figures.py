@@ -23,7 +23,7 @@ from pytest import approx
 from grpo_edu.evaluation import Estimate, Evaluation
 from grpo_edu.figures import advantages, continual, faulty_runs, machine, objective, quantization
 from grpo_edu.figures.curves import accuracy_comparison, describe, html_image, overlaid_curves, training_curves
-from grpo_edu.figures.evaluation import interval_rows, problems_needed_chart, threshold_bars
+from grpo_edu.figures.evaluation import interval_rows, problems_needed_chart, stacked_counts, threshold_bars
 from grpo_edu.figures.hover import with_values, without_values
 from grpo_edu.figures.live import ACCURACY, live_curves, live_values
 from grpo_edu.figures.reward_parts import reward_against_accuracy, sum_and_exploits
@@ -108,6 +108,11 @@ FIGURES = {
     "one step": lambda: training_curves(history(1)),
     "long run": lambda: training_curves(history(5000)),
     "long names": lambda: training_curves(history(**{"rewards/a_function_with_a_long_name/mean": 0.1})),
+    "stacked counts": lambda: stacked_counts(
+        {"before": {"long": (160, 150), "short": (40, 3)}, "after": {"long": (200, 190), "short": (0, 0)}},
+        title="Longer answers",
+        xlabel="answers",
+    ),
     "comparison": lambda: accuracy_comparison(BEFORE, AFTER),
     "one level": lambda: accuracy_comparison(evaluation(basic=(6, 10)), evaluation(basic=(10, 10))),
     "group dots": lambda: advantages.group_dots(REWARDS, 4),

@@ -193,6 +193,18 @@ def check_pictures(notebook):
             assert re.search(r"\w.*[.:]", said), f"no sentence after the picture of: {first_line(cell)}"
 
 
+def check_outputs_need_no_style_sheet(notebook):
+    """In a fresh clone JupyterLab trusts no notebook: it removes styles and scripts, and aligns cells at the right."""
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            page = output.get("data", {}).get("text/html", "")
+            assert not re.search(r"<style|<script|\son\w+=", page), cell.id
+            glued = re.search(r"[^\s>,.;:()]</?(b|i|em|small|span|strong)\b[^>]*>[^\s<,.;:()]", page)
+            assert not glued, f"{cell.id}: {glued[0]} is read as one word"
+            loose = [one for one in re.findall(r"<t[dh]\b[^>]*>(?!</t[dh]>)", page) if "text-align" not in one]
+            assert not loose, f"{cell.id}: {loose[0]}"
+
+
 def check_progress_bars_are_stored(notebook):
     """A widget without its stored state shows as an error to whoever opens the notebook."""
     models = notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {"state": {}})["state"]
@@ -406,6 +418,7 @@ CHECKS = {
     "stable outputs": check_outputs_are_stable_where_compared,
     "short code cells": check_code_cells_are_short,
     "pictures": check_pictures,
+    "no style sheet": check_outputs_need_no_style_sheet,
     "progress bars": check_progress_bars_are_stored,
     "mathematics": check_mathematics,
     "no place of the machine": check_no_place_of_the_machine,
@@ -525,6 +538,9 @@ SPOILED = [
     ("pictures", with_output(new_output("display_data", data={"image/png": "iVBORw0KGgo="}))),
     ("pictures", lambda notebook: notebook.cells.pop(3)),
     ("pictures", with_source(3, "The line rises.", "![](../LICENSE)")),
+    ("no style sheet", with_output(new_output("display_data", data={"text/html": "<style>b {}</style><b>1</b>"}))),
+    ("no style sheet", with_output(new_output("display_data", data={"text/html": "You<small>won</small>"}))),
+    ("no style sheet", with_output(new_output("display_data", data={"text/html": "<table><td>1</td></table>"}))),
     ("progress bars", lambda notebook: notebook.metadata.pop("widgets")),
     ("progress bars", unfinished_bar),
     ("mathematics", with_source(3, "$x^2$", "$x^2")),

@@ -383,8 +383,9 @@ def test_the_app_asks_a_run_next_to_its_base(trained):
     board = AskTheModel(num_generations=2, parent=trained.parent)
     board.model.value = str(trained)
     board._ask(None)
+    board._ask_again(None)
     assert len(board.before) == len(board.after) == 2 and [steps for steps, _ in board.series] == [0, 3]
-    assert "After 3 steps" in board.picture.value
+    assert "after 3 steps" in board.picture.value
     board.close()
 
 

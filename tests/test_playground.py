@@ -29,7 +29,11 @@ SETTINGS = {"scaling": "group", "updates": 3, "low": 0.2, "high": 0.28, "beta": 
 
 def javascript(code, given):
     """What a function of JavaScript returns for an argument. Its test asks for the fixture `node`."""
-    scripts = [WEB / "formulas.js", *(STATIC / f"{name}.js" for name in ("explorers", "recorded", "playground"))]
+    scripts = [
+        WEB / "chances.js",
+        WEB / "formulas.js",
+        *(STATIC / f"{name}.js" for name in ("explorers", "recorded", "playground")),
+    ]
     files = json.dumps([str(path) for path in scripts])
     asked = json.dumps({"code": code, "input": given})
     done = subprocess.run(["node", "-e", HARNESS, files], input=asked, capture_output=True, text=True, timeout=60)

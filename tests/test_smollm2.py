@@ -219,8 +219,9 @@ def test_the_shipped_adapters_answer_beside_their_base(smollm2, tmp_path, monkey
     assert set(offered) == set(stages)
     for name, steps in stages.items():
         board.model.value = name
-        board.ask.click()
-        board.worker.join(timeout=120)
+        for button in (board.ask, board.again):
+            button.click()
+            board.worker.join(timeout=120)
         assert [done for done, _ in board.series] == [0, steps] and board.before and board.after != board.before
     assert not set(stages) & set(dict(AskTheModel(2, parent=tmp_path).model.options).values())
 

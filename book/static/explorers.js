@@ -1,5 +1,6 @@
 /* Dashboards of the course in plain JavaScript, for pages without Python: AdvantageExplorer, ObjectiveExplorer, and
-   recordings of AskTheModel. formulas.js, which is loaded before, has the mathematics; tests/test_book.py compares it. */
+   recordings of AskTheModel. formulas.js and chances.js are loaded before: the mathematics, which tests/test_book.py
+   compares, and the panel of the most probable answers. */
 "use strict";
 
 // ---- drawing ----
@@ -177,9 +178,7 @@ function objective(place) {
   });
 }
 
-function percent(share) {
-  return share < 1e-4 ? "under 0.01%" : `${Number((100 * share).toPrecision(2))}%`;
-}
+const { percent, chancesTable } = courseChances;
 
 /* One answer: its text, and below it what is known of it in this scene. */
 function answerRow(row, facts) {
@@ -210,13 +209,24 @@ function ask(place) {
     "4 Ask again": [after, row => [...scored(row), chance(row)],
       `The trained model answers the same question again: ${now} of ${size} answers are right, before it was ${right}.`],
   };
-  const words = element("p", { role: "status" });
+  // The panel: gray until the answers are scored; from the third step on, the probabilities after training.
+  const panelOf = step => {
+    const rows = new Map(before.map(row => [row.text, {
+      text: row.text, right: step < 2 ? null : Boolean(row.reward), now: step < 3 ? row.chance : row.then,
+      before: step < 3 ? null : row.chance,
+    }]));
+    const names = ["answer", "probability", step < 3 ? "" : "line: before training"];
+    return chancesTable("What the model says, most probable first", names, [...rows.values()]);
+  };
+  const words = element("p", { role: "status" }), panel = element("div");
   const answers = element("ol", { class: "answers" });
   const buttons = element("div", { class: "rewards", role: "group", "aria-label": "Steps of the recording" });
   const show = chosen => {
     const [rows, facts, text] = scenes[chosen];
     words.textContent = text;
+    panel.replaceChildren(panelOf(Number(chosen[0])));
     answers.replaceChildren(...rows.map(row => answerRow(row, facts(row))));
+    answers.classList.toggle("unscored", chosen.startsWith("1"));
     for (const button of buttons.children) button.setAttribute("aria-pressed", String(button.textContent === chosen));
   };
   for (const name of Object.keys(scenes)) {
@@ -225,7 +235,7 @@ function ask(place) {
     buttons.append(button);
   }
   place.replaceChildren(element("p", { class: "name" }, "Ask the model (a recording)"), element("p", {}, question), buttons,
-    words, answers);
+    words, panel, answers);
   show("1 Ask");
 }
 

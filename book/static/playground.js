@@ -1,5 +1,5 @@
 /* The playground: a small policy that trains under GRPO in the page, in plain JavaScript and without Python.
-   It uses the mathematics of formulas.js and the drawing of explorers.js. tests/test_playground.py compares its updates with the package. */
+   It uses the mathematics of formulas.js, the panel of chances.js and the drawing of explorers.js. tests/test_playground.py compares its updates with the package. */
 "use strict";
 
 // ---- the tasks: what the policy may say, what it prefers before training, and what is rewarded ----
@@ -247,15 +247,11 @@ function playground(place) {
   /* The most probable completions, now and before training. */
   const chancesTable = () => {
     const before = new Map(state.curves[0].rows.map(([completion, chance]) => [completion.join(), chance]));
-    const rows = [...state.now.rows].sort((one, other) => other[1] - one[1]).slice(0, 8).map(([completion, chance]) => {
-      const right = TASKS[task.value].right(wordsOf(TASKS[task.value], completion));
-      const bar = element("i", { style: `width:${(100 * chance).toFixed(1)}%;background:${right ? BLUE : RED}` });
-      const first = before.get(completion.join()), start = element("b", { style: `left:${(100 * first).toFixed(1)}%` });
-      return element("tr", {}, element("td", {}, `${right ? "✓" : "✗"} ${shown(completion)}`),
-        element("td", {}, percent(chance)), element("td", { class: "bar" }, element("div", {}, bar, start),
-          element("span", { class: "visually-hidden" }, percent(first))));
-    });
-    return table("What the policy says, most probable first", ["completion", "now", "line: before"], rows, "");
+    const rows = state.now.rows.map(([completion, chance]) => ({
+      text: shown(completion), right: TASKS[task.value].right(wordsOf(TASKS[task.value], completion)),
+      now: chance, before: before.get(completion.join()),
+    }));
+    return courseChances.chancesTable("What the policy says, most probable first", ["completion", "now", "line: before"], rows);
   };
   const table = (title, names, rows, empty) => {
     const head = element("tr", {}, ...names.map(name => element("th", { scope: "col" }, name)));

@@ -7,12 +7,12 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
@@ -25,6 +25,16 @@ _TEMPLATES = Path(__file__).resolve().parents[1] / "dashboards" / "share"  # the
 _NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"  # in a checkout of the course
 _SOURCE = "from grpo_edu.dashboards.app import App\n\nApp()"  # the one cell that Voilà runs for each viewer
 _MARK = "X-Grpo-Edu"  # a header
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>:root {{ color-scheme: light dark }}
+body {{ max-width: 52em; margin: 1em auto; padding: 0 1em; font: 16px/1.55 system-ui, sans-serif }}
+pre {{ overflow-x: auto; padding: .5em; border-left: 3px solid #0072b2; font-size: 14px }}
+img {{ max-width: 100%; height: auto; background: white }} td, th {{ padding: .2em .6em; text-align: left }}
+.anchor-link {{ display: none }}</style></head>
+<body><p><i>A notebook of the course, to read. To run it, start JupyterLab with python3 course.py lab.</i></p>{body}
+</body></html>
+"""
 _METADATA = {
     "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
     "title": "Watch GRPO train a language model",
@@ -61,8 +71,10 @@ def run_app_command(arguments: Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="grpo-edu-app-") as folder:
         place = Path(folder)
         (place / "slots").mkdir()
-        if _NOTEBOOKS.is_dir():  # to be read beside the dashboards
-            shutil.copytree(_NOTEBOOKS, place / "notebooks", ignore=_not_notebooks)
+        pages = place / "notebooks"  # to be read beside the dashboards
+        if _NOTEBOOKS.is_dir():
+            pages.mkdir()
+            threading.Thread(target=write_pages, args=(_NOTEBOOKS, pages), daemon=True).start()
         nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(_SOURCE)], metadata=_METADATA), place / "app.ipynb")
         # in a file that only its owner can read, and not on the command line, which every user of the machine can
         (place / "voila.json").write_text(json.dumps(server_settings(arguments, token, mark)), encoding="utf-8")
@@ -70,9 +82,10 @@ def run_app_command(arguments: Namespace) -> int:
         env = {
             **os.environ,
             "GRPO_EDU_APP_SLOTS": f"{place / 'slots'}:{arguments.max_runs}",
-            "GRPO_EDU_APP_NOTEBOOKS": str(place / "notebooks"),
             "GRPO_EDU_APP_RUNS": str(Path(arguments.runs).absolute()),
         }
+        if pages.is_dir():
+            env["GRPO_EDU_APP_NOTEBOOKS"] = str(pages)
         env["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(_TEMPLATES), os.environ.get("JUPYTER_PATH")]))
         command = [sys.executable, "-m", "voila", str(place / "app.ipynb"), f"--Voila.config_file_paths={place}"]
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end, it does not leave Voilà behind
@@ -130,7 +143,7 @@ def server_settings(arguments: Namespace, token: str, mark: str) -> dict[str, di
             "theme": arguments.theme,
             "template": "grpo_edu",
             "extension_allowlist": ["@jupyter-widgets/jupyterlab-manager", "@voila-dashboards/widgets-manager8"],
-            "file_allowlist": [r"notebooks/[\w]+\.ipynb"],
+            "file_allowlist": [r"notebooks/[\w]+\.html"],
             "strip_sources": True,
             "show_tracebacks": False,
             "multi_kernel_manager_class": "grpo_edu.dashboards.viewers.LimitedKernels",
@@ -144,8 +157,27 @@ def server_settings(arguments: Namespace, token: str, mark: str) -> dict[str, di
     }
 
 
-def _not_notebooks(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if not name.endswith(".ipynb")]
+def write_pages(notebooks: Path, folder: Path) -> None:
+    """Write each notebook with its stored outputs as a page, which needs no kernel and no network.
+
+    Formulas stay in TeX, because what typesets them would come from the network.
+    """
+    import nbformat
+    from nbconvert import HTMLExporter
+    from traitlets.config import Config
+
+    kinds = ["text/html", "image/svg+xml", "image/png", "text/plain"]  # no widgets, which would need a kernel
+    config = Config({"NbConvertBase": {"display_data_priority": kinds}})
+    exporter = HTMLExporter(config=config, template_name="basic", embed_images=True, exclude_input_prompt=True)
+    for file in sorted(notebooks.glob("*.ipynb")):
+        notebook = nbformat.read(file, as_version=4)
+        notebook.metadata.pop("widgets", None)
+        body, _ = exporter.from_notebook_node(notebook, {"metadata": {"path": str(notebooks)}})
+        body = re.sub(r'href="(\w+)\.ipynb', r'href="\1.html', body)
+        body = re.sub(r'<a href="(?!https?:|#|\w+\.html)[^"]*"', "<a", body)  # files that the server does not offer
+        page = folder / f"{file.stem}.html"
+        page.with_suffix(".part").write_text(_PAGE.format(title=file.stem, body=body), encoding="utf-8")
+        page.with_suffix(".part").replace(page)
 
 
 def _check(arguments: Namespace) -> None:

@@ -28,7 +28,7 @@ from grpo_edu.dashboards import (
 from grpo_edu.dashboards.base import button_row, say_html
 
 RUNS = "GRPO_EDU_APP_RUNS"  # the folder of the runs
-NOTEBOOKS = "GRPO_EDU_APP_NOTEBOOKS"  # the folder of the notebooks that the server offers
+NOTEBOOKS = "GRPO_EDU_APP_NOTEBOOKS"  # set if the server offers the notebooks as pages
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,10 @@ def _beside(dashboard: widgets.Widget, tab: _Tab) -> widgets.Widget:
     for label, values in tab.presets.items():
         actions[label] = (lambda button, values=values: _set(dashboard, values), "set the controls to this example")
     _, row = button_row(actions)
-    file = Path(os.environ.get(NOTEBOOKS, "notebooks"), f"{tab.notebook}.ipynb")
     name = html.escape(f"notebook {tab.notebook[:2]}")
-    if file.is_file():
+    if NOTEBOOKS in os.environ:
         base = html.escape(os.environ.get("VOILA_BASE_URL", "/"))
-        name = f'<a href="{base}voila/files/notebooks/{file.name}" download>{name}</a>'
+        name = f'<a href="{base}voila/files/notebooks/{tab.notebook}.html" target="_blank">{name}</a>'
     said = widgets.HTML("Try this: " if actions else "", layout=widgets.Layout(flex="0 0 auto"))
     read = widgets.HTML(f"What this shows is explained in {name} of the course.")
     return widgets.VBox([widgets.HBox([said, row]), read])

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import html
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import Dashboard, button_row, offer, progress_bar, say_html, slider
+from grpo_edu.dashboards.base import Dashboard, button_row, folded, offer, progress_bar, say_html, slider
 from grpo_edu.dashboards.kept import keep_asked, kept_asked, new_place, open_asked, small_enough
-from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
+from grpo_edu.dashboards.worker import Stopped, Worker, import_early, in_queue, run_slot, words_of
+from grpo_edu.figures.answers import (
+    chances_html,
+    different_answers,
+    group_html,
+    groups_html,
+    percent_text,
+    plain_chances_html,
+)
 from grpo_edu.problems.instructions import INSTRUCTIONS, SET_PREFIX, check_instruction
 from grpo_edu.problems.templates import LEVELS, Problem, data_dir, prompt_options, scorer_of_level
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
@@ -22,7 +30,6 @@ from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.loading import load_split, parse_data
 from grpo_edu.runs.options import default_config
-from grpo_edu.web import read_web
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,22 +42,24 @@ _SMOLLM2 = "smollm2"  # its name for `load_policy`
 # docs/studies.md#real-model
 _REAL = {"loss_type": "dr_grpo", "scale_rewards": "none", "learning_rate": 2e-5}
 _PARTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")  # of a rollout
-_EVERY = 5  # steps of training between two looks at the same question
+_EVERY = 5  # steps of training after which the run is kept
 # What is shown until the model was asked: `python -m benchmarks.dashboards --parts recordings smollm2`
 _RECORDED = {("tiny", LEVELS): "ask_the_model.json", (_SMOLLM2, (INSTRUCTIONS,)): "ask_smollm2.json"}
+_FIRST_DRAW = 2  # the recorded answers were drawn with 0, so the first answers of this page are others
 _OWN = "type your own question"
-_TINY = "tiny knows arithmetic word problems, sorting lists and coin flips; to anything else it gives such an answer."
+_TINY = "The model knows only short stories with numbers, lists to sort and coin flips."
+_CLEAR = 0.05  # a change of a probability that is worth a sentence
 
 
 class AskTheModel(Dashboard):
-    """A question, G sampled answers with extracted answer, reward and advantage; the same before and after training.
+    """Ask a model, score its answers, train it in place, and ask it again: four steps, one button each.
 
-    The answers that were sampled first are kept, and the page shows how probable each of them has become. Training uses
-    the course's training problems, not the question itself.
+    On top, the page shows how probable each different answer is, with a mark where it was before training; it moves
+    while the model trains. Training uses the course's training problems, not the question itself.
 
-    With a stored run chosen as the model, or adapters that come with the package for these problems, the base model and
-    the trained one answer side by side. A training run is kept in `parent` every five steps and at its end, if its
-    model has at most 300 MB, so a page that is loaded again can go on with it.
+    With a stored run chosen as the model, or adapters that come with the package for these problems, *Ask* lets the
+    base model answer and *Ask again* the trained one. A training run is kept in `parent` every five steps and at its
+    end, if its model has at most 300 MB, so a page that is loaded again can go on with it.
 
     Args:
         num_generations: G, answers to a question, from 2 to 16.
@@ -76,9 +85,6 @@ class AskTheModel(Dashboard):
         model: str | Path = "tiny",
         data: str | Sequence[str] | None = None,
     ) -> None:
-        from grpo_edu.fast.lora import adapter_base
-        from grpo_edu.models import adapter_folder, list_models
-
         if data is None:
             data = INSTRUCTIONS if model == _SMOLLM2 else LEVELS
         self.base, self.data = model, parse_data(data)
@@ -91,10 +97,8 @@ class AskTheModel(Dashboard):
         self._kept = kept_asked(self.parent, str(model), self.data)
         adapters = [
             (f"{name}, trained before and shipped", name)
-            for name in list_models()
-            if (folder := adapter_folder(name)) is not None
-            and adapter_base(folder) == str(model)
-            and set(_recipe(name)["data"]) <= set(self.data)
+            for name, recipe in _shipped_adapters().items()
+            if recipe["source"] == str(model) and set(recipe["data"]) <= set(self.data)
         ]
         self.model = widgets.Dropdown(
             options=[(f"{model}, which can be trained here", ""), *adapters, *self._kept, *runs.items()],
@@ -102,40 +106,48 @@ class AskTheModel(Dashboard):
             value="",
         )
         self.choose = widgets.Dropdown(options=[*short, (_OWN, "")], description="Question", value=problems[4].prompt)
-        self.question = widgets.Textarea(value=problems[4].prompt, description="You can change it here", rows=4)
-        self.answer = widgets.Text(value=problems[4].answer, description="Right answer (for the reward)")
+        self.question = widgets.Textarea(value=problems[4].prompt, description="You can change it here", rows=2)
+        self.answer = widgets.Text(value=problems[4].answer, description="Right answer")
         whole = widgets.IntSlider
         self.size = slider(whole, "G, answers to the question", num_generations, 2, 16, 1, "num_generations")
         self.steps = slider(whole, "training steps", steps, 5, 60, 5, "each with 8 problems and 8 answers to each")
         self._buttons, buttons = button_row(
             {
-                "Ask": (lambda button: self._begin(self._ask), "sample G answers"),
-                "Train": (lambda button: self._begin(self._train), "train, and ask the same question again"),
+                "1 Ask": (lambda button: self._begin(self._ask), "sample G answers"),
+                "2 Score": (lambda button: self._score_answers(), "reward and advantage of each answer"),
+                "3 Train": (lambda button: self._begin(self._train), "train on other questions"),
+                "4 Ask again": (lambda button: self._begin(self._ask_again), "ask the trained model the same question"),
                 "Stop": (self.halt, "stop after this step"),
                 "Start over": (self._reset, "forget what was learned"),
             }
         )
-        self.ask, self.train, self.stop, self.reset = self._buttons
-        self.progress = widgets.HTML()
-        self._draws = 0  # groups that were sampled; each has random numbers of its own
+        self.ask, self.score, self.train, self.again, self.stop, self.reset = self._buttons
+        self.progress, self.chances = widgets.HTML(), widgets.HTML()
+        self.progress.add_class("grpo-edu-progress")
+        more, settings = folded([self.model, self.size, self.steps])
+        buttons.children = (*buttons.children, more)
+        self._draws = _FIRST_DRAW  # each group has random numbers of its own
         self._session: Session | None = None
         self._trained: dict[str, Any] = {}
-        self._run_steps = 0
         self._forget()
         self.choose.observe(self._chosen, "value")
+        self.question.observe(self._typed, "value")
         self.model.observe(lambda change: self._change_model(), "value")
-        about = "Ask a question, then train the model and see how its answers to the same question change."
+        about = "Press the four buttons in their order."
         about += f" {_TINY}" if model == "tiny" else ""
-        controls = [buttons, self.progress, self.model, self.choose, self.question, self.answer, self.size, self.steps]
-        super().__init__("Ask the model", controls, about)
-        self.progress.layout.min_height, self.message.layout.min_height = "3.4em", "3em"  # so that nothing jumps
+        super().__init__("Ask the model", [self.choose, self.question, self.answer, buttons, settings], about)
+        self.stage.children = (self.message, self.progress, self.chances, self.picture)
+        self.add_class("grpo-edu-wide")
+        self.add_class("grpo-edu-ask")
         if self._kept:  # not in the message, which the stored notebooks show
-            self.progress.value = say_html("A model that was trained here before can be chosen under “Model”.")
+            self.progress.value = say_html(
+                "“More settings” offers, under “Model”, a model that was trained here before."
+            )
         self._offer()
         self._show_recorded()
 
     def problem(self) -> Problem:
-        """The question with its right answer. Raises ValueError where either is missing or the answer is none."""
+        """Return the question with its right answer; raise ValueError if either is missing or cannot be parsed."""
         prompt, answer = self.question.value.strip(), self.answer.value.strip()
         if not prompt:
             raise ValueError("The question is empty. Choose one from the list, or type one.")
@@ -150,12 +162,14 @@ class AskTheModel(Dashboard):
 
     def _forget(self) -> None:
         self.trained = 0  # steps
-        self.before: list[dict[str, Any]] = []  # the first answers
+        self.before: list[dict[str, Any]] = []  # the first answers, of the model before training
         self.after: list[dict[str, Any]] = []  # the answers of the trained model
+        self.scored = False  # whether the rewards are shown
         self.series: list[tuple[int, int]] = []  # (steps, right answers)
         self.looks: list[dict[str, Any]] = []  # after how many steps, the answers, and the chances of the first ones
         self.rewards: list[float] = []  # mean reward of each step of training
         self._first: list[Tensor] = []  # ids and masks of prompts and completions of the first answers
+        self._last: list[Tensor] = []  # the same of the answers of the trained model
         self._asked: tuple[Problem, int] | None = None
         self._place = new_place(self.parent)
 
@@ -172,10 +186,18 @@ class AskTheModel(Dashboard):
         self.work(task)
 
     def _offer(self) -> None:
-        """What can be done while nothing is under way: a first question, or, once it was asked, a training run."""
-        trainable = self._trainable
-        first = self.train if self.before and trainable else self.ask
-        offer(self._buttons, [self.ask, *[self.train] * trainable, *[self.reset] * bool(self.before)], first)
+        """Show which steps are possible while nothing is under way, and which of them is the next one."""
+        asked, again = bool(self.before), bool(self.before and self.trained)
+        possible = [self.ask, *[self.score] * asked, *[self.train] * self._trainable, *[self.again] * again]
+        if not asked:
+            step = self.ask
+        elif not self.scored:
+            step = self.score
+        elif again and not self.after:
+            step = self.again
+        else:
+            step = self.train if self._trainable else self.ask
+        offer(self._buttons, [*possible, *[self.reset] * asked], step)
 
     @property
     def _trainable(self) -> bool:
@@ -193,41 +215,65 @@ class AskTheModel(Dashboard):
                     stored = {"source": self.base, **_recipe(chosen)}
                 self._session = Session(stored["source"])
                 trained, self._session.tokenizer = load_policy(model_source(chosen))
-                self._trained, self._run_steps = trained.state_dict(), stored["config"]["max_steps"]
+                self._trained, self.trained = trained.state_dict(), stored["config"]["max_steps"]
             else:
                 self._session = Session(model_source(self.base))
-                if self.model.value:
-                    self._session.model.load_state_dict(self._trained)
+            if self.model.value:
+                self._session.model.load_state_dict(self._trained)
         return self._session
 
     def _ask(self, worker: Worker) -> None:
-        """Answer the question, with the model as it is now."""
+        """Let the model answer as it was before training."""
         session, asked = self._load(), (self.problem(), self.size.value)
-        if not self._trainable:
-            self._forget()
-            self._asked = asked
-            session.reset()
-            self._tell("Sampling answers", 0.3)
+        self.before, self.after, self.series, self.looks = [], [], [], []
+        self._asked, self._first, self._last, self.scored = asked, [], [], False
+        self._tell("The model answers", 0.5)
+        with self._before_training(session):
             self._sample(session, 0)
-            session.model.load_state_dict(self._trained)
-            self._tell("Sampling answers", 0.6)
-            self._sample(session, self._run_steps)
-            self._show()
-            return
-        if self._asked != asked or not self.trained:
-            self.before, self.after, self.series, self.looks = [], [], [], []
-            self._asked, self._first = asked, []
-            if self.trained:  # the answers of the base model come first, for comparison
-                weights = {name: value.clone() for name, value in session.model.state_dict().items()}
-                session.reset()
-                self._sample(session, 0)
-                session.model.load_state_dict(weights)
-        self._tell("Sampling answers", 0.5)
-        self._sample(session, self.trained)
+        if self._trainable:
+            self._look_again(session)
         self._show()
 
+    def _score_answers(self) -> None:
+        """Show the rewards and advantages of the answers."""
+        if self.busy:
+            self.say("The model is busy. Press Stop, or wait until it has finished.", wrong=True)
+        elif not self.before:
+            self.say("There are no answers to score yet. Press 1 Ask first.", wrong=True)
+        else:
+            self.scored = True
+            self._show()
+            self.say(self.words())
+            self._offer()
+
+    def _ask_again(self, worker: Worker) -> None:
+        """Let the trained model answer the same question."""
+        session = self._load()
+        if not self.trained:
+            raise ValueError("The model is not trained yet, so it would answer as before. Press 3 Train first.")
+        if not self.before or self._asked != (self.problem(), self.size.value):
+            self._ask(worker)
+        self.scored = True
+        self._tell("The model answers", 0.5)
+        self._sample(session, self.trained)
+        self._look_again(session)
+        self._show()
+
+    @contextmanager
+    def _before_training(self, session: Session) -> Iterator[None]:
+        """Give the model its initial weights inside the block."""
+        if not self.trained:
+            yield
+            return
+        weights = {name: value.clone() for name, value in session.model.state_dict().items()}
+        session.reset()
+        try:
+            yield
+        finally:
+            session.model.load_state_dict(weights)
+
     def _sample(self, session: Session, steps: int) -> None:
-        """G answers of the model after so many steps of training, and how probable the first answers are now."""
+        """Sample G answers of the model after so many steps of training."""
         import torch
 
         from grpo_edu.rollout import generate
@@ -235,33 +281,45 @@ class AskTheModel(Dashboard):
         assert self._asked is not None
         problem, size = self._asked
         prompt = render_prompt(session.tokenizer, problem.prompt, **prompt_options(problem.level))
-        generator = torch.Generator().manual_seed(self._draws)
-        self._draws += 1
         rollout = generate(
             session.model,
             session.tokenizer,
             [prompt],
             num_generations=size,
             max_completion_length=default_config(self.data).max_completion_length,
-            generator=generator,
+            generator=torch.Generator().manual_seed(self._draws),
         )
-        rows = _rows(rollout, problem)
-        self.series.append((steps, sum(row["reward"] == 1 for row in rows)))
-        chances = [row["chance"] for row in rows]
-        if not self._first:
-            self._first, self.before = [getattr(rollout, part) for part in _PARTS], rows
+        self._draws += 1
+        rows, parts = _rows(rollout, problem), [getattr(rollout, part) for part in _PARTS]
+        self.series = [one for one in self.series if one[0] == 0] + [(steps, sum(row["reward"] == 1 for row in rows))]
+        if not steps:
+            self._first, self.before = parts, rows
+            chances = [row["chance"] for row in rows]
         else:
-            self.after, chances = rows, _probabilities(session, self._first)
-            for row, chance in zip(self.before, chances, strict=True):
-                row["then"] = chance
+            self._last, self.after = parts, rows
+            chances = _probabilities(session, self._first)
+            with self._before_training(session):
+                for row, chance in zip(rows, _probabilities(session, parts), strict=True):
+                    row["start"] = chance
         self.looks.append({"steps": steps, "rows": rows, "chances": chances})
 
+    def _look_again(self, session: Session) -> None:
+        """Compute how probable all answers have become, if the model was trained."""
+        if not self.trained:
+            return
+        for rows, parts in ((self.before, self._first), (self.after, self._last)):
+            if parts:
+                for row, chance in zip(rows, _probabilities(session, parts), strict=True):
+                    row["then"] = chance
+
     def _train(self, worker: Worker) -> None:
-        """Train on the course's problems, and look at the question every few steps."""
+        """Train on the course's problems, and follow how probable each answer to the question becomes."""
         from grpo_edu.trainer import train
 
         if not self._trainable:
-            raise ValueError("This run is trained already. Choose the first model of the list to train it here.")
+            raise ValueError(
+                "This model is trained already. To train here, choose the first model of the list “Model”."
+            )
         steps = self.steps.value
         sizes = {"max_steps": steps, "prompts_per_step": 8, "num_generations": 8, "seed": self.trained}
         config = default_config(self.data, self.base, **self.training | sizes)
@@ -269,25 +327,25 @@ class AskTheModel(Dashboard):
             if not self.before or self._asked != (self.problem(), self.size.value):
                 self._ask(worker)
             session = self._load()
-            said = "The model is being trained. Its answers to your question are sampled again every few steps."
-            if not small_enough(session.model):
-                said += " The run is not kept if Python ends, because the model has more than 300 MB."
-            self.say(said)
+            self.scored = True
+            self._show()
+            kept = "" if small_enough(session.model) else "; not kept if Python ends, as the model has over 300 MB"
             began = time.perf_counter()
-            for metrics in train(
-                session.model, session.tokenizer, load_split(self.data, "train"), accuracy_reward, config
-            ):
+            problems = load_split(self.data, "train")
+            for metrics in train(session.model, session.tokenizer, problems, accuracy_reward, config):
                 self.trained += 1
                 self.rewards.append(metrics["reward"])
                 done = int(metrics["step"])
                 left = (steps - done) * (time.perf_counter() - began) / done
                 reward = f"mean reward {metrics['reward']:.2f}"
-                self._tell(f"Step {done} of {steps}: {reward}, {left:.0f} s left", done / steps)
+                line = f"Step {done} of {steps} on other questions: {reward}, {left:.0f} s left{kept}"
+                self._tell(line, done / steps)
+                self._look_again(session)
+                self.chances.value = chances_html([*self.before, *self.after], scored=True)
                 if done % _EVERY == 0:
-                    self._sample(session, self.trained)
-                    self._show()
                     self._keep()
                 worker.goes_on()
+            self._show()
 
     def _keep(self) -> None:
         """Keep the training run for a page that is loaded later."""
@@ -306,6 +364,8 @@ class AskTheModel(Dashboard):
             "label": f"{self.base} after {steps} steps here",
         }
         first = {f"first.{name}": part for name, part in zip(_PARTS, self._first, strict=True)}
+        if self._last:
+            first |= {f"last.{name}": part for name, part in zip(_PARTS, self._last, strict=True)}
         try:
             keep_asked(self._place, content, self._session.model.state_dict() | first)
         except OSError as error:
@@ -316,6 +376,7 @@ class AskTheModel(Dashboard):
         self.progress.value = ""
         stored, self._trained = open_asked(Path(self.model.value))
         self._first = [self._trained.pop(f"first.{name}") for name in _PARTS]
+        self._last = [self._trained.pop(f"last.{name}") for name in _PARTS if f"last.{name}" in self._trained]
         self._place, self._draws = Path(self.model.value), stored["draws"]
         self.choose.value = stored["question"] if stored["question"] in self._known else ""
         self.question.value, self.answer.value, self.size.value = (
@@ -323,75 +384,127 @@ class AskTheModel(Dashboard):
         )
         self._asked = self.problem(), self.size.value
         self.before, self.after, self.looks = stored["before"], stored["after"], stored["looks"]
-        self.rewards, self.trained = stored["rewards"], stored["trained"]
+        self.rewards, self.trained, self.scored = stored["rewards"], stored["trained"], True
         self.series = [(steps, right) for steps, right in stored["series"]]
         self._offer()
         self._show()
-        self.say(f"This model was trained for {self.trained} steps before. {self.words()} Press Train to go on.")
+        self.say(f"This training run was kept. {self.words()}")
 
     def _tell(self, line: str, part: float) -> None:
+        """Show a bar and a line in place of the message, so that nothing jumps."""
+        self.say("")
         self.progress.value = progress_bar("Progress of the model", part, line)
 
     def ended(self, error: BaseException | None) -> None:
         """Say what the answers show, or what went wrong."""
         self.progress.value = ""
         if error is None or isinstance(error, Stopped):
-            self.say(self.words() if self.before else "Stopped. Press Ask to let the model answer.")
-            if self.after and self._trainable:
+            self.say(self.words() if self.before else "Stopped. Press 1 Ask to let the model answer.")
+            if self.trained and self._first and self._trainable:
                 self._keep()
         else:
             self.say(words_of(error), wrong=True)
         self._offer()
 
     def words(self) -> str:
-        """What the answers show."""
+        """Return what the answers show, and what to press next."""
         size, right = len(self.before), self.series[0][1] if self.series else 0
-        if not self.after:
+        train = "Press 3 Train: the model learns from other questions." if self._trainable else "Press 4 Ask again."
+        if not self.scored:
+            again = self.trained and self._trainable
+            bars = "is now, the lines how probable it was before training" if again else "is"
+            return (
+                f"The model answered {size} times. It draws each token at random, so its answers differ. The bars show "
+                f"how probable each answer {bars}. Press 2 Score."
+            )
+        if not self.trained or not (self.after or self._trainable):
             tied = right in (0, size)
-            equal = "All rewards are equal, so every advantage is 0 and this group teaches nothing."
+            equal = "All rewards are equal, so every advantage is 0: from this group the model would learn nothing."
             unequal = "Answers with a positive advantage would be made more likely, the others less likely."
-            then = "Press Train: the model trains on other problems and answers this question again."
-            return f"{right} of {size} answers are right. {equal if tied else unequal} {then}"
-        steps, now = self.series[-1]
-        best = max(self.before, key=lambda row: row["reward"])
-        name, chance = _probability([*self.before, *self.after])
-        change = f"{_percent(chance(best, 'chance'))} before and is {_percent(chance(best, 'then'))} now"
-        example = f" The {name} of the first right answer was {change}." if best["reward"] == 1 else ""
+            found = f"{right} of {size} answers {'is' if right == 1 else 'are'} right."
+            return f"{found} {equal if tied else unequal} {train}"
+        if not self.after:
+            return (
+                f"The model was trained for {self.trained} steps on other questions. {self._moved()} Press 4 Ask again."
+            )
+        now, more = self.series[-1][1], " Press 3 Train to go on." if self._trainable else ""
         return (
-            f"Before training {right} of {size} answers were right, after {steps} steps {now} of {size}. The "
-            f"table “Before training” shows how probable each answer was, and how probable it is now.{example}"
+            f"After {self.trained} steps {now} of {size} answers {'is' if now == 1 else 'are'} right, and before "
+            f"training it was {right}. {self._moved()}{more}"
+        )
+
+    def _moved(self) -> str:
+        """Return in words which answer gained most, and, if it is wrong, why training made it more likely."""
+        rows = [row for row in different_answers([*self.before, *self.after]) if row["before"] is not None]
+        row = max(rows, key=lambda row: row["now"] - row["before"])
+        name = shorten(row["text"], 60, placeholder=" …") or "(nothing)"
+        gain = row["now"] - row["before"]
+        said = f"“{name}” went from {percent_text(row['before'])} to {percent_text(row['now'])}."
+        if row["reward"] == 1 or gain < _CLEAR:
+            return said
+        return (
+            f"{said} This answer is wrong: training strengthened a way to answer that was right for the training "
+            "questions, and is not right for this one."
         )
 
     def _show(self) -> None:
-        """The tables of the answers, before and, if the model was trained, after."""
-        self.picture.value = answers_html(self.before, self.after, self.series)
+        """Show how probable each answer is, and the groups of answers."""
+        groups = [(f"{len(self.before)} answers before training", self.before)]
+        if self.after:
+            groups.append((f"{len(self.after)} answers after {self.series[-1][0]} steps of training", self.after))
+        self._draw(groups, self.scored)
         self.alt = self.words()
 
+    def _draw(self, groups: Sequence[tuple[str, list[dict[str, Any]]]], scored: bool) -> None:
+        answers = [row for _, rows in groups for row in rows]
+        tables = [group_html(rows, title, scored=scored) for title, rows in groups]
+        self.chances.value = chances_html(answers, scored=scored)
+        self.picture.value = groups_html(tables)
+        self._static = "".join([plain_chances_html(answers, scored=scored), *tables])
+
+    def _clear(self) -> None:
+        self.chances.value = self.picture.value = self._static = self.alt = ""
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the view; behind it, the libraries of the first answer are imported."""
+        import_early("transformers.modeling_utils")
+        return super()._repr_mimebundle_(**kwargs)
+
+    def static_view(self) -> str:
+        """Return the tables, which need no style sheet."""
+        return self._static
+
     def _show_recorded(self) -> None:
-        """What the page showed on the computer on which it was recorded, until the model was asked."""
+        """Show what the model answered on the computer on which it was recorded, until it is asked here."""
+        self._clear()
         file = _RECORDED.get((str(self.base), self.data))
         if file is None:
-            self.say("Press Ask to let the model answer, then Train.")
+            self.say("Press 1 Ask to let the model answer.")
             return
         stored = json.loads((data_dir() / "curves" / file).read_text(encoding="utf-8"))
-        if "asked" in stored:
-            stored |= stored["asked"][0] | recorded_tables(stored["asked"][0]["looks"])
-        self.picture.value = answers_html(stored["before"], stored["after"], stored["series"])
-        self.alt = f"Recorded answers to the question “{stored['question']}”"
-        then = "Press Ask to let the model answer on this computer, then Train."
-        self.say(f"These answers were recorded. {stored['words']} {then}")
+        first = stored["asked"][0] if "asked" in stored else stored
+        rows = first["looks"][0]["rows"] if "looks" in first else first["before"]
+        rows = [{key: value for key, value in row.items() if key != "then"} for row in rows]
+        self._draw([(f"{len(rows)} answers, recorded before training", rows)], scored=False)
+        self.alt = f"Recorded answers to the question “{first['question']}”"
+        self.say(
+            f"Recorded before training: the model answered this question {len(rows)} times, and the bars show how "
+            "probable each answer is. Press 1 Ask to let it answer here."
+        )
 
     def _reset(self, button: object = None) -> None:
         if self.busy:
             self.say("The model is busy. Press Stop first.", wrong=True)
             return
-        if self._session is not None:
+        if not self._trainable:
+            self._session = None
+        elif self._session is not None:
             self._session.reset()
         self._forget()
-        self._draws = 0
+        self._draws = _FIRST_DRAW
         self._offer()
-        self.picture.value = self.alt = ""
-        self.say("The model is as it was before training. Press Ask.")
+        self._clear()
+        self.say("The model is as it was before training. Press 1 Ask.")
 
     def _change_model(self) -> None:
         self.halt()
@@ -404,15 +517,29 @@ class AskTheModel(Dashboard):
                 self.say(f"This run is not there any more: {words_of(error)}", wrong=True)
             return
         self._offer()
-        self.picture.value = self.alt = ""
+        self._clear()
         self.say(
-            "Press Ask: the base model and the trained one answer." if self.model.value else "Press Ask, then Train."
+            "Press 1 Ask: the base model answers first, and after 4 Ask again the trained one."
+            if self.model.value
+            else "Press 1 Ask."
         )
 
     def _chosen(self, change: dict) -> None:
         problem = self._known.get(change["new"])
-        self.question.value = problem.prompt if problem else ""
-        self.answer.value = problem.answer if problem else ""
+        if problem:
+            self.question.value, self.answer.value = problem.prompt, problem.answer
+        elif self.question.value in self._known:
+            self.question.value = self.answer.value = ""
+
+    def _typed(self, change: dict) -> None:
+        """Show in the list whether the question is one of its own."""
+        self.choose.value = change["new"] if change["new"] in self._known else ""
+
+
+def _shipped_adapters() -> dict[str, dict[str, Any]]:
+    """Return the recipes of the adapters that come with the package, by name."""
+    folders = sorted(file.parent for file in (data_dir() / "models").glob("*/adapter_config.json"))
+    return {folder.name: _recipe(folder.name) for folder in folders}
 
 
 def _recipe(name: str) -> dict[str, Any]:
@@ -453,7 +580,7 @@ def _score(problem: Problem, texts: Sequence[str]) -> list[float | None]:
 
 
 def read_answer(problem: Problem, text: str) -> str | None:
-    """What is compared with the right answer; for an instruction, what is missing."""
+    """Return what is compared with the right answer; for an instruction, what is missing."""
     if not problem.level.startswith(SET_PREFIX):
         return extract_answer(text)
     check = check_instruction(text, problem.answer)
@@ -472,68 +599,3 @@ def _probabilities(session: Session, parts: Sequence[Tensor]) -> list[float]:
         logps = per_token_logps(session.model, *parts)
     assert isinstance(logps, torch.Tensor)
     return logps.double().sum(dim=1).exp().tolist()
-
-
-def recorded_tables(looks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first and the last answers of a recorded training run, and how many were right at each look."""
-    first, last = looks[0], looks[-1]
-    before = [{**row, "then": then} for row, then in zip(first["rows"], last["chances"], strict=True)]
-    series = [(look["steps"], sum(row["reward"] == 1 for row in look["rows"])) for look in looks]
-    return {"before": before, "after": last["rows"], "series": series}
-
-
-def answers_html(before: Sequence[dict], after: Sequence[dict], series: Sequence[Sequence[int]]) -> str:
-    """One table of answers, or two next to each other, and the count of right answers during training."""
-    measure, style = _probability([*before, *after]), f"<style>{read_web('answers.css')}</style>"
-    if not after:
-        return f'{style}<div class="grpo-edu-answers">{_table(before, "Answers of the model", measure)}</div>'
-    counts = ", ".join(f"{right} after {steps} steps" for steps, right in series[1:])
-    found = f"<div>Right answers of {len(before)}: {series[0][1]} before training, {counts}.</div>"
-    tables = (
-        _table(before, "Before training", measure),
-        _table(after, f"After {series[-1][0]} steps of training", measure),
-    )
-    return f'{style}<div class="grpo-edu-answers">{"".join(tables)}</div>{found}'
-
-
-def _probability(rows: Sequence[dict[str, Any]]) -> tuple[str, Callable[[dict[str, Any], str], float]]:
-    """What is shown of how probable answers are, its name and its value: of long ones, the geometric mean over tokens.
-
-    >>> name, value = _probability([{"chance": 1e-6, "tokens": 6}])
-    >>> name, round(value({"chance": 1e-6, "tokens": 6}, "chance"), 3)
-    ('probability per token', 0.1)
-    """
-    chances = sorted(row["chance"] for row in rows)
-    if chances[len(chances) // 2] > 1e-4 or not all("tokens" in row for row in rows):
-        return "probability", lambda row, key: row[key]
-    return "probability per token", lambda row, key: row[key] ** (1 / row["tokens"])
-
-
-def _table(rows: Sequence[dict[str, Any]], title: str, measure: tuple[str, Callable]) -> str:
-    """The answers of a group; those that were scored again have their probability before and now."""
-    (name, value), lines = measure, []
-    for row in sorted(rows, key=lambda row: -row["reward"]):
-        right = row["reward"] == 1
-        chance, now = _percent(value(row, "chance")), value(row, "then" if "then" in row else "chance")
-        between = "<br>" if "under" in chance + _percent(now) else " "  # words are too wide for one line of the column
-        shown = f"{chance}{between}→ <b>{_percent(now)}</b>" if "then" in row else chance
-        extracted = "none" if row["answer"] is None else html.escape(str(row["answer"]))
-        facts = f"({extracted}) · reward {row['reward']:.0f} · advantage {row['advantage']:+.2f}"
-        lines.append(
-            f"<tr{' class=right' * right}><td>{html.escape(row['text'])}"
-            f"<small>{'✓ right' if right else '✗ wrong'} {facts}</small></td>"
-            f'<td>{shown}<i style="width:{100 * now:.0f}%"></i></td></tr>'
-        )
-    head = f'<th scope="col">{html.escape(title)}</th><th scope="col">{name}</th>'
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    return f'<div role="region" tabindex="0" aria-label="{html.escape(title)}">{table}</div>'
-
-
-def _percent(share: float) -> str:
-    """A probability in percent with two digits; the smallest ones as "under 0.01%".
-
-    >>> _percent(0.1234), _percent(0.00002)
-    ('12%', 'under 0.01%')
-    """
-    percent = 100 * share
-    return "under 0.01%" if percent < 0.01 else f"{percent:.0f}%" if percent >= 10 else f"{percent:.2g}%"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +114,12 @@ class Dashboard(widgets.VBox):
         names = [label for label in map(_label, _leaves(self.controls)) if label]
         caption = html.escape(f"{self._title}. {self.alt}".strip())
         controls = html.escape(f"Run the cell to use its controls: {', '.join(names)}.")
-        page = f"{self.message.value}{without_values(self.picture.value)}<p><i>{caption}</i><br>{controls}</p>"
+        page = f"{self.message.value}{self.static_view()}<p><i>{caption}</i><br>{controls}</p>"
         return {**bundle, "text/html": page}
+
+    def static_view(self) -> str:
+        """Return the picture as HTML that can be read without widgets, scripts and style sheets."""
+        return without_values(self.picture.value)
 
 
 class Explorer(Dashboard):
@@ -183,7 +188,16 @@ def say_html(text: str, *, wrong: bool = False) -> str:
         return ""
     look = f"border-left:4px solid {COLORS[1]};padding-left:8px;" if wrong else ""
     before = "Attention: " if wrong else ""
-    return f'<div role="status" style="{look}line-height:1.5">{before}{html.escape(text)}</div>'
+    return f'<div role="status" style="{look}line-height:1.5">{before}{marked_text(text)}</div>'
+
+
+def marked_text(text: str) -> str:
+    """Return a text as HTML, in which what stands in backticks is marked as code.
+
+    >>> marked_text("lower `beta` < 1")
+    'lower <code>beta</code> &lt; 1'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def progress_bar(stage: str, part: float, line: str) -> str:

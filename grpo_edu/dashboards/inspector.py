@@ -112,6 +112,7 @@ class TokenInspector(Dashboard):
             "becomes of each push."
         )
         super().__init__("What the update does to each token", [self.source, self.step, row], about)
+        self.add_class("grpo-edu-wide")
         self.add_class("grpo-edu-tokens")
         self.message.layout.min_height = "3em"  # so that nothing jumps
         self.source.observe(self._chosen, "value")

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.dashboards.training_run import TrainingRun
-from grpo_edu.evaluation import Evaluation
-from grpo_edu.runs.state import find_state, pack_training, read_random_states, save_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from grpo_edu.dashboards.training_run import TrainingRun
 
 _FOLDER, _FILE, _ASKED = ".kept", "run.json", "asked.json"
 _MOST = 3  # runs in a folder; older ones are removed
@@ -37,6 +36,8 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
 
     Raises OSError where the disk cannot be written to.
     """
+    from grpo_edu.runs.state import pack_training, read_random_states, save_state
+
     if run.state is None or not small_enough(model):
         return
     place = parent / _FOLDER / run.name
@@ -134,6 +135,10 @@ def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:
         KeyError: a reward that `names` does not have.
         ValueError, OSError: a folder that is incomplete.
     """
+    from grpo_edu.dashboards.training_run import TrainingRun
+    from grpo_edu.evaluation import Evaluation
+    from grpo_edu.runs.state import find_state
+
     stored = _read(place)
     functions = [names[name] for name in stored["rewards"]]
     config = GRPOConfig(**stored["config"])

@@ -14,6 +14,7 @@ from grpo_edu.dashboards.base import Explorer, button_row, several
 from grpo_edu.dashboards.worker import Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.curves import overlaid_curves
 from grpo_edu.figures.evaluation import interval_rows
+from grpo_edu.problems.templates import data_dir
 from grpo_edu.runs.completions import by_reward, read_completions
 from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.log import read_log
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from grpo_edu.evaluation import Comparison
+
+
+# What is shown if there is no run: `python -m benchmarks.dashboards --parts recordings smollm2_run`
+_RECORDED = {"tiny, word problems": "dashboard_run.json", "SmolLM2, instructions": "smollm2_run.json"}
 
 
 def stored_runs(parent: str | Path) -> dict[str, dict[str, Any]]:
@@ -107,10 +112,7 @@ class RunComparer(Explorer):
         if not names:
             self.picture.value = self.curves.value = self.table.value = self.sampled.value = ""
             if not self.runs:
-                raise ValueError(
-                    f"There is no evaluated run in {self.parent} yet. Train a model under Train and press Save, or run "
-                    "grpo-edu train. Then open this view again."
-                )
+                return self._recorded()
             raise ValueError("No run is chosen. Choose one in the list, or two for the paired test.")
         results = {name: self.runs[name]["result"] for name in names}
         trials = {result["accuracy_after"]["n"] for result in results.values()}
@@ -132,6 +134,15 @@ class RunComparer(Explorer):
         shares = [f"{labels[name]} {result['accuracy_after']['accuracy']:.0%}" for name, result in results.items()]
         return figure, f"Accuracy after training: {', '.join(shares)}"
 
+    def _recorded(self) -> tuple[Figure, str]:
+        """Return the rewards of two recorded runs, which are shown until there is a run to compare."""
+        logs = {
+            label: json.loads((data_dir() / "curves" / file).read_text(encoding="utf-8"))["history"]
+            for label, file in _RECORDED.items()
+        }
+        ends = ", ".join(f"{label} ends at {log[-1]['reward']:.2f}" for label, log in logs.items())
+        return overlaid_curves(logs), f"Mean reward over the steps: {ends}"
+
     def _draw_curves(self, labels: Mapping[str, str]) -> None:
         """The rewards of the chosen runs over each other."""
         logs = {label: read_log(self.runs[name]["folder"] / "metrics.jsonl") for name, label in labels.items()}
@@ -140,6 +151,11 @@ class RunComparer(Explorer):
 
     def words(self) -> str:
         """Each run's own paired test, before against after."""
+        if not self.runs:
+            return (
+                f"There is no evaluated run in {self.parent} yet, so you see two recorded ones. Train a model under "
+                "Train and press Save, or run grpo-edu train. Then open this view again."
+            )
         results = {name: self.runs[name]["result"] for name in self.pick.value}
         tests = [f"{name} p = {result['p_value']:.2g}" for name, result in results.items()]
         return f"Before and after training, exact McNemar test: {'; '.join(tests)}."

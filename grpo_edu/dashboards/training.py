@@ -279,7 +279,8 @@ class TrainingDashboard(Dashboard):
         except (OSError, ValueError) as error:
             self.say(str(error), wrong=True)
             return
-        self.say(f"Saved in {folder}.")
+        result = f"{self.run.verdict()} {self.run.warnings()}".strip() if self.run.after else self.run.words()
+        self.say(f"Saved in {folder}. {result}")
 
     def _switch(self, *, going: bool) -> None:
         """What can be done now: during a run its settings cannot be changed, and nothing can be started or saved."""

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 Turn = tuple[str, str]  # a guess and the signs of its letters, such as ("CAR", "++-")
 _GAMES, _TOKENS, _GUESSES = 64, 40, 3  # games that a model plays with one secret word; tokens and guesses of a game
 _PLAYERS = {"before training": "wordy", "after training": "wordy_trained"}
-_SIGNS = {"+": "right", "?": "elsewhere", "-": "absent"}
+# The look of a letter and of an empty place, which needs no style sheet.
+_TILE = "text-align:center;vertical-align:middle;font-weight:bold;white-space:nowrap;min-width:2.4em;padding:4px 2px;"
+_SIGNS = {
+    "+": "background:#56C7A5;color:#000;border:3px solid #000",
+    "?": "background:#E69F00;color:#000;border:3px dashed #000",
+    "-": "border:2px solid rgba(128,128,128,.6)",
+}
+_EMPTY = "border:2px dotted rgba(128,128,128,.6)"
+_LEFT = "text-align:left;vertical-align:middle"
 _WORDS_OF = {"+": "is right", "?": "is elsewhere in the word", "-": "is not in the word"}
 
 
@@ -162,18 +170,22 @@ class PlayWords(Dashboard):
     def _show(self, text: str) -> None:
         """Show all boards, and say what happened."""
         given = self._given()
-        boards = [_board("You", f"won {self.won} of {self.games} games", given, self.turns)]
+        won = f"won {self.won} of {self.games} games" if self.games else "no game has ended yet"
+        boards = [_board("You", won, given, self.turns)]
         for title, games in self.played.items():
             wins = sum(map(_is_won, games))
             boards.append(_board(title, f"won {wins} of {len(games)} games with this word", given, games[0]))
         key = "+ right, ? elsewhere in the word, − not in the word. A guess fits if all signs above allow it."
         self.alt = text
-        self.picture.value = (
-            f'<style>{read_web("words.css")}</style><div class="grpo-edu-words">{"".join(boards)}<p>{key}</p></div>'
-        )
+        self._static = f'<div class="grpo-edu-words">{"".join(boards)}<p>{key}</p></div>'
+        self.picture.value = f"<style>{read_web('words.css')}</style>{self._static}"
         self.say(text)
         playing = self._buttons[:1] if not self.over else self._buttons[1:]
         offer(self._buttons, [*playing, *self._buttons[1:]], playing[-1] if self.played else playing[0])
+
+    def static_view(self) -> str:
+        """Return the boards, which can be read without the style sheet."""
+        return self._static
 
 
 class _Recorded(WordGame):
@@ -247,12 +259,12 @@ def _board(title: str, said: str, given: Turn, turns: Sequence[Turn]) -> str:
     rows = [_row("given", given, "")]
     for number in range(_GUESSES):
         if number >= len(turns):
-            rows.append(f'<tr><th scope="row">guess {number + 1}</th>{"<td class=tile></td>" * 3}<td></td></tr>')
+            rows.append(_line(f"guess {number + 1}", [f'<td style="{_TILE}{_EMPTY}">&nbsp;</td>'] * 3, ""))
             continue
         fits = turns[number][0] in fitting_words([given, *turns[:number]])
         note = "✓ fits" if fits else "✗ does not fit"
         rows.append(_row(f"guess {number + 1}", turns[number], note))
-    head = f"<caption>{html.escape(title)}<small>{html.escape(said)}</small></caption>"
+    head = f'<caption style="caption-side:top;{_LEFT}"><b>{html.escape(title)}</b>: {html.escape(said)}</caption>'
     return f"<div><table>{head}<tbody>{''.join(rows)}</tbody></table></div>"
 
 
@@ -260,9 +272,14 @@ def _row(name: str, turn: Turn, note: str) -> str:
     guess, signs = turn
     if guess in WORDS:
         tiles = [
-            f'<td class="tile {_SIGNS[sign]}">{letter} {sign.replace("-", "−")}</td>'
+            f'<td style="{_TILE}{_SIGNS[sign]}">{letter} {sign.replace("-", "−")}</td>'
             for letter, sign in zip(guess, signs, strict=True)
         ]
     else:
         tiles, note = [f"<td colspan=3>{html.escape(shorten(guess, 20)) or '(nothing)'}</td>"], "✗ no legal word"
-    return f'<tr><th scope="row">{name}</th>{"".join(tiles)}<td class=said>{note}</td></tr>'
+    return _line(name, tiles, note)
+
+
+def _line(name: str, tiles: Sequence[str], note: str) -> str:
+    head = f'<th scope="row" style="{_LEFT};font-weight:normal">{name}</th>'
+    return f'<tr>{head}{"".join(tiles)}<td style="{_LEFT};min-width:6em">{note}</td></tr>'

@@ -6,11 +6,13 @@ import atexit
 import ctypes
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,17 @@ def _in_thread(call: Callable[[], None], stop: Callable[[], None]) -> None:
         thread.start()
     _busy[thread] = stop
     calls.put(call)
+
+
+def import_early(module: str) -> None:
+    """Import a module in a thread, so that it is there when it is needed; an error comes where it is needed."""
+
+    def load() -> None:
+        with suppress(Exception):
+            import_module(module)
+
+    if module not in sys.modules:
+        _in_thread(load, lambda: None)
 
 
 def _serve(calls: queue.SimpleQueue) -> None:

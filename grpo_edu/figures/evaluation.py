@@ -9,6 +9,7 @@ from grpo_edu.figures.style import (
     INK,
     OPEN_LEGEND,
     PAPER,
+    headline,
     intervals,
     legend_below,
     look,
@@ -21,6 +22,8 @@ from grpo_edu.figures.style import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_STACKED = ((COLORS[0], PAPER), (COLORS[5], INK), (COLORS[4], INK))  # color of a part, and of the text on it
 
 
 def interval_rows(
@@ -86,6 +89,34 @@ def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str,
     axes.axvline(100 * threshold, color=INK, linewidth=0.9, linestyle="--", zorder=1)
     name_rows(axes, shares)
     axes.set_xlim(0, 1.15 * 100 * max(threshold, *shares.values()))
+    return figure
+
+
+def stacked_counts(counts: Mapping[str, Mapping[str, tuple[int, int]]], *, title: str, xlabel: str) -> "Figure":
+    """One stacked bar per row: how many answers are of each kind, and below the count how many of them are right.
+
+    Args:
+        counts: row → kind → (answers, right ones). All rows have the same kinds.
+        title, xlabel: what the figure shows, and what is counted.
+
+    >>> bars = {"before": {"long": (3, 2), "short": (1, 0)}, "after": {"long": (4, 4), "short": (0, 0)}}
+    >>> figure = stacked_counts(bars, title="Longer answers", xlabel="answers")
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['3,\\n2 right', '1,\\n0 right', '4,\\n4 right']
+    """
+    figure, (axes,) = panel_grid(1, height=1.5 + 0.55 * len(counts))
+    style_axes(axes, "", "", xlabel)
+    for row, kinds in enumerate(counts.values()):
+        start = 0
+        for number, (kind, (answers, right)) in enumerate(kinds.items()):
+            color, ink = _STACKED[number]
+            axes.barh(row, answers, 0.7, left=start, color=color, edgecolor=PAPER, label="" if row else kind)
+            if answers:
+                note(axes, f"{answers},\n{right} right", (start + answers / 2, row), (0, 0), ha="center").set_color(ink)
+            start += answers
+    name_rows(axes, counts)
+    legend_below(axes)
+    headline(figure, title)
     return figure
 
 

@@ -7,7 +7,6 @@ formulas are compared with `token_pushes`; where no JavaScript runs, the same to
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from grpo_edu.advantages import group_advantages, rloo_advantages
 from grpo_edu.figures.style import COLORS
 from grpo_edu.losses import LOSSES, per_token_loss, token_weights, weight_by_rows_given
-from grpo_edu.web import read_web
+from grpo_edu.web import json_attribute, read_web
 
 
 def token_pushes(record: Mapping[str, Any], group: int = 0, **settings: Any) -> tuple[Tensor, Tensor]:
@@ -127,13 +126,7 @@ def first_mixed(record: Mapping[str, Any]) -> int:
 
 def inspector_place(record: Mapping[str, Any]) -> str:
     """The element that the scripts fill: the record, and what is shown where they do not run."""
-    return f"<div data-tokens='{attribute_of(record)}'>{tokens_html(record, first_mixed(record))}</div>"
-
-
-def attribute_of(record: Mapping[str, Any]) -> str:
-    """A record as the value of an HTML attribute in single quotes, which leaves JSON's double quotes as they are."""
-    stored = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-    return html.escape(stored, quote=False).replace("'", "&#39;")
+    return f"<div data-tokens='{json_attribute(record)}'>{tokens_html(record, first_mixed(record))}</div>"
 
 
 def inspector_html(record: Mapping[str, Any]) -> str:

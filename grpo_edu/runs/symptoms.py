@@ -26,12 +26,15 @@ def find_symptoms(history: Sequence[Mapping[str, float]], facts: RunFacts) -> li
     >>> print(find_symptoms([step, step], RunFacts(GRPOConfig()))[0][:31])
     The reward is 0, or close to it
     """
-    return [_write_warning(finding, facts.config) for finding in find(Measures(history, facts))]
+    said: set[str] = set()  # causes that an earlier warning names
+    return [_write_warning(finding, facts.config, said) for finding in find(Measures(history, facts))]
 
 
-def _write_warning(finding: Finding, config: GRPOConfig | None) -> str:
+def _write_warning(finding: Finding, config: GRPOConfig | None, said: set[str]) -> str:
     evidence = "; ".join(finding.evidence[:_MAX_EVIDENCE])
     causes = [f"{cause.what} {cause.remedy}" for cause in finding.causes[:_MAX_CAUSES]]
+    causes = [cause for cause in causes if cause not in said]
+    said.update(causes)
     advice = " Or: ".join(causes)
     text = f"{finding.sees.removesuffix('.')}: {evidence}. {advice}".strip()
     return text if config is None else _add_values(text, config)

@@ -5,6 +5,13 @@ const box = this.closest('.grpo-edu-dashboard');
 if (!box || box.dataset.named) return;
 box.dataset.named = 1;
 
+// A dashboard that was started in the cell of the cursor, or in the one before it, comes into view as a whole.
+const cell = box.closest('.jp-Cell'), active = document.querySelector('.jp-Notebook-cell.jp-mod-active');
+if (cell && (cell === active || cell.nextElementSibling === active)) {
+  const show = () => box.scrollIntoView({block: box.offsetHeight > innerHeight - 150 ? 'start' : 'nearest'});
+  setTimeout(show, 150);
+}
+
 // In JupyterLab a key in a list would be a shortcut: an arrow chooses another cell, and x removes this one. So only
 // Shift+Enter and keys with Ctrl, Alt or Cmd reach the notebook.
 box.addEventListener('keydown', event => {
@@ -43,9 +50,12 @@ const name = () => {
     button.setAttribute('aria-disabled', button.classList.contains('grpo-edu-off'));
   for (const status of box.querySelectorAll('.grpo-edu-message .widget-html-content'))
     status.setAttribute('aria-live', 'polite');
-  for (const part of box.querySelectorAll('.grpo-edu-stage .widget-html-content'))
-    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
+  for (const part of box.querySelectorAll('.grpo-edu-stage .widget-html-content')) {
+    const wide = part.scrollWidth > part.clientWidth;
+    if (wide) part.tabIndex = 0;
     else part.removeAttribute('tabindex');
+    if (part.classList.contains('grpo-edu-wider') !== wide) part.classList.toggle('grpo-edu-wider', wide);
+  }
 };
 name();
 new MutationObserver(name).observe(box, {childList: true, subtree: true, attributeFilter: ['class']});
