@@ -31,6 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ALL = bool(os.environ.get("GRPO_EDU_ALL_ATTACKS"))
 PLACES = ("submissions", "course", "student", "home")
 ALWAYS = ("neighbor", "mounts", "unshares", "memory_files", "leaves_memory", "fills_the_disk")  # by every user
+ALWAYS += ("Bo x", "Bo\x01x")  # who gets the name depends on both
 USER = f"grpotest{os.getpid()}"  # no account of this computer begins like this
 OPTIONS = "--time-limit 1.5 --total-time 60 --memory 0.5 --workers 2 --slip-credit 0 --seed 5".split()
 OWNED = "import os, pathlib\npathlib.Path(os.environ['GRPO_EDU_OWNED']).touch()\n"
