@@ -222,6 +222,32 @@ def test_a_grader_that_is_killed_leaves_nothing(tmp_path, request, who):
         assert len(family) >= 4 and commands(family) == []
 
 
+def test_the_loop_for_feedback_passes_every_students_trap(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can write to other users' homes: run the tests as root")
+    ana, ben, cem = users = [f"{USER}{number}" for number in range(3)]
+    text = (REPOSITORY / "docs" / "classroom.md").read_text()
+    (loop,) = re.findall(r"```\n(cd /root/grades/04/feedback\n.*?)```", text, re.DOTALL)
+    try:
+        for user in users:
+            subprocess.run(["useradd", "--create-home", "--key", "HOME_MODE=0700", user], check=True)
+            (tmp_path / f"{user}.html").write_text(user)
+        home = {user: Path(f"~{user}").expanduser() for user in users}
+        run_as(ana, "mkfifo", home[ana] / "feedback-04.html")  # which nobody reads
+        run_as(ben, "ln", "-s", home[cem] / "theirs", home[ben] / "feedback-04.html")
+        script = loop.replace("/root/grades/04/feedback", str(tmp_path))
+        said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=100).stderr
+        assert (home[cem] / "feedback-04.html").read_text() == cem and not (home[cem] / "theirs").exists()
+        assert f"cannot create {home[ben]}" in said
+    finally:
+        for user in users:
+            subprocess.run(["userdel", "--force", "--remove", user], check=False, capture_output=True)
+
+
+def run_as(user, *command):
+    subprocess.run(["runuser", "-u", user, "--", *command], check=True)
+
+
 def family_of(process):
     first = psutil.Process(process.pid)
     return [first, *first.children(recursive=True)]
