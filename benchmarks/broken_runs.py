@@ -4,7 +4,8 @@ Every arm of the study is a setup of `grpo_edu.studies.broken_runs`: a case's br
 compared with. A run trains the tiny model under its setup and then answers 300 held-out problems, sampled at
 temperature 1, in the right way: it is the policy that is judged. Writes ``benchmarks/results/broken_runs.json`` and,
 for the exercises, the curves among it as ``data/curves/broken_runs.json``; prints a table. With ``--arms`` or
-``--seeds`` only these are run, and the others are kept as they are.
+``--seeds`` only these are run, and the others are kept as they are. ``--unlabelled`` trains each case on five other
+seeds instead, for the exercise that asks for the faults, and writes ``data/curves/unlabelled_runs.json``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from grpo_edu.checks.diagnosis_lab import STORED, TROUBLES
+from grpo_edu.checks.diagnosis_lab import STORED, TROUBLES, UNLABELLED, UNLABELLED_SEEDS, hide_name
 from grpo_edu.evaluation import mcnemar
 from grpo_edu.figures.faulty_runs import SIGNS
 from grpo_edu.machine.hardware import machine
@@ -195,6 +196,30 @@ def curves(runs: list[dict]) -> dict[str, list[dict[str, list[float]]]]:
     }
 
 
+def unlabelled_curves(fault: str) -> list[dict[str, list[float]]]:
+    """Train a case on the seeds of the unlabelled runs, and return their curves in two digits."""
+    import torch
+
+    from grpo_edu import LEVELS, load_policy, load_problems
+    from grpo_edu.studies.broken_runs import find, run
+
+    torch.set_num_threads(1)
+    found = []
+    for seed in UNLABELLED_SEEDS:
+        setup = find(fault).broken.with_config(seed=seed)
+        history = [metrics for metrics, _ in run(setup, *load_policy("tiny"), load_problems(LEVELS, "train"))]
+        found.append({sign: [float(f"{metrics[sign]:.2g}") for metrics in history] for sign in STORED})
+    return found
+
+
+def write_unlabelled(workers: int) -> None:
+    """Train all cases on the seeds of the unlabelled runs, and store their curves."""
+    names = [case.name for case in CASES]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        found = dict(zip(map(hide_name, names), pool.map(unlabelled_curves, names), strict=True))
+    CURVES.with_name(UNLABELLED).write_text(json.dumps(found, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Run the study, or the named arms of it."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
@@ -202,7 +227,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one core")
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--unlabelled", action="store_true", help="train the unlabelled runs only")
     options = parser.parse_args()
+    if options.unlabelled:
+        write_unlabelled(options.workers)
+        return 0
     kept = []
     if options.output.exists():
         stored = json.loads(options.output.read_text(encoding="utf-8"))

@@ -25,7 +25,8 @@ _DEEPEST, _MOST_FILES, MOST_NOTEBOOKS = 20, 5_000, 50
 MAX_BYTES, _MAX_BYTES_TOGETHER = 64 * 2**20, 128 * 2**20
 _SNIFFED = 2**16  # bytes in which a notebook under another ending must name its cells
 _CANVAS = re.compile(r"(?P<name>[^_]+?)(?:_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)", re.DOTALL)
-_MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_.*", re.DOTALL)
+# Moodle's own number is the last one, because students choose their names.
+_MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_.*", re.DOTALL)
 _OTHER = " is no notebook"
 _NOBODYS = (".ipynb_checkpoints", ".git", ".Trash", "__MACOSX", "nbgrader_config.py")
 _OF_A_COURSE = ("submitted", "source", "release", "autograded", "feedback")
@@ -79,7 +80,8 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
     if not found:
         raise FileNotFoundError(f"submissions: {place} is empty; give a folder of student folders or of notebooks")
     taken: set[tuple[str, str]] = set()
-    for submission in found.values():
+    # Those whose names are shown as they are on the disk come first, so nobody else gets one of these names.
+    for submission in sorted(found.values(), key=lambda one: one.student != shown(one.student)):
         if submission.files:  # what lies next to the notebooks is no problem
             submission.troubles = [one for one in submission.troubles if not one.endswith(_OTHER)]
         name, number = shown(submission.student), 1

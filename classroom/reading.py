@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from classroom.exercises import SourceNotebook
 from classroom.repair import Node, best_master, looks, open_answers, repaired, steps, written_answers
 
-_MOST_CELLS, _MOST_SOURCE, _MOST_SOURCES = 2_000, 2**18, 2**21  # cells; characters of one, and of all
+_MOST_CELLS, _MOST_SOURCE, _MOST_SOURCES = 2_000, 2**18, 2**21  # cells; bytes of one, and of all
 _CELL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -134,15 +134,16 @@ def _notebook(cells: list) -> tuple[Node, list[str]]:
         if not isinstance(cell, dict):
             continue
         source = _source(cell)
-        length += len(source)
+        size = len(source.encode())
+        if size > _MOST_SOURCE:
+            troubles.append(f"cell no. {number + 1} has more than {_MOST_SOURCE // 2**10} kB of text and was left out")
+            continue
+        length += size
         if len(made) == _MOST_CELLS or length > _MOST_SOURCES:
             troubles.append(
                 f"has more than {_MOST_CELLS} cells, or {_MOST_SOURCES // 2**20} MB of text; the rest left out"
             )
             break
-        if len(source) > _MOST_SOURCE:
-            troubles.append(f"cell no. {number + 1} has more than {_MOST_SOURCE // 2**10} kB of text and was left out")
-            continue
         given = cell.get("id")
         first = given if isinstance(given, str) and _CELL_ID.fullmatch(given) else f"cell-{number}"
         others = (f"cell-{number}-{copy}" for copy in itertools.count())

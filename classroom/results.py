@@ -18,7 +18,9 @@ from grpo_edu.checks.feedback import Feedback, PartResult, plain_number
 TO_GRADE = "to grade"
 GRADEBOOK = "gradebook.db"
 _OTHER_COLUMNS = ("student", "id", "total", "out of", "notes")  # of grades.csv, next to those of the questions
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")  # how a text begins that gets an apostrophe in tables
+# How a formula begins, in a cell or behind a semicolon, which separates columns in some countries; the last four signs
+# are the wide ones of others.
+_FORMULA = r"(?=[\t\r]|\s*[=+\-@'\uff1d\uff0b\uff0d\uff20])"
 Points = dict[tuple[str, str, str], float]  # (student, number in the LMS, column of the question)
 
 
@@ -231,15 +233,14 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 def _cell(value: Any) -> Any:
     """A text that a spreadsheet would take for a formula gets an apostrophe; whole points have no decimals.
 
-    >>> _cell("=1+1"), _cell("Ana"), _cell(2.0), _cell(1.5)
-    ("'=1+1", 'Ana', '2', '1.5')
+    >>> _cell("=1+1"), _cell("Ana;=1+1"), _cell("Ana"), _cell(2.0), _cell(1.5)
+    ("'=1+1", "Ana;'=1+1", 'Ana', '2', '1.5')
     """
     if isinstance(value, float):
         return f"{value:g}"
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return re.sub(rf"(^|;){_FORMULA}", r"\1'", value) if isinstance(value, str) else value
 
 
 def _without_apostrophe(text: str | None) -> str:
     """A text as it was before `_cell`."""
-    text = text or ""
-    return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text
+    return re.sub(rf"(^|;)'{_FORMULA}", r"\1", text or "")

@@ -150,6 +150,67 @@ for family in (40, 38, 17, 29, 21):  # of virtual machines, ciphers, packets, CA
 pair = socket.socketpair()
 raise ValueError(f"gained {gained}")
 """
+# The names of the keys of whoever grades.
+KEY_NAMES = """
+import os
+found = []
+for name in ("keys", "key-users"):
+    try:
+        found.append(open(f"/proc/{name}").read())
+    except OSError:
+        pass
+raise ValueError(f"found {found}")
+"""
+# As many values of a kind of their own as 4 MB hold, each of which would be a class in the grader.
+KINDS = """
+def tie_probability(p, num_generations):
+    import os, sys
+    frame = sys._getframe()
+    while "task" not in frame.f_locals:
+        frame = frame.f_back
+    task, calls = frame.f_locals["task"], frame.f_locals["calls"]
+    kinds = ",".join('{"other":["%d",""]}' % number for number in range(2250))
+    value = '{"list":[' + ",".join(['{"list":[' + kinds + ']}'] * 11) + ']}'
+    left = 2**22 - 2**16
+    for place, (kind, name, _) in enumerate(task["steps"]):
+        for part, inputs in enumerate(calls[name] if kind == "ask" else ()):
+            given = ['[' + value + ', "", "", false]'] + ['[0, "", "", false]'] * (len(inputs) - 1)
+            line = ('{"answer": [%d, %d], "outcomes": [' % (place, part) + ",".join(given) + "]}\\n").encode()
+            left -= len(line)
+            while line and left > 0:
+                line = line[os.write(3, line):]
+    os._exit(0)
+"""
+DONE = 'import os, time\nos.write(3, b\'{"done": true}\\n{"end": 0}\\n\')\ntime.sleep(1000)'
+# Errors whose texts do not end, or end Python.
+ODD_ERRORS = [
+    f"class Odd(Exception):\n    def __str__(self):\n        {does}\nraise Odd"
+    for does in ("while True: pass", "raise SystemExit(3)")
+]
+PATCHES = """
+import atexit, fcntl, os, sys, threading
+import classroom.student as own, classroom.values as values
+for module in (own, sys.modules["__main__"]):
+    module.encode = values.encode = lambda value, depth=0: {"tensor": ["bool", [1], "AQ=="]}
+    module._function = lambda names, name: ((lambda *args, **kwargs: 1.0), "")
+atexit.register(lambda: os.write(3, b"{}\\n"))
+fcntl.fcntl(3, fcntl.F_SETFL, os.O_WRONLY | os.O_NONBLOCK | os.O_ASYNC)
+fcntl.fcntl(3, 1031, 4096)  # F_SETPIPE_SZ
+fcntl.fcntl(3, fcntl.F_SETOWN, 1)
+def flood():
+    while True:
+        try:
+            os.write(3, b'{"at": [0, -1]}\\n' * 200)
+        except BlockingIOError:
+            pass
+threading.Thread(target=flood, daemon=True).start()
+"""
+TERMINALS = """
+import fcntl, os
+kept = [os.open("/dev/ptmx", os.O_RDWR) for _ in range(100)]
+fcntl.flock(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_EX)
+raise ValueError("x;=4+4")
+"""
 WRITE = """
 import os, sys, torch, grpo_edu
 opened = []
@@ -222,6 +283,8 @@ def write_odd_files(folder):
         "deep_lists": ('{"cells": ' + "[" * 5_000_000, Expected(0, "no JSON")),
         "long_number": ('{"cells": [' + "9" * 5_000_000 + "]}", Expected(0, "no JSON")),
         "many_lines": (json.dumps({"cells": [{"source": [""] * 5_000_000}]}), Expected(0, "none of the questions")),
+        "control_characters": (json.dumps(right(*["'" + "\x07" * 262_000 + "'"] * 7)), Expected(19, "more than 1 MB")),
+        "smileys": (json.dumps(right(*["# " + "\U0001f600" * 250_000] * 7)), Expected(19, "256 kB")),
         "null_bytes": (whole.replace("import torch", "import torch\\u0000"), Expected(19)),
     }
     files |= {name: (json.dumps(right(cell)), Expected(19, "cell no. 3: fails")) for name, cell in CELLS.items()}
@@ -289,6 +352,12 @@ def attacks(port):
         "looks_back": (right(LOOKS_BACK), Expected(19, "found []")),
         "reads_again": (right(READ_AGAIN), Expected(19)),
         "takes_keys": (right(KEYS), Expected(19, "gained []")),
+        "names_of_keys": (right(KEY_NAMES), Expected(19, "found []")),
+        "many_kinds": (right(tie_probability=KINDS.strip()), Expected(7, "exit code 0")),
+        "lies_that_it_is_done": (right(DONE), Expected(0)),
+        "odd_errors": (right(*ODD_ERRORS), Expected(19, "cell no. 4: left out")),
+        "patches": (answered({}, [PATCHES]), Expected(0)),
+        "terminals": (right(TERMINALS), Expected(19, "x;=4+4")),
         "unshares": (right(UNSHARES), Expected(19, "gained []")),
         "memory_files": (right(MEMORY_FILES), Expected(19, "PermissionError")),
         "writes_to_libraries": (right(WRITE), Expected(19, "opened []")),
@@ -333,6 +402,12 @@ def write_attacks(folder, port):
         ("many_pictures", f"{NAME}.ipynb", json.dumps(_with_pictures(right())), Expected(19)),
         ("Ana M_77_assignsubmission_file_", f"{NAME}.ipynb", whole, Expected(19)),
         ("Ana M_78_assignsubmission_file_", f"{NAME}.ipynb", untouched, Expected(0)),
+        # Students who would be another.
+        ("Ana M_77_assignsubmission_file__79_assignsubmission_file_", f"{NAME}.ipynb", untouched, Expected(0)),
+        ("Bo x", f"{NAME}.ipynb", whole, Expected(19)),
+        ("Bo\x01x", f"{NAME}.ipynb", untouched, Expected(0)),
+        ("\uff1d1+1", f"{NAME}.ipynb", whole, Expected(19)),
+        ("ana;=1+1", f"{NAME}.ipynb", whole, Expected(19)),
     ):
         _write(folder / student / name, text)
         expected[LABELS.get(student, student)] = what
@@ -351,6 +426,8 @@ LABELS = {
     "Ana M_77_assignsubmission_file_": "Ana M (77)",
     "Ana M_78_assignsubmission_file_": "Ana M (78)",
     "evil\n\x1b[31mname": "evil  [31mname",
+    "Ana M_77_assignsubmission_file__79_assignsubmission_file_": "Ana M_77_assignsubmission_file_ (79)",
+    "Bo\x01x": "Bo x (2)",
 }
 
 

@@ -31,6 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ALL = bool(os.environ.get("GRPO_EDU_ALL_ATTACKS"))
 PLACES = ("submissions", "course", "student", "home")
 ALWAYS = ("neighbor", "mounts", "unshares", "memory_files", "leaves_memory", "fills_the_disk")  # by every user
+ALWAYS += ("Bo x", "Bo\x01x")  # who gets the name depends on both
 USER = f"grpotest{os.getpid()}"  # no account of this computer begins like this
 OPTIONS = "--time-limit 1.5 --total-time 60 --memory 0.5 --workers 2 --slip-credit 0 --seed 5".split()
 OWNED = "import os, pathlib\npathlib.Path(os.environ['GRPO_EDU_OWNED']).touch()\n"
@@ -219,6 +220,32 @@ def test_a_grader_that_is_killed_leaves_nothing(tmp_path, request, who):
         next(one for one in family if "grade" in one.cmdline() and "python" in one.name()).send_signal(signal.SIGKILL)
         wait_until(lambda: not commands(family))
         assert len(family) >= 4 and commands(family) == []
+
+
+def test_the_loop_for_feedback_passes_every_students_trap(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can write to other users' homes: run the tests as root")
+    ana, ben, cem = users = [f"{USER}{number}" for number in range(3)]
+    text = (REPOSITORY / "docs" / "classroom.md").read_text()
+    (loop,) = re.findall(r"```\n(cd /root/grades/04/feedback\n.*?)```", text, re.DOTALL)
+    try:
+        for user in users:
+            subprocess.run(["useradd", "--create-home", "--key", "HOME_MODE=0700", user], check=True)
+            (tmp_path / f"{user}.html").write_text(user)
+        home = {user: Path(f"~{user}").expanduser() for user in users}
+        run_as(ana, "mkfifo", home[ana] / "feedback-04.html")  # which nobody reads
+        run_as(ben, "ln", "-s", home[cem] / "theirs", home[ben] / "feedback-04.html")
+        script = loop.replace("/root/grades/04/feedback", str(tmp_path))
+        said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=100).stderr
+        assert (home[cem] / "feedback-04.html").read_text() == cem and not (home[cem] / "theirs").exists()
+        assert f"cannot create {home[ben]}" in said
+    finally:
+        for user in users:
+            subprocess.run(["userdel", "--force", "--remove", user], check=False, capture_output=True)
+
+
+def run_as(user, *command):
+    subprocess.run(["runuser", "-u", user, "--", *command], check=True)
 
 
 def family_of(process):

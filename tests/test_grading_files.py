@@ -232,3 +232,18 @@ def test_what_is_no_notebook_is_said(tmp_path, content, word):
     (tmp_path / "x.ipynb").write_bytes(content)
     with pytest.raises(ValueError, match=word):
         read_notebook((tmp_path / "x.ipynb").read_bytes())
+
+
+def test_a_name_with_a_number_in_it_is_nobody_elses(tmp_path):
+    lay(
+        tmp_path,
+        "Bo_12_assignsubmission_file_/x.ipynb",
+        "Bo_12_assignsubmission_file__99_assignsubmission_file_/x.ipynb",
+    )
+    assert {one.lms_id for one in find_submissions(tmp_path, MASTERS)} == {"12", "99"}
+
+
+def test_a_name_belongs_to_who_has_it_on_the_disk(tmp_path):
+    lay(tmp_path, "Bo x/right.ipynb", "Bo\x01x/other.ipynb")
+    found = {one.student: one.files[0].name for one in find_submissions(tmp_path, MASTERS)}
+    assert found == {"Bo x": "right.ipynb", "Bo x (2)": "other.ipynb"}

@@ -1,5 +1,6 @@
 """Mending notebooks: which cell is which, what counts, what is put back, and when each function is asked for."""
 
+import base64
 import copy
 import json
 import time
@@ -25,6 +26,7 @@ from nbgrader.preprocessors import CheckCellMetadata
 
 from classroom.exercises import load_masters
 from classroom.repair import best_master, looks, open_answers, repaired, steps, written_answers
+from classroom.run import pack_masters
 from classroom.syntax import definitions, suspicious_names
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -93,6 +95,12 @@ def test_open_answers_are_found_and_those_not_written_are_none(change):
     assert open_answers(mended, MASTER) == {first.cell: "Ties are good news. <b>"}
     assert "Model answer" in first.model and "8 of 8" in second.text
     assert [cell.id for cell in mended.cells] == [cell.id for cell in MASTER.notebook.cells]
+
+
+def test_no_model_answer_enters_the_sandbox():
+    sent = base64.b64decode(pack_masters(MASTERS))
+    assert b"raise NotImplementedError" in sent
+    assert not [words for words in (b"BEGIN SOLUTION", b"**Model answer**", b"**Rubric**") if words in sent]
 
 
 def test_a_notebook_that_shares_nothing_is_nobodys():

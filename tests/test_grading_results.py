@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from classroom import results
 from classroom.exercises import OpenQuestion, Question, SourceNotebook
 from classroom.pages import feedback_page, open_answers_page, plot_questions, plot_scores, score_counts, summary_page
 from classroom.results import (
@@ -182,11 +183,13 @@ def test_tables_of_the_platforms():
     assert moodle[1] == ["Participant 77", "Ana", "", "3", "0", "3"] and moodle[2][2] == EVIL
 
 
-@pytest.mark.parametrize("name", ["=1+1", "+49", "-x", "@SUM(A1)", "\tx"])
+@pytest.mark.parametrize("name", ["=1+1", "+49", "-x", "@SUM(A1)", "\tx", " =1", "\uff1d1+1", "Ana;=1+1", "Ana; '-1"])
 def test_no_name_becomes_a_formula(name):
     for make in (grades_table, canvas_table, moodle_table):
         for cell in table(make([StudentGrade(name)], [ONE]))[-1]:
-            assert not cell.startswith(("=", "+", "-", "@", "\t"))
+            for part in cell.split(";"):
+                assert not part.startswith("\t") and not part.strip().startswith(("=", "+", "-", "@", "\uff1d"))
+    assert results._without_apostrophe(results._cell(name)) == name
 
 
 def test_file_names_are_safe_and_unique():

@@ -272,15 +272,40 @@ def gate_of_more_than_one(right, bonus, num_generations):
     return paid
 
 
+def tie_of_equal_neighbors(rewards, num_generations):
+    groups = rewards.view(-1, num_generations)
+    return groups[:, 0] == groups[:, 1]
+
+
 def sampled_until_enough_is_asked(rewards, num_generations, groups_needed):
     groups = rewards.view(-1, num_generations)
     kept = (groups != groups[:, :1]).any(1).nonzero().flatten()[:groups_needed]
     return kept, (int(kept[-1]) + 1 if len(kept) else 0) * num_generations
 
 
+def sampled_with_a_tolerance(rewards, num_generations, groups_needed):  # a small difference counts as a tie
+    groups = rewards.view(-1, num_generations)
+    kept = (groups.std(dim=1) > 1e-4).nonzero().flatten()[:groups_needed]
+    sampled = int(kept[-1]) + 1 if len(kept) == groups_needed else len(groups)
+    return kept, sampled * num_generations
+
+
+def worked_in_the_whole_text(completions, answer, sums, **kwargs):  # equals signs of the answer count as well
+    rows = zip(completions, answer, sums, strict=True)
+    return [float(text.rpartition("####")[2].strip() == right and text.count("=") >= n) for text, right, n in rows]
+
+
 def masked_by_the_smallest(completion_ids, eos_token_ids):
     is_end = completion_ids >= min(eos_token_ids)
     return (is_end.long().cumsum(1) - is_end.long() == 0).long()
+
+
+def verdict_by_mean_lengths(advantages, lengths):  # the size of an advantage has no weight in the verdict
+    pairs = [*zip(advantages, lengths, strict=True)]
+    good, bad = [n for a, n in pairs if a > 0], [n for a, n in pairs if a < 0]
+    apart = sum(good) / len(good) - sum(bad) / len(bad)
+    token = -sum(a * n for a, n in pairs) / sum(lengths)
+    return -sum(advantages) / len(advantages), token, "good" if apart > 0 else "bad" if apart < 0 else "neither"
 
 
 def verdict_by_sign_only(advantages, lengths):
@@ -330,6 +355,7 @@ WRONG_ANSWERS = {
         leaked_by_substring,
     ),
     "worked_reward": (
+        worked_in_the_whole_text,
         _worked(_is_close),
         _worked(lambda given, right: given == f" {right}"),
         _worked(lambda given, right: given.strip(" ") == right),
@@ -363,9 +389,10 @@ WRONG_ANSWERS = {
     "choose_threads": (threads_within_a_twentieth,),
     "extract_number": (number_without_checking_commas,),
     "gated_reward": (gate_of_more_than_one,),
-    "dynamic_sampling": (sampled_until_enough_is_asked,),
+    "degenerate_groups": (tie_of_equal_neighbors,),
+    "dynamic_sampling": (sampled_until_enough_is_asked, sampled_with_a_tolerance),
     "completion_mask": (masked_by_the_smallest,),
-    "first_loss": (verdict_by_sign_only,),
+    "first_loss": (verdict_by_sign_only, verdict_by_mean_lengths),
     "tied_groups": (tied_by_the_mean,),
     "best_rates": (rates_of_the_first,),
     "equality_verdict": (margin_of_one_side,),

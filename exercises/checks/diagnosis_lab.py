@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -186,6 +187,14 @@ def drawn_cases(student: str) -> dict[str, Case]:
     return {run: find(name) for run, name in zip(RUNS, names, strict=True)}
 
 
+UNLABELLED, UNLABELLED_SEEDS = "unlabelled_runs.json", (5, 6, 7, 8, 9)  # the runs with names have the seeds 0 to 4
+
+
+def hide_name(fault: str) -> str:
+    """Return what stands for a fault in the file of unlabelled runs."""
+    return hashlib.sha256(fault.encode()).hexdigest()[:8]
+
+
 @dataclass(frozen=True)
 class UnlabelledRun:
     """One of a student's runs: what it shows, and not what is wrong with it."""
@@ -195,16 +204,17 @@ class UnlabelledRun:
 
     @property
     def curves(self) -> list[dict[str, Curve]]:
-        """The curves of five runs, in two digits, so that none of them equals a stored one."""
-        runs = stored_curves(drawn_cases(self.student)[self.run].name)
-        return [{sign: Curve(float(f"{value:.2g}") for value in run[sign]) for sign in run} for run in runs]
+        """The curves of five runs with other seeds than the stored runs whose faults are named."""
+        return stored_curves(hide_name(drawn_cases(self.student)[self.run].name), UNLABELLED)
 
     def batch(self) -> str:
         """Train `tiny` for four steps with the run's fault, and describe the last batch (see `one_batch`)."""
         from grpo_edu import LEVELS, load_policy, load_problems
 
+        case = drawn_cases(self.student)[self.run]
+        case = replace(case, broken=case.broken.with_config(seed=UNLABELLED_SEEDS[0]))
         model, tokenizer = load_policy("tiny")
-        return one_batch(drawn_cases(self.student)[self.run], model, tokenizer, load_problems(LEVELS, "train"))
+        return one_batch(case, model, tokenizer, load_problems(LEVELS, "train"))
 
 
 def unlabelled_runs(student: str) -> dict[str, UnlabelledRun]:

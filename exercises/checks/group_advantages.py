@@ -235,6 +235,7 @@ check_degenerate_groups = Exercise(
             "right or wrong, 1 or 0",
             2,
             lambda rng: call(torch.tensor([float(rng.random() < 0.7) for _ in range(12)] + [1.0] * 3 + [0.0] * 3), 3),
+            always=(call(torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0]), 3),),  # each pair is equal once
         ),
         Part(
             "equal, nearly equal, unequal",
@@ -376,7 +377,13 @@ def _many_groups(few: bool) -> Callable[[random.Random], Call]:
 check_dynamic_sampling = Exercise(
     dynamic_sampling,
     parts=(
-        Part("more groups than are needed", 3, _many_groups(few=False), draws=8),
+        Part(
+            "more groups than are needed",
+            3,
+            _many_groups(few=False),
+            draws=8,
+            always=(call(torch.tensor([1.0, 1.0, 0.5, 0.500001, 1.0, 0.0]), 2, 1),),  # a millionth is a difference
+        ),
         Part(
             "fewer groups than are needed",
             1,
@@ -400,6 +407,8 @@ check_dynamic_sampling = Exercise(
             0. Compare the rewards with each other, not with their mean.
             or: groups.amax(dim=1) > groups.amin(dim=1) -> torch.stack([group.std() > 0 for group in groups])
             or: groups.amax(dim=1) > groups.amin(dim=1) -> (groups != groups.mean(dim=1, keepdim=True)).any(dim=1)
+        a small difference counts as a tie: groups.amax(dim=1) > groups.amin(dim=1) -> groups.std(dim=1) > 1e-4
+            Groups whose rewards differ by a millionth are useful, too. Compare without a tolerance.
         the groups are mixed: rewards.view(-1, num_generations) -> rewards.view(num_generations, -1).T
             A group's rows are adjacent: the first group is rows 0 to G − 1.
         the tied groups are kept: groups.amax(dim=1) > -> groups.amax(dim=1) ==

@@ -128,6 +128,12 @@ def _side_with_more_tokens(advantages: list[float], lengths: list[int]) -> str:
     return "neither" if good == bad else ("good" if good > bad else "bad")
 
 
+def _side_with_longer_mean(advantages: list[float], lengths: list[int]) -> str:
+    good, bad = ([n for a, n in zip(advantages, lengths, strict=True) if sign * a > 0] for sign in (1, -1))
+    apart = sum(good) * len(bad) - sum(bad) * len(good)
+    return "neither" if apart == 0 else ("good" if apart > 0 else "bad")
+
+
 def _different_lengths(rng: random.Random) -> Call:
     """Every second time the fewer completions are the longer ones, and the more have more tokens together."""
     fewer = rng.random() < 0.5
@@ -149,7 +155,13 @@ def _equal_lengths(rng: random.Random) -> Call:
 check_first_loss = Exercise(
     first_loss,
     parts=(
-        Part("completions of different lengths", 3, _different_lengths, draws=16),
+        Part(
+            "completions of different lengths",
+            3,
+            _different_lengths,
+            draws=16,
+            always=(call([2.0, 1.0, -2.5, -0.5], [4, 10, 9, 2]),),  # the good ones are longer on average, and together
+        ),
         Part("completions of equal length", 1, _equal_lengths),
     ),
     changes="""
@@ -161,6 +173,9 @@ check_first_loss = Exercise(
         the total numbers of tokens on the two sides are compared:
             longer(of_dapo) -> _side_with_more_tokens(advantages, lengths)
             Many short completions can have many tokens in total. Take the verdict from the sign of the second number.
+        the mean lengths of the two sides are compared: longer(of_dapo) -> _side_with_longer_mean(advantages, lengths)
+            A completion with a large advantage weighs more than one with a small one. Take the verdict from the sign
+            of the second number.
         the verdict is taken from "grpo": longer(of_dapo) -> "neither"
             The first number is always 0. Take the verdict from the second one.
         "dapo" gives all completions the same weight: -sum(summed) / sum(lengths) -> of_grpo

@@ -149,7 +149,13 @@ _NOT_PAID = (
     "64-34=30. 30+0=30.",
     "64-34=30. 30+0=30. ### 30",
 )
-_OTHERS = (("1=1 2=2 #### blue", "blue", 2), ("1=1 2=2 #### Blue", "blue", 2), ("0-5=-5 #### -5", "-5", 1))
+_OTHERS = (
+    ("1=1 2=2 #### blue", "blue", 2),
+    ("1=1 2=2 #### Blue", "blue", 2),
+    ("0-5=-5 #### -5", "-5", 1),
+    ("1+1=2 #### x=2", "x=2", 1),
+    ("1+1=2 #### x=2", "x=2", 2),  # the sign in the answer does not count
+)
 _ALWAYS = call(
     completions=[*_PAID, *_NOT_PAID, *(text for text, _, _ in _OTHERS)],
     answer=["30"] * len(_PAID + _NOT_PAID) + [right for _, right, _ in _OTHERS],
@@ -163,6 +169,8 @@ check_worked_reward = Exercise(
         Part("right and wrong, with enough work and with too little", 3, _some_attempts, draws=6, always=(_ALWAYS,)),
     ),
     changes="""
+        equals signs after the last mark count as well: work.count("=") -> text.count("=")
+            Only the text before the last mark is the working; an answer such as x=2 has an equals sign of its own.
         a right answer is paid even without enough work:
             given.strip() == right and work.count("=") >= count -> given.strip() == right
             That is the reward of the notebook. Here the work has to be shown, too: `sums` says how much of it.

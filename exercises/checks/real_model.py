@@ -166,7 +166,11 @@ check_short_and_on_topic = Exercise(
             always=(
                 call(["", "Sea!", "A sea is a sea!", "Sea, sea, SEA! sea."], "sea", 8),
                 call(["The sea is wide.", "The sea, the sea, the sea is."], "sea", 8),
-                call(["The the THE sea.", "The, the! the? sea", "Wide wide, wide! sea is."], "sea", 8),
+                call(
+                    ["The the THE sea.", "The, the! the? sea", "Wide wide, wide! sea is.", "sea sea sea the sea"],
+                    "sea",
+                    8,
+                ),
             ),
         ),
     ),
@@ -189,6 +193,9 @@ check_short_and_on_topic = Exercise(
             "Sea" at the beginning of a sentence is the word "sea".
         repeated words are paid: topic in words and len(set(words)) >= 4 -> topic in words
             "Sea sea sea" is short and on topic. How many *different* words does it have?
+        different words are counted before they are brought to one form:
+            len(set(words)) >= 4 -> len(set(completion.split())) >= 4
+            "Sea," and "sea" are the same word. Remove punctuation and capitals before you count different words.
         all words are counted, not only the different ones: len(set(words)) >= 4 -> len(words) >= 4
             "A sea is a sea!" has five words, and three different ones.
         more than four different words are required: len(set(words)) >= 4 -> len(set(words)) > 4

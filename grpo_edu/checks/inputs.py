@@ -202,22 +202,22 @@ class Curve(list):
 
 
 @functools.cache
-def _stored() -> dict[str, list[dict[str, Curve]]]:
-    text = (data_dir() / "curves" / "broken_runs.json").read_text(encoding="utf-8")
+def _stored(file: str) -> dict[str, list[dict[str, Curve]]]:
+    text = (data_dir() / "curves" / file).read_text(encoding="utf-8")
     return {
         arm: [{sign: Curve(values) for sign, values in run.items()} for run in runs]
         for arm, runs in json.loads(text).items()
     }
 
 
-def stored_curves(arm: str) -> list[dict[str, Curve]]:
-    """The curves of the five stored runs of a case of `grpo_edu.studies.broken_runs`, or of "healthy".
+def stored_curves(arm: str, file: str = "broken_runs.json") -> list[dict[str, Curve]]:
+    """Return the curves of the five stored runs of a case of `grpo_edu.studies.broken_runs`, or of "healthy".
 
     >>> runs = stored_curves("healthy")
     >>> len(runs), len(runs[0]["reward"])
     (5, 32)
     """
-    return _stored()[arm]
+    return _stored(file)[arm]
 
 
 @dataclass(frozen=True)

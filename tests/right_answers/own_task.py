@@ -40,14 +40,14 @@ def worked_by_pattern(completions, answer, sums, **kwargs):
     paid = []
     for text, right, count in zip(completions, answer, sums, strict=True):
         found = re.search(rf"####\s*{re.escape(right)}\s*$", text)
-        paid.append(float(found is not None and len(re.findall("=", text)) >= count))
+        paid.append(float(found is not None and text[: found.start()].count("=") >= count))
     return paid
 
 
 def worked_by_product(completions, answer, sums, **kwargs):
     given = [text[text.rfind("####") + 4 :].strip() if "####" in text else None for text in completions]
     right = [one == other for one, other in zip(given, answer, strict=True)]
-    enough = [text.count("=") >= count for text, count in zip(completions, sums, strict=True)]
+    enough = [text[: text.rfind("####")].count("=") >= count for text, count in zip(completions, sums, strict=True)]
     return [float(a * b) for a, b in zip(right, enough, strict=True)]
 
 
