@@ -132,6 +132,7 @@ FIGURES = {
     "three matrices": lambda: continual.matrix_figure({"none": MATRIX, "EWC": MATRIX, "replay": MATRIX}, TASKS),
     "estimates": lambda: continual.estimates_figure({"forgetting": ESTIMATES}, title="Forgetting"),
     "two groups": lambda: continual.estimates_figure({"kept": ESTIMATES, "learned": ESTIMATES}, title="Both"),
+    "four groups": lambda: continual.estimates_figure(dict.fromkeys("abcd", ESTIMATES), title="Four measures"),
     "vital signs": lambda: faulty_runs.metric_curves({"A": (FAULTY, HEALTHY), "B": (FAULTY, [])}, ["reward", "kl"]),
     "treatments": lambda: faulty_runs.treatments({"A": ([0.0, 0.1], [0.5]), "B": ([1.0], [0.4, 0.6])}),
     "outcomes": lambda: faulty_runs.outcomes(
