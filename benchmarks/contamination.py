@@ -39,7 +39,7 @@ def run_seed(seed: int) -> dict:
 
 
 def verdicts(runs: list[dict]) -> dict[str, bool]:
-    """The statements that notebook 08 makes about a leak, each judged on every seed."""
+    """Return the statements that notebook 08 makes about a leak, each judged on every seed."""
     return {
         "at least 80% of the leaked problems are solved afterwards": all(
             run["leaked"]["after"] >= 0.80 * run["problems"] for run in runs

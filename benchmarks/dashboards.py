@@ -183,7 +183,7 @@ def measure_cycles(cycles: int = CYCLES) -> dict[str, Any]:
 
 
 def _bytes_in_use() -> int:
-    """What glibc's malloc has given to the program and not got back."""
+    """Return what glibc's malloc has given to the program and not got back."""
     kinds = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
     counts = type("mallinfo2", (ctypes.Structure,), {"_fields_": [(kind, ctypes.c_size_t) for kind in kinds]})
     library = ctypes.CDLL(None)
@@ -239,7 +239,9 @@ def record_smollm2() -> None:
 
 
 def record_exploits() -> None:
-    """What each reward pays for the ways to cheat and for honest work, which the reward lab of the web book shows."""
+    """Record what each reward pays for the ways to cheat and for honest work, which the reward lab of the web book
+    shows.
+    """
     _store("exploits.json", paid_to_exploits(), EXPLOITED)
 
 
@@ -335,7 +337,9 @@ def record_smollm2_run() -> None:
 
 
 def _of_batch(batch: Batch, problems: dict[str, Problem]) -> dict[str, Any]:
-    """The first group of a step whose rewards differ, or else the first; and the share of its answers on the topic."""
+    """Return the first group of a step whose rewards differ, or else the first; and the share of its answers on the
+    topic.
+    """
     rollout, size = batch.rollout, NOTEBOOK_14.num_generations
     groups = batch.rewards.view(-1, size)
     chosen = int((groups.std(dim=1) > 0).int().argmax())
@@ -374,7 +378,7 @@ RECORDERS = {
 
 
 def verdicts(record: dict[str, Any]) -> dict[str, bool]:
-    """What is promised, judged on what was measured."""
+    """Return what is promised, judged on what was measured."""
     found = {}
     if "updates" in record:
         slowest = min(rate["median"] for rate in record["updates"].values())

@@ -41,7 +41,7 @@ METHODS: dict[str, tuple[type, int, tuple[float, ...]]] = {
 
 
 def trained(name: str, learning_rate: float, seed: int, problems: list[Problem]):
-    """A fresh policy after the training that a name means, and its tokenizer."""
+    """Return a fresh policy after the training that a name means, and its tokenizer."""
     kind, rank, _ = METHODS[name]
     config = kind(max_steps=STEPS, learning_rate=learning_rate, seed=seed)
     model, tokenizer = load_policy("tiny")
@@ -95,7 +95,7 @@ def speed(name: str, learning_rate: float) -> dict:
 
 
 def best_rates(tuning: list[dict]) -> dict[str, float]:
-    """The learning rate of each method with which most problems were solved; of equals the smaller."""
+    """Return the learning rate of each method with which most problems were solved; of equals the smaller."""
     best = {}
     for name in METHODS:
         tried = [row for row in tuning if row["name"] == name]
@@ -116,7 +116,7 @@ def paired(runs: list[dict], one: str, other: str) -> list[dict]:
 
 
 def verdicts(before: dict, tuning: list[dict], runs: list[dict]) -> dict[str, bool]:
-    """The statements that notebook 11 makes, each judged on every seed that was run."""
+    """Return the statements that notebook 11 makes, each judged on every seed that was run."""
     start = [right == "1" for right in before["solved"]]
     gains = [(row["k"] - before["k"], mcnemar(start, [right == "1" for right in row["solved"]])) for row in runs]
     best, kinds = best_rates(tuning), ("GRPO", "supervised")
@@ -133,7 +133,7 @@ def verdicts(before: dict, tuning: list[dict], runs: list[dict]) -> dict[str, bo
 
 
 def table(before: dict, runs: list[dict], speeds: list[dict]) -> str:
-    """The comparison as a Markdown table, a row for each method; ranges over seeds or rounds in brackets."""
+    """Return the comparison as a Markdown table, a row for each method; ranges over seeds or rounds in brackets."""
     rows = [
         {
             "method": "before",

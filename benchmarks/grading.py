@@ -46,7 +46,7 @@ def cells_of(folder: str) -> dict[str, Any]:
 
 
 def answer(kind: str, cell: str, right: str, stub: str) -> str:
-    """The source of one answer."""
+    """Return the source of one answer."""
     if kind == "slip":
         old, new = SLIPS[cell]
         if right.count(old) != 1:
@@ -85,7 +85,7 @@ def fabricate(folder: Path, students: int) -> dict[str, int]:
 
 
 def start(submissions: Path, output: Path, workers: int, *more: str) -> subprocess.Popen:
-    """The grader, in a process of its own."""
+    """Return the grader, in a process of its own."""
     command = [sys.executable, "-m", "grpo_edu", "grade", str(submissions), "--output", str(output), "--seed", "21"]
     return subprocess.Popen([*command, "--workers", str(workers), *more], stdout=subprocess.DEVNULL)
 

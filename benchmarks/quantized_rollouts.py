@@ -54,7 +54,7 @@ def run_one(condition: str, seed: int) -> dict:
 
 
 def paired(runs: Sequence[dict], condition: str, kind: str = "sampled") -> dict:
-    """The difference of a condition from float32, with its 95% interval over seeds and problems."""
+    """Return the difference of a condition from float32, with its 95% interval over seeds and problems."""
     from grpo_edu.evaluation import crossed_bootstrap
 
     found = {(run["condition"], run["seed"]): [int(c) for c in run[f"{kind}_correct"]] for run in runs}
@@ -80,7 +80,7 @@ def summaries(runs: Sequence[dict]) -> dict[str, dict]:
 
 
 def verdicts(runs: Sequence[dict], found: dict[str, dict]) -> dict[str, bool]:
-    """The statements of notebook 09 on quantized rollouts."""
+    """Return the statements of notebook 09 on quantized rollouts."""
     from grpo_edu import wilson_interval
 
     base = {run["seed"]: run for run in runs if run["condition"] == "float32"}
@@ -97,7 +97,7 @@ def verdicts(runs: Sequence[dict], found: dict[str, dict]) -> dict[str, bool]:
 
 
 def table(runs: Sequence[dict]) -> str:
-    """The runs as a Markdown table."""
+    """Return the runs as a Markdown table."""
     return markdown(
         [
             {

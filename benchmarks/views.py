@@ -68,7 +68,7 @@ def _page(browser: Any, size: str, theme: str) -> Any:
 
 
 def shoot_book(browser: Any, folder: Path) -> None:
-    """The first screen of each page in `VIEWS`, and what it shows that is alive."""
+    """Shoot the first screen of each page in `VIEWS`, and what it shows that is alive."""
     with served(BOOK) as address:
         for theme in THEMES:
             for size in SIZES:
@@ -87,7 +87,7 @@ def shoot_book(browser: Any, folder: Path) -> None:
 
 
 def shoot_app(browser: Any, folder: Path) -> dict[str, float]:
-    """Each tab of the app; returns the seconds from a click until the tab shows its first picture or message."""
+    """Return each tab of the app; returns the seconds from a click until the tab shows its first picture or message."""
     from test_app import TOKEN, running_app
 
     seconds: dict[str, float] = {}
@@ -113,7 +113,7 @@ def shoot_app(browser: Any, folder: Path) -> dict[str, float]:
 
 
 def shoot_lab(browser: Any, folder: Path) -> None:
-    """The token inspector in JupyterLab; the console's messages are printed."""
+    """Shoot the token inspector in JupyterLab; the console's messages are printed."""
     import nbformat
     from jupyter_lab import THEMES as LAB_THEMES
     from jupyter_lab import running_lab

@@ -27,7 +27,7 @@ _ONE_CHECK = re.compile(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)")
 
 
 def student_version(master: NotebookNode) -> NotebookNode:
-    """The notebook that a student gets, from a master that is left as it is.
+    """Return the notebook that a student gets, from a master that is left as it is.
 
     Raises:
         ImportError: nbgrader is missing (the extra ``classroom``).
@@ -54,7 +54,7 @@ def student_version(master: NotebookNode) -> NotebookNode:
 
 
 def find_masters(folder: Path) -> list[Path]:
-    """The masters in a folder and the folders in it, sorted by name; FileNotFoundError if there are none."""
+    """Return the masters in a folder and the folders in it, sorted by name; FileNotFoundError if there are none."""
     found = sorted(folder.rglob("*.ipynb"), key=lambda path: path.stem)
     if not found:
         raise FileNotFoundError(f"masters: no notebook in {folder}; give the folder `solutions` of the course")
@@ -156,10 +156,10 @@ class SourceNotebook:
 
 
 def load_masters(folder: Path) -> list[SourceNotebook]:
-    """All masters of a folder and the folders in it, sorted by name.
+    """Return all masters of a folder and the folders in it, sorted by name.
 
     Raises:
-        FileNotFoundError: there is none. ValueError: one cannot be converted, or a check is none of the course.
+        FileNotFoundError: no notebook. ValueError: one cannot be converted, or a check is not part of the course.
         ImportError: nbgrader is missing.
     """
     import nbformat

@@ -46,12 +46,12 @@ class Submission:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells this student from all others, of whom some may have the same name."""
+        """The unique key of a student; names may repeat."""
         return self.student, self.lms_id
 
 
 def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
-    """All students' submissions, sorted by name and number; links are not followed.
+    """Return all students' submissions, sorted by name and number; links are not followed.
 
     Args:
         folder: where they are.
@@ -92,7 +92,7 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
 
 
 def is_course(folder: Path) -> bool:
-    """Whether the students are in ``submitted``, as in nbgrader's course, and not next to it."""
+    """Return True if the students are in ``submitted``, as in nbgrader's course, and not next to it."""
     inside = folder / "submitted"
     if not folder.is_dir() or inside.is_symlink() or not inside.is_dir():
         return False
@@ -104,7 +104,7 @@ def is_course(folder: Path) -> bool:
 
 
 def shown(name: str) -> str:
-    """A file's name for a table, a page or a terminal, in whatever encoding it is."""
+    """Return a file's name for a table, a page or a terminal, in any encoding."""
     raw = os.fsencode(name)
     try:
         return plain(raw.decode("utf-8"))
@@ -113,7 +113,7 @@ def shown(name: str) -> str:
 
 
 def _whose(path: Path, place: Path, masters: Sequence[str]) -> tuple[str, str]:
-    """The student's name and number, from the name of a folder or of a notebook."""
+    """Return the student's name and number, from the name of a folder or of a notebook."""
     name = path.name
     if not path.is_symlink() and path.is_dir():
         moodle = _MOODLE.fullmatch(name)
@@ -197,7 +197,7 @@ def pack_files(submission: Submission, target: BinaryIO) -> tuple[list[tuple[str
 
 
 def _read(path: Path, most: int) -> bytes:
-    """The first bytes of a regular file; a link or a pipe, put there since we looked, is refused or empty."""
+    """Return the first bytes of a regular file; a link or a pipe, put there since we looked, is refused or empty."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(os.open(path, flags), "rb") as file:
         return file.read(most) or b""

@@ -182,7 +182,7 @@ def _digest_of_masters(masters: Sequence[SourceNotebook]) -> str:
 
 
 def _seed(seed: int | None, folder: RunFolder, *, resume: bool) -> int:
-    """The one that was asked for, else that of the grading that was begun, else a new one."""
+    """Return the one that was asked for, else that of the grading that was begun, else a new one."""
     path = folder.path / SETTINGS
     if seed is None and resume and path.is_file():
         return json.loads(path.read_bytes())["seed"]
@@ -209,7 +209,7 @@ def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None
 def _answered(
     found: Sequence[Submission], answer: Callable[[Submission], Answers], workers: int, stop: threading.Event
 ) -> Generator[Answers]:
-    """Each student's answers, as they come; what goes wrong with one of them is a message about this student.
+    """Yield each student's answers, as they come; what goes wrong with one of them is a message about this student.
 
     Not in order: one student may take minutes, and what the others handed in must not wait for that to be kept.
     """
@@ -290,7 +290,7 @@ def _write(
 
 
 def _words(settings: dict[str, Any], source: Path) -> list[str]:
-    """What the summary says of how it was graded."""
+    """Return what the summary says of how it was graded."""
     limits = settings["limits"]
     isolation = "Students' code was isolated by bubblewrap."
     if settings["isolation"] == "none":

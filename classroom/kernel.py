@@ -66,7 +66,8 @@ _number = count()
 
 
 def call_filter() -> bytes:
-    """A program for seccomp that refuses keys, namespaces, mounts, memory that belongs to no process, and much else.
+    """Return a program for seccomp that refuses keys, namespaces, mounts, memory that belongs to no process, and much
+    else.
 
     `clone3` is unknown to whoever asks, since a filter cannot read its flags; the C library then calls `clone`. Empty
     for an architecture whose numbers are not in the table.
@@ -150,7 +151,9 @@ class MemoryGroup:
         self.close()
 
     def ended(self) -> int:
-        """How many processes the kernel has ended here because there was no memory left, as far as it is known."""
+        """Return how many processes the kernel has ended here because there was no memory left, as far as it
+        is known.
+        """
         folder = self._folder
         for path in (folder / "memory.events", folder / "memory.oom_control") if folder else ():
             with contextlib.suppress(OSError):
@@ -199,7 +202,7 @@ def _remove_empty(above: Path) -> None:
 
 @functools.cache
 def memory_is_counted() -> bool:
-    """Whether this account can make a control group that counts memory, and start a command in it."""
+    """Return True if this account can make a control group that counts memory, and start a command in it."""
     with MemoryGroup(2**28) as group:
         if not group.enter:
             return False

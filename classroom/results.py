@@ -43,7 +43,7 @@ class StudentGrade:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells this student from all others, of whom some may have the same name."""
+        """The unique key of a student; names may repeat."""
         return self.student, self.lms_id
 
     @property
@@ -68,7 +68,7 @@ class StudentGrade:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> StudentGrade:
-        """The grade that `asdict` gave this content of."""
+        """Return the grade that `asdict` gave this content of."""
         feedback = {
             name: Feedback(one["exercise"], tuple(PartResult(**part) for part in one["parts"]), one["seed"])
             for name, one in content["feedback"].items()
@@ -98,17 +98,17 @@ def file_names(students: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str
 
 
 def column(master: SourceNotebook, exercise: str) -> str:
-    """The name of a question in tables, such as "03 group_advantages"."""
+    """Return the name of a question in tables, such as "03 group_advantages"."""
     return f"{master.name.split('_')[0]} {exercise}"
 
 
 def open_column(master: SourceNotebook, question: OpenQuestion) -> str:
-    """The name of an open question in tables, such as "04 open-ties"."""
+    """Return the name of an open question in tables, such as "04 open-ties"."""
     return column(master, question.cell)
 
 
 def points_in_gradebook(path: Path, masters: Sequence[SourceNotebook]) -> Points:
-    """The scores of open answers in the gradebook of an nbgrader course; ValueError if it is damaged."""
+    """Return the scores of open answers in the gradebook of an nbgrader course; ValueError if it is damaged."""
     from nbgrader.api import Gradebook
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -130,7 +130,7 @@ def points_in_gradebook(path: Path, masters: Sequence[SourceNotebook]) -> Points
 
 
 def points_in_table(path: Path, masters: Sequence[SourceNotebook]) -> Points:
-    """The points in a table with the columns of ``grades.csv``, as a spreadsheet may have saved it again.
+    """Return the points in a table with the columns of ``grades.csv``, as a spreadsheet may have saved it again.
 
     Raises ValueError for a table without `student` and `id`, for a column that `grades.csv` cannot have, and for points
     that are no number from 0 to the most.
@@ -229,7 +229,7 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula gets an apostrophe; whole points have no decimals.
+    """Return a text that a spreadsheet would take for a formula gets an apostrophe; whole points have no decimals.
 
     >>> _cell("=1+1"), _cell("Ana"), _cell(2.0), _cell(1.5)
     ("'=1+1", 'Ana', '2', '1.5')
@@ -240,6 +240,6 @@ def _cell(value: Any) -> Any:
 
 
 def _without_apostrophe(text: str | None) -> str:
-    """A text as it was before `_cell`."""
+    """Return a text as it was before `_cell`."""
     text = text or ""
     return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text

@@ -84,7 +84,7 @@ class Limits:
 
 
 def isolation_problem() -> str:
-    """Why bubblewrap cannot isolate a process here, or nothing where it can."""
+    """Return why bubblewrap cannot isolate a process here, or nothing where it can."""
     bwrap = _bwrap()
     if bwrap is None:
         return "bubblewrap (`bwrap`) is not installed."
@@ -126,7 +126,7 @@ def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
 
 
 def _bwrap() -> str | None:
-    """The program, from absolute places only: a file `bwrap` in the working directory may be a student's."""
+    """Return the program, from absolute places only: a file `bwrap` in the working directory may be a student's."""
     places = [one for one in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(one)]
     return shutil.which("bwrap", path=os.pathsep.join(places))
 
@@ -134,7 +134,7 @@ def _bwrap() -> str | None:
 def _confined(
     bwrap: str, limits: Limits, hidden: Sequence[Path], closed: Sequence[str] = (), *, refused: int | None = None
 ) -> list[str]:
-    """The command line of bubblewrap, up to the program that it is to start.
+    """Return the command line of bubblewrap, up to the program that it is to start.
 
     closed: folders of the data that are empty. refused: an open file with a filter of system calls.
     """
@@ -199,7 +199,7 @@ def _in_usr(path: str | Path) -> bool:
 
 
 def _to_hide(python: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
-    """What lies within a folder that the process may read and is not for it: submissions, masters, answers."""
+    """Return what lies within a folder that the process may read and is not for it: submissions, masters, answers."""
     copies = [Path(place) / "grpo_edu" for place in _site_packages()]  # an installed copy has the answers too
     found = {path.resolve() for path in [*hidden, *copies, topics_dir()] if path.is_dir()}
     return sorted(
@@ -232,14 +232,16 @@ def _environment(home: str) -> dict[str, str]:
 
 
 def _free_user() -> int:
-    """The number of a user that nobody is, for a process that root starts: the limit on processes counts per user."""
+    """Return a UID that no account uses, for a process that root starts: the limit on processes counts per
+    user.
+    """
     most = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     chance = int.from_bytes(os.urandom(2))
     return 0x70000000 + chance if most > 0x71000000 else 61184 + chance % 4000
 
 
 def _threads_of_this_user() -> int:
-    """How many threads this user has in all processes, because the limit on processes may count them."""
+    """Return how many threads this user has in all processes, because the limit on processes may count them."""
     import psutil
 
     own = os.geteuid()
@@ -456,7 +458,7 @@ class Sandbox:
                 return "time", None
 
     def _receive(self, seconds: float) -> list[dict] | None:
-        """The messages that come next, none after so many seconds; None where no more can come.
+        """Return the messages that come next, none after so many seconds; None where no more can come.
 
         Raises Garbled for what is not a message, or too much of it; SandboxError where grading was stopped.
         """
@@ -494,7 +496,7 @@ class Sandbox:
             self._output = (self._output + content)[-self.limits.output :]
 
     def _messages(self, content: bytes) -> list[dict]:
-        """The messages in what has come; the beginning of a further one is kept.
+        """Return the messages in what has come; the beginning of a further one is kept.
 
         Messages before one that cannot be read still count, however the bytes came: they tell which cell ran.
         """
@@ -529,7 +531,7 @@ class Sandbox:
 
 
 def _family(process: int) -> Iterator[Any]:
-    """A process and all that come from it."""
+    """Yield a process and all that come from it."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -538,5 +540,5 @@ def _family(process: int) -> Iterator[Any]:
 
 
 def packed(value: Any) -> str:
-    """What is sent to the process of a student; never unpack what comes from there."""
+    """Return what is sent to the process of a student; never unpack what comes from there."""
     return base64.b64encode(pickle.dumps(value)).decode()

@@ -124,7 +124,7 @@ ESTIMATORS = {
 
 
 def estimate_advantages(rewards: Tensor, num_generations: int, estimator: str, scale_rewards: str) -> Tensor:
-    """The advantages (B,) of an estimator, with the scaling if it has one.
+    """Return the advantages (B,) of an estimator, with the scaling if it has one.
 
     >>> estimate_advantages(torch.tensor([1.0, 0.0]), 2, "rloo", "group")
     tensor([ 1., -1.])
@@ -183,7 +183,7 @@ def degenerate_groups(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def tie_probability(p: float, num_generations: int) -> float:
-    r"""The probability that G completions are all correct or all wrong, so that their group has no gradient.
+    r"""Return the probability that G completions are all correct or all wrong, so that their group has no gradient.
 
     .. math:: p^G + (1 - p)^G
 
@@ -234,7 +234,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def nanstd(rows: Tensor) -> Tensor:
-    """The sample standard deviation (ddof 1) of each row without NaN, (N, 1); NaN for fewer than two numbers."""
+    """Return the sample standard deviation (ddof 1) of each row without NaN, (N, 1); NaN for fewer than two numbers."""
     if rows.shape[1] > 1 and not rows.isnan().any():
         return rows.std(dim=1, keepdim=True)
     squares = (rows - rows.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
@@ -243,7 +243,7 @@ def nanstd(rows: Tensor) -> Tensor:
 
 
 def _all_equal(grouped: Tensor) -> Tensor:
-    """Whether the rewards of each group (N, G), apart from NaN, are exactly equal; (N,) bool."""
+    """Return whether the rewards of each group (N, G), apart from NaN, are exactly equal; (N,) bool."""
     lowest, highest = (grouped.nan_to_num(nan=fill).aminmax(dim=1) for fill in (torch.inf, -torch.inf))
     return lowest.min >= highest.max
 

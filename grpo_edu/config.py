@@ -185,12 +185,12 @@ def require(name: str, value: Any, holds: bool, demand: str) -> None:
 
 
 def setting(default: Any, text: str) -> Any:
-    """A field of a dataclass with its default and what a reader is told about it."""
+    """Return a field of a dataclass with its default and what a reader is told about it."""
     return field(default=default, metadata={"help": text})
 
 
 def field_help(options: Any) -> dict[str, str]:
-    """The text on each field of a dataclass.
+    """Return the text on each field of a dataclass.
 
     >>> field_help(GRPOConfig)["num_iterations"]
     'μ, updates per batch; clipping needs at least 2'
@@ -207,7 +207,7 @@ def append_field_docs(options: type[Class]) -> type[Class]:
 
 @cache
 def field_types(options: type) -> dict[str, tuple[Any, bool]]:
-    """The type of each field of a dataclass, without bounds and None, and whether it may be None.
+    """Return the type of each field of a dataclass, without bounds and None, and whether it may be None.
 
     >>> field_types(GRPOConfig)["epsilon_high"]
     (<class 'float'>, True)
@@ -219,7 +219,7 @@ def field_types(options: type) -> dict[str, tuple[Any, bool]]:
 
 @cache
 def field_bounds(options: type) -> dict[str, Interval | Options]:
-    """The `Interval` or the `Options` at each field that has one.
+    """Return the `Interval` or the `Options` at each field that has one.
 
     >>> field_bounds(GRPOConfig)["top_k"].demand
     'must be 0 (off) or greater'
@@ -296,7 +296,7 @@ class GRPOConfig:
     gradient_accumulation_steps: Count = setting(1, "micro-batches per update; the result is the same")
     temperature: Positive = setting(1.0, "1: the policy itself; lower: more certain")
     top_p: TopP = setting(1.0, "sample only from the likeliest tokens whose probabilities add up to this")
-    top_k: TopK = setting(0, "sample only from so many likeliest tokens; 0: from all")
+    top_k: TopK = setting(0, "sample only from the k most likely tokens; 0: all")
     loss_type: LossType = setting("grpo", "how ratios are clipped and tokens averaged")
     importance_sampling_level: Level = setting("token", "one ratio per token, or per completion (GSPO)")
     epsilon: NotNegative = setting(0.2, "lower clip bound, as a distance from ratio 1")
@@ -314,7 +314,7 @@ class GRPOConfig:
     gradient_checkpointing: bool = setting(False, "keep only the layers' inputs: less memory, a third more time")
     memory_budget_gib: Positive | None = setting(None, "most memory to use, in GiB (default: what is available)")
     rollout_quantization: Scheme | None = setting(None, "sample from a quantized copy of the policy")
-    rollout_lag: WholeNumber = setting(0, "sample with weights that are so many steps old")
+    rollout_lag: WholeNumber = setting(0, "sample with the weights of this many steps ago")
     importance_sampling_correction: bool = setting(True, "correct for the difference of sampler and policy")
     importance_sampling_clip_max: Limit = setting(3.0, "largest weight of a token in this correction")
     abort_grad_norm: Limit | None = setting(1000000.0, "longer gradients, and those that are not finite, stop the run")
@@ -336,7 +336,7 @@ class GRPOConfig:
 
     @property
     def saves_memory(self) -> bool:
-        """Whether a setting trades time for memory; then no packed copy of the weights is made for sampling."""
+        """True if a setting trades time for memory; then no packed copy of the weights is made for sampling."""
         return bool(self.memory_budget_gib or self.gradient_checkpointing)
 
     def to_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def widest_float_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point type of a device: float64, and float32 on Apple's GPU, which has no other.
+    """Return the widest floating-point type of a device: float64, and float32 on Apple's GPU, which has no other.
 
     >>> widest_float_dtype(torch.device("cpu")), widest_float_dtype(torch.device("mps"))
     (torch.float64, torch.float32)

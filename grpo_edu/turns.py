@@ -59,7 +59,7 @@ class Environment(Protocol):
         """Begin a conversation with the columns of a problem; returns a text to append to the question, or None."""
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """The reply to a turn: observation, reward of this turn, and whether the conversation is over."""
+        """Return the reply to a turn: observation, reward of this turn, and whether the conversation is over."""
 
 
 class _NamingEnvironment(Naming):
@@ -81,7 +81,8 @@ class _NamingReset(_NamingEnvironment):
 def environment_reward(
     completions: Sequence[Any], environments: Sequence[Any] | None = None, **kwargs: Any
 ) -> list[float]:
-    """The reward that each conversation's environment gives, `get_reward()`; a reward function for `train` and TRL.
+    """Return the reward that each conversation's environment gives, `get_reward()`; a reward function for `train` and
+    TRL.
 
     >>> from grpo_edu.problems.environments import WordGame
     >>> game = WordGame()
@@ -147,7 +148,8 @@ def use_trl_tool_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def render_observation(tokenizer: PreTrainedTokenizerBase, observation: str) -> str:
-    """The text between the end token of the policy's message and the start of its next one, with the observation.
+    """Return the text between the end token of the policy's message and the start of its next one, with the
+    observation.
 
     Raises ValueError where the tokenizer's chat template cannot render a second turn.
     """
@@ -221,7 +223,7 @@ class Conversations:
             render_observation(tokenizer, "")  # a template without turns is refused before anything is sampled
 
     def write(self, samples: Tensor, step: int, sampled: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens of a step, (samples,) long, and which rows are complete with it, (samples,) bool.
+        """Return the tokens of a step, (samples,) long, and which rows are complete with it, (samples,) bool.
 
         Inside an observation its token takes the place of the sampled one. Where a sampled token ends a turn, the
         environment replies, and its observation is written behind it.
@@ -287,7 +289,7 @@ class Conversations:
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, token: int | str, name: str) -> int:
-    """The id of one token, given as a text or an id; the ValueError names the argument."""
+    """Return the id of one token, given as a text or an id; the ValueError names the argument."""
     encoded = tokenizer.encode(token, add_special_tokens=False) if isinstance(token, str) else [token]
     if len(encoded) != 1 or not 0 <= encoded[0] < len(tokenizer):
         raise ValueError(f"{name}: {token!r} is not a single token of this tokenizer; use one token, or its id")

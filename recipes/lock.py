@@ -31,7 +31,9 @@ STYLE = ("--universal", "--python-version=3.11", "--generate-hashes", "--no-anno
 
 
 def lock(wanted: list[str], kept: str, *options: str) -> list[str]:
-    """The requirements `wanted` as ``uv pip compile`` locks them, one entry per package; `kept` is an older lock."""
+    """Return the requirements `wanted` as ``uv pip compile`` locks them, one entry per package; `kept` is an older
+    lock.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, target, excludes = (Path(folder, name) for name in ("wanted.txt", "locked.txt", "excludes.txt"))
         source.write_text("\n".join(wanted))

@@ -37,13 +37,15 @@ def plain(rng: random.Random) -> Call:
 
 
 def tied_alone(rng: random.Random, size: int) -> Tensor:
-    """One group of equal rewards; where this processor has such a value, torch's std of them is not 0."""
+    """Return one group of equal rewards; where this processor has such a value, torch's std of them is not 0."""
     telling = [value for value in UNEVEN if torch.full((1, size), value).std(dim=1) > 0]
     return torch.full((size,), rng.choice(telling or UNEVEN))
 
 
 def tied(base: float) -> Callable[[random.Random], Call]:
-    """A tied group alone, or beside one that differs from `base` by a millionth in one place, and one that differs."""
+    """Return a tied group alone, or beside one that differs from `base` by a millionth in one place, and one that
+    differs.
+    """
 
     def draw(rng: random.Random) -> Call:
         if rng.random() < 0.5:
@@ -87,7 +89,7 @@ def group_advantages(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def _std(groups: Tensor, dim: int) -> Tensor:
-    """The sample standard deviation; of a single number NaN, without torch's warning."""
+    """Return the sample standard deviation; of a single number NaN, without torch's warning."""
     centered = groups - groups.mean(dim=dim, keepdim=True)
     return (centered.square().sum(dim=dim, keepdim=True) / (groups.shape[dim] - 1)).sqrt()
 
@@ -99,7 +101,7 @@ def _mixed(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def _as_it_came(rewards: Tensor, num_generations: int) -> Tensor:
-    """The colleague's function, with its three faults."""
+    """Return the colleague's function, with its three faults."""
     groups = rewards.view(num_generations, -1)
     mean, std = groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True, unbiased=False)
     return ((groups - mean) / (std + 1e-4)).flatten()
@@ -178,7 +180,7 @@ def tie_probability(chances: list[float], num_generations: int) -> float:
 
 
 def _some_chances(rng: random.Random) -> Call:
-    """The chances, in twentieths, of two rewards, three or four."""
+    """Return the chances, in twentieths, of two rewards, three or four."""
     cuts = sorted(rng.sample(range(1, 20), rng.choice([1, 2, 3])))
     shares = [high - low for low, high in zip([0, *cuts], [*cuts, 20], strict=True)]
     return call([share / 20 for share in shares], rng.choice([2, 3, 4, 8]))
@@ -287,7 +289,7 @@ def rloo_advantages(rewards: Tensor, num_generations: int, truncated: Tensor) ->
 
 
 def _rloo_of_mixed_groups(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
-    """The same within groups whose completions are not adjacent."""
+    """Return the same within groups whose completions are not adjacent."""
     order = torch.arange(len(rewards)).view(num_generations, -1).T.flatten()
     return rloo_advantages(rewards[order], num_generations, truncated[order])[order.argsort()]
 
@@ -346,7 +348,9 @@ check_rloo_advantages = Exercise(
 
 
 def dynamic_sampling(rewards: Tensor, num_generations: int, groups_needed: int) -> tuple[Tensor, int]:
-    """The numbers (K,) of the first groups that do not tie, at most `groups_needed`, and the completions written."""
+    """Return the numbers (K,) of the first groups that do not tie, at most `groups_needed`, and the completions
+    written.
+    """
     groups = rewards.view(-1, num_generations)
     useful = groups.amax(dim=1) > groups.amin(dim=1)
     kept = useful.nonzero().flatten()[:groups_needed]

@@ -23,7 +23,7 @@ def completion_mask(completion_ids: Tensor, eos_token_ids: list[int] | int) -> T
 
 
 def _some_completions(rng: random.Random) -> Call:
-    """A row without an end token, and rows that end with each of the two, padded with 0 or with an end token."""
+    """Return a row without an end token, and rows that end with each of the two, padded with 0 or with an end token."""
     rows = [[rng.randrange(1, 5) for _ in range(6)]]
     for end, padding in ((ENDS[0], PAD), (ENDS[1], PAD), (ENDS[0], ENDS[1]), (ENDS[1], ENDS[1])):
         length = rng.randrange(1, 5)

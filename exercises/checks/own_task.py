@@ -13,7 +13,7 @@ from grpo_edu.problems.own import question_key
 
 
 def leaked_questions(train: Sequence[str], heldout: Sequence[str]) -> list[str]:
-    """The held-out questions that are training questions too; letter case and white space make no difference."""
+    """Return the held-out questions that are training questions too; letter case and white space make no difference."""
     known = {question_key(question) for question in train}
     return [one for one in heldout if question_key(one) in known]
 

@@ -20,7 +20,9 @@ from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 
 def extract_number(text: str) -> str | None:
-    """The integer that is the only text after the last `####`, without commas; None if there is no such integer."""
+    """Return the integer that is the only text after the last `####`, without commas; None if there is no such
+    integer.
+    """
     if "####" not in text:
         return None
     line = text.rpartition("####")[2].split("\n")[0]
@@ -81,13 +83,13 @@ def _first_number(text: str) -> str | None:
 
 
 def _only_number(line: str) -> str | None:
-    """The number of a line that has no other, whatever else it says."""
+    """Return the number of a line that has no other, whatever else it says."""
     numbers = re.findall(r"[-+]?\d[\d,]*", line)
     return numbers[0].replace(",", "") if len(numbers) == 1 else None
 
 
 def _search(blanks: str, number: str, commas: str) -> Callable[[str], str | None]:
-    """The first number behind a marker, whatever follows it."""
+    """Return the first number behind a marker, whatever follows it."""
 
     def extract_number(text: str) -> str | None:
         found = re.search(f"####{blanks}({number})", text)
@@ -219,7 +221,7 @@ check_accuracy_reward = TrainedExercise(
 
 
 def combine_rewards(rewards_per_func: Tensor, weights: Sequence[float]) -> Tensor:
-    """The weighted mean of those that apply; NaN where none does."""
+    """Return the weighted mean of those that apply; NaN where none does."""
     weight_row = torch.tensor(weights)
     earned = (rewards_per_func * weight_row).nansum(dim=1)
     return earned / (~rewards_per_func.isnan() * weight_row).sum(dim=1)
@@ -325,7 +327,7 @@ check_gated_reward = Exercise(
 def paid_exploits(
     reward_func: Callable[..., list[float]], honest: str, exploits: dict[str, str], answer: str
 ) -> list[str]:
-    """The exploits that earn at least as much as an honest right completion."""
+    """Return the exploits that earn at least as much as an honest right completion."""
     texts = [honest, *exploits.values()]
     fair, *paid = reward_func(completions=texts, answer=[answer] * len(texts))
     return [name for name, reward in zip(exploits, paid, strict=True) if reward >= fair]

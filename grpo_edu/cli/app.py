@@ -32,7 +32,7 @@ _METADATA = {
 
 
 def add_app_options(command: ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     add = command.add_argument
     add("--port", type=int, default=8866, help="port of the page (default: 8866)")
     add("--token-file", metavar="FILE", help="file with the secret token of the address (default: a new token)")
@@ -170,7 +170,9 @@ def _check(arguments: Namespace) -> None:
 
 
 def _token(file: str | None) -> str:
-    """The secret of the address: from a file, because every user of the computer can read a command line, or fresh."""
+    """Return the secret of the address: from a file, because every user of the computer can read a command line, or
+    fresh.
+    """
     if file is None:
         return secrets.token_urlsafe(24)
     token = read_utf8(Path(file)).strip()

@@ -51,7 +51,7 @@ class Progress:
         return max(0, len(self.rows) - 1)
 
     def matrix(self, tasks: Sequence[str]) -> AccuracyMatrix:
-        """The rows so far as a matrix of outcomes."""
+        """Return the rows so far as a matrix of outcomes."""
         return AccuracyMatrix.from_evaluations(tasks, self.rows)
 
 
@@ -115,7 +115,7 @@ def train_stage(
     anchors: Sequence[Anchor] = (),
     earlier: Sequence[Problem] = (),
 ) -> Iterator[dict[str, float]]:
-    """One stage: the training that it names, with the protection translated into that training's own arguments.
+    """Yield one stage: the training that it names, with the protection translated into that training's own arguments.
 
     Args:
         anchors: of earlier tasks, for "ewc" and "l2"; without any, these protect nothing.
@@ -137,7 +137,7 @@ def train_stage(
 
 
 def mix_in(problems: Sequence[Problem], earlier: Sequence[Problem], *, share: float, seed: int) -> list[Problem]:
-    """All of `problems`, with so many of the earlier ones that they make up `share` of the whole (replay).
+    """Return all of `problems`, with so many of the earlier ones that they make up `share` of the whole (replay).
 
     Raises ValueError for a share outside [0, 1).
     """
@@ -155,7 +155,7 @@ def make_anchor(
     problems: Sequence[Problem],
     protection: Protection,
 ) -> Anchor | None:
-    """The anchor of a task that was just learned; None where the protection has no use for one.
+    """Return the anchor of a task that was just learned; None where the protection has no use for one.
 
     The Fisher is taken where the stage was trained: on worked solutions after a supervised stage, on the policy's own
     completions after GRPO.

@@ -30,19 +30,19 @@ class Anchor:
 
 
 def copy_params(model: nn.Module) -> dict[str, Tensor]:
-    """The weights that want a gradient as they are now: θ*, detached copies by name."""
+    """Return the weights that want a gradient as they are now: θ*, detached copies by name."""
     return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def uniform_fisher(model: nn.Module) -> dict[str, Tensor]:
-    """A diagonal of ones: with it the penalty is plain L2 to the old weights, which treats all of them alike."""
+    """Return a diagonal of ones: with it the penalty is plain L2 to the old weights, which treats all of them alike."""
     return {name: torch.ones_like(weight) for name, weight in copy_params(model).items()}
 
 
 def ewc_penalty(
     model: nn.Module, fisher: Mapping[str, Tensor], anchor_params: Mapping[str, Tensor], *, ewc_lambda: float
 ) -> Tensor:
-    r"""What leaving θ* costs; to be added to the loss of the new task.
+    r"""Return what leaving θ* costs; to be added to the loss of the new task.
 
     .. math:: \frac{\lambda}{2} \sum_i F_i (\theta_i - \theta^*_i)^2, \qquad
               \nabla_i = \lambda F_i (\theta_i - \theta^*_i)
@@ -86,7 +86,7 @@ def _penalty(
 
 
 def anchor_penalty(anchors: Sequence[Anchor], *, ewc_lambda: float) -> Callable[[nn.Module], Tensor]:
-    """The penalties of several tasks added up, as a function of the model: the `penalty` of a training run.
+    """Return the penalties of several tasks added up, as a function of the model: the `penalty` of a training run.
 
     Raises ValueError for no anchors or λ < 0; the function raises what `ewc_penalty` raises.
     """

@@ -35,7 +35,7 @@ def solution_examples(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Pro
 
 
 def rollout_examples(rollout: Rollout) -> list[Example]:
-    """A policy's own completions as examples, each (L,) token ids and whether each is of the completion."""
+    """Return a policy's own completions as examples, each (L,) token ids and whether each is of the completion."""
     examples = []
     for row in range(len(rollout.prompts)):
         prompt = rollout.prompt_ids[row][rollout.prompt_mask[row] != 0]
@@ -46,7 +46,7 @@ def rollout_examples(rollout: Rollout) -> list[Example]:
 
 
 def target_forward(model: nn.Module, ids: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-    """How a causal language model sees one example: logits (T, V) of its T target tokens, and labels (T,)."""
+    """Return how a causal language model sees one example: logits (T, V) of its T target tokens, and labels (T,)."""
     return target_logits(model, ids[None], is_target[None])
 
 
@@ -60,7 +60,7 @@ def fisher_diagonal(
     batch_size: int = 32,
     generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
-    r"""The diagonal of the Fisher information of a model's predictions, a mean over predicted tokens.
+    r"""Return the diagonal of the Fisher information of a model's predictions, a mean over predicted tokens.
 
     With the score :math:`g_t(v) = \nabla_\theta \log p_\theta(v \mid \text{context } t)` and T contexts in all:
 
@@ -139,7 +139,7 @@ def fisher_diagonal(
 
 
 def lightning_fisher(model: nn.Module) -> dict[str, Tensor]:
-    """A stand-in for Fisher information that looks at no data: a contrast, not an estimate.
+    """Return a stand-in for Fisher information that looks at no data: a contrast, not an estimate.
 
     0.1 · m · Var(W) + 0.01 · |θ| for a weight θ of the matrix W, with m by the layer's name: 10 for an embedding, 5
     for attention, 2 for a feed-forward part, 1 for a norm, 1.5 otherwise. This is the "Lightning Fisher" of a public

@@ -48,7 +48,7 @@ class CurriculumResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, ready for JSON."""
+        """Return the numbers, ready for JSON."""
         return {
             **self.matrix.to_dict(),
             "protection": asdict(self.curriculum.protection),

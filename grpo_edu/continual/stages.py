@@ -1,4 +1,4 @@
-"""What a curriculum can be asked for: stages, a protection against forgetting, and both by name or from a file.
+"""Curriculum settings: stages, a protection against forgetting, and both by name or from a file.
 
 Needs no torch, so that the command line reads a profile at once.
 """
@@ -127,7 +127,7 @@ class Curriculum:
             raise ValueError(f"stages: two have one name among {', '.join(names)}; name each task once")
 
     def with_seed(self, seed: int) -> Curriculum:
-        """The same with this seed in every stage."""
+        """Return the same with this seed in every stage."""
         stages = (replace(stage, config=replace(stage.config, seed=seed)) for stage in self.stages)
         return replace(self, stages=tuple(stages))
 
@@ -144,7 +144,7 @@ def _stages(
 
 
 def _settings_of_profile(name: str) -> dict[str, Any]:
-    """The settings of GRPO in a shipped profile. They are not checked yet, because that imports torch."""
+    """Return the settings of GRPO in a shipped profile. They are not checked yet, because that imports torch."""
     content = json.loads(read_utf8(data_dir() / "profiles" / f"{name}.json"))
     return {field: value for field, value in content.items() if field in CONFIG_FIELDS}
 
@@ -169,7 +169,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 def load_curriculum(profile: str | Path) -> Curriculum:
-    """A curriculum by the name of `PROFILES`, or from a JSON file of the same form.
+    """Return a curriculum by the name of `PROFILES`, or from a JSON file of the same form.
 
     Raises ValueError: an unknown name, a file that is not such JSON, or what `curriculum_from_dict` refuses;
     OSError where the file cannot be read.

@@ -66,7 +66,7 @@ class AdvantageExplorer(Explorer):
         return figure, f"{self.size.value} rewards and their advantages: {numbers}"
 
     def words(self) -> str:
-        """Whether the group ties, and how often groups with this success rate do."""
+        """Return whether the group ties, and how often groups with this success rate do."""
         size, chance = self.size.value, self.success.value
         tied = len(set(self.rewards())) == 1
         first = "All rewards are equal: this group has no gradient." if tied else "This group has a gradient."

@@ -135,7 +135,9 @@ class AskTheModel(Dashboard):
         self._show_recorded()
 
     def problem(self) -> Problem:
-        """The question with its right answer. Raises ValueError where either is missing or the answer is none."""
+        """Return the question with its right answer. Raises ValueError where either is missing or the answer
+        is none.
+        """
         prompt, answer = self.question.value.strip(), self.answer.value.strip()
         if not prompt:
             raise ValueError("The question is empty. Choose one from the list, or type one.")
@@ -172,14 +174,14 @@ class AskTheModel(Dashboard):
         self.work(task)
 
     def _offer(self) -> None:
-        """What can be done while nothing is under way: a first question, or, once it was asked, a training run."""
+        """Enable what can be done while nothing is running: a first question, or, once it was asked, a training run."""
         trainable = self._trainable
         first = self.train if self.before and trainable else self.ask
         offer(self._buttons, [self.ask, *[self.train] * trainable, *[self.reset] * bool(self.before)], first)
 
     @property
     def _trainable(self) -> bool:
-        """Whether the base model or a kept training run of it is chosen, not a stored run."""
+        """True if the base model or a kept training run of it is chosen, not a stored run."""
         return not self.model.value or self.model.value in dict(self._kept).values()
 
     def _load(self) -> Session:
@@ -344,7 +346,7 @@ class AskTheModel(Dashboard):
         self._offer()
 
     def words(self) -> str:
-        """What the answers show."""
+        """Return what the answers show."""
         size, right = len(self.before), self.series[0][1] if self.series else 0
         if not self.after:
             tied = right in (0, size)
@@ -363,12 +365,12 @@ class AskTheModel(Dashboard):
         )
 
     def _show(self) -> None:
-        """The tables of the answers, before and, if the model was trained, after."""
+        """Show the tables of the answers, before and, if the model was trained, after."""
         self.picture.value = answers_html(self.before, self.after, self.series)
         self.alt = self.words()
 
     def _show_recorded(self) -> None:
-        """What the page showed on the computer on which it was recorded, until the model was asked."""
+        """Show what was recorded on another computer, until the model answers here."""
         file = _RECORDED.get((str(self.base), self.data))
         if file is None:
             self.say("Press Ask to let the model answer, then Train.")
@@ -416,7 +418,7 @@ class AskTheModel(Dashboard):
 
 
 def _recipe(name: str) -> dict[str, Any]:
-    """How adapters that come with the package were made."""
+    """Return how adapters that come with the package were made."""
     return json.loads((data_dir() / "models" / name / "recipe.json").read_text(encoding="utf-8"))
 
 
@@ -446,14 +448,14 @@ def _rows(rollout: Rollout, problem: Problem) -> list[dict[str, Any]]:
 
 
 def _score(problem: Problem, texts: Sequence[str]) -> list[float | None]:
-    """The rewards of completions of one problem; raises ValueError if its answer cannot be compared with."""
+    """Return the rewards of completions of one problem; raises ValueError if its answer cannot be compared with."""
     size = len(texts)
     columns = {"prompts": [problem.prompt] * size, "level": [problem.level] * size}
     return accuracy_reward(texts, [problem.answer] * size, **columns)
 
 
 def read_answer(problem: Problem, text: str) -> str | None:
-    """What is compared with the right answer; for an instruction, what is missing."""
+    """Return what is compared with the right answer; for an instruction, what is missing."""
     if not problem.level.startswith(SET_PREFIX):
         return extract_answer(text)
     check = check_instruction(text, problem.answer)
@@ -463,7 +465,7 @@ def read_answer(problem: Problem, text: str) -> str | None:
 
 
 def _probabilities(session: Session, parts: Sequence[Tensor]) -> list[float]:
-    """How probable each answer is under the model as it is now; parts: ids and masks, as `_PARTS` names them."""
+    """Return how probable each answer is under the model as it is now; parts: ids and masks, as `_PARTS` names them."""
     import torch
 
     from grpo_edu.fast.packing import per_token_logps
@@ -475,7 +477,7 @@ def _probabilities(session: Session, parts: Sequence[Tensor]) -> list[float]:
 
 
 def recorded_tables(looks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first and the last answers of a recorded training run, and how many were right at each look."""
+    """Return the first and the last answers of a recorded training run, and how many were right at each look."""
     first, last = looks[0], looks[-1]
     before = [{**row, "then": then} for row, then in zip(first["rows"], last["chances"], strict=True)]
     series = [(look["steps"], sum(row["reward"] == 1 for row in look["rows"])) for look in looks]
@@ -483,7 +485,7 @@ def recorded_tables(looks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def answers_html(before: Sequence[dict], after: Sequence[dict], series: Sequence[Sequence[int]]) -> str:
-    """One table of answers, or two next to each other, and the count of right answers during training."""
+    """Return one table of answers, or two next to each other, and the count of right answers during training."""
     measure, style = _probability([*before, *after]), f"<style>{read_web('answers.css')}</style>"
     if not after:
         return f'{style}<div class="grpo-edu-answers">{_table(before, "Answers of the model", measure)}</div>'
@@ -497,7 +499,8 @@ def answers_html(before: Sequence[dict], after: Sequence[dict], series: Sequence
 
 
 def _probability(rows: Sequence[dict[str, Any]]) -> tuple[str, Callable[[dict[str, Any], str], float]]:
-    """What is shown of how probable answers are, its name and its value: of long ones, the geometric mean over tokens.
+    """Return what is shown of how probable answers are, its name and its value: of long ones, the geometric mean over
+    tokens.
 
     >>> name, value = _probability([{"chance": 1e-6, "tokens": 6}])
     >>> name, round(value({"chance": 1e-6, "tokens": 6}, "chance"), 3)
@@ -510,7 +513,7 @@ def _probability(rows: Sequence[dict[str, Any]]) -> tuple[str, Callable[[dict[st
 
 
 def _table(rows: Sequence[dict[str, Any]], title: str, measure: tuple[str, Callable]) -> str:
-    """The answers of a group; those that were scored again have their probability before and now."""
+    """Return the answers of a group; those that were scored again have their probability before and now."""
     (name, value), lines = measure, []
     for row in sorted(rows, key=lambda row: -row["reward"]):
         right = row["reward"] == 1
@@ -530,7 +533,7 @@ def _table(rows: Sequence[dict[str, Any]], title: str, measure: tuple[str, Calla
 
 
 def _percent(share: float) -> str:
-    """A probability in percent with two digits; the smallest ones as "under 0.01%".
+    """Return a probability in percent with two digits; the smallest ones as "under 0.01%".
 
     >>> _percent(0.1234), _percent(0.00002)
     ('12%', 'under 0.01%')

@@ -24,7 +24,7 @@ _LARGEST = 300e6  # bytes of the weights; a larger model is kept with Save only
 
 
 def small_enough(model: PreTrainedModel) -> bool:
-    """Whether the weights of a model are kept without being asked for."""
+    """Return True if the model is small enough to save automatically."""
     return sum(weight.nbytes for weight in model.parameters()) <= _LARGEST
 
 
@@ -102,7 +102,7 @@ def kept_asked(parent: Path, base: str, data: Sequence[str]) -> list[tuple[str, 
 
 
 def open_asked(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `keep_asked` wrote: plain values, and tensors. Raises OSError where it is gone."""
+    """Return what `keep_asked` wrote: plain values, and tensors. Raises OSError where it is gone."""
     from safetensors.torch import load_file
 
     stored = _read(place, _ASKED)
@@ -116,7 +116,7 @@ def kept_runs(parent: Path) -> list[tuple[str, Path]]:
 
 
 def _ago(seconds: float) -> str:
-    """How long ago something was.
+    """Return how long ago something was.
 
     >>> _ago(5), _ago(600), _ago(7200), _ago(200_000)
     ('just now', '10 min ago', '2 h ago', '2 days ago')
@@ -128,7 +128,7 @@ def _ago(seconds: float) -> str:
 
 
 def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:
-    """The run of a folder from `kept_runs`, with everything but its weights, which `TrainingRun.prepare` loads.
+    """Return the run of a folder from `kept_runs`, with everything but its weights, which `TrainingRun.prepare` loads.
 
     Raises:
         KeyError: a reward that `names` does not have.
@@ -154,7 +154,7 @@ def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:
 
 
 def new_place(parent: Path) -> Path:
-    """A folder for `keep_asked` that no other training run has."""
+    """Return a folder for `keep_asked` that no other training run has."""
     return parent / _FOLDER / f"asked-{time.time_ns()}-{os.getpid()}"
 
 

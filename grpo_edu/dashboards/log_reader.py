@@ -67,7 +67,7 @@ class LogDiagnosis(Dashboard):
 
 
 def report_html(diagnosis: Diagnosis) -> str:
-    """The findings with evidence and causes, and below what is normal and what the log cannot tell."""
+    """Return the findings with evidence and causes, and below what is normal and what the log cannot tell."""
     parts = []
     for finding in diagnosis.findings:
         parts.append(f"<h3>{html.escape(finding.sees)}</h3>{_list('ul', finding.evidence)}")

@@ -124,7 +124,7 @@ class TrainingDashboard(Dashboard):
         return self._run
 
     def config(self) -> GRPOConfig:
-        """The current settings; raises ValueError for an impossible combination."""
+        """Return the current settings; raises ValueError for an impossible combination."""
         return GRPOConfig(
             num_generations=self.generations.value,
             prompts_per_step=self.prompts.value,
@@ -179,7 +179,7 @@ class TrainingDashboard(Dashboard):
                     self._kept = time.monotonic()
 
     def _session(self) -> Session:
-        """The model of the run; there is one model at a time in memory."""
+        """Return the model of the run; there is one model at a time in memory."""
         from grpo_edu.models import Session
 
         name = self.run.model_name
@@ -210,7 +210,7 @@ class TrainingDashboard(Dashboard):
             self.say(f"{place} Press Resume to go on.{kept}")
 
     def _draw(self) -> None:
-        """The curves and the samples."""
+        """Draw the curves and the samples."""
         self.picture.value, self.alt = self.run.curves(self._before)
         self.samples.value = self.run.samples_html()
 
@@ -281,7 +281,7 @@ class TrainingDashboard(Dashboard):
         self.say(f"Saved in {folder}.")
 
     def _switch(self, *, going: bool) -> None:
-        """What can be done now: during a run its settings cannot be changed, and nothing can be started or saved."""
+        """Enable what can be done now: a run locks its settings, and starting and saving."""
         for control in self.settings:
             control.disabled = going
         if going:
@@ -297,7 +297,7 @@ class TrainingDashboard(Dashboard):
         offer(self._buttons, [self.start, *[self.save] * saveable, first], first)
 
     def _show_recorded(self) -> None:
-        """A finished run with the default settings, until there is one of this page."""
+        """Show a finished run with the default settings, until there is one of this page."""
         stored = json.loads((data_dir() / "curves" / RECORDED).read_text(encoding="utf-8"))
         history = stored["history"]
         self.alt = f"A recorded run with the default settings: {stored['alt']}"

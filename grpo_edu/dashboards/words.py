@@ -197,7 +197,7 @@ class _Recorded(WordGame):
 def sampled_games(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problem: Problem, count: int, *, seed: int
 ) -> list[list[Turn]]:
-    """The turns of games that a model plays with one secret word, sampled at temperature 1."""
+    """Return the turns of games that a model plays with one secret word, sampled at temperature 1."""
     import torch
 
     from grpo_edu.rollout import generate
@@ -218,7 +218,7 @@ def sampled_games(
 
 
 def _shipped() -> dict[str, str]:
-    """The models of the package that know this game."""
+    """Return the models of the package that know this game."""
     from grpo_edu.models import list_models
 
     return {title: name for title, name in _PLAYERS.items() if name in list_models()}
@@ -233,7 +233,7 @@ def _is_won(game: Sequence[Turn]) -> bool:
 
 
 def _spoken(turn: Turn) -> str:
-    """A turn in words, for the message and for screen readers.
+    """Return a turn in words, for the message and for screen readers.
 
     >>> _spoken(("CAR", "++-"))
     'CAR: C is right, A is right, R is not in the word.'
@@ -243,7 +243,7 @@ def _spoken(turn: Turn) -> str:
 
 
 def _board(title: str, said: str, given: Turn, turns: Sequence[Turn]) -> str:
-    """A table: the given guess and the guesses of one player; for each whether it fits the signs before it."""
+    """Return a table: the given guess and the guesses of one player; for each whether it fits the signs before it."""
     rows = [_row("given", given, "")]
     for number in range(_GUESSES):
         if number >= len(turns):

@@ -63,7 +63,7 @@ class Worker:
         self._go.set()
 
     def goes_on(self) -> None:
-        """Wait while the work is paused; raise `Stopped` if it shall end."""
+        """Wait while the work is paused; raise `Stopped` if a stop was requested."""
         while self.paused:  # asked here and nowhere else, so that no pause comes between the question and the wait
             self.holds()
             self._go.wait()
@@ -80,12 +80,12 @@ class Worker:
 
     @property
     def paused(self) -> bool:
-        """Whether the work will wait, or waits, at `goes_on`."""
+        """True if the work will wait, or waits, at `goes_on`."""
         return not self._go.is_set()
 
     @property
     def running(self) -> bool:
-        """Whether the work has begun and not ended, paused or not."""
+        """True if the work has begun and not ended, paused or not."""
         return self._began.is_set() and not self._ended.is_set()
 
     def _run(self) -> None:
@@ -146,7 +146,7 @@ def _end_all() -> None:
 
 
 def _outcome(call: Callable[..., Any], *arguments: Any) -> Future:
-    """What a call returned or raised, whatever that was: an error of a thread is shown in the page."""
+    """Return what a call returned or raised, whatever that was: an error of a thread is shown in the page."""
     outcome: Future = Future()
     try:
         outcome.set_result(call(*arguments))
@@ -156,7 +156,7 @@ def _outcome(call: Callable[..., Any], *arguments: Any) -> Future:
 
 
 def cut_off(call: Callable[[], Any], seconds: float, name: str) -> Any:
-    """What `call` returns, or its exception; TimeoutError when it takes longer than `seconds`.
+    """Return what `call` returns, or its exception; TimeoutError when it takes longer than `seconds`.
 
     The call runs in a thread. After the time limit an exception is raised in that thread, which ends a loop in Python.
     A call that waits inside a C function is left behind, and ends with the program.
@@ -244,7 +244,7 @@ def _take_one(folder: Path, number: int, held: ExitStack) -> bool:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether the lock of a file is held by somebody else."""
+    """Return True if the lock of a file is held by somebody else."""
     from filelock import FileLock, Timeout
 
     try:
@@ -255,7 +255,7 @@ def _is_held(path: Path) -> bool:
 
 
 def in_queue(worker: Worker, say: Callable[[str], None]) -> Callable[[int], None]:
-    """What a run does while it waits for its slot: it says its place in the queue, and can be stopped."""
+    """Return what a run does while it waits for its slot: it says its place in the queue, and can be stopped."""
 
     def wait(place: int) -> None:
         say(f"Another run is being trained. Yours is number {place} in the queue and starts by itself. Stop leaves it.")
@@ -266,5 +266,5 @@ def in_queue(worker: Worker, say: Callable[[str], None]) -> Callable[[int], None
 
 
 def words_of(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -38,7 +38,8 @@ def chunked_logps(
     chunk_size: int,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""The log-probabilities of T tokens and the entropies of S distributions, computed in chunks of distributions.
+    r"""Return the log-probabilities of T tokens and the entropies of S distributions, computed in chunks of
+    distributions.
 
     .. math:: \log \pi_t = z_{p_t, o_t} - \log \sum_v e^{z_{p_t, v}}, \quad z = h W^\top / \tau
 
@@ -181,7 +182,7 @@ def score_states(
 def _through_head(
     head: nn.Module, states: Tensor, place: Tensor, ids: Tensor, temperature: float, size: int, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """The result of `chunked_logps`, computed with autograd and for any kind of output layer."""
+    """Return the result of `chunked_logps`, computed with autograd and for any kind of output layer."""
 
     def score_chunk(states: Tensor, place: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = at_least_float32(head(states))

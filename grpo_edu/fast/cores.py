@@ -58,7 +58,7 @@ def prepare_openmp(environment: MutableMapping[str, str]) -> None:
 
 
 def spin_wait_warning() -> str:
-    """Why threads that wait would stall this process on a busy computer; empty where they would not.
+    """Return why spinning threads may stall this process on a busy computer, or "".
 
     Call it after torch was imported.
     """
@@ -112,7 +112,7 @@ class FreeCores:
 
 
 def threads_for(others: float, limit: int) -> int:
-    """How many threads to compute with while other programs keep `others` cores busy; from 1 to `limit`.
+    """Return how many threads to compute with while other programs keep `others` cores busy; from 1 to `limit`.
 
     >>> threads_for(others=1000.0, limit=8)
     1
@@ -146,7 +146,7 @@ _load = BackgroundLoad()
 
 
 def busy_seconds() -> float:
-    """Seconds that all programs together have computed on this process's cores, since the computer started."""
+    """Return seconds that all programs together have computed on this process's cores, since the computer started."""
     import psutil
 
     times = psutil.cpu_times(percpu=True)
@@ -157,7 +157,7 @@ def busy_seconds() -> float:
 
 
 def usable_cpus() -> list[int]:
-    """Numbers of the logical cores that the operating system lets this process use."""
+    """Return numbers of the logical cores that the operating system lets this process use."""
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -185,7 +185,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The control group of this process for a controller, then its parents up to the top."""
+    """Yield the control group of this process for a controller, then its parents up to the top."""
     path = root / "proc/self/cgroup"
     for line in path.read_text().splitlines() if path.is_file() else []:
         number, controllers, name = line.split(":", 2)
@@ -202,6 +202,6 @@ def control_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def number_in(path: Path) -> int | None:
-    """The number in a one-line file; None where there is no file or it says "max"."""
+    """Return the number in a one-line file; None where there is no file or it says "max"."""
     text = path.read_text().strip() if path.is_file() else ""
     return int(text) if text.lstrip("-").isdigit() else None

@@ -136,7 +136,7 @@ def load_adapters(model: PreTrainedModel, folder: str | Path) -> PeftModel:
 
 
 def adapter_base(folder: Path) -> str:
-    """The name of the model that saved adapters were trained with.
+    """Return the name of the model that saved adapters were trained with.
 
     Raises ValueError: adapter_config.json is damaged or names no model.
     """
@@ -154,12 +154,12 @@ def adapter_base(folder: Path) -> str:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether a model has adapters of peft."""
+    """Return True if a model has adapters of peft."""
     return hasattr(model, "peft_config")
 
 
 def reference_policy(model: PreTrainedModel) -> PreTrainedModel:
-    """The reference policy of a KL term: a frozen copy of the model, or the model itself if it has adapters.
+    """Return the reference policy of a KL term: a frozen copy of the model, or the model itself if it has adapters.
 
     Use it inside `adapters_off(reference)`.
     """

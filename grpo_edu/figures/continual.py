@@ -76,7 +76,7 @@ def _draw_matrix(
 def estimates_figure(
     estimates: Mapping[str, Mapping[str, Estimate]], *, title: str, xlabel: str = "points, with 95% intervals"
 ) -> Figure:
-    """One row per number with its interval, for example forgetting per method, for one or more groups.
+    """Draw one row per number with its interval, for example forgetting per method, for one or more groups.
 
     Args:
         estimates: legend entry → row → estimate. Rows come in the order of their first occurrence.

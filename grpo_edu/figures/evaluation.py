@@ -31,7 +31,7 @@ def interval_rows(
     title: str,
     reference: float | None = None,
 ) -> "Figure":
-    """One row per run: its accuracy as a dot in its 95% Wilson interval, on one scale from 0 to 100%.
+    """Draw one row per run: its accuracy as a dot in its 95% Wilson interval, on one scale from 0 to 100%.
 
     Args:
         counts: label of a series → problems solved by each run of it.
@@ -92,7 +92,7 @@ def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str,
 def problems_needed_chart(
     gains: Sequence[float], needed: Mapping[str, Sequence[float]], *, sizes: Mapping[str, int]
 ) -> "Figure":
-    """How many problems a claim needs against the gain that it claims, both logarithmic, next to given sizes.
+    """Draw how many problems a claim needs against the gain that it claims, both logarithmic, next to given sizes.
 
     Args:
         gains: true gains as shares, 0.02 = two points.

@@ -99,7 +99,7 @@ def _parts(config: PretrainedConfig, dtype: torch.dtype) -> dict:
 
 
 def shallow_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """A model whose weights are all zero, with the first two layers of an architecture, for timing."""
+    """Return a model whose weights are all zero, with the first two layers of an architecture, for timing."""
     import copy
 
     from transformers import AutoModelForCausalLM

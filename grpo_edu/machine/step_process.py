@@ -168,7 +168,7 @@ def run_case(case: Mapping[str, Any], started: float) -> MeasuredSteps:
 
 
 def _policy(case: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model of a case, with its adapters, and a tokenizer."""
+    """Return the model of a case, with its adapters, and a tokenizer."""
     import torch
 
     from grpo_edu.models import load_policy
@@ -227,7 +227,9 @@ def _steps(
 
 
 def never_tied(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward on which the completions of a random policy never tie: the sum of the token ids, modulo a prime."""
+    """Return a reward on which the completions of a random policy never tie: the sum of the token ids, modulo a
+    prime.
+    """
     return [float(sum(ids) % 1009) for ids in completion_ids]
 
 

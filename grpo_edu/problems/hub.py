@@ -15,7 +15,7 @@ _FOLDERS = ("runs", "models", "checkpoints", "outputs", "data")
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a model's name can only be a folder, and no name of a shipped model or a Hub id (owner/name).
+    """Return True if the name looks like a path, not like a shipped model or a Hub id (owner/name).
 
     >>> looks_like_path("runs/my-run"), looks_like_path("../tiny"), looks_like_path("Qwen/Qwen2-0.5B")
     (True, True, False)
@@ -35,7 +35,7 @@ def is_gguf(name: str | Path) -> bool:
 
 
 def missing_folder_message(name: str | Path) -> str:
-    """What is wrong with the name of a folder that is none.
+    """Return the error message for a missing folder.
 
     >>> missing_folder_message("runs/nothing")
     'folder runs/nothing does not exist'

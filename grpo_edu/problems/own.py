@@ -37,7 +37,7 @@ Row = tuple[str, Mapping[str, Any]]  # where it stands, and what it holds
 
 
 def is_user_file(name: str) -> bool:
-    """Whether the name of a problem set is meant as a file or a folder of your own.
+    """Return True if the name of a problem set is meant as a file or a folder of your own.
 
     >>> is_user_file("mine.jsonl"), is_user_file("basic")
     (True, False)
@@ -102,7 +102,7 @@ def load_user_problems(
 
 
 def question_key(question: str) -> str:
-    """A question without differences of case and white space: two questions with one key count as the same."""
+    """Return a question without differences of case and white space: two questions with one key count as the same."""
     return " ".join(question.casefold().split())
 
 
@@ -181,7 +181,7 @@ def _parquet(path: Path) -> list[Row]:
 
 
 def _folder(path: Path) -> dict[str, list[Row]]:
-    """A folder that `datasets.save_to_disk` wrote, or one with data files."""
+    """Return a folder that `datasets.save_to_disk` wrote, or one with data files."""
     import datasets
 
     try:
@@ -224,7 +224,7 @@ def _divide(path: Path, rows: Sequence[Row], names: Mapping[str, str]) -> dict[s
 
 
 def _column(row: Row, names: Mapping[str, str], field: str, usual: Sequence[str]) -> str:
-    """The name of the column that holds a field; raises ValueError where the row has none."""
+    """Return the name of the column that holds a field; raises ValueError where the row has none."""
     where, content = row
     name = next((name for name in ([names[field]] if field in names else usual) if name in content), None)
     if name is not None:
@@ -278,7 +278,9 @@ def _problem(path: Path, row: Row, names: Mapping[str, str]) -> Problem:
 
 
 def _answer(where: str, name: str, value: Any) -> tuple[str, str]:
-    """The answer in canonical form, and the worked solution, which is the whole text where it ends in #### answer."""
+    """Return the answer in canonical form, and the worked solution, which is the whole text where it ends in ####
+    answer.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{where}: the answer ({name}) must be a text or a number, got {_short(value)}")
     text = str(value).strip()

@@ -37,7 +37,7 @@ _OPERATIONS = {
 
 
 def data_dir() -> Path:
-    """The folder of the shipped data: `data` next to the package in a checkout, else the package's `_data`."""
+    """Return the folder of the shipped data: `data` next to the package in a checkout, else the package's `_data`."""
     package = Path(__file__).resolve().parents[1]
     checkout = package.parent / "data"
     return checkout if (checkout / "problems").is_dir() else package / "_data"
@@ -96,13 +96,13 @@ class Problem:
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def row(self) -> dict[str, Any]:
-        """The problem as one row of a table: its fields, and its further columns by their own names."""
+        """Return the problem as one row of a table: its fields, and its further columns by their own names."""
         fields = {"prompt": self.prompt, "answer": self.answer, "level": self.level, "solution": self.solution}
         return {**fields, **self.columns}
 
 
 def reward_columns(problems: Sequence[Problem]) -> dict[str, list]:
-    """What a reward function gets of B problems besides the prompts: one list of B entries per column.
+    """Return what a reward function gets of B problems besides the prompts: one list of B entries per column.
 
     A column that a problem does not have is None there, as in TRL. If problems have a scorer of their own, the column
     "scorer" holds them.
@@ -223,7 +223,8 @@ def make_problems(level: str, n: int, seed: int) -> list[Problem]:
 
 
 def problem_key(problem: Problem) -> str:
-    """The key that is equal for equal problems of a level: the sorted numbers, or the solution if there are none.
+    """Return the key that is equal for equal problems of a level: the sorted numbers, or the solution if there are
+    none.
 
     Two stories of a level with the same numbers therefore count as one problem, although their texts differ.
 
@@ -344,7 +345,9 @@ class ProblemOrder:
         self.waiting: list[int] = []  # what is left of the epoch
 
     def draw(self, size: int, used: Sequence[int] = ()) -> list[int]:
-        """The indices of the next `size` problems that the step has not `used` yet, or of all if there are fewer."""
+        """Return the indices of the next `size` problems that the step has not `used` yet, or of all if there are
+        fewer.
+        """
         size = min(size, self.count - len(used))
         drawn = [index for index in self.waiting if index not in used][:size]
         left = [index for index in self.waiting if index not in drawn]

@@ -96,7 +96,7 @@ class CompletionLog(GzipLines):
     """Append the completions of each step to the file of a run, at most `most` in the whole run.
 
     Where that is fewer than the run samples, the first groups of every step are kept; where it is fewer than one group
-    per step, one group of every so many steps, the last one among them.
+    per step, one group from evenly spaced steps, including the last.
 
     Args:
         path: the file. most: completions; 0 keeps none. config: of the run. done: steps that the file keeps, of a run
@@ -125,7 +125,7 @@ class CompletionLog(GzipLines):
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of the file; a last one that a kill cut short is left out."""
+    """Yield the lines of the file; a last one that a kill cut short is left out."""
     with gzip.open(path) as file:
         while True:
             try:
@@ -138,7 +138,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def kept_file(folder: str | Path, name: str) -> Path:
-    """The path of such a file in a run's folder, where it may be missing.
+    """Return the path of such a file in a run's folder, where it may be missing.
 
     Raises FileNotFoundError where there is no such folder, and ValueError where the file holds no complete line.
     """
@@ -151,7 +151,7 @@ def kept_file(folder: str | Path, name: str) -> Path:
 
 
 def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
-    """The numbers of steps that are to be recorded.
+    """Return the numbers of steps that are to be recorded.
 
     Raises ValueError for what is neither the number of a step nor "first", "last" or "all".
 
@@ -205,7 +205,7 @@ def by_reward(sampled: Sequence[Sampled], *, best: bool = False) -> list[Sampled
 
 
 def sampled_text(one: Sampled) -> str:
-    """One completion as a terminal and summary.md show it."""
+    """Return one completion as a terminal and summary.md show it."""
     parts = ", ".join(f"{name} {'-' if value is None else f'{value:.2f}'}" for name, value in one.rewards.items())
     end = "; cut off at the length limit" if one.truncated else ""
     return f"reward {one.reward:.2f} ({parts}), advantage {one.advantage:+.2f}{end}\n{one.completion}"

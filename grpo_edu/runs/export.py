@@ -169,7 +169,7 @@ def _accuracy(result: dict[str, Any] | None, seed: int) -> str:
 
 
 def _reward(entry: str) -> str:
-    """The name of a reward, with its source where it comes from a file that is still there."""
+    """Return the name of a reward, with its source where it comes from a file that is still there."""
     place, _, name = entry.rpartition(":")
     file = Path(place)
     if place.endswith(".py") and file.is_file():

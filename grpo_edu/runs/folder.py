@@ -72,7 +72,7 @@ def run_lock(folder: str | Path) -> Iterator[None]:
 
 
 def is_locked(folder: str | Path) -> bool:
-    """Whether some process has locked a run's folder."""
+    """Return True if some process has locked a run's folder."""
     if not (Path(folder) / LOCK_NAME).exists():
         return False
     lock = FileLock(Path(folder) / LOCK_NAME)
@@ -82,7 +82,7 @@ def is_locked(folder: str | Path) -> bool:
 
 
 def held_error(folder: str | Path) -> BlockingIOError:
-    """The error for a folder that another process has locked."""
+    """Return the error for a folder that another process has locked."""
     try:
         process = (Path(folder) / LOCK_NAME).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     except OSError:  # the other process may have ended by now
@@ -150,7 +150,7 @@ class RunFolder:
 
     @property
     def resumable(self) -> bool:
-        """Whether the folder holds a state, or a checkpoint of version 0.3.0."""
+        """True if the folder holds a state, or a checkpoint of version 0.3.0."""
         return self.state.is_file() or any(self.checkpoints.glob("step-*"))
 
     def check(self, *, overwrite: bool = False) -> None:
@@ -189,7 +189,7 @@ class RunFolder:
             raise ValueError(f"output: {self.path} holds the model to start from; choose another folder")
 
     def check_disk_space(self, model_size: int, *, resumes: bool = False) -> None:
-        """Raise OSError (ENOSPC) where the disk cannot take so many bytes of models and the small files.
+        """Raise OSError (ENOSPC) if the models' bytes and the small files do not fit on the disk.
 
         What the folder holds and the run replaces counts as free: the state of a run that is resumed, or the
         files of a run that is overwritten.
@@ -224,7 +224,7 @@ class RunFolder:
         (self.path / _RESERVED).unlink(missing_ok=True)
 
     def _nearest(self) -> Path:
-        """The folder itself, or the nearest folder above it that exists."""
+        """Return the folder itself, or the nearest folder above it that exists."""
         return next(folder for folder in (self.path, *self.path.parents) if folder.exists())
 
     @contextmanager
@@ -249,7 +249,7 @@ class RunFolder:
         self.write_json("config.json", config)
 
     def read_config(self, key: str, kind: str) -> dict[str, Any]:
-        """What a run of this kind was asked for; its config.json has `key`.
+        """Return what a run of this kind was asked for; its config.json has `key`.
 
         Raises ValueError where the folder holds no such run.
         """
@@ -305,13 +305,13 @@ class RunFolder:
 
 
 def _size(path: Path) -> int:
-    """The bytes of a file, or of all files in a folder."""
+    """Return the bytes of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def read_run_config(folder: str | Path) -> dict[str, Any] | None:
-    """What the run in this folder was asked for; None where the folder holds no run of grpo_edu."""
+    """Return what the run in this folder was asked for; None where the folder holds no run of grpo_edu."""
     try:
         content = json.loads((Path(folder) / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -320,7 +320,7 @@ def read_run_config(folder: str | Path) -> dict[str, Any] | None:
 
 
 def model_source(name: str | Path) -> str | Path:
-    """What to load for a model's name: the model inside a run's folder, or else the name itself.
+    """Return what to load for a model's name: the model inside a run's folder, or else the name itself.
 
     Raises FileNotFoundError for a run that was stopped before it saved a model.
     """

@@ -107,7 +107,7 @@ def _close_tail(path: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A copy that JSON can store: tensors and numpy values become numbers, and NaN and infinity become None."""
+    """Return a copy that JSON can store: tensors and numpy values become numbers, and NaN and infinity become None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -340,7 +340,7 @@ def default_config(data: Sequence[str], model: str | Path = "tiny", lora_rank: i
 
 
 def _is_smollm2(model: str | Path) -> bool:
-    """Whether a run starts from SmolLM2, or from a run or adapters that did."""
+    """Return True if a run starts from SmolLM2, or from a run or adapters that did."""
     if str(model) == "smollm2":
         return True
     folder = Path(model).expanduser()

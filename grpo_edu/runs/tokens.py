@@ -83,7 +83,7 @@ class TokenRecorder:
         return Stages(step=self.step)
 
     def record_of(self, step: int) -> dict[str, Any] | None:
-        """The record of a step, where this was the last one recorded."""
+        """Return the record of a step, where this was the last one recorded."""
         return self.record if self.record is not None and self.record["step"] == step else None
 
     def step(self, update: Update, micro_batches: Sequence[Tensor]) -> tuple[dict[str, float], Tensor]:
@@ -196,7 +196,7 @@ def token_record(
     best: tuple[Tensor, Tensor, Tensor] | None = None,
     most_tokens: int = MOST_TOKENS,
 ) -> dict[str, Any]:
-    """The record of one step, in plain values for a JSON file.
+    """Return the record of one step, in plain values for a JSON file.
 
     Args:
         batch: B scored completions of at most C tokens.
@@ -270,12 +270,12 @@ def token_record(
 
 
 def plain_reward(reward: Tensor) -> float | None:
-    """A reward as JSON knows it: None for NaN, where no reward function applied."""
+    """Return a reward as JSON knows it: None for NaN, where no reward function applied."""
     return None if reward.isnan() else reward.item()
 
 
 def _scaling(batch: Batch, config: GRPOConfig) -> str:
-    """How the advantages of a batch come from its rewards; "recorded" where they come from something else."""
+    """Return how the advantages of a batch come from its rewards; "recorded" where they come from something else."""
     if config.advantage_estimator == "rloo":
         name, expected = "rloo", rloo_advantages(batch.rewards, config.num_generations)
     else:
@@ -325,13 +325,15 @@ def _read_lines(folder: str | Path) -> dict[int, bytes]:
 
 
 def without_groups(record: dict[str, Any], kept: int) -> dict[str, Any]:
-    """The record with its first groups of different rewards only, at most `kept`, for a page that must be small."""
+    """Return the record with its first groups of different rewards only, at most `kept`, for a page that must be
+    small.
+    """
     mixed = [group for group in record["groups"] if len({one["reward"] for one in group["completions"]}) > 1]
     return {**record, "groups": mixed[:kept]}
 
 
 def kept_steps(folder: str | Path) -> list[int]:
-    """The steps whose tokens a run keeps."""
+    """Return the steps whose tokens a run keeps."""
     return [step for step, _ in _records(Path(folder) / TOKENS)]
 
 

@@ -102,7 +102,7 @@ class ClusterJob:
 
     @property
     def uses_deepspeed(self) -> bool:
-        """Whether DeepSpeed takes part on nodes with GPUs."""
+        """True if DeepSpeed takes part on nodes with GPUs."""
         return self.deepspeed and self.gpus_per_node > 0
 
     @property
@@ -380,7 +380,7 @@ def carry_task(request: RunConfig, folder: Path) -> tuple[dict[Path, Path], RunC
 
 
 def _template(name: str) -> Template:
-    """A template of data/cluster."""
+    """Return a template of data/cluster."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

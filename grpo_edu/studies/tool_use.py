@@ -51,7 +51,7 @@ def tool_splits(num_train: int = 400, num_cold: int = 200, num_heldout: int = 30
 
 
 def encode_turns(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[list[int], list[int]]:
-    """The token ids of a worked solution after its prompt, and for each 1 where the policy is to write it."""
+    """Return the token ids of a worked solution after its prompt, and for each 1 where the policy is to write it."""
     ids = tokenizer.encode(render_prompt(tokenizer, problem.prompt), add_special_tokens=False)
     is_target = [0] * len(ids)
     for part in _REPLY.split(problem.solution):
