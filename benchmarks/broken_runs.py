@@ -175,7 +175,7 @@ def study(names: list[str], seeds: list[int], workers: int) -> Iterator[dict]:
 
 
 def write(runs: list[dict], output: Path) -> dict[str, dict]:
-    """Store the runs, one a line, and what they say."""
+    """Store the runs, one per line, and what they say."""
     order = {arm: place for place, arm in enumerate(arms())}
     runs.sort(key=lambda run: (order[run["arm"]], run["seed"]))
     judged = comparisons(runs)

@@ -43,7 +43,7 @@ WATCH = """() => {
 }"""
 # The cells of notebook 00 that show learning: what is waited for → part of the source, what the output then holds.
 LEARNING = {
-    "first reward beside the bar, s": ("bar = tqdm(training", "text=/reward=/"),
+    "first reward next to the bar, s": ("bar = tqdm(training", "text=/reward=/"),
     "curve of the training, s": ("figure = training_curves(", "img"),
     "accuracy before and after, s": ("after = grpo_edu.evaluate(", "img"),
     "the result again, above the key points, s": ('title="Your run', "img"),

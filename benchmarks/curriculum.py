@@ -7,7 +7,7 @@ was chosen on seed 10, which is not in the study. The learning rate was not tune
 ``benchmarks.forgetting`` replaces it, and the dashboard of forgetting shows its matrices.
 
 It takes about 30 minutes of one core. ``--minutes 5`` starts no run once five minutes are over; the same command
-goes on from there. Writes ``benchmarks/results/curriculum.json``, the matrices among it as
+continues from there. Writes ``benchmarks/results/curriculum.json``, the matrices among it as
 ``data/curves/curriculum.json`` for the dashboard, and prints its statements.
 """
 
@@ -249,7 +249,7 @@ def matrices(runs: list[dict]) -> dict[str, list[dict]]:
 
 
 def main() -> int:
-    """Run what is missing of the study; exit 1 where a statement does not hold."""
+    """Run what is missing of the study; exit 1 if a statement does not hold."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
@@ -260,7 +260,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     deadline = time.time() + 60 * options.minutes
-    log = options.output.with_suffix(".jsonl")  # a line a run, until the study is whole
+    log = options.output.with_suffix(".jsonl")  # a line per run, until the study is whole
     log.parent.mkdir(parents=True, exist_ok=True)
     runs = read_log(log) if log.exists() else []
     done = {(run["curriculum"], run["arm"], run["seed"]) for run in runs}
@@ -279,7 +279,7 @@ def main() -> int:
         read_log(log), key=lambda run: (run["seed"], [*GROUPS].index(run["curriculum"]), [*ARMS].index(run["arm"]))
     )
     if len(runs) < sum(map(len, GROUPS.values())) * len(options.seeds):
-        print(f"{len(runs)} runs are done; the same command goes on")
+        print(f"{len(runs)} runs are done; the same command continues")
         return 0
     fisher = [fisher_agreement(options.model, seed) for seed in options.seeds]
     record = {"command": COMMAND, "machine": machine(), "num_heldout": HELDOUT, "fisher": fisher, "runs": runs}

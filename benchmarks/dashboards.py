@@ -4,7 +4,7 @@ Pictures per second of processor time of each explorer while a control is moved;
 and the share of a training run's time that they take, by the dashboard's own watch and next to the same run without, in
 turn; memory and threads over 200 times Start and Stop; first paint of the app, from key to picture, and the way to the
 first visible learning of notebook 00 in a browser; kB per page of the web book in ``build/book``. 10 minutes. Writes
-``benchmarks/results/dashboards.json``; exits with 1 where a promise is not kept. ``--parts recordings`` writes what two
+``benchmarks/results/dashboards.json``; exits with 1 if a promise is not kept. ``--parts recordings`` writes what two
 dashboards show until they are used, ``data/curves/dashboard_run.json`` and ``ask_the_model.json``; ``--parts smollm2``
 the same of a real model, ``ask_smollm2.json``; ``--parts exploits`` writes ``exploits.json``, which the web book shows;
 ``--parts tokens`` writes ``tokens.json``, a step for the token inspector. ``--parts smollm2_run`` trains SmolLM2 as

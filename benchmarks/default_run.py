@@ -80,7 +80,7 @@ def _with_interval(row: dict) -> str:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=RESULTS / "default_run.json")

@@ -87,7 +87,7 @@ def diagnose_columns(columns: Mapping[str, Sequence[float]]) -> Diagnosis:
 def verdict(fault: str, diagnosis: Diagnosis) -> str:
     """Return what became of a run with this fault ("" for none).
 
-    "named first": a finding has the fault as its likeliest cause. "among the causes": it is a later one. "named
+    "named first": a finding has the fault as its most likely cause. "among the causes": it is a later one. "named
     wrongly": only other causes are named, or any in a healthy run. "silent": there is no finding.
     """
     if not diagnosis.findings:

@@ -7,7 +7,7 @@ Three parts, for the tiny model:
 - accuracy: five seeds a method, each judged on the same 300 held-out problems.
 - speed: start-up, samples a second and peak memory, each in processes of their own, one method after the other.
 
-Writes ``benchmarks/results/finetuning_comparison.json`` after each run; ``--keep`` goes on where it stopped.
+Writes ``benchmarks/results/finetuning_comparison.json`` after each run; ``--keep`` continues where it stopped.
 """
 
 from __future__ import annotations
@@ -161,12 +161,12 @@ def table(before: dict, runs: list[dict], speeds: list[dict]) -> str:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rounds", type=int, default=3, help="speed measurements of each method")
     parser.add_argument("--output", type=Path, default=RESULTS / "finetuning_comparison.json")
-    parser.add_argument("--keep", action="store_true", help="go on from what the output file already holds")
+    parser.add_argument("--keep", action="store_true", help="continue from what the output file already holds")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")

@@ -35,7 +35,7 @@ COMMAND = "python -m benchmarks.growth"
 PICTURE = RESULTS.parents[1] / "docs" / "images" / "growth.png"
 BASE = {"G": 8, "C": 32, "P": 64, "width": 128}
 SWEEPS = {"G": (2, 4, 8, 16, 32), "C": (8, 16, 32, 64, 128), "P": (16, 32, 64, 128, 256), "width": (64, 128, 256, 512)}
-LABELS = {"G": "completions a prompt, G", "C": "completion tokens, C", "P": "prompt tokens, P", "width": "parameters"}
+LABELS = {"G": "completions per prompt, G", "C": "completion tokens, C", "P": "prompt tokens, P", "width": "parameters"}
 SIDES = {"stock TRL": partial(train_with_trl, rollout="transformers"), "grpo_edu": train}
 PROMPTS = 4
 BARE_TEMPLATE = "{{ messages[-1]['content'] }}"
@@ -112,7 +112,7 @@ def exponent(points: Sequence[Mapping[str, Any]], side: str) -> float:
 
 
 def growth_figure(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Draw seconds of a step against each number, both axes in logarithms, a line a side."""
+    """Draw seconds of a step against each number, both axes in logarithms, a line per side."""
     from matplotlib.ticker import LogLocator
 
     figure, panels = panel_grid(len(sweeps))
@@ -133,7 +133,7 @@ def growth_figure(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 
 def table(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return a row a point, the exponents in the last row of each sweep."""
+    """Return a row per point, the exponents in the last row of each sweep."""
     rows = []
     for name, points in sweeps.items():
         for point in points:

@@ -1,7 +1,7 @@
 """GSM8K's test problems, all 1,319 of them, by the command line: ``python -m benchmarks.gsm8k FOLDER``.
 
 FOLDER holds GSM8K's test.jsonl. The tiny model has never seen such texts; what is measured is that the evaluation comes
-to its end, with intervals, by steps of the reference, its throughput and its memory. Beside it eight problems on the
+to its end, with intervals, by steps of the reference, its throughput and its memory. Next to it eight problems on the
 shape of Qwen2-0.5B-Instruct with random weights: its speed and memory are true, its accuracy means nothing. Five
 minutes on two cores; writes ``benchmarks/results/gsm8k.json``.
 """

@@ -98,7 +98,7 @@ def change(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
 
 
 def paired_p(differences: Sequence[float]) -> float:
-    """Return the p-value of Student's paired test that the mean difference is 0; 1 where all of them are 0."""
+    """Return the p-value of Student's paired test that the mean difference is 0; 1 if all of them are 0."""
     from scipy.stats import ttest_1samp
 
     return float(ttest_1samp(differences, 0.0).pvalue) if any(differences) else 1.0
@@ -356,9 +356,9 @@ def run_study(
     verdicts: Callable[[dict, list[dict]], dict[str, bool]],
     table: Callable[[dict, list[dict]], str],
 ) -> int:
-    """Run what is missing of every name on every seed, keep each run at once, judge and print; 1 where a verdict fails.
+    """Run what is missing of every name on every seed, keep each run at once, judge and print; 1 if a verdict fails.
 
-    record: what the file holds beside "runs" and "verdicts"; under "before" the accuracy that all start from.
+    record: what the file holds besides "runs" and "verdicts"; under "before" the accuracy that all start from.
     """
     runs = json.loads(options.output.read_text(encoding="utf-8"))["runs"] if options.keep else []
     record = {**record, "runs": runs}

@@ -56,7 +56,7 @@ def resume_run(folder: Path) -> None:
 def in_process(work: Callable[[], None], kill_after: float | None = None) -> bool:
     """Do `work` in a process of its own; True where it came to its end before SIGKILL after so many seconds.
 
-    Raises RuntimeError where it failed by itself.
+    Raises RuntimeError if it failed by itself.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "transformers.modeling_utils", "grpo_edu.runs.run"])

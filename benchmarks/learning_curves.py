@@ -127,7 +127,7 @@ def curves_figure(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
 
 
 def table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return a row a window, and the accuracy at the end."""
+    """Return a row per window, and the accuracy at the end."""
     shown = {side: [_text(point) for point in points] for side, points in curves(runs).items()}
     names = [f"reward, steps {WINDOW * place + 1}–{WINDOW * (place + 1)}" for place in range(len(shown["grpo_edu"]))]
     rows = [{"": name, **{side: cells[place] for side, cells in shown.items()}} for place, name in enumerate(names)]
@@ -141,7 +141,7 @@ def _text(point: Mapping[str, float]) -> str:
 
 
 def main() -> int:
-    """Run all seeds; exit 1 where the two sides differ."""
+    """Run all seeds; exit 1 if the two sides differ."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=40)

@@ -199,7 +199,7 @@ def verdicts(rows: list[dict]) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Run the cases; exit 1 where a statement does not hold."""
+    """Run the cases; exit 1 if a statement does not hold."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, metavar="NAME", help="(default: all)")
     parser.add_argument("--output", type=Path, default=RESULTS / "memory.json")

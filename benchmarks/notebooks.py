@@ -3,7 +3,7 @@
 Every notebook runs from top to bottom in a fresh kernel, one after the other. Measured: seconds from the start of the
 kernel to the end of the last cell, and the most memory that the kernel and the processes it started held together.
 Ten minutes on two idle cores. Writes ``benchmarks/results/notebooks.json`` and, with ``--page``, the table in
-``docs/measured.md``. Exits with 1 where a notebook takes longer than promised.
+``docs/measured.md``. Exits with 1 if a notebook takes longer than promised.
 """
 
 from __future__ import annotations

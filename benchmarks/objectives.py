@@ -82,7 +82,7 @@ def table(before: dict, runs: list[dict]) -> str:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     options = study_options(COMMAND, __doc__, RESULTS / "objectives.json")
     before = held_out_accuracy(load_policy("tiny"))
     record = {"command": COMMAND, "machine": machine(), "losses": list(LOSSES), "before": before}

@@ -58,7 +58,7 @@ def problems_of(split: str) -> list[Problem]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Four digits; None where a step had no such value, because all of its groups tied."""
+    """Four digits; None if a step had no such value, because all of its groups tied."""
     return None if value is None else round(value, 4)
 
 
@@ -181,7 +181,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Run what is missing; exit 1 where a statement does not hold."""
+    """Run what is missing; exit 1 if a statement does not hold."""
     ledger = Ledger(LEDGER, ledger_options(COMMAND, __doc__).parse_args().minutes)
     for values in missing(ledger):
         if ledger.wants(**values):

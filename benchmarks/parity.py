@@ -44,7 +44,7 @@ COMPARED = [name for name, loss in LOSSES.items() if name in AS_TRL or loss.trl]
 class Setting:
     """A random config, and a random batch in float64.
 
-    rewards_per_func: (B, K), NaN where a function does not apply. loss_mask: (B, C).
+    rewards_per_func: (B, K), NaN if a function does not apply. loss_mask: (B, C).
     logps, old, ref, sampled: (B, C), nats; old may be None. entropies: (B, C), nats.
     token_factors: (B, C) for advantages that differ between tokens, or None. parts: rows of each micro-batch.
     """
@@ -143,7 +143,7 @@ def our_sides(setting: Setting) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
 
 
 def gradients(loss: Tensor, leaves: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the gradients with respect to both, 0 where the loss does not depend on one of them."""
+    """Return the gradients with respect to both, 0 if the loss does not depend on one of them."""
     found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     return found[0], found[1]
 

@@ -47,7 +47,7 @@ def probe_schemes(
     """Time two layers and the output layer of an architecture in float32 and in each scheme, in turn.
 
     Args:
-        config: of a causal language model of transformers (`models.load_config`).
+        config: config of a causal language model of transformers (`models.load_config`).
         rows: completions that are decoded together.
         schemes: those to try, of `QUANTIZATION_SCHEMES`.
         repeats: timings of each; their median counts.

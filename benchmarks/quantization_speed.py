@@ -141,7 +141,7 @@ def table(record: dict) -> str:
 
 
 def main() -> int:
-    """Measure; exit 1 where a promise is not kept."""
+    """Measure; exit 1 if a promise is not kept."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others keep what is stored")
     parser.add_argument("--rounds", type=int, default=7)

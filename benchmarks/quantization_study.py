@@ -3,9 +3,9 @@
 The shipped model and four made from it by other training, one of them smaller: GRPO on arithmetic, GRPO on sorting and
 coin flips, a hacked reward, and the first four of the six layers, healed by supervised steps.
 Each is judged in float32 and in each scheme on the same 1,200 held-out problems (arithmetic 600, sorting 300, coin
-flips 300), sampled at temperature 1, with paired 95% intervals against float32. Beside that: bytes, milliseconds of a
+flips 300), sampled at temperature 1, with paired 95% intervals against float32. Next to that: bytes, milliseconds of a
 decode step, and how far log-probabilities move. Models are kept under ``runs/quantization_study``; each measurement is
-written at once to ``benchmarks/results/quantization_study.json``, and a new start goes on from there. The report is
+written at once to ``benchmarks/results/quantization_study.json``, and a new start continues from there. The report is
 written to ``docs/quantization_study.md``, its figure to ``docs/images/quantization_study.png``.
 """
 
@@ -305,7 +305,7 @@ def main() -> int:
             save(options.output, COMMAND, {"lines": lines})
             print(f"{name}, {scheme}: {lines[-1]['seconds']} s", flush=True)
     if len(done) < len(MODELS) * len(SCHEMES):
-        print(f"{len(done)} of {len(MODELS) * len(SCHEMES)} measured: start again to go on")
+        print(f"{len(done)} of {len(MODELS) * len(SCHEMES)} measured: start again to continue")
         return 0
     lines = read_lines(options.output)
     changes = differences(lines)

@@ -440,7 +440,7 @@ def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
 def start_key(task: str, name: str, seed: int, machine: str) -> dict[str, Any]:
     """Return what finds the judgement of the model that a run started from.
 
-    A cold start is made anew on each machine, and rounding makes another model of it.
+    A cold start is made again on each machine, and rounding makes another model of it.
     """
     key = {"phase": "before", "task": task}
     if task == "instructions":
@@ -488,7 +488,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     """Return each arm's gain over its start with intervals over seeds and problems, by kind of constraint as well.
 
     The arithmetic is summarised for all seeds, and for those that had not been looked at when its rule was made. The
-    run that was superseded stands beside the one that replaced it.
+    superseded run is reported with the one that replaced it.
     """
     found = {task: summary_of(ledger, task, TASKS[task].seeds) for task in ARMS}
     found["arithmetic, new seeds"] = summary_of(ledger, "arithmetic", NEW_SEEDS)
@@ -504,7 +504,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def superseded(ledger: Ledger) -> dict[str, Any]:
-    """Return the run of `strict` that was superseded beside its successor, and the gain of the arm with it in its
+    """Return the run of `strict` that was superseded next to its successor, and the gain of the arm with it in its
     place.
     """
     row = ledger.find(phase="superseded report", task="instructions", arm="strict")

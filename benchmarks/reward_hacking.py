@@ -92,7 +92,7 @@ def summary(
 
 
 def curves(history: list[dict]) -> dict[str, list[float]]:
-    """Return what the run showed while it trained, a number a step."""
+    """Return what the run showed while it trained, a number per step."""
     return {key: [round(metrics[key], 4) for metrics in history] for key in CURVES}
 
 
@@ -131,7 +131,7 @@ def table(runs: list[dict]) -> str:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=RESULTS / "reward_hacking.json")

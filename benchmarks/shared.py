@@ -28,7 +28,7 @@ from grpo_edu.fast.cores import BackgroundLoad
 COMMAND = "python -m benchmarks.shared"
 NOTEBOOK = ROOT / "notebooks" / "00_start_here.ipynb"
 OURS, DEFAULT = "grpo_edu's choice", "OpenMP's default"
-# OMP_DYNAMIC=false keeps the number of threads; 300,000 rounds are what libgomp spins where nothing is set.
+# OMP_DYNAMIC=false keeps the number of threads; 300,000 rounds are what libgomp spins if nothing is set.
 STEP_SETTINGS: dict[str, dict[str, str]] = {
     OURS: {},
     "torch imported first": {},
@@ -184,10 +184,12 @@ def other_programs(seconds: float = 2.0) -> float:
 
 
 def main() -> int:
-    """Measure, print, and store the full measurement; exit 1 where a promise is not kept."""
+    """Measure, print, and store the full measurement; exit 1 if a promise is not kept."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round with 0 and 2 neighbours, 1 and 2 students")
-    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure anew (default: both)")
+    parser.add_argument(
+        "--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure again (default: both)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS / "shared.json")
     parser.add_argument("--serve", choices=STEP_SETTINGS, help=argparse.SUPPRESS)  # the training process

@@ -358,7 +358,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Run what is missing; exit 1 where a statement does not hold."""
+    """Run what is missing; exit 1 if a statement does not hold."""
     parser = ledger_options(COMMAND, __doc__)
     parts = (*ARMS, "starts", "pass")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="only these")

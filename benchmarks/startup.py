@@ -107,7 +107,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure; exit 1 where the target is missed."""
+    """Measure; exit 1 if the target is missed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS / "startup.json")

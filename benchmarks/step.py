@@ -371,11 +371,11 @@ def tables(record: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure the parts of one scale, keep those that were measured before; exit 1 where a target is missed."""
+    """Measure the parts of one scale, keep those that were measured before; exit 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
     parser.add_argument("--scale", choices=SCALES, default="tiny")
     parser.add_argument("--rounds", type=int, help="steps of each side that count (default: 7, smollm2: 3, 494M: 1)")
-    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure anew (default: all)")
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure again (default: all)")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/step_SCALE.json")
     options = parser.parse_args()
     rounds = ROUNDS[options.scale] if options.rounds is None else options.rounds

@@ -164,7 +164,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Run what is missing; exit 1 where a statement does not hold."""
+    """Run what is missing; exit 1 if a statement does not hold."""
     parser = ledger_options(COMMAND, __doc__)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="only these")

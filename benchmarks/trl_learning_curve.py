@@ -143,7 +143,7 @@ def _text(point: Mapping[str, float]) -> str:
 
 
 def main() -> int:
-    """Run all seeds; exit 1 where a difference does not have 0 in its interval."""
+    """Run all seeds; exit 1 if a difference does not have 0 in its interval."""
     options = study_options(COMMAND, __doc__, OUTPUT)
     record = {"command": COMMAND, "machine": machine(), "before": held_out_accuracy(load_policy("tiny"))}
     code = run_study(options, (OURS, TRL), record, run=run, verdicts=verdicts, table=table)

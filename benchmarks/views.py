@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 BOOK = RESULTS.parents[1] / "build" / "book"
 SIZES = {"1280": (1280, 720), "1920": (1920, 1080), "390": (390, 844)}
 THEMES = ("light", "dark")
-# A page of the book → what is shown of it, beside its first screen.
+# A page of the book → what is shown of it besides its first screen.
 VIEWS = {
     "README": ("[data-playground]", "[data-explorer=ask]"),
     "notebooks/02_reward_functions": ("[data-recorded=rewards]",),

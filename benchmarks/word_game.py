@@ -325,7 +325,7 @@ def ship(ledger: Ledger) -> None:
 
 
 def main() -> int:
-    """Run what is missing; exit 1 where a statement does not hold."""
+    """Run what is missing; exit 1 if a statement does not hold."""
     parser = ledger_options(COMMAND, __doc__)
     parser.add_argument("--ship", action="store_true", help="store the model of seed 0 of credit by turn")
     options = parser.parse_args()

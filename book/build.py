@@ -162,7 +162,7 @@ def exercise_facts(notebook):
 
 
 def target(link, page, files, repository, linked):
-    """Where a link of a page leads in the book; None where it leads nowhere."""
+    """Where a link of a page leads in the book; None if it leads nowhere."""
     if re.match(r"[a-z]+:", link):
         return link
     path, _, anchor = link.partition("#")
@@ -182,7 +182,7 @@ def target(link, page, files, repository, linked):
         return None  # a page that is not in the book, such as a solution
     if resolved.is_file():
         linked.add(name)
-    return path  # where there is no such file, Jupyter Book says so
+    return path  # if there is no such file, Jupyter Book says so
 
 
 def slug(anchor):
@@ -202,7 +202,7 @@ def source(cell):
 
 
 def prepare_notebook(notebook, page, files, repository, linked):
-    """Replace what needs a kernel by what it showed: bars at their end, dashboards as pictures or as JavaScript."""
+    """Replace what needs a kernel with what it showed: bars at their end, dashboards as pictures or as JavaScript."""
     state = notebook["metadata"].pop("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":

@@ -62,7 +62,7 @@ class BudgetUsed(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for every submission.
+    """The rules for every submission.
 
     budget: sampled tokens per run; None: those of `BUDGETS`. seeds: runs per submission and starting model. num_train,
     num_heldout: problems of a run. seconds: CPU time of one run, a guard against runs that never end, not part of the
@@ -132,7 +132,7 @@ class SubmittedCode(Sandbox):
     waited = 0.0  # seconds that its answers took so far
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Return what a function of the submission returns; raises Rejected where it fails."""
+        """Return what a function of the submission returns; raises Rejected if it fails."""
         if self._process is None:
             self._start()
         self._sent, begun = 0, time.monotonic()
@@ -246,7 +246,7 @@ def rewards_of(code: SubmittedCode, names: Sequence[str]) -> list[Callable]:
 
 
 def phases_of(settings: Any, seed: int, budget: int) -> list[tuple[GRPOConfig, bool]]:
-    """Return the checked settings of each phase, and whether the phase goes on until the budget is used.
+    """Return the checked settings of each phase, and whether the phase continues until the budget is used.
 
     Raises Rejected for settings that are unknown, the judge's own, or too large.
     """
@@ -414,7 +414,7 @@ def judge_submissions(
         submissions: folder with one folder per submission.
         output: a new or empty folder outside of it.
         starts: the starting models. rules: budget, seeds and numbers of problems.
-        seed: of all problems and runs; None draws one that nobody knows. isolated: run submissions under bubblewrap.
+        seed: seed of all problems and runs; None draws a secret one. isolated: run submissions under bubblewrap.
         command, machine: what was typed and on what it runs, for the record. tell: called with a line on each run.
 
     Raises:

@@ -53,7 +53,7 @@ class Submission:
         return self.names["advantages"](rewards, num_generations)
 
     def loss(self, per_token_logps: Tensor, others: tuple, settings: dict[str, Any]) -> Any:
-        """Return the losses of a micro-batch; their gradient can be asked for afterwards."""
+        """Return the losses of a micro-batch; their gradient can be computed afterwards."""
         self.logps = per_token_logps.requires_grad_(True)
         self.losses = self.names["loss"](self.logps, *others, **settings)
         return self.losses
@@ -64,7 +64,7 @@ class Submission:
 
 
 def report_closed_files(channel: int) -> None:
-    """Tell the judge when a file of the models or of the problems is asked for.
+    """Tell the judge when a file of the models or of the problems is opened.
 
     In the sandbox these folders are empty, so this is only for a clear message.
     """

@@ -88,7 +88,7 @@ def add_grade_options(command: ArgumentParser) -> None:
         help="run students' code as yourself, for containers that hold nothing else (docs/grading.md)",
     )
     add("--by-hand", metavar="FILE", help="your copy of grades.csv with points for the open answers (docs/grading.md)")
-    add("--resume", action="store_true", help="go on where a grading into DIR was interrupted")
+    add("--resume", action="store_true", help="continue where a grading into DIR was interrupted")
 
 
 def _leave_working_directory() -> None:
@@ -223,7 +223,7 @@ def run_challenge_command(arguments: Namespace) -> int:
 
 
 def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules) -> int:
-    """Train and evaluate one submission on new problems; for `submit`, copy it where nothing was rejected."""
+    """Train and evaluate one submission on new problems; for `submit`, copy it if nothing was rejected."""
     from classroom.challenge import Judge, SubmissionRejectedError, read_submission
     from classroom.sandbox import isolation_problem
 

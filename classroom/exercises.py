@@ -64,7 +64,7 @@ def find_masters(folder: Path) -> list[Path]:
 def write_exercises(masters: Path, folder: Path) -> list[Path]:
     """Write the student version of every master in `masters` and its folders; returns the files.
 
-    Raises FileNotFoundError where there is no master, and what `student_version` raises.
+    Raises FileNotFoundError if there is no master, and what `student_version` raises.
     """
     import nbformat
 
@@ -80,7 +80,7 @@ def write_exercises(masters: Path, folder: Path) -> list[Path]:
 def write_course(masters: Path, folder: Path) -> list[Path]:
     """Arrange the masters as an nbgrader course (``source/NAME/NAME.ipynb`` and the settings); returns the files.
 
-    Raises FileNotFoundError where there is no master, FileExistsError where `folder` holds a course already.
+    Raises FileNotFoundError if there is no master, FileExistsError if `folder` holds a course already.
     """
     if (folder / "source").exists():
         raise FileExistsError(f"course: {folder} holds a course already; choose a new folder")
@@ -117,7 +117,7 @@ class OpenQuestion:
 class SourceNotebook:
     """A notebook as students got it.
 
-    name: of its file, without .ipynb. hand_graded: somebody has graded open answers, so these count.
+    name: its file name without .ipynb. hand_graded: somebody has graded open answers, so these count.
     """
 
     name: str
@@ -180,7 +180,7 @@ def _master(name: str, notebook: NotebookNode) -> SourceNotebook:
             continue
         check = _ONE_CHECK.fullmatch(cell.source.strip())
         if not check or check[1] != check[2] or check[1] not in exercises():
-            raise ValueError(f"masters: {name}: {cell.source[:60]!r} is no check of an exercise of this course")
+            raise ValueError(f"masters: {name}: {cell.source[:60]!r} is not a check of an exercise of this course")
         questions.append(Question(cell.metadata.nbgrader.grade_id, check[1], exercises()[check[1]].max_points))
     student = student_version(notebook)
     for cell in student.cells:

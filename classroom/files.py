@@ -26,7 +26,7 @@ MAX_BYTES, _MAX_BYTES_TOGETHER = 64 * 2**20, 128 * 2**20
 _SNIFFED = 2**16  # bytes in which a notebook under another ending must name its cells
 _CANVAS = re.compile(r"(?P<name>[^_]+?)(?:_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)", re.DOTALL)
 _MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_.*", re.DOTALL)
-_OTHER = " is no notebook"
+_OTHER = " is not a notebook"
 _NOBODYS = (".ipynb_checkpoints", ".git", ".Trash", "__MACOSX", "nbgrader_config.py")
 _OF_A_COURSE = ("submitted", "source", "release", "autograded", "feedback")
 _NOT_A_COURSE = (
@@ -37,7 +37,7 @@ _SEPARATORS = " _-.,()[]"
 
 @dataclass
 class Submission:
-    """What one student handed in. lms_id: the number that Canvas or Moodle wrote into the name, if any."""
+    """The files of one student. lms_id: the number that Canvas or Moodle wrote into the name, if any."""
 
     student: str
     lms_id: str = ""
@@ -80,7 +80,7 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
         raise FileNotFoundError(f"submissions: {place} is empty; give a folder of student folders or of notebooks")
     taken: set[tuple[str, str]] = set()
     for submission in found.values():
-        if submission.files:  # what lies next to the notebooks is no problem
+        if submission.files:  # what lies next to the notebooks is not a problem
             submission.troubles = [one for one in submission.troubles if not one.endswith(_OTHER)]
         name, number = shown(submission.student), 1
         submission.student = name
@@ -158,7 +158,7 @@ def _take_file(path: Path, name: str, submission: Submission) -> None:
     if stat.S_ISLNK(status.st_mode):
         submission.troubles.append(f"{name} is a link and was not followed")
     elif not stat.S_ISREG(status.st_mode):
-        submission.troubles.append(f"{name} is no file")
+        submission.troubles.append(f"{name} is not a file")
     elif status.st_size > MAX_BYTES:
         submission.troubles.append(f"{name} is larger than {MAX_BYTES // 2**20} MB and was not read")
     elif path.suffix == ".ipynb" or b'"cells"' in _read(path, _SNIFFED):

@@ -157,7 +157,7 @@ def summary_page(
 
 
 def _questions(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> Markup | None:
-    """Return a figure of the mean of each question over the students who handed its notebook in; None where nobody
+    """Return a figure of the mean of each question over the students who handed its notebook in; None if nobody
     did.
     """
     found = []

@@ -84,16 +84,16 @@ def read_notebook(content: bytes) -> tuple[Node, list[str]]:
     """Return a notebook of format 4 with sound cells and without outputs, and a message about what was wrong with the
     file.
 
-    Raises ValueError if it is no notebook, with the reason.
+    Raises ValueError if it is not a notebook, with the reason.
     """
     text, troubles = decode_text(content)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError("is no notebook: it holds no JSON" if text.strip() else "is empty") from error
+        raise ValueError("is not a notebook: it holds no JSON" if text.strip() else "is empty") from error
     cells = _cells(found)
     if cells is None:
-        raise ValueError("is no notebook: it has no cells")
+        raise ValueError("is not a notebook: it has no cells")
     notebook, cut = _notebook(cells)
     return notebook, [*troubles, *cut]
 

@@ -39,7 +39,7 @@ class Node(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Step:
-    """What is done in order: run a cell (`source`, called `name` in messages), or ask for the function `name`.
+    """A step of a grading: run a cell (`source`, called `name` in messages), or fetch the function `name`.
 
     is_added: the cell is not from the master.
     """
@@ -51,7 +51,7 @@ class Step:
 
 
 def best_master(notebook: Node, file_name: str, masters: Sequence[SourceNotebook]) -> SourceNotebook | None:
-    """Return the master that a notebook was made from, by the cells that it holds; None where it shares none."""
+    """Return the master that a notebook was made from, by the cells that it holds; None if it shares none."""
 
     def agreement(master: SourceNotebook) -> tuple[int, bool]:
         own = {*master.answers.values(), *master.checks.values(), *(one.cell for one in master.open_questions)}
@@ -161,7 +161,7 @@ def _fits(cell: Node, role: str, master: SourceNotebook) -> bool:
 
 
 def _role_by_content(cell: Node, master: SourceNotebook) -> str | None:
-    alike = {one.cell for one in master.open_questions}  # as they are handed out, these do not differ
+    alike = {one.cell for one in master.open_questions}  # as they are released, these do not differ
     for role, original in master.cells.items():
         same = cell.source.strip() == original.source.strip() and cell.cell_type == original.cell_type
         if same and role not in alike:
@@ -182,7 +182,7 @@ def _is_check_call(cell: Node) -> bool:
 
 
 def _is_written(cell: Node, master: SourceNotebook) -> bool:
-    """Return True if a cell is more than answers that nobody has written, as they were handed out or shorter."""
+    """Return True if a cell is more than answers that nobody has written, as they were released or shorter."""
     return cell.cell_type != "code" or not cell.source or bool(without_empty(cell.source, master.answers))
 
 
@@ -194,7 +194,7 @@ def written_answers(notebook: Node, master: SourceNotebook) -> int:
 
 
 def open_answers(notebook: Node, master: SourceNotebook) -> dict[str, str]:
-    """Cell of an open question → what a student wrote there, without the cells that are as they were handed out."""
+    """Cell of an open question → what a student wrote there, without the cells that are as they were released."""
     stubs = {one.cell: master.cells[one.cell].source.strip() for one in master.open_questions}
     texts = {one: cell.source.strip() for cell in notebook.cells for one in _ids(cell)[:1] if one in stubs}
     return {one: text for one, text in texts.items() if text not in ("", stubs[one])}
@@ -250,9 +250,9 @@ def _restore(cells: list[Node], present: set[str], master: SourceNotebook) -> li
 
 
 def steps(notebook: Node, master: SourceNotebook) -> list[Step]:
-    """Return what to run of a repaired notebook, and when to ask for each function.
+    """Return what to run of a repaired notebook, and when to fetch each function.
 
-    From top to bottom; a function is asked for where its check stands, or behind the last cell that defines it.
+    From top to bottom; a function is fetched at its check, or behind the last cell that defines it.
     """
     names = {question.cell: question.exercise for question in master.questions}
     place: dict[str, int] = {}
@@ -276,7 +276,7 @@ def steps(notebook: Node, master: SourceNotebook) -> list[Step]:
 
 
 def looks(notebook: Node, master: SourceNotebook) -> list[str]:
-    """Return what is worth a review in a student's cells; it is no evidence of cheating."""
+    """Return what is worth a review in a student's cells; it is not evidence of cheating."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     own, given = ([cell.source for cell in code if _is_locked(cell) is locked] for locked in (False, True))
     used = suspicious_names(own, given)

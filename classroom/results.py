@@ -48,7 +48,7 @@ class StudentGrade:
 
     @property
     def label(self) -> str:
-        """The name, with the number where there is one."""
+        """The name, with the number if there is one."""
         return f"{self.student} ({self.lms_id})" if self.lms_id else self.student
 
     def points(self, *masters: SourceNotebook) -> float:
@@ -58,12 +58,12 @@ class StudentGrade:
         return plain_number(earned + sum(self.by_hand.get(open_column(master, one), 0) for master, one in asked))
 
     def open_points(self, master: SourceNotebook, question: OpenQuestion) -> float | str:
-        """Points of an open answer: 0 where nothing was written, "to grade" where nobody has graded it."""
+        """Points of an open answer: 0 if nothing was written, "to grade" if nobody has graded it."""
         written = question.cell in self.open_answers.get(master.name, {})
         return self.by_hand.get(open_column(master, question), TO_GRADE if written else 0)
 
     def question(self, exercise: str) -> float:
-        """Earned in one question; 0 where it was not handed in."""
+        """Earned in one question; 0 if it was not handed in."""
         return self.feedback[exercise].points if exercise in self.feedback else 0
 
     @classmethod
@@ -133,7 +133,7 @@ def points_in_table(path: Path, masters: Sequence[SourceNotebook]) -> Points:
     """Return the points in a table with the columns of ``grades.csv``, as a spreadsheet may have saved it again.
 
     Raises ValueError for a table without `student` and `id`, for a column that `grades.csv` cannot have, and for points
-    that are no number from 0 to the most.
+    that are not numbers from 0 to the maximum.
     """
     most = {open_column(one, asked): asked.points for one in masters for asked in one.open_questions}
     known = {*most, *(column(one, asked.exercise) for one in masters for asked in one.questions), *_OTHER_COLUMNS}
@@ -181,7 +181,7 @@ def enter_points(given: Points, grades: Sequence[StudentGrade], masters: Sequenc
 
 
 def grades_table(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> str:
-    """CSV: a row a student, a column a question, the total, and a word on each trouble."""
+    """CSV: a row per student, a column per question, the total, and a message about each problem."""
     questions = [(column(master, one.exercise), one.exercise) for master in masters for one in master.questions]
     most = sum(master.points for master in masters)
     asked = [(master, one) for master in masters for one in master.open_questions]

@@ -35,9 +35,9 @@ _MOST_TROUBLES = 20  # messages about one student
 
 @dataclass
 class Transcript:
-    """What came of a notebook's steps.
+    """The results of a notebook's steps.
 
-    outcomes: (exercise, number of the part) → what each call came to. missing: exercise → why it could not be asked.
+    outcomes: (exercise, number of the part) → what each call came to. missing: exercise → why it could not be called.
     errors: name of a cell → its error. troubles: a message about what ended the process.
     """
 
@@ -65,7 +65,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
     What is trained comes last, in a process of its own, and only for answers whose other parts are right. Whatever
     ends a process costs nothing but itself, as long as the student's time lasts.
 
-    Raises SandboxError where the sandbox does not start, or a new process in it ends before the student's code runs.
+    Raises SandboxError if the sandbox does not start, or a new process in it ends before the student's code runs.
     """
     found, skip, faults, fatal = Transcript(), list[int](), 0, Counter[str]()
     places = {step.name: place for place, step in enumerate(steps) if step.kind == "ask"}
@@ -213,7 +213,7 @@ def _why(ending: dict[str, Any], limits: Limits) -> str:
 
 @dataclass
 class Answers:
-    """What the processes found out about one student, not judged yet."""
+    """The results of the processes of one student, not graded yet."""
 
     grade: StudentGrade
     notebooks: dict[str, NotebookNode] = field(default_factory=dict)
@@ -232,7 +232,7 @@ def answers_of(
     """Read, repair and run all notebooks of a student. Whatever one of them does becomes a message about it.
 
     to_read: the task of reading: `files` (name and size of each that the sandbox was given), `masters`, and `others`
-    that are not graded now (`pack_masters`). Raises SandboxError where no student's code can be run.
+    that are not graded now (`pack_masters`). Raises SandboxError if no student's code can be run.
     """
     grade = StudentGrade(submission.student, submission.lms_id, digest, troubles=list(submission.troubles))
     result = Answers(grade)
@@ -319,7 +319,7 @@ def _runs_of_another(transcript: Transcript, grade: StudentGrade) -> list[str]:
 
 
 def _failures(transcript: Transcript, master: SourceNotebook) -> list[str]:
-    """Return the student's cells that raise, and answers that are no functions, apart from what a trouble already
+    """Return the student's cells that raise, and answers that are not functions, apart from what a trouble already
     says.
     """
     locked = {name for name, cell in master.cells.items() if not cell.metadata.nbgrader.solution}

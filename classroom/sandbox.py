@@ -50,7 +50,7 @@ _LIBRARIES = 2**29  # bytes that Python and its libraries take before a student'
 
 @dataclass(frozen=True)
 class Limits:
-    """What a student's code may use.
+    """Limits of a student's code.
 
     seconds: CPU time of a cell, and of a part of a question, after which an alarm interrupts it; three times as much
     where a part trains a model (`classroom.run.TRAINING`). grace: seconds until the process is killed that did not
@@ -84,7 +84,7 @@ class Limits:
 
 
 def isolation_problem() -> str:
-    """Return why bubblewrap cannot isolate a process here, or nothing where it can."""
+    """Return why bubblewrap cannot isolate a process here, or nothing if it can."""
     bwrap = _bwrap()
     if bwrap is None:
         return "bubblewrap (`bwrap`) is not installed."
@@ -112,7 +112,7 @@ def isolation_problem() -> str:
 
 
 def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
-    """Raise ValueError where students' code is to be isolated and cannot be; warn where it is not to be."""
+    """Raise ValueError if students' code is to be isolated and cannot be; warn if it is not to be."""
     problem = isolation_problem() if isolated else ""
     if problem:
         raise ValueError(f"students' code cannot be isolated, so nothing was run. {problem} {REMEDY}")
@@ -294,7 +294,7 @@ class Sandbox:
         self._folder.cleanup()
 
     def run(self, task: dict[str, Any], seconds: float) -> tuple[list[dict], dict[str, Any]]:
-        """Run one notebook for at most so many seconds; what its process said, and how it ended.
+        """Run one notebook for at most this many seconds; what its process said, and how it ended.
 
         Returns:
             The messages, of which any may be a lie; and `end` ("done", "ended", "memory", "time", "total time",
@@ -431,7 +431,7 @@ class Sandbox:
     def _watch(
         self, messages: list[dict], started: float, before: float, most: float, limits: Limits
     ) -> tuple[str, int | None]:
-        """Take messages until the notebook's process has ended or is late; limits: of its task."""
+        """Take messages until the notebook's process has ended or is late; limits: the limits of its task."""
         begun, spent, looked, done = started, 0.0, started, False
         while True:
             came = self._receive(_POLL)
@@ -458,7 +458,7 @@ class Sandbox:
                 return "time", None
 
     def _receive(self, seconds: float) -> list[dict] | None:
-        """Return the messages that come next, none after so many seconds; None where no more can come.
+        """Return the messages that come next, none after this many seconds; None if no more can come.
 
         Raises Garbled for what is not a message, or too much of it; SandboxError where grading was stopped.
         """

@@ -88,7 +88,7 @@ def _import_what_is_needed() -> None:
 
 
 class _Later:
-    """What a check returns here; the answer is judged elsewhere."""
+    """The placeholder that a check returns here; the answer is graded elsewhere."""
 
     points = max_points = 0
 
@@ -127,7 +127,7 @@ def limit_resources(limits: Limits, other_processes: int) -> None:
 
 
 def become(user: int | None) -> None:
-    """Become a user without rights, where one is given."""
+    """Become a user without rights, if one is given."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -283,7 +283,7 @@ def _run_cell(shell: Any, source: str, limits: Limits) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error's type and message in one line, cut where it is long.
+    """Return an error's type and message in one line, cut if it is long.
 
     >>> error_line(KeyError("a")), error_line(SystemExit())
     ("KeyError: 'a'", 'SystemExit')
@@ -296,12 +296,12 @@ def error_line(error: BaseException) -> str:
 
 
 def _function(names: dict[str, Any], name: str) -> tuple[Callable | None, str]:
-    """Return what the notebook calls `name`, or why it cannot be asked."""
+    """Return what the notebook calls `name`, or why it cannot be called."""
     if name not in names:
         return None, f"{name} is not defined"
     function = names[name]
     if not callable(function):
-        return None, f"{name} is no function"
+        return None, f"{name} is not a function"
     code = getattr(function, "__code__", None)
     own = (Path(grpo_edu.__file__).parent, Path(__file__).parent)
     if code is not None and any(Path(code.co_filename).is_relative_to(folder) for folder in own):

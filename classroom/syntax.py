@@ -33,7 +33,7 @@ _VARIABLE = re.compile(r"GRPO_EDU_\w+")
 
 @lru_cache(maxsize=4096)
 def tree(source: str) -> ast.Module | None:
-    """Return the syntax tree of a cell, in which a line of IPython's own is `pass`; None where it is no Python."""
+    """Return the syntax tree of a cell, in which a line of IPython's own is `pass`; None if it is no Python."""
     return _parsed(source) or _parsed("\n".join(map(_without_command, source.split("\n"))))
 
 
@@ -190,7 +190,7 @@ def _used(node: ast.AST, known: dict[str, str]) -> Iterator[str]:
 
 
 def _dotted(node: ast.AST, known: dict[str, str]) -> str:
-    """`a.b.c` with `a` as it was imported; of what is no name only the last attributes, as in `.b.c`."""
+    """`a.b.c` with `a` as it was imported; only the last attributes if the start is not a name, as in `.b.c`."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < _MOST_LINKS:
         parts.append(node.attr)

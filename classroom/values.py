@@ -130,7 +130,7 @@ def decode(content: Any, depth: int = 0) -> Any:
         return _decode_tensor(inside).numpy()
     if what == "other" and len(inside) == 2 and all(isinstance(one, str) for one in inside):
         return type(plain(inside[0], 40) or "object", (OpaqueValue,), {})(plain(inside[1]))
-    raise ValueError(f"content: {what[:40]!r} is no kind of value")
+    raise ValueError(f"content: {what[:40]!r} is not a kind of value")
 
 
 def _decode_dict(pairs: list, depth: int) -> dict:

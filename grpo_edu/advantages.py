@@ -147,11 +147,11 @@ def turn_advantages(
     (https://arxiv.org/abs/2505.11821) assign credit by turn in a similar way.
 
     Args:
-        turn_rewards: (B, T), the reward of each turn, NaN where a conversation had fewer turns.
+        turn_rewards: (B, T), the reward of each turn, NaN if a conversation had fewer turns.
         num_generations, scale_rewards, eps: as for `group_advantages`.
 
     Returns:
-        (B, T), 0 where there was no turn, or where no other conversation of the group had this turn.
+        (B, T), 0 if there was no turn, or if no other conversation of the group had this turn.
 
     >>> turn_rewards = torch.tensor([[0.0, 1.0], [1.0, float("nan")], [-0.5, 1.0], [0.0, 0.0]])
     >>> turn_advantages(turn_rewards, 4, scale_rewards="none")

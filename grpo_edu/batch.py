@@ -1,4 +1,4 @@
-"""Score a rollout (rewards, advantages, mask of the loss), and replace the groups that tie by further ones."""
+"""Score a rollout (rewards, advantages, mask of the loss), and replace the groups that tie with further ones."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
     return groups.flatten()
 
 
-# Dynamic sampling: replace the problems whose groups tie by further problems (DAPO, arXiv 2503.14476).
+# Dynamic sampling: replace the problems whose groups tie with further problems (DAPO, arXiv 2503.14476).
 
 
 def replace_tied_groups(
@@ -122,7 +122,7 @@ def replace_tied_groups(
 
     Args:
         batch: the batch of the problems with these indices.
-        order: of the problems. sample: indices of problems → batch.
+        order: the order of the problems. sample: indices of problems → batch.
         advantages: rewards (B,) → advantages (B,), for the batch to learn from.
     """
     rounds, used = [batch], list(indices)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints, overload
 
 Class = TypeVar("Class")
 
-# ---- what a setting may be: it stands at the field, and is checked once, when the settings are made ----
+# ---- what a setting may be: it is written at the field, and is checked once, when the settings are made ----
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Interval:
     """The numbers of one kind between two ends.
 
     kind: int, or float, which includes whole numbers. closed: which ends belong to it: "both", "left", "right" or
-    "neither". demand: what a message asks for.
+    "neither". demand: the requirement that a message names.
 
     >>> Interval(int, 1, math.inf, closed="left", demand="must be at least 1").check("trials", 0)
     Traceback (most recent call last):
@@ -47,7 +47,7 @@ class Interval:
     def check(self, name: str, value: Any) -> None:
         """Raise ValueError with the name, what is demanded and the value, unless it is a number of the interval.
 
-        A tensor or an array of one element counts as a number; a truth value does not.
+        A tensor or an array of one element counts as a number; a bool does not.
         """
         number = value.item() if getattr(value, "shape", None) == () else value
         if isinstance(number, bool) or not isinstance(number, Integral if self.kind is int else Real):
@@ -56,7 +56,7 @@ class Interval:
 
 
 class Options(Sequence[str]):
-    """The names that a setting may have. table: a table "module:NAME" that has them, read whenever they are asked for.
+    """The names that a setting may have. table: a table "module:NAME" that has them, read at each use.
 
     Those tables are in modules that import torch. The command line starts without it, so the names of a module that is
     not loaded are read in its source.
@@ -181,7 +181,7 @@ def require(name: str, value: Any, holds: bool, demand: str) -> None:
         raise ValueError(f"{name} {demand}, got {value!r}")
 
 
-# ---- a text on each setting: it stands at the field as well, and the docstring and the command line show it ----
+# ---- a text on each setting: it is written at the field as well, and the docstring and the command line show it ----
 
 
 def setting(default: Any, text: str) -> Any:
@@ -283,7 +283,7 @@ class GRPOConfig:
     )
     prompts_per_step: Count = setting(16, "N, different problems per step; with smollm2: 8")
     max_resamples: WholeNumber = setting(
-        0, "how often per step groups with equal rewards are sampled anew (dynamic sampling)"
+        0, "how often per step groups with equal rewards are sampled again (dynamic sampling)"
     )
     max_completion_length: Count = setting(96, "most tokens of a completion; with gsm8k: 256")
     max_steps: Count = setting(40, "training steps; each samples one batch and learns from it")
@@ -295,7 +295,7 @@ class GRPOConfig:
     num_iterations: Count = setting(1, "μ, updates per batch; clipping needs at least 2")
     gradient_accumulation_steps: Count = setting(1, "micro-batches per update; the result is the same")
     temperature: Positive = setting(1.0, "1: the policy itself; lower: more certain")
-    top_p: TopP = setting(1.0, "sample only from the likeliest tokens whose probabilities add up to this")
+    top_p: TopP = setting(1.0, "sample only from the most likely tokens whose probabilities add up to this")
     top_k: TopK = setting(0, "sample only from the k most likely tokens; 0: all")
     loss_type: LossType = setting("grpo", "how ratios are clipped and tokens averaged")
     importance_sampling_level: Level = setting("token", "one ratio per token, or per completion (GSPO)")

@@ -227,7 +227,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Evaluating:
-    """How many of the problems of an evaluation are done."""
+    """The number of problems of an evaluation that are done."""
 
     done: int
     total: int

@@ -5,7 +5,7 @@ module does: how text is split before it is tokenized, which token ends an answe
 and the output layer are one matrix, and whether every tensor was read. What is not certain is refused with a sentence.
 
 The converted copy has its weights in float32. It is kept in the cache of Hugging Face (`HF_HOME`) under the hash of the
-file, so that another file under the same name is converted anew.
+file, so that another file under the same name is converted again.
 """
 
 from __future__ import annotations

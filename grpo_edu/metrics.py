@@ -28,7 +28,7 @@ def reward_metrics(
     fewer than two values is NaN.
 
     Args:
-        rewards_per_func: (B, K), NaN where a function does not apply.
+        rewards_per_func: (B, K), NaN if a function does not apply.
         rewards: (B,), the total rewards from which advantages are computed.
         num_generations: G, completions per prompt.
         names: K different names of the reward functions.
@@ -100,7 +100,7 @@ def rollout_metrics(
 def masked_mean(values: Tensor, mask: Tensor) -> float:
     """Return the mean over the tokens of all completions, which TRL uses for `entropy`, `kl` and `clip_ratio/*`.
 
-    It is 0 where no token counts, as in TRL; CS336's `masked_mean`, which also takes an axis, is NaN there.
+    It is 0 if no token counts, as in TRL; CS336's `masked_mean`, which also takes an axis, is NaN there.
 
     Args:
         values: (B, C), one number per token; or (B, 1), one number per completion, averaged without the mask.

@@ -41,7 +41,7 @@ _ANSWER_IS = re.compile(r"\banswer(?:\s+is\b\s*:?|\s*:)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """What stands around a question in the chat that the model continues.
+    """The text around a question in the chat that the model continues.
 
     system: the system message; None for none, "" for the one that belongs to the problem.
     examples: questions with worked answers that come first (few-shot).
@@ -53,11 +53,13 @@ class PromptStyle:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-_STYLE_KEY = "grpo_edu_prompt"  # in tokenizer_config.json, so that a saved policy is asked in the way it was trained
+_STYLE_KEY = (
+    "grpo_edu_prompt"  # in tokenizer_config.json, so that a saved policy gets the prompt with which it was trained
+)
 
 
 def prompt_style(tokenizer: PreTrainedTokenizerBase) -> PromptStyle:
-    """Return the prompt style that a tokenizer carries; the course's own where it carries none."""
+    """Return the prompt style that a tokenizer carries; the course's own if it carries none."""
     stored = getattr(tokenizer, "init_kwargs", {}).get(_STYLE_KEY)
     if stored is None:
         return PromptStyle()

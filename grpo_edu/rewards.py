@@ -171,7 +171,7 @@ def compute_rewards(
         columns: further keyword arguments for the functions, such as `answer` and `completion_ids`; a list must have B
             entries.
 
-    Returns: `rewards_per_func`, (B, K) float32, NaN where a function returned None.
+    Returns: `rewards_per_func`, (B, K) float32, NaN if a function returned None.
 
     Warns if no function applies to some rows: their advantage is 0, as in TRL, so nothing is learned from them.
 
@@ -228,7 +228,7 @@ def combine_rewards(
     look like a reward.
 
     Args:
-        rewards_per_func: (B, K), NaN where a function does not apply.
+        rewards_per_func: (B, K), NaN if a function does not apply.
         weights: K finite numbers; None: each is 1.
 
     Returns: `rewards`, (B,), at least float32.
@@ -354,7 +354,7 @@ def checked_rewards(name: str, returned: Any, completions: Sequence[Completion])
 def _checked_value(returns: str, value: Any, completion: str) -> float:
     from grpo_edu.tensors import LARGEST_REWARD  # imports torch, which the command line does not need to start
 
-    remedy = f"return a number of at most {LARGEST_REWARD:g} in size, or None where the function does not apply"
+    remedy = f"return a number of at most {LARGEST_REWARD:g} in size, or None if the function does not apply"
     if hasattr(value, "tolist"):  # a 0-dimensional tensor or array
         value = value.tolist()
     if not isinstance(value, Real):

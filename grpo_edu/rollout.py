@@ -135,7 +135,7 @@ class Rollout:
     is_truncated: Tensor  # (B,) bool: the limit was reached before a stop token
     num_generations: int  # G
     tool_mask: Tensor | None = None  # (B, C) long, as in TRL: 0 for a token of the environment, else 1; None: no such
-    turn_rewards: Tensor | None = None  # (B, T) float32, of each turn, NaN where a row had fewer; None: no environment
+    turn_rewards: Tensor | None = None  # (B, T) float32, of each turn, NaN if a row had fewer; None: no environment
     environments: Sequence[Environment] | None = None  # B, as the conversations left them
 
     @property

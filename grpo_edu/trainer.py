@@ -101,7 +101,7 @@ def train(
     training = Training(model, tokenizer, problems, reward_funcs, config, state, stages or Stages(), penalty)
     order = ProblemOrder(len(problems), config.seed, shuffle=config.shuffle_dataset)
     used = [len(sampled.rewards) // config.num_generations for _, sampled in state.ahead]
-    for count in state.num_problems + used:  # a run that is continued goes on after the problems that it has used
+    for count in state.num_problems + used:  # a run that is continued continues after the problems that it has used
         order.draw(count)
     model.eval()
     for step in range(state.step + 1, config.max_steps + 1):
@@ -375,7 +375,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Training:
-    """What all steps of a training run share; the arguments of `train` describe the fields."""
+    """The state that all steps of a training run share; the arguments of `train` describe the fields."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase

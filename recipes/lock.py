@@ -1,4 +1,4 @@
-"""Write requirements.lock and requirements-gym.lock anew: ``python -m recipes.lock [--upgrade]``.
+"""Write requirements.lock and requirements-gym.lock again: ``python -m recipes.lock [--upgrade]``.
 
 The locks name every package that `course.py` installs, with all that they depend on and with the hashes of their files,
 for Python 3.11 to 3.13 on Linux, macOS and Windows. Versions that requirements.txt does not pin stay as they are in the

@@ -63,7 +63,7 @@ def write_card(
 
 
 def store_card(folder: Path, record: dict[str, Any], card: str) -> None:
-    """Write ``recipe.json``, from which a test makes the card anew, and the card, ``README.md``."""
+    """Write ``recipe.json``, from which a test makes the card again, and the card, ``README.md``."""
     (folder / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -212,7 +212,7 @@ def pretrain(
     config: PretrainingConfig,
     excluded: frozenset[str] = frozenset(),
 ) -> Iterator[dict[str, Any]]:
-    """Train `model` in place; yields one dict a step: step, loss, tokens (seen so far)."""
+    """Train `model` in place; yields one dict per step: step, loss, tokens (seen so far)."""
     optimizers = build_optimizers(model, config)
     full_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     early = batches(replace(config, style_weights=config.early_style_weights), tokenizer, config.seed + 2, excluded)

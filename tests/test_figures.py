@@ -370,7 +370,7 @@ def test_a_part_that_is_the_whole_reward_is_drawn_once():
     rows = [{"reward": 0.1 * step, "rewards/accuracy_reward/mean": 0.1 * step} for step in range(4)]
     axes = training_curves(rows).axes[0]
     assert list(lines(axes)) == ["total"] and axes.get_legend() is None
-    assert list(axes.lines[0].get_xdata()) == [1, 2, 3, 4], "steps are counted where none are named"
+    assert list(axes.lines[0].get_xdata()) == [1, 2, 3, 4], "steps are counted if none are named"
 
 
 def test_gaps_stay_gaps_and_a_metric_may_start_late():

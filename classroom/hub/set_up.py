@@ -58,7 +58,7 @@ def say(text):
 
 
 def run(*command, **options):
-    """Run a command; stop with what it said where it fails."""
+    """Run a command; stop with what it said if it fails."""
     done = subprocess.run([str(part) for part in command], text=True, capture_output=True, **options)
     if done.returncode:
         shown = " ".join(str(part) for part in command[:4])
@@ -100,12 +100,12 @@ def needed_by_kernel():
 
 
 def as_user(name):
-    """Return how `subprocess` starts a program as this user; as whoever runs this where there is no name."""
+    """Return how `subprocess` starts a program as this user; as whoever runs this if there is no name."""
     return {"user": name, "group": user(name).pw_gid, "extra_groups": []} if name else {}
 
 
 def closed_folder(path, name):
-    """Return the first folder on the way to `path`, or itself, that this user may not enter; None where all are
+    """Return the first folder on the way to `path`, or itself, that this user may not enter; None if all are
     open.
     """
     way = [*reversed(path.parents), path]
@@ -115,7 +115,7 @@ def closed_folder(path, name):
 
 
 def check_readable(paths, name):
-    """Stop where a user cannot read what a kernel needs, with the name of the folder that is closed."""
+    """Stop if a user cannot read what a kernel needs, with the name of the folder that is closed."""
     for path in paths:
         closed = closed_folder(path, name)
         if closed:
@@ -226,12 +226,14 @@ def read_roster(path):
     for number, row in enumerate(rows, start=2):
         name, role = row.get("name") or "", row.get("role") or ""
         if not re.fullmatch(r"[a-z][a-z0-9_-]{0,30}", name):
-            raise Stop(f"{path}, line {number}: the name {name!r} is no user name (a-z, 0-9, - and _, a letter first)")
+            raise Stop(
+                f"{path}, line {number}: the name {name!r} is not a user name (a-z, 0-9, - and _, a letter first)"
+            )
         if role not in ROLES:
             raise Stop(f"{path}, line {number}: the role of {name} is {role!r}; write instructor or student")
     names = [row["name"] for row in rows]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise Stop(f"{path}: {', '.join(twice)} stands there more than once")
+        raise Stop(f"{path}: {', '.join(twice)} is there more than once")
     if not any(row["role"] == "instructor" for row in rows):
         raise Stop(f"{path} has no instructor")
     return rows
@@ -294,7 +296,7 @@ def make_users(folder, account, rows):
 
 
 def make_course(folder, account, rows, release):
-    """Lay out the masters, make the students' versions, release those that were asked for; as the course's account."""
+    """Lay out the masters, make the students' versions, release the requested ones; as the course's account."""
     course, kernel = folder / "course", Path(sys.executable)
     if not (course / "source").exists():
         course.mkdir(mode=0o700, exist_ok=True)

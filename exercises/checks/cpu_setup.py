@@ -292,7 +292,7 @@ check_smallest_update = Exercise(
 
 # ---- int8_product ----
 def int8_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product of two matrices by way of whole numbers from -127 to 127, one scale a matrix."""
+    """Return the product of two matrices by way of whole numbers from -127 to 127, one scale per matrix."""
     whole, scales = [], []
     for matrix in (left, right):
         scales.append(matrix.abs().max() / 127)

@@ -641,7 +641,7 @@ check_ratio_is_one = Exercise(
         only the first token is checked: far[mask] -> far[:, 0]
             Check all tokens that count.
         the difference of the logarithms is compared with 1: logs.exp() - 1 -> logs - 1
-            The ratio is 1 where the logarithms are *equal*.
+            The ratio is 1 if the logarithms are *equal*.
     """,
 )
 

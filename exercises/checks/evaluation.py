@@ -190,7 +190,7 @@ check_pass_at_k = Exercise(
             twice.
             or: 1 - (1 - sum(rewards) / len(rewards)) ** k
         graded rewards are counted as 0 or 1: pass_at_k([float(one == 1) for one in rewards], k)
-            A reward of 0.5 is better than 0 and worse than 1. It counts where nothing better is drawn.
+            A reward of 0.5 is better than 0 and worse than 1. It counts if nothing better is drawn.
             or: pass_at_k([float(one > 0) for one in rewards], k)
         the mean of the worst rewards is returned: -pass_at_k([-one for one in rewards], k)
             Each choice of k counts with its *best* reward.

@@ -43,7 +43,7 @@ def tied_alone(rng: random.Random, size: int) -> Tensor:
 
 
 def tied(base: float) -> Callable[[random.Random], Call]:
-    """Return a tied group alone, or beside one that differs from `base` by a millionth in one place, and one that
+    """Return a tied group alone, or next to one that differs from `base` by a millionth in one place, and one that
     differs.
     """
 
@@ -81,7 +81,7 @@ def one_group(given: Call, expected: Tensor, got: Any) -> tuple[str, str, str] |
 
 
 def group_advantages(rewards: Tensor, num_generations: int) -> Tensor:
-    """Reward minus the mean of its group, divided by the group's standard deviation + 1e-4; 0 where a group ties."""
+    """Reward minus the mean of its group, divided by the group's standard deviation + 1e-4; 0 if a group ties."""
     groups = rewards.view(-1, num_generations)
     mean, std = groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True)
     tied = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
@@ -266,7 +266,7 @@ check_degenerate_groups = Exercise(
         the result is True for the groups that do not tie: return ( -> return ~(
             Return True for a group that ties.
         there is one value per completion, not per group: .all(dim=1) -> .flatten()
-            Return one truth value per group, shape (N,): are *all* of its rewards equal?
+            Return one bool per group, shape (N,): are *all* of its rewards equal?
         the groups are mixed: degenerate_groups(rewards.view(num_generations, -1).T.flatten(), num_generations)
             A group's rows are adjacent.
     """,
@@ -278,7 +278,7 @@ check_degenerate_groups = Exercise(
 
 
 def rloo_advantages(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
-    """Reward minus the mean of the others that are complete; 0 for a truncated one, and where nobody is left."""
+    """Reward minus the mean of the others that are complete; 0 for a truncated one, and if nobody is left."""
     result = torch.zeros_like(rewards)
     for start in range(0, len(rewards), num_generations):
         complete = [row for row in range(start, start + num_generations) if not truncated[row]]
@@ -370,7 +370,7 @@ def _many_groups(few: bool) -> Callable[[random.Random], Call]:
             row = [0.0, 1.0, *(rng.choice([0.0, 1.0]) for _ in range(4))]
             groups.append(torch.tensor(rng.sample(row, 6)))
         rng.shuffle(groups)
-        groups += [torch.ones(6)] * few  # the search goes on behind the last useful group
+        groups += [torch.ones(6)] * few  # the search continues behind the last useful group
         needed = informative + rng.choice([1, 2]) if few else informative - 1
         return call(torch.cat(groups), 6, needed)
 

@@ -145,7 +145,7 @@ def _scaled(
     correction: int = 1,
     eps: float = 1e-4,
 ) -> Tensor:
-    """Advantages with another standard deviation, or another test for ties: ties(groups) → (N,) truth values."""
+    """Advantages with another standard deviation, or another test for ties: ties(groups) → (N,) booleans."""
     groups = rewards.view(-1, num_generations)
     std = groups.std(dim=1, keepdim=True, correction=correction)
     scaled = (groups - groups.mean(dim=1, keepdim=True)) / (std + eps)
@@ -200,7 +200,7 @@ check_grpo_step = Exercise(
             or: group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _never, eps=0.0)
         a tied group gets tiny advantages instead of 0:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _never)
-            Because of rounding, the computed mean of sixteen equal rewards may be another number. Put 0 where all
+            Because of rounding, the computed mean of sixteen equal rewards may be another number. Put 0 if all
             rewards of a group are equal.
         ties are detected by a standard deviation of 0:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _no_spread)
@@ -489,7 +489,7 @@ check_claim = Exercise(
             Subtract the value before from the value after.
         the gain has no sign: return gain, verdict -> return abs(gain), verdict
             If the accuracy falls, the gain is negative.
-        the gain is set to 0 where nothing is shown: return gain -> return 0.0 if verdict == "not shown" else gain
+        the gain is set to 0 if nothing is shown: return gain -> return 0.0 if verdict == "not shown" else gain
             Return the measured gain, whatever the verdict is.
         the test is not paired: mcnemar(before, after).p_value -> _unpaired_p(before, after)
             Both runs answered the same problems. Only the problems on which they differ count.

@@ -194,7 +194,7 @@ def logps_in_chunks(states: Tensor, chosen: Tensor, logits_of: OutputLayer, voca
 
 
 def _tokens(rng: random.Random, *, uneven: bool, scale: float = 1.0) -> Call:
-    """Five states; the chosen tokens lie in all chunks of the vocabulary. scale: of the logits."""
+    """Five states; the chosen tokens lie in all chunks of the vocabulary. scale: the scale of the logits."""
     size = rng.choice([2, 3])
     vocab_size = size * rng.choice([2, 3]) + uneven
     weight = tuple(tuple(row) for row in (scale * numbers(rng, vocab_size, 3)).tolist())

@@ -335,7 +335,7 @@ def _interval(rng: random.Random, narrowest: float, widest: float) -> Call:
     return call(round(low, 3), round(low + width, 3), margin)
 
 
-_EDGES = (  # ends on the margin: within it twice, beside it twice; and one around 0 that reaches beyond
+_EDGES = (  # ends on the margin: within it twice, next to it twice; and one around 0 that reaches beyond
     call(-0.02, 0.005, 0.02),
     call(-0.005, 0.02, 0.02),
     call(0.02, 0.03, 0.02),

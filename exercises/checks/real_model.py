@@ -40,7 +40,7 @@ _WORKED = call(
     ["question", "no comma", "question", "no comma", "no comma"], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0], 2
 )
 _UNEVEN = call(["question", "no comma", "no comma"], [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 4)
-# Equal rewards of 0.5 are no signal; three different rewards, a small difference, and equal ends around others are.
+# Equal rewards of 0.5 are not a signal; three different rewards, a small difference, and equal ends around others are.
 _MIXED = call(
     ["question", "question", "no comma", "no comma"],
     [*[0.5] * 4, 0.5, 0.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.2501, *[0.75] * 4],

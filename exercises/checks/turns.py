@@ -108,7 +108,7 @@ check_number_step = Exercise(
         an illegal text is not punished: "illegal", -0.2 -> "illegal", 0.0
             An illegal text earns −0.2. If it earned 0, it would be as good as a wrong guess that is legal.
         an illegal text ends the game: observation == "right" or -> observation in ("right", "illegal") or
-            It costs a guess, and the game goes on if guesses are left.
+            It costs a guess, and the game continues if guesses are left.
         an illegal text does not cost a guess:
             or guesses_left == 1 -> or (guesses_left == 1 and observation != "illegal")
             Every turn costs a guess. A game whose illegal turns are free may never end.
@@ -149,7 +149,7 @@ def _with_games_that_are_over(turn_rewards: Tensor, num_generations: int) -> Ten
 
 
 def _some_games(rng: random.Random, groups: int, lengths: list[int]) -> Call:
-    """Groups of games with so many turns each; in every group the games come in an order of its own."""
+    """Groups of games with these numbers of turns; in every group the games come in an order of its own."""
     rows = []
     for _ in range(groups):
         for length in rng.sample(lengths, len(lengths)):

@@ -42,7 +42,7 @@ class Outcome:
 
 
 def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:
-    """Return what is wrong with `got`, in a few words, or None where it is as expected.
+    """Return what is wrong with `got`, in a few words, or None if it is as expected.
 
     Numbers and tensors may differ by `tolerance`, absolute and relative. A tensor of one number counts as a number or
     as a list of one, a list as a tuple. NaN equals NaN. Any type is an answer, so an error while comparing is a
@@ -146,9 +146,9 @@ def kind(value: Any) -> str:
 
 
 def shown(value: Any, digits: int = 6) -> str:
-    """Return a value in a message, cut where it is long; a function by its name, and 0 without a sign.
+    """Return a value in a message, cut if it is long; a function by its name, and 0 without a sign.
 
-    digits: of a single number; those of a tensor have at most 7.
+    digits: digits of a single number; those of a tensor have at most 7.
 
     >>> shown(torch.tensor([1.0, 2e-5])), shown(0.1 + 0.2), shown([-0.0, 0.5]), shown("".join), shown(math.prod)
     ('tensor([1.0, 2e-05])', '0.3', '[0.0, 0.5]', "''.join", 'prod')
@@ -175,7 +175,7 @@ def shown_apart(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _tensor_text(tensor: Tensor, digits: int) -> str:
-    """Return each row in a line of its own, whole numbers and truth values as they are; what is left out is an
+    """Return each row in a line of its own, whole numbers and booleans as they are; what is left out is an
     ellipsis.
     """
 

@@ -38,7 +38,7 @@ from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import FIRST
 
 SEED_VARIABLE, CREDIT_VARIABLE = "GRPO_EDU_CHECK_SEED", "GRPO_EDU_SLIP_CREDIT"
-SLIP_CREDIT = 0.5  # the share of its points that a part earns where one named slip explains all that is wrong
+SLIP_CREDIT = 0.5  # the share of its points that a part earns if one named slip explains all that is wrong
 SEVERAL = "faults are left"  # in the name of a mistake that is more than a single slip, and earns nothing
 PATIENCE = 10.0  # seconds until a check says on which input the answer is still at work
 
@@ -149,7 +149,7 @@ def parse_mistakes(text: str, reference: Callable) -> dict[str, Mistake]:
     """Return the mistakes that a text lists, by name.
 
     A mistake is a line ``name: old -> new`` or ``name: new``, as in `changed`, and its indented hint. A long change may
-    stand in the line below its name, and goes on after a line that ends with a semicolon. An indented line
+    be in the line below its name, and continues after a line that ends with a semicolon. An indented line
     ``or: old -> new`` adds another way to make the mistake.
     """
     found = {}
@@ -175,8 +175,8 @@ class Exercise:
 
     reference: a right answer, whose name is that of the exercise. parts: what is graded. mistakes: from the name of
     each common mistake to a wrong answer that makes it, at least four. tolerance: absolute and relative, for results.
-    changes: the mistakes as a text, see `parse_mistakes`; they come before others. excerpt: of a call with a long
-    input, the expected value and another one, the part that differs, as three texts; None where all is to be shown.
+    changes: the mistakes as a text, see `parse_mistakes`; they come first. excerpt: a part of a call with a long
+    input, the expected value and another one, the part that differs, as three texts; None if all is to be shown.
     """
 
     reference: Callable
@@ -209,7 +209,7 @@ class Exercise:
 
         Args:
             answer: the student's function.
-            seed: of the random inputs. With None it is read from the environment variable GRPO_EDU_CHECK_SEED; if that
+            seed: seed of the inputs. With None it is read from the environment variable GRPO_EDU_CHECK_SEED; if that
                 is not set either, every check draws new inputs.
 
         GRPO_EDU_SLIP_CREDIT, from 0 to below 1, is the share of the points that a single named slip earns.
@@ -265,8 +265,8 @@ class Exercise:
 
         Args:
             found: for each part the outcomes on the calls of this seed, from this or another process.
-            seed: of the inputs.
-            credit: the share of the points for a part, where one named slip explains all parts.
+            seed: seed of the inputs.
+            credit: the share of the points for a part, if one named slip explains all parts.
             variable: a variable of the notebook that the answer reads.
         """
         drawn = trial(self, seed)
@@ -352,7 +352,7 @@ class ReferenceRun:
 
     @functools.cached_property
     def expected(self) -> list[list[Outcome]]:
-        """What the right answer makes of the inputs of each part."""
+        """The outcomes of the reference on the inputs of each part."""
         return [[attempt(self.exercise.reference, one) for one in calls] for calls in self.calls]
 
     def _same(self, wrong: Callable, found: Sequence[Sequence[Outcome]], part: int, place: int) -> bool:

@@ -41,7 +41,7 @@ class PartResult:
 
     @property
     def likeness(self) -> str:
-        """What comes before the name of the mistake."""
+        """The text before the name of the mistake."""
         return "looks like:" if self.certain else "on these inputs it behaves like:"
 
     def rows(self) -> list[tuple[str, str]]:
@@ -62,7 +62,7 @@ class Feedback:
 
     @property
     def points(self) -> float:
-        """Points earned, a whole number where no slip was credited."""
+        """Points earned, a whole number if no slip was credited."""
         return plain_number(sum(part.points for part in self.parts))
 
     @property
@@ -139,7 +139,7 @@ def _code(text: str) -> str:
 
 
 def _part_html(part: PartResult) -> str:
-    # green and vermilion, which differ for every eye, and a sign beside them
+    # green and vermilion, which differ for every eye, and a sign next to them
     mark, color = ("✓", COLORS[2]) if part.passed else ("✗", COLORS[1])
     text = (
         f'<div style="border-left:4px solid {color};padding:2px 0 2px 10px;margin:6px 0">'
@@ -198,7 +198,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _how_wrong(given: Any, wanted: Any, tolerance: float) -> str | None:
-    """Return what is wrong with an answer, in words, or None where it is right."""
+    """Return what is wrong with an answer, in words, or None if it is right."""
     found = difference(given, wanted, tolerance)
     if found and (found == OTHER or isinstance(given, bool)):
         return f"{shown(given)} is not the answer"

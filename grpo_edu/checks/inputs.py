@@ -116,7 +116,7 @@ class Training:
 def gradient_of(function: Callable[..., Any], first: Any, *rest: Any) -> dict[str, Any]:
     """Return the gradient of the sum of what a function returns for its first argument, a tensor or a dict of them.
 
-    It is None where the result is no tensor, or autograd finds no way back from it.
+    It is None if the result is not a tensor, or autograd finds no way back from it.
     """
     given = first if isinstance(first, dict) else {FIRST: first}
     leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
@@ -194,7 +194,7 @@ def pays_for_marker(completions: list[str], answer: list[str], **kwargs: Any) ->
 
 
 class Curve(list):
-    """One number a step; shown by its first and its last four."""
+    """One number per step; shown by its first and its last four."""
 
     def __repr__(self) -> str:
         first, last = ([f"{value:.2f}" for value in part] for part in (self[:4], self[4:][-4:]))

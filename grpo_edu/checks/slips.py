@@ -80,7 +80,7 @@ def fact(found: Sequence[Outcome], expected: Sequence[Outcome]) -> Slip | None:
 
 
 def _is_cut_off(found: Outcome, expected: Outcome) -> bool:
-    """Return True if a gradient was asked for, and the answer had none."""
+    """Return True if a gradient was requested, and the answer had none."""
     if not isinstance(expected.value, dict) or not all(str(name).startswith(GRADIENT) for name in expected.value):
         return False
     if found.problem:  # numpy refuses a tensor that has a gradient

@@ -45,7 +45,13 @@ def add_app_options(command: ArgumentParser) -> None:
         help="open pages at a time, each with its own kernel (default: 8)",
     )
     add("--max-runs", type=int, default=1, metavar="N", help="training runs at a time, over all viewers (default: 1)")
-    add("--idle", type=int, default=900, metavar="SECONDS", help="stop a kernel after so much idle time (default: 900)")
+    add(
+        "--idle",
+        type=int,
+        default=900,
+        metavar="SECONDS",
+        help="stop a kernel after this many idle seconds (default: 900)",
+    )
     add("--runs", default="runs", metavar="DIR", help="folder in which runs are saved and compared (default: runs)")
     add("--theme", choices=("light", "dark"), default="light", help="theme of the page (default: light)")
     add("--no-browser", action="store_true", help="print the address without opening a browser")
@@ -61,7 +67,7 @@ def run_app_command(arguments: Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="grpo-edu-app-") as folder:
         place = Path(folder)
         (place / "slots").mkdir()
-        if _NOTEBOOKS.is_dir():  # to be read beside the dashboards
+        if _NOTEBOOKS.is_dir():  # to be read next to the dashboards
             shutil.copytree(_NOTEBOOKS, place / "notebooks", ignore=_not_notebooks)
         nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(_SOURCE)], metadata=_METADATA), place / "app.ipynb")
         # in a file that only its owner can read, and not on the command line, which every user of the machine can
@@ -114,7 +120,7 @@ def server_settings(arguments: Namespace, token: str, mark: str) -> dict[str, di
     """Voilà for one notebook: loopback, a token, a kernel per viewer, idle kernels stopped, sources and traces hidden.
 
     Voilà passes on no message that would run code. A page that is closed tells Voilà to end its kernel, without the
-    form key that other requests carry, so no key is asked for: requests of other origins are refused all the same.
+    form key that other requests carry, so no key is required: requests of other origins are refused all the same.
     Every answer carries the mark, by which the command knows its own server.
     """
     return {

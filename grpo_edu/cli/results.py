@@ -138,7 +138,7 @@ def run_chat_command(arguments: Namespace) -> int:
     for question in arguments.question or _typed_questions():
         try:
             answers = talk.answers(question, generator)
-        except ValueError as error:  # too long, say: at a terminal the conversation goes on
+        except ValueError as error:  # too long, say: at a terminal the conversation continues
             if arguments.question or not sys.stdin.isatty():
                 raise
             complain(f"error: {error}")

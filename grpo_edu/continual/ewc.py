@@ -123,7 +123,7 @@ def merge_anchors(old: Anchor, new: Anchor, *, decay: float = 1.0) -> Anchor:
 
 
 def check_fisher(fisher: Mapping[str, Tensor]) -> None:
-    """Raise ValueError, with the name, where an entry is negative, infinite or NaN."""
+    """Raise ValueError, with the name, if an entry is negative, infinite or NaN."""
     for name, values in fisher.items():
         wrong = ~((values >= 0) & values.isfinite())
         if wrong.any():
@@ -134,7 +134,7 @@ def check_fisher(fisher: Mapping[str, Tensor]) -> None:
 
 
 def check_fits(weights: Mapping[str, Tensor], values: Mapping[str, Tensor | None], argument: str) -> None:
-    """Raise ValueError, with the name, where `values` holds what is no weight or has another shape."""
+    """Raise ValueError, with the name, if `values` holds what is not a weight or has another shape."""
     if not values:
         raise ValueError(f"{argument} is empty: it must name at least one weight of the model")
     for name, value in values.items():

@@ -1,6 +1,6 @@
 """Fisher information: how much the predictions of a model would change if one weight did.
 
-The diagonal of the Fisher matrix holds one number a weight, the mean square of the *score*, which is the gradient of
+The diagonal of the Fisher matrix holds one number per weight, the mean square of the *score*, which is the gradient of
 a log-probability. Whose probability, and over what the mean goes, is where implementations part ways
 (van de Ven 2025, arXiv 2502.11756); `fisher_diagonal` has four of those ways under their names.
 """
@@ -65,7 +65,7 @@ def fisher_diagonal(
     With the score :math:`g_t(v) = \nabla_\theta \log p_\theta(v \mid \text{context } t)` and T contexts in all:
 
     - "true": :math:`\frac1T \sum_t \sum_v p(v)\, g_t(v)^2`, the expectation over the model's own distribution.
-    - "sampled": the same with v drawn from p, one draw a token. Unbiased. The scores of an example's tokens are
+    - "sampled": the same with v drawn from p, one draw per token. Unbiased. The scores of an example's tokens are
       summed before they are squared: the products of two tokens' scores have mean 0, since each score has.
     - "empirical": as "sampled", with the tokens of the data in place of drawn ones. It is no Fisher information
       unless the model fits the data: where it does not, it holds the loss's own gradient too. Since the scores of an
@@ -164,9 +164,9 @@ def lightning_fisher(model: nn.Module) -> dict[str, Tensor]:
 def rank_correlation(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """Spearman's rank correlation of two diagonals over all weights: do they agree on which weights matter?
 
-    1 where they put the weights in the same order, 0 for no relation; their scales do not matter.
+    1 if they put the weights in the same order, 0 for no relation; their scales do not matter.
 
-    Raises ValueError where the two name different weights.
+    Raises ValueError if the two name different weights.
 
     >>> rank_correlation({"w": torch.tensor([1.0, 2.0, 3.0])}, {"w": torch.tensor([1.0, 4.0, 9.0])})
     1.0

@@ -28,7 +28,7 @@ FISHERS = ("sampled", "true", "empirical", "batched-empirical", "lightning")
 class Stage:
     """One lesson.
 
-    name: of the task, in matrix and figure. data: names as `--data` takes them.
+    name: the task's name in matrix and figure. data: names as `--data` takes them.
     method: "supervised" (worked solutions) or "grpo" (rewards).
     config: the settings, of the method's kind. rewards: names of `grpo_edu.rewards.REWARDS`, for "grpo".
     num_problems: how many training problems, taken evenly from the data; None takes all.
@@ -63,14 +63,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Protection:
-    """What holds on to earlier tasks from the second stage on.
+    """The protection of earlier tasks from the second stage on.
 
     method: "none"; "ewc", the penalty of `grpo_edu.continual.ewc`; "l2", the same with a Fisher of ones; "replay",
         problems of earlier stages mixed in; "kl", the KL from the model that the stage began with.
     strength: λ of "ewc" and "l2"; the share of old problems of "replay"; beta of "kl".
     fisher: for "ewc", a kind of `fisher_diagonal`, or "lightning" for the heuristic.
     num_examples: for "ewc", solutions (after GRPO: own completions) of a task that its Fisher is computed on.
-    online: one running anchor (`merge_anchors`) in place of one a task. decay: of its old part.
+    online: one running anchor (`merge_anchors`) in place of one per task. decay: factor of its old part.
 
     Raises ValueError that names the field.
     """
@@ -172,7 +172,7 @@ def load_curriculum(profile: str | Path) -> Curriculum:
     """Return a curriculum by the name of `PROFILES`, or from a JSON file of the same form.
 
     Raises ValueError: an unknown name, a file that is not such JSON, or what `curriculum_from_dict` refuses;
-    OSError where the file cannot be read.
+    OSError if the file cannot be read.
 
     >>> [stage.name for stage in load_curriculum("levels").stages]
     ['basic', 'intermediate', 'advanced']

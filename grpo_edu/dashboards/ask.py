@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from grpo_edu.rollout import Rollout
 
 _SMOLLM2 = "smollm2"  # its name for `load_policy`
-# SmolLM2 solves none of the word problems, so it is asked for instructions, and trained as in
+# SmolLM2 solves none of the word problems, so it gets instructions, and is trained as in
 # docs/studies.md#real-model
 _REAL = {"loss_type": "dr_grpo", "scale_rewards": "none", "learning_rate": 2e-5}
 _PARTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")  # of a rollout
 _EVERY = 5  # steps of training between two looks at the same question
-# What is shown until the model was asked: `python -m benchmarks.dashboards --parts recordings smollm2`
+# What is shown until the model has answered: `python -m benchmarks.dashboards --parts recordings smollm2`
 _RECORDED = {("tiny", LEVELS): "ask_the_model.json", (_SMOLLM2, (INSTRUCTIONS,)): "ask_smollm2.json"}
 _OWN = "type your own question"
 _TINY = "tiny knows arithmetic word problems, sorting lists and coin flips; to anything else it gives such an answer."
@@ -50,14 +50,14 @@ class AskTheModel(Dashboard):
 
     With a stored run chosen as the model, or adapters that come with the package for these problems, the base model and
     the trained one answer side by side. A training run is kept in `parent` every five steps and at its end, if its
-    model has at most 300 MB, so a page that is loaded again can go on with it.
+    model has at most 300 MB, so a page that is loaded again can continue with it.
 
     Args:
         num_generations: G, answers to a question, from 2 to 16.
         steps: of one training run.
         parent: the folder in which the runs' folders are.
         model: what can be trained here, as for `load_policy`, for example "smollm2".
-        data: the sets of problems that it is asked and trained on; where left out, instructions for "smollm2", and the
+        data: the sets of problems for its questions and its training; if left out, instructions for "smollm2", and the
             levels of word problems for other models.
 
     >>> board = AskTheModel(num_generations=4)
@@ -135,7 +135,7 @@ class AskTheModel(Dashboard):
         self._show_recorded()
 
     def problem(self) -> Problem:
-        """Return the question with its right answer. Raises ValueError where either is missing or the answer
+        """Return the question with its right answer. Raises ValueError if either is missing or the answer
         is none.
         """
         prompt, answer = self.question.value.strip(), self.answer.value.strip()
@@ -174,7 +174,7 @@ class AskTheModel(Dashboard):
         self.work(task)
 
     def _offer(self) -> None:
-        """Enable what can be done while nothing is running: a first question, or, once it was asked, a training run."""
+        """Enable what can be done while nothing is running: a first question, or, after its answers, a training run."""
         trainable = self._trainable
         first = self.train if self.before and trainable else self.ask
         offer(self._buttons, [self.ask, *[self.train] * trainable, *[self.reset] * bool(self.before)], first)
@@ -229,7 +229,7 @@ class AskTheModel(Dashboard):
         self._show()
 
     def _sample(self, session: Session, steps: int) -> None:
-        """G answers of the model after so many steps of training, and how probable the first answers are now."""
+        """G answers of the model after `steps` steps of training, and how probable the first answers are now."""
         import torch
 
         from grpo_edu.rollout import generate
@@ -329,7 +329,7 @@ class AskTheModel(Dashboard):
         self.series = [(steps, right) for steps, right in stored["series"]]
         self._offer()
         self._show()
-        self.say(f"This model was trained for {self.trained} steps before. {self.words()} Press Train to go on.")
+        self.say(f"This model was trained for {self.trained} steps before. {self.words()} Press Train to continue.")
 
     def _tell(self, line: str, part: float) -> None:
         self.progress.value = progress_bar("Progress of the model", part, line)

@@ -1,4 +1,4 @@
-"""The common part of all dashboards: controls beside a picture with alternative text, and a view without widgets."""
+"""The common part of all dashboards: controls next to a picture with alternative text, and a view without widgets."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ForgettingDashboard(Explorer):
-    """What was kept of each task after each stage: choose curriculum, method and strength (λ for EWC).
+    """Forgetting after each stage, per task: choose curriculum, method and strength (λ for EWC).
 
     Args:
         study: the result of `python -m benchmarks.curriculum`, or the path of its JSON file; the one that comes with

@@ -150,7 +150,7 @@ class TokenInspector(Dashboard):
             self.say(f"Press “Train a step”: the model answers questions eight times, learns, and is looked at.{slow}")
         elif self._given is not None and source == RECORDED:
             self.inspect(self._given)
-            self.say(f"Step {self._given['step']}, as it was handed over.")
+            self.say(f"Step {self._given['step']}, as it was given.")
         else:
             self.inspect(recorded_tokens(source))
             self.say(_RECORDED[source][1])

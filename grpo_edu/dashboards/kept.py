@@ -1,4 +1,4 @@
-"""Runs that a dashboard keeps on disk, so that a page that is loaded again can show them or go on with them."""
+"""Runs that a dashboard keeps on disk, so that a page that is loaded again can show them or continue with them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
         run: with at least one step. model: with the run's weights. names: name → reward function.
         parent: the folder of the runs.
 
-    Raises OSError where the disk cannot be written to.
+    Raises OSError if the disk cannot be written to.
     """
     if run.state is None or not small_enough(model):
         return
@@ -77,7 +77,7 @@ def keep_asked(place: Path, content: Mapping[str, Any], weights: Mapping[str, An
         place: a folder in `parent/.kept`, the same one for all steps of a training run.
         content: with "base" and "data", the model and the problems, and "label".
 
-    Raises OSError where the disk cannot be written to.
+    Raises OSError if the disk cannot be written to.
     """
     from safetensors.torch import save_file
 
@@ -102,7 +102,7 @@ def kept_asked(parent: Path, base: str, data: Sequence[str]) -> list[tuple[str, 
 
 
 def open_asked(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what `keep_asked` wrote: plain values, and tensors. Raises OSError where it is gone."""
+    """Return what `keep_asked` wrote: plain values, and tensors. Raises OSError if it is gone."""
     from safetensors.torch import load_file
 
     stored = _read(place, _ASKED)

@@ -101,7 +101,7 @@ class RunComparer(Explorer):
         self.stage.children = (self.message, self.table, self.picture, self.curves, self.sampled)
 
     def draw(self) -> tuple[Figure, str]:
-        """Draw the accuracies, one row per run; beside them the table of settings and the curves."""
+        """Draw the accuracies, one row per run; next to them the table of settings and the curves."""
         names = list(self.pick.value)
         self.test.disabled = len(names) != 2
         if not names:

@@ -100,7 +100,7 @@ class TrainingDashboard(Dashboard):
         found = kept_runs(self.parent)
         self.kept = choice("Kept run", found, "runs of before this page was loaded: paused, interrupted or ended")
         (self.opener,), opening = button_row(
-            {"Open": (self._open, "show this run; one that is not finished can go on")}
+            {"Open": (self._open, "show this run; one that is not finished can continue")}
         )
         self._offer = widgets.VBox([self.kept, opening])
         self._offer.layout.display = None if found else "none"
@@ -159,7 +159,7 @@ class TrainingDashboard(Dashboard):
         self._begin(run)
 
     def _begin(self, run: TrainingRun) -> None:
-        """Train a new run, or go on with one that was kept."""
+        """Train a new run, or continue with one that was kept."""
         if self._run is not None and self._run is not run and self._run.history:
             self._before = self._run.rows()
         self._run = run
@@ -205,9 +205,9 @@ class TrainingDashboard(Dashboard):
         if self.run.history:
             self._draw()
             kept = self._keep()
-        if self.worker.paused:  # type: ignore[union-attr]  # it may have been told to go on meanwhile
+        if self.worker.paused:  # type: ignore[union-attr]  # it may have been told to continue meanwhile
             place = f"Paused after step {len(self.run.history)} of {self.run.config.max_steps}."
-            self.say(f"{place} Press Resume to go on.{kept}")
+            self.say(f"{place} Press Resume to continue.{kept}")
 
     def _draw(self) -> None:
         """Draw the curves and the samples."""
@@ -259,7 +259,7 @@ class TrainingDashboard(Dashboard):
             self.pause.description = "Resume"
         else:
             self.pause.description = "Pause"
-            self.say("The run goes on.")
+            self.say("The run continues.")
             self.worker.resume()  # type: ignore[union-attr]
 
     def _stop(self, button: object = None) -> None:
@@ -308,7 +308,7 @@ class TrainingDashboard(Dashboard):
         self.say(f"{said} Press Start for a run of your own.")
 
     def _open(self, button: object = None) -> None:
-        """Show a kept run; Resume goes on with one that is not finished."""
+        """Show a kept run; Resume continues with one that is not finished."""
         if self._going:
             self.say("A run is under way. Press Stop first; then Open shows the kept run.", wrong=True)
             return
@@ -321,7 +321,7 @@ class TrainingDashboard(Dashboard):
         self.judged.value = ""
         self._switch(going=False)
         if run.after is None:
-            self.say(f"This run stands at {run.position()}. Press Resume to go on, or Save to save it as it is.")
+            self.say(f"This run is at {run.position()}. Press Resume to continue, or Save to save it as it is.")
         else:
             self._show_verdict()
             self.say(f"{run.verdict()} {run.warnings()}")

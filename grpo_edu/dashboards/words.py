@@ -36,7 +36,7 @@ class PlayWords(Dashboard):
     Args:
         models: the models that can play, each with a title: a name or folder for `load_policy`, or a loaded model.
             None: those that come with the package.
-        tokenizer: of the loaded models.
+        tokenizer: tokenizer of the loaded models.
         first: the number of the first held-out game, from 0 to 299.
 
     >>> board = PlayWords(first=2)
@@ -89,7 +89,7 @@ class PlayWords(Dashboard):
         self._game.reset(self.problem.answer)
         self.turns: list[Turn] = []
         self.over = False
-        self.played: dict[str, list[list[Turn]]] = {}  # of each model, all its games
+        self.played: dict[str, list[list[Turn]]] = {}  # model → its games
         given = self._given()
         self._show(f"The first guess is given: {_spoken(given)} {self._left()}")
 

@@ -1,4 +1,4 @@
-"""Long work beside the page: a thread that can be paused and stopped, time limits, and slots for training runs."""
+"""Long work in the background: a thread that can be paused and stopped, time limits, and slots for training runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Worker:
             raise Stopped
 
     def wait(self, seconds: float) -> None:
-        """Sleep for so many seconds, or until the work is told to stop."""
+        """Sleep for `seconds`, or until the work is told to stop."""
         self._stop.wait(seconds)
 
     def join(self, timeout: float | None = None) -> None:
@@ -198,7 +198,7 @@ def run_slot(wait: Callable[[int], None] | None = None) -> Iterator[None]:
         wait: called again and again with the place in the queue, 1 for the next in turn, until there is a slot; it
             sleeps for a while, and may raise Stopped.
 
-    Raises NoSlot where all slots are taken and there is no ``wait``.
+    Raises NoSlot if all slots are taken and there is no ``wait``.
     """
     folder, _, number = os.environ.get(SLOTS, "").rpartition(":")
     if not folder:
@@ -233,7 +233,7 @@ def _wait_in_queue(folder: Path, number: int, held: ExitStack, wait: Callable[[i
 
 
 def _take_one(folder: Path, number: int, held: ExitStack) -> bool:
-    """Lock one of the slots until `held` is closed; False where all of them are taken."""
+    """Lock one of the slots until `held` is closed; False if all of them are taken."""
     from filelock import FileLock, Timeout
 
     for slot in range(number):

@@ -45,7 +45,7 @@ def chunked_logps(
 
     If g is the gradient of the loss with respect to a log-probability, the gradient with respect to z is
     g · (1[v = o] − softmax(z)); that of an entropy H is −g · p (log p + H). If the weights are frozen and no entropy is
-    asked for, the backward pass only needs the mean of W's rows under each softmax, which the forward pass keeps.
+    requested, the backward pass only needs the mean of W's rows under each softmax, which the forward pass keeps.
     Otherwise it computes the logits of each chunk again.
 
     Args:

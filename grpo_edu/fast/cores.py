@@ -40,7 +40,7 @@ _TOO_LATE = "torch" in sys.modules and not any(name in os.environ for name in _W
 def prepare_openmp(environment: MutableMapping[str, str]) -> None:
     """Set OpenMP's variables for a computer that is shared; what the user has set stays.
 
-    ``GOMP_SPINCOUNT`` shortens the spinning. ``OMP_NUM_THREADS`` is set only where a container's quota grants fewer
+    ``GOMP_SPINCOUNT`` shortens the spinning. ``OMP_NUM_THREADS`` is set only if a container's quota grants fewer
     cores than the process sees. OpenMP reads both when torch is imported.
 
     Args:
@@ -101,7 +101,7 @@ class FreeCores:
             torch.set_num_threads(self._limit)
 
     def look(self) -> None:
-        """Choose the number of threads anew where the last measurement is at least a quarter of a second old."""
+        """Choose the number of threads again where the last measurement is at least a quarter of a second old."""
         if self._fixed:
             return
         import torch
@@ -122,7 +122,7 @@ def threads_for(others: float, limit: int) -> int:
 
 
 class BackgroundLoad:
-    """How many of this process's cores other programs keep busy."""
+    """Measures how many of this process's cores other programs keep busy."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float, float] | None = None  # the clock, everyone's seconds, and our own
@@ -164,7 +164,7 @@ def usable_cpus() -> list[int]:
 
 
 def usable_cores() -> float:
-    """Cores that this process may use, such as 1.5: those it is bound to, or fewer where a container has a quota."""
+    """Cores that this process may use, such as 1.5: those it is bound to, or fewer if a container has a quota."""
     return min(len(usable_cpus()), cpu_quota())
 
 
@@ -202,6 +202,6 @@ def control_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def number_in(path: Path) -> int | None:
-    """Return the number in a one-line file; None where there is no file or it says "max"."""
+    """Return the number in a one-line file; None if there is no file or it says "max"."""
     text = path.read_text().strip() if path.is_file() else ""
     return int(text) if text.lstrip("-").isdigit() else None

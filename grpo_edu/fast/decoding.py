@@ -93,7 +93,7 @@ def _places(parents: Tensor) -> Tensor:
 
     The first continuation of a row stays, if its row is among the first n. The others fill the free rows of these.
 
-    >>> _places(torch.tensor([0, 0, 3, 4]))  # row 0 branches, rows 1 and 2 are complete, rows 3 and 4 go on
+    >>> _places(torch.tensor([0, 0, 3, 4]))  # row 0 branches, rows 1 and 2 are complete, rows 3 and 4 continue
     tensor([0, 1, 3, 2])
     """
     count = len(parents)

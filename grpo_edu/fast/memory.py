@@ -223,7 +223,7 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(total, available) bytes of memory, within a container's limit where there is one."""
+    """(total, available) bytes of memory, within a container's limit if there is one."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -244,6 +244,6 @@ def memory_limit(root: Path = Path("/")) -> tuple[float, float]:
 
 
 def _statistic(path: Path, name: str) -> int:
-    """Return the value of a line such as "inactive_file 4096"; 0 where there is none."""
+    """Return the value of a line such as "inactive_file 4096"; 0 if there is none."""
     lines = path.read_text().splitlines() if path.is_file() else []
     return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)

@@ -135,12 +135,12 @@ class ModelShape:
 class MemoryEstimate:
     """Estimated bytes. The first four are needed during the whole run, the others by one stage after another.
 
-    weights: of the policy. reference: of the frozen copy for a KL term.
-    gradients, optimizer: of the trained weights.
+    weights: the policy's weights. reference: the frozen copy for a KL term.
+    gradients, optimizer: gradients and optimizer states of the trained weights.
     cache: keys and values of the rollout, and the logits from which tokens are sampled.
-    activations: tensors that the forward pass keeps for the backward pass. logits: of the completion tokens in a chunk.
+    activations: tensors that the forward pass keeps for the backward pass. logits: of a chunk's completion tokens.
     scratch: temporary tensors of an optimizer step.
-    loading: of the weights and, if they are converted, of their file. A file with the same dtype is mapped, not copied.
+    loading: the weights and, if they are converted, their file. A file with the same dtype is mapped, not copied.
     """
 
     weights: int

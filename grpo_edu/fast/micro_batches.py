@@ -63,7 +63,7 @@ class MicroBatches:
         early if it does. A group that does not fit into memory is divided into halves, quarters and so on.
 
         Args:
-            rollout: of the whole batch.
+            rollout: rollout of the whole batch.
             rows: the row indices with a gradient, in whole groups (`grpo_edu.batch.rows_with_gradient`).
         """
         if not len(rows):

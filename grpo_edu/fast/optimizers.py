@@ -29,7 +29,7 @@ def build_optimizer(
 
     Adafactor is set up as TRL does for ``optim="adafactor"``, so `learning_rate` has the same meaning as for AdamW.
 
-    Raises ValueError where no parameter requires a gradient (a frozen or quantized model), and warns where most weights
+    Raises ValueError if no parameter requires a gradient (a frozen or quantized model), and warns where most weights
     are in a format that rounds a step of this size away.
     """
     scheme = getattr(model, "quantization_scheme", None)
@@ -135,7 +135,7 @@ class Stepper:
 
 
 def check_gradient(norm: Tensor, longest: float | None = None) -> None:
-    """Raise FloatingPointError where the norm of a gradient is not finite, or above `longest` (None: no bound).
+    """Raise FloatingPointError if the norm of a gradient is not finite, or above `longest` (None: no bound).
 
     >>> check_gradient(torch.tensor(2.0), longest=1.0)
     Traceback (most recent call last):

@@ -39,7 +39,7 @@ def packed_weights(model: PreTrainedModel, rows: int, steps: int, *, active: boo
 
     Args:
         model: a causal language model, whose weights must not change inside the context.
-        rows, steps: at most so many products with each weight matrix, of at most so many rows.
+        steps, rows: the largest number of products with each weight matrix, and of their rows.
         active: if False, the context does nothing.
     """
     worthwhile = active and rows > 1 and steps >= _FEWEST_STEPS

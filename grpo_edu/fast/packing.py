@@ -161,7 +161,7 @@ def per_token_logps(
         prompt_mask: (B, P), 1 for tokens of the prompt.
         completion_ids: (B, C), right-padded.
         completion_mask: (B, C), 1 up to and including the first EOS; a row may be all zeros.
-        temperature: of the sampling; logits are divided by it.
+        temperature: sampling temperature; logits are divided by it.
         chunk_size: number of tokens whose logits are in memory at the same time; None: 128 MiB of logits. With several
             chunks, the backward pass computes the logits of each chunk again instead of keeping them.
         with_entropy: also return the entropies.
@@ -280,7 +280,7 @@ def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
         seen_until: (N, L), of `PackedRows`.
 
     Returns:
-        (N, 1, L, L) in the dtype of the layers: 0 where a token (third dimension) sees another (fourth), else -inf.
+        (N, 1, L, L) in the dtype of the layers: 0 if a token (third dimension) sees another (fourth), else -inf.
 
     Raises ValueError: the model does not support such a mask, see `block_mask_obstacle`.
     """

@@ -80,7 +80,7 @@ def estimates_figure(
 
     Args:
         estimates: legend entry → row → estimate. Rows come in the order of their first occurrence.
-        title, xlabel: of the picture.
+        title, xlabel: title and label of the picture.
 
     >>> from grpo_edu.evaluation import Estimate
     >>> figure = estimates_figure({"forgetting": {"none": Estimate(0.3, 0.2, 0.4)}}, title="Forgetting")

@@ -48,10 +48,10 @@ def training_curves(
 
     Args:
         history: one dict of metrics per step, as `train` yields them or `read_log` reads them; "step" is the x axis
-            (1, 2, … where it is missing).
+            (1, 2, … if it is missing).
         window: steps in the moving mean, at least 1.
         metrics: keys of the panels to draw, such as "reward"; None draws all that the history has.
-        title: of the whole figure, above its panels.
+        title: title of the whole figure, above its panels.
 
     Raises ValueError: an empty history, one without any of the metrics, or window < 1.
 
@@ -108,7 +108,7 @@ def accuracy_comparison(before: "Evaluation", after: "Evaluation", *, title: str
 
     Args:
         before, after: two evaluations. A level that occurs in only one of them gets one dot.
-        title: of the figure.
+        title: the figure's title.
 
     >>> from grpo_edu.evaluation import Evaluation
     >>> first = Evaluation(["1 + 1?"], ["basic"], ["#### 3"], ["3"], [False])
@@ -220,14 +220,14 @@ def _dot(axes: "Axes", row: Mapping[str, float], height: float, number: int, lab
 
 
 def _table(evaluation: "Evaluation") -> dict[str, dict[str, float]]:
-    """Level → accuracy and interval, then "all" where there is more than one level."""
+    """Level → accuracy and interval, then "all" if there is more than one level."""
     summary = evaluation.to_dict()
     levels = dict(summary["per_level"])
     return levels if len(levels) == 1 else {**levels, "all": summary}
 
 
 def column(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """Return one metric over the steps; NaN where a step does not have it.
+    """Return one metric over the steps; NaN if a step does not have it.
 
     >>> column([{"kl": 0.5}, {"kl": None}, {}], "kl")
     [0.5, nan, nan]
@@ -237,7 +237,7 @@ def column(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def reward_parts(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the mean of each reward function over the steps, left out where it equals the total reward.
+    """Return the mean of each reward function over the steps, left out if it equals the total reward.
 
     >>> reward_parts([{"reward": 1.5, "rewards/format_reward/mean": 0.5}])
     {'rewards/format_reward/mean': [0.5]}

@@ -62,7 +62,7 @@ def interval_rows(
 
 
 def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str, xlabel: str) -> "Figure":
-    """Shares as bars against a promised limit: blue where the limit is kept, vermilion where it is exceeded.
+    """Shares as bars against a promised limit: blue if the limit is kept, vermilion if it is exceeded.
 
     Args:
         shares: label → share between 0 and 1, from top to bottom.

@@ -1,4 +1,4 @@
-"""The values of curves beside their picture, so that a page can show those under the pointer."""
+"""The values of curves next to their picture, so that a page can show those under the pointer."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def without_values(page: str) -> str:
 
 
 def _short(value: float) -> float:
-    """Return a number with five significant digits, whole where it is whole."""
+    """Return a number with five significant digits, whole if it is whole."""
     short = float(f"{value:.5g}")
     return int(short) if short.is_integer() else short

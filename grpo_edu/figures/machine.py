@@ -30,7 +30,7 @@ def thread_curves(
         threads: the numbers of threads that were tried, rising, the first of them 1.
         seconds: task → the time it took with each number of threads.
         cores: cores that the process may use, where the ideal stops rising.
-        title: of the figure.
+        title: the figure's title.
 
     Raises ValueError for threads that do not start at 1.
 
@@ -58,7 +58,7 @@ def format_bars(seconds: Mapping[str, Mapping[str, float]], *, title: str = "Spe
 
     Args:
         seconds: task → format → time of one run; all tasks have the same formats.
-        title: of the figure.
+        title: the figure's title.
 
     >>> figure = format_bars({"product": {"fp32": 2.0, "bf16": 1.0}})
     >>> [float(bar.get_width()) for bar in figure.axes[0].patches]
@@ -84,8 +84,8 @@ def stacked_bars(parts: Mapping[str, Mapping[str, float]], *, title: str, unit: 
 
     Args:
         parts: case → part → size. A part may be missing from a case.
-        title: of the picture.
-        unit: of the sizes, the label of the axis.
+        title: the picture's title.
+        unit: unit of the sizes, the label of the axis.
 
     >>> figure = stacked_bars({"cold": {"imports": 3.0, "model": 1.0}}, title="Start", unit="seconds")
     >>> [float(bar.get_x()) for bar in figure.axes[0].patches]

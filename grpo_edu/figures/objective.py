@@ -109,7 +109,7 @@ def token_strip(tokens: Sequence[str], values: Sequence[float], *, title: str) -
 
     Args:
         tokens: their texts; what is longer than a cell is cut.
-        values: one a token, from 0 to 1, without unit (probabilities, or shares of a weight).
+        values: one per token, from 0 to 1, without unit (probabilities, or shares of a weight).
         title: what the values are.
 
     >>> figure = token_strip(["4", "2", "end"], [0.9, 0.5, 1.0], title="Probability")
@@ -140,8 +140,8 @@ def token_push_maps(
 
     Args:
         pushes: name of a loss → (B, C), −∂loss/∂logps; blue pushes up, vermilion down, padding stays empty.
-        completion_mask: (B, C), 1 where a token counts.
-        row_labels: one a completion.
+        completion_mask: (B, C), 1 if a token counts.
+        row_labels: one per completion.
         stopped: name → (B, C) bool, tokens that a clip has stopped, drawn as ×.
 
     >>> import torch

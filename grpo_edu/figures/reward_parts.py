@@ -33,7 +33,7 @@ def reward_against_accuracy(runs: Sequence[Mapping[str, Any]], *, title: str = "
     Args:
         runs: dicts with "condition", a name that runs share, and "reward_change" and "accuracy_change", each with
             "difference", "low" and "high"; an accuracy as a share, 0.1 = 10 points.
-        title: of the figure.
+        title: the figure's title.
 
     >>> reward, accuracy = ({"difference": d, "low": d - 0.1, "high": d + 0.1} for d in (0.3, -0.2))
     >>> figure = reward_against_accuracy([{"condition": "a", "reward_change": reward, "accuracy_change": accuracy}])

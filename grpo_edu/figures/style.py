@@ -155,10 +155,10 @@ def intervals(
 
     Args:
         axes: where to draw.
-        number: of the series, for its color and marker.
+        number: number of the series, for its color and marker.
         x, y: n coordinates each, or n rows (value, low, high) for what was measured.
         label: in the legend.
-        capsize, linewidth: of the interval's line, in points.
+        capsize, linewidth: size of the interval's caps and line, in points.
     """
     import numpy as np
 

@@ -31,7 +31,7 @@ def token_pushes(record: Mapping[str, Any], group: int = 0, **settings: Any) -> 
     of the completion.
 
     Args:
-        record: of a step, from `grpo_edu.runs.tokens`.
+        record: the record of a step, from `grpo_edu.runs.tokens`.
         group: its number in the record.
         settings: what differs from the record's settings: loss, scaling, low, high, beta, level; and update, counted
             from 0.

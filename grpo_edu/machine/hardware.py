@@ -87,7 +87,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return the name of the processor, or its architecture where the system does not tell the name."""
+    """Return the name of the processor, or its architecture if the system does not tell the name."""
     name = _cpuinfo().get("model name") or os.environ.get("PROCESSOR_IDENTIFIER", "")  # Linux, Windows
     if platform.system() == "Darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
@@ -185,7 +185,7 @@ def _check_model() -> tuple[bool, str, str]:
 
 
 def _check_smollm2() -> tuple[bool, str, str]:
-    """Only what uses this model needs it, so it is no fault where it is not installed."""
+    """Only what uses this model needs it, so it is not a fault if it is not installed."""
     from grpo_edu.gguf_files import SMOLLM2_INSTALL, smollm2_dir, smollm2_file
 
     folder = smollm2_dir()
@@ -273,7 +273,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpuinfo(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Return the first processor's entry of /proc/cpuinfo; empty where there is none."""
+    """Return the first processor's entry of /proc/cpuinfo; empty if there is none."""
     if not path.is_file():
         return {}
     first = path.read_text(errors="replace").partition("\n\n")[0]

@@ -55,7 +55,7 @@ def probe_dtypes(config: PretrainedConfig, *, repeats: int = 3) -> DtypeProbe:
     No weights are loaded, because the time of a matrix product does not depend on its numbers.
 
     Args:
-        config: of a causal language model of transformers (`models.load_config`).
+        config: config of a causal language model of transformers (`models.load_config`).
         repeats: how often each part is timed in each format; the median is reported.
 
     Raises:

@@ -27,7 +27,9 @@ WORDS = tuple(
 
 
 class Step(NamedTuple):
-    """What an environment returns for a turn; as a text it is the observation, which is what TRL shows the policy."""
+    """The return value of an environment's turn; as a text it is the observation, which is what TRL shows the
+    policy.
+    """
 
     observation: str
     reward: float

@@ -44,7 +44,7 @@ def missing_folder_message(name: str | Path) -> str:
 
 
 def why_hub_unreachable() -> str:
-    """The reason why nothing can be loaded from the Hub; "" where it answers.
+    """The reason why nothing can be loaded from the Hub; "" if it answers.
 
     Files in the cache can still be used. The request runs in a thread, because looking up a name has no time limit.
     """
@@ -71,7 +71,7 @@ def offline_if_hub_unreachable(from_hub: bool = True) -> Iterator[str]:
 
     It yields `why_hub_unreachable()`.
 
-    from_hub: False where nothing is loaded from the Hub, so that it is not asked.
+    from_hub: False if nothing is loaded from the Hub, so that it is not asked.
     """
     from huggingface_hub import constants
 

@@ -144,7 +144,7 @@ _SHARE_OF_FUNCTION_WORDS = 0.25  # English prose has about 0.45
 
 @dataclass(frozen=True)
 class InstructionCheck:
-    """What a completion does of what was asked.
+    """The parts of an instruction that a completion obeys.
 
     obeyed: kind of constraint → whether it is obeyed. on_topic: whether the topic's word occurs.
     sentence_form: whether it has the form of sentences, by the rules of `has_sentence_form`.
@@ -218,9 +218,9 @@ def has_sentence_form(text: str, constraints: dict[str, Any]) -> bool:
 
     - It consists of complete sentences, as many as were asked for, of at least four words each.
     - It has at least six different words, few are repeated, and a quarter are words such as "the", "is" and "of", so
-      that it is no list of keywords.
+      that it is not a list of keywords.
     - A sentence names the topic at most once, so that "A book is a book!" does not pass.
-    - It is no apology, does not talk about the instruction, and copies no five words of it in a row.
+    - It is not an apology, does not talk about the instruction, and copies no five words of it in a row.
 
     >>> has_sentence_form("The the of road is and to a.", {"topic": "a road", "no_comma": True})
     True

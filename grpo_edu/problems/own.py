@@ -2,7 +2,7 @@
 
 Each row has a question and, unless a reward of your own judges the completions alone, its answer. A column is found by
 its usual name (`QUESTION`, `ANSWER`) or by the name that `columns` gives it, and every further column reaches the
-reward functions by its own name, as in TRL. Where there is one file and no split, a fifth of the questions is held out.
+reward functions by its own name, as in TRL. If there is one file and no split, a fifth of the questions is held out.
 The hash of a question decides, so every run, evaluation and resumed run holds out the same questions, in whatever order
 the file lists them.
 
@@ -29,11 +29,11 @@ QUESTION, ANSWER = ("question", "prompt", "problem"), ("answer", "target")
 FIELDS = ("question", "answer", "level", "solution")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 UNANSWERED = "own:"  # begins the level of problems without an answer, which a reward of your own scores
-HELDOUT_EVERY = 5  # one of so many questions is held out where nothing else says which
+HELDOUT_EVERY = 5  # one of this many questions is held out if nothing else says which
 _HELDOUT_NAMES = ("test", "validation", "heldout")  # of the splits in a folder
 _NOT_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
-Row = tuple[str, Mapping[str, Any]]  # where it stands, and what it holds
+Row = tuple[str, Mapping[str, Any]]  # file and line, and the columns
 
 
 def is_user_file(name: str) -> bool:
@@ -224,7 +224,7 @@ def _divide(path: Path, rows: Sequence[Row], names: Mapping[str, str]) -> dict[s
 
 
 def _column(row: Row, names: Mapping[str, str], field: str, usual: Sequence[str]) -> str:
-    """Return the name of the column that holds a field; raises ValueError where the row has none."""
+    """Return the name of the column that holds a field; raises ValueError if the row has none."""
     where, content = row
     name = next((name for name in ([names[field]] if field in names else usual) if name in content), None)
     if name is not None:

@@ -28,7 +28,7 @@ from grpo_edu.quantization.numbers import QuantizedTensor, quantize
 
 GROUP_SIZE = 32  # of int4
 _ROWS_AT_ONCE = 1024  # of a weight that is dequantized
-_BLOCK = 32  # the int8 kernel reads so many weights at a time, also beyond the end of a row, where it may crash
+_BLOCK = 32  # the int8 kernel reads this many weights at a time, also beyond the end of a row, where it may crash
 _FEW = 16  # rows of x up to which the product with int8 weights is faster than dequantizing them (AVX2 or newer)
 KERNEL_SCHEMES = ("int8-dynamic", "int8-weight", "int4-group")
 KERNEL, HALVES, DEQUANTIZED = "kernel", "kernel, two halves", "dequantized weights"
@@ -293,7 +293,7 @@ def _is_right(multiply: Callable[[Tensor, Tensor], Tensor], largest: int) -> boo
         found = [multiply(x[:rows].clone(), q.to(torch.int8)) for rows in (1, len(x))]
     except (RuntimeError, AttributeError):  # NotImplementedError is a RuntimeError
         return False
-    bound = exact.max() / 256  # bfloat16 rounds a result by up to so much; an overflow halves the largest one
+    bound = exact.max() / 256  # bfloat16 rounds a result by up to this much; an overflow halves the largest one
     return all(bool((product - exact[: len(product)]).abs().max() <= bound) for product in found)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_sampler(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GRPOConfig) -> Sampler:
-    """Return the sampler that the config asks for: the policy itself, or one that corrects for the difference."""
+    """Return the sampler of the config: the policy itself, or one that corrects for the difference."""
     kind = Sampler
     if is_off_policy(config):
         kind = CorrectedSampler if config.rollout_quantization is None else QuantizedSampler
@@ -43,7 +43,7 @@ class CorrectedSampler(Sampler):
     """Samples from the policy as it is now, and corrects for the difference when the policy learns later."""
 
     def importance_weights(self, old_per_token_logps: Tensor, rollout: Rollout, rows: Tensor) -> Tensor | None:
-        """`truncated_importance_weights` of these rows; None where the config asks for no correction."""
+        """`truncated_importance_weights` of these rows; None if the config has no correction."""
         if not self.config.importance_sampling_correction:
             return None
         sampled = rollout.sampling_per_token_logps[rows]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Sampled:
     """One completion of a step.
 
-    prompt: as the model read it. rewards: of each function, None where it does not apply.
+    prompt: as the model read it. rewards: the reward of each function, None if it does not apply.
     truncated: it did not end; None where that is not known.
     """
 
@@ -41,7 +41,7 @@ class Sampled:
 
 
 def columns_of_batch(batch: Batch | None, names: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of a batch that are kept, B entries each. names: of its K reward functions."""
+    """Return the columns of a batch that are kept, B entries each. names: names of its K reward functions."""
     assert batch is not None
     per_func = batch.rewards_per_func.T.tolist()
     return {
@@ -77,7 +77,7 @@ class GzipLines(AbstractContextManager):
             self.write(line)
 
     def write(self, line: bytes) -> None:
-        """Append one line; raises OSError, with what to do, where the disk is full."""
+        """Append one line; raises OSError, with what to do, if the disk is full."""
         if self._file is None:
             self._file = open(self._path, "ab", buffering=0)
         member = gzip.compress(line + b"\n", mtime=0)
@@ -140,7 +140,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 def kept_file(folder: str | Path, name: str) -> Path:
     """Return the path of such a file in a run's folder, where it may be missing.
 
-    Raises FileNotFoundError where there is no such folder, and ValueError where the file holds no complete line.
+    Raises FileNotFoundError if there is no such folder, and ValueError if the file holds no complete line.
     """
     path = Path(folder).expanduser() / name
     if not path.parent.is_dir():
@@ -163,7 +163,7 @@ def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
     for one in map(str, steps):
         if one not in named and not (one.isdecimal() and 1 <= int(one) <= max_steps):
             raise ValueError(
-                f"`record_token_steps`: {one!r} is no step of a run with {max_steps}; write numbers from 1 to "
+                f"`record_token_steps`: {one!r} is not a step of a run with {max_steps}; write numbers from 1 to "
                 f"{max_steps}, first, last or all, with commas."
             )
         found.update(named[one] if one in named else (int(one),))
@@ -173,7 +173,7 @@ def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
 def read_completions(folder: str | Path, step: int | None = None) -> list[Sampled]:
     """Read the completions that a run kept of one step; None takes the last step that was kept.
 
-    Raises ValueError where the run kept none, or none of this step.
+    Raises ValueError if the run kept none, or none of this step.
     """
     path = kept_file(folder, COMPLETIONS)
     lines = [json.loads(line) for line in read_lines(path)] if path.is_file() else []

@@ -16,7 +16,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OptionRequirement:
-    """What some options need to have an effect.
+    """The requirement for some options to have an effect.
 
     options: their names, with blanks. holds: settings of the whole run → whether they have one.
     remedy: what they need, for the message, with the names of settings in backticks.
@@ -121,7 +121,7 @@ def reject_ineffective_options(
 ) -> None:
     """Raise ValueError for an option that was given and has no effect next to the settings of the whole run.
 
-    The error names the option and what it needs. An option that is False asks for what holds anyway.
+    The error names the option and what it needs. An option that is False requires nothing.
 
     >>> needs = [OptionRequirement("strength", lambda run: run["method"] != "none", "`method`")]
     >>> reject_ineffective_options({"strength": 50}, {"method": "none"}, needs)

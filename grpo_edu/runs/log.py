@@ -16,7 +16,7 @@ class RunLog(AbstractContextManager):
     the next line starts clean. NaN and infinity, which JSON lacks, are written as null.
 
     Args:
-        path: the file; it is made, with its folder, where it does not exist.
+        path: the file; it is made, with its folder, if it does not exist.
 
     Raises:
         OSError: the file cannot be opened or written (a full disk); it names the file, and the lines before stay.

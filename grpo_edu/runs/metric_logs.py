@@ -294,7 +294,7 @@ def _flatten(record: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _rename(record: Mapping[str, Any]) -> Row:
-    """Return the numbers of a record under TRL's names; of several names of a metric, the first of the table counts."""
+    """Return the numbers of a record under TRL's names; the table's first of several names of a metric counts."""
     row: Row = {}
     places: dict[str, int] = {}
     evaluations = set(_load_names()["evaluations"])

@@ -145,7 +145,7 @@ def note_kept(folder: RunFolder, describe: Callable[[], str]) -> Iterator[None]:
 
 
 def note_what_is_kept(error: BaseException, folder: RunFolder, steps: int) -> None:
-    """Say with an error what is kept, and how to go on where that can be done."""
+    """Say with an error what is kept, and how to continue where that can be done."""
     names = ("metrics.jsonl", "model", "summary.md", "state.pt", "diagnosis")
     kept = [name for name in names if (folder.path / name).exists()]
     if kept:

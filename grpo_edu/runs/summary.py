@@ -34,11 +34,11 @@ _LONGEST_SAMPLE = 600  # characters
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run did.
+    """The result of a run.
 
-    output: its folder. record: what config.json holds: what was asked for, and what the run was started on.
+    output: its folder. record: what config.json holds: the options, and what the run was started on.
     history: one dict of metrics a step. before, after: held-out accuracy sampled at temperature 1; `after` is
-    None where the run was stopped. seconds: from the loading of the model to the last evaluation.
+    None if the run was stopped. seconds: from the loading of the model to the last evaluation.
     greedy_before, greedy_after: without sampling, None where left out. steps_before: steps of the history that an
     earlier call had done, which `seconds` do not hold.
     interrupted: Ctrl-C ended it. failure: the error that ended it, else empty. unchanged: no weight changed by more
@@ -71,14 +71,14 @@ class RunResult:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What went wrong in the training, each with its likely cause and a remedy, see `find_symptoms`."""
+        """Problems of the training, each with its likely cause and a remedy, see `find_symptoms`."""
         return find_symptoms(
             self.history, RunFacts(self.config, self.before, self.after, self.unchanged, self.turn_end)
         )
 
     @property
     def throughput(self) -> dict[str, float]:
-        """What this call did in a second, by the definitions that are often mixed up; {} for no steps.
+        """The throughput of this call, by the definitions that are often mixed up; {} for no steps.
 
         Of prompts, completions, and tokens of completions: over the seconds of the steps alone, which hold rollout and
         learning, and over all seconds, which hold the loading of the model and the evaluations as well.
@@ -139,7 +139,7 @@ def write_result(folder: RunFolder, result: RunResult) -> None:
 
 
 def accuracy_text(evaluation: Evaluation | None) -> str:
-    """Return an accuracy with its 95% Wilson interval, in percent; a hyphen where there is none.
+    """Return an accuracy with its 95% Wilson interval, in percent; a hyphen if there is none.
 
     >>> accuracy_text(Evaluation(["1 + 1?"], ["basic"], ["#### 2"], ["2"], [True]))
     '100.0% [20.7, 100.0]'
@@ -203,7 +203,7 @@ def summary(result: RunResult) -> str:
         _samples(result),
         _kept(result),
         "## Files",
-        "`config.json` what was asked for · `first_look.txt` problems, prompts and stop tokens · `metrics.jsonl` one "
+        "`config.json` the options · `first_look.txt` problems, prompts and stop tokens · `metrics.jsonl` one "
         "line per step · `completions.jsonl.gz` what was sampled · "
         "`model/` the trained policy, for `load_policy` · `result.json` the numbers above",
     ]
@@ -248,7 +248,7 @@ def _samples(result: RunResult) -> str:
         worse = sum(then and not now for then, now in zip(before.correct, after.correct, strict=True))
         parts.append(
             f"Of {before.n} problems, {better} were wrong before and are right after, and {worse} the other way round. "
-            "Of each level, the first of the problems that changed is shown; the first of all where none changed."
+            "The first problem of each level that changed is shown; the first of all if none changed."
         )
     for level in list(dict.fromkeys(levels))[:3]:
         rows = [row for row, name in enumerate(levels) if name == level]
@@ -318,7 +318,7 @@ class EvaluationReport:
     """An evaluation and what was measured with it.
 
     evaluation: of n problems. solutions: their n reference solutions.
-    seconds: of the evaluation, without loading. peak_bytes: the most that the process and its children held.
+    seconds: time of the evaluation, without loading. peak_bytes: the most that the process and its children held.
     """
 
     evaluation: Evaluation
@@ -367,7 +367,7 @@ class EvaluationReport:
             lines += ["", "by steps of the reference solution"]
             lines += [_row(str(number), part) for number, part in steps.items()]
         lines += ["", f"readable answer: {found['readable_answers']} of {self.evaluation.n}"]
-        if any("####" in solution for solution in self.solutions):  # where a number is asked for
+        if any("####" in solution for solution in self.solutions):  # where the answer is a number
             work, holds = found["step_by_step"], found["calculations_that_hold"]
             verdict = "" if holds is None else f", {holds:.1%} of them hold"
             lines += [
@@ -401,7 +401,7 @@ def report_evaluation(
     """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `evaluate`.
 
     n: problems, balanced over the sets; None: 300, and of GSM8K alone all 1,319.
-    heldout_file, columns, reward_funcs: of a file of your own, as in `RunConfig`; a reward scores problems without an
+    heldout_file, columns, reward_funcs: options of a user's file (`RunConfig`); a reward scores problems without an
         answer.
 
     Raises ValueError and OSError for bad input, with a word on what to do.

@@ -47,11 +47,11 @@ class TokenRecorder:
     start of the run, in memory of the model's size. Nothing of the training changes.
 
     Args:
-        model, tokenizer, config: of the training, before its first step.
+        model, tokenizer, config: those of the training, before its first step.
         steps: numbers of the steps to record; "first", "last" or "all" name them too.
 
     Attributes:
-        record: of the last step that was recorded; None before that.
+        record: record of the last step that was recorded; None before that.
 
     >>> import grpo_edu
     >>> model, tokenizer = grpo_edu.load_policy("tiny")
@@ -123,7 +123,7 @@ class ScoredTokens:
     """Log-probabilities under one policy.
 
     logps: (B, C), of the sampled tokens, nats, 0 in the padding. best_ids, best_logps: (B, C, ALTERNATIVES), of the
-    tokens that are asked for, or otherwise of the most probable ones.
+    requested tokens, or otherwise of the most probable ones.
     """
 
     logps: Tensor
@@ -141,7 +141,7 @@ def score_tokens(
     time, so it is for looking and not for training.
 
     Args:
-        temperature: of the sampling; logits are divided by it.
+        temperature: sampling temperature; logits are divided by it.
         ids: (B, C, n), the alternatives to score; None takes the most probable tokens.
     """
     rows, columns = rollout.completion_ids.shape
@@ -201,7 +201,7 @@ def token_record(
     Args:
         batch: B scored completions of at most C tokens.
         per_token_logps: μ + 1 tensors (B, C), nats: before the first update, and after each of the μ updates.
-        ref_per_token_logps: (B, C), nats; None where there is no reference policy.
+        ref_per_token_logps: (B, C), nats; None if there is no reference policy.
         importance_weights: (B, C), where another policy than the trained one sampled (quantized rollouts).
         best: ids (B, C, n) of alternatives, and their log-probabilities before and after the updates.
         most_tokens: groups are kept in their order while their tokens are not more than this; the first is always kept.
@@ -270,7 +270,7 @@ def token_record(
 
 
 def plain_reward(reward: Tensor) -> float | None:
-    """Return a reward as JSON knows it: None for NaN, where no reward function applied."""
+    """Return a reward as JSON knows it: None for NaN, if no reward function applied."""
     return None if reward.isnan() else reward.item()
 
 
@@ -297,7 +297,7 @@ class TokenLog(GzipLines):
 def read_tokens(folder: str | Path, step: int | None = None) -> dict[str, Any]:
     """Read the token record that a run kept of one step; None takes the last one.
 
-    Raises ValueError where the run kept none, or none of this step.
+    Raises ValueError if the run kept none, or none of this step.
     """
     lines = _read_lines(folder)
     if step is not None and step not in lines:

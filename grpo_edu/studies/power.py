@@ -2,7 +2,7 @@
 
 The statistics are pure functions of counts and shares. Binomial sums are taken in full, so nothing here is simulated.
 The claims that notebook 08 audits are in ``data/claims.json``: documents about training with GRPO on a CPU or a small
-GPU, quoted as they were printed and cut only where "…" stands. The notebook computes whether a claim holds.
+GPU, quoted as they were printed and cut only at "…". The notebook computes whether a claim holds.
 """
 
 import json
@@ -111,7 +111,7 @@ def mcnemar_power(only_before: float, only_after: float, trials: int, *, alpha: 
     check_numbers(trials=trials, alpha=alpha)
     differing = only_before + only_after
     counts = np.arange(1, trials + 1)
-    # The largest number on the smaller side that is still significant; −1 where there is none.
+    # The largest number on the smaller side that is still significant; −1 if there is none.
     edge = binom.ppf(alpha / 2, counts, 0.5)
     edge = np.where(binom.cdf(edge, counts, 0.5) <= alpha / 2, edge, edge - 1)
     won = only_after / differing
@@ -124,7 +124,7 @@ def problems_needed_paired(only_before: float, only_after: float, *, power: floa
     approximation).
 
     The exact test (`mcnemar`) is a little stricter than its approximation: with this number its power is one to four
-    points below the one that was asked for, as `mcnemar_power` computes. About 2 / |d| problems more make up for it.
+    points below the requested one, as `mcnemar_power` computes. About 2 / |d| problems more make up for it.
 
     With ψ = b + c the share of problems that differ, and d = c − b the gain,
 
@@ -176,7 +176,7 @@ def problems_needed_unpaired(before: float, after: float, *, power: float = 0.8,
 
 
 def possible_counts(percent: float, trials: int, *, decimals: int = 0) -> list[int]:
-    r"""Return which counts k of n round to a reported percentage: none means that it is no share of n (GRIM test).
+    r"""Return which counts k of n round to a reported percentage: if none does, it is not a share of n (GRIM test).
 
     .. math:: \{\, k : | 100\,k/n - percent | \le 10^{-decimals} / 2 \,\}
 
@@ -244,7 +244,7 @@ def _check_count(name: str, count: int, trials: int) -> None:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a document says: a key of `SOURCES`, and its words."""
+    """A claim of a document: a key of `SOURCES`, and its words."""
 
     source: str
     quote: str
