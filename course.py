@@ -122,7 +122,7 @@ def environment(**extra):
     """The environment variables for programs in .venv: its programs come first; no other Python's modules.
 
     Python keeps what it compiled, also where a container says not to: otherwise every process compiles torch and
-    transformers anew, which takes longer than to load them.
+    transformers again, which takes longer than to load them.
     """
     left_out = ("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     env = {key: value for key, value in os.environ.items() if key not in left_out}

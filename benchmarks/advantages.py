@@ -1,6 +1,6 @@
 """The claims of notebook 04 about training, on five seeds: ``python -m benchmarks.advantages``.
 
-Four ways to make advantages from the same rewards, and a fifth run that spends the same 128 completions a step on
+Four ways to make advantages from the same rewards, and a fifth run that spends the same 128 completions per step on
 groups of two, train the tiny model; each is judged on the same 300 held-out problems. Writes
 ``benchmarks/results/advantages.json`` after each run and prints a table.
 """
@@ -27,7 +27,7 @@ FIRST = 5  # steps, in which the policy is still about the one that all start fr
 
 
 def settings(name: str, seed: int) -> GRPOConfig:
-    """The run that a way and a seed mean: 128 completions a step in each."""
+    """Return the run that a way and a seed mean: 128 completions per step in each."""
     return GRPOConfig(max_steps=20, loss_type="grpo", seed=seed, **WAYS[name])
 
 
@@ -40,7 +40,7 @@ def run(name: str, seed: int) -> dict:
 
 
 def verdicts(before: dict, runs: list[dict]) -> dict[str, bool]:
-    """The statements that the notebook makes, each judged on every seed that was run."""
+    """Return the statements that the notebook makes, each judged on every seed that was run."""
     solved = {(row["name"], row["seed"]): row["after"]["k"] for row in runs}
     tied = {(row["name"], row["seed"]): mean(row["frac_reward_zero_std"][:FIRST]) for row in runs}
     seeds = sorted({seed for _, seed in solved})
@@ -59,7 +59,7 @@ def verdicts(before: dict, runs: list[dict]) -> dict[str, bool]:
 
 
 def table(before: dict, runs: list[dict]) -> str:
-    """The held-out accuracies as a Markdown table: a row for each way, a column for each seed."""
+    """Return the held-out accuracies as a Markdown table: a row for each way, a column for each seed."""
     seeds = sorted({row["seed"] for row in runs})
     lines = [["advantages", *(f"seed {seed}" for seed in seeds), "mean", "tied at first"]]
     lines += [["---"] * len(lines[0]), ["before", *[f"{before['accuracy']:.1%}"] * (len(seeds) + 1), ""]]
@@ -72,7 +72,7 @@ def table(before: dict, runs: list[dict]) -> str:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     options = study_options(COMMAND, __doc__, RESULTS / "advantages.json")
     before = held_out_accuracy(load_policy("tiny"))
     record = {"command": COMMAND, "machine": machine(), "ways": WAYS, "before": before}

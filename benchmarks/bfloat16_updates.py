@@ -21,7 +21,7 @@ PROMPTS, GROUP, LENGTH = 16, 8, 48
 
 
 def share_of_changed_weights(dtype: str, learning_rate: float) -> float:
-    """The share of the tiny model's weights that differ from their initial values after five steps."""
+    """Return the share of the tiny model's weights that differ from their initial values after five steps."""
     from grpo_edu import GRPOConfig, accuracy_reward, load_policy, load_problems, train
 
     model, tokenizer = load_policy("tiny", dtype)

@@ -40,7 +40,7 @@ class Pair:
 
 
 def pairs() -> Iterator[Pair]:
-    """The pairs of all readers, in the same order: other instructions for each seed, and no two equal answers."""
+    """Yield the pairs of all readers, in the same order: other instructions for each seed, and no two equal answers."""
     ledger, generator = open_ledger(), random.Random(ORDER_SEED)
     problems, left = problems_of("instructions", "heldout"), PAIRS
     order = iter(generator.sample(range(len(problems)), len(problems)))
@@ -60,7 +60,7 @@ def pairs() -> Iterator[Pair]:
 
 
 def read_choices(text: str) -> list[str]:
-    """The choices "A", "B" or "=" of a reader, in the order of the pairs.
+    """Return the choices "A", "B" or "=" of a reader, in the order of the pairs.
 
     Raises:
         ValueError: where a pair has no choice, or a line is not a number and a choice.
@@ -81,7 +81,9 @@ def read_choices(text: str) -> list[str]:
 
 
 def summary(readers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How often each reader prefers the trained answer, with an exact sign test, and on how many pairs they agree."""
+    """Return how often each reader prefers the trained answer, with an exact sign test, and on how many pairs they
+    agree.
+    """
     shown, found = list(pairs()), {}
     for row in readers:
         new = [choice == pair.trained for choice, pair in zip(row["choices"], shown, strict=True)]

@@ -84,7 +84,7 @@ def rounded(value: float) -> float:
 
 
 def pack_bits(correct: list[bool]) -> str:
-    """One hexadecimal digit for four problems, the first in the highest bit; the last digit is filled with 0.
+    """Return one hexadecimal digit for four problems, the first in the highest bit; the last digit is filled with 0.
 
     >>> pack_bits([True, False, False, True, True])
     '98'
@@ -94,7 +94,7 @@ def pack_bits(correct: list[bool]) -> str:
 
 
 def unpack_bits(text: str, count: int) -> list[bool]:
-    """The inverse of `pack_bits` for `count` problems.
+    """Return the inverse of `pack_bits` for `count` problems.
 
     >>> unpack_bits("98", 5)
     [True, False, False, True, True]
@@ -120,7 +120,7 @@ def compare_case(runs: list[dict], broken: str, mended: str) -> dict:
 
 
 def verdict(gains: list[float], p_values: list[float]) -> str:
-    """What the seeds say together.
+    """Return what the seeds say together.
 
     "hurts on every seed": each is behind with p < 0.05. "hurts": at least half of the seeds are, none is ahead so.
     "no harm seen": no seed is behind so. Else "mixed".
@@ -168,7 +168,7 @@ def model_digest() -> str:
 
 
 def study(names: list[str], seeds: list[int], workers: int) -> Iterator[dict]:
-    """All runs of these arms, several at a time, each as it ends."""
+    """Yield all runs of these arms, several at a time, each as it ends."""
     todo = [(arm, seed) for arm in names for seed in ([0] if arm == "untrained" else seeds)]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for future in as_completed([pool.submit(one_run, *task) for task in todo]):
@@ -176,7 +176,7 @@ def study(names: list[str], seeds: list[int], workers: int) -> Iterator[dict]:
 
 
 def write(runs: list[dict], output: Path) -> dict[str, dict]:
-    """Store the runs, one a line, and what they say."""
+    """Store the runs, one per line, and what they say."""
     order = {arm: place for place, arm in enumerate(arms())}
     runs.sort(key=lambda run: (order[run["arm"]], run["seed"]))
     judged = comparisons(runs)
@@ -189,7 +189,7 @@ def write(runs: list[dict], output: Path) -> dict[str, dict]:
 
 
 def curves(runs: list[dict]) -> dict[str, list[dict[str, list[float]]]]:
-    """What the exercises show: arm → signs → one number per step, of each seed."""
+    """Return what the exercises show: arm → signs → one number per step, of each seed."""
     wanted = [arm for names in TROUBLES.values() for arm in names]
     return {
         arm: [{sign: run["curves"][sign] for sign in STORED} for run in runs if run["arm"] == arm] for arm in wanted

@@ -43,7 +43,7 @@ WATCH = """() => {
 }"""
 # The cells of notebook 00 that show learning: what is waited for → part of the source, what the output then holds.
 LEARNING = {
-    "first reward beside the bar, s": ("bar = tqdm(training", "text=/reward=/"),
+    "first reward next to the bar, s": ("bar = tqdm(training", "text=/reward=/"),
     "curve of the training, s": ("figure = training_curves(", "img"),
     "accuracy before and after, s": ("after = grpo_edu.evaluate(", "img"),
     "the result again, above the key points, s": ('title="Your run', "img"),
@@ -144,7 +144,7 @@ def _notebook(browser: Any, lab: Any, pictures: Path | None) -> dict[str, Any]:
 
 
 def _run_all(browser: Any, lab: Any, pictures: Path | None) -> dict[str, Any]:
-    """Seconds from opening the notebook until each sign of learning, and whether it is on the screen."""
+    """Return seconds from opening the notebook until each sign of learning, and whether it is on the screen."""
     page = browser.new_context(viewport={"width": 1366, "height": 768}).new_page()
     page.set_default_timeout(TIMEOUT)
     began = time.perf_counter()

@@ -154,7 +154,7 @@ def problems_of(model: str) -> dict[str, list[Problem]]:
 
 
 def rambling(problem: Problem, repeats: int) -> Problem:
-    """The problem with a solution that repeats its first step and then guesses that step's result.
+    """Return the problem with a solution that repeats its first step and then guesses that step's result.
 
     >>> problem = Problem("?", "12", "basic", "2*3=6. 6*2=12. #### 12")
     >>> rambling(problem, 2).solution
@@ -166,7 +166,7 @@ def rambling(problem: Problem, repeats: int) -> Problem:
 
 
 def policy(name: str) -> tuple:
-    """A shipped model, or "rambling": `tiny` after 30 supervised steps, half of them on rambling guesses."""
+    """Return a shipped model, or "rambling": `tiny` after 30 supervised steps, half of them on rambling guesses."""
     folder = MODELS / name
     if name != "rambling":
         return load_policy(name)
@@ -222,7 +222,7 @@ def judge(model, tokenizer, problems: Sequence[Problem], rewards: Sequence[Calla
 
 
 def best_rate(ledger: Ledger, name: str, arm: str) -> float:
-    """The rate of the grid with the highest mean reward on selection problems; of equals, the lowest."""
+    """Return the rate of the grid with the highest mean reward on selection problems; of equals, the lowest."""
     if len(CHOICES[name].rates) == 1:
         return CHOICES[name].rates[0]
     rows = {rate: ledger.find(phase="select", choice=name, arm=arm, rate=rate) for rate in CHOICES[name].rates}
@@ -252,7 +252,7 @@ def study(ledger: Ledger, name: str) -> None:
 
 
 def comparison(ledger: Ledger, name: str, rates: Mapping[str, float]) -> dict[str, Any]:
-    """Each arm's outcome at its rate, and the first arm minus each other, paired by seed.
+    """Return each arm's outcome at its rate, and the first arm minus each other, paired by seed.
 
     Of a choice whose runs are not complete, the seeds that all arms have are compared.
     """
@@ -325,7 +325,9 @@ STORED = {
 
 
 def stored_differences() -> dict[str, Any]:
-    """The same comparison for arms that earlier studies ran at one rate for all, on the 300 held-out word problems."""
+    """Return the same comparison for arms that earlier studies ran at one rate for all, on the 300 held-out word
+    problems.
+    """
     found = {}
     for name, (study_name, first, second) in STORED.items():
         runs = json.loads((RESULTS / f"{study_name}.json").read_text(encoding="utf-8"))["runs"]
@@ -344,7 +346,7 @@ def stored_differences() -> dict[str, Any]:
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """Every choice of which at least two seeds are complete: what was selected, and the comparison."""
+    """Return every choice of which at least two seeds are complete: what was selected, and the comparison."""
     found: dict[str, Any] = {}
     for name, choice in CHOICES.items():
         reported = [{row["seed"] for row in ledger.select(phase="report", choice=name, arm=arm)} for arm in choice.arms]

@@ -39,7 +39,7 @@ def run_seed(seed: int) -> dict:
 
 
 def verdicts(runs: list[dict]) -> dict[str, bool]:
-    """The statements that notebook 08 makes about a leak, each judged on every seed."""
+    """Return the statements that notebook 08 makes about a leak, each judged on every seed."""
     return {
         "at least 80% of the leaked problems are solved afterwards": all(
             run["leaked"]["after"] >= 0.80 * run["problems"] for run in runs
@@ -51,7 +51,7 @@ def verdicts(runs: list[dict]) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=RESULTS / "contamination.json")

@@ -7,7 +7,7 @@ was chosen on seed 10, which is not in the study. The learning rate was not tune
 ``benchmarks.forgetting`` replaces it, and the dashboard of forgetting shows its matrices.
 
 It takes about 30 minutes of one core. ``--minutes 5`` starts no run once five minutes are over; the same command
-goes on from there. Writes ``benchmarks/results/curriculum.json``, the matrices among it as
+continues from there. Writes ``benchmarks/results/curriculum.json``, the matrices among it as
 ``data/curves/curriculum.json`` for the dashboard, and prints its statements.
 """
 
@@ -47,7 +47,7 @@ GROUPS = {"domains": list(ARMS), "domains-gentle": ["none"], "domains-grpo": ["n
 
 
 def run_group(model_name: str, group: str, arms: list[str], seed: int, deadline: float, log: Path) -> None:
-    """The arms of one curriculum on one seed, until the deadline; the first stage is shared, each run is logged."""
+    """Run the arms of one curriculum on one seed, until the deadline; the first stage is shared, each run is logged."""
     import torch
 
     from grpo_edu.continual.curriculum import Progress, run_curriculum
@@ -92,7 +92,7 @@ def run_group(model_name: str, group: str, arms: list[str], seed: int, deadline:
 
 
 def first_anchors(model, tokenizer, curriculum, training) -> list:
-    """The anchor of the first stage under this curriculum's protection."""
+    """Return the anchor of the first stage under this curriculum's protection."""
     from grpo_edu.continual.curriculum import make_anchor
 
     anchor = make_anchor(model, tokenizer, curriculum.stages[0], training[0], curriculum.protection)
@@ -100,7 +100,8 @@ def first_anchors(model, tokenizer, curriculum, training) -> list:
 
 
 def moved(model, tokenizer, weights: dict, problems: list) -> dict[str, float]:
-    """How far the model went from `weights`: in the weights, and in its predictions on the first task's solutions.
+    """Return how far the model went from `weights`: in the weights, and in its predictions on the first task's
+    solutions.
 
     distance: the square root of Σ (θ − θ*)². kl: nats per token, of the predictions then from those now.
     """
@@ -155,7 +156,7 @@ def fisher_agreement(model_name: str, seed: int) -> dict:
 
 
 def of(record: dict, group: str, arm: str) -> list[dict]:
-    """The runs of one arm, by seed."""
+    """Return the runs of one arm, by seed."""
     return sorted(
         (run for run in record["runs"] if (run["curriculum"], run["arm"]) == (group, arm)), key=lambda run: run["seed"]
     )
@@ -209,7 +210,7 @@ def summary(record: dict) -> dict[str, dict[str, dict]]:
 
 
 def verdicts(record: dict) -> dict[str, bool]:
-    """The statements that the course makes, judged on all seeds."""
+    """Return the statements that the course makes, judged on all seeds."""
     plain, ewc = (measure(record, "domains", arm, "forgetting") for arm in ("none", HEADLINE))
     last = {arm: measure(record, "domains", arm, "last").value for arm in ("none", HEADLINE)}
     grpo = measure(record, "domains-grpo", "none", "forgetting")
@@ -231,7 +232,7 @@ def verdicts(record: dict) -> dict[str, bool]:
 
 
 def line(run: dict) -> str:
-    """A run in one line of the log."""
+    """Return a run in one line of the log."""
     last = " ".join(f"{k}/{n}" for k, n in zip(run["solved"][-1], run["num_problems"], strict=True))
     forgot = run["measures"]["forgetting"]["value"]
     kl = run["moved"]["kl"]
@@ -242,13 +243,13 @@ def line(run: dict) -> str:
 
 
 def matrices(runs: list[dict]) -> dict[str, list[dict]]:
-    """What the dashboard of forgetting shows: of each run the problems solved of each task after each stage."""
+    """Return what the dashboard of forgetting shows: of each run the problems solved of each task after each stage."""
     names = ("curriculum", "arm", "seed", "tasks", "num_problems", "solved")
     return {"runs": [{name: run[name] for name in names} for run in runs]}
 
 
 def main() -> int:
-    """Run what is missing of the study; exit 1 where a statement does not hold."""
+    """Run what is missing of the study; exit 1 if a statement does not hold."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
@@ -259,7 +260,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     deadline = time.time() + 60 * options.minutes
-    log = options.output.with_suffix(".jsonl")  # a line a run, until the study is whole
+    log = options.output.with_suffix(".jsonl")  # a line per run, until the study is whole
     log.parent.mkdir(parents=True, exist_ok=True)
     runs = read_log(log) if log.exists() else []
     done = {(run["curriculum"], run["arm"], run["seed"]) for run in runs}
@@ -278,7 +279,7 @@ def main() -> int:
         read_log(log), key=lambda run: (run["seed"], [*GROUPS].index(run["curriculum"]), [*ARMS].index(run["arm"]))
     )
     if len(runs) < sum(map(len, GROUPS.values())) * len(options.seeds):
-        print(f"{len(runs)} runs are done; the same command goes on")
+        print(f"{len(runs)} runs are done; the same command continues")
         return 0
     fisher = [fisher_agreement(options.model, seed) for seed in options.seeds]
     record = {"command": COMMAND, "machine": machine(), "num_heldout": HELDOUT, "fisher": fisher, "runs": runs}

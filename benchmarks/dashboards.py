@@ -4,7 +4,7 @@ Pictures per second of processor time of each explorer while a control is moved;
 and the share of a training run's time that they take, by the dashboard's own watch and next to the same run without, in
 turn; memory and threads over 200 times Start and Stop; first paint of the app, from key to picture, and the way to the
 first visible learning of notebook 00 in a browser; kB per page of the web book in ``build/book``. 10 minutes. Writes
-``benchmarks/results/dashboards.json``; exits with 1 where a promise is not kept. ``--parts recordings`` writes what two
+``benchmarks/results/dashboards.json``; exits with 1 if a promise is not kept. ``--parts recordings`` writes what two
 dashboards show until they are used, ``data/curves/dashboard_run.json`` and ``ask_the_model.json``; ``--parts smollm2``
 the same of a real model, ``ask_smollm2.json``; ``--parts exploits`` writes ``exploits.json``, which the web book shows;
 ``--parts tokens`` writes ``tokens.json``, a step for the token inspector. ``--parts smollm2_run`` trains SmolLM2 as
@@ -183,7 +183,7 @@ def measure_cycles(cycles: int = CYCLES) -> dict[str, Any]:
 
 
 def _bytes_in_use() -> int:
-    """What glibc's malloc has given to the program and not got back."""
+    """Return what glibc's malloc has given to the program and not got back."""
     kinds = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
     counts = type("mallinfo2", (ctypes.Structure,), {"_fields_": [(kind, ctypes.c_size_t) for kind in kinds]})
     library = ctypes.CDLL(None)
@@ -242,7 +242,9 @@ def record_smollm2() -> None:
 
 
 def record_exploits() -> None:
-    """What each reward pays for the ways to cheat and for honest work, which the reward lab of the web book shows."""
+    """Record what each reward pays for the ways to cheat and for honest work, which the reward lab of the web book
+    shows.
+    """
     _store("exploits.json", paid_to_exploits(), EXPLOITED)
 
 
@@ -338,7 +340,9 @@ def record_smollm2_run() -> None:
 
 
 def _of_batch(batch: Batch, problems: dict[str, Problem]) -> dict[str, Any]:
-    """The first group of a step whose rewards differ, or else the first; and the share of its answers on the topic."""
+    """Return the first group of a step whose rewards differ, or else the first; and the share of its answers on the
+    topic.
+    """
     rollout, size = batch.rollout, NOTEBOOK_14.num_generations
     groups = batch.rewards.view(-1, size)
     chosen = int((groups.std(dim=1) > 0).int().argmax())
@@ -377,7 +381,7 @@ RECORDERS = {
 
 
 def verdicts(record: dict[str, Any]) -> dict[str, bool]:
-    """What is promised, judged on what was measured."""
+    """Return what is promised, judged on what was measured."""
     found = {}
     if "updates" in record:
         slowest = min(rate["median"] for rate in record["updates"].values())

@@ -27,7 +27,7 @@ SOLVED = ("solved_before", "solved_after")  # sampled: a 1 or 0 for each problem
 
 
 def run_seed(seed: int, folder: Path) -> dict:
-    """One training run; returns what ``--json`` printed, with the greedy accuracies."""
+    """Return one training run; returns what ``--json`` printed, with the greedy accuracies."""
     command = [sys.executable, "-m", "grpo_edu", "train", "--seed", str(seed), "--greedy"]
     command += ["--output", str(folder), "--json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -35,22 +35,24 @@ def run_seed(seed: int, folder: Path) -> dict:
 
 
 def kept(run: dict) -> dict:
-    """What the study stores of a run."""
+    """Return what the study stores of a run."""
     return {name: run[name] for name in (*ACCURACIES, *SOLVED, "p_value", "seconds", "steps", "seed")}
 
 
 def same_results(run: dict, stored: dict) -> bool:
-    """Whether two runs solved as many problems, in total and per level, sampled and greedily, before and after."""
+    """Return True if two runs solved as many problems, in total and per level, sampled and greedily, before and
+    after.
+    """
     return all(run[name] == stored[name] for name in (*ACCURACIES, "p_value", "steps", "seed"))
 
 
 def gain(runs: list[dict]) -> dict[str, float]:
-    """The gain in sampled accuracy, with its interval over seeds and problems."""
+    """Return the gain in sampled accuracy, with its interval over seeds and problems."""
     return over_seeds_and_problems(*([run[name] for run in runs] for name in SOLVED))
 
 
 def verdicts(runs: list[dict]) -> dict[str, bool]:
-    """The statements that the course makes about the default run, each judged on every seed."""
+    """Return the statements that the course makes about the default run, each judged on every seed."""
     pairs = [(run["accuracy_before"], run["accuracy_after"]) for run in runs]
     gains = [(after["k"] - before["k"]) / after["n"] for before, after in pairs]  # exact where k and n are
     return {
@@ -62,7 +64,7 @@ def verdicts(runs: list[dict]) -> dict[str, bool]:
 
 
 def table(runs: list[dict]) -> str:
-    """The runs as a Markdown table."""
+    """Return the runs as a Markdown table."""
     lines = ["| seed | sampled before | sampled after | p | greedy before | greedy after | seconds |"]
     lines.append("|---|---|---|---|---|---|---|")
     for run in runs:
@@ -78,7 +80,7 @@ def _with_interval(row: dict) -> str:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=RESULTS / "default_run.json")

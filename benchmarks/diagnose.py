@@ -78,16 +78,16 @@ def train_missing(seeds: Sequence[int]) -> None:
 
 
 def diagnose_columns(columns: Mapping[str, Sequence[float]]) -> Diagnosis:
-    """The diagnosis of a run, from the file that TRL would write."""
+    """Return the diagnosis of a run, from the file that TRL would write."""
     steps = range(1, len(columns["reward"]) + 1)
     rows = [{"step": step, **{name: values[step - 1] for name, values in columns.items()}} for step in steps]
     return diagnose(parse_metrics(json.dumps({"log_history": rows}).encode(), "trainer_state.json"))
 
 
 def verdict(fault: str, diagnosis: Diagnosis) -> str:
-    """What became of a run with this fault ("" for none).
+    """Return what became of a run with this fault ("" for none).
 
-    "named first": a finding has the fault as its likeliest cause. "among the causes": it is a later one. "named
+    "named first": a finding has the fault as its most likely cause. "among the causes": it is a later one. "named
     wrongly": only other causes are named, or any in a healthy run. "silent": there is no finding.
     """
     if not diagnosis.findings:

@@ -53,7 +53,8 @@ ARMS = (*GRIDS, *PARTS_OF_LOWER_RATE)
 
 
 def config_of(arm: str, strength: Any, rate: Any, seed: int) -> GRPOConfig:
-    """The settings of an arm. rate: that of the plain arm, unless the arm is "plain" and its strength is the rate.
+    """Return the settings of an arm. rate: that of the plain arm, unless the arm is "plain" and its strength is the
+    rate.
 
     >>> config = config_of("lower rate", (4, 2), 2e-4, seed=0)
     >>> config.learning_rate, config.max_steps
@@ -79,12 +80,12 @@ def config_of(arm: str, strength: Any, rate: Any, seed: int) -> GRPOConfig:
 
 @cache
 def problems(part: str) -> tuple:
-    """The problems of a part: "train", "selection" or "heldout"; the three have no problem in common."""
+    """Return the problems of a part: "train", "selection" or "heldout"; the three have no problem in common."""
     return tuple(problems_of(MODEL)[part][: PARTS.get(part)])
 
 
 def outcome(model: Any, tokenizer: Any, asked: Sequence, seed: int, temperature: float = 1.0) -> dict[str, Any]:
-    """How many of 32 samples are right for each problem, and the entropy in nats per token.
+    """Return how many of 32 samples are right for each problem, and the entropy in nats per token.
 
     The entropy is the mean of −log π over the sampled tokens. All arms draw from the same random stream.
     """
@@ -138,7 +139,7 @@ def folder(rate: float, seed: int) -> Path:
 
 
 def pass_at(counts: Sequence[int], k: int) -> float:
-    """The mean of pass@k over problems, from the number of right samples of each.
+    """Return the mean of pass@k over problems, from the number of right samples of each.
 
     >>> round(pass_at([0, 16], 1), 3), pass_at([0, 16], 32)
     (0.25, 0.5)
@@ -147,12 +148,14 @@ def pass_at(counts: Sequence[int], k: int) -> float:
 
 
 def score(row: dict[str, Any]) -> float:
-    """What the selection maximizes, for every arm: the mean of pass@1 and pass@32."""
+    """Return what the selection maximizes, for every arm: the mean of pass@1 and pass@32."""
     return (pass_at(row["counts"], 1) + pass_at(row["counts"], SAMPLES)) / 2
 
 
 def chosen(ledger: Ledger, arm: str) -> Any:
-    """The strength with the highest score on the selection seed; of equals the first; None if a run is missing."""
+    """Return the strength with the highest score on the selection seed; of equals the first; None if a run is
+    missing.
+    """
     if arm in PARTS_OF_LOWER_RATE:
         return PARTS_OF_LOWER_RATE[arm]
     rows = [ledger.find(phase="select", arm=arm, strength=stored(strength)) for strength in GRIDS[arm]]
@@ -163,12 +166,12 @@ def chosen(ledger: Ledger, arm: str) -> Any:
 
 
 def stored(strength: Any) -> Any:
-    """A strength as JSON keeps it."""
+    """Return a strength as JSON keeps it."""
     return list(strength) if isinstance(strength, tuple) else strength
 
 
 def study(ledger: Ledger) -> None:
-    """What is missing: the selection, plain first, then the untrained model and every arm on the reported seeds."""
+    """Run what is missing: the selection, plain first, then the untrained model and every arm on the reported seeds."""
     for arm, grid in GRIDS.items():
         for strength in grid:
             key = {"phase": "select", "arm": arm, "strength": stored(strength), "seed": SELECTION_SEED}
@@ -196,7 +199,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def compare(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The change from `old` to `new` (one row per seed): of the entropy, and of pass@k for each k.
+    """Return the change from `old` to `new` (one row per seed): of the entropy, and of pass@k for each k.
 
     pass@k has its interval over seeds and problems, and the p-value of Student's paired test over seeds.
     """
@@ -209,7 +212,9 @@ def compare(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> dic
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """The selection, every arm with its change from the untrained model and from plain, and what Holm's rule leaves."""
+    """Return the selection, every arm with its change from the untrained model and from plain, and what Holm's rule
+    leaves.
+    """
     before = {row["seed"]: row for row in ledger.select(phase="before")}
     runs = {arm: {row["seed"]: row for row in ledger.select(phase="report", arm=arm)} for arm in ARMS}
     seeds = sorted(set(before).intersection(*(set(rows) for rows in runs.values())))
@@ -244,7 +249,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def described(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The means over seeds of the entropy and of pass@k."""
+    """Return the means over seeds of the entropy and of pass@k."""
     values = {f"pass@{k}": mean(pass_at(row["counts"], k) for row in rows) for k in KS}
     return {"entropy": mean(row["entropy"] for row in rows), **values}
 
@@ -256,7 +261,7 @@ def holm(comparisons: dict[str, Any]) -> list[str]:
 
 
 def picture(found: dict[str, Any]) -> Any:
-    """The difference of each arm from plain in pass@1 and pass@32, with intervals over seeds and problems."""
+    """Return the difference of each arm from plain in pass@1 and pass@32, with intervals over seeds and problems."""
     from grpo_edu.evaluation import Estimate
     from grpo_edu.figures.continual import estimates_figure
 

@@ -24,13 +24,13 @@ COMMAND = "python -m benchmarks.extraction"
 
 
 def last_digits(text: str) -> str | None:
-    """The last run of digits."""
+    """Return the last run of digits."""
     found = re.findall(r"\d+", text)
     return found[-1] if found else None
 
 
 def last_number(text: str) -> str | None:
-    """The last number with its commas, decimals and sign; the commas are then dropped."""
+    """Return the last number with its commas, decimals and sign; the commas are then dropped."""
     found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
     return found[-1].replace(",", "") if found else None
 
@@ -39,7 +39,9 @@ READERS = {reader.__name__: reader for reader in (last_digits, last_number)}
 
 
 def count_misread(solutions: list[str]) -> dict[str, int]:
-    """How many solutions each reader misreads; `extract_answer` gets them whole, with their line ``#### answer``."""
+    """Return how many solutions each reader misreads; `extract_answer` gets them whole, with their line ``####
+    answer``.
+    """
     misread = dict.fromkeys([*READERS, "extract_answer"], 0)
     for solution in solutions:
         body, _, gold = solution.rpartition("####")
@@ -51,7 +53,7 @@ def count_misread(solutions: list[str]) -> dict[str, int]:
 
 
 def same_number(answer: str | None, truth: str) -> bool:
-    """Whether an answer that was read has the value of the true one; None has no value."""
+    """Return True if an answer that was read has the value of the true one; None has no value."""
     return answer is not None and float(answer) == float(truth)
 
 

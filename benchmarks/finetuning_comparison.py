@@ -7,7 +7,7 @@ Three parts, for the tiny model:
 - accuracy: five seeds a method, each judged on the same 300 held-out problems.
 - speed: start-up, samples a second and peak memory, each in processes of their own, one method after the other.
 
-Writes ``benchmarks/results/finetuning_comparison.json`` after each run; ``--keep`` goes on where it stopped.
+Writes ``benchmarks/results/finetuning_comparison.json`` after each run; ``--keep`` continues where it stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ METHODS: dict[str, tuple[type, int, tuple[float, ...]]] = {
 
 
 def trained(name: str, learning_rate: float, seed: int, problems: list[Problem]):
-    """A fresh policy after the training that a name means, and its tokenizer."""
+    """Return a fresh policy after the training that a name means, and its tokenizer."""
     kind, rank, _ = METHODS[name]
     config = kind(max_steps=STEPS, learning_rate=learning_rate, seed=seed)
     model, tokenizer = load_policy("tiny")
@@ -95,7 +95,7 @@ def speed(name: str, learning_rate: float) -> dict:
 
 
 def best_rates(tuning: list[dict]) -> dict[str, float]:
-    """The learning rate of each method with which most problems were solved; of equals the smaller."""
+    """Return the learning rate of each method with which most problems were solved; of equals the smaller."""
     best = {}
     for name in METHODS:
         tried = [row for row in tuning if row["name"] == name]
@@ -116,7 +116,7 @@ def paired(runs: list[dict], one: str, other: str) -> list[dict]:
 
 
 def verdicts(before: dict, tuning: list[dict], runs: list[dict]) -> dict[str, bool]:
-    """The statements that notebook 11 makes, each judged on every seed that was run."""
+    """Return the statements that notebook 11 makes, each judged on every seed that was run."""
     start = [right == "1" for right in before["solved"]]
     gains = [(row["k"] - before["k"], mcnemar(start, [right == "1" for right in row["solved"]])) for row in runs]
     best, kinds = best_rates(tuning), ("GRPO", "supervised")
@@ -133,7 +133,7 @@ def verdicts(before: dict, tuning: list[dict], runs: list[dict]) -> dict[str, bo
 
 
 def table(before: dict, runs: list[dict], speeds: list[dict]) -> str:
-    """The comparison as a Markdown table, a row for each method; ranges over seeds or rounds in brackets."""
+    """Return the comparison as a Markdown table, a row for each method; ranges over seeds or rounds in brackets."""
     rows = [
         {
             "method": "before",
@@ -161,12 +161,12 @@ def table(before: dict, runs: list[dict], speeds: list[dict]) -> str:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rounds", type=int, default=3, help="speed measurements of each method")
     parser.add_argument("--output", type=Path, default=RESULTS / "finetuning_comparison.json")
-    parser.add_argument("--keep", action="store_true", help="go on from what the output file already holds")
+    parser.add_argument("--keep", action="store_true", help="continue from what the output file already holds")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")

@@ -70,7 +70,7 @@ GRIDS: dict[str, tuple[float, ...]] = {
 
 @cache
 def problems_of(task: str, part: str) -> tuple:
-    """The problems of a task: "train", "validation" or "heldout"; the three have no problem in common."""
+    """Return the problems of a task: "train", "validation" or "heldout"; the three have no problem in common."""
     if task == "known":
         chosen = []
         for level in KNOWN:
@@ -86,14 +86,14 @@ def problems_of(task: str, part: str) -> tuple:
 
 
 def right(model, tokenizer, task: str, part: str) -> str:
-    """A 1 or 0 for each problem: whether the greedy answer is correct."""
+    """Return a 1 or 0 for each problem: whether the greedy answer is correct."""
     problems = problems_of(task, part)
     found = evaluate(model, tokenizer, problems, temperature=0, max_completion_length=LENGTH, batch_size=100)
     return bits(found.correct)
 
 
 def stage_of(task: str, rate: float, steps: int, seed: int) -> Stage:
-    """A supervised stage on a task, with a linear schedule."""
+    """Return a supervised stage on a task, with a linear schedule."""
     config = SupervisedConfig(
         max_steps=steps, learning_rate=rate, lr_scheduler_type="linear", warmup_steps=5, seed=seed
     )
@@ -101,7 +101,7 @@ def stage_of(task: str, rate: float, steps: int, seed: int) -> Stage:
 
 
 def protection_of(method: str, strength: float) -> Protection:
-    """The protection that a name of `GRIDS` stands for."""
+    """Return the protection that a name of `GRIDS` stands for."""
     if method.startswith("ewc"):
         return Protection("ewc", strength, method.removeprefix("ewc "), num_examples=FISHER_EXAMPLES)
     return Protection(method, strength) if method in ("l2", "kl", "replay") else Protection()
@@ -111,7 +111,7 @@ _first_anchors: dict[tuple, Any] = {}
 
 
 def first_anchor(model, tokenizer, protection: Protection, seed: int) -> list:
-    """The anchor of the known skills at the shipped weights, computed once for each seed and kind."""
+    """Return the anchor of the known skills at the shipped weights, computed once for each seed and kind."""
     key = protection.method, protection.fisher, seed
     if key not in _first_anchors:
         stage = stage_of("known", 1e-3, 1, seed)
@@ -147,7 +147,7 @@ def run_order(
 
 
 def joint(seed: int, tuned: dict[str, tuple], part: str) -> dict[str, Any]:
-    """All tasks at once, for as many steps as both stages have; no upper bound, since no stage favors a task."""
+    """Return all tasks at once, for as many steps as both stages have; no upper bound, since no stage favors a task."""
     started = time.perf_counter()
     model, tokenizer = load_policy(MODEL)
     steps, rate = sum(steps for _, steps in tuned.values()), max(rate for rate, _ in tuned.values())
@@ -159,7 +159,7 @@ def joint(seed: int, tuned: dict[str, tuple], part: str) -> dict[str, Any]:
 
 
 def tune(ledger: Ledger) -> None:
-    """Every learning rate and number of steps of each new task, scored on its validation problems."""
+    """Score every learning rate and number of steps of each new task on its validation problems."""
     for task in ORDERS["A first"]:
         for steps in STEPS:
             for rate in RATES:
@@ -187,7 +187,7 @@ def tuned(ledger: Ledger) -> dict[str, tuple[float, int]]:
 
 
 def select(ledger: Ledger) -> None:
-    """Every strength of every method on the selection seed, in the order "A first", on validation problems."""
+    """Run every strength of every method on the selection seed, in the order "A first", on validation problems."""
     for method in ("none", *GRIDS):
         for strength in GRIDS.get(method, (0,)):
             key = {"phase": "select", "method": method, "strength": strength, "seed": SELECTION_SEED}
@@ -217,7 +217,9 @@ def strengths(ledger: Ledger) -> dict[str, float]:
 
 
 def slow_setting(ledger: Ledger) -> tuple[float, int] | None:
-    """The rate and steps of `SLOWLY` with the best average on the validation problems; None while one is missing."""
+    """Return the rate and steps of `SLOWLY` with the best average on the validation problems; None while one is
+    missing.
+    """
     rows = ledger.select(phase="select slowly", method="none")
     if len(rows) < len(SLOWLY):
         return None
@@ -247,7 +249,7 @@ def select_slowly(ledger: Ledger) -> None:
 
 
 def run_slowly(ledger: Ledger, method: str, strength: float, rate: float, steps: int) -> None:
-    """One run of the selection, unless it is stored or the time is over."""
+    """Run one run of the selection, unless it is stored or the time is over."""
     key = {"phase": "select slowly", "method": method, "strength": strength, "rate": rate, "steps": steps}
     if not ledger.wants(**key):
         return
@@ -258,7 +260,7 @@ def run_slowly(ledger: Ledger, method: str, strength: float, rate: float, steps:
 
 
 def report_slowly(ledger: Ledger) -> None:
-    """The reported seeds at the slow setting: unprotected and protected, in both orders."""
+    """Run the reported seeds at the slow setting: unprotected and protected, in both orders."""
     setting = slow_setting(ledger)
     chosen = {"none": 0.0, **slow_strengths(ledger)}
     for seed in SEEDS if setting else ():
@@ -273,7 +275,7 @@ def report_slowly(ledger: Ledger) -> None:
 
 
 def report(ledger: Ledger) -> None:
-    """The reported seeds: unprotected, joint, and every method at its chosen strength, in both orders."""
+    """Run the reported seeds: unprotected, joint, and every method at its chosen strength, in both orders."""
     if ledger.wants(phase="before"):
         model, tokenizer = load_policy(MODEL)
         ledger.add(phase="before", after={task: right(model, tokenizer, task, "heldout") for task in TASKS})
@@ -367,7 +369,7 @@ def slow_differences(ledger: Ledger) -> dict[str, Any]:
 
 
 def per_unit(run: dict[str, Any]) -> list[float]:
-    """The average of the tasks at the end, as the mean of 75 numbers that do not share a problem.
+    """Return the average of the tasks at the end, as the mean of 75 numbers that do not share a problem.
 
     Each is the average of one puzzle of either half and of two known problems, so that drawing these units draws the
     problems of each task independently of the other tasks.

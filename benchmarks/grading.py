@@ -35,8 +35,8 @@ SLIPS = {
     "dynamic-sampling": ("int(kept[-1]) + 1", "int(kept[-1])"),
 }
 KINDS = {"right": 65, "slip": 20, "not written": 10, "error": 5}  # answers of 100
-ALL_RIGHT, LOOP = 8, 25  # of so many students one has all answers right, and one a loop without an end
-FILES = {"renamed": 7, "without marks": 11, "UTF-16": 13, "no notebook": 37}  # of so many students one
+ALL_RIGHT, LOOP = 8, 25  # of this many students one has all answers right, and one a loop without an end
+FILES = {"renamed": 7, "without marks": 11, "UTF-16": 13, "no notebook": 37}  # of this many students one
 
 
 def cells_of(folder: str) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def cells_of(folder: str) -> dict[str, Any]:
 
 
 def answer(kind: str, cell: str, right: str, stub: str) -> str:
-    """The source of one answer."""
+    """Return the source of one answer."""
     if kind == "slip":
         old, new = SLIPS[cell]
         if right.count(old) != 1:
@@ -85,13 +85,13 @@ def fabricate(folder: Path, students: int) -> dict[str, int]:
 
 
 def start(submissions: Path, output: Path, workers: int, *more: str) -> subprocess.Popen:
-    """The grader, in a process of its own."""
+    """Return the grader, in a process of its own."""
     command = [sys.executable, "-m", "grpo_edu", "grade", str(submissions), "--output", str(output), "--seed", "21"]
     return subprocess.Popen([*command, "--workers", str(workers), *more], stdout=subprocess.DEVNULL)
 
 
 def finish(grader: subprocess.Popen) -> None:
-    """Wait for it; raises RuntimeError where it fails."""
+    """Wait for it; raises RuntimeError if it fails."""
     if grader.wait():
         raise RuntimeError("the grader failed; its own message is above")
 
@@ -129,7 +129,7 @@ def measured(submissions: Path, output: Path, students: int, workers: int) -> di
 
 
 def main() -> int:
-    """Grade the class twice, print and store what was measured; exit 1 where a promise is not kept."""
+    """Grade the class twice, print and store what was measured; exit 1 if a promise is not kept."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--students", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)

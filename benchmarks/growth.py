@@ -35,14 +35,16 @@ COMMAND = "python -m benchmarks.growth"
 PICTURE = RESULTS.parents[1] / "docs" / "images" / "growth.png"
 BASE = {"G": 8, "C": 32, "P": 64, "width": 128}
 SWEEPS = {"G": (2, 4, 8, 16, 32), "C": (8, 16, 32, 64, 128), "P": (16, 32, 64, 128, 256), "width": (64, 128, 256, 512)}
-LABELS = {"G": "completions a prompt, G", "C": "completion tokens, C", "P": "prompt tokens, P", "width": "parameters"}
+LABELS = {"G": "completions per prompt, G", "C": "completion tokens, C", "P": "prompt tokens, P", "width": "parameters"}
 SIDES = {"stock TRL": partial(train_with_trl, rollout="transformers"), "grpo_edu": train}
 PROMPTS = 4
 BARE_TEMPLATE = "{{ messages[-1]['content'] }}"
 
 
 def random_policy(width: int):
-    """A random model of six layers that cannot stop (width 128 is the tiny one's shape), and a tokenizer for digits."""
+    """Return a random model of six layers that cannot stop (width 128 is the tiny one's shape), and a tokenizer for
+    digits.
+    """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     _, tokenizer = load_policy("tiny")
@@ -79,7 +81,7 @@ def digit_problems(length: int) -> list[Problem]:
 
 
 def start(side: Callable, sizes: Mapping[str, int]) -> Iterator[dict]:
-    """A training of these sizes."""
+    """Yield a training of these sizes."""
     config = GRPOConfig(
         prompts_per_step=PROMPTS,
         num_generations=sizes["G"],
@@ -91,7 +93,7 @@ def start(side: Callable, sizes: Mapping[str, int]) -> Iterator[dict]:
 
 
 def measure(name: str, value: int, rounds: int) -> dict[str, Any]:
-    """One point of a sweep: seconds of a step of each side."""
+    """Return one point of a sweep: seconds of a step of each side."""
     sizes = {**BASE, name: value}
     sides = {side: partial(start, function, sizes) for side, function in SIDES.items()}
     steps = steps_in_turn(sides, rounds)
@@ -100,7 +102,7 @@ def measure(name: str, value: int, rounds: int) -> dict[str, Any]:
 
 
 def exponent(points: Sequence[Mapping[str, Any]], side: str) -> float:
-    """The power with which time grows between the last two points.
+    """Return the power with which time grows between the last two points.
 
     >>> round(exponent([{"at": 2, "x": {"median": 1.0}}, {"at": 4, "x": {"median": 4.0}}], "x"), 6)
     2.0
@@ -110,7 +112,7 @@ def exponent(points: Sequence[Mapping[str, Any]], side: str) -> float:
 
 
 def growth_figure(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Seconds of a step against each number, both axes in logarithms, a line a side."""
+    """Draw seconds of a step against each number, both axes in logarithms, a line per side."""
     from matplotlib.ticker import LogLocator
 
     figure, panels = panel_grid(len(sweeps))
@@ -131,7 +133,7 @@ def growth_figure(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 
 def table(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """A row a point, the exponents in the last row of each sweep."""
+    """Return a row per point, the exponents in the last row of each sweep."""
     rows = []
     for name, points in sweeps.items():
         for point in points:

@@ -23,14 +23,14 @@ EVALUATION_SEED = 1
 
 
 def estimate(values: Sequence[float]) -> dict[str, float]:
-    """The mean over seeds with Student's 95% interval, ready for JSON."""
+    """Return the mean over seeds with Student's 95% interval, ready for JSON."""
     from grpo_edu.evaluation import mean_estimate
 
     return asdict(mean_estimate(values))
 
 
 def bits(values: Iterable[Any]) -> str:
-    """A 1 or 0 for each value, as a ledger keeps which problems were solved.
+    """Return a 1 or 0 for each value, as a ledger keeps which problems were solved.
 
     >>> bits([True, 0.0]), ones("10"), share("1000")
     ('10', [True, False], 0.25)
@@ -39,17 +39,17 @@ def bits(values: Iterable[Any]) -> str:
 
 
 def ones(text: str) -> list[bool]:
-    """The values behind `bits`."""
+    """Return the values behind `bits`."""
     return [bit == "1" for bit in text]
 
 
 def share(text: str) -> float:
-    """The share of ones in `bits`."""
+    """Return the share of ones in `bits`."""
     return text.count("1") / len(text)
 
 
 def over_seeds_and_problems(before: Sequence[str], after: Sequence[str]) -> dict[str, float]:
-    """The mean of after − before with its interval over seeds and problems, ready for JSON.
+    """Return the mean of after − before with its interval over seeds and problems, ready for JSON.
 
     before, after: one string per seed, with a 1 or 0 for each problem.
 
@@ -64,7 +64,7 @@ def over_seeds_and_problems(before: Sequence[str], after: Sequence[str]) -> dict
 def over_seeds_and_kinds(
     before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], kinds: int
 ) -> dict[str, float]:
-    """The mean of after − before with its interval over seeds and kinds of problem, ready for JSON.
+    """Return the mean of after − before with its interval over seeds and kinds of problem, ready for JSON.
 
     The interval is never narrower than Student's over the kinds, which differ more than the seeds do.
 
@@ -82,7 +82,7 @@ def over_seeds_and_kinds(
 
 
 def change(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
-    """What changed from `before` to `after`, one string of `bits` per seed.
+    """Return what changed from `before` to `after`, one string of `bits` per seed.
 
     Returns: the mean over seeds with Student's interval, the interval over seeds and problems, and McNemar's exact
     p-value for each seed.
@@ -98,14 +98,14 @@ def change(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
 
 
 def paired_p(differences: Sequence[float]) -> float:
-    """The p-value of Student's paired test that the mean difference is 0; 1 where all of them are 0."""
+    """Return the p-value of Student's paired test that the mean difference is 0; 1 if all of them are 0."""
     from scipy.stats import ttest_1samp
 
     return float(ttest_1samp(differences, 0.0).pvalue) if any(differences) else 1.0
 
 
 def left_by_holm(p_values: Mapping[Any, float]) -> list[Any]:
-    """The tests that are significant at the level 0.05 after Holm's correction, the smallest p-value first.
+    """Return the tests that are significant at the level 0.05 after Holm's correction, the smallest p-value first.
 
     >>> left_by_holm({"a": 0.04, "b": 0.02, "c": 0.001})  # against 0.05 / 3, then 0.05 / 2, then 0.05
     ['c', 'b', 'a']
@@ -120,7 +120,8 @@ def left_by_holm(p_values: Mapping[Any, float]) -> list[Any]:
 
 
 def shuffled(reward: Callable[..., list[float]], seed: int) -> Callable[..., list[float]]:
-    """The rewards of `reward` in a random order over all completions of a step, so that they carry no information.
+    """Return the rewards of `reward` in a random order over all completions of a step, so that they carry no
+    information.
 
     >>> rewards = shuffled(lambda completions, **columns: [1.0, 2.0, 3.0], seed=0)([""] * 3)
     >>> sorted(rewards)
@@ -136,7 +137,7 @@ def shuffled(reward: Callable[..., list[float]], seed: int) -> Callable[..., lis
 
 
 def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call, `rounds` times, one side after the other, so that a slow minute slows all alike.
+    """Return seconds of each call, `rounds` times, one side after the other, so that a slow minute slows all alike.
 
     One more round goes before, uncounted: first calls import and allocate.
     """
@@ -162,7 +163,7 @@ class Side:
         theirs.close()
 
     def step(self) -> dict:
-        """The metrics of the next step, with the "seconds" that it took."""
+        """Return the metrics of the next step, with the "seconds" that it took."""
         try:
             self.pipe.send("step")
             return self.pipe.recv()
@@ -227,7 +228,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def times_as_fast(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float]:
-    """The spread of slow/fast over the rounds, each side's time against the other's of the same round.
+    """Return the spread of slow/fast over the rounds, each side's time against the other's of the same round.
 
     >>> times_as_fast([2.0, 6.0, 4.0], [1.0, 2.0, 4.0])["median"]
     2.0
@@ -236,7 +237,7 @@ def times_as_fast(slow: Sequence[float], fast: Sequence[float]) -> dict[str, flo
 
 
 def between(value: Mapping[str, float], digits: int = 2) -> str:
-    """A spread as text.
+    """Return a spread as text.
 
     >>> between({"median": 2.0, "low": 1.0, "high": 3.25})
     '2.00 (1.00 … 3.25)'
@@ -293,19 +294,19 @@ class Ledger:
 
     @property
     def late(self) -> bool:
-        """Whether the time is over."""
+        """True if the time is over."""
         return time.perf_counter() > self.deadline
 
     def wants(self, **values: Any) -> bool:
-        """Whether a result with these values is missing and there is time to compute it."""
+        """Return True if a result with these values is missing and there is time to compute it."""
         return not self.late and self.find(**values) is None
 
     def find(self, **values: Any) -> dict[str, Any] | None:
-        """The first result with these values; None if there is none."""
+        """Return the first result with these values; None if there is none."""
         return next(iter(self.select(**values)), None)
 
     def select(self, **values: Any) -> list[dict[str, Any]]:
-        """All results with these values, in their order."""
+        """Return all results with these values, in their order."""
         return [row for row in self.rows if all(row.get(name) == value for name, value in values.items())]
 
     def add(self, **row: Any) -> None:
@@ -316,7 +317,7 @@ class Ledger:
 
 
 def ledger_options(command: str, about: str | None) -> argparse.ArgumentParser:
-    """The options of a study with a `Ledger`; the study adds its own."""
+    """Return the options of a study with a `Ledger`; the study adds its own."""
     parser = argparse.ArgumentParser(prog=command, description=about)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no new run after so many")
     return parser
@@ -338,7 +339,7 @@ def held_out_accuracy(policy: tuple[Any, Any]) -> dict[str, float]:
 
 
 def study_options(command: str, about: str | None, output: Path) -> argparse.Namespace:
-    """The options of a study that trains one way after the other on several seeds."""
+    """Return the options of a study that trains one way after the other on several seeds."""
     parser = argparse.ArgumentParser(prog=command, description=about)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=output)
@@ -355,9 +356,9 @@ def run_study(
     verdicts: Callable[[dict, list[dict]], dict[str, bool]],
     table: Callable[[dict, list[dict]], str],
 ) -> int:
-    """Run what is missing of every name on every seed, keep each run at once, judge and print; 1 where a verdict fails.
+    """Run what is missing of every name on every seed, keep each run at once, judge and print; 1 if a verdict fails.
 
-    record: what the file holds beside "runs" and "verdicts"; under "before" the accuracy that all start from.
+    record: what the file holds besides "runs" and "verdicts"; under "before" the accuracy that all start from.
     """
     runs = json.loads(options.output.read_text(encoding="utf-8"))["runs"] if options.keep else []
     record = {**record, "runs": runs}

@@ -33,7 +33,7 @@ _TIMED = ("seconds", "output", "throughput")  # what is not the same in two runs
 
 
 def start_run(folder: Path, model: str, options: Mapping[str, Any]) -> None:
-    """The run, in the process that calls."""
+    """Start the run in this process."""
     import torch
 
     from grpo_edu.config import GRPOConfig
@@ -44,7 +44,7 @@ def start_run(folder: Path, model: str, options: Mapping[str, Any]) -> None:
 
 
 def resume_run(folder: Path) -> None:
-    """The rest of the run, in the process that calls."""
+    """Resume the run in this process."""
     import torch
 
     from grpo_edu.runs.run import resume_training
@@ -56,7 +56,7 @@ def resume_run(folder: Path) -> None:
 def in_process(work: Callable[[], None], kill_after: float | None = None) -> bool:
     """Do `work` in a process of its own; True where it came to its end before SIGKILL after so many seconds.
 
-    Raises RuntimeError where it failed by itself.
+    Raises RuntimeError if it failed by itself.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "transformers.modeling_utils", "grpo_edu.runs.run"])
@@ -72,7 +72,7 @@ def in_process(work: Callable[[], None], kill_after: float | None = None) -> boo
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What a run leaves behind: a hash of the weights, the metrics without their times, the evaluations."""
+    """Return what a run leaves behind: a hash of the weights, the metrics without their times, the evaluations."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     weights = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
     metrics = [
@@ -82,7 +82,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """How far a run had come when it was killed: steps in its log, the step of its state."""
+    """Return how far a run had come when it was killed: steps in its log, the step of its state."""
     from grpo_edu.runs.state import load_state
 
     log, state = folder / "metrics.jsonl", folder / "state.pt"
@@ -115,7 +115,7 @@ def killed_once(
 
 
 def study(kills: int, seed: int, model: str, options: Mapping[str, Any], parent: Path) -> dict[str, Any]:
-    """The undisturbed run and the killed ones, in folders under `parent`."""
+    """Return the undisturbed run and the killed ones, in folders under `parent`."""
     begin = partial(start_run, model=model, options=options)
     in_process(partial(begin, parent / "warm-up"))  # so that the undisturbed run does not pay for imports
     started = time.perf_counter()
@@ -136,7 +136,7 @@ def study(kills: int, seed: int, model: str, options: Mapping[str, Any], parent:
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row of the table in words."""
+    """Return a row of the table in words."""
     return {
         name: {True: "yes", False: "NO"}.get(value, value) if isinstance(value, bool) else value
         for name, value in row.items()

@@ -33,7 +33,7 @@ WINDOW = 8  # steps
 
 
 def run(side: str, config: GRPOConfig, num_heldout: int) -> dict[str, Any]:
-    """One training: the reward of each step, and the held-out problems solved before and after."""
+    """Return one training: the reward of each step, and the held-out problems solved before and after."""
     model, tokenizer = load_policy("tiny")
     heldout = load_split(LEVELS, n=num_heldout)
     setting = {"max_completion_length": config.max_completion_length, "seed": config.seed}
@@ -73,7 +73,7 @@ def windows(rewards: Sequence[float], size: int = WINDOW) -> list[float]:
 
 
 def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[dict[str, float]]]:
-    """The interval of each window of each side."""
+    """Return the interval of each window of each side."""
     return {
         side: [interval(column) for column in zip(*(windows(run["reward"]) for run in found), strict=True)]
         for side, found in runs.items()
@@ -88,7 +88,7 @@ def differences(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
 
 
 def verdicts(found: Sequence[Mapping[str, float]]) -> dict[str, bool]:
-    """Whether the two could be samples of one distribution, window by window, and at the end.
+    """Return whether the two could be samples of one distribution, window by window, and at the end.
 
     Judged by the interval of the difference of the means (Welch's t). That each mean lies within the other's interval
     is too much to ask: of two means from one distribution, one in six does not.
@@ -101,7 +101,7 @@ def verdicts(found: Sequence[Mapping[str, float]]) -> dict[str, bool]:
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:
-    """The difference of two means, with Welch's 95% interval.
+    """Return the difference of two means, with Welch's 95% interval.
 
     >>> {name: round(value, 3) for name, value in difference([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).items()}
     {'value': 1.0, 'low': -1.267, 'high': 3.267}
@@ -127,7 +127,7 @@ def curves_figure(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
 
 
 def table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """A row a window, and the accuracy at the end."""
+    """Return a row per window, and the accuracy at the end."""
     shown = {side: [_text(point) for point in points] for side, points in curves(runs).items()}
     names = [f"reward, steps {WINDOW * place + 1}–{WINDOW * (place + 1)}" for place in range(len(shown["grpo_edu"]))]
     rows = [{"": name, **{side: cells[place] for side, cells in shown.items()}} for place, name in enumerate(names)]
@@ -141,7 +141,7 @@ def _text(point: Mapping[str, float]) -> str:
 
 
 def main() -> int:
-    """Run all seeds; exit 1 where the two sides differ."""
+    """Run all seeds; exit 1 if the two sides differ."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=40)

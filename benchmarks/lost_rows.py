@@ -7,7 +7,7 @@ run is known by what it cost and came to: its seed, its seconds and tokens, and 
 
 Its first look, at 57 versions of 12 files, found four rows, all of the study of SmolLM2. They are restored: the run of
 seed 0 in float32, which one with products in bfloat16 had replaced, and three evaluations of cold starts from which no
-run had started. The summaries (``*.json``) are written anew by their commands, so they are not searched. By hand: of
+run had started. The summaries (``*.json``) are written again by their commands, so they are not searched. By hand: of
 those that hold runs of seeds, only ``default_run.json`` has had other results, of models that were `tiny` before.
 """
 

@@ -69,7 +69,7 @@ def write_large_model(folder: Path) -> None:
 
 
 def large_config():
-    """The shape of Qwen/Qwen2-0.5B-Instruct: 494 million parameters."""
+    """Return the shape of Qwen/Qwen2-0.5B-Instruct: 494 million parameters."""
     from grpo_edu.fast.memory_estimate import shape_config
 
     return shape_config("494M")
@@ -130,7 +130,9 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
 
 
 def small_prompts(model: str, tokenizer, config) -> tuple[list, list[str]]:
-    """The first training problems of the three levels in turn, for SmolLM2 of the instructions, and their prompts."""
+    """Return the first training problems of the three levels in turn, for SmolLM2 of the instructions, and their
+    prompts.
+    """
     from grpo_edu.problems.files import load_problems
     from grpo_edu.problems.templates import LEVELS, prompt_options
     from grpo_edu.prompts import render_prompt
@@ -141,7 +143,7 @@ def small_prompts(model: str, tokenizer, config) -> tuple[list, list[str]]:
 
 
 def large_prompts(tokenizer) -> tuple[list, list[str]]:
-    """One prompt of `LARGE_PROMPT` tokens."""
+    """Return one prompt of `LARGE_PROMPT` tokens."""
     from grpo_edu.problems.templates import Problem
 
     text = tokenizer.decode([tokenizer.encode("1")[-1]] * LARGE_PROMPT)
@@ -176,7 +178,7 @@ def measure(name: str, folder: Path) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    """The cases as a Markdown table, in GB of 10^9 bytes."""
+    """Return the cases as a Markdown table, in GB of 10^9 bytes."""
     parts = ("weights", "gradients", "optimizer", "cache", "activations", "logits", "scratch", "loading")
     lines = [f"| case | peak | estimate | {' | '.join(parts)} | libraries | seconds a step |"]
     lines.append("|---|" + "---|" * (len(parts) + 4))
@@ -188,7 +190,7 @@ def table(rows: list[dict]) -> str:
 
 
 def verdicts(rows: list[dict]) -> dict[str, bool]:
-    """What the course says about memory, judged on every case that was run."""
+    """Return what the course says about memory, judged on every case that was run."""
     judged = {"the estimate is within 15% of every peak": all(abs(r["estimate"] / r["peak"] - 1) < 0.15 for r in rows)}
     for row in rows:
         if "bound" in row:
@@ -197,7 +199,7 @@ def verdicts(rows: list[dict]) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Run the cases; exit 1 where a statement does not hold."""
+    """Run the cases; exit 1 if a statement does not hold."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, metavar="NAME", help="(default: all)")
     parser.add_argument("--output", type=Path, default=RESULTS / "memory.json")

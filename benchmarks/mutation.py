@@ -49,7 +49,7 @@ OTHER_NAME = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "sum":
 
 
 def faults(node: ast.AST) -> Iterator[Callable[[], None]]:
-    """The small faults that can be put into one node of a syntax tree, each as a call that does it."""
+    """Yield the small faults that can be put into one node of a syntax tree, each as a call that does it."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in OTHER:
         yield lambda: node.ops.__setitem__(0, OTHER[type(node.ops[0])]())
     if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in OTHER:
@@ -70,7 +70,9 @@ def faults(node: ast.AST) -> Iterator[Callable[[], None]]:
 
 
 def places(tree: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple[ast.stmt, Callable[[], None]]]:
-    """Every fault of a module with its statement; annotations, imports and the texts of errors stay as they are."""
+    """Yield every fault of a module with its statement; annotations, imports and the texts of errors stay as they
+    are.
+    """
     for name, value in ast.iter_fields(tree):
         for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, ast.AST) or name in ("annotation", "returns", "decorator_list"):
@@ -84,13 +86,13 @@ def places(tree: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple[a
 
 
 def first_line(statement: ast.stmt) -> str:
-    """The statement, or the head of a compound one."""
+    """Return the statement, or the head of a compound one."""
     text = ast.unparse(statement)
     return text.split("\n")[0] if hasattr(statement, "body") else text
 
 
 def mutant(tree: ast.Module, number: int) -> tuple[ast.Module, dict[str, Any]]:
-    """The module with one fault, and what was changed."""
+    """Return the module with one fault, and what was changed."""
     changed = copy.deepcopy(tree)
     statement, fault = list(places(changed))[number]
     before = first_line(statement)

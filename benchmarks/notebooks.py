@@ -3,7 +3,7 @@
 Every notebook runs from top to bottom in a fresh kernel, one after the other. Measured: seconds from the start of the
 kernel to the end of the last cell, and the most memory that the kernel and the processes it started held together.
 Ten minutes on two idle cores. Writes ``benchmarks/results/notebooks.json`` and, with ``--page``, the table in
-``docs/measured.md``. Exits with 1 where a notebook takes longer than promised.
+``docs/measured.md``. Exits with 1 if a notebook takes longer than promised.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PeakOfChildren:
 
 
 def measure(notebook: Path) -> dict[str, float]:
-    """Seconds and bytes of one notebook."""
+    """Return seconds and bytes of one notebook."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -67,7 +67,7 @@ def measure(notebook: Path) -> dict[str, float]:
 
 
 def verdicts(notebooks: dict[str, dict[str, float]]) -> dict[str, bool]:
-    """What is promised, judged."""
+    """Return what is promised, judged."""
     slow = [name for name, found in notebooks.items() if found["seconds"] > LONGEST.get(name[:2], 120)]
     total = sum(found["seconds"] for found in notebooks.values())
     return {
@@ -77,7 +77,7 @@ def verdicts(notebooks: dict[str, dict[str, float]]) -> dict[str, bool]:
 
 
 def table(notebooks: dict[str, dict[str, float]]) -> str:
-    """The measured time and memory of each notebook, as a table in Markdown.
+    """Return the measured time and memory of each notebook, as a table in Markdown.
 
     >>> print(table({"00_start_here": {"seconds": 23.4, "peak": 0.64e9}}))
     | notebook | time | memory |

@@ -27,7 +27,7 @@ WITH_KL = "GRPO with a KL term"
 
 
 def settings(name: str, seed: int) -> GRPOConfig:
-    """The run that a name and a seed mean; the one with a KL term is that of the notebook."""
+    """Return the run that a name and a seed mean; the one with a KL term is that of the notebook."""
     if name == WITH_KL:
         return GRPOConfig(max_steps=12, loss_type="grpo", beta=0.1, seed=seed)
     return GRPOConfig(max_steps=15, num_iterations=2, seed=seed, **LOSSES[name])
@@ -44,7 +44,7 @@ def run(name: str, seed: int) -> dict:
 
 
 def verdicts(before: dict, runs: list[dict]) -> dict[str, bool]:
-    """The statements that the notebook makes, each judged on every seed that was run."""
+    """Return the statements that the notebook makes, each judged on every seed that was run."""
     with_kl = [row for row in runs if row["name"] == WITH_KL]
     wide = [name for name in LOSSES if name != "GSPO"]
     solved: dict[int, dict[str, int]] = {}
@@ -70,7 +70,7 @@ def verdicts(before: dict, runs: list[dict]) -> dict[str, bool]:
 
 
 def table(before: dict, runs: list[dict]) -> str:
-    """The held-out accuracies as a Markdown table: a row for each loss, a column for each seed."""
+    """Return the held-out accuracies as a Markdown table: a row for each loss, a column for each seed."""
     seeds = sorted({row["seed"] for row in runs})
     shares = {"before": [before["accuracy"]] * len(seeds)}
     for name in (*LOSSES, WITH_KL):
@@ -82,7 +82,7 @@ def table(before: dict, runs: list[dict]) -> str:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     options = study_options(COMMAND, __doc__, RESULTS / "objectives.json")
     before = held_out_accuracy(load_policy("tiny"))
     record = {"command": COMMAND, "machine": machine(), "losses": list(LOSSES), "before": before}

@@ -58,7 +58,7 @@ def problems_of(split: str) -> list[Problem]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Four digits; None where a step had no such value, because all of its groups tied."""
+    """Four digits; None if a step had no such value, because all of its groups tied."""
     return None if value is None else round(value, 4)
 
 
@@ -77,7 +77,9 @@ def run(arm: str, rate: float, seed: int, split: str) -> dict[str, Any]:
 
 
 def best_rate(ledger: Ledger, arm: str) -> float | None:
-    """The rate with the highest accuracy on the selection problems; of equals, the lowest; None if one is missing."""
+    """Return the rate with the highest accuracy on the selection problems; of equals, the lowest; None if one is
+    missing.
+    """
     rows = {rate: ledger.find(phase="select", arm=arm, rate=rate) for rate in RATES}
     if None in rows.values():
         return None
@@ -85,7 +87,7 @@ def best_rate(ledger: Ledger, arm: str) -> float | None:
 
 
 def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
-    """The runs of the study, the arms that matter most first.
+    """Yield the runs of the study, the arms that matter most first.
 
     First the own samples at the low rate, the comparator of the arms whose best rate this is. Then of each half: the
     selection, then all arms at the high rate, seed by seed, then at their own best rates.
@@ -109,7 +111,8 @@ def compare(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) ->
 
 
 def at_rates(ledger: Ledger, rates: dict[str, float]) -> dict[str, Any]:
-    """Each arm at its rate: accuracy, difference from the others, mismatch; on the seeds that the first arms all have.
+    """Return each arm at its rate: accuracy, difference from the others, mismatch; on the seeds that the first arms all
+    have.
 
     An arm that lacks one of these seeds is left out, and so is everything while there are fewer than two seeds.
     """
@@ -143,7 +146,7 @@ def at_rates(ledger: Ledger, rates: dict[str, float]) -> dict[str, Any]:
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """The selection, and the arms at the high rate and at their own best rates."""
+    """Return the selection, and the arms at the high rate and at their own best rates."""
     arms = (*ARMS, *STORED)
     selected = {
         arm: {f"{row['rate']:g}": share(row["bits"]) for row in ledger.select(phase="select", arm=arm)} for arm in arms
@@ -158,7 +161,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, bool]:
-    """The statements of the study, written before its reported runs; each is about accuracy at the high rate.
+    """Return the statements of the study, written before its reported runs; each is about accuracy at the high rate.
 
     Below and above mean that the interval over seeds and problems excludes 0.
     """
@@ -178,7 +181,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Run what is missing; exit 1 where a statement does not hold."""
+    """Run what is missing; exit 1 if a statement does not hold."""
     ledger = Ledger(LEDGER, ledger_options(COMMAND, __doc__).parse_args().minutes)
     for values in missing(ledger):
         if ledger.wants(**values):

@@ -44,7 +44,7 @@ COMPARED = [name for name, loss in LOSSES.items() if name in AS_TRL or loss.trl]
 class Setting:
     """A random config, and a random batch in float64.
 
-    rewards_per_func: (B, K), NaN where a function does not apply. loss_mask: (B, C).
+    rewards_per_func: (B, K), NaN if a function does not apply. loss_mask: (B, C).
     logps, old, ref, sampled: (B, C), nats; old may be None. entropies: (B, C), nats.
     token_factors: (B, C) for advantages that differ between tokens, or None. parts: rows of each micro-batch.
     """
@@ -85,7 +85,7 @@ def draw_config(draw: random.Random, functions: int, longest: int) -> GRPOConfig
 
 
 def draw_setting(draw: random.Random) -> Setting:
-    """A random setting, with ties, missing rewards, padding, empty rows and far-off policies among them."""
+    """Return a random setting, with ties, missing rewards, padding, empty rows and far-off policies among them."""
     functions, longest = draw.randint(1, 3), draw.randint(1, 12)
     config = draw_config(draw, functions, longest)
     rows = config.batch_size
@@ -143,7 +143,7 @@ def our_sides(setting: Setting) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
 
 
 def gradients(loss: Tensor, leaves: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The gradients with respect to both, 0 where the loss does not depend on one of them."""
+    """Return the gradients with respect to both, 0 if the loss does not depend on one of them."""
     found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
     return found[0], found[1]
 
@@ -173,7 +173,7 @@ def as_set(theirs: Any, setting: Setting) -> Iterator[None]:
 
 
 def trl_advantages(theirs: Any, setting: Setting) -> Tensor:
-    """What TRL's rollout method makes of these rewards, (B,); the generation and the rewards are given to it."""
+    """Return what TRL's rollout method makes of these rewards, (B,); the generation and the rewards are given to it."""
     config, rows = setting.config, setting.config.batch_size
     generated: tuple = ([[5, 6]] * rows, [[7, 8]] * rows, None, ["a"] * rows, None, {}, None, None)
     weights = torch.tensor(config.reward_weights or [1.0] * len(setting.rewards_per_func.T), dtype=torch.float64)
@@ -223,7 +223,7 @@ def trl_sides(theirs: Any, setting: Setting) -> tuple[Tensor, Tensor, tuple[Tens
 
 
 def make_trl_trainer() -> Any:
-    """A trainer of TRL, whose model is never used."""
+    """Return a trainer of TRL, whose model is never used."""
     logging.getLogger("trl").setLevel(logging.ERROR)
     model, tokenizer = load_policy("tiny")
     config = GRPOConfig(prompts_per_step=1, max_steps=1)
@@ -234,14 +234,14 @@ def make_trl_trainer() -> Any:
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, relative to the largest of TRL's numbers (at least 1e-3)."""
+    """Return the largest difference, relative to the largest of TRL's numbers (at least 1e-3)."""
     if ours.shape != theirs.shape:
         raise ValueError(f"ours has shape {tuple(ours.shape)}, TRL's {tuple(theirs.shape)}")
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-3))
 
 
 def compare(theirs: Any, setting: Setting) -> dict[str, float]:
-    """The relative differences of one setting: of the advantages, of the loss and of its gradients."""
+    """Return the relative differences of one setting: of the advantages, of the loss and of its gradients."""
     found, expected = our_sides(setting), trl_sides(theirs, setting)
     return {
         "advantages": difference(found[0], expected[0]),

@@ -34,7 +34,7 @@ _LARGE_OPTIONS = ("--steps", "1", "--num-problems", "3", "--n", "3")
 
 
 def run_profile(name: str, folder: Path) -> dict[str, Any]:
-    """One run by its command line; returns the row of the record."""
+    """Return one run by its command line; returns the row of the record."""
     profile, model, more = (
         (LARGE.partition(",")[0], str(folder / "large"), _LARGE_OPTIONS) if name == LARGE else (name, "tiny", ())
     )
@@ -56,7 +56,7 @@ def run_profile(name: str, folder: Path) -> dict[str, Any]:
 
 
 def row_text(row: dict[str, Any]) -> dict[str, str]:
-    """A row of the table."""
+    """Return a row of the table."""
     accuracies = (
         "-" if row["profile"] == LARGE else f"{part['accuracy']:.0%} [{part['low']:.0%}, {part['high']:.0%}]"
         for part in (row["accuracy_before"], row["accuracy_after"])

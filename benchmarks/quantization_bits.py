@@ -22,7 +22,7 @@ SCALES: dict[str, dict[str, Any]] = {"per tensor": {}, "per row": {"dim": 0}, "p
 
 
 def rounded(bits: int, scale: str) -> tuple:
-    """The shipped model with every matrix rounded to a grid, and its tokenizer."""
+    """Return the shipped model with every matrix rounded to a grid, and its tokenizer."""
     model, tokenizer = load_policy("tiny")
     with torch.no_grad():
         for weight in model.parameters():  # the tied embedding is one parameter
@@ -32,13 +32,13 @@ def rounded(bits: int, scale: str) -> tuple:
 
 
 def outcomes(policy: tuple) -> list[bool]:
-    """Which of the 300 held-out problems are solved greedily."""
+    """Return which of the 300 held-out problems are solved greedily."""
     problems = load_problems(LEVELS, "heldout", n=100)
     return evaluate(*policy, problems, temperature=0, batch_size=100).correct
 
 
 def line(bits: int, scale: str, before: list[bool]) -> dict[str, Any]:
-    """One rounded model against float32 on the same problems."""
+    """Return one rounded model against float32 on the same problems."""
     after = outcomes(rounded(bits, scale))
     change = paired_bootstrap(before, after)
     found = {"bits": bits, "scale": scale, "k": sum(after), "n": len(after), "accuracy": sum(after) / len(after)}

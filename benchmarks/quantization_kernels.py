@@ -81,7 +81,7 @@ class Product(nn.Module):
 
 
 def with_products(stack: Stack, make: Callable[[Tensor], Apply]) -> Stack:
-    """The stack with `make(weight)` in the place of each linear layer."""
+    """Return the stack with `make(weight)` in the place of each linear layer."""
     memo = {id(parameter): parameter for parameter in stack.parameters()}
     stack = copy.deepcopy(stack, memo)
     for module in list(stack.modules()):
@@ -95,7 +95,7 @@ def with_products(stack: Stack, make: Callable[[Tensor], Apply]) -> Stack:
 
 
 def float_activations_int8(weight: Tensor) -> Apply:
-    """The kernel that the package uses, fed float32, for which it has no fast path."""
+    """Return the kernel that the package uses, fed float32, for which it has no fast path."""
     parts = quantize(weight, dim=0)
     q, scale = parts.q, parts.scale.flatten()
     return lambda x: torch._weight_int8pack_mm(x, q, scale)
@@ -121,7 +121,7 @@ def dynamic_int_mm(weight: Tensor) -> Apply:
 
 
 def packaged(kind: Callable[[nn.Linear], nn.Module]) -> Callable[[Stack], Apply]:
-    """The package's own layers."""
+    """Return the package's own layers."""
 
     def of(weight: Tensor) -> Apply:
         layer = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
@@ -136,7 +136,7 @@ def compiled(stack: nn.Module) -> nn.Module:
 
 
 def dequantizing(weight: Tensor) -> Apply:
-    """What a compiler can fuse: the whole numbers made real, then the product."""
+    """Return what a compiler can fuse: the whole numbers made real, then the product."""
     parts = quantize(weight, dim=0)
     q, scale = parts.q, parts.scale.flatten()
     return lambda x: nn.functional.linear(x, q.to(x.dtype)) * scale

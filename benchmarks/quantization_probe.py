@@ -47,7 +47,7 @@ def probe_schemes(
     """Time two layers and the output layer of an architecture in float32 and in each scheme, in turn.
 
     Args:
-        config: of a causal language model of transformers (`models.load_config`).
+        config: config of a causal language model of transformers (`models.load_config`).
         rows: completions that are decoded together.
         schemes: those to try, of `QUANTIZATION_SCHEMES`.
         repeats: timings of each; their median counts.
@@ -72,7 +72,7 @@ def probe_schemes(
 
 
 def _step_seconds(model: PreTrainedModel, rows: int, layers: int) -> float:
-    """One decode step: the layers that are there count for all of them."""
+    """Return one decode step: the layers that are there count for all of them."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     started = time.perf_counter()
     hidden = decoder(input_ids=torch.zeros(rows, 1, dtype=torch.long), use_cache=False).last_hidden_state

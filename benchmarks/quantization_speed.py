@@ -38,7 +38,7 @@ RECORDED = ("verdicts", "bytes", "decode", "probe", "rollout")
 
 
 def decode_step(model, rows: int, context: int = CONTEXT) -> Callable[[], None]:
-    """One token for each of `rows` rows behind `context` tokens, again and again the same."""
+    """Return one token for each of `rows` rows behind `context` tokens, again and again the same."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
@@ -66,7 +66,7 @@ def decode_times(models: dict, rows: int, rounds: int) -> dict[str, dict]:
 
 
 def rollout_times(model, tokenizer, rounds: int) -> dict[str, dict]:
-    """Seconds of a rollout by the policy, and by a copy that is quantized for it, as a training does."""
+    """Return seconds of a rollout by the policy, and by a copy that is quantized for it, as a training does."""
     prompt = render_prompt(tokenizer, long_problem(tokenizer, LARGE_PROMPT).prompt)
     quantizing: list[float] = []
 
@@ -94,7 +94,7 @@ def rollout_times(model, tokenizer, rounds: int) -> dict[str, dict]:
 
 
 def verdicts(decode: dict[str, dict[str, dict]], picked: str) -> dict[str, bool]:
-    """What is promised, judged."""
+    """Return what is promised, judged."""
     at_8 = {name: found["ms"]["median"] for name, found in decode["8"].items()}
     return {
         "int8 at batch 1 decodes at least 4 times as fast as float32": decode["1"][ROLLOUT]["times as fast"]["median"]
@@ -105,7 +105,7 @@ def verdicts(decode: dict[str, dict[str, dict]], picked: str) -> dict[str, bool]
 
 
 def measure(part: str, rounds: int) -> dict:
-    """One part of the record."""
+    """Return one part of the record."""
     model, tokenizer = large_policy()
     if part == "rollout":
         return {"rollout": rollout_times(model, tokenizer, rounds=2)}
@@ -125,7 +125,7 @@ def measure(part: str, rounds: int) -> dict:
 
 
 def table(record: dict) -> str:
-    """What was measured of the decode steps, a row for each scheme."""
+    """Return what was measured of the decode steps, a row for each scheme."""
     decode = record["decode"]
     return markdown(
         [
@@ -141,7 +141,7 @@ def table(record: dict) -> str:
 
 
 def main() -> int:
-    """Measure; exit 1 where a promise is not kept."""
+    """Measure; exit 1 if a promise is not kept."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others keep what is stored")
     parser.add_argument("--rounds", type=int, default=7)

@@ -3,9 +3,9 @@
 The shipped model and four made from it by other training, one of them smaller: GRPO on arithmetic, GRPO on sorting and
 coin flips, a hacked reward, and the first four of the six layers, healed by supervised steps.
 Each is judged in float32 and in each scheme on the same 1,200 held-out problems (arithmetic 600, sorting 300, coin
-flips 300), sampled at temperature 1, with paired 95% intervals against float32. Beside that: bytes, milliseconds of a
+flips 300), sampled at temperature 1, with paired 95% intervals against float32. Next to that: bytes, milliseconds of a
 decode step, and how far log-probabilities move. Models are kept under ``runs/quantization_study``; each measurement is
-written at once to ``benchmarks/results/quantization_study.json``, and a new start goes on from there. The report is
+written at once to ``benchmarks/results/quantization_study.json``, and a new start continues from there. The report is
 written to ``docs/quantization_study.md``, its figure to ``docs/images/quantization_study.png``.
 """
 
@@ -64,7 +64,7 @@ def problems_of(names: Sequence[str], split: str, n: int | None = None) -> list:
 
 
 def trained(rewards, names: Sequence[str], **settings) -> tuple:
-    """The shipped model after GRPO."""
+    """Return the shipped model after GRPO."""
     model, tokenizer = load_policy("tiny")
     for _ in train(model, tokenizer, problems_of(names, "train"), rewards, GRPOConfig(**settings)):
         pass
@@ -72,7 +72,7 @@ def trained(rewards, names: Sequence[str], **settings) -> tuple:
 
 
 def taught(steps: int, *, layers: int | None = None) -> tuple:
-    """The shipped model, or its first layers, after supervised fine-tuning on worked solutions of all sets."""
+    """Return the shipped model, or its first layers, after supervised fine-tuning on worked solutions of all sets."""
     model, tokenizer = load_policy("tiny")
     if layers is not None:
         model.model.layers = model.model.layers[:layers]
@@ -115,14 +115,14 @@ def accuracies(model, tokenizer) -> dict[str, dict[str, str]]:
 
 
 def file_bytes(model) -> dict[str, int]:
-    """Bytes of the numbers of a quantized model, as counted and as they lie in its file."""
+    """Return bytes of the numbers of a quantized model, as counted and as they lie in its file."""
     content = safetensors.torch.save(stored_tensors(model))
     header = 8 + int.from_bytes(content[:8], "little")
     return {"bytes": stored_bytes(model), "bytes_in_file": len(content) - header}
 
 
 def mismatch(model: nn.Module, small: nn.Module, tokenizer) -> dict[str, float]:
-    """How far log-probabilities move, over the tokens that the float32 model samples on 90 held-out problems."""
+    """Return how far log-probabilities move, over the tokens that the float32 model samples on 90 held-out problems."""
     names = ("basic", "sorting", "coin_flip")
     prompts = [render_prompt(tokenizer, problem.prompt) for problem in problems_of(names, "heldout", n=30)]
     rollout = generate(
@@ -145,7 +145,7 @@ def mismatch(model: nn.Module, small: nn.Module, tokenizer) -> dict[str, float]:
 
 
 def measure(name: str, scheme: str, folder: Path) -> dict:
-    """One model in one scheme."""
+    """Return one model in one scheme."""
     model, tokenizer = model_of(name, folder)
     small = model if scheme == "float32" else quantize_model(model, scheme)
     started = time.perf_counter()
@@ -165,7 +165,7 @@ def bits(line: dict, kind: str, domain: str | None = None) -> list[int]:
 
 
 def differences(lines: Sequence[dict]) -> list[dict]:
-    """Each model and scheme against the same model in float32, in all domains together and in each."""
+    """Return each model and scheme against the same model in float32, in all domains together and in each."""
     base = {line["model"]: line for line in lines if line["scheme"] == "float32"}
     found = []
     for line in lines:
@@ -190,7 +190,7 @@ def differences(lines: Sequence[dict]) -> list[dict]:
 
 
 def verdicts(lines: Sequence[dict], changes: Sequence[dict]) -> dict[str, bool]:
-    """What the study may say, judged on every model."""
+    """Return what the study may say, judged on every model."""
     judged = {}
     for scheme in QUANTIZATION_SCHEMES:
         own = [c for c in changes if c["scheme"] == scheme and c["domain"] == "all"]
@@ -203,7 +203,7 @@ def verdicts(lines: Sequence[dict], changes: Sequence[dict]) -> dict[str, bool]:
 
 
 def table(lines: Sequence[dict], changes: Sequence[dict]) -> str:
-    """A row for each model and scheme."""
+    """Return a row for each model and scheme."""
     found = {(c["model"], c["scheme"], c["kind"]): c for c in changes if c["domain"] == "all"}
     rows = []
     for line in lines:
@@ -224,7 +224,7 @@ def table(lines: Sequence[dict], changes: Sequence[dict]) -> str:
 
 
 def by_domain(changes: Sequence[dict]) -> str:
-    """The largest loss of each scheme in each domain, over the models."""
+    """Return the largest loss of each scheme in each domain, over the models."""
     rows = []
     for scheme in QUANTIZATION_SCHEMES:
         row = {"scheme": scheme}
@@ -239,7 +239,7 @@ def by_domain(changes: Sequence[dict]) -> str:
 
 
 def report(lines: Sequence[dict], changes: Sequence[dict], judged: dict[str, bool]) -> str:
-    """The study as a page."""
+    """Return the study as a page."""
     held = [f"- {'**holds**' if holds else '**does not hold**'}: {what}" for what, holds in judged.items()]
     n = sum(sum(sets.values()) for sets in DOMAINS.values())
     return "\n".join(
@@ -275,12 +275,12 @@ def report(lines: Sequence[dict], changes: Sequence[dict], judged: dict[str, boo
 
 
 def chosen(changes: Sequence[dict], kind: str = "sampled") -> list[dict]:
-    """The changes of one kind over all domains, for the figure."""
+    """Return the changes of one kind over all domains, for the figure."""
     return [change for change in changes if change["domain"] == "all" and change["kind"] == kind]
 
 
 def read_lines(output: Path) -> list[dict]:
-    """What was measured before, in order."""
+    """Return what was measured before, in order."""
     lines = json.loads(output.read_text(encoding="utf-8"))["lines"] if output.exists() else []
     return sorted(lines, key=lambda line: (list(MODELS).index(line["model"]), SCHEMES.index(line["scheme"])))
 
@@ -305,7 +305,7 @@ def main() -> int:
             save(options.output, COMMAND, {"lines": lines})
             print(f"{name}, {scheme}: {lines[-1]['seconds']} s", flush=True)
     if len(done) < len(MODELS) * len(SCHEMES):
-        print(f"{len(done)} of {len(MODELS) * len(SCHEMES)} measured: start again to go on")
+        print(f"{len(done)} of {len(MODELS) * len(SCHEMES)} measured: start again to continue")
         return 0
     lines = read_lines(options.output)
     changes = differences(lines)

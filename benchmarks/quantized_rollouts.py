@@ -3,7 +3,7 @@
 Each seed trains the tiny model with the settings of the default run. Either the policy itself samples, or an int8
 copy of it, whose mismatch is corrected by truncated importance sampling, or is not. All are judged in float32 on the
 same 300 held-out problems. Writes ``benchmarks/results/quantized_rollouts.json`` after every run;
-started again, it goes on from there.
+started again, it continues from there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run_one(condition: str, seed: int) -> dict:
 
 
 def paired(runs: Sequence[dict], condition: str, kind: str = "sampled") -> dict:
-    """The difference of a condition from float32, with its 95% interval over seeds and problems."""
+    """Return the difference of a condition from float32, with its 95% interval over seeds and problems."""
     from grpo_edu.evaluation import crossed_bootstrap
 
     found = {(run["condition"], run["seed"]): [int(c) for c in run[f"{kind}_correct"]] for run in runs}
@@ -80,7 +80,7 @@ def summaries(runs: Sequence[dict]) -> dict[str, dict]:
 
 
 def verdicts(runs: Sequence[dict], found: dict[str, dict]) -> dict[str, bool]:
-    """The statements of notebook 09 on quantized rollouts."""
+    """Return the statements of notebook 09 on quantized rollouts."""
     from grpo_edu import wilson_interval
 
     base = {run["seed"]: run for run in runs if run["condition"] == "float32"}
@@ -97,7 +97,7 @@ def verdicts(runs: Sequence[dict], found: dict[str, dict]) -> dict[str, bool]:
 
 
 def table(runs: Sequence[dict]) -> str:
-    """The runs as a Markdown table."""
+    """Return the runs as a Markdown table."""
     return markdown(
         [
             {
@@ -114,7 +114,7 @@ def table(runs: Sequence[dict]) -> str:
 
 
 def main() -> int:
-    """Run what is missing; exit 1 where a statement does not hold."""
+    """Run what is missing; exit 1 if a statement does not hold."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--conditions", nargs="+", choices=tuple(CONDITIONS), default=list(CONDITIONS))
@@ -134,7 +134,7 @@ def main() -> int:
         save(options.output, COMMAND, {"runs": runs})
     print("\n" + table(runs))
     if {(c, s) for c in CONDITIONS for s in options.seeds} - {(run["condition"], run["seed"]) for run in runs}:
-        print("not finished: start again to go on")
+        print("not finished: start again to continue")
         return 0
     found = summaries(runs)
     judged = verdicts(runs, found)

@@ -107,7 +107,7 @@ DISTANCES = {  # key in a row → name; all are 0 at the start
 
 @cache
 def problems(task: str, part: str) -> tuple:
-    """The problems of the old or the new task, "train", "validation" or "heldout", without a common problem."""
+    """Return the problems of the old or the new task, "train", "validation" or "heldout", without a common problem."""
     if task == "new":
         return tuple(puzzle_splits()[part][:NUM_NEW] if part == "heldout" else puzzle_splits()[part])
     if part == "heldout":  # more than in the study of forgetting
@@ -116,7 +116,7 @@ def problems(task: str, part: str) -> tuple:
 
 
 def right(model: Any, tokenizer: Any, task: str, part: str) -> str:
-    """A 1 or 0 for each problem: whether the greedy answer is correct."""
+    """Return a 1 or 0 for each problem: whether the greedy answer is correct."""
     found = evaluate(model, tokenizer, problems(task, part), temperature=0, max_completion_length=96, batch_size=150)
     return bits(found.correct)
 
@@ -130,7 +130,7 @@ def sampled(model: Any, tokenizer: Any, asked: Sequence, generations: int, gener
 
 
 def padded(rollout: Rollout, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The completions of a rollout as a batch of supervised examples."""
+    """Return the completions of a rollout as a batch of supervised examples."""
     rows = [(ids.tolist(), int((~is_target).sum())) for ids, is_target in rollout_examples(rollout)]
     return pad_examples(rows, tokenizer.pad_token_id)
 
@@ -168,7 +168,7 @@ def distill(
 
 
 def in_other_form(text: str) -> str:
-    """A worked solution with a word before each equation.
+    """Return a worked solution with a word before each equation.
 
     >>> in_other_form("5-1=4. 4*12=48. #### 48")
     'First 5-1=4. Then 4*12=48. #### 48'
@@ -178,7 +178,7 @@ def in_other_form(text: str) -> str:
 
 
 def start_of(seed: int) -> tuple[Any, Any]:
-    """The start of a seed and its tokenizer; made now if its folder is not there."""
+    """Return the start of a seed and its tokenizer; made now if its folder is not there."""
     folder = MODELS / f"start-{seed}"
     if not folder.exists():
         model, tokenizer = load_policy("tiny")
@@ -189,7 +189,9 @@ def start_of(seed: int) -> tuple[Any, Any]:
 
 
 def teacher_of(seed: int) -> Any:
-    """The better model of a seed: its start after more supervised steps on puzzles; made now if it is not there."""
+    """Return the better model of a seed: its start after more supervised steps on puzzles; made now if it is not
+    there.
+    """
     folder = MODELS / f"teacher-{seed}"
     if not folder.exists():
         model, tokenizer = start_of(seed)
@@ -200,7 +202,9 @@ def teacher_of(seed: int) -> Any:
 
 @cache
 def own_answers(seed: int) -> tuple:
-    """The training puzzles with the start's own right answers as solutions; a puzzle may occur up to four times."""
+    """Return the training puzzles with the start's own right answers as solutions; a puzzle may occur up to four
+    times.
+    """
     model, tokenizer = start_of(seed)
     asked, found = problems("new", "train"), []
     generator = torch.Generator().manual_seed(seed)
@@ -242,7 +246,7 @@ def training(model: Any, tokenizer: Any, method: str, rate: float, seed: int) ->
 
 @cache
 def samples_of_start(seed: int, part: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """One completion of the start for each problem of the KL divergence, of the new and of the old task."""
+    """Return one completion of the start for each problem of the KL divergence, of the new and of the old task."""
     start, tokenizer = start_of(seed)
     generator = torch.Generator().manual_seed(1000 + seed)
     asked = {"new": problems("new", part)[:NUM_KL], "old": problems("old", part)[::3]}
@@ -282,7 +286,7 @@ def run(method: str, rate: float, seed: int, part: str = "heldout") -> dict[str,
 
 
 def study(ledger: Ledger) -> None:
-    """What is missing, seed by seed: the start, the teacher, and every method at every rate."""
+    """Run what is missing, seed by seed: the start, the teacher, and every method at every rate."""
     for seed in SEEDS:
         for phase in ("start", "teacher"):
             if ledger.wants(phase=phase, seed=seed):
@@ -311,7 +315,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def points_of(ledger: Ledger, seed: int) -> list[dict[str, Any]]:
-    """All points of a seed with their method, rate and step; [] while one of its runs is missing."""
+    """Return all points of a seed with their method, rate and step; [] while one of its runs is missing."""
     rows = [row for row in ledger.select(phase="run", seed=seed) if row["method"] in METHODS]
     ends = {phase: ledger.find(phase=phase, seed=seed) for phase in ("start", "teacher")}
     if ends["start"] is None or ends["teacher"] is None or len(rows) < len(METHODS) * len(RATES):
@@ -353,7 +357,7 @@ def quadratic(x: Sequence[float], y: Sequence[float], at: Sequence[float]) -> np
 
 
 def mean_of_equals(x: Sequence[Any], y: Sequence[float], at: Sequence[Any]) -> np.ndarray:
-    """The mean of the y whose x is the same, for each of `at`: what rate and number of steps alone predict."""
+    """Return the mean of the y whose x is the same, for each of `at`: what rate and number of steps alone predict."""
     return np.array([np.mean([value for place, value in zip(x, y, strict=True) if place == one]) for one in at])
 
 
@@ -427,7 +431,8 @@ def prediction(by_seed: Sequence[Sequence[dict]]) -> dict[str, Any]:
 
 
 def interpolated(x: float, known: Sequence[tuple[float, Sequence[float]]]) -> np.ndarray | None:
-    """A vector at x, between the two known points next to it; None outside of all of them. Equal points are averaged.
+    """Return a vector at x, between the two known points next to it; None outside of all of them. Equal points are
+    averaged.
 
     >>> interpolated(1.0, [(0.0, [0, 1]), (4.0, [1, 1])])
     array([0.25, 1.  ])
@@ -479,7 +484,7 @@ def described(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """The analysis of the module's docstring, for the seeds whose runs are complete; {} for fewer than three."""
+    """Return the analysis of the module's docstring, for the seeds whose runs are complete; {} for fewer than three."""
     complete = {seed: points for seed in SEEDS if (points := points_of(ledger, seed))}
     if len(complete) < 3:
         return {}
@@ -536,7 +541,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def picture(ledger: Ledger) -> Any:
-    """The change of the old accuracy against the KL divergence, and against the accuracy on the new task."""
+    """Return the change of the old accuracy against the KL divergence, and against the accuracy on the new task."""
     from grpo_edu.figures.style import COLORS, LEGEND, MARKERS, WIDE, sheet, style_axes
 
     figure = sheet(WIDE, 4.0)

@@ -196,7 +196,7 @@ def renamed(row: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def problems_of(task: str, part: str) -> tuple[Problem, ...]:
-    """The problems of a task: "train", "selection" or "heldout"; the three have none in common."""
+    """Return the problems of a task: "train", "selection" or "heldout"; the three have none in common."""
     if task == "instructions":
         if part != "selection":
             return tuple(instruction_problems("instructions", part))
@@ -221,13 +221,13 @@ def products_in_bfloat16() -> Iterator[None]:
 
 
 def opened(source: str | Path) -> tuple[Any, Any]:
-    """A model on the device of the study, and its tokenizer."""
+    """Return a model on the device of the study, and its tokenizer."""
     model, tokenizer = load_policy(source)
     return model.to(DEVICE), tokenizer
 
 
 def start_of(task: str, seed: int, lora_rank: int = 0) -> str | Path:
-    """What the runs of a seed start from: the model, or for the arithmetic its cold start with this seed.
+    """Return what the runs of a seed start from: the model, or for the arithmetic its cold start with this seed.
 
     lora_rank: of a cold start with adapters; 0 trains all weights.
     """
@@ -253,7 +253,7 @@ def start_of(task: str, seed: int, lora_rank: int = 0) -> str | Path:
 def trained(
     ledger: Ledger, task: str, name: str, rate: float, seed: int, steps: int
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """The policy after a run, its tokenizer, and what the run took; a run that was killed is resumed."""
+    """Return the policy after a run, its tokenizer, and what the run took; a run that was killed is resumed."""
     arm, folder = ARMS[task][name], FOLDER / f"{task}-{name}-{rate:g}-{seed}-{steps}"
     started = time.perf_counter()
     if arm.method == "supervised":
@@ -286,7 +286,7 @@ def trained(
 
 
 def spent_on(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a run with these metrics of its steps took, and its rewards."""
+    """Return what a run with these metrics of its steps took, and its rewards."""
     return {
         "reward": [round(row["reward"], 4) for row in rows],
         "tokens": rows[-1]["num_tokens"],
@@ -334,7 +334,9 @@ def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, step
 
 @cache
 def own_answers(reward: RewardFunction, seed: int, steps: int) -> list[Problem]:
-    """The answers with a reward among as many samples as a GRPO run draws, each as the solution of its problem."""
+    """Return the answers with a reward among as many samples as a GRPO run draws, each as the solution of its
+    problem.
+    """
     model, tokenizer = opened(MODEL)
     config = TASKS["instructions"].config
     generator, kept = torch.Generator().manual_seed(seed), []
@@ -387,7 +389,7 @@ def judge(model, tokenizer, task: str, part: str) -> dict[str, Any]:
 
 
 def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
-    """What of an instruction is fulfilled, a 1 or 0 for each problem."""
+    """Return what of an instruction is fulfilled, a 1 or 0 for each problem."""
     pairs = zip(answers.completions, problems_of(task, part), strict=True)
     checks = [check_instruction(text, problem.answer) for text, problem in pairs]
     return {
@@ -398,7 +400,9 @@ def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
 
 
 def select(ledger: Ledger, task: str, name: str) -> None:
-    """Every rate of an arm on the selection seeds, judged by the mean of the arm's own reward on sampled answers."""
+    """Run every rate of an arm on the selection seeds, judged by the mean of the arm's own reward on sampled
+    answers.
+    """
     arm = ARMS[task][name]
     if len(arm.rates) < 2:
         return
@@ -417,7 +421,8 @@ def select(ledger: Ledger, task: str, name: str) -> None:
 
 
 def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
-    """The rate with the highest mean reward over the selection seeds, of equals the lowest; or the only one of the arm.
+    """Return the rate with the highest mean reward over the selection seeds, of equals the lowest; or the only one of
+    the arm.
 
     None while a run of the selection is missing.
     """
@@ -433,9 +438,9 @@ def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
 
 
 def start_key(task: str, name: str, seed: int, machine: str) -> dict[str, Any]:
-    """What finds the judgement of the model that a run started from.
+    """Return what finds the judgement of the model that a run started from.
 
-    A cold start is made anew on each machine, and rounding makes another model of it.
+    A cold start is made again on each machine, and rounding makes another model of it.
     """
     key = {"phase": "before", "task": task}
     if task == "instructions":
@@ -444,7 +449,7 @@ def start_key(task: str, name: str, seed: int, machine: str) -> dict[str, Any]:
 
 
 def report(ledger: Ledger, task: str, name: str, seed: int) -> None:
-    """One reported run, judged on the held-out problems."""
+    """Run one reported run, judged on the held-out problems."""
     rate = best_rate(ledger, task, name)
     key = {"phase": "report", "task": task, "arm": name, "seed": seed}
     if rate is None or not ledger.wants(**key):
@@ -480,10 +485,10 @@ def report_gsm8k(ledger: Ledger, model: Any, tokenizer: Any, task: str, name: st
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """Each arm's gain over its start with intervals over seeds and problems, by kind of constraint as well.
+    """Return each arm's gain over its start with intervals over seeds and problems, by kind of constraint as well.
 
     The arithmetic is summarised for all seeds, and for those that had not been looked at when its rule was made. The
-    run that was superseded stands beside the one that replaced it.
+    superseded run is reported with the one that replaced it.
     """
     found = {task: summary_of(ledger, task, TASKS[task].seeds) for task in ARMS}
     found["arithmetic, new seeds"] = summary_of(ledger, "arithmetic", NEW_SEEDS)
@@ -499,7 +504,9 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def superseded(ledger: Ledger) -> dict[str, Any]:
-    """The run of `strict` that was superseded beside its successor, and the gain of the arm with it in its place."""
+    """Return the run of `strict` that was superseded next to its successor, and the gain of the arm with it in its
+    place.
+    """
     row = ledger.find(phase="superseded report", task="instructions", arm="strict")
     before = ledger.find(phase="before", task="instructions")
     runs = reports(ledger, "instructions", "strict")
@@ -522,7 +529,7 @@ def superseded(ledger: Ledger) -> dict[str, Any]:
 
 
 def paid_without_a_model() -> dict[str, float]:
-    """The reward of `strict` for answers to the held-out instructions that no model wrote."""
+    """Return the reward of `strict` for answers to the held-out instructions that no model wrote."""
     problems = problems_of("instructions", "heldout")
     sentence = "Many people think fondly about {}."
     answers = {
@@ -534,7 +541,7 @@ def paid_without_a_model() -> dict[str, float]:
 
 
 def summary_of(ledger: Ledger, task: str, seeds: Sequence[int]) -> dict[str, Any]:
-    """The arms of a task that have two of these seeds or more."""
+    """Return the arms of a task that have two of these seeds or more."""
     found: dict[str, Any] = {}
     kinds = len(CONSTRAINTS) if task == "instructions" else 1  # the kinds take turns
     start = ledger.find(phase="before", task=task)
@@ -574,17 +581,19 @@ def gsm8k(ledger: Ledger, task: str, name: str, seeds: Sequence[int]) -> dict[st
 
 
 def reports(ledger: Ledger, task: str, name: str, seeds: Sequence[int] = SEEDS) -> list[dict[str, Any]]:
-    """The reported runs of an arm with these seeds, in their order."""
+    """Return the reported runs of an arm with these seeds, in their order."""
     return of_seeds(ledger.select(phase="report", task=task, arm=name), seeds)
 
 
 def of_seeds(rows: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows with these seeds, in their order."""
+    """Return the rows with these seeds, in their order."""
     return sorted((row for row in rows if row["seed"] in seeds), key=lambda row: row["seed"])
 
 
 def minus(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The differences of two arms on the seeds that both have, over seeds and problems; {} for fewer than two seeds."""
+    """Return the differences of two arms on the seeds that both have, over seeds and problems; {} for fewer than two
+    seeds.
+    """
     by_seed = {row["seed"]: row for row in others}
     pairs = [(by_seed[row["seed"]], row) for row in runs if row["seed"] in by_seed]
     if len(pairs) < 2:
@@ -597,7 +606,7 @@ def minus(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> d
 
 
 def ways(row: dict[str, Any]) -> list[str]:
-    """The outcomes of a run that hold a 1 or 0 for each problem."""
+    """Return the outcomes of a run that hold a 1 or 0 for each problem."""
     return [key for key, value in row.items() if isinstance(value, str) and set(value) <= {"0", "1"}]
 
 
@@ -617,7 +626,7 @@ def compared(before: Sequence[str], after: Sequence[str], kinds: int) -> dict[st
 
 
 def templates(completions: Sequence[str]) -> dict[str, int]:
-    """How many different answers to the held-out instructions there are after the topic's word is masked.
+    """Return how many different answers to the held-out instructions there are after the topic's word is masked.
 
     The words of an answer that only repeats a template differ from topic to topic, so distinct answers say little.
 

@@ -38,13 +38,13 @@ CURVES = ("reward", "rewards/accuracy_reward/mean", "completions/mean_length")
 
 
 def settings(condition: str, seed: int) -> GRPOConfig:
-    """The run that a condition and a seed mean, the same as in the notebook."""
+    """Return the run that a condition and a seed mean, the same as in the notebook."""
     weights = WEIGHTS[condition]
     return GRPOConfig(max_steps=12, learning_rate=2e-4, loss_type="grpo", reward_weights=weights, seed=seed)
 
 
 def held_out_rewards(evaluation: Evaluation, problems: list, tokenizer, weights: tuple[float, ...]) -> list[float]:
-    """The reward of each held-out completion; a length counts the closing token, as in training."""
+    """Return the reward of each held-out completion; a length counts the closing token, as in training."""
     ids = tokenizer(evaluation.completions, add_special_tokens=False)["input_ids"]
     rewards = compute_rewards(
         REWARDS,
@@ -76,7 +76,7 @@ def run_seed(seed: int) -> list[dict]:
 def summary(
     condition: str, seed: int, before: Evaluation, after: Evaluation, paid: tuple[list[float], list[float]]
 ) -> dict:
-    """What one run did to reward and accuracy on the held-out problems."""
+    """Return what one run did to reward and accuracy on the held-out problems."""
     change, reward = compare(before, after), paired_bootstrap(*paid)
     return {
         "condition": condition,
@@ -92,12 +92,12 @@ def summary(
 
 
 def curves(history: list[dict]) -> dict[str, list[float]]:
-    """What the run showed while it trained, a number a step."""
+    """Return what the run showed while it trained, a number per step."""
     return {key: [round(metrics[key], 4) for metrics in history] for key in CURVES}
 
 
 def verdicts(runs: list[dict]) -> dict[str, bool]:
-    """The statements of the notebook, each judged on every seed."""
+    """Return the statements of the notebook, each judged on every seed."""
     equal = [run for run in runs if run["condition"] == "equal weights"]
     small = [run for run in runs if run["condition"] == "small weights"]
     return {
@@ -113,7 +113,7 @@ def verdicts(runs: list[dict]) -> dict[str, bool]:
 
 
 def table(runs: list[dict]) -> str:
-    """The runs as a Markdown table."""
+    """Return the runs as a Markdown table."""
     lines = ["| weights | seed | reward before → after | accuracy before → after | change | p |"]
     lines.append("|---|---|---|---|---|---|")
     for run in runs:
@@ -131,7 +131,7 @@ def table(runs: list[dict]) -> str:
 
 
 def main() -> int:
-    """Run the study; exit 1 where a statement does not hold on every seed."""
+    """Run the study; exit 1 if a statement does not hold on every seed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=RESULTS / "reward_hacking.json")

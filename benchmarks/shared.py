@@ -28,7 +28,7 @@ from grpo_edu.fast.cores import BackgroundLoad
 COMMAND = "python -m benchmarks.shared"
 NOTEBOOK = ROOT / "notebooks" / "00_start_here.ipynb"
 OURS, DEFAULT = "grpo_edu's choice", "OpenMP's default"
-# OMP_DYNAMIC=false keeps the number of threads; 300,000 rounds are what libgomp spins where nothing is set.
+# OMP_DYNAMIC=false keeps the number of threads; 300,000 rounds are what libgomp spins if nothing is set.
 STEP_SETTINGS: dict[str, dict[str, str]] = {
     OURS: {},
     "torch imported first": {},
@@ -52,7 +52,7 @@ class SteppingProcess:
         self.step()  # the first imports and allocates
 
     def step(self) -> float:
-        """Seconds of the next step."""
+        """Return seconds of the next step."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write("step\n")
         self.process.stdin.flush()
@@ -68,7 +68,7 @@ class SteppingProcess:
 
 
 def serve(setting: str) -> None:
-    """The training process: for each line on stdin make a step, and print its seconds."""
+    """Run the training process: for each line on stdin make a step, and print its seconds."""
     if setting == "torch imported first":
         import torch  # noqa: F401  so that OpenMP starts without the package's variables
     from grpo_edu import GRPOConfig, accuracy_reward, load_policy, load_problems, train
@@ -147,7 +147,7 @@ def measure_students(counts: Sequence[int], settings: Sequence[str]) -> dict[str
 
 
 def verdicts(steps: Mapping[str, Any], students: Mapping[str, Any]) -> dict[str, bool]:
-    """What the package promises, judged as far as it was measured."""
+    """Return what the package promises, judged as far as it was measured."""
     quiet, default, two = steps[OURS]["0"]["median"], steps[DEFAULT]["0"]["median"], steps[OURS]["2"]
     judged = {
         "with two busy neighbours the median step takes at most 3 times the quiet one": two["median"] <= 3 * quiet,
@@ -171,7 +171,7 @@ def table(settings: Mapping[str, Mapping[str, Any]], head: str, cell: Callable[[
 
 
 def student_cell(found: Mapping[str, Any]) -> str:
-    """Seconds until all have finished, and the most memory that one of them took."""
+    """Return seconds until all have finished, and the most memory that one of them took."""
     return f"{found['all_finished']:.0f} s, {max(found['peak']) / 1e9:.1f} GB each"
 
 
@@ -184,10 +184,12 @@ def other_programs(seconds: float = 2.0) -> float:
 
 
 def main() -> int:
-    """Measure, print, and store the full measurement; exit 1 where a promise is not kept."""
+    """Measure, print, and store the full measurement; exit 1 if a promise is not kept."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round with 0 and 2 neighbours, 1 and 2 students")
-    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure anew (default: both)")
+    parser.add_argument(
+        "--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure again (default: both)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS / "shared.json")
     parser.add_argument("--serve", choices=STEP_SETTINGS, help=argparse.SUPPRESS)  # the training process

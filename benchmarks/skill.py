@@ -86,7 +86,7 @@ def train_until(metrics: Iterator[dict[str, Any]], *, steps: int | None = None, 
 
 
 def measure(model, tokenizer, problems: Sequence, temperature: float = 0) -> Evaluation:
-    """One answer for each problem, greedy unless another temperature is given."""
+    """Return one answer for each problem, greedy unless another temperature is given."""
     return evaluate(
         model, tokenizer, problems, temperature=temperature, max_completion_length=LENGTH, batch_size=200, seed=1
     )
@@ -100,7 +100,7 @@ def anatomy(found: Evaluation) -> dict[str, float]:
 
 
 def pass_counts(model, tokenizer, seed: int) -> list[int]:
-    """How many of 1,024 samples at temperature 1 are right, for each of the first 150 held-out puzzles."""
+    """Return how many of 1,024 samples at temperature 1 are right, for each of the first 150 held-out puzzles."""
     problems = puzzle_splits()["heldout"][:NUM_PASS]
     generator, counts = torch.Generator().manual_seed(seed), []
     for problem in problems:
@@ -121,7 +121,7 @@ def pass_curve(counts: Sequence[int], samples: int = SAMPLES) -> dict[str, float
 
 
 def trained_policy(seed: int) -> tuple:
-    """The model after the GRPO run of a seed, and its tokenizer; trained now if its folder is not there."""
+    """Return the model after the GRPO run of a seed, and its tokenizer; trained now if its folder is not there."""
     folder = MODELS / f"grpo-{seed}"
     if not folder.exists():
         model, tokenizer = load_policy(MODEL)
@@ -131,7 +131,7 @@ def trained_policy(seed: int) -> tuple:
 
 
 def report(ledger: Ledger, arms: Sequence[str], seeds: Sequence[int]) -> None:
-    """The reported seeds: every arm, evaluated greedily and sampled on all held-out puzzles."""
+    """Run the reported seeds: every arm, evaluated greedily and sampled on all held-out puzzles."""
     heldout = puzzle_splits()["heldout"]
     if not ledger.find(phase="before"):
         ledger.add(phase="before", **outcome(*load_policy(MODEL), heldout))
@@ -176,7 +176,7 @@ def report_starts(ledger: Ledger, seeds: Sequence[int]) -> None:
 
 
 def report_pass(ledger: Ledger, seeds: Sequence[int]) -> None:
-    """The counts behind pass@k: two draws before training, and one after each GRPO run."""
+    """Compute the counts behind pass@k: two draws before training, and one after each GRPO run."""
     for seed, draw in ((None, 1), (None, 2), *((seed, 1) for seed in seeds)):
         if not ledger.wants(phase="pass 1024", seed=seed, draw=draw):
             continue
@@ -261,7 +261,9 @@ def newly_solved(before: dict[str, Any], runs: Sequence[dict[str, Any]], known: 
 
 
 def gains_of(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The gain with its interval over seeds and puzzles, greedy and sampled, and over seeds and kinds of puzzle."""
+    """Return the gain with its interval over seeds and puzzles, greedy and sampled, and over seeds and kinds of
+    puzzle.
+    """
     found: dict[str, Any] = {
         way: over_seeds_and_problems([before[way]] * len(runs), [run[way] for run in runs])
         for way in ("greedy", "sampled")
@@ -271,7 +273,7 @@ def gains_of(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str
 
 
 def kinds(bits: str) -> list[float]:
-    """The share of solved puzzles of each kind; the kinds take turns."""
+    """Return the share of solved puzzles of each kind; the kinds take turns."""
     return [share(bits[kind::NUM_KINDS]) for kind in range(NUM_KINDS)]
 
 
@@ -346,7 +348,7 @@ def halves(first: Sequence[int], after: Sequence[Sequence[int]], samples: int) -
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, bool]:
-    """The statements of the study."""
+    """Return the statements of the study."""
     grpo, least = found["grpo"], min(row["difference"] for row in found["grpo"]["per_seed"])
     return {
         "greedy accuracy rises by at least 15 points on every seed": least >= 0.15,
@@ -356,7 +358,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Run what is missing; exit 1 where a statement does not hold."""
+    """Run what is missing; exit 1 if a statement does not hold."""
     parser = ledger_options(COMMAND, __doc__)
     parts = (*ARMS, "starts", "pass")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="only these")

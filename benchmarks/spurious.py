@@ -70,7 +70,7 @@ def majority_reward(completions: Sequence, prompts: Sequence, **kwargs: Any) -> 
 
 
 def random_reward(seed: int) -> Callable[..., list[float]]:
-    """A reward function that flips a coin for each completion."""
+    """Return a reward function that flips a coin for each completion."""
     rng = random.Random(seed)
 
     def coin_reward(completions: Sequence, **kwargs: Any) -> list[float]:
@@ -80,7 +80,7 @@ def random_reward(seed: int) -> Callable[..., list[float]]:
 
 
 def reward_of(name: str, seed: int) -> Callable:
-    """The reward function of a name of `REWARDS`."""
+    """Return the reward function of a name of `REWARDS`."""
     if name == "random":
         return random_reward(seed)
     return {"accuracy": accuracy_reward, "majority": majority_reward, "format": format_reward}[name]
@@ -88,12 +88,12 @@ def reward_of(name: str, seed: int) -> Callable:
 
 @cache
 def heldout(model: str) -> tuple:
-    """The 300 held-out problems of a model."""
+    """Return the 300 held-out problems of a model."""
     return tuple(problems_of(model)["heldout"][:HELDOUT])
 
 
 def parts(found: Evaluation) -> dict[str, Any]:
-    """A 1 or 0 for each problem, and the shares of completions that have an answer and that have equations."""
+    """Return a 1 or 0 for each problem, and the shares of completions that have an answer and that have equations."""
     answered = sum(answer is not None for answer in found.answers) / found.n
     return {"bits": bits(found.correct), "answered": answered, "worked": found.worked_share}
 
@@ -109,7 +109,7 @@ def run(model_name: str, reward: str, rate: float, seed: int, report: bool) -> d
 
 
 def trained(model_name: str, reward: str, rate: float, seed: int) -> tuple[tuple[Any, Any], list[dict[str, Any]]]:
-    """A fresh model after its training run with its tokenizer, and the metrics of the steps."""
+    """Return a fresh model after its training run with its tokenizer, and the metrics of the steps."""
     model, tokenizer = load_policy(model_name)
     config = GRPOConfig(
         max_steps=STEPS,
@@ -125,13 +125,13 @@ def trained(model_name: str, reward: str, rate: float, seed: int) -> tuple[tuple
 
 
 def judged(model: Any, tokenizer: Any, model_name: str, seed: int) -> dict[str, Any]:
-    """One sampled answer to each held-out problem; every seed draws its own samples."""
+    """Return one sampled answer to each held-out problem; every seed draws its own samples."""
     problems = heldout(model_name)
     return parts(evaluate(model, tokenizer, problems, max_completion_length=LENGTH, batch_size=100, seed=1000 + seed))
 
 
 def probe(model_name: str) -> dict[str, Any]:
-    """What each reward favors among 8 samples of each of 100 selection problems, before any training.
+    """Return what each reward favors among 8 samples of each of 100 selection problems, before any training.
 
     "favors correct" is the mean of advantage × correct: what the first update would do to the accuracy if every
     completion could change by itself. "favors worked" is the same for completions with equations.
@@ -171,7 +171,8 @@ def probe(model_name: str) -> dict[str, Any]:
 
 
 def best_rate(ledger: Ledger, model: str, reward: str) -> float:
-    """The rate whose last five steps have the highest mean of the reward that is trained on; of equals, the lowest.
+    """Return the rate whose last five steps have the highest mean of the reward that is trained on; of equals, the
+    lowest.
 
     A coin flip selects nothing, so the random reward takes the rate of the accuracy reward.
     """
@@ -182,7 +183,7 @@ def best_rate(ledger: Ledger, model: str, reward: str) -> float:
 
 
 def study(ledger: Ledger, models: Sequence[str]) -> None:
-    """What is missing: the untrained models, the selection of the rates, and the reported runs seed by seed."""
+    """Run what is missing: the untrained models, the selection of the rates, and the reported runs seed by seed."""
     for model in models:
         if ledger.wants(phase="probe", model=model):
             ledger.add(phase="probe", model=model, **probe(model))
@@ -296,13 +297,13 @@ def coins(ledger: Ledger) -> dict[str, Any]:
 
 
 def before_and_after(before: Mapping[int, Any], after: Mapping[int, Any], seeds: Sequence[int]) -> dict[str, Any]:
-    """The accuracy of these seeds before and after, and the change with its intervals and McNemar's p-values."""
+    """Return the accuracy of these seeds before and after, and the change with its intervals and McNemar's p-values."""
     old, new = ([rows[seed]["bits"] for seed in seeds] for rows in (before, after))
     return {"before": mean(map(share, old)), "after": [share(row) for row in new], **change(old, new)}
 
 
 def picture(found: dict[str, Any]) -> Any:
-    """The change of the accuracy for each reward and model, with intervals over seeds and problems."""
+    """Return the change of the accuracy for each reward and model, with intervals over seeds and problems."""
     from grpo_edu.evaluation import Estimate
     from grpo_edu.figures.continual import estimates_figure
 

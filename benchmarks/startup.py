@@ -28,7 +28,7 @@ TARGET = 2.0  # at most half of stock TRL's
 
 
 def stock(started: float) -> dict[str, float]:
-    """The phases of stock TRL in this process, to the end of its first step; `started` is time.time()'s."""
+    """Return the phases of stock TRL in this process, to the end of its first step; `started` is time.time()'s."""
     seconds, last = {}, started
 
     def mark(phase: str) -> None:
@@ -76,7 +76,7 @@ def stock(started: float) -> dict[str, float]:
 
 
 def compare(rounds: int) -> dict[str, Any]:
-    """Seconds of each phase and in all, each side in turn."""
+    """Return seconds of each phase and in all, each side in turn."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
     for number in range(rounds + 1):
         for name, command in SIDES.items():
@@ -107,7 +107,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure; exit 1 where the target is missed."""
+    """Measure; exit 1 if the target is missed."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS / "startup.json")

@@ -57,7 +57,7 @@ TARGETS = {"tiny": {"step": 4.0, "rollout": 3.0}, "smollm2": {"step": 4.0, "roll
 
 
 def large_policy(dtype: str = "float32"):
-    """A model of the shape of Qwen2-0.5B-Instruct with random weights, and the tiny model's tokenizer."""
+    """Return a model of the shape of Qwen2-0.5B-Instruct with random weights, and the tiny model's tokenizer."""
     from transformers import Qwen2ForCausalLM
 
     from benchmarks.memory import large_config
@@ -68,7 +68,7 @@ def large_policy(dtype: str = "float32"):
 
 
 def long_problem(tokenizer, length: int) -> Problem:
-    """A problem whose rendered prompt has `length` tokens."""
+    """Return a problem whose rendered prompt has `length` tokens."""
     for count in range(length):
         problem = Problem("1 " * count + "1", "1", "basic", "#### 1")
         if len(tokenizer.encode(render_prompt(tokenizer, problem.prompt))) >= length:
@@ -77,17 +77,17 @@ def long_problem(tokenizer, length: int) -> Problem:
 
 
 def start_tiny(config: GRPOConfig, backend: Callable) -> Iterator[dict]:
-    """A training of the shipped model."""
+    """Yield a training of the shipped model."""
     return backend(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, config)
 
 
 def start_smollm2(config: GRPOConfig, backend: Callable) -> Iterator[dict]:
-    """A training of SmolLM2-135M-Instruct on instructions, with a reward that always differs."""
+    """Yield a training of SmolLM2-135M-Instruct on instructions, with a reward that always differs."""
     return backend(*load_policy("smollm2"), load_problems("instructions", "train"), never_tied, config)
 
 
 def start_large(backend: Callable, dtype: str) -> Iterator[dict]:
-    """A training at the shape of Qwen2-0.5B; making its weights, and a step of one token, go before it."""
+    """Yield a training at the shape of Qwen2-0.5B; making its weights, and a step of one token, go before it."""
     model, tokenizer = large_policy(dtype)
     warm_up = replace(LARGE, max_completion_length=1, num_generations=2, max_steps=1)
     for _ in backend(model, tokenizer, [long_problem(tokenizer, 1)], never_tied, warm_up):
@@ -108,7 +108,7 @@ def stock_as_it_comes(model, tokenizer, problems, reward, config: GRPOConfig) ->
 
 
 def sides(scale: str) -> dict[str, Callable[[], Iterator[dict]]]:
-    """The trainings of a scale, stock TRL first."""
+    """Return the trainings of a scale, stock TRL first."""
     stock = partial(train_with_trl, rollout="transformers")
     if scale == "tiny":
         return {
@@ -166,7 +166,7 @@ def rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[s
 
 
 def rates(dtype: torch.dtype) -> dict[str, float]:
-    """What this machine reaches: FLOP/s of a large product, bytes/s of a product that reads a matrix once."""
+    """Return what this machine reaches: FLOP/s of a large product, bytes/s of a product that reads a matrix once."""
     square, tall = torch.ones(1024, 1024, dtype=dtype), torch.ones(40_000, 1024, dtype=dtype)
     best = {"flops": 0.0, "bytes": 0.0}
     with torch.inference_mode():
@@ -181,7 +181,7 @@ def rates(dtype: torch.dtype) -> dict[str, float]:
 
 
 def floor_seconds(weights: int, width: int, step: dict[str, float], rate: dict[str, float]) -> dict[str, float]:
-    """The least time that a step can take, whoever makes it, without sharing what completions have in common.
+    """Return the least time that a step can take, whoever makes it, without sharing what completions have in common.
 
     rollout = prompt forward (2 FLOPs a weight and token) + a reading of all weights for every decode step, or the
     products of its rows where they take longer. update = 6 FLOPs a weight and token, prompts once a group, and
@@ -206,7 +206,7 @@ def floor_seconds(weights: int, width: int, step: dict[str, float], rate: dict[s
 
 
 def compare_steps(sides: dict[str, Callable[[], Iterator[dict]]], rounds: int, *, keep: bool) -> dict[str, dict]:
-    """Seconds of a step of each side, and how many times as fast as the first."""
+    """Return seconds of a step of each side, and how many times as fast as the first."""
     steps = steps_in_turn(sides, rounds, keep=keep)
     seconds = {name: [step["seconds"] for step in found] for name, found in steps.items()}
     return {
@@ -220,7 +220,7 @@ def compare_steps(sides: dict[str, Callable[[], Iterator[dict]]], rounds: int, *
 
 
 def compare_rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig, rounds: int) -> dict[str, dict]:
-    """Seconds of a rollout each way, and how many times as fast as the first."""
+    """Return seconds of a rollout each way, and how many times as fast as the first."""
     seconds = in_turn(rollouts(model, tokenizer, prompts, config), rounds)
     base = next(iter(seconds.values()))
     return {
@@ -230,7 +230,7 @@ def compare_rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig, r
 
 
 def floors(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[str, Any]:
-    """The floor of a step of this setting, from one rollout's own counts and this machine's rates."""
+    """Return the floor of a step of this setting, from one rollout's own counts and this machine's rates."""
     rollout = generate(
         model,
         tokenizer,
@@ -260,7 +260,7 @@ class Stopwatch:
         self.seconds: dict[str, float] = {}
 
     def timed(self, name: str, function: Callable) -> Callable:
-        """The same function, with its seconds added up under `name`."""
+        """Return the same function, with its seconds added up under `name`."""
 
         def call(*args: Any, **options: Any) -> Any:
             started = time.perf_counter()
@@ -273,7 +273,7 @@ class Stopwatch:
 
 
 def phases(model, tokenizer, problems: list[Problem], reward: Callable, config: GRPOConfig, rounds: int) -> dict:
-    """Seconds of each phase of a training step of this package; one step before them does not count.
+    """Return seconds of each phase of a training step of this package; one step before them does not count.
 
     "forward pass" is what remains of the step: besides the forward pass and the loss, the trainer's own bookkeeping.
     """
@@ -296,7 +296,7 @@ def phases(model, tokenizer, problems: list[Problem], reward: Callable, config: 
 
 
 def profile(scale: str, rounds: int) -> dict[str, dict]:
-    """The phases of a step at one scale, by the dtype of the weights."""
+    """Return the phases of a step at one scale, by the dtype of the weights."""
     if scale == "tiny":
         return {"float32": phases(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, TINY, rounds)}
     if scale == "smollm2":
@@ -328,7 +328,7 @@ def setting(scale: str) -> tuple:
 
 
 def measure(scale: str, part: str, rounds: int) -> dict[str, Any]:
-    """One part of a scale."""
+    """Return one part of a scale."""
     if part == "step":
         return compare_steps(sides(scale), rounds, keep=scale != "494M")
     if part == "rollout":
@@ -339,7 +339,7 @@ def measure(scale: str, part: str, rounds: int) -> dict[str, Any]:
 
 
 def verdicts(record: dict[str, Any], scale: str) -> dict[str, bool]:
-    """The targets, each judged on the median of the rounds, with weights in float32 on both sides."""
+    """Return the targets, each judged on the median of the rounds, with weights in float32 on both sides."""
     judged = {}
     for part, target in TARGETS[scale].items():
         if part not in record:
@@ -371,11 +371,11 @@ def tables(record: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measure the parts of one scale, keep those that were measured before; exit 1 where a target is missed."""
+    """Measure the parts of one scale, keep those that were measured before; exit 1 if a target is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
     parser.add_argument("--scale", choices=SCALES, default="tiny")
     parser.add_argument("--rounds", type=int, help="steps of each side that count (default: 7, smollm2: 3, 494M: 1)")
-    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure anew (default: all)")
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what to measure again (default: all)")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/step_SCALE.json")
     options = parser.parse_args()
     rounds = ROUNDS[options.scale] if options.rounds is None else options.rounds

@@ -2,7 +2,7 @@
 
 *rate*: the learning rate and the size of a group. *loss*: the loss and the scaling of rewards, all combinations. Runs
 of 12 steps, three seeds a setting, five new seeds to judge. It takes about five minutes of one core; the same command
-goes on where it was stopped. Writes ``benchmarks/results/sweep.json`` with the line of `grpo-edu sweep` for each.
+continues where it was stopped. Writes ``benchmarks/results/sweep.json`` with the line of `grpo-edu sweep` for each.
 """
 
 from __future__ import annotations

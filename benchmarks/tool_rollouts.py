@@ -47,12 +47,12 @@ ARMS = ("tool", "no tool", "unmasked")
 
 
 def score_without_mask(rollout: Rollout, *arguments: Any) -> Batch:
-    """The batch of a rollout, with the calculator's tokens in the loss as if the policy had written them."""
+    """Return the batch of a rollout, with the calculator's tokens in the loss as if the policy had written them."""
     return score_rollout(dataclasses.replace(rollout, tool_mask=None), *arguments)
 
 
 def started_policy() -> tuple:
-    """The model after the cold start, and its tokenizer; trained now if its folder is not there."""
+    """Return the model after the cold start, and its tokenizer; trained now if its folder is not there."""
     if not START.exists():
         model, tokenizer = load_policy("tiny")
         for _ in cold_start(model, tokenizer, tool_splits()["cold"], COLD):
@@ -97,7 +97,7 @@ def outcome(model, tokenizer, arm: str) -> dict[str, Any]:
 
 
 def calls_well(completion: str) -> bool:
-    """Whether a completion calls the calculator, and every call is an expression that it can compute."""
+    """Return True if a completion calls the calculator, and every call is an expression that it can compute."""
     calls = re.findall(r"([^\[\]]*)\]", completion)
     return bool(calls) and all(calculate(call) for call in calls)
 
@@ -150,7 +150,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, bool]:
-    """The statements of the study, fixed before its runs."""
+    """Return the statements of the study, fixed before its runs."""
     against = found["tool minus no tool, sampled"]["per_seed"]
     return {
         "with the calculator, sampled accuracy rises on every seed (p < 0.001)": all(
@@ -164,7 +164,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Run what is missing; exit 1 where a statement does not hold."""
+    """Run what is missing; exit 1 if a statement does not hold."""
     parser = ledger_options(COMMAND, __doc__)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="only these")

@@ -47,7 +47,7 @@ MEASURES = {"mean reward over the run": "mean_reward", "held-out accuracy after 
 
 
 def run(side: str, seed: int) -> dict[str, Any]:
-    """One training run: the reward of each step, the seconds of its steps, and the evaluation afterwards."""
+    """Return one training run: the reward of each step, the seconds of its steps, and the evaluation afterwards."""
     config = GRPOConfig(seed=seed)
     model, history = (train_here if side == OURS else train_two_processes)(config)
     after = held_out_accuracy(model)
@@ -71,7 +71,7 @@ def train_here(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, floa
 
 
 def train_two_processes(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, float]]]:
-    """The same with TRL in two processes."""
+    """Return the same with TRL in two processes."""
     profile = load_profile("standard").override({**config.to_dict(), "n": len(LEVELS)})
     job = ClusterJob(profile, fixed=["prompts_per_step", "max_steps"], nodes=2, gpus_per_node=0)
     with tempfile.TemporaryDirectory() as place, socket.socket() as listener:
@@ -108,7 +108,7 @@ def differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 
 
 def verdicts(before: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    """Whether each difference has 0 in its interval."""
+    """Return whether each difference has 0 in its interval."""
     return {
         f"the difference of the {measure} has 0 in its interval": found["low"] <= 0 <= found["high"]
         for measure, found in differences(runs).items()
@@ -116,7 +116,7 @@ def verdicts(before: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> di
 
 
 def table(before: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
-    """A row per window of steps and per measure, with 95% intervals over the seeds."""
+    """Return a row per window of steps and per measure, with 95% intervals over the seeds."""
     sides = {side: [run for run in runs if run["name"] == side] for side in (OURS, TRL)}
     curves = {side: zip(*(windows(run["reward"]) for run in found), strict=True) for side, found in sides.items()}
     shown = {side: [_text(interval(column)) for column in columns] for side, columns in curves.items()}
@@ -143,7 +143,7 @@ def _text(point: Mapping[str, float]) -> str:
 
 
 def main() -> int:
-    """Run all seeds; exit 1 where a difference does not have 0 in its interval."""
+    """Run all seeds; exit 1 if a difference does not have 0 in its interval."""
     options = study_options(COMMAND, __doc__, OUTPUT)
     record = {"command": COMMAND, "machine": machine(), "before": held_out_accuracy(load_policy("tiny"))}
     code = run_study(options, (OURS, TRL), record, run=run, verdicts=verdicts, table=table)

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 BOOK = RESULTS.parents[1] / "build" / "book"
 SIZES = {"1280": (1280, 720), "1920": (1920, 1080), "390": (390, 844)}
 THEMES = ("light", "dark")
-# A page of the book → what is shown of it, beside its first screen.
+# A page of the book → what is shown of it besides its first screen.
 VIEWS = {
     "README": ("[data-playground]", "[data-explorer=ask]"),
     "notebooks/02_reward_functions": ("[data-recorded=rewards]",),
@@ -80,7 +80,7 @@ def _page(browser: Any, size: str, theme: str) -> Any:
 
 
 def shoot_book(browser: Any, folder: Path) -> None:
-    """The first screen of each page in `VIEWS`, and what it shows that is alive."""
+    """Shoot the first screen of each page in `VIEWS`, and what it shows that is alive."""
     with served(BOOK) as address:
         for theme in THEMES:
             for size in SIZES:
@@ -99,7 +99,7 @@ def shoot_book(browser: Any, folder: Path) -> None:
 
 
 def shoot_app(browser: Any, folder: Path) -> dict[str, float]:
-    """Each tab of the app; returns the seconds from a click until the tab shows its first picture or message."""
+    """Return each tab of the app; returns the seconds from a click until the tab shows its first picture or message."""
     from test_app import TOKEN, running_app
 
     seconds: dict[str, float] = {}
@@ -164,7 +164,7 @@ def animate_ask(browser: Any, folder: Path) -> None:
 
 
 def shoot_lab(browser: Any, folder: Path) -> None:
-    """The token inspector in JupyterLab; the console's messages are printed."""
+    """Shoot the token inspector in JupyterLab; the console's messages are printed."""
     import nbformat
     from jupyter_lab import THEMES as LAB_THEMES
     from jupyter_lab import running_lab

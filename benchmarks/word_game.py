@@ -75,7 +75,7 @@ def games_of(split: str) -> list[Problem]:
 
 
 def judge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: str) -> dict[str, str]:
-    """A 1 for each game that is won and a 0 for the others, sampled and greedily; always with three guesses."""
+    """Return a 1 for each game that is won and a 0 for the others, sampled and greedily; always with three guesses."""
     found = {}
     for way, temperature in (("sampled", 1.0), ("greedy", 0.0)):
         played = evaluate(
@@ -95,7 +95,7 @@ def judge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: str
 def trained(
     arm: str, rate: float, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[dict[str, float | None]]]:
-    """A fresh model after its training run, its tokenizer, and the metrics of the steps."""
+    """Return a fresh model after its training run, its tokenizer, and the metrics of the steps."""
     model, tokenizer = load_policy("wordy")
     config = GRPOConfig(**BASE, learning_rate=rate, seed=seed)
     state = start_training(model, tokenizer, games_of("train"), config)
@@ -118,7 +118,7 @@ def run(arm: str, rate: float, seed: int, split: str) -> dict[str, Any]:
 
 
 def best_rate(ledger: Ledger, arm: str) -> float | None:
-    """The rate that wins most selection games, sampled; of equals, the lowest; None if a run is missing.
+    """Return the rate that wins most selection games, sampled; of equals, the lowest; None if a run is missing.
 
     Shuffled rewards have nothing to tune for, so they take the rate of credit by trajectory, from which they differ;
     the runs without the mask take that of credit by turn.
@@ -130,7 +130,7 @@ def best_rate(ledger: Ledger, arm: str) -> float | None:
 
 
 def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
-    """The runs of the study in their order: the selection, then all arms seed by seed."""
+    """Yield the runs of the study in their order: the selection, then all arms seed by seed."""
     for rate in RATES:
         for arm in ARMS:
             if arm != SHUFFLED:
@@ -143,7 +143,7 @@ def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
 
 
 def by_word(wins: str) -> list[float]:
-    """The share of held-out games that are won, for each secret word.
+    """Return the share of held-out games that are won, for each secret word.
 
     The games of a word are alike, so an interval over words draws whole words. All have equally many games.
     """
@@ -164,7 +164,9 @@ def compare(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """The selection, and for sampling and greedy decoding each arm's wins and differences, on the finished seeds."""
+    """Return the selection, and for sampling and greedy decoding each arm's wins and differences, on the finished
+    seeds.
+    """
     found: dict[str, Any] = {
         "selection": {
             arm: {f"{row['rate']:g}": share(row["sampled"]) for row in ledger.select(phase="select", arm=arm)}
@@ -202,7 +204,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def unseen_prompts(start: dict[str, Any], rows: dict[str, dict[int, Any]], seeds: Sequence[int]) -> dict[str, Any]:
-    """The sampled change on the held-out games whose prompt is not that of a training game with another secret.
+    """Return the sampled change on the held-out games whose prompt is not that of a training game with another secret.
 
     Two games have the same prompt if their given guess gets the same feedback. The interval is over seeds and games,
     because most secrets have only one or two of these games.
@@ -221,7 +223,7 @@ def unseen_prompts(start: dict[str, Any], rows: dict[str, dict[int, Any]], seeds
 
 
 def verdicts(found: dict[str, Any]) -> dict[str, bool]:
-    """The statements of the study, written before its reported runs, about sampled games.
+    """Return the statements of the study, written before its reported runs, about sampled games.
 
     More and fewer mean that the interval over seeds and words excludes 0.
     """
@@ -242,7 +244,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 
 def picture(found: dict[str, Any]) -> Any:
-    """The mean reward of a game against the step, of the arms that play whole games."""
+    """Return the mean reward of a game against the step, of the arms that play whole games."""
     from grpo_edu.figures.curves import overlaid_curves
 
     return overlaid_curves(
@@ -290,7 +292,7 @@ Licence: Apache-2.0.
 
 
 def card_text(record: dict[str, Any]) -> str:
-    """The model card of a record that `ship` stores as ``recipe.json``."""
+    """Return the model card of a record that `ship` stores as ``recipe.json``."""
     names = ("start_sampled", "start_greedy", "sampled", "greedy")
     cells = {name: with_interval(record[name]) for name in names}
     return _CARD.format(**{**record, **record["config"], **cells, "n": record["greedy"]["n"]})
@@ -323,7 +325,7 @@ def ship(ledger: Ledger) -> None:
 
 
 def main() -> int:
-    """Run what is missing; exit 1 where a statement does not hold."""
+    """Run what is missing; exit 1 if a statement does not hold."""
     parser = ledger_options(COMMAND, __doc__)
     parser.add_argument("--ship", action="store_true", help="store the model of seed 0 of credit by turn")
     options = parser.parse_args()

@@ -77,7 +77,9 @@ LINK = re.compile(
 
 
 def contents():
-    """The table of contents: each notebook with its exercises, in the order of README's table, then the documents."""
+    """Return the table of contents: each notebook with its exercises, in the order of README's table, then the
+    documents.
+    """
     order = re.findall(r"\(notebooks/(\w+)\.ipynb\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     names.sort(key=lambda name: order.index(name) if name in order else len(order))
@@ -109,7 +111,7 @@ def part(caption, chapters):
 
 
 def pages(toc):
-    """The pages of a table of contents in their order, without endings."""
+    """Return the pages of a table of contents in their order, without endings."""
     found = [toc["root"]]
     for chapter in (chapter for one in toc["parts"] for chapter in one["chapters"]):
         found += [chapter["file"], *(section["file"] for section in chapter.get("sections", []))]
@@ -143,13 +145,13 @@ def prepare_text(text, page, files, repository, linked):
 
 
 def facts_html(line):
-    """The line "Study time ≈ 40 min · … · difficulty ●●○" as a row of labels."""
+    """Return the line "Study time ≈ 40 min · … · difficulty ●●○" as a row of labels."""
     labels = "".join(f"<span>{html.escape(fact.strip())}</span>" for fact in line.split("·"))
     return f'<p class="course-facts">{labels}</p>'
 
 
 def exercise_facts(notebook):
-    """The study time of an exercise page, summed over its questions ("*3 points · … · 10 minutes*")."""
+    """Return the study time of an exercise page, summed over its questions ("*3 points · … · 10 minutes*")."""
     text = "\n".join(source(cell) for cell in notebook["cells"])
     found = re.findall(r"^\*(\d+) points? · difficulty ([●○]+) .*?(\d+) min(?:utes)?\*", text, re.MULTILINE)
     if not found:
@@ -160,7 +162,7 @@ def exercise_facts(notebook):
 
 
 def target(link, page, files, repository, linked):
-    """Where a link of a page leads in the book; None where it leads nowhere."""
+    """Where a link of a page leads in the book; None if it leads nowhere."""
     if re.match(r"[a-z]+:", link):
         return link
     path, _, anchor = link.partition("#")
@@ -180,11 +182,11 @@ def target(link, page, files, repository, linked):
         return None  # a page that is not in the book, such as a solution
     if resolved.is_file():
         linked.add(name)
-    return path  # where there is no such file, Jupyter Book says so
+    return path  # if there is no such file, Jupyter Book says so
 
 
 def slug(anchor):
-    """The anchor of a heading in the book, from the one that JupyterLab or a code-hosting site gives it.
+    """Return the anchor of a heading in the book, from the one that JupyterLab or a code-hosting site gives it.
 
     >>> slug("7-·-The-whole-step"), slug("what-they-cost")
     ('7--the-whole-step', 'what-they-cost')
@@ -200,7 +202,7 @@ def source(cell):
 
 
 def prepare_notebook(notebook, page, files, repository, linked):
-    """Replace what needs a kernel by what it showed: bars at their end, dashboards as pictures or as JavaScript."""
+    """Replace what needs a kernel with what it showed: bars at their end, dashboards as pictures or as JavaScript."""
     state = notebook["metadata"].pop("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
@@ -227,7 +229,9 @@ def prepare_notebook(notebook, page, files, repository, linked):
 
 
 def prepare_html(page, code):
-    """What the output of a cell showed; an explorer's picture makes room for the live one where JavaScript runs."""
+    """Return what the output of a cell showed; an explorer's picture makes room for the live one where JavaScript
+    runs.
+    """
     for name, kind in EXPLORERS.items():
         if f"\n{name}(" in code:
             return f'<div class="course-explorer" data-explorer="{kind}">{page}</div>'
@@ -247,7 +251,7 @@ def prepare_html(page, code):
 
 
 def weight_matrix():
-    """A weight of the tiny model, whose file holds little-endian float32 numbers after a header in JSON."""
+    """Return a weight of the tiny model, whose file holds little-endian float32 numbers after a header in JSON."""
     stored = (ROOT / "data" / "models" / "tiny" / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(stored[:8], "little")
     about = json.loads(stored[8:start])[MATRIX]
@@ -275,7 +279,7 @@ RECORDINGS = {  # dashboard: (its name in recorded.js, what it shows)
 
 
 def embedded(page, text):
-    """The live dashboard that a section shows although its notebook has none; "" for other sections."""
+    """Return the live dashboard that a section shows although its notebook has none; "" for other sections."""
     if page == "notebooks/06_losses.ipynb" and text.startswith("## 3 "):
         return '\n\n<div class="course-explorer" data-explorer="objective"></div>'
     if page == "notebooks/10_ewc_progressive_training.ipynb" and text.startswith("## 1 "):
@@ -292,37 +296,37 @@ def embedded(page, text):
 
 
 def from_recording(kind, recording, fallback):
-    """A dashboard on stored numbers, or the fallback where no JavaScript runs."""
+    """Return a dashboard on stored numbers, or the fallback where no JavaScript runs."""
     stored = compact(json.loads(recording))
     return f"<div class='course-explorer' data-recorded='{kind}' data-recording='{stored}'>{fallback}</div>"
 
 
 def with_explorers(text):
-    """The document on the dashboards, with the two that run in the book."""
+    """Return the document on the dashboards, with the two that run in the book."""
     call = "AdvantageExplorer(num_generations=8)\n```\n"
     live = "".join(f'\n<div class="course-explorer" data-explorer="{kind}"></div>\n' for kind in EXPLORERS.values())
     return text.replace(call, call + live)
 
 
 def recorded(fallback):
-    """The recorded answers of "Ask the model", step by step, or the fallback where no JavaScript runs."""
+    """Return the recorded answers of "Ask the model", step by step, or the fallback where no JavaScript runs."""
     stored = compact(json.loads(stored_curves("ask_the_model.json")))
     return f"<div class='course-explorer' data-explorer='ask' data-recording='{stored}'>{fallback}</div>"
 
 
 def inspected(fallback, recording="tokens.json"):
-    """The token inspector with a recorded step, or the fallback where no JavaScript runs."""
+    """Return the token inspector with a recorded step, or the fallback where no JavaScript runs."""
     record = compact(json.loads(stored_curves(recording))["record"])
     return f"<div class='course-explorer'><div data-tokens='{record}'>{fallback}</div></div>"
 
 
 def playground(fallback):
-    """The policy that trains in the page, or the fallback where no JavaScript runs."""
+    """Return the policy that trains in the page, or the fallback where no JavaScript runs."""
     return f'<div class="course-explorer" data-playground>{fallback}</div>'
 
 
 def bar_text(state, model):
-    """The text of a stored progress bar when it had ended, such as "100% 20/20 [00:12<00:00, reward=0.83]"."""
+    """Return the text of a stored progress bar when it had ended, such as "100% 20/20 [00:12<00:00, reward=0.83]"."""
     children = state.get(model, {}).get("state", {}).get("children", [])
     values = [state[child.removeprefix("IPY_MODEL_")]["state"].get("value") for child in children]
     return " ".join(html.unescape(value).strip() for value in values if isinstance(value, str))

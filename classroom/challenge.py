@@ -62,7 +62,7 @@ class BudgetUsed(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for every submission.
+    """The rules for every submission.
 
     budget: sampled tokens per run; None: those of `BUDGETS`. seeds: runs per submission and starting model. num_train,
     num_heldout: problems of a run. seconds: CPU time of one run, a guard against runs that never end, not part of the
@@ -82,12 +82,12 @@ class Rules:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
     def budget_of(self, start: str) -> int:
-        """The number of tokens that a run from this starting model may sample."""
+        """Return the number of tokens that a run from this starting model may sample."""
         return BUDGETS[start] if self.budget is None else self.budget
 
 
 def read_submission(folder: Path) -> tuple[str, str]:
-    """The code and the note of a submission; raises Rejected for a folder with anything else."""
+    """Return the code and the note of a submission; raises Rejected for a folder with anything else."""
     texts = []
     others = sorted(path.name for path in folder.iterdir() if path.name not in (FILE, NOTE, "__pycache__"))
     if others:
@@ -132,7 +132,7 @@ class SubmittedCode(Sandbox):
     waited = 0.0  # seconds that its answers took so far
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """What a function of the submission returns; raises Rejected where it fails."""
+        """Return what a function of the submission returns; raises Rejected if it fails."""
         if self._process is None:
             self._start()
         self._sent, begun = 0, time.monotonic()
@@ -217,7 +217,7 @@ def _checked(name: str, value: Any, like: Tensor) -> Tensor:
 
 
 def stages_of(code: SubmittedCode, functions: Sequence[str]) -> Stages:
-    """The stages of a training step in which the submission's own functions take part."""
+    """Return the stages of a training step in which the submission's own functions take part."""
 
     def advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
         found = code.ask("advantages", rewards=rewards, num_generations=config.num_generations)
@@ -233,7 +233,7 @@ def stages_of(code: SubmittedCode, functions: Sequence[str]) -> Stages:
 
 
 def rewards_of(code: SubmittedCode, names: Sequence[str]) -> list[Callable]:
-    """One reward function for each of the submission's, which asks its process."""
+    """Return one reward function for each of the submission's, which asks its process."""
 
     def ask(index: int) -> Callable:
         def reward(**columns: Any) -> Any:
@@ -246,7 +246,7 @@ def rewards_of(code: SubmittedCode, names: Sequence[str]) -> list[Callable]:
 
 
 def phases_of(settings: Any, seed: int, budget: int) -> list[tuple[GRPOConfig, bool]]:
-    """The checked settings of each phase, and whether the phase goes on until the budget is used.
+    """Return the checked settings of each phase, and whether the phase continues until the budget is used.
 
     Raises Rejected for settings that are unknown, the judge's own, or too large.
     """
@@ -319,7 +319,7 @@ class Judge:
         self.problems = [draw_problems(start, one, rules) for one in self.seeds]
 
     def untrained(self) -> Entry:
-        """The accuracy of the starting model itself."""
+        """Return the accuracy of the starting model itself."""
         model, _ = self.session.reset()
         return Entry("(without training)", self.start, [self._accuracy(model, row) for row in range(len(self.seeds))])
 
@@ -376,7 +376,7 @@ class Judge:
         return used
 
     def _accuracy(self, model: PreTrainedModel, row: int) -> float:
-        """The sampled accuracy at temperature 1 on the held-out problems of a seed."""
+        """Return the sampled accuracy at temperature 1 on the held-out problems of a seed."""
         return evaluate(
             model,
             self.session.tokenizer,
@@ -387,7 +387,7 @@ class Judge:
 
 
 def _checked_load(loaded: Any) -> dict[str, Any]:
-    """What the submission says about itself, if it has the form that its process should send."""
+    """Return what the submission says about itself, if it has the form that its process should send."""
     kinds = {"rewards": list, "functions": list, "settings": dict | list}
     if not isinstance(loaded, dict) or not all(isinstance(loaded.get(name), kind) for name, kind in kinds.items()):
         raise SubmissionRejectedError(f"{FILE} must define settings(start), which returns a dict or a list of dicts")
@@ -414,7 +414,7 @@ def judge_submissions(
         submissions: folder with one folder per submission.
         output: a new or empty folder outside of it.
         starts: the starting models. rules: budget, seeds and numbers of problems.
-        seed: of all problems and runs; None draws one that nobody knows. isolated: run submissions under bubblewrap.
+        seed: seed of all problems and runs; None draws a secret one. isolated: run submissions under bubblewrap.
         command, machine: what was typed and on what it runs, for the record. tell: called with a line on each run.
 
     Raises:
@@ -458,7 +458,7 @@ def judge_submissions(
 
 
 def rank(entry: Entry, entries: Sequence[Entry]) -> int:
-    """One more than the number of entries from the same start that are better by their whole interval.
+    """Return one more than the number of entries from the same start that are better by their whole interval.
 
     >>> a, b, c = (Entry(name, "tiny", scores) for name, scores in (("a", [.8, .82]), ("b", [.7, .8]), ("c", [.1, .2])))
     >>> rank(a, [a, b]), rank(b, [a, b]), rank(c, [c])
@@ -470,7 +470,7 @@ def rank(entry: Entry, entries: Sequence[Entry]) -> int:
 
 
 def plot_entries(entries: Sequence[Entry], start: str) -> Figure:
-    """The mean accuracy of each entry in its interval, the best on top."""
+    """Draw the mean accuracy of each entry in its interval, the best on top."""
     figure, (axes,) = panel_grid(1, height=1.2 + 0.32 * len(entries))
     style_axes(
         axes, f"Accuracy after training from {start}", "", "held-out accuracy (%), with 95% intervals over the seeds"
@@ -484,7 +484,8 @@ def plot_entries(entries: Sequence[Entry], start: str) -> Figure:
 
 
 def leaderboard_page(entries: Sequence[Entry], record: Mapping[str, Any]) -> str:
-    """The page: for each starting model a figure, a table with ranks, and the rejected submissions with the reason.
+    """Return the page: for each starting model a figure, a table with ranks, and the rejected submissions with the
+    reason.
 
     entries: with at least two seeds each. record: what ``leaderboard.json`` holds besides the entries.
     """

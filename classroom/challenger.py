@@ -44,27 +44,27 @@ class Submission:
         }
 
     def reward(self, index: int, columns: dict[str, Any]) -> Any:
-        """The rewards of one reward function."""
+        """Return the rewards of one reward function."""
         returned = self.rewards[index](**columns)
         return returned.tolist() if hasattr(returned, "tolist") else returned
 
     def advantages(self, rewards: Tensor, num_generations: int) -> Any:
-        """The advantages of a batch."""
+        """Return the advantages of a batch."""
         return self.names["advantages"](rewards, num_generations)
 
     def loss(self, per_token_logps: Tensor, others: tuple, settings: dict[str, Any]) -> Any:
-        """The losses of a micro-batch; their gradient can be asked for afterwards."""
+        """Return the losses of a micro-batch; their gradient can be computed afterwards."""
         self.logps = per_token_logps.requires_grad_(True)
         self.losses = self.names["loss"](self.logps, *others, **settings)
         return self.losses
 
     def gradient(self, upstream: Tensor) -> Tensor:
-        """The gradient of the last losses with respect to the log-probabilities."""
+        """Return the gradient of the last losses with respect to the log-probabilities."""
         return torch.autograd.grad(self.losses, self.logps, upstream)[0]
 
 
 def report_closed_files(channel: int) -> None:
-    """Tell the judge when a file of the models or of the problems is asked for.
+    """Tell the judge when a file of the models or of the problems is opened.
 
     In the sandbox these folders are empty, so this is only for a clear message.
     """
@@ -103,7 +103,7 @@ def main() -> int:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of the submission that the error came through."""
+    """Return the last line of the submission that the error came through."""
     numbers = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == FILE]
     return f" (line {numbers[-1]} of {FILE})" if numbers else ""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def add_grade_options(command: ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     add = command.add_argument
     add("submissions", metavar="SUBMISSIONS", help="folder of student folders or notebooks, or an nbgrader course")
     add("--output", metavar="DIR", required=True, help="new folder for grades.csv, summary.html and the feedback")
@@ -88,7 +88,7 @@ def add_grade_options(command: ArgumentParser) -> None:
         help="run students' code as yourself, for containers that hold nothing else (docs/grading.md)",
     )
     add("--by-hand", metavar="FILE", help="your copy of grades.csv with points for the open answers (docs/grading.md)")
-    add("--resume", action="store_true", help="go on where a grading into DIR was interrupted")
+    add("--resume", action="store_true", help="continue where a grading into DIR was interrupted")
 
 
 def _leave_working_directory() -> None:
@@ -140,7 +140,7 @@ def run_grade_command(arguments: Namespace) -> int:
 
 
 def _seed(given: int | None) -> int | None:
-    """The option, else the environment's, else None for a new one."""
+    """Return the option, else the environment's, else None for a new one."""
     from grpo_edu.checks.core import SEED_VARIABLE
 
     text = os.environ.get(SEED_VARIABLE)
@@ -159,7 +159,7 @@ _CHALLENGE_NEEDS = (
 
 
 def add_challenge_options(command: ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     add = command.add_argument
     add(
         "action",
@@ -223,7 +223,7 @@ def run_challenge_command(arguments: Namespace) -> int:
 
 
 def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules) -> int:
-    """Train and evaluate one submission on new problems; for `submit`, copy it where nothing was rejected."""
+    """Train and evaluate one submission on new problems; for `submit`, copy it if nothing was rejected."""
     from classroom.challenge import Judge, SubmissionRejectedError, read_submission
     from classroom.sandbox import isolation_problem
 
@@ -258,7 +258,9 @@ def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules
 
 
 def grading_checks() -> list[Check]:
-    """The doctor's line on whether students' code can be isolated, where the packages for grading are installed."""
+    """Return the doctor's line on whether students' code can be isolated, where the packages for grading are
+    installed.
+    """
     from classroom.kernel import memory_is_counted
     from classroom.sandbox import REMEDY, isolation_problem
     from grpo_edu.machine.hardware import Check

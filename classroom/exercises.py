@@ -27,7 +27,7 @@ _ONE_CHECK = re.compile(r"checks\.check_(\w+)\((\w+)\)\.grade\(\)")
 
 
 def student_version(master: NotebookNode) -> NotebookNode:
-    """The notebook that a student gets, from a master that is left as it is.
+    """Return the notebook that a student gets, from a master that is left as it is.
 
     Raises:
         ImportError: nbgrader is missing (the extra ``classroom``).
@@ -54,7 +54,7 @@ def student_version(master: NotebookNode) -> NotebookNode:
 
 
 def find_masters(folder: Path) -> list[Path]:
-    """The masters in a folder and the folders in it, sorted by name; FileNotFoundError if there are none."""
+    """Return the masters in a folder and the folders in it, sorted by name; FileNotFoundError if there are none."""
     found = sorted(folder.rglob("*.ipynb"), key=lambda path: path.stem)
     if not found:
         raise FileNotFoundError(f"masters: no notebook in {folder}; give the folder `solutions` of the course")
@@ -64,7 +64,7 @@ def find_masters(folder: Path) -> list[Path]:
 def write_exercises(masters: Path, folder: Path) -> list[Path]:
     """Write the student version of every master in `masters` and its folders; returns the files.
 
-    Raises FileNotFoundError where there is no master, and what `student_version` raises.
+    Raises FileNotFoundError if there is no master, and what `student_version` raises.
     """
     import nbformat
 
@@ -80,7 +80,7 @@ def write_exercises(masters: Path, folder: Path) -> list[Path]:
 def write_course(masters: Path, folder: Path) -> list[Path]:
     """Arrange the masters as an nbgrader course (``source/NAME/NAME.ipynb`` and the settings); returns the files.
 
-    Raises FileNotFoundError where there is no master, FileExistsError where `folder` holds a course already.
+    Raises FileNotFoundError if there is no master, FileExistsError if `folder` holds a course already.
     """
     if (folder / "source").exists():
         raise FileExistsError(f"course: {folder} holds a course already; choose a new folder")
@@ -117,7 +117,7 @@ class OpenQuestion:
 class SourceNotebook:
     """A notebook as students got it.
 
-    name: of its file, without .ipynb. hand_graded: somebody has graded open answers, so these count.
+    name: its file name without .ipynb. hand_graded: somebody has graded open answers, so these count.
     """
 
     name: str
@@ -156,10 +156,10 @@ class SourceNotebook:
 
 
 def load_masters(folder: Path) -> list[SourceNotebook]:
-    """All masters of a folder and the folders in it, sorted by name.
+    """Return all masters of a folder and the folders in it, sorted by name.
 
     Raises:
-        FileNotFoundError: there is none. ValueError: one cannot be converted, or a check is none of the course.
+        FileNotFoundError: no notebook. ValueError: one cannot be converted, or a check is not part of the course.
         ImportError: nbgrader is missing.
     """
     import nbformat
@@ -180,7 +180,7 @@ def _master(name: str, notebook: NotebookNode) -> SourceNotebook:
             continue
         check = _ONE_CHECK.fullmatch(cell.source.strip())
         if not check or check[1] != check[2] or check[1] not in exercises():
-            raise ValueError(f"masters: {name}: {cell.source[:60]!r} is no check of an exercise of this course")
+            raise ValueError(f"masters: {name}: {cell.source[:60]!r} is not a check of an exercise of this course")
         questions.append(Question(cell.metadata.nbgrader.grade_id, check[1], exercises()[check[1]].max_points))
     student = student_version(notebook)
     for cell in student.cells:

@@ -27,7 +27,7 @@ _SNIFFED = 2**16  # bytes in which a notebook under another ending must name its
 _CANVAS = re.compile(r"(?P<name>[^_]+?)(?:_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)", re.DOTALL)
 # Moodle's own number is the last one, because students choose their names.
 _MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_.*", re.DOTALL)
-_OTHER = " is no notebook"
+_OTHER = " is not a notebook"
 _NOBODYS = (".ipynb_checkpoints", ".git", ".Trash", "__MACOSX", "nbgrader_config.py")
 _OF_A_COURSE = ("submitted", "source", "release", "autograded", "feedback")
 _NOT_A_COURSE = (
@@ -38,7 +38,7 @@ _SEPARATORS = " _-.,()[]"
 
 @dataclass
 class Submission:
-    """What one student handed in. lms_id: the number that Canvas or Moodle wrote into the name, if any."""
+    """The files of one student. lms_id: the number that Canvas or Moodle wrote into the name, if any."""
 
     student: str
     lms_id: str = ""
@@ -47,12 +47,12 @@ class Submission:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells this student from all others, of whom some may have the same name."""
+        """The unique key of a student; names may repeat."""
         return self.student, self.lms_id
 
 
 def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
-    """All students' submissions, sorted by name and number; links are not followed.
+    """Return all students' submissions, sorted by name and number; links are not followed.
 
     Args:
         folder: where they are.
@@ -82,7 +82,7 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
     taken: set[tuple[str, str]] = set()
     # Those whose names are shown as they are on the disk come first, so nobody else gets one of these names.
     for submission in sorted(found.values(), key=lambda one: one.student != shown(one.student)):
-        if submission.files:  # what lies next to the notebooks is no problem
+        if submission.files:  # what lies next to the notebooks is not a problem
             submission.troubles = [one for one in submission.troubles if not one.endswith(_OTHER)]
         name, number = shown(submission.student), 1
         submission.student = name
@@ -94,7 +94,7 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
 
 
 def is_course(folder: Path) -> bool:
-    """Whether the students are in ``submitted``, as in nbgrader's course, and not next to it."""
+    """Return True if the students are in ``submitted``, as in nbgrader's course, and not next to it."""
     inside = folder / "submitted"
     if not folder.is_dir() or inside.is_symlink() or not inside.is_dir():
         return False
@@ -106,7 +106,7 @@ def is_course(folder: Path) -> bool:
 
 
 def shown(name: str) -> str:
-    """A file's name for a table, a page or a terminal, in whatever encoding it is."""
+    """Return a file's name for a table, a page or a terminal, in any encoding."""
     raw = os.fsencode(name)
     try:
         return plain(raw.decode("utf-8"))
@@ -115,7 +115,7 @@ def shown(name: str) -> str:
 
 
 def _whose(path: Path, place: Path, masters: Sequence[str]) -> tuple[str, str]:
-    """The student's name and number, from the name of a folder or of a notebook."""
+    """Return the student's name and number, from the name of a folder or of a notebook."""
     name = path.name
     if not path.is_symlink() and path.is_dir():
         moodle = _MOODLE.fullmatch(name)
@@ -160,7 +160,7 @@ def _take_file(path: Path, name: str, submission: Submission) -> None:
     if stat.S_ISLNK(status.st_mode):
         submission.troubles.append(f"{name} is a link and was not followed")
     elif not stat.S_ISREG(status.st_mode):
-        submission.troubles.append(f"{name} is no file")
+        submission.troubles.append(f"{name} is not a file")
     elif status.st_size > MAX_BYTES:
         submission.troubles.append(f"{name} is larger than {MAX_BYTES // 2**20} MB and was not read")
     elif path.suffix == ".ipynb" or b'"cells"' in _read(path, _SNIFFED):
@@ -199,7 +199,7 @@ def pack_files(submission: Submission, target: BinaryIO) -> tuple[list[tuple[str
 
 
 def _read(path: Path, most: int) -> bytes:
-    """The first bytes of a regular file; a link or a pipe, put there since we looked, is refused or empty."""
+    """Return the first bytes of a regular file; a link or a pipe, put there since we looked, is refused or empty."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(os.open(path, flags), "rb") as file:
         return file.read(most) or b""

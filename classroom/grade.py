@@ -1,12 +1,12 @@
 """Grade a folder of submissions: ``grpo-edu grade SUBMISSIONS --output DIR``.
 
-DIR/grades.csv        a row a student, a column a question
-DIR/grades_canvas.csv, grades_moodle.csv  where asked for
+DIR/grades.csv        a row per student, a column per question
+DIR/grades_canvas.csv, grades_moodle.csv  if requested
 DIR/summary.html      for the instructor
 DIR/open_answers.html the answers that a person grades, question by question, with model answer and rubric
-DIR/feedback/         a page a student
+DIR/feedback/         a page per student
 DIR/notebooks/        what was graded: each notebook, repaired, with the master's locked cells and checks
-DIR/grading.json, students/  the settings and each result, to go on after an interruption
+DIR/grading.json, students/  the settings and each result, to continue after an interruption
 
 nbgrader's converters and its check of cells' marks are used; its autograder is not, for it runs the checks in the
 student's own kernel, where a score is a line of output, and needs a gradebook and notebooks with sound ids.
@@ -77,9 +77,9 @@ def grade_submissions(
         output: a new or empty folder; with `resume` one where a grading with the same settings was begun.
         masters: folder of the masters.
         notebooks: beginnings of the masters' names to grade, such as "03"; all that somebody handed in if empty.
-        seed: of the checks' inputs; the same seed gives the same grades. None takes one that no student knows, or
-            with `resume` that of the grading that is gone on with.
-        slip_credit: the share of its points that a part earns where one slip that the check can name explains all
+        seed: seed of the checks' inputs; the same seed gives the same grades. None takes one that no student knows, or
+            with `resume` that of the grading that is continued.
+        slip_credit: the share of its points that a part earns if one slip that the check can name explains all
             that is wrong with the answer; from 0 to below 1.
         limits: what a student's code may take.
         workers: students at a time.
@@ -136,7 +136,7 @@ def grade_submissions(
                 grades.append(grade)
                 tell(f"{len(grades):>4} of {len(found)}  {_line(grade)}")
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
-        error.add_note(f"the results of {len(grades)} of {len(found)} students are kept; go on with --resume")
+        error.add_note(f"the results of {len(grades)} of {len(found)} students are kept; continue with --resume")
         raise
     order = [one.key for one in found]
     grades.sort(key=lambda grade: order.index(grade.key))
@@ -182,7 +182,7 @@ def _digest_of_masters(masters: Sequence[SourceNotebook]) -> str:
 
 
 def _seed(seed: int | None, folder: RunFolder, *, resume: bool) -> int:
-    """The one that was asked for, else that of the grading that was begun, else a new one."""
+    """Return the requested one, else that of the grading that was begun, else a new one."""
     path = folder.path / SETTINGS
     if seed is None and resume and path.is_file():
         return json.loads(path.read_bytes())["seed"]
@@ -195,7 +195,9 @@ def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None
     if not path.is_file():
         folder.check()
     elif not resume:
-        raise FileExistsError(f"output: {folder.path} already holds grades; --resume goes on there, or choose another")
+        raise FileExistsError(
+            f"output: {folder.path} already holds grades; --resume continues there, or choose another"
+        )
     elif json.loads(path.read_bytes()) != settings:
         raise FileExistsError(
             f"output: {folder.path} was graded with another seed, slip credit, isolation, limits or masters; choose "
@@ -209,7 +211,7 @@ def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None
 def _answered(
     found: Sequence[Submission], answer: Callable[[Submission], Answers], workers: int, stop: threading.Event
 ) -> Generator[Answers]:
-    """Each student's answers, as they come; what goes wrong with one of them is a message about this student.
+    """Yield each student's answers, as they come; what goes wrong with one of them is a message about this student.
 
     Not in order: one student may take minutes, and what the others handed in must not wait for that to be kept.
     """
@@ -290,7 +292,7 @@ def _write(
 
 
 def _words(settings: dict[str, Any], source: Path) -> list[str]:
-    """What the summary says of how it was graded."""
+    """Return what the summary says of how it was graded."""
     limits = settings["limits"]
     isolation = "Students' code was isolated by bubblewrap."
     if settings["isolation"] == "none":

@@ -33,7 +33,7 @@ _REFUSED: dict[str, dict[str, tuple[int, ...]]] = {
     "keys": {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)},
     # unshare, setns, mount, umount2, pivot_root, chroot
     "namespaces": {"x86_64": (272, 308, 165, 166, 155, 161), "aarch64": (97, 268, 40, 39, 41, 51)},
-    # memfd_create, shmget, semget, msgget, mq_open, bpf, io_setup (of which the whole computer has only so many)
+    # memfd_create, shmget, semget, msgget, mq_open, bpf, io_setup (the computer has only a limited number of them)
     "memory of no process": {"x86_64": (319, 29, 64, 68, 240, 321, 206), "aarch64": (279, 194, 190, 186, 180, 280, 0)},
     # ptrace, process_vm_readv, process_vm_writev, kcmp, perf_event_open, userfaultfd, personality, lookup_dcookie
     "other processes": {
@@ -66,7 +66,8 @@ _number = count()
 
 
 def call_filter() -> bytes:
-    """A program for seccomp that refuses keys, namespaces, mounts, memory that belongs to no process, and much else.
+    """Return a program for seccomp that refuses keys, namespaces, mounts, memory that belongs to no process, and much
+    else.
 
     `clone3` is unknown to whoever asks, since a filter cannot read its flags; the C library then calls `clone`. Empty
     for an architecture whose numbers are not in the table.
@@ -95,7 +96,7 @@ def call_filter() -> bytes:
 
 @contextlib.contextmanager
 def filter_file() -> Iterator[int | None]:
-    """The number of an open file with the filter, as bubblewrap reads it; None where there is no filter."""
+    """The number of an open file with the filter, as bubblewrap reads it; None if there is no filter."""
     program = call_filter()
     if not program:
         yield None
@@ -113,7 +114,7 @@ class MemoryGroup:
     """A control group that counts all memory of the processes in it, files in memory included. Use as a context.
 
     most: bytes; what asks for more is ended by the kernel. enter: the beginning of a command line that makes a command
-    run in the group; empty where no group can be made (`memory_is_counted`). env: what this beginning needs from the
+    run in the group; empty if no group can be made (`memory_is_counted`). env: what this beginning needs from the
     environment; it keeps it from the command.
 
     systemd makes the group where it runs the computer. Elsewhere it is made directly, as root or in a group that was
@@ -150,7 +151,9 @@ class MemoryGroup:
         self.close()
 
     def ended(self) -> int:
-        """How many processes the kernel has ended here because there was no memory left, as far as it is known."""
+        """Return how many processes the kernel has ended here because there was no memory left, as far as it
+        is known.
+        """
         folder = self._folder
         for path in (folder / "memory.events", folder / "memory.oom_control") if folder else ():
             with contextlib.suppress(OSError):
@@ -199,7 +202,7 @@ def _remove_empty(above: Path) -> None:
 
 @functools.cache
 def memory_is_counted() -> bool:
-    """Whether this account can make a control group that counts memory, and start a command in it."""
+    """Return True if this account can make a control group that counts memory, and start a command in it."""
     with MemoryGroup(2**28) as group:
         if not group.enter:
             return False

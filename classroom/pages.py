@@ -43,7 +43,7 @@ def score_counts(shares: Sequence[float]) -> list[int]:
 
 
 def plot_scores(shares: Sequence[float]) -> Figure:
-    """A histogram of the students' shares of all points."""
+    """Draw a histogram of the students' shares of all points."""
     figure, (axes,) = panel_grid(1, height=2.8)
     counts = score_counts(shares)
     bars = axes.bar(range(BINS), counts, width=0.9, color=COLORS[0], edgecolor=PAPER)
@@ -57,7 +57,7 @@ def plot_scores(shares: Sequence[float]) -> Figure:
 
 
 def plot_questions(shares: Sequence[tuple[float, str]]) -> Figure:
-    """A bar for each question: the mean share of its points. shares: (share, question), the hardest first."""
+    """Draw a bar for each question: the mean share of its points. shares: (share, question), the hardest first."""
     figure, (axes,) = panel_grid(1, height=1.2 + 0.26 * len(shares))
     bars = axes.barh([name for _, name in shares], [share for share, _ in shares], height=0.7, color=COLORS[4])
     axes.bar_label(bars, [f" {share:.0%}" for share, _ in shares], fontsize=SMALL, color=INK)
@@ -71,7 +71,7 @@ def plot_questions(shares: Sequence[tuple[float, str]]) -> Figure:
 
 @functools.cache
 def _templates() -> Environment:
-    """The templates, each compiled once for all students."""
+    """Return the templates, each compiled once for all students."""
     return Environment(
         loader=FileSystemLoader(Path(__file__).parent / "pages"),
         autoescape=True,
@@ -83,12 +83,12 @@ def _templates() -> Environment:
 
 
 def page(template: str, **content: Any) -> str:
-    """A page from a template of classroom/pages; what is not `Markup` is escaped."""
+    """Return a page from a template of classroom/pages; what is not `Markup` is escaped."""
     return _templates().get_template(f"{template}.html.j2").render(content)
 
 
 def image(figure: Figure, words: str) -> Markup:
-    """A figure as an element of a page, with a text in its place."""
+    """Return a figure as an element of a page, with a text in its place."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     content = base64.b64encode(buffer.getvalue()).decode()
@@ -96,7 +96,7 @@ def image(figure: Figure, words: str) -> Markup:
 
 
 def feedback_page(grade: StudentGrade, masters: Sequence[SourceNotebook]) -> str:
-    """What a student reads: the points, what was wrong on which input, which mistake it looks like, a hint."""
+    """Return what a student reads: the points, what was wrong on which input, which mistake it looks like, a hint."""
     most = sum(one.points for one in masters)
     return page(
         "feedback",
@@ -109,7 +109,9 @@ def feedback_page(grade: StudentGrade, masters: Sequence[SourceNotebook]) -> str
 
 
 def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> str:
-    """What a person grades: each open question with its model answer and rubric, and what every student wrote."""
+    """Return what a person grades: each open question with its model answer and rubric, and what every student
+    wrote.
+    """
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
     markdown = MarkdownWithMath(renderer=IPythonRenderer(escape=False, exclude_anchor_links=True))
@@ -130,7 +132,7 @@ def summary_page(
     files: dict[tuple[str, str], str],
     settings: Sequence[str],
 ) -> str:
-    """What an instructor reads: who got how much, what was hard, which mistakes were made, what went wrong.
+    """Return what an instructor reads: who got how much, what was hard, which mistakes were made, what went wrong.
 
     files: (student, number) → the name of the feedback's file. settings: a line for each setting.
     """
@@ -155,7 +157,9 @@ def summary_page(
 
 
 def _questions(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> Markup | None:
-    """A figure of the mean of each question over the students who handed its notebook in; None where nobody did."""
+    """Return a figure of the mean of each question over the students who handed its notebook in; None if nobody
+    did.
+    """
     found = []
     for master in masters:
         there = [grade for grade in grades if master.name in grade.handed_in]
@@ -171,7 +175,7 @@ def _questions(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]
 
 
 def _mistakes(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> list[tuple[tuple[str, str], int]]:
-    """The named mistakes, each as ((question, mistake), students), the most frequent first."""
+    """Return the named mistakes, each as ((question, mistake), students), the most frequent first."""
     columns = {one.exercise: column(master, one.exercise) for master in masters for one in master.questions}
     counts = Counter(
         (columns[name], mistake)

@@ -81,24 +81,25 @@ def _repair(notebook: Node, master: SourceNotebook) -> dict[str, Any]:
 
 
 def read_notebook(content: bytes) -> tuple[Node, list[str]]:
-    """A notebook of format 4 with sound cells and without outputs, and a message about what was wrong with the file.
+    """Return a notebook of format 4 with sound cells and without outputs, and a message about what was wrong with the
+    file.
 
-    Raises ValueError if it is no notebook, with the reason.
+    Raises ValueError if it is not a notebook, with the reason.
     """
     text, troubles = decode_text(content)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError("is no notebook: it holds no JSON" if text.strip() else "is empty") from error
+        raise ValueError("is not a notebook: it holds no JSON" if text.strip() else "is empty") from error
     cells = _cells(found)
     if cells is None:
-        raise ValueError("is no notebook: it has no cells")
+        raise ValueError("is not a notebook: it has no cells")
     notebook, cut = _notebook(cells)
     return notebook, [*troubles, *cut]
 
 
 def decode_text(content: bytes) -> tuple[str, list[str]]:
-    """The text, in UTF-8 or what else it may be.
+    """Return the text, in UTF-8 or what else it may be.
 
     >>> decode_text("é".encode("cp1252"))
     ('é', ['was not in UTF-8, and was read as cp1252'])
@@ -114,7 +115,7 @@ def decode_text(content: bytes) -> tuple[str, list[str]]:
 
 
 def _cells(content: Any) -> list | None:
-    """The cells of a notebook of format 4, or of 3, whose code cells hold their text as `input`."""
+    """Return the cells of a notebook of format 4, or of 3, whose code cells hold their text as `input`."""
     if not isinstance(content, dict):
         return None
     if isinstance(content.get("cells"), list):
@@ -127,7 +128,7 @@ def _cells(content: Any) -> list | None:
 
 
 def _notebook(cells: list) -> tuple[Node, list[str]]:
-    """A notebook of these cells as far as they are sound, and a message about what was left out."""
+    """Return a notebook of these cells as far as they are sound, and a message about what was left out."""
     made: list[Node] = []
     ids, troubles, length = set[str](), list[str](), 0
     for number, cell in enumerate(cells):
@@ -157,7 +158,7 @@ def _notebook(cells: list) -> tuple[Node, list[str]]:
 
 
 def _source(cell: dict) -> str:
-    """The text of a cell with one kind of line ending, and with nothing that cannot be written to a file."""
+    """Return the text of a cell with one kind of line ending, and with nothing that cannot be written to a file."""
     source = cell.get("source", "")
     text = "".join(map(str, source)) if isinstance(source, list) else str(source)
     return text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n")

@@ -39,7 +39,7 @@ class Node(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Step:
-    """What is done in order: run a cell (`source`, called `name` in messages), or ask for the function `name`.
+    """A step of a grading: run a cell (`source`, called `name` in messages), or fetch the function `name`.
 
     is_added: the cell is not from the master.
     """
@@ -51,7 +51,7 @@ class Step:
 
 
 def best_master(notebook: Node, file_name: str, masters: Sequence[SourceNotebook]) -> SourceNotebook | None:
-    """The master that a notebook was made from, by the cells that it holds; None where it shares none."""
+    """Return the master that a notebook was made from, by the cells that it holds; None if it shares none."""
 
     def agreement(master: SourceNotebook) -> tuple[int, bool]:
         own = {*master.answers.values(), *master.checks.values(), *(one.cell for one in master.open_questions)}
@@ -64,7 +64,7 @@ def best_master(notebook: Node, file_name: str, masters: Sequence[SourceNotebook
 
 
 def _ids(cell: Node) -> list[str]:
-    """The ids under which a cell may be known: nbgrader's, and the notebook format's."""
+    """Return the ids under which a cell may be known: nbgrader's, and the notebook format's."""
     metadata = cell.metadata.get("nbgrader")
     given = metadata.get("grade_id") if isinstance(metadata, dict) else None
     return [one for one in (given, cell.get("id")) if isinstance(one, str)]
@@ -78,7 +78,7 @@ def _mentions(cell: Node, master: SourceNotebook) -> bool:
 
 
 def repaired(notebook: Node, master: SourceNotebook) -> tuple[Node, list[str]]:
-    """A whole notebook in the master's form with the student's answers, and a word on each thing that was wrong.
+    """Return a whole notebook in the master's form with the student's answers, and a word on each thing that was wrong.
 
     Locked cells and checks are the master's; an answer's cell is the student's last one that is written; other cells
     of the student stay where they were.
@@ -116,7 +116,7 @@ def _take_out_what_hides_answers(cells: list[Node], master: SourceNotebook) -> N
 
 
 def _roles(notebook: Node, master: SourceNotebook) -> tuple[list[str | None], list[str]]:
-    """Which cell of the master each cell is; every cell of the master at most once."""
+    """Return which cell of the master each cell is; every cell of the master at most once."""
     troubles: list[str] = []
     claims: dict[str, list[int]] = {}
     without = 0
@@ -140,7 +140,7 @@ def _roles(notebook: Node, master: SourceNotebook) -> tuple[list[str | None], li
 
 
 def _answers_behind_their_questions(roles: list[str | None], notebook: Node, master: SourceNotebook) -> None:
-    """An open answer that has lost its id is the text right behind its question."""
+    """Find open answers that lost their ids: each is the text right behind its question."""
     order = [*master.cells]
     for question in master.open_questions:
         before = order[order.index(question.cell) - 1]
@@ -151,7 +151,7 @@ def _answers_behind_their_questions(roles: list[str | None], notebook: Node, mas
 
 
 def _fits(cell: Node, role: str, master: SourceNotebook) -> bool:
-    """Whether a cell that bears an id can be that cell: of its type, and not another question's answer."""
+    """Return True if a cell that bears an id can be that cell: of its type, and not another question's answer."""
     if role not in master.cells or cell.cell_type != master.cells[role].cell_type:
         return False
     written = {master.answers[name] for name in definitions(cell.source) if name in master.answers}
@@ -161,7 +161,7 @@ def _fits(cell: Node, role: str, master: SourceNotebook) -> bool:
 
 
 def _role_by_content(cell: Node, master: SourceNotebook) -> str | None:
-    alike = {one.cell for one in master.open_questions}  # as they are handed out, these do not differ
+    alike = {one.cell for one in master.open_questions}  # as they are released, these do not differ
     for role, original in master.cells.items():
         same = cell.source.strip() == original.source.strip() and cell.cell_type == original.cell_type
         if same and role not in alike:
@@ -176,25 +176,25 @@ def _role_by_content(cell: Node, master: SourceNotebook) -> str | None:
 
 
 def _is_check_call(cell: Node) -> bool:
-    """Whether a cell is a call of a check and nothing else."""
+    """Return True if a cell is a call of a check and nothing else."""
     source = cell.source.strip()
     return cell.cell_type == "code" and bool(CHECK_CALL.match(source)) and "\n" not in source
 
 
 def _is_written(cell: Node, master: SourceNotebook) -> bool:
-    """Whether a cell is more than answers that nobody has written, as they were handed out or shorter."""
+    """Return True if a cell is more than answers that nobody has written, as they were released or shorter."""
     return cell.cell_type != "code" or not cell.source or bool(without_empty(cell.source, master.answers))
 
 
 def written_answers(notebook: Node, master: SourceNotebook) -> int:
-    """How many of the master's functions a notebook defines, without counting those that are empty."""
+    """Return how many of the master's functions a notebook defines, without counting those that are empty."""
     own = [cell for cell in notebook.cells if cell.cell_type == "code"]
     found = {name for cell in own for name in written(cell.source)} & {*master.answers}
     return len(found) + len(open_answers(notebook, master))
 
 
 def open_answers(notebook: Node, master: SourceNotebook) -> dict[str, str]:
-    """Cell of an open question → what a student wrote there, without the cells that are as they were handed out."""
+    """Cell of an open question → what a student wrote there, without the cells that are as they were released."""
     stubs = {one.cell: master.cells[one.cell].source.strip() for one in master.open_questions}
     texts = {one: cell.source.strip() for cell in notebook.cells for one in _ids(cell)[:1] if one in stubs}
     return {one: text for one, text in texts.items() if text not in ("", stubs[one])}
@@ -216,7 +216,7 @@ def _chosen(role: str, numbers: list[int], notebook: Node, master: SourceNoteboo
 
 
 def _plain(cell: Node, cell_id: str) -> Node:
-    """A cell of the student's own, without any claim to be another."""
+    """Return a cell of the student's own, without any claim to be another."""
     fresh = copy.deepcopy(cell)
     fresh.id = cell_id
     fresh.metadata = type(fresh.metadata)()
@@ -250,9 +250,9 @@ def _restore(cells: list[Node], present: set[str], master: SourceNotebook) -> li
 
 
 def steps(notebook: Node, master: SourceNotebook) -> list[Step]:
-    """What to run of a repaired notebook, and when to ask for each function.
+    """Return what to run of a repaired notebook, and when to fetch each function.
 
-    From top to bottom; a function is asked for where its check stands, or behind the last cell that defines it.
+    From top to bottom; a function is fetched at its check, or behind the last cell that defines it.
     """
     names = {question.cell: question.exercise for question in master.questions}
     place: dict[str, int] = {}
@@ -276,7 +276,7 @@ def steps(notebook: Node, master: SourceNotebook) -> list[Step]:
 
 
 def looks(notebook: Node, master: SourceNotebook) -> list[str]:
-    """What in a student's own cells an instructor may want to look at; it says nothing of guilt."""
+    """Return what is worth a review in a student's cells; it is not evidence of cheating."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     own, given = ([cell.source for cell in code if _is_locked(cell) is locked] for locked in (False, True))
     used = suspicious_names(own, given)

@@ -45,12 +45,12 @@ class StudentGrade:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells this student from all others, of whom some may have the same name."""
+        """The unique key of a student; names may repeat."""
         return self.student, self.lms_id
 
     @property
     def label(self) -> str:
-        """The name, with the number where there is one."""
+        """The name, with the number if there is one."""
         return f"{self.student} ({self.lms_id})" if self.lms_id else self.student
 
     def points(self, *masters: SourceNotebook) -> float:
@@ -60,17 +60,17 @@ class StudentGrade:
         return plain_number(earned + sum(self.by_hand.get(open_column(master, one), 0) for master, one in asked))
 
     def open_points(self, master: SourceNotebook, question: OpenQuestion) -> float | str:
-        """Points of an open answer: 0 where nothing was written, "to grade" where nobody has graded it."""
+        """Points of an open answer: 0 if nothing was written, "to grade" if nobody has graded it."""
         written = question.cell in self.open_answers.get(master.name, {})
         return self.by_hand.get(open_column(master, question), TO_GRADE if written else 0)
 
     def question(self, exercise: str) -> float:
-        """Earned in one question; 0 where it was not handed in."""
+        """Earned in one question; 0 if it was not handed in."""
         return self.feedback[exercise].points if exercise in self.feedback else 0
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> StudentGrade:
-        """The grade that `asdict` gave this content of."""
+        """Return the grade that `asdict` gave this content of."""
         feedback = {
             name: Feedback(one["exercise"], tuple(PartResult(**part) for part in one["parts"]), one["seed"])
             for name, one in content["feedback"].items()
@@ -100,17 +100,17 @@ def file_names(students: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str
 
 
 def column(master: SourceNotebook, exercise: str) -> str:
-    """The name of a question in tables, such as "03 group_advantages"."""
+    """Return the name of a question in tables, such as "03 group_advantages"."""
     return f"{master.name.split('_')[0]} {exercise}"
 
 
 def open_column(master: SourceNotebook, question: OpenQuestion) -> str:
-    """The name of an open question in tables, such as "04 open-ties"."""
+    """Return the name of an open question in tables, such as "04 open-ties"."""
     return column(master, question.cell)
 
 
 def points_in_gradebook(path: Path, masters: Sequence[SourceNotebook]) -> Points:
-    """The scores of open answers in the gradebook of an nbgrader course; ValueError if it is damaged."""
+    """Return the scores of open answers in the gradebook of an nbgrader course; ValueError if it is damaged."""
     from nbgrader.api import Gradebook
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -132,10 +132,10 @@ def points_in_gradebook(path: Path, masters: Sequence[SourceNotebook]) -> Points
 
 
 def points_in_table(path: Path, masters: Sequence[SourceNotebook]) -> Points:
-    """The points in a table with the columns of ``grades.csv``, as a spreadsheet may have saved it again.
+    """Return the points in a table with the columns of ``grades.csv``, as a spreadsheet may have saved it again.
 
     Raises ValueError for a table without `student` and `id`, for a column that `grades.csv` cannot have, and for points
-    that are no number from 0 to the most.
+    that are not numbers from 0 to the maximum.
     """
     most = {open_column(one, asked): asked.points for one in masters for asked in one.open_questions}
     known = {*most, *(column(one, asked.exercise) for one in masters for asked in one.questions), *_OTHER_COLUMNS}
@@ -183,7 +183,7 @@ def enter_points(given: Points, grades: Sequence[StudentGrade], masters: Sequenc
 
 
 def grades_table(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> str:
-    """CSV: a row a student, a column a question, the total, and a word on each trouble."""
+    """CSV: a row per student, a column per question, the total, and a message about each problem."""
     questions = [(column(master, one.exercise), one.exercise) for master in masters for one in master.questions]
     most = sum(master.points for master in masters)
     asked = [(master, one) for master in masters for one in master.open_questions]
@@ -231,7 +231,7 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula gets an apostrophe; whole points have no decimals.
+    """Return a value as a cell: an apostrophe before what would be a formula, and no decimals for whole points.
 
     >>> _cell("=1+1"), _cell("Ana;=1+1"), _cell("Ana"), _cell(2.0), _cell(1.5)
     ("'=1+1", "Ana;'=1+1", 'Ana', '2', '1.5')

@@ -35,9 +35,9 @@ _MOST_TROUBLES = 20  # messages about one student
 
 @dataclass
 class Transcript:
-    """What came of a notebook's steps.
+    """The results of a notebook's steps.
 
-    outcomes: (exercise, number of the part) → what each call came to. missing: exercise → why it could not be asked.
+    outcomes: (exercise, number of the part) → what each call came to. missing: exercise → why it could not be called.
     errors: name of a cell → its error. troubles: a message about what ended the process.
     """
 
@@ -50,7 +50,7 @@ class Transcript:
 
 
 def inputs_of(name: str, seed: int) -> list[list[Call]]:
-    """The inputs of each part of an exercise, drawn once for the whole class."""
+    """Return the inputs of each part of an exercise, drawn once for the whole class."""
     return trial(exercises()[name], seed).calls
 
 
@@ -65,7 +65,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
     What is trained comes last, in a process of its own, and only for answers whose other parts are right. Whatever
     ends a process costs nothing but itself, as long as the student's time lasts.
 
-    Raises SandboxError where the sandbox does not start, or a new process in it ends before the student's code runs.
+    Raises SandboxError if the sandbox does not start, or a new process in it ends before the student's code runs.
     """
     found, skip, faults, fatal = Transcript(), list[int](), 0, Counter[str]()
     places = {step.name: place for place, step in enumerate(steps) if step.kind == "ask"}
@@ -95,7 +95,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
         found.printed = max(found.printed, ending["printed"])
         at, understood = _take_all(messages, steps, found)
         if not understood:
-            found.troubles.append("it wrote on the way on which answers are sent; the rest was not tried")
+            found.troubles.append("it wrote to the result channel; the rest was not run")
             return found
         if ending["end"] == "done":
             right = [name for name in waiting if _may_train(name, found, seed)]
@@ -123,7 +123,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
         else:
             name, late = steps[place].name, ending["end"] in ("time", "total time")
             fatal[name] += 1
-            # who did not react to the alarm would not in the other parts either
+            # an answer that ignored the alarm would do so again
             for number, one in enumerate(exercises()[name].parts):
                 others = late or fatal[name] == MOST_PARTS
                 if number == part or (others and (name, number) not in found.outcomes):
@@ -136,7 +136,7 @@ def collect(sandbox: Sandbox, steps: Sequence[Step], *, seed: int, limits: Limit
 
 
 def _may_train(name: str, found: Transcript, seed: int) -> bool:
-    """Whether all parts of an exercise but the one that is trained are right."""
+    """Return True if all parts of an exercise but the one that is trained are right."""
     exercise = exercises()[name]
     others = [found.outcomes.get((name, number), []) for number in range(len(exercise.parts) - 1)]
     return isinstance(exercise, TrainedExercise) and all(others) and exercise.may_train(others, seed)
@@ -186,7 +186,7 @@ def _step(steps: Sequence[Step], place: Any, kind: str) -> Step:
 
 
 def _part(name: str, part: Any) -> int:
-    """How many inputs a part of an exercise is tried on."""
+    """Return how many inputs a part of an exercise is tried on."""
     parts = exercises()[name].parts
     if type(part) is not int or not 0 <= part < len(parts):
         raise ValueError("part: there is no such part")
@@ -203,7 +203,7 @@ def _why(ending: dict[str, Any], limits: Limits) -> str:
     if how == "memory":
         return f"it used more than {limits.memory / 2**30:g} GB of memory and had to be killed"
     if how == "garbled":
-        return "it wrote on the way on which answers are sent"
+        return "it wrote to the result channel"
     if code is None:
         return "it closed the way on which answers are sent"
     if -code in {int(one) for one in signal.Signals}:
@@ -213,7 +213,7 @@ def _why(ending: dict[str, Any], limits: Limits) -> str:
 
 @dataclass
 class Answers:
-    """What the processes found out about one student, not judged yet."""
+    """The results of the processes of one student, not graded yet."""
 
     grade: StudentGrade
     notebooks: dict[str, NotebookNode] = field(default_factory=dict)
@@ -232,7 +232,7 @@ def answers_of(
     """Read, repair and run all notebooks of a student. Whatever one of them does becomes a message about it.
 
     to_read: the task of reading: `files` (name and size of each that the sandbox was given), `masters`, and `others`
-    that are not graded now (`pack_masters`). Raises SandboxError where no student's code can be run.
+    that are not graded now (`pack_masters`). Raises SandboxError if no student's code can be run.
     """
     grade = StudentGrade(submission.student, submission.lms_id, digest, troubles=list(submission.troubles))
     result = Answers(grade)
@@ -257,7 +257,7 @@ def answers_of(
 
 
 def _read(to_read: dict[str, Any], sandbox: Sandbox, limits: Limits, grade: StudentGrade) -> list[dict[str, Any]]:
-    """What `reading.read_submission` found, in the student's process; what stops that is a message."""
+    """Return what `reading.read_submission` found, in the student's process; what stops that is a message."""
     messages, ending = sandbox.run({**to_read, "limits": asdict(limits)}, limits.total_seconds)
     found = [message["read"] for message in messages if "read" in message]
     if ending["end"] != "done" or len(found) != 1:
@@ -308,7 +308,7 @@ def _run(
 
 
 def _runs_of_another(transcript: Transcript, grade: StudentGrade) -> list[str]:
-    """The exercises whose runs were drawn by a name that is not this student's, in any spelling."""
+    """Return the exercises whose runs were drawn by a name that is not this student's, in any spelling."""
     found = []
     for (name, part), outcomes in transcript.outcomes.items():
         if part == 0:
@@ -319,7 +319,9 @@ def _runs_of_another(transcript: Transcript, grade: StudentGrade) -> list[str]:
 
 
 def _failures(transcript: Transcript, master: SourceNotebook) -> list[str]:
-    """The student's cells that raise, and answers that are no functions, apart from what a trouble already says."""
+    """Return the student's cells that raise, and answers that are not functions, apart from what a trouble already
+    says.
+    """
     locked = {name for name, cell in master.cells.items() if not cell.metadata.nbgrader.solution}
     failed = {
         name: error
@@ -364,7 +366,7 @@ def _plain_part(part: PartResult) -> PartResult:
 
 
 def _not_answered(master: SourceNotebook, name: str, transcript: Transcript) -> Outcome:
-    """What stands for an answer that there is none of."""
+    """Return placeholder outcomes for a missing answer."""
     if name not in transcript.missing:
         return Outcome(problem="TimeoutError", detail="the notebook did not get here")
     why = transcript.missing[name]

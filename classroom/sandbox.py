@@ -51,7 +51,7 @@ _LIBRARIES = 2**29  # bytes that Python and its libraries take before a student'
 
 @dataclass(frozen=True)
 class Limits:
-    """What a student's code may use.
+    """Limits of a student's code.
 
     seconds: CPU time of a cell, and of a part of a question, after which an alarm interrupts it; three times as much
     where a part trains a model (`classroom.run.TRAINING`). grace: seconds until the process is killed that did not
@@ -85,7 +85,7 @@ class Limits:
 
 
 def isolation_problem() -> str:
-    """Why bubblewrap cannot isolate a process here, or nothing where it can."""
+    """Return why bubblewrap cannot isolate a process here, or nothing if it can."""
     bwrap = _bwrap()
     if bwrap is None:
         return "bubblewrap (`bwrap`) is not installed."
@@ -113,7 +113,7 @@ def isolation_problem() -> str:
 
 
 def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
-    """Raise ValueError where students' code is to be isolated and cannot be; warn where it is not to be."""
+    """Raise ValueError if students' code is to be isolated and cannot be; warn if it is not to be."""
     problem = isolation_problem() if isolated else ""
     if problem:
         raise ValueError(f"students' code cannot be isolated, so nothing was run. {problem} {REMEDY}")
@@ -127,7 +127,7 @@ def check_isolation(isolated: bool, tell: Callable[[str], None]) -> None:
 
 
 def _bwrap() -> str | None:
-    """The program, from absolute places only: a file `bwrap` in the working directory may be a student's."""
+    """Return the program, from absolute places only: a file `bwrap` in the working directory may be a student's."""
     places = [one for one in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(one)]
     return shutil.which("bwrap", path=os.pathsep.join(places))
 
@@ -135,7 +135,7 @@ def _bwrap() -> str | None:
 def _confined(
     bwrap: str, limits: Limits, hidden: Sequence[Path], closed: Sequence[str] = (), *, refused: int | None = None
 ) -> list[str]:
-    """The command line of bubblewrap, up to the program that it is to start.
+    """Return the command line of bubblewrap, up to the program that it is to start.
 
     closed: folders of the data that are empty. refused: an open file with a filter of system calls.
     """
@@ -202,7 +202,7 @@ def _in_usr(path: str | Path) -> bool:
 
 
 def _to_hide(python: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
-    """What lies within a folder that the process may read and is not for it: submissions, masters, answers."""
+    """Return what lies within a folder that the process may read and is not for it: submissions, masters, answers."""
     copies = [Path(place) / "grpo_edu" for place in _site_packages()]  # an installed copy has the answers too
     found = {path.resolve() for path in [*hidden, *copies, topics_dir()] if path.is_dir()}
     return sorted(
@@ -235,14 +235,16 @@ def _environment(home: str) -> dict[str, str]:
 
 
 def _free_user() -> int:
-    """The number of a user that nobody is, for a process that root starts: the limit on processes counts per user."""
+    """Return a UID that no account uses, for a process that root starts: the limit on processes counts per
+    user.
+    """
     most = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     chance = int.from_bytes(os.urandom(2))
     return 0x70000000 + chance if most > 0x71000000 else 61184 + chance % 4000
 
 
 def _threads_of_this_user() -> int:
-    """How many threads this user has in all processes, because the limit on processes may count them."""
+    """Return how many threads this user has in all processes, because the limit on processes may count them."""
     import psutil
 
     own = os.geteuid()
@@ -299,7 +301,7 @@ class Sandbox:
             self._folder.cleanup()
 
     def run(self, task: dict[str, Any], seconds: float) -> tuple[list[dict], dict[str, Any]]:
-        """Run one notebook for at most so many seconds; what its process said, and how it ended.
+        """Run one notebook for at most this many seconds; what its process said, and how it ended.
 
         Returns:
             The messages, of which any may be a lie; and `end` ("done", "ended", "memory", "time", "total time",
@@ -438,7 +440,7 @@ class Sandbox:
     def _watch(
         self, messages: list[dict], started: float, before: float, most: float, limits: Limits
     ) -> tuple[str, int | None]:
-        """Take messages until the notebook's process has ended or is late; limits: of its task."""
+        """Take messages until the notebook's process has ended or is late; limits: the limits of its task."""
         begun, spent, looked, done = started, 0.0, started, False
         while True:
             came = self._receive(_POLL)
@@ -465,7 +467,7 @@ class Sandbox:
                 return "time", None
 
     def _receive(self, seconds: float) -> list[dict] | None:
-        """The messages that come next, none after so many seconds; None where no more can come.
+        """Return the messages that come next, none after this many seconds; None if no more can come.
 
         Raises Garbled for what is not a message, or too much of it; SandboxError where grading was stopped.
         """
@@ -503,7 +505,7 @@ class Sandbox:
             self._output = (self._output + content)[-self.limits.output :]
 
     def _messages(self, content: bytes) -> list[dict]:
-        """The messages in what has come; the beginning of a further one is kept.
+        """Return the messages in what has come; the beginning of a further one is kept.
 
         Messages before one that cannot be read still count, however the bytes came: they tell which cell ran.
         """
@@ -541,7 +543,7 @@ class Sandbox:
 
 
 def _family(process: int) -> Iterator[Any]:
-    """A process and all that come from it."""
+    """Yield a process and all that come from it."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -550,5 +552,5 @@ def _family(process: int) -> Iterator[Any]:
 
 
 def packed(value: Any) -> str:
-    """What is sent to the process of a student; never unpack what comes from there."""
+    """Return what is sent to the process of a student; never unpack what comes from there."""
     return base64.b64encode(pickle.dumps(value)).decode()

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def lines(source: int) -> Iterator[dict[str, Any]]:
-    """Each line of JSON that comes, without reading ahead more than is there."""
+    """Yield each line of JSON that comes, without reading ahead more than is there."""
     rest = b""
     while content := os.read(source, 65536):
         *whole, rest = (rest + content).split(b"\n")
@@ -88,7 +88,7 @@ def _import_what_is_needed() -> None:
 
 
 class _Later:
-    """What a check returns here; the answer is judged elsewhere."""
+    """The placeholder that a check returns here; the answer is graded elsewhere."""
 
     points = max_points = 0
 
@@ -127,7 +127,7 @@ def limit_resources(limits: Limits, other_processes: int) -> None:
 
 
 def become(user: int | None) -> None:
-    """Become a user without rights, where one is given."""
+    """Become a user without rights, if one is given."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -135,13 +135,15 @@ def become(user: int | None) -> None:
 
 
 def _allow_tracing(allowed: bool) -> None:
-    """Whether a process of the same user may look into this one or stop it (prctl with PR_SET_DUMPABLE; Linux only)."""
+    """Set whether a process of the same user may look into this one or stop it (prctl with PR_SET_DUMPABLE; Linux
+    only).
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(4, int(allowed), 0, 0, 0)
 
 
 def _wait(process: int) -> int:
-    """The exit code of a notebook's process; ends this one, and so the sandbox, when the grader is gone."""
+    """Return the exit code of a notebook's process; ends this one, and so the sandbox, when the grader is gone."""
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == process:
@@ -157,7 +159,7 @@ def _wait(process: int) -> int:
 def _be_a_notebook(
     task: dict[str, Any], channel: int, shell: Any, folder: Path, user: int | None, given: int | None
 ) -> None:
-    """The forked process, of a user of its own where one is given; does not return."""
+    """Run the forked process, as a separate user if one is given; does not return."""
     code = 1
     try:
         os.setsid()
@@ -281,7 +283,7 @@ def _run_cell(shell: Any, source: str, limits: Limits) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """An error's type and message in one line, cut where it is long.
+    """Return an error's type and message in one line, cut if it is long.
 
     >>> error_line(KeyError("a")), error_line(SystemExit())
     ("KeyError: 'a'", 'SystemExit')
@@ -294,12 +296,12 @@ def error_line(error: BaseException) -> str:
 
 
 def _function(names: dict[str, Any], name: str) -> tuple[Callable | None, str]:
-    """What the notebook calls `name`, or why it cannot be asked."""
+    """Return what the notebook calls `name`, or why it cannot be called."""
     if name not in names:
         return None, f"{name} is not defined"
     function = names[name]
     if not callable(function):
-        return None, f"{name} is no function"
+        return None, f"{name} is not a function"
     code = getattr(function, "__code__", None)
     own = (Path(grpo_edu.__file__).parent, Path(__file__).parent)
     if code is not None and any(Path(code.co_filename).is_relative_to(folder) for folder in own):
@@ -308,7 +310,7 @@ def _function(names: dict[str, Any], name: str) -> tuple[Callable | None, str]:
 
 
 def outcomes(function: Callable, calls: list[Any], limits: Limits) -> list[Any]:
-    """What each call came to, all within the time for a part of a question."""
+    """Return what each call came to, all within the time for a part of a question."""
     from grpo_edu.checks.compare import Outcome
 
     found: list[Outcome] = []

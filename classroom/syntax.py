@@ -33,12 +33,14 @@ _VARIABLE = re.compile(r"GRPO_EDU_\w+")
 
 @lru_cache(maxsize=4096)
 def tree(source: str) -> ast.Module | None:
-    """The syntax tree of a cell, in which a line of IPython's own is `pass`; None where it is no Python."""
+    """Return the syntax tree of a cell, in which a line of IPython's own is `pass`; None if it is no Python."""
     return _parsed(source) or _parsed("\n".join(map(_without_command, source.split("\n"))))
 
 
 def _command_in(line: str) -> str:
-    """What IPython itself executes of a line, behind the names that it is assigned to; "" for a line of Python."""
+    """Return what IPython itself executes of a line, behind the names that it is assigned to; "" for a line of
+    Python.
+    """
     names, equals, rest = line.partition("=")
     text = rest if equals and _NAMES_BEFORE.fullmatch(names) else line
     text = text.lstrip(" \t")
@@ -58,7 +60,7 @@ def _parsed(source: str) -> ast.Module | None:
 
 @lru_cache(maxsize=4096)
 def definitions(source: str) -> tuple[str, ...]:
-    """The functions and classes that a cell defines at its top level, even where it is no Python.
+    """Return the functions and classes that a cell defines at its top level, even where it is no Python.
 
     >>> definitions("%matplotlib inline\\ndef f(x):\\n    y = lambda: 0\\ng = lambda x: x\\nh = g(1)")
     ('f', 'g')
@@ -79,7 +81,7 @@ def _defined_by(node: ast.stmt) -> list[str]:
 
 
 def written(source: str) -> set[str]:
-    """The definitions of a cell that do something; of two with one name the last counts.
+    """Return the definitions of a cell that do something; of two with one name the last counts.
 
     >>> written("def f(x):\\n    '''Says much.'''\\n    raise NotImplementedError\\n\\ndef g(x):\\n    return x")
     {'g'}
@@ -90,7 +92,8 @@ def written(source: str) -> set[str]:
 
 
 def without_empty(source: str, names: Collection[str]) -> str:
-    """A cell without those definitions of these names that do nothing; empty where then nothing but comments is left.
+    """Return a cell without those definitions of these names that do nothing; empty where then nothing but comments is
+    left.
 
     >>> without_empty("import torch\\ndef f(x):\\n    pass", {"f"}), without_empty("# f is hard.", {"f"})
     ('import torch', '# f is hard.')
@@ -114,7 +117,9 @@ _DEFINES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _is_empty(node: ast.stmt) -> bool:
-    """Whether a function or class has nothing in it but a docstring, `pass`, `...`, `raise` or `assert False`."""
+    """Return True if a function or class has nothing in it but a docstring, `pass`, `...`, `raise` or `assert
+    False`.
+    """
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
         return isinstance(node.value.body, ast.Constant) and node.value.body.value in (None, ...)
     return isinstance(node, _DEFINES) and all(_does_nothing(one) or _is_empty(one) for one in node.body)
@@ -130,7 +135,7 @@ def _does_nothing(node: ast.stmt) -> bool:
 
 
 def suspicious_names(sources: Collection[str], given: Collection[str]) -> set[str]:
-    """What cells use that an answer has no need of, and what they take from the package itself.
+    """Return what cells use that an answer has no need of, and what they take from the package itself.
 
     Names are resolved through imports, so that `from os import _exit as leave` is found as ``os._exit``.
 
@@ -163,7 +168,7 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _used(node: ast.AST, known: dict[str, str]) -> Iterator[str]:
-    """The dotted names that a node uses."""
+    """Yield the dotted names that a node uses."""
     if isinstance(node, ast.Import):
         yield from (one.name for one in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -185,7 +190,7 @@ def _used(node: ast.AST, known: dict[str, str]) -> Iterator[str]:
 
 
 def _dotted(node: ast.AST, known: dict[str, str]) -> str:
-    """`a.b.c` with `a` as it was imported; of what is no name only the last attributes, as in `.b.c`."""
+    """`a.b.c` with `a` as it was imported; only the last attributes if the start is not a name, as in `.b.c`."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < _MOST_LINKS:
         parts.append(node.attr)
@@ -205,7 +210,7 @@ def _is_odd(path: str) -> bool:
 
 
 def _ends(path: str) -> Iterator[tuple[str, str]]:
-    """A module and what is taken from it; any part of what was imported may be one (`torch.os`)."""
+    """Yield a module and what is taken from it; any part of what was imported may be one (`torch.os`)."""
     parts = path.split(".")
     for number, part in enumerate(parts if parts[0] else ()):
         yield part, ".".join(parts[number + 1 :])

@@ -31,7 +31,8 @@ _CONTROL_BUT_LINES = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x09
 
 
 def plain(text: str, most: int = 300, *, lines: bool = False) -> str:
-    """A student's text for a table, a page or a terminal: in one line (or `lines`), without control characters, cut.
+    """Return a student's text for a table, a page or a terminal: in one line (or `lines`), without control characters,
+    cut.
 
     >>> plain("a\\x1b[2Jb\\nc"), plain("x" * 9, 3), plain("\\ud800")
     ('a [2Jb c', 'xxx …', '?')
@@ -57,7 +58,7 @@ _KINDS: dict[str, type[OpaqueValue]] = {}
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """A value as what `json.dumps` takes.
+    """Return a value as what `json.dumps` takes.
 
     >>> encode((1, [True, "a"]))
     {'tuple': [1, {'list': [True, 'a']}]}
@@ -104,7 +105,7 @@ def _other(value: Any) -> Any:
 
 
 def decode(content: Any, depth: int = 0) -> Any:
-    """The value again.
+    """Return the value again.
 
     Raises:
         ValueError: this is nothing that `encode` writes.
@@ -135,7 +136,7 @@ def decode(content: Any, depth: int = 0) -> Any:
         return _decode_tensor(inside).numpy()
     if what == "other" and len(inside) == 2 and all(isinstance(one, str) for one in inside):
         return _kind_called(plain(inside[0], 40) or "object")(plain(inside[1]))
-    raise ValueError(f"content: {what[:40]!r} is no kind of value")
+    raise ValueError(f"content: {what[:40]!r} is not a kind of value")
 
 
 def _kind_called(name: str) -> type[OpaqueValue]:

@@ -124,7 +124,7 @@ ESTIMATORS = {
 
 
 def estimate_advantages(rewards: Tensor, num_generations: int, estimator: str, scale_rewards: str) -> Tensor:
-    """The advantages (B,) of an estimator, with the scaling if it has one.
+    """Return the advantages (B,) of an estimator, with the scaling if it has one.
 
     >>> estimate_advantages(torch.tensor([1.0, 0.0]), 2, "rloo", "group")
     tensor([ 1., -1.])
@@ -147,11 +147,11 @@ def turn_advantages(
     (https://arxiv.org/abs/2505.11821) assign credit by turn in a similar way.
 
     Args:
-        turn_rewards: (B, T), the reward of each turn, NaN where a conversation had fewer turns.
+        turn_rewards: (B, T), the reward of each turn, NaN if a conversation had fewer turns.
         num_generations, scale_rewards, eps: as for `group_advantages`.
 
     Returns:
-        (B, T), 0 where there was no turn, or where no other conversation of the group had this turn.
+        (B, T), 0 if there was no turn, or if no other conversation of the group had this turn.
 
     >>> turn_rewards = torch.tensor([[0.0, 1.0], [1.0, float("nan")], [-0.5, 1.0], [0.0, 0.0]])
     >>> turn_advantages(turn_rewards, 4, scale_rewards="none")
@@ -183,7 +183,7 @@ def degenerate_groups(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def tie_probability(p: float, num_generations: int) -> float:
-    r"""The probability that G completions are all correct or all wrong, so that their group has no gradient.
+    r"""Return the probability that G completions are all correct or all wrong, so that their group has no gradient.
 
     .. math:: p^G + (1 - p)^G
 
@@ -234,7 +234,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def nanstd(rows: Tensor) -> Tensor:
-    """The sample standard deviation (ddof 1) of each row without NaN, (N, 1); NaN for fewer than two numbers."""
+    """Return the sample standard deviation (ddof 1) of each row without NaN, (N, 1); NaN for fewer than two numbers."""
     if rows.shape[1] > 1 and not rows.isnan().any():
         return rows.std(dim=1, keepdim=True)
     squares = (rows - rows.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
@@ -243,7 +243,7 @@ def nanstd(rows: Tensor) -> Tensor:
 
 
 def _all_equal(grouped: Tensor) -> Tensor:
-    """Whether the rewards of each group (N, G), apart from NaN, are exactly equal; (N,) bool."""
+    """Return whether the rewards of each group (N, G), apart from NaN, are exactly equal; (N,) bool."""
     lowest, highest = (grouped.nan_to_num(nan=fill).aminmax(dim=1) for fill in (torch.inf, -torch.inf))
     return lowest.min >= highest.max
 

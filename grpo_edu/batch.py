@@ -1,4 +1,4 @@
-"""Score a rollout (rewards, advantages, mask of the loss), and replace the groups that tie by further ones."""
+"""Score a rollout (rewards, advantages, mask of the loss), and replace the groups that tie with further ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Batch:
 
 
 def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
-    """The advantages (B,), computed with the estimator of the config."""
+    """Return the advantages (B,), computed with the estimator of the config."""
     return estimate_advantages(rewards, config.num_generations, config.advantage_estimator, config.scale_rewards)
 
 
@@ -89,7 +89,7 @@ def score_by_turn(rollout: Rollout, *arguments: Any) -> Batch:
 
 
 def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
-    """The indices of the rows that have a gradient, in whole groups.
+    """Return the indices of the rows that have a gradient, in whole groups.
 
     A group whose rewards are all equal has zero advantages. It has no gradient and is left out, unless the loss has a
     KL term or an entropy bonus, or has advantages that are not 0 for equal rewards.
@@ -103,7 +103,7 @@ def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
     return groups.flatten()
 
 
-# Dynamic sampling: replace the problems whose groups tie by further problems (DAPO, arXiv 2503.14476).
+# Dynamic sampling: replace the problems whose groups tie with further problems (DAPO, arXiv 2503.14476).
 
 
 def replace_tied_groups(
@@ -122,7 +122,7 @@ def replace_tied_groups(
 
     Args:
         batch: the batch of the problems with these indices.
-        order: of the problems. sample: indices of problems → batch.
+        order: the order of the problems. sample: indices of problems → batch.
         advantages: rewards (B,) → advantages (B,), for the batch to learn from.
     """
     rounds, used = [batch], list(indices)
@@ -145,7 +145,9 @@ def replace_tied_groups(
 def join_batches(
     batches: Sequence[Batch], groups: Tensor, config: GRPOConfig, advantages: Advantages, pad_token_id: int
 ) -> Batch:
-    """The batch of some groups of several batches, counted through all of them, with the advantages of this batch."""
+    """Return the batch of some groups of several batches, counted through all of them, with the advantages of this
+    batch.
+    """
     size = config.num_generations
     rows = (groups[:, None] * size + torch.arange(size, device=groups.device)).flatten()
     rollout = join_rollouts([batch.rollout for batch in batches], rows.tolist(), pad_token_id)
@@ -157,7 +159,7 @@ def join_batches(
 
 
 def join_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], pad_token_id: int) -> Rollout:
-    """The rollout of some rows of several rollouts, counted through all of them; whole groups."""
+    """Return the rollout of some rows of several rollouts, counted through all of them; whole groups."""
 
     def column(name: str) -> list:
         values = [value for rollout in rollouts for value in getattr(rollout, name)]

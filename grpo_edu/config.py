@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints, overload
 
 Class = TypeVar("Class")
 
-# ---- what a setting may be: it stands at the field, and is checked once, when the settings are made ----
+# ---- what a setting may be: it is written at the field, and is checked once, when the settings are made ----
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Interval:
     """The numbers of one kind between two ends.
 
     kind: int, or float, which includes whole numbers. closed: which ends belong to it: "both", "left", "right" or
-    "neither". demand: what a message asks for.
+    "neither". demand: the requirement that a message names.
 
     >>> Interval(int, 1, math.inf, closed="left", demand="must be at least 1").check("trials", 0)
     Traceback (most recent call last):
@@ -47,7 +47,7 @@ class Interval:
     def check(self, name: str, value: Any) -> None:
         """Raise ValueError with the name, what is demanded and the value, unless it is a number of the interval.
 
-        A tensor or an array of one element counts as a number; a truth value does not.
+        A tensor or an array of one element counts as a number; a bool does not.
         """
         number = value.item() if getattr(value, "shape", None) == () else value
         if isinstance(number, bool) or not isinstance(number, Integral if self.kind is int else Real):
@@ -56,7 +56,7 @@ class Interval:
 
 
 class Options(Sequence[str]):
-    """The names that a setting may have. table: a table "module:NAME" that has them, read whenever they are asked for.
+    """The names that a setting may have. table: a table "module:NAME" that has them, read at each use.
 
     Those tables are in modules that import torch. The command line starts without it, so the names of a module that is
     not loaded are read in its source.
@@ -182,16 +182,16 @@ def require(name: str, value: Any, holds: bool, demand: str) -> None:
         raise ValueError(f"{name} {demand}, got {value!r}")
 
 
-# ---- a text on each setting: it stands at the field as well, and the docstring and the command line show it ----
+# ---- a text on each setting: it is written at the field as well, and the docstring and the command line show it ----
 
 
 def setting(default: Any, text: str) -> Any:
-    """A field of a dataclass with its default and what a reader is told about it."""
+    """Return a field of a dataclass with its default and what a reader is told about it."""
     return field(default=default, metadata={"help": text})
 
 
 def field_help(options: Any) -> dict[str, str]:
-    """The text on each field of a dataclass.
+    """Return the text on each field of a dataclass.
 
     >>> field_help(GRPOConfig)["num_iterations"]
     'μ, updates per batch; clipping needs at least 2'
@@ -208,7 +208,7 @@ def append_field_docs(options: type[Class]) -> type[Class]:
 
 @cache
 def field_types(options: type) -> dict[str, tuple[Any, bool]]:
-    """The type of each field of a dataclass, without bounds and None, and whether it may be None.
+    """Return the type of each field of a dataclass, without bounds and None, and whether it may be None.
 
     >>> field_types(GRPOConfig)["epsilon_high"]
     (<class 'float'>, True)
@@ -220,7 +220,7 @@ def field_types(options: type) -> dict[str, tuple[Any, bool]]:
 
 @cache
 def field_bounds(options: type) -> dict[str, Interval | Options]:
-    """The `Interval` or the `Options` at each field that has one.
+    """Return the `Interval` or the `Options` at each field that has one.
 
     >>> field_bounds(GRPOConfig)["top_k"].demand
     'must be 0 (off) or greater'
@@ -284,7 +284,7 @@ class GRPOConfig:
     )
     prompts_per_step: Count = setting(16, "N, different problems per step; with smollm2: 8")
     max_resamples: WholeNumber = setting(
-        0, "how often per step groups with equal rewards are sampled anew (dynamic sampling)"
+        0, "how often per step groups with equal rewards are sampled again (dynamic sampling)"
     )
     max_completion_length: Count = setting(96, "most tokens of a completion; with gsm8k: 256")
     max_steps: Count = setting(40, "training steps; each samples one batch and learns from it")
@@ -296,8 +296,8 @@ class GRPOConfig:
     num_iterations: Count = setting(1, "μ, updates per batch; clipping needs at least 2")
     gradient_accumulation_steps: Count = setting(1, "micro-batches per update; the result is the same")
     temperature: Positive = setting(1.0, "1: the policy itself; lower: more certain")
-    top_p: TopP = setting(1.0, "sample only from the likeliest tokens whose probabilities add up to this")
-    top_k: TopK = setting(0, "sample only from so many likeliest tokens; 0: from all")
+    top_p: TopP = setting(1.0, "sample only from the most likely tokens whose probabilities add up to this")
+    top_k: TopK = setting(0, "sample only from the k most likely tokens; 0: all")
     loss_type: LossType = setting("grpo", "how ratios are clipped and tokens averaged")
     importance_sampling_level: Level = setting("token", "one ratio per token, or per completion (GSPO)")
     epsilon: NotNegative = setting(0.2, "lower clip bound, as a distance from ratio 1")
@@ -315,7 +315,7 @@ class GRPOConfig:
     gradient_checkpointing: bool = setting(False, "keep only the layers' inputs: less memory, a third more time")
     memory_budget_gib: Positive | None = setting(None, "most memory to use, in GiB (default: what is available)")
     rollout_quantization: Scheme | None = setting(None, "sample from a quantized copy of the policy")
-    rollout_lag: WholeNumber = setting(0, "sample with weights that are so many steps old")
+    rollout_lag: WholeNumber = setting(0, "sample with the weights of this many steps ago")
     importance_sampling_correction: bool = setting(True, "correct for the difference of sampler and policy")
     importance_sampling_clip_max: Limit = setting(3.0, "largest weight of a token in this correction")
     abort_grad_norm: Limit | None = setting(1000000.0, "longer gradients, and those that are not finite, stop the run")
@@ -337,7 +337,7 @@ class GRPOConfig:
 
     @property
     def saves_memory(self) -> bool:
-        """Whether a setting trades time for memory; then no packed copy of the weights is made for sampling."""
+        """True if a setting trades time for memory; then no packed copy of the weights is made for sampling."""
         return bool(self.memory_budget_gib or self.gradient_checkpointing)
 
     def to_dict(self) -> dict[str, Any]:

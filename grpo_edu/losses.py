@@ -430,7 +430,7 @@ def token_weights(
     the loss of the batch.
 
     Args:
-        completion_mask: of all rows that share the denominator, so in the trainer of the whole batch.
+        completion_mask: mask of all rows that share the denominator, so in the trainer of the whole batch.
         max_completion_length: the largest number of tokens that generation allows, not the width of this batch; used by
             "dr_grpo" only.
         num_items: number of tokens in the whole update, if it is larger than this batch; used by "dapo" and "cispo".
@@ -490,7 +490,7 @@ def reduce_loss(
 
 
 def weighted_sum(per_token_loss: Tensor, weights: Tensor) -> Tensor:
-    """The sum of weights times losses per token; where the weight is 0, the loss has no influence, even if it is NaN.
+    """The sum of weights times losses per token; if the weight is 0, the loss has no influence, even if it is NaN.
 
     Args:
         per_token_loss: as for `reduce_loss`.

@@ -28,7 +28,7 @@ def reward_metrics(
     fewer than two values is NaN.
 
     Args:
-        rewards_per_func: (B, K), NaN where a function does not apply.
+        rewards_per_func: (B, K), NaN if a function does not apply.
         rewards: (B,), the total rewards from which advantages are computed.
         num_generations: G, completions per prompt.
         names: K different names of the reward functions.
@@ -90,7 +90,7 @@ def completion_metrics(completion_mask: Tensor, is_truncated: Tensor) -> dict[st
 def rollout_metrics(
     rollout: "Rollout", rewards_per_func: Tensor, rewards: Tensor, names: Sequence[str]
 ) -> dict[str, float]:
-    """The `reward_metrics` and `completion_metrics` of one rollout, whose arguments they describe."""
+    """Return the `reward_metrics` and `completion_metrics` of one rollout, whose arguments they describe."""
     return {
         **reward_metrics(rewards_per_func, rewards, rollout.num_generations, names),
         **completion_metrics(rollout.completion_mask, rollout.is_truncated),
@@ -98,9 +98,9 @@ def rollout_metrics(
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> float:
-    """The mean over the tokens of all completions, which TRL uses for `entropy`, `kl` and `clip_ratio/*`.
+    """Return the mean over the tokens of all completions, which TRL uses for `entropy`, `kl` and `clip_ratio/*`.
 
-    It is 0 where no token counts, as in TRL; CS336's `masked_mean`, which also takes an axis, is NaN there.
+    It is 0 if no token counts, as in TRL; CS336's `masked_mean`, which also takes an axis, is NaN there.
 
     Args:
         values: (B, C), one number per token; or (B, 1), one number per completion, averaged without the mask.

@@ -35,7 +35,7 @@ def floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype:
 
 
 def _again(source: Path | str) -> str:
-    """What to do about a damaged folder."""
+    """Return what to do about a damaged folder."""
     converted = isinstance(source, Path) and source.parent == cache_dir()
     return "delete it, and it is converted again" if converted else "save or download it again"
 
@@ -144,7 +144,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel,
 
 
 def with_load_advice(error: OSError, source: Path | str, obstacle: str) -> OSError:
-    """The same error with advice on what to do; obstacle: why the Hub was not asked."""
+    """Return the same error with advice on what to do; obstacle: why the Hub was not asked."""
     if isinstance(source, Path):
         return OSError(f"{source} could not be read ({error}); {_again(source)}")
     if _is_gated(error):
@@ -160,7 +160,7 @@ def with_load_advice(error: OSError, source: Path | str, obstacle: str) -> OSErr
 
 
 def _is_gated(error: BaseException | None) -> bool:
-    """Whether the Hub refused access because the terms of the model were not accepted."""
+    """Return True if the Hub refused access because the terms of the model were not accepted."""
     from huggingface_hub.errors import GatedRepoError
 
     while error is not None and not isinstance(error, GatedRepoError):
@@ -187,7 +187,8 @@ _WORTH_A_GPU = 50_000_000  # parameters; a step of a smaller model is mostly wai
 
 
 def choose_device(device: str = "auto", num_parameters: int = _WORTH_A_GPU) -> torch.device:
-    """The device that a model of so many parameters runs on: for "auto" a GPU if there is one and it is worth it.
+    """Return the device that a model of this many parameters runs on: for "auto" a GPU if there is one and it is worth
+    it.
 
     Raises ValueError for an unknown device, or one that this computer does not have.
 

@@ -42,7 +42,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def tiny_dir() -> Path:
-    """The folder of the tiny model that comes with the package."""
+    """Return the folder of the tiny model that comes with the package."""
     return data_dir() / "models" / "tiny"
 
 
@@ -99,7 +99,9 @@ def load_policy(
 
 
 def load_config(name: str | Path = "tiny") -> PretrainedConfig:
-    """The architecture of the policy that `load_policy` would load, without its weights; it raises the same errors."""
+    """Return the architecture of the policy that `load_policy` would load, without its weights; it raises the same
+    errors.
+    """
     from transformers import AutoConfig
 
     adapters = adapter_folder(name)
@@ -163,13 +165,13 @@ def save_policy(
 
 
 def _holds_only_a_model(folder: Path) -> bool:
-    """Whether a folder has the files of a model and no folders in it, as `save_policy` leaves it."""
+    """Return True if a folder has the files of a model and no folders in it, as `save_policy` leaves it."""
     config = folder / "config.json"
     return config.is_file() and b'"model_type"' in config.read_bytes() and all(map(Path.is_file, folder.iterdir()))
 
 
 def adapter_folder(name: str | Path) -> Path | None:
-    """The folder that `name` refers to if it has adapters and no complete model."""
+    """Return the folder that `name` refers to if it has adapters and no complete model."""
     if not isinstance(name, str | Path):
         return None
     folder = tiny_dir().parent / name if str(name) in list_models() else Path(name).expanduser()
@@ -185,7 +187,7 @@ def find_model(name: str | Path) -> Path | str:
 
 
 def _locate(name: str | Path) -> Path | str:
-    """The folder that `name` refers to, or `name` itself if it is a Hub id."""
+    """Return the folder that `name` refers to, or `name` itself if it is a Hub id."""
     if not isinstance(name, str | Path):
         raise ValueError(f"name must be the name of a model or a folder, such as 'tiny', got {name!r}")
     shipped = tiny_dir().parent / name

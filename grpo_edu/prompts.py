@@ -41,7 +41,7 @@ _ANSWER_IS = re.compile(r"\banswer(?:\s+is\b\s*:?|\s*:)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """What stands around a question in the chat that the model continues.
+    """The text around a question in the chat that the model continues.
 
     system: the system message; None for none, "" for the one that belongs to the problem.
     examples: questions with worked answers that come first (few-shot).
@@ -53,11 +53,13 @@ class PromptStyle:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-_STYLE_KEY = "grpo_edu_prompt"  # in tokenizer_config.json, so that a saved policy is asked in the way it was trained
+_STYLE_KEY = (
+    "grpo_edu_prompt"  # in tokenizer_config.json, so that a saved policy gets the prompt with which it was trained
+)
 
 
 def prompt_style(tokenizer: PreTrainedTokenizerBase) -> PromptStyle:
-    """The prompt style that a tokenizer carries; the course's own where it carries none."""
+    """Return the prompt style that a tokenizer carries; the course's own if it carries none."""
     stored = getattr(tokenizer, "init_kwargs", {}).get(_STYLE_KEY)
     if stored is None:
         return PromptStyle()
@@ -82,7 +84,8 @@ def set_prompt_style(tokenizer: PreTrainedTokenizerBase, style: PromptStyle) -> 
 def chat_messages(
     question: str, system: str | None = SYSTEM_PROMPT, style: PromptStyle | None = None
 ) -> list[dict[str, str]]:
-    """The chat messages for a question: the system prompt, unless it is None, examples of the style, then the question.
+    """Return the chat messages for a question: the system prompt, unless it is None, examples of the style, then the
+    question.
 
     system: used where the style has no system message of its own.
 
@@ -159,7 +162,7 @@ def render_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str,
 
 
 def completion_text(completion: Completion) -> str:
-    """The text that the model wrote: a string unchanged, or the assistant's messages of a chat.
+    """Return the text that the model wrote: a string unchanged, or the assistant's messages of a chat.
 
     Messages of other roles (a tool, a user) are left out. Raises ValueError for anything else.
 
@@ -195,7 +198,9 @@ def _canonical_fraction(sign: str, top: int, bottom: int) -> str | None:
 
 
 def _canonical_number(match: re.Match) -> str | None:
-    """The canonical form of a matched number: without separators, redundant zeros, `+` or `-0`. Exact at any length."""
+    """Return the canonical form of a matched number: without separators, redundant zeros, `+` or `-0`. Exact at any
+    length.
+    """
     sign = "-" if match["sign"] == "-" else ""
     if match["top"]:
         return _canonical_fraction(sign, int(match["top"]), int(match["bottom"]))
@@ -206,7 +211,7 @@ def _canonical_number(match: re.Match) -> str | None:
 
 
 def _numbers(text: str, start: int) -> tuple[list[str | None], str]:
-    """The comma-separated numbers that begin at `start`, and the text after them."""
+    """Return the comma-separated numbers that begin at `start`, and the text after them."""
     numbers: list[str | None] = []
     position = end = start
     while match := _NUMBER.match(text, position):
@@ -220,7 +225,7 @@ def _numbers(text: str, start: int) -> tuple[list[str | None], str]:
 
 
 def normalize_answer(text: str) -> str | None:
-    """The canonical form of an answer, or None if the text has no answer or more than one.
+    """Return the canonical form of an answer, or None if the text has no answer or more than one.
 
     - A number is written without currency, thousands separators, redundant zeros, unit and trailing words: `$1,200.00`
       becomes `1200`, `18%` becomes `18`, `−3` (Unicode minus) `-3`, `.5` `0.5` and `-0` `0`. Exact at any length.
@@ -253,7 +258,7 @@ def normalize_answer(text: str) -> str | None:
 
 
 def answers_equal(a: str, b: str) -> bool:
-    """Whether two answers are equal after `normalize_answer`; a text without an answer is equal to nothing.
+    """Return True if two answers are equal after `normalize_answer`; a text without an answer is equal to nothing.
 
     >>> answers_equal("48", "$48.00"), answers_equal("715", "7, 15"), answers_equal("", "")
     (True, False, False)
@@ -263,7 +268,7 @@ def answers_equal(a: str, b: str) -> bool:
 
 
 def _text_after_marker(text: str) -> str | None:
-    """The text from the last answer marker to the end of its line; None if there is no marker."""
+    """Return the text from the last answer marker to the end of its line; None if there is no marker."""
     if MARKER in text:
         return text.rpartition(MARKER)[2].partition("\n")[0]
     if "\\boxed{" in text:

@@ -39,7 +39,7 @@ REWARD_SECONDS = 300.0  # the longest that a reward function may take for one ba
 
 
 def _ground_truth(answer: Any, row: int) -> str:
-    """The ground truth in canonical form; raises ValueError if it has none."""
+    """Return the ground truth in canonical form; raises ValueError if it has none."""
     text = str(answer)
     truth = extract_answer(text) if MARKER in text else normalize_answer(text)
     if truth is None:
@@ -105,7 +105,8 @@ def _well_formed(text: str) -> bool:
 
 
 def steps_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float]:
-    """The fraction of the equations in a completion that are true (see `check_equations`); 0.0 without equations.
+    """Return the fraction of the equations in a completion that are true (see `check_equations`); 0.0 without
+    equations.
 
     The reward does not depend on the question, so `1 + 1 = 2` gets 1.0. Use it together with `accuracy_reward`.
 
@@ -170,7 +171,7 @@ def compute_rewards(
         columns: further keyword arguments for the functions, such as `answer` and `completion_ids`; a list must have B
             entries.
 
-    Returns: `rewards_per_func`, (B, K) float32, NaN where a function returned None.
+    Returns: `rewards_per_func`, (B, K) float32, NaN if a function returned None.
 
     Warns if no function applies to some rows: their advantage is 0, as in TRL, so nothing is learned from them.
 
@@ -221,13 +222,13 @@ def compute_rewards(
 def combine_rewards(
     rewards_per_func: torch.Tensor, weights: Sequence[float] | torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The total reward of each completion: the weighted sum over the functions that apply, as in TRL.
+    """Return the total reward of each completion: the weighted sum over the functions that apply, as in TRL.
 
     rewards[b] = Σ_k weights[k] · rewards_per_func[b, k], without NaN. A row with only NaN stays NaN, because 0 would
     look like a reward.
 
     Args:
-        rewards_per_func: (B, K), NaN where a function does not apply.
+        rewards_per_func: (B, K), NaN if a function does not apply.
         weights: K finite numbers; None: each is 1.
 
     Returns: `rewards`, (B,), at least float32.
@@ -263,7 +264,7 @@ def combine_rewards(
 
 
 def reward_name(reward_func: RewardFunction) -> str:
-    """The name of a reward function in metrics and messages, as in TRL.
+    """Return the name of a reward function in metrics and messages, as in TRL.
 
     For `functools.partial` it is the name of the wrapped function, for an object with `__call__` that of its class.
 
@@ -320,7 +321,7 @@ class Naming:
 
 
 def first_that_fails(function: RewardFunction, inputs: Mapping[str, Any]) -> str:
-    """The words that name the first completion on which a function raises when it gets the rows one by one."""
+    """Return the words that name the first completion on which a function raises when it gets the rows one by one."""
     for row, completion in enumerate(inputs["completions"]):
         one = {key: copy.deepcopy([value[row]]) if isinstance(value, list) else value for key, value in inputs.items()}
         try:
@@ -331,12 +332,12 @@ def first_that_fails(function: RewardFunction, inputs: Mapping[str, Any]) -> str
 
 
 def _shown(completion: Completion) -> str:
-    """A completion in a message, cut after 200 characters."""
+    """Return a completion in a message, cut after 200 characters."""
     return repr(completion_text(completion)[:200])
 
 
 def checked_rewards(name: str, returned: Any, completions: Sequence[Completion]) -> list[float]:
-    """The rewards that a function returned for these completions, as floats, with NaN for None."""
+    """Return the rewards that a function returned for these completions, as floats, with NaN for None."""
     length = len(completions)
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     returns = f"the reward function '{name}' returned"
@@ -353,7 +354,7 @@ def checked_rewards(name: str, returned: Any, completions: Sequence[Completion])
 def _checked_value(returns: str, value: Any, completion: str) -> float:
     from grpo_edu.tensors import LARGEST_REWARD  # imports torch, which the command line does not need to start
 
-    remedy = f"return a number of at most {LARGEST_REWARD:g} in size, or None where the function does not apply"
+    remedy = f"return a number of at most {LARGEST_REWARD:g} in size, or None if the function does not apply"
     if hasattr(value, "tolist"):  # a 0-dimensional tensor or array
         value = value.tolist()
     if not isinstance(value, Real):

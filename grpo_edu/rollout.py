@@ -93,7 +93,8 @@ def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tens
 
 
 def invert_cdf(probabilities: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
-    """The first v with Σ_{w ≤ v} p(w) > u · Σ_w p(w) for each sample, in two stages that save most of a long sum.
+    """Return the first v with Σ_{w ≤ v} p(w) > u · Σ_w p(w) for each sample, in two stages that save most of a long
+    sum.
 
     The first stage finds the block of 256 tokens in which the sum passes u, and the second the token in this block.
 
@@ -134,7 +135,7 @@ class Rollout:
     is_truncated: Tensor  # (B,) bool: the limit was reached before a stop token
     num_generations: int  # G
     tool_mask: Tensor | None = None  # (B, C) long, as in TRL: 0 for a token of the environment, else 1; None: no such
-    turn_rewards: Tensor | None = None  # (B, T) float32, of each turn, NaN where a row had fewer; None: no environment
+    turn_rewards: Tensor | None = None  # (B, T) float32, of each turn, NaN if a row had fewer; None: no environment
     environments: Sequence[Environment] | None = None  # B, as the conversations left them
 
     @property
@@ -278,11 +279,11 @@ class Sampler:
     max_turns: int | None = None
 
     def policy(self) -> PreTrainedModel:
-        """The model that samples."""
+        """Return the model that samples."""
         return self.model
 
     def merged_policy(self) -> PreTrainedModel:
-        """The policy, or a copy of it with merged adapters if it has some."""
+        """Return the policy, or a copy of it with merged adapters if it has some."""
         return merge_lora(copy.deepcopy(self.model)) if has_adapters(self.model) else self.model
 
     def reset(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[Environment] | None, list[str]]:

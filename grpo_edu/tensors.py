@@ -33,7 +33,7 @@ def check_row_or_token(argument: str, values: Tensor, like: Tensor) -> None:
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Replace the values by 0 where the mask is 0, even if they are NaN."""
+    """Replace the values with 0 if the mask is 0, even if they are NaN."""
     return torch.where(mask != 0, values, 0.0)
 
 
@@ -43,7 +43,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def widest_float_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point type of a device: float64, and float32 on Apple's GPU, which has no other.
+    """Return the widest floating-point type of a device: float64, and float32 on Apple's GPU, which has no other.
 
     >>> widest_float_dtype(torch.device("cpu")), widest_float_dtype(torch.device("mps"))
     (torch.float64, torch.float32)

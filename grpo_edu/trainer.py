@@ -101,7 +101,7 @@ def train(
     training = Training(model, tokenizer, problems, reward_funcs, config, state, stages or Stages(), penalty)
     order = ProblemOrder(len(problems), config.seed, shuffle=config.shuffle_dataset)
     used = [len(sampled.rewards) // config.num_generations for _, sampled in state.ahead]
-    for count in state.num_problems + used:  # a run that is continued goes on after the problems that it has used
+    for count in state.num_problems + used:  # a run that is continued continues after the problems that it has used
         order.draw(count)
     model.eval()
     for step in range(state.step + 1, config.max_steps + 1):
@@ -128,7 +128,7 @@ def train(
 
 
 def sample_ahead(training: Training, order: ProblemOrder, step: int) -> list[tuple[Batch, Batch]]:
-    """The batches of this step and of the next `rollout_lag` steps, of which the state has all but the last.
+    """Return the batches of this step and of the next `rollout_lag` steps, of which the state has all but the last.
 
     Each is a pair: the batch to learn from, and all that was sampled for it. With dynamic sampling the two differ.
     """
@@ -176,7 +176,9 @@ class Update:
     old_per_token_logps: Tensor | None = None
 
     def old_logps(self, per_token_logps: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
-        """The old log-probabilities of some rows. In the first step they are those of the policy, `per_token_logps`."""
+        """Return the old log-probabilities of some rows. In the first step they are those of the policy,
+        `per_token_logps`.
+        """
         if self.old_per_token_logps is None:
             return per_token_logps.detach()
         return self.old_per_token_logps[rows]
@@ -231,7 +233,7 @@ def optimizer_step(update: Update, micro_batches: Sequence[Tensor]) -> tuple[dic
 
 
 def micro_batch_loss(update: Update, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The part of some rows in the loss of the batch, with its gradient; and their per_token_logps (rows, C).
+    """Return the part of some rows in the loss of the batch, with its gradient; and their per_token_logps (rows, C).
 
     Because the weights are those of the whole batch, the losses of its micro-batches add up to its loss.
     """
@@ -259,7 +261,7 @@ def micro_batch_loss(update: Update, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def clip_settings(config: GRPOConfig) -> dict[str, Any]:
-    """The settings of a config for the importance ratio and its clipping."""
+    """Return the settings of a config for the importance ratio and its clipping."""
     names = ("epsilon", "epsilon_high", "loss_type", "importance_sampling_level")
     return {name: getattr(config, name) for name in names}
 
@@ -270,7 +272,7 @@ def clip_settings(config: GRPOConfig) -> dict[str, Any]:
 def logps_of_rows(
     model: PreTrainedModel, rollout: Rollout, rows: Tensor, config: GRPOConfig, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The per_token_logps (rows, C) of whole groups, or a part of one; and the entropies (rows, C), or None."""
+    """Return the per_token_logps (rows, C) of whole groups, or a part of one; and the entropies (rows, C), or None."""
     scored = group_logps(
         model,
         rollout.prompt_ids[rows],
@@ -286,7 +288,7 @@ def logps_of_rows(
 
 @torch.no_grad()
 def reference_logps(training: Training, rollout: Rollout, rows: Tensor) -> Tensor | None:
-    """The ref_per_token_logps (B, C) under the reference policy, 0 in other rows; None without a reference."""
+    """Return the ref_per_token_logps (B, C) under the reference policy, 0 in other rows; None without a reference."""
     reference = training.state.reference
     if reference is None:
         return None
@@ -302,7 +304,7 @@ def reference_logps(training: Training, rollout: Rollout, rows: Tensor) -> Tenso
 
 @torch.no_grad()
 def policy_metrics(update: Update, per_token_logps: Tensor) -> dict[str, float]:
-    """The fractions of clipped tokens and, with a reference, the KL divergence from it.
+    """Return the fractions of clipped tokens and, with a reference, the KL divergence from it.
 
     In rows without a gradient all log-probabilities are 0, so their ratios are 1 and their tokens count as not clipped.
     With `use_bias_correction_kl` the KL estimate is multiplied by the ratio, as in the loss and as TRL reports it.
@@ -373,7 +375,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Training:
-    """What all steps of a training run share; the arguments of `train` describe the fields."""
+    """The state that all steps of a training run share; the arguments of `train` describe the fields."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -388,7 +390,7 @@ class Training:
 def start_training(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], config: GRPOConfig
 ) -> TrainingState:
-    """The state before the first step; raises the same ValueError as `train`."""
+    """Return the state before the first step; raises the same ValueError as `train`."""
     check_inputs(model, problems, config)
     optimizer, scheduler = build_optimizer(model, config)
     reference = reference_policy(model) if config.beta else None
@@ -420,7 +422,7 @@ def check_inputs(model: nn.Module, problems: Sequence[Problem], config: GRPOConf
 
 
 def longest_prompt(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> int:
-    """The number of tokens of the longest prompt, searched among the hundred with the most characters."""
+    """Return the number of tokens of the longest prompt, searched among the hundred with the most characters."""
     longest = sorted(problems, key=lambda problem: len(problem.prompt))[-100:]
     rendered = [render_prompt(tokenizer, problem.prompt, **prompt_options(problem.level)) for problem in longest]
     return max(map(len, tokenizer(rendered, add_special_tokens=False)["input_ids"]))

@@ -1,4 +1,4 @@
-"""Rollouts of several turns: an environment replies to the policy inside a completion, and the policy goes on.
+"""Rollouts of several turns: an environment replies to the policy inside a completion, and the policy continues.
 
 A conversation is one completion, with two kinds of tokens: those that the policy sampled, and those of the
 environment's observations, which are 0 in the rollout's `tool_mask` and so are not in the loss.
@@ -48,7 +48,7 @@ _RESPONSE = {
 
 
 class Environment(Protocol):
-    """What a rollout asks of an environment; it may have two attributes more.
+    """The methods that a rollout calls on an environment; it may have two more attributes.
 
     turn_end: the text of the one token that ends a turn in the middle of a message, such as "]" after a call. Without
     it a turn is a whole message, and the observation is the user's next message.
@@ -59,7 +59,7 @@ class Environment(Protocol):
         """Begin a conversation with the columns of a problem; returns a text to append to the question, or None."""
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """The reply to a turn: observation, reward of this turn, and whether the conversation is over."""
+        """Return the reply to a turn: observation, reward of this turn, and whether the conversation is over."""
 
 
 class _NamingEnvironment(Naming):
@@ -81,7 +81,8 @@ class _NamingReset(_NamingEnvironment):
 def environment_reward(
     completions: Sequence[Any], environments: Sequence[Any] | None = None, **kwargs: Any
 ) -> list[float]:
-    """The reward that each conversation's environment gives, `get_reward()`; a reward function for `train` and TRL.
+    """Return the reward that each conversation's environment gives, `get_reward()`; a reward function for `train` and
+    TRL.
 
     >>> from grpo_edu.problems.environments import WordGame
     >>> game = WordGame()
@@ -108,7 +109,7 @@ def reset_environments(
 ) -> tuple[list[Environment], list[str]]:
     """G environments for each of N problems, and for each problem the text that its `reset` appends to the question.
 
-    Raises RuntimeError where the factory or `reset` raises or does not return; ValueError for a factory that cannot be
+    Raises RuntimeError if the factory or `reset` raises or does not return; ValueError for a factory that cannot be
     called, and where the environments of a group begin differently, because their rewards could not be compared.
     """
     if not callable(factory):
@@ -147,9 +148,10 @@ def use_trl_tool_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def render_observation(tokenizer: PreTrainedTokenizerBase, observation: str) -> str:
-    """The text between the end token of the policy's message and the start of its next one, with the observation.
+    """Return the text between the end token of the policy's message and the start of its next one, with the
+    observation.
 
-    Raises ValueError where the tokenizer's chat template cannot render a second turn.
+    Raises ValueError if the tokenizer's chat template cannot render a second turn.
     """
     from jinja2 import TemplateError
 
@@ -186,7 +188,7 @@ class Conversations:
         environments: B environments, of one class, after `reset`.
         ids: (B, C) long, the completions, which are changed in place.
         stop_ids: (S,), the ids that end a message.
-        max_turns: a conversation ends with this turn even if its environment goes on; None: no limit but C tokens.
+        max_turns: a conversation ends with this turn even if its environment continues; None: no limit but C tokens.
 
     Attributes:
         mask: (B, C) long, 0 for a token of an observation, else 1.
@@ -211,7 +213,7 @@ class Conversations:
         self.name = type(environments[0]).__name__
         self.mask = torch.ones_like(ids)
         self.rewards: list[list[float]] = [[] for _ in environments]
-        self._starts = [0] * len(environments)  # where the present turn of each row begins
+        self._starts = [0] * len(environments)  # where the current turn of each row begins
         self._replies: dict[str, list[int]] = {}  # the tokens of each observation, which many rows may share
         self._stop_ids = stop_ids
         marker = getattr(environments[0], "turn_end", None)
@@ -221,7 +223,7 @@ class Conversations:
             render_observation(tokenizer, "")  # a template without turns is refused before anything is sampled
 
     def write(self, samples: Tensor, step: int, sampled: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens of a step, (samples,) long, and which rows are complete with it, (samples,) bool.
+        """Return the tokens of a step, (samples,) long, and which rows are complete with it, (samples,) bool.
 
         Inside an observation its token takes the place of the sampled one. Where a sampled token ends a turn, the
         environment replies, and its observation is written behind it.
@@ -269,7 +271,7 @@ class Conversations:
         return f", in step, turn {len(self.rewards[row]) + 1} of completion {row}, {self._text(row, step + 1)[:200]!r}"
 
     def turn_rewards(self) -> Tensor:
-        """(B, T) float32, the reward of each turn of the longest conversation, NaN where a row had fewer turns."""
+        """(B, T) float32, the reward of each turn of the longest conversation, NaN if a row had fewer turns."""
         width = max(1, *map(len, self.rewards))
         table = [row + [math.nan] * (width - len(row)) for row in self.rewards]
         return torch.tensor(table, dtype=torch.float32, device=self.ids.device)
@@ -287,7 +289,7 @@ class Conversations:
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, token: int | str, name: str) -> int:
-    """The id of one token, given as a text or an id; the ValueError names the argument."""
+    """Return the id of one token, given as a text or an id; the ValueError names the argument."""
     encoded = tokenizer.encode(token, add_special_tokens=False) if isinstance(token, str) else [token]
     if len(encoded) != 1 or not 0 <= encoded[0] < len(tokenizer):
         raise ValueError(f"{name}: {token!r} is not a single token of this tokenizer; use one token, or its id")

@@ -69,7 +69,7 @@ Licence: Apache-2.0.
 
 
 def card_text(record: dict[str, Any]) -> str:
-    """The model card of a record that `main` stores as ``recipe.json``."""
+    """Return the model card of a record that `main` stores as ``recipe.json``."""
     cells = {name: with_interval(record[name]) for name in ("tiny_sampled", "tiny_greedy", "sampled", "greedy")}
     return _CARD.format(**{**record, **record["config"], **cells, "n": record["greedy"]["n"]})
 

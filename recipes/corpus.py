@@ -91,7 +91,9 @@ def draw_drill(rng: random.Random) -> Problem:
 
 
 def slip(problem: Problem, rng: random.Random) -> str:
-    """A wrong answer of the kind that people make: a forgotten last step, a wrong digit, two neighbors swapped."""
+    """Return a wrong answer of the kind that people make: a forgotten last step, a wrong digit, two neighbors
+    swapped.
+    """
     if problem.level == "coin_flip":
         return "tails" if problem.answer == "heads" else "heads"
     if problem.level == "sorting":
@@ -106,7 +108,7 @@ def slip(problem: Problem, rng: random.Random) -> str:
 
 
 def draw_target(problem: Problem, config: PretrainingConfig, rng: random.Random) -> str:
-    """One target text for a problem, in one of the three styles; a drill has only its solution."""
+    """Return one target text for a problem, in one of the three styles; a drill has only its solution."""
     if problem.level == "drill":
         return problem.solution
     style = rng.choices(list(config.style_weights), list(config.style_weights.values()))[0]
@@ -121,7 +123,7 @@ def draw_target(problem: Problem, config: PretrainingConfig, rng: random.Random)
 def draw_examples(
     config: PretrainingConfig, seed: int, excluded: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Problem, str]]:
-    """An endless seeded stream of (problem, target); problems whose key is in `excluded` are passed over."""
+    """Yield an endless seeded stream of (problem, target); problems whose key is in `excluded` are passed over."""
     rng = random.Random(seed)
     levels = {**config.level_weights, "drill": config.drill_weight}
     while True:
@@ -132,7 +134,7 @@ def draw_examples(
 
 
 def train_tokenizer(config: PretrainingConfig, num_examples: int = 20_000) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of Qwen2's kind: its special tokens, chat template and splitting of text.
+    """Return a byte-level BPE tokenizer of Qwen2's kind: its special tokens, chat template and splitting of text.
 
     Every digit is a token of its own, so that a number looks the same wherever it stands.
     """
@@ -213,7 +215,7 @@ def write_shipped_problems(folder: str | Path, *, num_train: int = 1000, num_hel
 
 
 def heldout_keys() -> frozenset[str]:
-    """The `problem_key` of every held-out problem: what pretraining must never see."""
+    """Return the `problem_key` of every held-out problem: what pretraining must never see."""
     return frozenset(problem_key(problem) for problem in load_problems(LEVELS + DOMAINS, "heldout"))
 
 

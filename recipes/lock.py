@@ -1,4 +1,4 @@
-"""Write requirements.lock and requirements-gym.lock anew: ``python -m recipes.lock [--upgrade]``.
+"""Write requirements.lock and requirements-gym.lock again: ``python -m recipes.lock [--upgrade]``.
 
 The locks name every package that `course.py` installs, with all that they depend on and with the hashes of their files,
 for Python 3.11 to 3.13 on Linux, macOS and Windows. Versions that requirements.txt does not pin stay as they are in the
@@ -31,7 +31,9 @@ STYLE = ("--universal", "--python-version=3.11", "--generate-hashes", "--no-anno
 
 
 def lock(wanted: list[str], kept: str, *options: str) -> list[str]:
-    """The requirements `wanted` as ``uv pip compile`` locks them, one entry per package; `kept` is an older lock."""
+    """Return the requirements `wanted` as ``uv pip compile`` locks them, one entry per package; `kept` is an older
+    lock.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source, target, excludes = (Path(folder, name) for name in ("wanted.txt", "locked.txt", "excludes.txt"))
         source.write_text("\n".join(wanted))

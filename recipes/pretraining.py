@@ -63,7 +63,7 @@ def write_card(
 
 
 def store_card(folder: Path, record: dict[str, Any], card: str) -> None:
-    """Write ``recipe.json``, from which a test makes the card anew, and the card, ``README.md``."""
+    """Write ``recipe.json``, from which a test makes the card again, and the card, ``README.md``."""
     (folder / "recipe.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -71,7 +71,7 @@ def store_card(folder: Path, record: dict[str, Any], card: str) -> None:
 def sampled_and_greedy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem], **settings: Any
 ) -> dict[str, dict[str, Any]]:
-    """The results at temperature 1 and 0, without those per level; `settings` go to `evaluate`."""
+    """Return the results at temperature 1 and 0, without those per level; `settings` go to `evaluate`."""
     found = {}
     for way, temperature in (("sampled", 1.0), ("greedy", 0.0)):
         result = evaluate(model, tokenizer, problems, temperature=temperature, **settings).to_dict()
@@ -101,7 +101,7 @@ def _card_text(record: dict[str, Any]) -> str:
 
 
 def with_interval(row: dict[str, float]) -> str:
-    """A cell of a card's table: the counts, the accuracy and its interval."""
+    """Return a cell of a card's table: the counts, the accuracy and its interval."""
     return f"{row['k']}/{row['n']} = {row['accuracy']:.1%} ({row['low']:.1%} … {row['high']:.1%})"
 
 
@@ -164,7 +164,7 @@ Licence: Apache-2.0.
 
 
 def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """A randomly initialized Qwen2 model of the configured size, embeddings tied."""
+    """Return a randomly initialized Qwen2 model of the configured size, embeddings tied."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(config.seed)
@@ -212,7 +212,7 @@ def pretrain(
     config: PretrainingConfig,
     excluded: frozenset[str] = frozenset(),
 ) -> Iterator[dict[str, Any]]:
-    """Train `model` in place; yields one dict a step: step, loss, tokens (seen so far)."""
+    """Train `model` in place; yields one dict per step: step, loss, tokens (seen so far)."""
     optimizers = build_optimizers(model, config)
     full_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     early = batches(replace(config, style_weights=config.early_style_weights), tokenizer, config.seed + 2, excluded)
@@ -235,7 +235,7 @@ def pretrain(
 
 
 def recipe_record(config: PretrainingConfig, history: list[dict], seconds: float) -> dict[str, Any]:
-    """What made a model: settings, versions, machine, time, and the loss as means over 50 steps."""
+    """Return what made a model: settings, versions, machine, time, and the loss as means over 50 steps."""
     import transformers
 
     means = [history[i : i + 50] for i in range(0, len(history), 50)]

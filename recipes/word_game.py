@@ -50,7 +50,7 @@ LENGTH = 40  # tokens; three guesses and two replies have 36
 
 
 def play_demonstration(problem: Problem, rng: random.Random, careful: float = 1.0) -> list[tuple[str, str]]:
-    """The turns of a game, (guess, observation).
+    """Return the turns of a game, (guess, observation).
 
     A guess is, with probability `careful`, a random word that agrees with all feedback so far, otherwise any word.
     """
@@ -68,7 +68,7 @@ def play_demonstration(problem: Problem, rng: random.Random, careful: float = 1.
 def encode_game(
     tokenizer: PreTrainedTokenizerBase, problem: Problem, turns: list[tuple[str, str]]
 ) -> tuple[list[int], list[int]]:
-    """The token ids of a game, and 1 for those of the guesses, which the policy is to learn."""
+    """Return the token ids of a game, and 1 for those of the guesses, which the policy is to learn."""
     ids = tokenizer.encode(render_prompt(tokenizer, problem.prompt, None), add_special_tokens=False)
     is_target = [0] * len(ids)
     for number, (guess, observation) in enumerate(turns, 1):
@@ -81,7 +81,7 @@ def encode_game(
 
 
 def rate_factor(step: int) -> float:
-    """The share of the peak learning rate in a step; each stage falls linearly, the first after a rise."""
+    """Return the share of the peak learning rate in a step; each stage falls linearly, the first after a rise."""
     if step <= CONFIG.steps:
         return learning_rate_factor(step / CONFIG.steps, CONFIG.warmup_steps / CONFIG.steps)
     return LATE_RATE * (CONFIG.steps + LATE_STEPS + 1 - step) / LATE_STEPS
@@ -164,7 +164,7 @@ Licence: Apache-2.0.
 
 
 def card_text(record: dict[str, Any]) -> str:
-    """The model card of a record that `main` stores as ``recipe.json``."""
+    """Return the model card of a record that `main` stores as ``recipe.json``."""
     cells = {name: with_interval(record[name]) for name in ("sampled", "greedy")}
     return _CARD.format(**{**record, **record["config"], **cells, "n": record["greedy"]["n"]})
 

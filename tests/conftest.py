@@ -33,7 +33,7 @@ globals().update({name: optional.make_fixture(name) for name in optional.RESOURC
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow moment of a busy machine is no failure.
+# A slow moment of a busy machine is not a failure.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 

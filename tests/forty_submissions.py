@@ -349,7 +349,7 @@ def write_submissions(folder, targets, *, all_of_them=True):
     expected["link_out"] = Expected(0, "is a link")
     (folder / "a_pipe").mkdir()
     os.mkfifo(folder / "a_pipe" / f"{NAME}.ipynb")
-    expected["a_pipe"] = Expected(0, "is no file")
+    expected["a_pipe"] = Expected(0, "is not a file")
     return expected
 
 

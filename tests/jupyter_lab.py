@@ -131,7 +131,7 @@ def browser(chromium):
 
 @dataclass
 class OpenNotebook:
-    """A notebook in a browser's page, beside what is stored in its file."""
+    """A notebook in a browser's page, next to what is stored in its file."""
 
     name: str
     page: object

@@ -108,7 +108,7 @@ def _used(page, scope, names):
             press(button, name, key)
             problems += [f"not pressed by {key}: {name}"] * (page.evaluate("clicks") == before)
     page.evaluate("() => removeEventListener('click', caught, true)")
-    for kind, keys in _MOVED.items():  # the lists come last, because a choice may make what is shown anew
+    for kind, keys in _MOVED.items():  # the lists come last, because a choice may make what is shown again
         numbers = scope.locator(f"[data-walk]:is({kind})").evaluate_all("all => all.map(e => e.dataset.walk)")
         for number in numbers:
             handle, name = scope.locator(f"[data-walk='{number}']"), names[int(number)]

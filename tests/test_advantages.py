@@ -136,7 +136,7 @@ def test_whole_numbers_and_booleans_are_rewards_too():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rewards_in_half_precision_are_compared_in_float32(dtype):
-    """In float16, an eps of 1e-4 is lost beside a deviation of 0.5, and 1/3 has an error of 1e-4."""
+    """In float16, an eps of 1e-4 is lost next to a deviation of 0.5, and 1/3 has an error of 1e-4."""
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.5, 0.25, 0.5], dtype=dtype)
     per_func = torch.stack([rewards, 100 * rewards], dim=1)
     for function in (

@@ -225,7 +225,7 @@ def test_the_menu_and_the_contents_open(open_page, width):
     page = open_page("notebooks/05_grpo_objective.html", {"width": width, "height": 800})
     for button, menu in ((".primary-toggle", ".bd-sidebar-primary"), (".secondary-toggle", ".bd-sidebar-secondary")):
         shown = page.locator(f"{button}:visible")
-        if shown.count() == 0:  # there is room for the menu beside the page
+        if shown.count() == 0:  # there is room for the menu next to the page
             assert page.locator(f"{menu}:visible").count() == 1
             continue
         before = page.locator(f"{menu} a:visible").count()

@@ -47,7 +47,7 @@ def test_difference_shows_the_settings_and_the_source():
 
 
 def test_find_names_what_there_is():
-    with pytest.raises(ValueError, match="name: 'plague' is no case; choose one of reward always 0"):
+    with pytest.raises(ValueError, match="name: 'plague' is not a case; choose one of reward always 0"):
         find("plague")
 
 

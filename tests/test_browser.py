@@ -26,7 +26,7 @@ def open_cells(notebook):
 
 
 def prompts_of(notebook):
-    """The numbers beside the code cells that a run leaves, without those whose source is collapsed."""
+    """The numbers next to the code cells that a run leaves, without those whose source is collapsed."""
     cells = [cell for cell in notebook.stored.cells if cell.cell_type == "code"]
     shown = [not cell.metadata.get("jupyter", {}).get("source_hidden") for cell in cells]
     return [f"[{number}]:" for number, visible in enumerate(shown, 1) if visible]
@@ -197,7 +197,7 @@ def test_start_here_runs_from_a_fresh_kernel(open_notebook):
     bars, seen = page.locator(".jp-OutputArea .jupyter-widgets.widget-hprogress .progress-bar"), {}
 
     def done():
-        if bars.count() == 1:  # how wide the bar is, in percent, and what is said beside it
+        if bars.count() == 1:  # how wide the bar is, in percent, and what is said next to it
             width = round(bars.evaluate("e => parseFloat(e.style.width)"))
             if width not in seen:
                 bars.scroll_into_view_if_needed()
@@ -316,7 +316,7 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     bars = page.get_by_alt_text("rewards and their advantages").get_attribute("alt")
     dashboards.shoot("dragged")
     explorer.locator("select").first.press("x")
-    assert dashboards.cells().count() == len(CELLS), "a key in a list is no shortcut that removes the cell"
+    assert dashboards.cells().count() == len(CELLS), "a key in a list is not a shortcut that removes the cell"
     board.get_by_role("slider", name="steps", exact=True).press("End")  # 200, so that there is time to pause and stop
     start = board.get_by_role("button", name="Start", exact=True)
     start.focus()
@@ -342,7 +342,7 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     assert re.match(r"step \d+\nmeasured [0-9.]+\nmean of 5 [0-9.]+", said), said
     dashboards.shoot("hover")
     page.keyboard.press("Space")
-    wait_until(lambda: curves.get_attribute("alt") != paused, RUN_SECONDS, "the run goes on")
+    wait_until(lambda: curves.get_attribute("alt") != paused, RUN_SECONDS, "the run continues")
     for key in ("Tab", "Space"):
         page.keyboard.press(key)
     words.filter(has_text="Stopped").wait_for(timeout=1000 * RUN_SECONDS)

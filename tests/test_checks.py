@@ -80,7 +80,7 @@ def seconds_each(names):
     "name", seconds_each(name for name, exercise in KNOWN.items() if isinstance(exercise, TrainedExercise))
 )
 def test_a_policy_that_is_trained_with_a_right_answer_gets_better(name):
-    """With one that is no reference; `python -m grpo_edu.checks` trains with all of them."""
+    """With one that is not a reference; `python -m grpo_edu.checks` trains with all of them."""
     feedback = KNOWN[name](RIGHT[name][-1], seed=0)
     assert feedback.points == feedback.max_points, feedback
 

@@ -99,7 +99,7 @@ def test_the_chat_template_writes_what_qwen2s_writes(tokenizer, messages, opened
 
 @pytest.mark.parametrize("reader", [PreTrainedTokenizerFast, AutoTokenizer])
 def test_the_tokenizer_does_not_change_on_the_way_through_a_folder(tokenizer, examples, tmp_path, reader):
-    """Beside the settings of a Qwen2 model, as a policy is saved."""
+    """Next to the settings of a Qwen2 model, as a policy is saved."""
     tokenizer.save_pretrained(tmp_path)
     Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     loaded = reader.from_pretrained(tmp_path)

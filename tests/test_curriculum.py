@@ -357,7 +357,7 @@ def test_sigterm_says_what_is_kept_and_how_to_go_on(policy_dir, tmp_path, monkey
         assert main(["curriculum", *arguments, "--output", str(output)]) == 130
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert f"keeps 0 of 2 stages; go on with --resume '{output}'" in capsys.readouterr().err
+    assert f"keeps 0 of 2 stages; continue with --resume '{output}'" in capsys.readouterr().err
 
 
 def test_fingerprint_knows_every_weight(policy_dir):

@@ -580,7 +580,7 @@ def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_
     first_said = first.message.value
     first.choose.value = first.choose.options[1][1]
     first.train.click()
-    wait_for(lambda: list(tmp_path.glob(".kept/*/asked.json")) or not first.busy, 300)  # at step 5, while it goes on
+    wait_for(lambda: list(tmp_path.glob(".kept/*/asked.json")) or not first.busy, 300)  # at step 5, while it continues
     later = AskTheModel(num_generations=4, model=policy_folder, parent=tmp_path)
     first.stop.click()
     first.worker.join(60)
@@ -757,7 +757,7 @@ def test_a_word_is_guessed_letter_by_letter():
 
 
 def test_models_play_the_word_with_the_same_random_numbers():
-    model, tokenizer = load_policy("tiny")  # it does not know the game, and writes what is no word
+    model, tokenizer = load_policy("tiny")  # it does not know the game, and writes what is not a word
     board = PlayWords({"once": model, "<again>": "tiny"}, tokenizer)
     board._buttons[1].click()
     board.worker.join(60)

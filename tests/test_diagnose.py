@@ -1,4 +1,4 @@
-"""`grpo-edu diagnose`: the formats that it reads, what it sees in them, and what it says of a file that is no log."""
+"""`grpo-edu diagnose`: the formats that it reads, what it sees in them, and of a file that is not a log."""
 
 import json
 from math import exp, nan, sin
@@ -292,15 +292,15 @@ def test_tensorboard_and_the_folders_of_runs(tmp_path):
     ("name", "content", "words"),
     [
         ("empty.txt", b" \n", "empty.txt is empty"),
-        ("notes.txt", b"Dear diary,\nthe reward was fine.\n", "notes.txt is no log that can be read here"),
+        ("notes.txt", b"Dear diary,\nthe reward was fine.\n", "notes.txt is not a supported log"),
         ("model.bin", b"\x00\x01\x02reward", "model.bin is a binary file"),
-        ("events.out.tfevents.1", b"\x00\x01\x02", "events.out.tfevents.1 is no log that can be read here"),
+        ("events.out.tfevents.1", b"\x00\x01\x02", "events.out.tfevents.1 is not a supported log"),
         ("prices.json", b'[{"price": 1.0, "year": 1}, {"price": 0.5, "year": 2}]',
          "prices.json has no metric that is known among price, year"),
         ("one.jsonl", b'{"reward": 1.0, "step": 1}\n', "this log has one step"),
-        ("prose.txt", b"lorem ipsum dolor " * 20_000, "prose.txt is no log that can be read here"),
-        ("deep.json", b"[" * 100_000, "deep.json is no log that can be read here"),
-        ("deep.txt", b"{'reward': " + b"(" * 100_000 + b"}", "deep.txt is no log that can be read here"),
+        ("prose.txt", b"lorem ipsum dolor " * 20_000, "prose.txt is not a supported log"),
+        ("deep.json", b"[" * 100_000, "deep.json is not a supported log"),
+        ("deep.txt", b"{'reward': " + b"(" * 100_000 + b"}", "deep.txt is not a supported log"),
     ],
 )  # fmt: skip
 def test_what_is_no_log_is_said_in_one_sentence(tmp_path, monkeypatch, capsys, name, content, words):

@@ -1,4 +1,4 @@
-"""The pages beside the notebooks: their links lead somewhere, and what they name exists."""
+"""The pages next to the notebooks: their links lead somewhere, and what they name exists."""
 
 import ast
 import json

@@ -51,7 +51,7 @@ def test_a_policy_that_calculates_nothing_has_no_share_that_holds():
 
 
 def test_steps_of_a_reference():
-    assert reference_steps("5+5=10\n\n10+1=11\n#### 11") == 2  # an empty line is no step
+    assert reference_steps("5+5=10\n\n10+1=11\n#### 11") == 2  # an empty line is not a step
     assert reference_steps("#### 7") == reference_steps("") == 1
     assert reference_steps("1+2=3. 3+4=7. 7+1=8. #### 8") == 3
 

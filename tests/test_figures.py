@@ -137,6 +137,7 @@ FIGURES = {
     "three matrices": lambda: continual.matrix_figure({"none": MATRIX, "EWC": MATRIX, "replay": MATRIX}, TASKS),
     "estimates": lambda: continual.estimates_figure({"forgetting": ESTIMATES}, title="Forgetting"),
     "two groups": lambda: continual.estimates_figure({"kept": ESTIMATES, "learned": ESTIMATES}, title="Both"),
+    "four groups": lambda: continual.estimates_figure(dict.fromkeys("abcd", ESTIMATES), title="Four measures"),
     "vital signs": lambda: faulty_runs.metric_curves({"A": (FAULTY, HEALTHY), "B": (FAULTY, [])}, ["reward", "kl"]),
     "treatments": lambda: faulty_runs.treatments({"A": ([0.0, 0.1], [0.5]), "B": ([1.0], [0.4, 0.6])}),
     "outcomes": lambda: faulty_runs.outcomes(
@@ -374,7 +375,7 @@ def test_a_part_that_is_the_whole_reward_is_drawn_once():
     rows = [{"reward": 0.1 * step, "rewards/accuracy_reward/mean": 0.1 * step} for step in range(4)]
     axes = training_curves(rows).axes[0]
     assert list(lines(axes)) == ["total"] and axes.get_legend() is None
-    assert list(axes.lines[0].get_xdata()) == [1, 2, 3, 4], "steps are counted where none are named"
+    assert list(axes.lines[0].get_xdata()) == [1, 2, 3, 4], "steps are counted if none are named"
 
 
 def test_gaps_stay_gaps_and_a_metric_may_start_late():

@@ -290,7 +290,7 @@ def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path, c
     thread.start()
     assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out"), *options]) == 130
     thread.join()
-    assert "1 of 2 students are kept; go on with --resume" in capsys.readouterr().err
+    assert "1 of 2 students are kept; continue with --resume" in capsys.readouterr().err
     assert len(processes) >= 2 and psutil.wait_procs(processes, timeout=20)[1] == []
     assert not (tmp_path / "out" / "grades.csv").exists()
 

@@ -1,7 +1,7 @@
 """Grading under attack: by root and by an ordinary user, from working directories that hold students' or secret files.
 
 `course.py test --all` runs this file: it grades a quarter of the attacks in each place, and those that depend on who
-grades in all of them. With GRPO_EDU_ALL_ATTACKS=1 every user grades all of them in every place, beside the class of
+grades in all of them. With GRPO_EDU_ALL_ATTACKS=1 every user grades all of them in every place, next to the class of
 test_grading.py. What the sandbox itself stops is tried in test_grading_sandbox.py in every run.
 """
 

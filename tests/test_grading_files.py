@@ -77,7 +77,7 @@ def test_a_notebook_under_another_ending_is_found_and_a_document_is_not(tmp_path
     (tmp_path / "di" / "all.zip").write_bytes(b"PK")
     found = {one.student: one for one in find_submissions(tmp_path, MASTERS)}
     assert len(found["ana"].files) == 1 and found["bo"].troubles == []
-    assert found["cy"].troubles == ["cy/notes.txt is no notebook"]
+    assert found["cy"].troubles == ["cy/notes.txt is not a notebook"]
     assert "unpack" in found["di"].troubles[0]
 
 
@@ -139,7 +139,7 @@ def test_many_notebooks_of_one_student_are_read_one_by_one():
     found = read_submission(io.BytesIO(content * 3 + b"[1]"), sizes, [], [])
     assert found["notebooks"] == [] and [line.partition(": ")[2] for line in found["troubles"]] == [
         *["has none of the questions in it"] * 3,
-        "is no notebook: it has no cells",
+        "is not a notebook: it has no cells",
     ]
 
 

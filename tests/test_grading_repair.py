@@ -390,7 +390,7 @@ def test_a_folder_without_masters_or_with_a_foreign_check_is_refused(tmp_path):
         load_masters(tmp_path)
     master = nbformat.read(REPOSITORY / "solutions" / f"{NAME}.ipynb", as_version=4)
     nbformat.write(changed(master, "check-tie-probability", "assert True"), tmp_path / "x.ipynb")
-    with pytest.raises(ValueError, match="is no check of an exercise"):
+    with pytest.raises(ValueError, match="is not a check of an exercise"):
         load_masters(tmp_path)
 
 

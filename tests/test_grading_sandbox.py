@@ -1,4 +1,4 @@
-"""What a student's code finds in its sandbox, what its limits stop, and what is said where there is no isolation."""
+"""What a student's code finds in its sandbox, what its limits stop, and what is said if there is no isolation."""
 
 import csv
 import json

@@ -246,7 +246,7 @@ def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(monkeypatch, wi
         both_ways(model, BATCH, chunk_size=4)
     assert all(shape[0] <= 4 and len(shape) == 2 for shape in seen)
     tokens = int(BATCH[3].sum())
-    # with a shared prefix, the first tokens of a group (3 and, beside an empty completion, 2) share their logits
+    # with a shared prefix, the first tokens of a group (3 and, next to an empty completion, 2) share their logits
     assert sum(shape[0] for shape in seen) == tokens + tokens - 2 - 1
 
 

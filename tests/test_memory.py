@@ -55,7 +55,7 @@ def test_a_peak_between_two_looks_is_not_missed():
 
 
 def test_children_count_and_count_once():
-    """A child that holds 150 MB beside a parent with 100 MB: 250, though the forked child maps the parent's too."""
+    """A child that holds 150 MB next to a parent with 100 MB: 250, though the forked child maps the parent's too."""
     found = in_a_fresh_process(
         "import json, subprocess, sys\n"
         "from grpo_edu.fast.memory import PeakMemory\n"

@@ -110,7 +110,7 @@ def test_the_worst_stage_is_the_peak():
     assert MemoryEstimate(**parts, **stages).peak == 6
     assert MemoryEstimate(**parts, **{**stages, "cache": 9}).peak == 9
     assert MemoryEstimate(**{**parts, "weights": 7}, **{**stages, "scratch": 8}).peak == 15
-    assert MemoryEstimate(**{**parts, "weights": 7}, **{**stages, "loading": 14}).peak == 14  # instead of, not beside
+    assert MemoryEstimate(**{**parts, "weights": 7}, **{**stages, "loading": 14}).peak == 14  # instead of, not next to
 
 
 def test_loading_counts_a_file_that_is_converted():

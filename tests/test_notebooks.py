@@ -51,11 +51,12 @@ COURSE = {
     "15_your_own_task": "Your own task",
     "16_several_turns": "Several turns",
 }
-LONGEST_CELL = 30  # lines
+LONGEST_CELL = 40  # lines
 # JupyterLab shows the first line of what is collapsed, which must not give an answer away.
 OF_HIDDEN_INPUT, OF_HIDDEN_OUTPUT = "# Checks your answer.", 'print("Result")'
-MOST_WORDS, MOST_CODE_LINES = 2000, 220  # of a notebook's core; readers asked for the last 200 words of explanation
-WIDEST_LINE = 117  # characters that JupyterLab shows at 1366 pixels
+MOST_WORDS, MOST_CODE_LINES = 2000, 300  # of a notebook's core; readers asked for the last 200 words of explanation
+MAX_LINE_WIDTH = 84  # characters that the book shows at 1280 pixels without a scroll bar
+NOT_YET_WRAPPED = {"notebooks/00_start_here.ipynb", "notebooks/13_scaling_out.ipynb"}  # which are being rewritten
 FEWEST_TURNS = 3  # calls of your_turn
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -360,9 +361,6 @@ def lines_of_code(notebook):
 def check_length(notebook):
     assert words(notebook) <= MOST_WORDS, f"{words(notebook)} words"
     assert lines_of_code(notebook) <= MOST_CODE_LINES, f"{lines_of_code(notebook)} lines of code"
-    lines = [line for cell in notebook.cells if cell.cell_type == "code" for line in cell.source.splitlines()]
-    too_wide = [line for line in lines if len(line) > WIDEST_LINE]
-    assert not too_wide, f"JupyterLab clips these lines at 1366 pixels: {too_wide}"
 
 
 def check_collapsed_cells_tell_nothing(notebook):
@@ -431,6 +429,19 @@ CHECKS = {
 def test_the_notebooks_are_there():
     assert {*COURSE} == {name for name in NOTEBOOKS if not name.startswith("appendix_")}
     assert {*NOT_COMPARED} <= {*NOTEBOOKS}
+
+
+def wide_lines(notebook):
+    lines = [line for cell in code_cells(notebook) for line in cell.source.splitlines()]
+    return [line for line in lines if len(line) > MAX_LINE_WIDTH]
+
+
+def test_no_code_line_runs_out_of_the_box():
+    assert wide_lines(new_notebook(cells=[new_code_cell("x = 1\n" + "y" * 85)])) == ["y" * 85]
+    for folder in ("notebooks", "exercises", "solutions"):
+        for path in (REPOSITORY / folder).rglob("*.ipynb"):
+            if path.relative_to(REPOSITORY).as_posix() not in NOT_YET_WRAPPED:
+                assert not wide_lines(nbformat.read(path, as_version=4)), path.name
 
 
 def test_every_claim_belongs_to_a_notebook():
@@ -532,7 +543,7 @@ SPOILED = [
     ("no error, no litter", with_output(new_output("stream", text="x.py:3: UserWarning: mind\n"))),
     ("printed text in one piece", with_output(new_output("stream", text="hello again\n"))),
     ("stable outputs", with_output(new_output("stream", text="<Thing at 0x7f0a12bc>\n"))),
-    ("short code cells", with_source(1, "print('hello')", "pass\n" * 31)),
+    ("short code cells", with_source(1, "print('hello')", "pass\n" * (LONGEST_CELL + 1))),
     ("pictures", with_picture(picture(""))),
     ("pictures", with_picture(picture("A line that rises from 0", src="picture.png"))),
     ("pictures", with_output(new_output("display_data", data={"image/png": "iVBORw0KGgo="}))),

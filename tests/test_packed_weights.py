@@ -42,7 +42,7 @@ def test_products_are_the_same_and_the_layers_come_back(model, dtype):
     with packed_weights(model, rows=4, steps=16):
         names = packed(model)
         if dtype == torch.bfloat16 and dtype not in packed_dtypes():
-            assert not names  # the test below shows that a rollout goes on
+            assert not names  # the test below shows that a rollout continues
             return
         # q, o (512 × 512), gate, up, down (512 × 640); k and v (512 × 128) and the output layer are small
         assert len(names) == 2 * 5 and all("k_proj" not in name and "v_proj" not in name for name in names)

@@ -14,7 +14,7 @@ from grpo_edu.losses import grpo_loss
 
 ROOT = Path(__file__).resolve().parents[1]
 STATIC, WEB = ROOT / "book" / "static", ROOT / "grpo_edu" / "web"
-# The scripts of the book, where there is no page; then what the test asks for.
+# The scripts of the book, if there is no page; then what the test asks for.
 HARNESS = """
 globalThis.window = globalThis;
 globalThis.document = { querySelectorAll: () => [] };

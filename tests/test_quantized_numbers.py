@@ -54,7 +54,7 @@ def test_what_lies_on_the_grid_stays_where_it_is(x, bits, symmetric, layout):
     once = parts.dequantize()
     again = in_groups(once, parts.group_size) / parts.scale + parts.zero_point
     assert torch.equal(again.round().view(x.shape), parts.q.float())
-    if symmetric:  # the grid found anew is the same
+    if symmetric:  # the grid found again is the same
         assert_close(quantize(once, bits=bits, **layout).dequantize(), once, rtol=1e-5, atol=0.0)
 
 

@@ -218,7 +218,7 @@ def by_length(completions, **kwargs):
 
 
 def test_a_copy_with_4_bits_per_tensor_is_much_further_away_than_one_with_8():
-    """Every matrix has at most 15 values, and the training goes on with a mismatch that int8 does not have."""
+    """Every matrix has at most 15 values, and the training continues with a mismatch that int8 does not have."""
     tokenizer = byte_tokenizer()
     model = random_model(tokenizer, sharpness=3.0, hidden_size=64, intermediate_size=96, stop_ids=range(0, 256, 16))
     copied = quantize_model(model, "int4-tensor")

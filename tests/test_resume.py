@@ -1,4 +1,4 @@
-"""Runs that are stopped and go on: killed three times, interrupted, broken by their numbers, out of disk, held."""
+"""Runs that are stopped and continue: killed three times, interrupted, broken by their numbers, out of disk, held."""
 
 import errno
 import json
@@ -215,7 +215,7 @@ def test_a_run_goes_on_after_an_error_in_its_reward(run, whole, tmp_path):
         run(rewards=stopping_at(4, lambda completions: 1 / 0))
     folder = tmp_path / "run"
     assert caught.value.__notes__ == [
-        f"{folder} keeps 3 steps: metrics.jsonl, model, summary.md, state.pt; go on with --resume {folder}"
+        f"{folder} keeps 3 steps: metrics.jsonl, model, summary.md, state.pt; continue with --resume {folder}"
     ]
     resume_training(folder, progress=False)
     assert outcome(folder) == outcome(whole.output)
@@ -456,7 +456,7 @@ def test_a_state_that_finds_no_room_leaves_the_older_one(run, tmp_path, monkeypa
         run()
     folder = tmp_path / "run"
     assert caught.value.__notes__ == [
-        f"{folder} keeps 4 steps: metrics.jsonl, model, summary.md, state.pt; go on with --resume {folder}"
+        f"{folder} keeps 4 steps: metrics.jsonl, model, summary.md, state.pt; continue with --resume {folder}"
     ]
     assert len(resume_training(folder, progress=False).history) == 5
 
@@ -472,7 +472,7 @@ def test_a_disk_that_fills_up_under_a_run_is_made_room_on_and_it_goes_on(run, tm
     whole = run(output=tmp_path / "whole", rewards=stopping_at(4, half))
     with pytest.raises(OSError, match="No space left") as caught:
         run(output=small_disk / "run", rewards=stopping_at(4, fill_and_score))
-    assert f"state.pt; go on with --resume {small_disk / 'run'}" in caught.value.__notes__[0]
+    assert f"state.pt; continue with --resume {small_disk / 'run'}" in caught.value.__notes__[0]
     assert len(load_state(small_disk / "run" / "state.pt")["history"]) == 2
     (small_disk / "filler").unlink()
     rewards = stopping_at(2, half)  # of the two steps before it, none again

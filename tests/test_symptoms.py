@@ -183,7 +183,7 @@ def test_a_run_that_learned_nothing_says_so_everywhere(policy_dir, tmp_path):
     (warning,) = [text for text in result.warnings if "no step had a gradient" in text]
     assert f"- {warning}" in (tmp_path / "run" / "summary.md").read_text()
     assert warning in json.loads((tmp_path / "run" / "result.json").read_text())["warnings"]
-    assert "`frac_reward_zero_std`" in training_text(result)  # a metric is no option
+    assert "`frac_reward_zero_std`" in training_text(result)  # a metric is not an option
     assert "Warning: The reward is 0" in training_text(result) and "--max-completion-length" in training_text(result)
     paid = run_training(policy_dir, rewards=brevity, output=tmp_path / "paid", **options)
     assert not any("gradient" in text or "Nothing" in text for text in paid.warnings)

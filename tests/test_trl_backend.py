@@ -61,7 +61,7 @@ def walk(backend, config=CONFIG, problems=PROBLEMS, reward=vowels, **options):
     ids=["default", "beta", "iterations", "dr_grpo", "cispo"],
 )
 def test_both_trainers_walk_the_same_path(settings, monkeypatch):
-    """Problems alike, so that their order is no difference: same rollouts, rewards, gradients and weights.
+    """Problems alike, so that their order is not a difference: same rollouts, rewards, gradients and weights.
 
     TRL shuffles the completions before it divides them into micro-batches; here it keeps groups together, as this
     package always does.
@@ -135,7 +135,7 @@ def test_the_hook_replaces_transformers_generate(monkeypatch):
 
 
 def test_answers_reach_the_rewards():
-    """The columns of a problem arrive beside its own prompt; all-wrong answers of a random policy give 0."""
+    """The columns of a problem arrive with its prompt; all-wrong answers of a random policy give 0."""
     seen = []
 
     def record(prompts, completions, answer, level, solution, **kwargs):

@@ -397,7 +397,7 @@ def test_a_turn_is_compared_with_the_same_turn_of_its_group_by_what_it_leads_to(
     scaled = turn_advantages(rewards, 4)
     assert_close(scaled[:, 0], group_advantages(torch.tensor([1.0, 1.0, 0.5, 0.0]), 4))
     earlier = rewards + torch.tensor([[5.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
-    assert_close(turn_advantages(earlier, 4)[:, 1], scaled[:, 1])  # earlier turns are no part of a later turn's credit
+    assert_close(turn_advantages(earlier, 4)[:, 1], scaled[:, 1])  # earlier turns are not part of a later turn's credit
 
 
 def test_with_one_turn_credit_by_turn_is_that_of_the_whole():

@@ -19,7 +19,7 @@ from grpo_edu.rollout import Sampler
 from grpo_edu.trainer import Training, TrainingState, train
 
 SMALL = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 5, "max_steps": 2}
-# What a loss type needs beside its name.
+# What a loss type needs besides its name.
 CAP = {name: {"epsilon_high": 5.0} for name, loss in LOSSES.items() if loss.clips == "weight"}
 PROBLEMS = [
     Problem(prompt=" ".join(f"q{i % 4}" for i in range(first, last)), answer="a", level="toy", solution="a #### a")

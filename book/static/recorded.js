@@ -252,7 +252,7 @@ function runBoard(place) {
   if (asked.length) place.append(answers);
 }
 
-/* Answers to a held-out question after a step, beside the first ones with how probable a token of them has become. */
+/* Answers to a held-out question after a step, next to the first ones with how probable a token of them has become. */
 function keptLook(looks, at) {
   const [first] = looks, now = looks.find(look => look.steps === at) ?? first;
   const bar = share => element("i", { class: "chance", "aria-hidden": "true", style: `width:${(100 * share).toFixed(1)}%` });

@@ -1,4 +1,4 @@
-"""The hub's configuration: `course.py classroom` writes it anew each time. Your settings are in settings.toml."""
+"""The hub's configuration: `course.py classroom` writes it again each time. Your settings are in settings.toml."""
 
 import csv
 import getpass

@@ -58,7 +58,7 @@ def say(text):
 
 
 def run(*command, **options):
-    """Run a command; stop with what it said where it fails."""
+    """Run a command; stop with what it said if it fails."""
     done = subprocess.run([str(part) for part in command], text=True, capture_output=True, **options)
     if done.returncode:
         shown = " ".join(str(part) for part in command[:4])
@@ -91,19 +91,23 @@ def check(folder, demo):
 
 
 def needed_by_kernel():
-    """The folders that a kernel of the course reads: the course, the interpreter, the packages wherever they lie."""
+    """Return the folders that a kernel of the course reads: the course, the interpreter, the packages wherever they
+    lie.
+    """
     program = Path(os.path.realpath(sys.executable)).parent
     packages = [path for path in map(Path, sys.path) if path.is_dir() and path != HERE]
     return sorted({ROOT, Path(sys.prefix), Path(sys.base_prefix), program, *packages})
 
 
 def as_user(name):
-    """How `subprocess` starts a program as this user; as whoever runs this where there is no name."""
+    """Return how `subprocess` starts a program as this user; as whoever runs this if there is no name."""
     return {"user": name, "group": user(name).pw_gid, "extra_groups": []} if name else {}
 
 
 def closed_folder(path, name):
-    """The first folder on the way to `path`, or itself, that this user may not enter; None where all are open."""
+    """Return the first folder on the way to `path`, or itself, that this user may not enter; None if all are
+    open.
+    """
     way = [*reversed(path.parents), path]
     script = 'for one; do [ -x "$one" ] || { echo "$one"; exit; }; done; [ -r "$one" ] || echo "$one"'
     found = run("/bin/sh", "-c", script, "sh", *way, cwd="/", **as_user(name)).strip()
@@ -111,7 +115,7 @@ def closed_folder(path, name):
 
 
 def check_readable(paths, name):
-    """Stop where a user cannot read what a kernel needs, with the name of the folder that is closed."""
+    """Stop if a user cannot read what a kernel needs, with the name of the folder that is closed."""
     for path in paths:
         closed = closed_folder(path, name)
         if closed:
@@ -139,7 +143,7 @@ def try_kernel(folder, name, home):
 
 
 def install(folder, python):
-    """The hub's environment and its proxy; from a wheelhouse where PIP_NO_INDEX is set."""
+    """Return the hub's environment and its proxy; from a wheelhouse where PIP_NO_INDEX is set."""
     hub, proxy = folder / "hub", folder / "proxy"
     wanted = (HERE / "requirements.txt").read_text() + (ROOT / "requirements.txt").read_text() + PROXY
     stamp = hub / "classroom-stamp"
@@ -157,7 +161,9 @@ def install(folder, python):
 
 
 def configure(folder, account, kernel):
-    """The files that the hub, JupyterLab and nbgrader read; settings.toml and roster.csv are only made, not changed."""
+    """Write the files that the hub, JupyterLab and nbgrader read; settings.toml and roster.csv are only made, not
+    changed.
+    """
     hub = folder / "hub"
     if not (folder / "settings.toml").exists():
         write(folder / "settings.toml", SETTINGS + account)
@@ -181,13 +187,13 @@ def configure(folder, account, kernel):
 
 
 def kernel_spec(python):
-    """The course's kernel: the environment of `course.py setup`, not the hub's."""
+    """Return the course's kernel: the environment of `course.py setup`, not the hub's."""
     command = [*python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     return {"argv": command, "display_name": "GRPO course", "language": "python", "interrupt_mode": "message"}
 
 
 def sandboxed_kernel(folder, python):
-    """The kernel in which nbgrader runs students' notebooks: it sees neither the course nor a home.
+    """Return the kernel in which nbgrader runs students' notebooks: it sees neither the course nor a home.
 
     The hub's token in the environment, the masters and the gradebook are kept from it; the network is not, because
     nbgrader reaches the kernel through it.
@@ -208,7 +214,7 @@ def sandboxed_kernel(folder, python):
 
 
 def read_roster(path):
-    """The rows of the roster, each with a name and a role."""
+    """Return the rows of the roster, each with a name and a role."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -220,19 +226,21 @@ def read_roster(path):
     for number, row in enumerate(rows, start=2):
         name, role = row.get("name") or "", row.get("role") or ""
         if not re.fullmatch(r"[a-z][a-z0-9_-]{0,30}", name):
-            raise Stop(f"{path}, line {number}: the name {name!r} is no user name (a-z, 0-9, - and _, a letter first)")
+            raise Stop(
+                f"{path}, line {number}: the name {name!r} is not a user name (a-z, 0-9, - and _, a letter first)"
+            )
         if role not in ROLES:
             raise Stop(f"{path}, line {number}: the role of {name} is {role!r}; write instructor or student")
     names = [row["name"] for row in rows]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise Stop(f"{path}: {', '.join(twice)} stands there more than once")
+        raise Stop(f"{path}: {', '.join(twice)} is there more than once")
     if not any(row["role"] == "instructor" for row in rows):
         raise Stop(f"{path} has no instructor")
     return rows
 
 
 def read_release(text):
-    """The numbers of the assignments to release, ["all"] or ["none"]."""
+    """Return the numbers of the assignments to release, ["all"] or ["none"]."""
     known = sorted({path.name[:2] for path in (ROOT / "solutions").glob("*.ipynb")})
     names = [name.strip() for name in text.split(",")]
     if names not in (["all"], ["none"]) and (unknown := [name for name in names if name not in known]):
@@ -243,7 +251,7 @@ def read_release(text):
 
 
 def user(name):
-    """The account of this name, or None."""
+    """Return the account of this name, or None."""
     try:
         return pwd.getpwnam(name)
     except KeyError:
@@ -251,13 +259,13 @@ def user(name):
 
 
 def hand_out(home):
-    """The notebooks, the stored results that they read, and the documents to which they link."""
+    """Hand out the notebooks, the stored results that they read, and the documents to which they link."""
     for part in ("notebooks", "benchmarks/results", "docs"):
         shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns(".*", "runs"))
 
 
 def make_users(folder, account, rows):
-    """An account for each row, with the notebooks in its home and a password in passwords.csv."""
+    """Create an account for each row, with the notebooks in its home and a password in passwords.csv."""
     group = f"{account}-people"
     run("groupadd", "--force", group)
     if user(account) is None:
@@ -288,7 +296,7 @@ def make_users(folder, account, rows):
 
 
 def make_course(folder, account, rows, release):
-    """Lay out the masters, make the students' versions, release those that were asked for; as the course's account."""
+    """Lay out the masters, make the students' versions, release the requested ones; as the course's account."""
     course, kernel = folder / "course", Path(sys.executable)
     if not (course / "source").exists():
         course.mkdir(mode=0o700, exist_ok=True)
@@ -322,7 +330,7 @@ def make_course(folder, account, rows, release):
 
 
 def make_demo(folder, account):
-    """The homes and the password of the demo, in which everybody is the one account that runs it."""
+    """Create the homes and the password of the demo, in which everybody is the one account that runs it."""
     for name in ("student", "teacher"):
         if not (folder / "home" / name).exists():
             hand_out(folder / "home" / name)

@@ -30,7 +30,7 @@ def _late_best(rng: random.Random) -> Call:
 
 # ---- backward_transfer ----
 def backward_transfer(matrix: Matrix) -> float:
-    """The mean change of a task since its own stage, of all tasks but the last."""
+    """Return the mean change of a task since its own stage, of all tasks but the last."""
     tasks = len(matrix[0]) - 1
     changes = [matrix[-1][task] - matrix[task + 1][task] for task in range(tasks)]
     return sum(changes) / len(changes)
@@ -58,7 +58,9 @@ check_backward_transfer = Exercise(
 
 # ---- forgetting ----
 def forgetting(matrix: Matrix, order: Sequence[int]) -> float:
-    """The mean loss since the best moment from a task's own stage on, of all tasks but the one that was taught last."""
+    """Return the mean loss since the best moment from a task's own stage on, of all tasks but the one that was taught
+    last.
+    """
     lost = []
     for stage, task in enumerate(order[:-1], 1):
         before = matrix[stage:-1]
@@ -122,7 +124,7 @@ check_forgetting = Exercise(
 
 # ---- choose_protection ----
 def choose_protection(low: float, high: float, tolerated: float, rate_can_fall: bool, old_data_kept: bool) -> str:
-    """What to do about forgetting with the interval (low, high): the rules of the exercise, in their order."""
+    """Return what to do about forgetting with the interval (low, high): the rules of the exercise, in their order."""
     if high <= tolerated:
         return "nothing"
     if low <= tolerated:
@@ -224,7 +226,7 @@ check_softmax_fisher = Exercise(
 
 # ---- squares_a_mean ----
 def squares_a_mean(fishers: list[Diagonal]) -> int:
-    """The place of the implementation that squares a mean: with scores 1 and −1 it sees nothing."""
+    """Return the place of the implementation that squares a mean: with scores 1 and −1 it sees nothing."""
     scores = torch.tensor([[1.0], [-1.0]])
     values = [fisher(scores).item() for fisher in fishers]
     return values.index(min(values))
@@ -332,7 +334,7 @@ check_ewc_penalty = Exercise(
 
 # ---- protected ----
 def protected(weights: Weights, fisher: Weights, ewc_lambda: float, train: Training) -> dict[str, Any]:
-    """What `train` returns, with the EWC penalty around the weights as they are at the call."""
+    """Return what `train` returns, with the EWC penalty around the weights as they are at the call."""
     anchor = {name: weight.detach().clone() for name, weight in weights.items()}
     return train(weights, lambda now: ewc_penalty(now, [(fisher, anchor)], ewc_lambda))
 

@@ -20,7 +20,9 @@ from grpo_edu.checks.inputs import Computer, Loading, Shift, sum_of_weights
 
 # ---- best_seconds ----
 def best_seconds(task: Callable[[], None], clock: Callable[[], float], repeats: int, loops: int) -> float:
-    """The time of one run in the shortest of `repeats` measurements of `loops` runs, after a run that warms up."""
+    """Return the time of one run in the shortest of `repeats` measurements of `loops` runs, after a run that warms
+    up.
+    """
     task()  # warms up
     times = []
     for _ in range(repeats):
@@ -32,7 +34,9 @@ def best_seconds(task: Callable[[], None], clock: Callable[[], float], repeats: 
 
 
 def _some_runs(rng: random.Random) -> Call:
-    """A slow first run; the shortest measurement comes last, a shorter one after it, the shortest run in a long one."""
+    """Return a slow first run; the shortest measurement comes last, a shorter one after it, the shortest run in a long
+    one.
+    """
     repeats, loops = rng.randrange(3, 7), rng.randrange(2, 5)
     runs = [rng.randrange(600, 900)]
     for shortest in [*[400] * (repeats - 2), 200, 100]:
@@ -159,7 +163,7 @@ COUNTS = [1, 2, 4, 8]
 
 
 def choose_threads(counts: list[int], seconds: list[float], usable_cores: float) -> int:
-    """The smallest number of threads, not above the usable cores, that is within 5% of the fastest of these."""
+    """Return the smallest number of threads, not above the usable cores, that is within 5% of the fastest of these."""
     allowed = [(time, count) for count, time in zip(counts, seconds, strict=True) if count <= usable_cores]
     shortest, _ = min(allowed)
     near = [count for time, count in allowed if time <= 1.05 * shortest]
@@ -238,7 +242,7 @@ check_choose_threads = Exercise(
 
 # ---- smallest_update ----
 def smallest_update(weight: float, dtype: torch.dtype) -> float:
-    """The smallest power of two that changes a weight of this format when it is added."""
+    """Return the smallest power of two that changes a weight of this format when it is added."""
     before, step = torch.tensor(weight, dtype=dtype), 1.0
     while before + torch.tensor(step / 2, dtype=dtype) != before:
         step /= 2
@@ -288,7 +292,7 @@ check_smallest_update = Exercise(
 
 # ---- int8_product ----
 def int8_product(left: Tensor, right: Tensor) -> Tensor:
-    """The product of two matrices by way of whole numbers from -127 to 127, one scale a matrix."""
+    """Return the product of two matrices by way of whole numbers from -127 to 127, one scale per matrix."""
     whole, scales = [], []
     for matrix in (left, right):
         scales.append(matrix.abs().max() / 127)
@@ -338,7 +342,7 @@ check_int8_product = Exercise(
 
 # ---- lazy_attribute ----
 def lazy_attribute(name: str, where: dict[str, str]) -> Any:
-    """What a module's `__getattr__` does: import the one module that holds the name, and fetch it."""
+    """Return what a module's `__getattr__` does: import the one module that holds the name, and fetch it."""
     if name not in where:
         raise AttributeError(f"there is no {name!r}; choose one of {', '.join(where)}")
     return getattr(importlib.import_module(where[name]), name)
@@ -425,7 +429,7 @@ check_compare_trainings = Exercise(
 def memory_parts(
     parameters: int, trained: int, completions: int, tokens: int, vocabulary: int, with_reference: bool
 ) -> dict[str, int]:
-    """Bytes of what fp32 training with AdamW holds, and of all logits at once."""
+    """Return bytes of what fp32 training with AdamW holds, and of all logits at once."""
     size = 4  # bytes of a number
     return {
         "weights": size * parameters,
@@ -473,7 +477,7 @@ check_memory_parts = Exercise(
 
 # ---- fewest_passes ----
 def fewest_passes(held: int, per_prompt: int, prompts: int, available: int) -> int | None:
-    """The fewest passes, a divisor of `prompts`, in which a step fits; None where not even one prompt does."""
+    """Return the fewest passes, a divisor of `prompts`, in which a step fits; None where not even one prompt does."""
     for passes in range(1, prompts + 1):
         needed = held + per_prompt * prompts / passes
         if prompts % passes == 0 and needed <= available:

@@ -47,7 +47,7 @@ TROUBLES = {
 
 
 def name_trouble(curves: Mapping[str, Sequence[float]]) -> str:
-    """The first question of the tree that a run's curves answer with yes."""
+    """Return the first question of the tree that a run's curves answer with yes."""
     reward, tied, clipped = (curves[sign] for sign in READ)
     answers = {
         "unpaid": _mean(reward[:4]) < 0.1,
@@ -59,7 +59,9 @@ def name_trouble(curves: Mapping[str, Sequence[float]]) -> str:
 
 
 def _first_yes(answers: Mapping[str, bool], *order: str) -> str:
-    """The first question that is answered with yes; in another order, where one is given, which may leave some out."""
+    """Return the first question that is answered with yes; in another order, where one is given, which may leave some
+    out.
+    """
     return next((question for question in order or answers if answers[question]), "not in the curves")
 
 
@@ -68,7 +70,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _some_run(trouble: str) -> Callable[[random.Random], Call]:
-    """A stored run, or every other time a made-up one of 8 steps, in which later questions say yes as well."""
+    """Return a stored run, or every other time a made-up one of 8 steps, in which later questions say yes as well."""
 
     def draw(rng: random.Random) -> Call:
         if rng.random() < 0.5:
@@ -175,7 +177,8 @@ KINDS = (  # one run of each is drawn
 
 
 def drawn_cases(student: str) -> dict[str, Case]:
-    """A student's three cases in random order: no useful reward, a fault that curves show, one that a batch shows.
+    """Return a student's three cases in random order: no useful reward, a fault that curves show, one that a batch
+    shows.
 
     Raises ValueError for a name without letters and digits.
     """
@@ -218,7 +221,7 @@ class UnlabelledRun:
 
 
 def unlabelled_runs(student: str) -> dict[str, UnlabelledRun]:
-    """The three runs that a student's name draws.
+    """Return the three runs that a student's name draws.
 
     >>> list(unlabelled_runs("Mary Jackson").values())[0]
     UnlabelledRun(student='Mary Jackson', run='Run A')
@@ -227,13 +230,13 @@ def unlabelled_runs(student: str) -> dict[str, UnlabelledRun]:
 
 
 def right_diagnoses(student: str) -> dict[str, Any]:
-    """What is to be said of a student's runs: run → (fault, evidence, fix)."""
+    """Return what is to be said of a student's runs: run → (fault, evidence, fix)."""
     found = {run: (case.name, *DIAGNOSES[case.name]) for run, case in drawn_cases(student).items()}
     return {"student": student, **found}
 
 
 def find_fault() -> dict[str, Any]:
-    """The right diagnoses of one student's runs."""
+    """Return the right diagnoses of one student's runs."""
     return right_diagnoses("Mary Jackson")
 
 
@@ -287,7 +290,7 @@ class DrawnExercise(Exercise):
 
 
 def _rows(answer: Any) -> tuple[list[tuple[str, ...]] | None, str]:
-    """The three diagnoses of an answer, or None and what is wrong with its form."""
+    """Return the three diagnoses of an answer, or None and what is wrong with its form."""
     student = answer.get("student") if isinstance(answer, dict) else None
     if not isinstance(student, str) or not letters_of(student):
         return None, 'the result must be a dict in which "student" is your name'
@@ -299,7 +302,7 @@ def _rows(answer: Any) -> tuple[list[tuple[str, ...]] | None, str]:
 
 
 def _confusion(column: int, rows: list[tuple[str, ...]], wanted: list[tuple[str, ...]]) -> str:
-    """The name of the mistake in a column that is not all right."""
+    """Return the name of the mistake in a column that is not all right."""
     given = {row[column] for row, right in zip(rows, wanted, strict=True) if row[column] != right[column]}
     if given - WORDS[column]:
         return "a word is not in the tables"
@@ -319,7 +322,7 @@ def _confusion(column: int, rows: list[tuple[str, ...]], wanted: list[tuple[str,
 
 
 def _with_words(column: int, change: Callable[[str], str]) -> dict[str, Any]:
-    """The right diagnoses, with the words of one column changed."""
+    """Return the right diagnoses, with the words of one column changed."""
     found = find_fault()
     for run in RUNS:
         words = list(found[run])
@@ -359,7 +362,9 @@ check_find_fault = DrawnExercise(
 
 # ---- signs_are_right ----
 def signs_are_right(rewards: Tensor, advantages: Tensor, num_generations: int) -> bool:
-    """Whether each advantage has the sign of reward minus group mean, and those of a tied group are exactly 0."""
+    """Return True if each advantage has the sign of reward minus group mean, and those of a tied group are exactly
+    0.
+    """
     groups, given = (one.view(-1, num_generations) for one in (rewards, advantages))
     expected = (groups - groups.mean(dim=1, keepdim=True)).sign()
     expected[_tied(groups)] = 0
@@ -371,7 +376,9 @@ def _tied(groups: Tensor) -> Tensor:
 
 
 def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
-    """An easy group, a hard one, and where asked one that ties, or that one alone. Paid in parts, easy is above."""
+    """Return an easy group, a hard one, and where asked one that ties, or that one alone. Paid in parts, easy is
+    above.
+    """
     (wrong, right), (poor, good) = rng.choice([((0.0, 1.0), (0.0, 1.0)), ((0.5, 0.9), (0.1, 0.3))])
     easy = rng.sample([right] * rng.choice([6, 7]) + [wrong] * 2, 8)
     hard = rng.sample([poor] * 7 + [good] * 2, 8)
@@ -381,7 +388,7 @@ def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
 
 
 def _faint_trap(rewards: Tensor, config: GRPOConfig) -> Tensor:
-    """The float trap with an eps of 1e-4: the advantages of a tied group are 0 or at most 0.0006."""
+    """Return the float trap with an eps of 1e-4: the advantages of a tied group are 0 or at most 0.0006."""
     tied = _tied(rewards.view(-1, 8)).repeat_interleave(8)
     return hasty_advantages(rewards, config) * torch.where(tied, 1e-4, 1.0)
 
@@ -452,7 +459,7 @@ EOS, PAD = 2, 0
 
 
 def mask_is_right(completion_ids: Tensor, loss_mask: Tensor, eos_token_id: int) -> bool:
-    """Whether the mask is 1 from the first token through the first EOS, inclusive, and 0 behind it."""
+    """Return True if the mask is 1 from the first token through the first EOS, inclusive, and 0 behind it."""
     mask, right = loss_mask.long(), completion_mask(completion_ids, eos_token_id)
     return torch.equal(mask, right)
 
@@ -569,7 +576,7 @@ check_mask_is_right = Exercise(
 
 # ---- ratio_is_one ----
 def ratio_is_one(per_token_logps: Tensor, old_per_token_logps: Tensor, loss_mask: Tensor) -> bool:
-    """Whether exp(logp - old) is 1 up to 0.001 on every token that counts."""
+    """Return True if exp(logp - old) is 1 up to 0.001 on every token that counts."""
     logs, mask = per_token_logps - old_per_token_logps, loss_mask.bool()
     far = (logs.exp() - 1).abs()
     return bool((far[mask] < 1e-3).all())
@@ -644,7 +651,7 @@ check_ratio_is_one = Exercise(
         only the first token is checked: far[mask] -> far[:, 0]
             Check all tokens that count.
         the difference of the logarithms is compared with 1: logs.exp() - 1 -> logs - 1
-            The ratio is 1 where the logarithms are *equal*.
+            The ratio is 1 if the logarithms are *equal*.
     """,
 )
 
@@ -662,7 +669,7 @@ Settings = dict[str, Any]
 
 
 def broken_settings(settings: Settings) -> list[str]:
-    """The names of the settings that are wrong."""
+    """Return the names of the settings that are wrong."""
     ill = {
         "num_generations": settings["num_generations"] < 4,
         "max_completion_length": settings["max_completion_length"] < 48,
@@ -674,7 +681,7 @@ def broken_settings(settings: Settings) -> list[str]:
 
 
 def mend(settings: Settings) -> Settings:
-    """The same settings, with the wrong ones replaced by the right ones."""
+    """Return the same settings, with the wrong ones replaced by the right ones."""
     ill = broken_settings(settings)
     return {**settings, **{name: MENDED[name] for name in ill}}
 

@@ -79,13 +79,13 @@ check_wilson_interval = Exercise(
 
 # ---- mcnemar_p ----
 def mcnemar_p(only_before: int, only_after: int) -> float:
-    """The p-value of the exact McNemar test, from its two counts."""
+    """Return the p-value of the exact McNemar test, from its two counts."""
     smaller, pairs = min(only_before, only_after), only_before + only_after
     return min(1.0, 2 * _tail(smaller, pairs))
 
 
 def _tail(last: int, n: int) -> float:
-    """The chance of at most `last` heads among n tosses of a fair coin."""
+    """Return the chance of at most `last` heads among n tosses of a fair coin."""
     return sum(math.comb(n, heads) for heads in range(last + 1)) / 2**n
 
 
@@ -130,7 +130,7 @@ check_mcnemar_p = Exercise(
 
 # ---- false_alarm ----
 def false_alarm(looks: int, alpha: float) -> float:
-    """The chance of at least one false alarm in several independent looks at nothing: 1 − (1 − α)^looks."""
+    """Return the chance of at least one false alarm in several independent looks at nothing: 1 − (1 − α)^looks."""
     return 1 - (1 - alpha) ** looks
 
 
@@ -158,7 +158,7 @@ check_false_alarm = Exercise(
 
 # ---- pass_at_k ----
 def pass_at_k(rewards: Sequence[float], k: int) -> float:
-    """The mean, over all choices of k of these rewards, of the best one; pass@k where rewards are 0 and 1."""
+    """Return the mean, over all choices of k of these rewards, of the best one; pass@k where rewards are 0 and 1."""
     choices = math.comb(len(rewards), k)
     best_of = [math.comb(rank, k - 1) for rank in range(len(rewards))]  # choices; `rank` rewards are smaller
     return sum(count * reward for count, reward in zip(best_of, sorted(rewards), strict=True)) / choices
@@ -190,7 +190,7 @@ check_pass_at_k = Exercise(
             twice.
             or: 1 - (1 - sum(rewards) / len(rewards)) ** k
         graded rewards are counted as 0 or 1: pass_at_k([float(one == 1) for one in rewards], k)
-            A reward of 0.5 is better than 0 and worse than 1. It counts where nothing better is drawn.
+            A reward of 0.5 is better than 0 and worse than 1. It counts if nothing better is drawn.
             or: pass_at_k([float(one > 0) for one in rewards], k)
         the mean of the worst rewards is returned: -pass_at_k([-one for one in rewards], k)
             Each choice of k counts with its *best* reward.
@@ -212,7 +212,7 @@ check_pass_at_k = Exercise(
 
 # ---- possible_counts ----
 def possible_counts(percent: float, trials: int, decimals: int) -> list[int]:
-    """The numbers of right answers that a reported percentage may stand for."""
+    """Return the numbers of right answers that a reported percentage may stand for."""
     slack = 0.5 * 10.0**-decimals + 1e-9
     exact = [100 * count / trials for count in range(trials + 1)]
     return [count for count, share in enumerate(exact) if abs(share - percent) <= slack]

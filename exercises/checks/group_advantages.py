@@ -37,13 +37,15 @@ def plain(rng: random.Random) -> Call:
 
 
 def tied_alone(rng: random.Random, size: int) -> Tensor:
-    """One group of equal rewards; where this processor has such a value, torch's std of them is not 0."""
+    """Return one group of equal rewards; where this processor has such a value, torch's std of them is not 0."""
     telling = [value for value in UNEVEN if torch.full((1, size), value).std(dim=1) > 0]
     return torch.full((size,), rng.choice(telling or UNEVEN))
 
 
 def tied(base: float) -> Callable[[random.Random], Call]:
-    """A tied group alone, or beside one that differs from `base` by a millionth in one place, and one that differs."""
+    """Return a tied group alone, or next to one that differs from `base` by a millionth in one place, and one that
+    differs.
+    """
 
     def draw(rng: random.Random) -> Call:
         if rng.random() < 0.5:
@@ -79,7 +81,7 @@ def one_group(given: Call, expected: Tensor, got: Any) -> tuple[str, str, str] |
 
 
 def group_advantages(rewards: Tensor, num_generations: int) -> Tensor:
-    """Reward minus the mean of its group, divided by the group's standard deviation + 1e-4; 0 where a group ties."""
+    """Reward minus the mean of its group, divided by the group's standard deviation + 1e-4; 0 if a group ties."""
     groups = rewards.view(-1, num_generations)
     mean, std = groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True)
     tied = groups.amax(dim=1, keepdim=True) == groups.amin(dim=1, keepdim=True)
@@ -87,7 +89,7 @@ def group_advantages(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def _std(groups: Tensor, dim: int) -> Tensor:
-    """The sample standard deviation; of a single number NaN, without torch's warning."""
+    """Return the sample standard deviation; of a single number NaN, without torch's warning."""
     centered = groups - groups.mean(dim=dim, keepdim=True)
     return (centered.square().sum(dim=dim, keepdim=True) / (groups.shape[dim] - 1)).sqrt()
 
@@ -99,7 +101,7 @@ def _mixed(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def _as_it_came(rewards: Tensor, num_generations: int) -> Tensor:
-    """The colleague's function, with its three faults."""
+    """Return the colleague's function, with its three faults."""
     groups = rewards.view(num_generations, -1)
     mean, std = groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True, unbiased=False)
     return ((groups - mean) / (std + 1e-4)).flatten()
@@ -178,7 +180,7 @@ def tie_probability(chances: list[float], num_generations: int) -> float:
 
 
 def _some_chances(rng: random.Random) -> Call:
-    """The chances, in twentieths, of two rewards, three or four."""
+    """Return the chances, in twentieths, of two rewards, three or four."""
     cuts = sorted(rng.sample(range(1, 20), rng.choice([1, 2, 3])))
     shares = [high - low for low, high in zip([0, *cuts], [*cuts, 20], strict=True)]
     return call([share / 20 for share in shares], rng.choice([2, 3, 4, 8]))
@@ -265,7 +267,7 @@ check_degenerate_groups = Exercise(
         the result is True for the groups that do not tie: return ( -> return ~(
             Return True for a group that ties.
         there is one value per completion, not per group: .all(dim=1) -> .flatten()
-            Return one truth value per group, shape (N,): are *all* of its rewards equal?
+            Return one bool per group, shape (N,): are *all* of its rewards equal?
         the groups are mixed: degenerate_groups(rewards.view(num_generations, -1).T.flatten(), num_generations)
             A group's rows are adjacent.
     """,
@@ -277,7 +279,7 @@ check_degenerate_groups = Exercise(
 
 
 def rloo_advantages(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
-    """Reward minus the mean of the others that are complete; 0 for a truncated one, and where nobody is left."""
+    """Reward minus the mean of the others that are complete; 0 for a truncated one, and if nobody is left."""
     result = torch.zeros_like(rewards)
     for start in range(0, len(rewards), num_generations):
         complete = [row for row in range(start, start + num_generations) if not truncated[row]]
@@ -288,7 +290,7 @@ def rloo_advantages(rewards: Tensor, num_generations: int, truncated: Tensor) ->
 
 
 def _rloo_of_mixed_groups(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
-    """The same within groups whose completions are not adjacent."""
+    """Return the same within groups whose completions are not adjacent."""
     order = torch.arange(len(rewards)).view(num_generations, -1).T.flatten()
     return rloo_advantages(rewards[order], num_generations, truncated[order])[order.argsort()]
 
@@ -347,7 +349,9 @@ check_rloo_advantages = Exercise(
 
 
 def dynamic_sampling(rewards: Tensor, num_generations: int, groups_needed: int) -> tuple[Tensor, int]:
-    """The numbers (K,) of the first groups that do not tie, at most `groups_needed`, and the completions written."""
+    """Return the numbers (K,) of the first groups that do not tie, at most `groups_needed`, and the completions
+    written.
+    """
     groups = rewards.view(-1, num_generations)
     useful = groups.amax(dim=1) > groups.amin(dim=1)
     kept = useful.nonzero().flatten()[:groups_needed]
@@ -367,7 +371,7 @@ def _many_groups(few: bool) -> Callable[[random.Random], Call]:
             row = [0.0, 1.0, *(rng.choice([0.0, 1.0]) for _ in range(4))]
             groups.append(torch.tensor(rng.sample(row, 6)))
         rng.shuffle(groups)
-        groups += [torch.ones(6)] * few  # the search goes on behind the last useful group
+        groups += [torch.ones(6)] * few  # the search continues behind the last useful group
         needed = informative + rng.choice([1, 2]) if few else informative - 1
         return call(torch.cat(groups), 6, needed)
 

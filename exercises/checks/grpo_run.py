@@ -23,7 +23,7 @@ Shapes = dict[str, tuple[int, ...]]
 def stage_shapes(
     num_prompts: int, num_generations: int, prompt_length: int, completion_length: int, vocab_size: int
 ) -> Shapes:
-    """The shapes of a step's tensors, with a row for each completion."""
+    """Return the shapes of a step's tensors, with a row for each completion."""
     n, g, p, c, v = num_prompts, num_generations, prompt_length, completion_length, vocab_size
     rows = n * g
     return {
@@ -121,7 +121,7 @@ def _paid(rng: random.Random, groups: int, size: int) -> Tensor:
 
 
 def _tied_group(rng: random.Random) -> Call:
-    """A group that ties, alone or in front of one that does not."""
+    """Return a group that ties, alone or in front of one that does not."""
     rewards = tied_alone(rng, 16)
     return _batch(rng, torch.cat([rewards, _paid(rng, 1, 16)]) if rng.random() < 0.5 else rewards, 16, width=2)
 
@@ -145,7 +145,7 @@ def _scaled(
     correction: int = 1,
     eps: float = 1e-4,
 ) -> Tensor:
-    """Advantages with another standard deviation, or another test for ties: ties(groups) → (N,) truth values."""
+    """Advantages with another standard deviation, or another test for ties: ties(groups) → (N,) booleans."""
     groups = rewards.view(-1, num_generations)
     std = groups.std(dim=1, keepdim=True, correction=correction)
     scaled = (groups - groups.mean(dim=1, keepdim=True)) / (std + eps)
@@ -200,7 +200,7 @@ check_grpo_step = Exercise(
             or: group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _never, eps=0.0)
         a tied group gets tiny advantages instead of 0:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _never)
-            Because of rounding, the computed mean of sixteen equal rewards may be another number. Put 0 where all
+            Because of rounding, the computed mean of sixteen equal rewards may be another number. Put 0 if all
             rewards of a group are equal.
         ties are detected by a standard deviation of 0:
             group_advantages(rewards, num_generations) -> _scaled(rewards, num_generations, _no_spread)
@@ -292,14 +292,14 @@ Gradients = list[Tensor]
 
 
 def clipped_gradients(gradients: Gradients, max_norm: float) -> Gradients:
-    """The gradients of all weights, scaled by one factor where their common length exceeds `max_norm`."""
+    """Return the gradients of all weights, scaled by one factor where their common length exceeds `max_norm`."""
     norm = common_length(gradients)
     factor = min(1.0, max_norm / norm)
     return [factor * gradient for gradient in gradients]
 
 
 def common_length(gradients: Gradients) -> float:
-    """The norm of all gradients together."""
+    """Return the norm of all gradients together."""
     return torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
 
 
@@ -346,7 +346,7 @@ check_clipped_gradients = Exercise(
 
 # ---- tied_groups ----
 def tied_groups(rewards: Tensor, num_generations: int) -> tuple[float, float]:
-    """The shares of groups in which all completions are right, and in which none is."""
+    """Return the shares of groups in which all completions are right, and in which none is."""
     groups = rewards.view(-1, num_generations)
     right, wrong = ((groups == kind).all(dim=1).float().mean().item() for kind in (1, 0))
     return right, wrong
@@ -396,7 +396,7 @@ check_tied_groups = Exercise(
 
 # ---- batch_kl ----
 def batch_kl(per_token_logps: Tensor, ref_per_token_logps: Tensor, completion_mask: Tensor) -> float:
-    """The mean of k3 over the real tokens of a batch, as the trainer's metric "kl"."""
+    """Return the mean of k3 over the real tokens of a batch, as the trainer's metric "kl"."""
     kl, mask = per_token_kl(per_token_logps, ref_per_token_logps), completion_mask
     return kl[mask == 1].mean().item()
 
@@ -447,7 +447,7 @@ Solved = Sequence[bool]  # 1 or 0, a problem
 
 
 def claim(before: Solved, after: Solved) -> tuple[float, str]:
-    """The gain, and "better", "worse" or "not shown" by the exact McNemar test at 5%."""
+    """Return the gain, and "better", "worse" or "not shown" by the exact McNemar test at 5%."""
     gain, p_value = (sum(after) - sum(before)) / len(before), mcnemar(before, after).p_value
     verdict = "not shown" if p_value >= 0.05 else "better" if gain > 0 else "worse"
     return gain, verdict
@@ -489,7 +489,7 @@ check_claim = Exercise(
             Subtract the value before from the value after.
         the gain has no sign: return gain, verdict -> return abs(gain), verdict
             If the accuracy falls, the gain is negative.
-        the gain is set to 0 where nothing is shown: return gain -> return 0.0 if verdict == "not shown" else gain
+        the gain is set to 0 if nothing is shown: return gain -> return 0.0 if verdict == "not shown" else gain
             Return the measured gain, whatever the verdict is.
         the test is not paired: mcnemar(before, after).p_value -> _unpaired_p(before, after)
             Both runs answered the same problems. Only the problems on which they differ count.

@@ -89,7 +89,7 @@ def compare_loop(my_train: Callable[..., Iterator[tuple]], parts: Sequence[Calla
 
 
 def _beside(part: Callable, package: Callable, apart: dict[str, float | None]) -> Callable:
-    """The student's part; its largest difference from the package's part is kept in `apart`."""
+    """Return the student's part; its largest difference from the package's part is kept in `apart`."""
 
     def call(*arguments: Any) -> Any:
         generators = [given for given in arguments if isinstance(given, torch.Generator)]
@@ -123,7 +123,7 @@ def _state(model: Any) -> list[tuple[Tensor, Tensor | None]]:
 
 
 def _touched(model: Any, state: Sequence[tuple[Tensor, Tensor | None]]) -> bool:
-    """Whether the weights differ from `state`, or gradients were computed since then."""
+    """Return True if the weights differ from `state`, or gradients were computed since then."""
     for p, (weight, gradient) in zip(model.parameters(), state, strict=True):
         new_gradient = p.grad is not None and (gradient is None or not torch.equal(p.grad, gradient))
         if new_gradient or not torch.equal(p, weight):
@@ -132,7 +132,7 @@ def _touched(model: Any, state: Sequence[tuple[Tensor, Tensor | None]]) -> bool:
 
 
 def _gradient_difference(model: Any, mine: Tensor, package: Tensor) -> float:
-    """The norm of the difference of two losses' gradients; infinite if the first has none."""
+    """Return the norm of the difference of two losses' gradients; infinite if the first has none."""
     if not mine.requires_grad:
         return float("inf")
     weights = list(model.parameters())
@@ -146,7 +146,7 @@ def _set_states(generators: Sequence[torch.Generator], states: Sequence[Tensor])
 
 
 def _difference(mine: Any, package: Any) -> float:
-    """The largest difference of two tensors, or of the tokens of two rollouts; infinite for other shapes."""
+    """Return the largest difference of two tensors, or of the tokens of two rollouts; infinite for other shapes."""
     if hasattr(package, "completion_ids"):
         mine, package = mine.completion_ids, package.completion_ids
     if tuple(mine.shape) != tuple(package.shape):

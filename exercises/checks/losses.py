@@ -22,7 +22,7 @@ def aggregate(
     update_rows: int,
     update_tokens: int,
 ) -> Tensor:
-    """What a micro-batch adds to the loss of an update, for "grpo", "dapo" and "dr_grpo"."""
+    """Return what a micro-batch adds to the loss of an update, for "grpo", "dapo" and "dr_grpo"."""
     losses = per_token_loss * mask
     if loss_type == "grpo":
         return (losses.sum(dim=1) / mask.sum(dim=1)).sum() / update_rows
@@ -108,7 +108,7 @@ def first_loss(advantages: list[float], lengths: list[int]) -> tuple[float, floa
 
 
 def longer(of_dapo: float) -> str:
-    """What the first loss of "dapo" tells."""
+    """Return what the first loss of "dapo" tells."""
     if abs(of_dapo) < 1e-6:
         return "neither"
     return "good" if of_dapo < 0 else "bad"
@@ -234,7 +234,7 @@ check_sequence_ratio = Exercise(
 
 # ---- finite_difference ----
 def finite_difference(function: Callable[[Tensor], Tensor], x: Tensor, h: float) -> Tensor:
-    """The gradient of a scalar function at x (n,), by central differences."""
+    """Return the gradient of a scalar function at x (n,), by central differences."""
     slopes = []
     for step in h * torch.eye(len(x), dtype=x.dtype):
         above, below = function(x + step), function(x - step)

@@ -25,7 +25,7 @@ def step_peak(
     cache: int,
     recompute: bool,
 ) -> int:
-    """Bytes of a GRPO step at its worst moment, in fp32 with AdamW."""
+    """Return bytes of a GRPO step at its worst moment, in fp32 with AdamW."""
     held = 4 * weights + 12 * trained
     a_token = layers * entering + kept if recompute else layers * kept
     activations = tokens * a_token
@@ -81,7 +81,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def optimizer_numbers(shapes: Shapes, optim: str) -> int:
-    """How many numbers an optimizer keeps: two a weight for AdamW; for Adafactor the margins of each matrix."""
+    """Return how many numbers an optimizer keeps: two a weight for AdamW; for Adafactor the margins of each matrix."""
     if optim == "adamw":
         return sum(2 * math.prod(shape) for shape in shapes)
     return sum(sum(shape) for shape in shapes)  # a vector (n,) has n margins
@@ -126,7 +126,7 @@ check_optimizer_numbers = Exercise(
 
 # ---- accumulated_gradient ----
 def accumulated_gradient(mean_gradient: MeanGradient, rows: Tensor, size: int) -> Tensor:
-    """The gradient of the whole batch's mean loss, from parts of `size` rows."""
+    """Return the gradient of the whole batch's mean loss, from parts of `size` rows."""
     parts = rows.split(size)
     shares = [len(part) / len(rows) for part in parts]
     slopes = [share * mean_gradient(part) for share, part in zip(shares, parts, strict=True)]
@@ -194,7 +194,7 @@ def logps_in_chunks(states: Tensor, chosen: Tensor, logits_of: OutputLayer, voca
 
 
 def _tokens(rng: random.Random, *, uneven: bool, scale: float = 1.0) -> Call:
-    """Five states; the chosen tokens lie in all chunks of the vocabulary. scale: of the logits."""
+    """Five states; the chosen tokens lie in all chunks of the vocabulary. scale: the scale of the logits."""
     size = rng.choice([2, 3])
     vocab_size = size * rng.choice([2, 3]) + uneven
     weight = tuple(tuple(row) for row in (scale * numbers(rng, vocab_size, 3)).tolist())
@@ -301,7 +301,7 @@ def layer_matrices(hidden: int, mlp: int, queries: int, keys: int) -> dict[str, 
 
 
 def lora_parameters(shape: Mapping[str, int], rank: int, target_modules: Sequence[str]) -> int:
-    """How many numbers LoRA trains: r (inputs + outputs) for each target of each layer."""
+    """Return how many numbers LoRA trains: r (inputs + outputs) for each target of each layer."""
     hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
     keys = hidden // heads * shape["num_key_value_heads"]
     matrices = layer_matrices(hidden, shape["intermediate_size"], hidden, keys)

@@ -23,7 +23,7 @@ def completion_mask(completion_ids: Tensor, eos_token_ids: list[int] | int) -> T
 
 
 def _some_completions(rng: random.Random) -> Call:
-    """A row without an end token, and rows that end with each of the two, padded with 0 or with an end token."""
+    """Return a row without an end token, and rows that end with each of the two, padded with 0 or with an end token."""
     rows = [[rng.randrange(1, 5) for _ in range(6)]]
     for end, padding in ((ENDS[0], PAD), (ENDS[1], PAD), (ENDS[0], ENDS[1]), (ENDS[1], ENDS[1])):
         length = rng.randrange(1, 5)
@@ -53,14 +53,14 @@ check_completion_mask = Exercise(
             `cumsum` counts the position itself: it is 1 at the first end token and after it as well. Count those
             *before* a position.
         ones and zeros are swapped: ends_before == 0 -> ends_before > 0
-            The mask is 1 where a token counts.
+            The mask is 1 if a token counts.
         end tokens are counted along the batch: completion_mask(completion_ids.T, eos_token_ids).T
             A row is a completion, so use dim=1.
         all end tokens count, and everything between them: ends_before == 0 -> is_eos.flip(1).cumsum(dim=1).flip(1) > 0
             The mask is 1 through the *first* end token only.
         a completion without an end token gets a single 1:
             ends_before == 0 -> torch.arange(is_eos.shape[1]) <= is_eos.int().argmax(dim=1)[:, None]
-            `argmax` of a row of zeros is 0. Where there is no end token, every token counts.
+            `argmax` of a row of zeros is 0. If there is no end token, every token counts.
         only end tokens are masked out: ends_before == 0 -> ~is_eos
             What follows the first end token is not part of the completion.
         only padding is masked out: ends_before == 0 -> completion_ids != PAD
@@ -69,7 +69,7 @@ check_completion_mask = Exercise(
             The first token of a completion counts, too.
         a completion without an end token is masked out:
             ends_before == 0 -> (ends_before == 0) & is_eos.any(dim=1, keepdim=True)
-            Where there is no end token, every token counts.
+            If there is no end token, every token counts.
     """,
 )
 

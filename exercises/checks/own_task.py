@@ -13,7 +13,7 @@ from grpo_edu.problems.own import question_key
 
 
 def leaked_questions(train: Sequence[str], heldout: Sequence[str]) -> list[str]:
-    """The held-out questions that are training questions too; letter case and white space make no difference."""
+    """Return the held-out questions that are training questions too; letter case and white space make no difference."""
     known = {question_key(question) for question in train}
     return [one for one in heldout if question_key(one) in known]
 
@@ -102,7 +102,7 @@ check_leaked_questions = Exercise(
 
 
 def worked_reward(completions: Sequence[str], answer: Sequence[str], sums: Sequence[int], **kwargs: Any) -> list[float]:
-    """1.0 where the text after the last `####` is the answer and enough equals signs come before it, else 0.0."""
+    """1.0 if the text after the last `####` is the answer and enough equals signs come before it, else 0.0."""
     paid = []
     for text, right, count in zip(completions, answer, sums, strict=True):
         work, _, given = text.rpartition("####")

@@ -15,7 +15,7 @@ from grpo_edu.checks.inputs import mask_of, numbers
 
 # ---- inputs ----
 def without_ties(rng: random.Random, shape: tuple[int, int], top: int = 127) -> Tensor:
-    """A matrix whose numbers do not fall halfway between places when a row's largest is brought to `top`."""
+    """Return a matrix whose numbers do not fall halfway between places when a row's largest is brought to `top`."""
     while True:
         rows = [[round(rng.gauss(0, 1), 3) for _ in range(shape[1])] for _ in range(shape[0])]
         x = torch.tensor(rows, dtype=torch.float64)
@@ -137,7 +137,7 @@ def _silent_row(rng: random.Random) -> Call:
 
 
 def _halves(top: float, bits: int) -> Call:
-    """Numbers in the middle between two grid points, which are rounded to the even one."""
+    """Return numbers in the middle between two grid points, which are rounded to the even one."""
     return call(torch.tensor([[top, 2.5, -0.5, 4.5], [-1.5, 0.5, -top, 3.0]]), bits)
 
 
@@ -179,7 +179,9 @@ check_quantize_rows = Exercise(
 
 # ---- int8_linear ----
 def whole_numbers(x: Tensor, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Each row in whole numbers from -127 to 127, and the scales of the rows, those of x or of another matrix."""
+    """Return each row in whole numbers from -127 to 127, and the scales of the rows, those of x or of another
+    matrix.
+    """
     scale = (x if like is None else like).abs().amax(dim=1, keepdim=True) / 127
     return (x / scale).round(), scale
 
@@ -241,7 +243,9 @@ Shapes = Sequence[tuple[int, int]]
 
 
 def quantized_bytes(vocab_size: int, hidden_size: int, layers: Shapes, form: str) -> int:
-    """Bytes of a model with a shared table in "float32", or in int8 with the table "kept", "both" or "shared"."""
+    """Return bytes of a model with a shared table in "float32", or in int8 with the table "kept", "both" or
+    "shared".
+    """
     table, inside = vocab_size * hidden_size, sum(rows * columns for rows, columns in layers)
     if form == "float32":
         return 4 * (table + inside)
@@ -283,7 +287,7 @@ check_quantized_bytes = Exercise(
 
 # ---- bits_needed ----
 def bits_needed(largest: float, tolerated: float) -> int:
-    """The fewest bits of a symmetric grid up to `largest` that moves no number by more than `tolerated`."""
+    """Return the fewest bits of a symmetric grid up to `largest` that moves no number by more than `tolerated`."""
     bits = 2
     while largest / (2 ** (bits - 1) - 1) / 2 > tolerated:
         bits += 1
@@ -331,7 +335,7 @@ def _interval(rng: random.Random, narrowest: float, widest: float) -> Call:
     return call(round(low, 3), round(low + width, 3), margin)
 
 
-_EDGES = (  # ends on the margin: within it twice, beside it twice; and one around 0 that reaches beyond
+_EDGES = (  # ends on the margin: within it twice, next to it twice; and one around 0 that reaches beyond
     call(-0.02, 0.005, 0.02),
     call(-0.005, 0.02, 0.02),
     call(0.02, 0.03, 0.02),

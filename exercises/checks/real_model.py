@@ -10,7 +10,7 @@ from grpo_edu.checks.core import Call, Exercise, Part, call
 
 # ---- signal_by_kind ----
 def signal_by_kind(kinds: Sequence[str], rewards: Sequence[float], num_generations: int) -> dict[str, float]:
-    """The share of each kind's groups whose rewards are not all equal, so that GRPO can learn from them."""
+    """Return the share of each kind's groups whose rewards are not all equal, so that GRPO can learn from them."""
     size = num_generations
     groups = [rewards[size * i : size * i + size] for i in range(len(kinds))]
     signals = [max(group) > min(group) for group in groups]
@@ -40,7 +40,7 @@ _WORKED = call(
     ["question", "no comma", "question", "no comma", "no comma"], [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0], 2
 )
 _UNEVEN = call(["question", "no comma", "no comma"], [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], 4)
-# Equal rewards of 0.5 are no signal; three different rewards, a small difference, and equal ends around others are.
+# Equal rewards of 0.5 are not a signal; three different rewards, a small difference, and equal ends around others are.
 _MIXED = call(
     ["question", "question", "no comma", "no comma"],
     [*[0.5] * 4, 0.5, 0.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.2501, *[0.75] * 4],
@@ -112,7 +112,9 @@ _ABOUT_SEA = [
 
 
 def _on_topic(rng: random.Random, topic: str, size: int) -> str:
-    """A sentence of `size` words with the topic in fourth or fifth place, somewhere with a comma or a capital."""
+    """Return a sentence of `size` words with the topic in fourth or fifth place, somewhere with a comma or a
+    capital.
+    """
     opening = rng.choice(_OPENINGS).split()
     written = rng.choice([topic, topic.capitalize(), topic + ","])
     words = [*opening, written, *_REST][:size]

@@ -20,7 +20,9 @@ from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 
 def extract_number(text: str) -> str | None:
-    """The integer that is the only text after the last `####`, without commas; None if there is no such integer."""
+    """Return the integer that is the only text after the last `####`, without commas; None if there is no such
+    integer.
+    """
     if "####" not in text:
         return None
     line = text.rpartition("####")[2].split("\n")[0]
@@ -81,13 +83,13 @@ def _first_number(text: str) -> str | None:
 
 
 def _only_number(line: str) -> str | None:
-    """The number of a line that has no other, whatever else it says."""
+    """Return the number of a line that has no other, whatever else it says."""
     numbers = re.findall(r"[-+]?\d[\d,]*", line)
     return numbers[0].replace(",", "") if len(numbers) == 1 else None
 
 
 def _search(blanks: str, number: str, commas: str) -> Callable[[str], str | None]:
-    """The first number behind a marker, whatever follows it."""
+    """Return the first number behind a marker, whatever follows it."""
 
     def extract_number(text: str) -> str | None:
         found = re.search(f"####{blanks}({number})", text)
@@ -138,15 +140,15 @@ check_extract_number = Exercise(
             The answer must be on the same line as the marker. The text below it does not count.
         the space before the number is not removed: line.strip() -> line
             `" 36"` begins with a space, so it is not a number from its first character to its last. Strip the line.
-        an empty string is returned where there is no answer: extract_number(text) or ""
-            Return None where there is no answer.
+        an empty string is returned if there is no answer: extract_number(text) or ""
+            Return None if there is no answer.
         an integer is returned, not a string: None if extract_number(text) is None else int(extract_number(text))
             Return the digits as a `str`.
         the last number of any text is accepted: (re.findall(r"-?\d[\d,]*", text) or [""])[-1].replace(",", "") or None
             Only what follows `####` counts as the answer.
         1,200 is read as 1: number if re.fullmatch(r"-?\d+", number) else None -> _first_number(line)
             Remove the commas before you look for digits.
-        of two numbers, the first one is returned:
+        the first of two numbers is returned:
             number if re.fullmatch(r"-?\d+", number) else None -> _first_number(number)
             Two numbers are not an answer: the text after the marker must be one number, and nothing else.
             or: number if re.fullmatch(r"-?\d+", number) else None -> (re.match(r"-?\d+", number) or [None])[0]
@@ -171,7 +173,7 @@ check_extract_number = Exercise(
 
 
 def accuracy_reward(completions: Sequence[str], answer: Sequence[str], **kwargs) -> list[float]:
-    """1.0 where the number behind the last `####` is the answer, else 0.0."""
+    """1.0 if the number behind the last `####` is the answer, else 0.0."""
     return [float(extract_number(text) == right) for text, right in zip(completions, answer, strict=True)]
 
 
@@ -219,7 +221,7 @@ check_accuracy_reward = TrainedExercise(
 
 
 def combine_rewards(rewards_per_func: Tensor, weights: Sequence[float]) -> Tensor:
-    """The weighted mean of those that apply; NaN where none does."""
+    """Return the weighted mean of those that apply; NaN if none does."""
     weight_row = torch.tensor(weights)
     earned = (rewards_per_func * weight_row).nansum(dim=1)
     return earned / (~rewards_per_func.isnan() * weight_row).sum(dim=1)
@@ -325,7 +327,7 @@ check_gated_reward = Exercise(
 def paid_exploits(
     reward_func: Callable[..., list[float]], honest: str, exploits: dict[str, str], answer: str
 ) -> list[str]:
-    """The exploits that earn at least as much as an honest right completion."""
+    """Return the exploits that earn at least as much as an honest right completion."""
     texts = [honest, *exploits.values()]
     fair, *paid = reward_func(completions=texts, answer=[answer] * len(texts))
     return [name for name, reward in zip(exploits, paid, strict=True) if reward >= fair]

@@ -14,7 +14,9 @@ from grpo_edu.checks.core import Call, Exercise, Part, call
 
 
 def number_step(text: str, secret: int, guesses_left: int) -> tuple[str, float, bool]:
-    """The reply of a game in which a number from 1 to 99 is guessed: observation, reward, and whether it is over."""
+    """Return the reply of a game in which a number from 1 to 99 is guessed: observation, reward, and whether it is
+    over.
+    """
     guess = text.strip()
     legal = guess.isdecimal() and 1 <= int(guess) <= 99
     if not legal:
@@ -27,7 +29,7 @@ def number_step(text: str, secret: int, guesses_left: int) -> tuple[str, float, 
 
 
 def _is_int(text: str) -> bool:
-    """Whether Python's `int` reads a text."""
+    """Return True if Python's `int` reads a text."""
     try:
         int(text)
     except ValueError:
@@ -36,7 +38,7 @@ def _is_int(text: str) -> bool:
 
 
 def _a_wrong_number(low: bool) -> Callable[[random.Random], Call]:
-    """A guess below the secret number, or above it, with white space around it at times."""
+    """Return a guess below the secret number, or above it, with white space around it at times."""
 
     def draw(rng: random.Random) -> Call:
         smaller, larger = sorted(rng.sample(range(1, 100), 2))
@@ -106,7 +108,7 @@ check_number_step = Exercise(
         an illegal text is not punished: "illegal", -0.2 -> "illegal", 0.0
             An illegal text earns −0.2. If it earned 0, it would be as good as a wrong guess that is legal.
         an illegal text ends the game: observation == "right" or -> observation in ("right", "illegal") or
-            It costs a guess, and the game goes on if guesses are left.
+            It costs a guess, and the game continues if guesses are left.
         an illegal text does not cost a guess:
             or guesses_left == 1 -> or (guesses_left == 1 and observation != "illegal")
             Every turn costs a guess. A game whose illegal turns are free may never end.
@@ -131,7 +133,9 @@ check_number_step = Exercise(
 
 
 def turn_advantages(turn_rewards: Tensor, num_generations: int) -> Tensor:
-    """What each turn and the later ones earned, minus the mean over the games of the group that had this turn."""
+    """Return what each turn and the later ones earned, minus the mean over the games of the group that had this
+    turn.
+    """
     to_go = turn_rewards.nan_to_num(0.0).flip(1).cumsum(dim=1).flip(1)
     played = to_go.masked_fill(turn_rewards.isnan(), torch.nan)
     groups = played.view(-1, num_generations, turn_rewards.shape[1])
@@ -145,7 +149,7 @@ def _with_games_that_are_over(turn_rewards: Tensor, num_generations: int) -> Ten
 
 
 def _some_games(rng: random.Random, groups: int, lengths: list[int]) -> Call:
-    """Groups of games with so many turns each; in every group the games come in an order of its own."""
+    """Groups of games with these numbers of turns; in every group the games come in an order of its own."""
     rows = []
     for _ in range(groups):
         for length in rng.sample(lengths, len(lengths)):

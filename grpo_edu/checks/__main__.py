@@ -26,7 +26,9 @@ Answers = Mapping[str, Sequence[Callable]]
 
 
 def answers_in(place: Path) -> dict[str, Sequence[Callable]]:
-    """The answers to each exercise, from `RIGHT_ANSWERS` or `WRONG_ANSWERS` of a module or of all in a folder."""
+    """Return the answers to each exercise, from `RIGHT_ANSWERS` or `WRONG_ANSWERS` of a module or of all in a
+    folder.
+    """
     found: dict[str, Sequence[Callable]] = {}
     for path in sorted(place.glob("*.py")) if place.is_dir() else [place]:
         names = runpy.run_path(str(path))
@@ -69,7 +71,7 @@ def misjudged(
 
 
 def is_true(exercise: Exercise, name: str, answer: Callable, seed: int) -> bool:
-    """Whether an answer agrees with a mistake on all inputs of a seed."""
+    """Return True if an answer agrees with a mistake on all inputs of a seed."""
     drawn = trial(exercise, seed)
     theirs = [[attempt(answer, one) for one in calls] for calls in drawn.calls]
     return drawn.agrees(exercise.mistakes[name], theirs, range(len(theirs)))
@@ -110,7 +112,7 @@ def failing_input(exercise: Exercise, answer: Callable) -> tuple[Call, Outcome, 
 
 
 def demands_table(known: Mapping[str, Exercise], wrong_answers: Answers) -> str:
-    """A Markdown table with a row for each demand of each exercise."""
+    """Return a Markdown table with a row for each demand of each exercise."""
     lines = ["| exercise | demand | ignored by | input that is always tried | right | ignored |", "|---" * 6 + "|"]
     for name, demands in read_demands().items():
         exercise = getattr(known[name], "untrained", known[name])
@@ -128,7 +130,7 @@ def _said(outcome: Outcome) -> str:
 
 
 def table(known: Mapping[str, Exercise], right_answers: Answers) -> str:
-    """A Markdown table with a row for each wrong answer and the points that it gets."""
+    """Return a Markdown table with a row for each wrong answer and the points that it gets."""
     lines = ["| exercise | answer | points |", "|---|---|---|"]
     for exercise in (getattr(one, "untrained", one) for one in known.values()):
         right = 1 + len(right_answers.get(exercise.name, ()))

@@ -1,4 +1,4 @@
-"""What a call of a student's function came to, and how its value differs from the expected one, in words."""
+"""The result of calling a student's function, and how it differs from the expected one, in words."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """That of an error, without the line of code."""
+        """Return the error message, without the line of code."""
         return self.detail.partition(LINE)[0]
 
     def same_as(self, other: Outcome, tolerance: float) -> bool:
-        """Whether two calls had the same result."""
+        """Return True if two calls had the same result."""
         if self.problem or other.problem:
             return self.problem == other.problem
         return self.changed == other.changed and not difference(self.value, other.value, tolerance)
 
 
 def difference(got: Any, expected: Any, tolerance: float = 1e-5) -> str | None:
-    """What is wrong with `got`, in a few words, or None where it is as expected.
+    """Return what is wrong with `got`, in a few words, or None if it is as expected.
 
     Numbers and tensors may differ by `tolerance`, absolute and relative. A tensor of one number counts as a number or
     as a list of one, a list as a tuple. NaN equals NaN. Any type is an answer, so an error while comparing is a
@@ -101,7 +101,7 @@ def close(one: float, other: float, tolerance: float) -> bool:
 
 
 def describe_difference(one: float, other: float, *, counted: bool = False, roughly: bool = False) -> str:
-    """In which way one number differs from the other, which is the right one.
+    """Describe how a number differs from the expected one.
 
     counted: they are whole numbers. roughly: leave the distance out, unless it is a factor of ten or more.
 
@@ -126,7 +126,7 @@ def describe_difference(one: float, other: float, *, counted: bool = False, roug
 
 
 def kind(value: Any) -> str:
-    """A value's type in a student's words.
+    """Return a value's type in a student's words.
 
     >>> kind(torch.ones(2)), kind(None), kind([1])
     ('a tensor', 'None', 'a list')
@@ -146,9 +146,9 @@ def kind(value: Any) -> str:
 
 
 def shown(value: Any, digits: int = 6) -> str:
-    """A value in a message, cut where it is long; a function by its name, and 0 without a sign.
+    """Return a value in a message, cut if it is long; a function by its name, and 0 without a sign.
 
-    digits: of a single number; those of a tensor have at most 7.
+    digits: digits of a single number; those of a tensor have at most 7.
 
     >>> shown(torch.tensor([1.0, 2e-5])), shown(0.1 + 0.2), shown([-0.0, 0.5]), shown("".join), shown(math.prod)
     ('tensor([1.0, 2e-05])', '0.3', '[0.0, 0.5]', "''.join", 'prod')
@@ -175,7 +175,9 @@ def shown_apart(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _tensor_text(tensor: Tensor, digits: int) -> str:
-    """Each row in a line of its own, whole numbers and truth values as they are; what is left out is an ellipsis."""
+    """Return each row in a line of its own, whole numbers and booleans as they are; what is left out is an
+    ellipsis.
+    """
 
     def text(part: Tensor, depth: int) -> str:
         if not part.ndim:
@@ -229,7 +231,7 @@ def _entries(values: Iterable[Any], text: Callable[[Any], str] = _text) -> str:
 
 
 def _without_values(tensor: Tensor) -> str | None:
-    """Why the numbers of a tensor cannot be read one by one, or None."""
+    """Return why the numbers of a tensor cannot be read one by one, or None."""
     if tensor.is_meta:
         return "it is a tensor on the device `meta`, which has a shape but no values"
     if tensor.layout != torch.strided:
@@ -265,7 +267,7 @@ def _tensor_difference(got: Any, expected: Tensor, tolerance: float) -> str | No
 
 
 def number_kind(tensor: Tensor) -> str:
-    """What kind of numbers a tensor holds, in a student's words."""
+    """Return what kind of numbers a tensor holds, in a student's words."""
     if tensor.is_complex():
         return "complex numbers"
     if tensor.dtype == torch.bool:
@@ -299,7 +301,7 @@ def _mapping_difference(got: Any, expected: Mapping, tolerance: float) -> str | 
 
 
 def _inside(place: int, found: str) -> str:
-    """What was found wrong in one entry of a list, and where, as Python would be asked for it: `[1][0]`."""
+    """Return what was found wrong in one entry of a list, and where, as Python would be asked for it: `[1][0]`."""
     if found.startswith("entry ["):
         return f"entry [{place}]{found.removeprefix('entry ')}"
     return f"entry [{place}], counted from 0: {found}"

@@ -38,7 +38,7 @@ from grpo_edu.checks.feedback import Feedback, PartResult
 from grpo_edu.checks.inputs import FIRST
 
 SEED_VARIABLE, CREDIT_VARIABLE = "GRPO_EDU_CHECK_SEED", "GRPO_EDU_SLIP_CREDIT"
-SLIP_CREDIT = 0.5  # the share of its points that a part earns where one named slip explains all that is wrong
+SLIP_CREDIT = 0.5  # the share of its points that a part earns if one named slip explains all that is wrong
 SEVERAL = "faults are left"  # in the name of a mistake that is more than a single slip, and earns nothing
 PATIENCE = 10.0  # seconds until a check says on which input the answer is still at work
 
@@ -57,7 +57,7 @@ class Call:
     says: str = ""
 
     def text(self, names: Sequence[str] = ()) -> str:
-        """The arguments as they would be typed, a number with more digits than fp32 has.
+        """Return the arguments as they would be typed, a number with more digits than fp32 has.
 
         names: of those without a keyword. Where an argument takes several lines, each begins one.
         """
@@ -70,7 +70,7 @@ class Call:
 
 
 def call(*args: Any, **kwargs: Any) -> Call:
-    """A `Call`, written like the call itself."""
+    """Return a `Call`, written like the call itself."""
     return Call(args, kwargs)
 
 
@@ -109,7 +109,7 @@ class Mistake:
 
 
 def changed(function: Callable, change: str) -> Callable:
-    """A function that differs from this one in an expression, ``old -> new``, or has another result, ``new``.
+    """Return a function that differs from this one in an expression, ``old -> new``, or has another result, ``new``.
 
     What is new may use the arguments and whatever the function's module holds, the function itself as well. Two
     expressions that change together are written ``old -> new; old -> new``.
@@ -136,7 +136,7 @@ def changed(function: Callable, change: str) -> Callable:
 
 @functools.cache
 def _head_and_body(function: Callable) -> tuple[str, str]:
-    """The source of a function before and after its docstring."""
+    """Return the source of a function before and after its docstring."""
     source = inspect.getsource(function)
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.FunctionDef)
@@ -146,10 +146,10 @@ def _head_and_body(function: Callable) -> tuple[str, str]:
 
 
 def parse_mistakes(text: str, reference: Callable) -> dict[str, Mistake]:
-    """The mistakes that a text lists, by name.
+    """Return the mistakes that a text lists, by name.
 
     A mistake is a line ``name: old -> new`` or ``name: new``, as in `changed`, and its indented hint. A long change may
-    stand in the line below its name, and goes on after a line that ends with a semicolon. An indented line
+    be in the line below its name, and continues after a line that ends with a semicolon. An indented line
     ``or: old -> new`` adds another way to make the mistake.
     """
     found = {}
@@ -175,8 +175,8 @@ class Exercise:
 
     reference: a right answer, whose name is that of the exercise. parts: what is graded. mistakes: from the name of
     each common mistake to a wrong answer that makes it, at least four. tolerance: absolute and relative, for results.
-    changes: the mistakes as a text, see `parse_mistakes`; they come before others. excerpt: of a call with a long
-    input, the expected value and another one, the part that differs, as three texts; None where all is to be shown.
+    changes: the mistakes as a text, see `parse_mistakes`; they come first. excerpt: a part of a call with a long
+    input, the expected value and another one, the part that differs, as three texts; None if all is to be shown.
     """
 
     reference: Callable
@@ -209,7 +209,7 @@ class Exercise:
 
         Args:
             answer: the student's function.
-            seed: of the random inputs. With None it is read from the environment variable GRPO_EDU_CHECK_SEED; if that
+            seed: seed of the inputs. With None it is read from the environment variable GRPO_EDU_CHECK_SEED; if that
                 is not set either, every check draws new inputs.
 
         GRPO_EDU_SLIP_CREDIT, from 0 to below 1, is the share of the points that a single named slip earns.
@@ -226,11 +226,11 @@ class Exercise:
             return self.judge(found, seed, slip_credit(), slips.notebook_variable(answer))
 
     def _ask(self, answer: Callable, seed: int) -> list[list[Outcome]]:
-        """The outcomes in each part, on the inputs of a seed."""
+        """Return the outcomes in each part, on the inputs of a seed."""
         return self._outcomes(answer, trial(self, seed).calls)
 
     def _outcomes(self, answer: Callable, parts: Sequence[Sequence[Call]]) -> list[list[Outcome]]:
-        """The outcomes on the inputs of each part; an answer that the student interrupts is not asked again."""
+        """Return the outcomes on the inputs of each part; an answer that the student interrupts is not asked again."""
         found: list[list[Outcome]] = []
         stopped = False
         with _patience(self.name) as now_at:
@@ -247,7 +247,7 @@ class Exercise:
         return ""
 
     def calls(self, part: Part, seed: int) -> list[Call]:
-        """The inputs of a part, those last that every seed has; the same seed gives the same inputs."""
+        """Return the inputs of a part, those last that every seed has; the same seed gives the same inputs."""
         rng = random.Random(f"{seed} {self.name} {part.name}")
         drawn = [part.draw(rng) for _ in range(part.draws - part.draws // 2)]
         return [*(replace(one, ask=part.ask or one.ask) for one in drawn), *self.always(part)]
@@ -265,8 +265,8 @@ class Exercise:
 
         Args:
             found: for each part the outcomes on the calls of this seed, from this or another process.
-            seed: of the inputs.
-            credit: the share of the points for a part, where one named slip explains all parts.
+            seed: seed of the inputs.
+            credit: the share of the points for a part, if one named slip explains all parts.
             variable: a variable of the notebook that the answer reads.
         """
         drawn = trial(self, seed)
@@ -325,7 +325,7 @@ class Exercise:
         return why.replace(FIRST, self.arguments[0])
 
     def _said(self, *outcomes: Outcome) -> list[str]:
-        """What two calls came to; a gradient with the name of its argument."""
+        """Return what two calls came to; a gradient with the name of its argument."""
         key = slips.GRADIENT + FIRST
         gradients = [isinstance(one.value, dict) and one.value.keys() == {key} for one in outcomes]
         values = [
@@ -343,7 +343,7 @@ class Exercise:
 
 
 class ReferenceRun:
-    """The inputs of one seed, and what right and wrong answers make of them, computed when it is first asked for."""
+    """The inputs of one seed, with cached outputs of the reference and of each known mistake."""
 
     def __init__(self, exercise: Exercise, seed: int) -> None:
         self.exercise = exercise
@@ -352,7 +352,7 @@ class ReferenceRun:
 
     @functools.cached_property
     def expected(self) -> list[list[Outcome]]:
-        """What the right answer makes of the inputs of each part."""
+        """The outcomes of the reference on the inputs of each part."""
         return [[attempt(self.exercise.reference, one) for one in calls] for calls in self.calls]
 
     def _same(self, wrong: Callable, found: Sequence[Sequence[Outcome]], part: int, place: int) -> bool:
@@ -363,12 +363,12 @@ class ReferenceRun:
         return mine.same_as(theirs, self.exercise.tolerance) and mine.message == theirs.message
 
     def failed(self, found: Sequence[Sequence[Outcome]], part: int) -> list[int]:
-        """The places in a part where an answer and the reference differ."""
+        """Return the places in a part where an answer and the reference differ."""
         pairs = zip(found[part], self.expected[part], strict=True)
         return [place for place, (one, other) in enumerate(pairs) if not one.same_as(other, self.exercise.tolerance)]
 
     def echoes(self, found: Sequence[Outcome], expected: Sequence[Outcome]) -> bool:
-        """Whether an answer always returns one of its arguments, where this is not always right."""
+        """Return True if an answer always returns one of its arguments, where this is not always right."""
         arguments = [[*one.args, *one.kwargs.values()] for one in chain(*self.calls)]
         tolerance = self.exercise.tolerance
         for place in range(min(map(len, arguments), default=0)):
@@ -378,19 +378,19 @@ class ReferenceRun:
         return False
 
     def mistake(self, found: Sequence[Sequence[Outcome]], parts: Sequence[int]) -> slips.Slip | None:
-        """The mistake of this exercise that comes to the same on all inputs of these parts."""
+        """Return the known mistake that gives the same outputs on all inputs of these parts."""
         for name, mistake in self.exercise.mistakes.items():
             if self.agrees(mistake, found, parts):
                 return slips.Slip(name, mistake.hint)
         return None
 
     def is_ambiguous(self, found: Sequence[Sequence[Outcome]]) -> bool:
-        """Whether several mistakes of this exercise come to the same as an answer on all inputs."""
+        """Return True if several mistakes of this exercise come to the same as an answer on all inputs."""
         everywhere = range(len(self.calls))
         return sum(self.agrees(mistake, found, everywhere) for mistake in self.exercise.mistakes.values()) > 1
 
     def agrees(self, mistake: Mistake, found: Sequence[Sequence[Outcome]], parts: Sequence[int]) -> bool:
-        """Whether an answer comes to the same as a mistake, in one of its ways, on all inputs of these parts."""
+        """Return True if an answer comes to the same as a mistake, in one of its ways, on all inputs of these parts."""
         places = [(part, place) for part in parts for place in range(len(self.calls[part]))]
         return any(all(self._same(way, found, *place) for place in places) for way in (mistake.wrong, *mistake.also))
 
@@ -405,12 +405,12 @@ class ReferenceRun:
 
 @functools.lru_cache(maxsize=128)
 def trial(exercise: Exercise, seed: int) -> ReferenceRun:
-    """The inputs of a seed; a grader judges a whole class on one of them."""
+    """Return the inputs of a seed; a grader judges a whole class on one of them."""
     return ReferenceRun(exercise, seed)
 
 
 def letters_of(student: str) -> str:
-    """The letters and digits of a name in alphabetical order: the same for every spacing and order of the names.
+    """Return the letters and digits of a name in alphabetical order: the same for every spacing and order of the names.
 
     >>> letters_of("Miller, Jane") == letters_of("jane_miller")
     True
@@ -419,7 +419,7 @@ def letters_of(student: str) -> str:
 
 
 def checked_credit(share: float | str) -> float:
-    """The share of the points that a named slip earns.
+    """Return the share of the points that a named slip earns.
 
     >>> checked_credit("0.25")
     0.25
@@ -433,13 +433,13 @@ def checked_credit(share: float | str) -> float:
 
 
 def slip_credit() -> float:
-    """The share that the environment variable names, or the usual one."""
+    """Return the share that the environment variable names, or the usual one."""
     return checked_credit(os.environ.get(CREDIT_VARIABLE) or SLIP_CREDIT)
 
 
 @contextmanager
 def _patience(name: str) -> Iterator[list[Call]]:
-    """Say after a while on which input an answer is still at work: the last one that was added to the list."""
+    """Print after a while the input that is still running: the last one that was added to the list."""
     now_at: list[Call] = []
 
     def tell() -> None:

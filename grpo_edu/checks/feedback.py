@@ -36,16 +36,16 @@ class PartResult:
 
     @property
     def passed(self) -> bool:
-        """Whether all points of the part were earned."""
+        """True if all points of the part were earned."""
         return self.points == self.max_points
 
     @property
     def likeness(self) -> str:
-        """What comes before the name of the mistake."""
+        """The text before the name of the mistake."""
         return "looks like:" if self.certain else "on these inputs it behaves like:"
 
     def rows(self) -> list[tuple[str, str]]:
-        """What is to be said of a failure: (what, text)."""
+        """Return what is to be said of a failure: (what, text)."""
         if self.passed or self.mistake == "not written yet":
             return []
         rows = [("input", self.given), ("expected", self.expected), ("got", self.got), ("why", self.why)]
@@ -62,7 +62,7 @@ class Feedback:
 
     @property
     def points(self) -> float:
-        """Points earned, a whole number where no slip was credited."""
+        """Points earned, a whole number if no slip was credited."""
         return plain_number(sum(part.points for part in self.parts))
 
     @property
@@ -139,7 +139,7 @@ def _code(text: str) -> str:
 
 
 def _part_html(part: PartResult) -> str:
-    # green and vermilion, which differ for every eye, and a sign beside them
+    # green and vermilion, which differ for every eye, and a sign next to them
     mark, color = ("✓", COLORS[2]) if part.passed else ("✗", COLORS[1])
     text = (
         f'<div style="border-left:4px solid {color};padding:2px 0 2px 10px;margin:6px 0">'
@@ -167,7 +167,7 @@ def your_turn(answer: Any, expected: Any, hint: str = "", tolerance: float = 1e-
     arrays and tensors with the same values count as equal, and so do texts that differ only in case.
 
     >>> your_turn(None, 0.5)
-    Not answered yet: replace None by your answer and run this cell again.
+    Not answered yet: replace None with your answer and run this cell again.
     >>> your_turn(0.5, 0.5)
     Correct: 0.5
     >>> your_turn(0.25, 0.5, hint="Divide by the number of right answers.")
@@ -177,7 +177,7 @@ def your_turn(answer: Any, expected: Any, hint: str = "", tolerance: float = 1e-
     """
     given, wanted = _plain(answer), _plain(expected)
     if _is_missing(given):
-        print("Not answered yet: replace None by your answer and run this cell again.")
+        print("Not answered yet: replace None with your answer and run this cell again.")
     elif not (found := _how_wrong(given, wanted, tolerance)):
         print(f"Correct: {shown(given)}")
     else:
@@ -185,7 +185,7 @@ def your_turn(answer: Any, expected: Any, hint: str = "", tolerance: float = 1e-
 
 
 def _plain(value: Any) -> Any:
-    """A tensor or an array as a list, a tuple as a list, a text without case; everything else as it is."""
+    """Return a tensor or an array as a list, a tuple as a list, a text without case; everything else as it is."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, str):
@@ -198,7 +198,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _how_wrong(given: Any, wanted: Any, tolerance: float) -> str | None:
-    """What is wrong with an answer, in words, or None where it is right."""
+    """Return what is wrong with an answer, in words, or None if it is right."""
     found = difference(given, wanted, tolerance)
     if found and (found == OTHER or isinstance(given, bool)):
         return f"{shown(given)} is not the answer"

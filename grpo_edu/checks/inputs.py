@@ -25,13 +25,13 @@ FIRST = "the first argument"  # its name in a result of `gradient_of`, because a
 
 
 def numbers(rng: random.Random, *shape: int, low: float = -2.0, high: float = 2.0) -> Tensor:
-    """A tensor of this shape with random numbers of two decimals."""
+    """Return a tensor of this shape with random numbers of two decimals."""
     values = [round(rng.uniform(low, high), 2) for _ in range(math.prod(shape))]
     return torch.tensor(values).view(*shape)
 
 
 def mask_of(lengths: list[int], width: int) -> Tensor:
-    """A (B, width) mask with as many leading ones in each row as its length says."""
+    """Return a (B, width) mask with lengths[b] leading ones in row b."""
     return (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long()
 
 
@@ -49,7 +49,7 @@ class Computer:
         self.runs += 1
 
     def clock(self) -> float:
-        """How late it is, in seconds."""
+        """Return the fake clock's time in seconds."""
         return self.now
 
 
@@ -82,7 +82,7 @@ class Shift:
 
 
 def sum_of_weights(model: nn.Linear) -> float:
-    """The sum of the weights, for want of an accuracy."""
+    """Return the sum of the weights, which stands in for an accuracy."""
     return model.weight.sum().item()
 
 
@@ -95,7 +95,7 @@ class Training:
     steps: int
 
     def __call__(self, weights: Weights, penalty: Callable[[Weights], Tensor]) -> dict[str, Any]:
-        """The penalty before each step, whether it had a gradient, and the weights in the end."""
+        """Return the penalty before each step, whether it had a gradient, and the weights in the end."""
         penalties, with_gradient = [], True
         for _ in range(self.steps):
             extra = penalty(weights)
@@ -114,9 +114,9 @@ class Training:
 
 
 def gradient_of(function: Callable[..., Any], first: Any, *rest: Any) -> dict[str, Any]:
-    """The gradient of the sum of what a function returns for its first argument, a tensor or a dict of them.
+    """Return the gradient of the sum of what a function returns for its first argument, a tensor or a dict of them.
 
-    It is None where the result is no tensor, or autograd finds no way back from it.
+    It is None if the result is not a tensor, or autograd finds no way back from it.
     """
     given = first if isinstance(first, dict) else {FIRST: first}
     leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
@@ -184,17 +184,17 @@ class OutputLayer:
 
 
 def pays_for_length(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
-    """A reward that can be had without being right."""
+    """Return a reward that can be had without being right."""
     return [float(right in text) + len(text) / 100 for text, right in zip(completions, answer, strict=True)]
 
 
 def pays_for_marker(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
-    """A reward for the form alone."""
+    """Return a reward for the form alone."""
     return [float("####" in text) for text in completions]
 
 
 class Curve(list):
-    """One number a step; shown by its first and its last four."""
+    """One number per step; shown by its first and its last four."""
 
     def __repr__(self) -> str:
         first, last = ([f"{value:.2f}" for value in part] for part in (self[:4], self[4:][-4:]))
@@ -286,7 +286,7 @@ def train_tiny(answer: Callable[..., Any], role: str, seed: int) -> dict[str, in
 
 
 def _solved(seed: int, model: nn.Module | None = None) -> list[bool]:
-    """Which of 60 held-out problems a policy solves, by default `tiny` as it is shipped."""
+    """Return which of 60 held-out problems a policy solves, by default `tiny` as it is shipped."""
     import grpo_edu
 
     policy, tokenizer = grpo_edu.load_policy("tiny")

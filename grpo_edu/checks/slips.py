@@ -57,7 +57,7 @@ ECHO = Slip("an argument is returned as it is", "Compute the result from the arg
 
 
 def fact(found: Sequence[Outcome], expected: Sequence[Outcome]) -> Slip | None:
-    """What can be said of the outcomes of one part without a guess."""
+    """Return the slip that these outcomes prove, or None."""
     problems = {one.problem for one in found}
     if "NotImplementedError" in problems:
         return NOT_WRITTEN
@@ -80,7 +80,7 @@ def fact(found: Sequence[Outcome], expected: Sequence[Outcome]) -> Slip | None:
 
 
 def _is_cut_off(found: Outcome, expected: Outcome) -> bool:
-    """Whether a gradient was asked for, and the answer had none."""
+    """Return True if a gradient was requested, and the answer had none."""
     if not isinstance(expected.value, dict) or not all(str(name).startswith(GRADIENT) for name in expected.value):
         return False
     if found.problem:  # numpy refuses a tensor that has a gradient
@@ -102,7 +102,7 @@ def _as_tensor(*kinds: type) -> Callable[[Any, Any], Any]:
 
 
 def _same_numbers(got: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """The numbers in another data type, where all of them can be kept."""
+    """Return the numbers in another data type, where all of them can be kept."""
     converted = got.to(dtype)
     return converted if torch.allclose(converted.to(got.dtype).double(), got.double(), equal_nan=True) else None
 
@@ -175,7 +175,7 @@ FORMS: tuple[tuple[Slip, Callable[[Any, Any], Any]], ...] = (
 
 
 def wrong_form(expected: Sequence[Outcome], found: Sequence[Outcome], tolerance: float) -> Slip | None:
-    """The one change of form that makes all results right, if there is one and it is needed."""
+    """Return the one change of form that makes all results right, if there is one and it is needed."""
     pairs = list(zip(found, expected, strict=True))
     if any(one.problem or other.problem or one.changed != other.changed for one, other in pairs):
         return None
@@ -197,7 +197,7 @@ def wrong_form(expected: Sequence[Outcome], found: Sequence[Outcome], tolerance:
 
 
 def is_constant(found: Sequence[Outcome], expected: Sequence[Outcome]) -> bool:
-    """Whether one value is all that an answer ever returns, where several are right."""
+    """Return True if one value is all that an answer ever returns, where several are right."""
     if len(found) < 2 or any(one.problem for one in found):
         return False
     if _is_empty(found) and not _is_empty(expected):
@@ -211,7 +211,7 @@ def _is_empty(outcomes: Sequence[Outcome]) -> bool:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Each different number or text in a result, or a sign that there is too much to look at."""
+    """Yield each different number or text in a result, or a sign that there is too much to look at."""
     if isinstance(value, Tensor):
         plain = value.layout == torch.strided and not value.is_meta and value.numel() <= MOST_LOOKED_AT
         yield from value.flatten().tolist() if plain else [object()]
@@ -223,7 +223,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def elsewhere(found: Sequence[Outcome], expected: Sequence[Outcome], variable: str) -> Slip | None:
-    """A constant answer, or one that reads a variable of the notebook."""
+    """Return a constant answer, or one that reads a variable of the notebook."""
     if variable:
         return Slip(
             f"it reads `{variable}`, a variable of the notebook",
@@ -234,7 +234,9 @@ def elsewhere(found: Sequence[Outcome], expected: Sequence[Outcome], variable: s
 
 
 def notebook_variable(function: Any) -> str:
-    """The first variable outside of a function that it reads and that holds data; names in capitals are constants."""
+    """Return the first variable outside of a function that it reads and that holds data; names in capitals are
+    constants.
+    """
     code = getattr(function, "__code__", None)
     if code is None:
         return ""

@@ -41,12 +41,14 @@ class TrainedExercise(Exercise):
         return Exercise(self.reference, self.parts[:-1], self.mistakes, self.tolerance)
 
     def may_train(self, found: Sequence[Sequence[Outcome]], seed: int) -> bool:
-        """Whether the outcomes of all parts but the last, on the inputs of a seed, are what the reference returns."""
+        """Return True if the outcomes of all parts but the last, on the inputs of a seed, are what the reference
+        returns.
+        """
         drawn = trial(self.untrained, seed)
         return not any(drawn.failed(found, part) for part in range(len(self.untrained.parts)))
 
     def _ask(self, answer: Callable, seed: int) -> list[list[Outcome]]:
-        """The outcomes in each part; the answer trains where the other parts are right."""
+        """Return the outcomes in each part; the answer trains where the other parts are right."""
         *others, training = trial(self, seed).calls
         found = self._outcomes(answer, others)
         if not self.may_train(found, seed):

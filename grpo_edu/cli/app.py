@@ -42,7 +42,7 @@ _METADATA = {
 
 
 def add_app_options(command: ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     add = command.add_argument
     add("--port", type=int, default=8866, help="port of the page (default: 8866)")
     add("--token-file", metavar="FILE", help="file with the secret token of the address (default: a new token)")
@@ -55,7 +55,13 @@ def add_app_options(command: ArgumentParser) -> None:
         help="open pages at a time, each with its own kernel (default: 8)",
     )
     add("--max-runs", type=int, default=1, metavar="N", help="training runs at a time, over all viewers (default: 1)")
-    add("--idle", type=int, default=900, metavar="SECONDS", help="stop a kernel after so much idle time (default: 900)")
+    add(
+        "--idle",
+        type=int,
+        default=900,
+        metavar="SECONDS",
+        help="stop a kernel after this many idle seconds (default: 900)",
+    )
     add("--runs", default="runs", metavar="DIR", help="folder in which runs are saved and compared (default: runs)")
     add("--theme", choices=("light", "dark"), default="light", help="theme of the page (default: light)")
     add("--no-browser", action="store_true", help="print the address without opening a browser")
@@ -127,7 +133,7 @@ def server_settings(arguments: Namespace, token: str, mark: str) -> dict[str, di
     """Voilà for one notebook: loopback, a token, a kernel per viewer, idle kernels stopped, sources and traces hidden.
 
     Voilà passes on no message that would run code. A page that is closed tells Voilà to end its kernel, without the
-    form key that other requests carry, so no key is asked for: requests of other origins are refused all the same.
+    form key that other requests carry, so no key is required: requests of other origins are refused all the same.
     Every answer carries the mark, by which the command knows its own server.
     """
     return {
@@ -202,7 +208,9 @@ def _check(arguments: Namespace) -> None:
 
 
 def _token(file: str | None) -> str:
-    """The secret of the address: from a file, because every user of the computer can read a command line, or fresh."""
+    """Return the secret of the address: from a file, because every user of the computer can read a command line, or
+    fresh.
+    """
     if file is None:
         return secrets.token_urlsafe(24)
     token = read_utf8(Path(file)).strip()

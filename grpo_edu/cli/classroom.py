@@ -19,7 +19,7 @@ MISSING = (
 
 @cache
 def classroom_module() -> ModuleType | None:
-    """The module with the options and the functions of these commands; None where it is not installed."""
+    """Return the module with the options and the functions of these commands; None if it is not installed."""
     path = sys.path[:]
     forget_working_directory()  # it may hold a student's classroom.py
     try:

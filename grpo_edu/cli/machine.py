@@ -49,7 +49,7 @@ def add_doctor_options(command: ArgumentParser) -> None:
 
 
 def run_doctor_command(arguments: Namespace) -> int:
-    """Check this computer and print the report; returns the exit code, 1 where a check found a problem."""
+    """Check this computer and print the report; returns the exit code, 1 if a check found a problem."""
     from grpo_edu.machine.hardware import cpu_report, doctor_checks
     from grpo_edu.machine.startup import startup_anatomy, startup_text
 

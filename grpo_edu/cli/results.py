@@ -138,7 +138,7 @@ def run_chat_command(arguments: Namespace) -> int:
     for question in arguments.question or _typed_questions():
         try:
             answers = talk.answers(question, generator)
-        except ValueError as error:  # too long, say: at a terminal the conversation goes on
+        except ValueError as error:  # too long, say: at a terminal the conversation continues
             if arguments.question or not sys.stdin.isatty():
                 raise
             complain(f"error: {error}")
@@ -151,7 +151,7 @@ def run_chat_command(arguments: Namespace) -> int:
 
 
 def _typed_questions() -> Iterator[str]:
-    """The lines that are typed, or come through a pipe, until Ctrl-D or Ctrl-C."""
+    """Yield the lines that are typed, or come through a pipe, until Ctrl-D or Ctrl-C."""
     if sys.stdin is None:  # closed by whoever started the command
         raise ValueError("there is no input to read questions from; ask with `question`.")
     if sys.stdin.isatty():

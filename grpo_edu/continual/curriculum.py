@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """How far a curriculum has come.
+    """The state of a curriculum.
 
     rows: an `Evaluation` of each task before any stage, then after each. histories: the metrics of each stage's steps.
-    anchors: of the stages done, for "ewc" and "l2".
+    anchors: anchors of the stages done, for "ewc" and "l2".
     """
 
     rows: list[list[Evaluation]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Progress:
         return max(0, len(self.rows) - 1)
 
     def matrix(self, tasks: Sequence[str]) -> AccuracyMatrix:
-        """The rows so far as a matrix of outcomes."""
+        """Return the rows so far as a matrix of outcomes."""
         return AccuracyMatrix.from_evaluations(tasks, self.rows)
 
 
@@ -70,7 +70,7 @@ def run_curriculum(
         model, tokenizer: as `load_policy` returns them.
         curriculum: stages and protection.
         training, heldout: the problems of each stage's task.
-        progress: of an earlier call with the same curriculum, to go on from; `model` must be as that left it.
+        progress: of an earlier call with the same curriculum, to continue from; `model` must be as that left it.
 
     Raises what the trainings raise.
     """
@@ -115,7 +115,7 @@ def train_stage(
     anchors: Sequence[Anchor] = (),
     earlier: Sequence[Problem] = (),
 ) -> Iterator[dict[str, float]]:
-    """One stage: the training that it names, with the protection translated into that training's own arguments.
+    """Yield one stage: the training that it names, with the protection translated into that training's own arguments.
 
     Args:
         anchors: of earlier tasks, for "ewc" and "l2"; without any, these protect nothing.
@@ -137,7 +137,7 @@ def train_stage(
 
 
 def mix_in(problems: Sequence[Problem], earlier: Sequence[Problem], *, share: float, seed: int) -> list[Problem]:
-    """All of `problems`, with so many of the earlier ones that they make up `share` of the whole (replay).
+    """Return all of `problems`, with enough of the earlier ones to make up `share` of the whole (replay).
 
     Raises ValueError for a share outside [0, 1).
     """
@@ -155,7 +155,7 @@ def make_anchor(
     problems: Sequence[Problem],
     protection: Protection,
 ) -> Anchor | None:
-    """The anchor of a task that was just learned; None where the protection has no use for one.
+    """Return the anchor of a task that was just learned; None if the protection has no use for one.
 
     The Fisher is taken where the stage was trained: on worked solutions after a supervised stage, on the policy's own
     completions after GRPO.

@@ -30,19 +30,19 @@ class Anchor:
 
 
 def copy_params(model: nn.Module) -> dict[str, Tensor]:
-    """The weights that want a gradient as they are now: θ*, detached copies by name."""
+    """Return the weights that want a gradient as they are now: θ*, detached copies by name."""
     return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def uniform_fisher(model: nn.Module) -> dict[str, Tensor]:
-    """A diagonal of ones: with it the penalty is plain L2 to the old weights, which treats all of them alike."""
+    """Return a diagonal of ones: with it the penalty is plain L2 to the old weights, which treats all of them alike."""
     return {name: torch.ones_like(weight) for name, weight in copy_params(model).items()}
 
 
 def ewc_penalty(
     model: nn.Module, fisher: Mapping[str, Tensor], anchor_params: Mapping[str, Tensor], *, ewc_lambda: float
 ) -> Tensor:
-    r"""What leaving θ* costs; to be added to the loss of the new task.
+    r"""Return what leaving θ* costs; to be added to the loss of the new task.
 
     .. math:: \frac{\lambda}{2} \sum_i F_i (\theta_i - \theta^*_i)^2, \qquad
               \nabla_i = \lambda F_i (\theta_i - \theta^*_i)
@@ -86,7 +86,7 @@ def _penalty(
 
 
 def anchor_penalty(anchors: Sequence[Anchor], *, ewc_lambda: float) -> Callable[[nn.Module], Tensor]:
-    """The penalties of several tasks added up, as a function of the model: the `penalty` of a training run.
+    """Return the penalties of several tasks added up, as a function of the model: the `penalty` of a training run.
 
     Raises ValueError for no anchors or λ < 0; the function raises what `ewc_penalty` raises.
     """
@@ -123,7 +123,7 @@ def merge_anchors(old: Anchor, new: Anchor, *, decay: float = 1.0) -> Anchor:
 
 
 def check_fisher(fisher: Mapping[str, Tensor]) -> None:
-    """Raise ValueError, with the name, where an entry is negative, infinite or NaN."""
+    """Raise ValueError, with the name, if an entry is negative, infinite or NaN."""
     for name, values in fisher.items():
         wrong = ~((values >= 0) & values.isfinite())
         if wrong.any():
@@ -134,7 +134,7 @@ def check_fisher(fisher: Mapping[str, Tensor]) -> None:
 
 
 def check_fits(weights: Mapping[str, Tensor], values: Mapping[str, Tensor | None], argument: str) -> None:
-    """Raise ValueError, with the name, where `values` holds what is no weight or has another shape."""
+    """Raise ValueError, with the name, if `values` holds what is not a weight or has another shape."""
     if not values:
         raise ValueError(f"{argument} is empty: it must name at least one weight of the model")
     for name, value in values.items():

@@ -1,6 +1,6 @@
 """Fisher information: how much the predictions of a model would change if one weight did.
 
-The diagonal of the Fisher matrix holds one number a weight, the mean square of the *score*, which is the gradient of
+The diagonal of the Fisher matrix holds one number per weight, the mean square of the *score*, which is the gradient of
 a log-probability. Whose probability, and over what the mean goes, is where implementations part ways
 (van de Ven 2025, arXiv 2502.11756); `fisher_diagonal` has four of those ways under their names.
 """
@@ -35,7 +35,7 @@ def solution_examples(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Pro
 
 
 def rollout_examples(rollout: Rollout) -> list[Example]:
-    """A policy's own completions as examples, each (L,) token ids and whether each is of the completion."""
+    """Return a policy's own completions as examples, each (L,) token ids and whether each is of the completion."""
     examples = []
     for row in range(len(rollout.prompts)):
         prompt = rollout.prompt_ids[row][rollout.prompt_mask[row] != 0]
@@ -46,7 +46,7 @@ def rollout_examples(rollout: Rollout) -> list[Example]:
 
 
 def target_forward(model: nn.Module, ids: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-    """How a causal language model sees one example: logits (T, V) of its T target tokens, and labels (T,)."""
+    """Return how a causal language model sees one example: logits (T, V) of its T target tokens, and labels (T,)."""
     return target_logits(model, ids[None], is_target[None])
 
 
@@ -60,12 +60,12 @@ def fisher_diagonal(
     batch_size: int = 32,
     generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
-    r"""The diagonal of the Fisher information of a model's predictions, a mean over predicted tokens.
+    r"""Return the diagonal of the Fisher information of a model's predictions, a mean over predicted tokens.
 
     With the score :math:`g_t(v) = \nabla_\theta \log p_\theta(v \mid \text{context } t)` and T contexts in all:
 
     - "true": :math:`\frac1T \sum_t \sum_v p(v)\, g_t(v)^2`, the expectation over the model's own distribution.
-    - "sampled": the same with v drawn from p, one draw a token. Unbiased. The scores of an example's tokens are
+    - "sampled": the same with v drawn from p, one draw per token. Unbiased. The scores of an example's tokens are
       summed before they are squared: the products of two tokens' scores have mean 0, since each score has.
     - "empirical": as "sampled", with the tokens of the data in place of drawn ones. It is no Fisher information
       unless the model fits the data: where it does not, it holds the loss's own gradient too. Since the scores of an
@@ -139,7 +139,7 @@ def fisher_diagonal(
 
 
 def lightning_fisher(model: nn.Module) -> dict[str, Tensor]:
-    """A stand-in for Fisher information that looks at no data: a contrast, not an estimate.
+    """Return a stand-in for Fisher information that looks at no data: a contrast, not an estimate.
 
     0.1 · m · Var(W) + 0.01 · |θ| for a weight θ of the matrix W, with m by the layer's name: 10 for an embedding, 5
     for attention, 2 for a feed-forward part, 1 for a norm, 1.5 otherwise. This is the "Lightning Fisher" of a public
@@ -164,9 +164,9 @@ def lightning_fisher(model: nn.Module) -> dict[str, Tensor]:
 def rank_correlation(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     """Spearman's rank correlation of two diagonals over all weights: do they agree on which weights matter?
 
-    1 where they put the weights in the same order, 0 for no relation; their scales do not matter.
+    1 if they put the weights in the same order, 0 for no relation; their scales do not matter.
 
-    Raises ValueError where the two name different weights.
+    Raises ValueError if the two name different weights.
 
     >>> rank_correlation({"w": torch.tensor([1.0, 2.0, 3.0])}, {"w": torch.tensor([1.0, 4.0, 9.0])})
     1.0

@@ -85,9 +85,9 @@ _FUNCTIONS: dict[str, Callable[[Any], float]] = {
 
 @dataclass(frozen=True)
 class AccuracyMatrix:
-    """Which held-out problems were solved after each stage.
+    """The held-out problems solved after each stage.
 
-    tasks: T names. correct: T + 1 rows (before any stage, then after each) of T lists of bools, one a problem; a
+    tasks: T names. correct: T + 1 rows (before any stage, then after each) of T lists of bools, one per problem; a
     task's problems are the same in every row.
     """
 
@@ -96,7 +96,7 @@ class AccuracyMatrix:
 
     @classmethod
     def from_evaluations(cls, tasks: Sequence[str], rows: Sequence[Sequence[Evaluation]]) -> AccuracyMatrix:
-        """Build the matrix from one `Evaluation` per task and row; raises ValueError where the problems differ."""
+        """Build the matrix from one `Evaluation` per task and row; raises ValueError if the problems differ."""
         for row in rows:
             for task, first, other in zip(tasks, rows[0], row, strict=True):
                 if first.prompts != other.prompts:
@@ -108,7 +108,8 @@ class AccuracyMatrix:
         return [[sum(part) / len(part) for part in row] for row in self.correct]
 
     def measures(self, *, num_resamples: int = 2000, seed: int = 0) -> dict[str, Estimate]:
-        """The four measures with 95% percentile bootstrap intervals (Efron 1979): problems are drawn with replacement.
+        """Return the four measures with 95% percentile bootstrap intervals (Efron 1979): problems are drawn with
+        replacement.
 
         A problem keeps its outcomes after all stages, so that the comparison of stages stays paired. The interval shows
         how much the choice of problems matters. How much the random seed of the training matters can be seen only from

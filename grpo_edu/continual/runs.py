@@ -1,6 +1,6 @@
-"""A curriculum on disk: runs in a row. Its state is saved after each, so that a curriculum that was stopped goes on.
+"""A curriculum on disk: runs in a row. Its state is saved after each, so that a curriculum that was stopped continues.
 
-config.json            what was asked for, and a fingerprint of the model that it starts from
+config.json            the options, and a fingerprint of the model that it starts from
 stage-K/               the model after stage K, for `load_policy`, and its metrics; of the last stage the metrics only
 state.pt               evaluations and metrics so far, the weights, and what protects the tasks so far; after the last
                        stage the first two alone
@@ -40,7 +40,9 @@ from grpo_edu.runs.state import (
 
 @dataclass(frozen=True)
 class CurriculumResult:
-    """What a curriculum did. output: its folder. seconds: of this call, without stages that were done before."""
+    """The result of a curriculum. output: its folder. seconds: time of this call, without stages that were done
+    before.
+    """
 
     output: Path
     curriculum: Curriculum
@@ -48,7 +50,7 @@ class CurriculumResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, ready for JSON."""
+        """Return the numbers, ready for JSON."""
         return {
             **self.matrix.to_dict(),
             "protection": asdict(self.curriculum.protection),
@@ -139,7 +141,7 @@ class CurriculumRun:
     """A curriculum in its folder; config: what its config.json holds.
 
     Attributes:
-        problems: of each stage, to train on ("train") and to evaluate with ("heldout").
+        problems: each stage's problems to train on ("train") and to evaluate with ("heldout").
         progress: how far it has come.
     """
 

@@ -1,4 +1,4 @@
-"""What a curriculum can be asked for: stages, a protection against forgetting, and both by name or from a file.
+"""Curriculum settings: stages, a protection against forgetting, and both by name or from a file.
 
 Needs no torch, so that the command line reads a profile at once.
 """
@@ -28,7 +28,7 @@ FISHERS = ("sampled", "true", "empirical", "batched-empirical", "lightning")
 class Stage:
     """One lesson.
 
-    name: of the task, in matrix and figure. data: names as `--data` takes them.
+    name: the task's name in matrix and figure. data: names as `--data` takes them.
     method: "supervised" (worked solutions) or "grpo" (rewards).
     config: the settings, of the method's kind. rewards: names of `grpo_edu.rewards.REWARDS`, for "grpo".
     num_problems: how many training problems, taken evenly from the data; None takes all.
@@ -63,14 +63,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Protection:
-    """What holds on to earlier tasks from the second stage on.
+    """The protection of earlier tasks from the second stage on.
 
     method: "none"; "ewc", the penalty of `grpo_edu.continual.ewc`; "l2", the same with a Fisher of ones; "replay",
         problems of earlier stages mixed in; "kl", the KL from the model that the stage began with.
     strength: λ of "ewc" and "l2"; the share of old problems of "replay"; beta of "kl".
     fisher: for "ewc", a kind of `fisher_diagonal`, or "lightning" for the heuristic.
     num_examples: for "ewc", solutions (after GRPO: own completions) of a task that its Fisher is computed on.
-    online: one running anchor (`merge_anchors`) in place of one a task. decay: of its old part.
+    online: one running anchor (`merge_anchors`) in place of one per task. decay: factor of its old part.
 
     Raises ValueError that names the field.
     """
@@ -127,7 +127,7 @@ class Curriculum:
             raise ValueError(f"stages: two have one name among {', '.join(names)}; name each task once")
 
     def with_seed(self, seed: int) -> Curriculum:
-        """The same with this seed in every stage."""
+        """Return the same with this seed in every stage."""
         stages = (replace(stage, config=replace(stage.config, seed=seed)) for stage in self.stages)
         return replace(self, stages=tuple(stages))
 
@@ -144,7 +144,7 @@ def _stages(
 
 
 def _settings_of_profile(name: str) -> dict[str, Any]:
-    """The settings of GRPO in a shipped profile. They are not checked yet, because that imports torch."""
+    """Return the settings of GRPO in a shipped profile. They are not checked yet, because that imports torch."""
     content = json.loads(read_utf8(data_dir() / "profiles" / f"{name}.json"))
     return {field: value for field, value in content.items() if field in CONFIG_FIELDS}
 
@@ -169,10 +169,10 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 def load_curriculum(profile: str | Path) -> Curriculum:
-    """A curriculum by the name of `PROFILES`, or from a JSON file of the same form.
+    """Return a curriculum by the name of `PROFILES`, or from a JSON file of the same form.
 
     Raises ValueError: an unknown name, a file that is not such JSON, or what `curriculum_from_dict` refuses;
-    OSError where the file cannot be read.
+    OSError if the file cannot be read.
 
     >>> [stage.name for stage in load_curriculum("levels").stages]
     ['basic', 'intermediate', 'advanced']

@@ -87,7 +87,7 @@ def _loss(
     config: SupervisedConfig,
     penalty: Callable[[nn.Module], Tensor] | None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The sum of cross-entropy, KL divergence and penalty, and each of them by its name."""
+    """Return the sum of cross-entropy, KL divergence and penalty, and each of them by its name."""
     with recomputed_layers(model, config.gradient_checkpointing):
         logits, labels = target_logits(model, *batch)
     loss = nn.functional.cross_entropy(logits, labels)

@@ -19,7 +19,7 @@ _LARGEST = 16
 
 
 class AdvantageExplorer(Explorer):
-    """One group: its rewards by sliders, or so many right ones of G; the advantages, and how often groups tie.
+    """One group: its rewards by sliders, or a number of right ones of G; the advantages, and how often groups tie.
 
     Args:
         num_generations: G to begin with, from 2 to 16.
@@ -49,7 +49,7 @@ class AdvantageExplorer(Explorer):
         super().__init__("Advantages of one group", controls, about)
 
     def rewards(self) -> list[float]:
-        """G rewards: of the sliders, or round(p · G) ones and zeros for the rest."""
+        """G rewards: the sliders' values, or round(p · G) ones and zeros for the rest."""
         size = self.size.value
         if self.source.value == "sliders":
             return [control.value for control in self.sliders[:size]]
@@ -66,7 +66,7 @@ class AdvantageExplorer(Explorer):
         return figure, f"{self.size.value} rewards and their advantages: {numbers}"
 
     def words(self) -> str:
-        """Whether the group ties, and how often groups with this success rate do."""
+        """Return whether the group ties, and how often groups with this success rate do."""
         size, chance = self.size.value, self.success.value
         tied = len(set(self.rewards())) == 1
         first = "All rewards are equal: this group has no gradient." if tied else "This group has a gradient."

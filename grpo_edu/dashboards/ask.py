@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from grpo_edu.rollout import Rollout
 
 _SMOLLM2 = "smollm2"  # its name for `load_policy`
-# SmolLM2 solves none of the word problems, so it is asked for instructions, and trained as in
+# SmolLM2 solves none of the word problems, so it gets instructions, and is trained as in
 # docs/studies.md#real-model
 _REAL = {"loss_type": "dr_grpo", "scale_rewards": "none", "learning_rate": 2e-5}
 _PARTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")  # of a rollout
@@ -66,7 +66,7 @@ class AskTheModel(Dashboard):
         steps: of one training run.
         parent: the folder in which the runs' folders are.
         model: what can be trained here, as for `load_policy`, for example "smollm2".
-        data: the sets of problems that it is asked and trained on; where left out, instructions for "smollm2", and the
+        data: the sets of problems for its questions and its training; if left out, instructions for "smollm2", and the
             levels of word problems for other models.
 
     >>> board = AskTheModel(num_generations=4)
@@ -201,7 +201,7 @@ class AskTheModel(Dashboard):
 
     @property
     def _trainable(self) -> bool:
-        """Whether the base model or a kept training run of it is chosen, not a stored run."""
+        """True if the base model or a kept training run of it is chosen, not a stored run."""
         return not self.model.value or self.model.value in dict(self._kept).values()
 
     def _load(self) -> Session:
@@ -543,7 +543,7 @@ def _shipped_adapters() -> dict[str, dict[str, Any]]:
 
 
 def _recipe(name: str) -> dict[str, Any]:
-    """How adapters that come with the package were made."""
+    """Return how adapters that come with the package were made."""
     return json.loads((data_dir() / "models" / name / "recipe.json").read_text(encoding="utf-8"))
 
 
@@ -573,7 +573,7 @@ def _rows(rollout: Rollout, problem: Problem) -> list[dict[str, Any]]:
 
 
 def _score(problem: Problem, texts: Sequence[str]) -> list[float | None]:
-    """The rewards of completions of one problem; raises ValueError if its answer cannot be compared with."""
+    """Return the rewards of completions of one problem; raises ValueError if its answer cannot be compared with."""
     size = len(texts)
     columns = {"prompts": [problem.prompt] * size, "level": [problem.level] * size}
     return accuracy_reward(texts, [problem.answer] * size, **columns)
@@ -590,7 +590,7 @@ def read_answer(problem: Problem, text: str) -> str | None:
 
 
 def _probabilities(session: Session, parts: Sequence[Tensor]) -> list[float]:
-    """How probable each answer is under the model as it is now; parts: ids and masks, as `_PARTS` names them."""
+    """Return how probable each answer is under the model as it is now; parts: ids and masks, as `_PARTS` names them."""
     import torch
 
     from grpo_edu.fast.packing import per_token_logps

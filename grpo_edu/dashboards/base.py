@@ -1,4 +1,4 @@
-"""The common part of all dashboards: controls beside a picture with alternative text, and a view without widgets."""
+"""The common part of all dashboards: controls next to a picture with alternative text, and a view without widgets."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class Dashboard(widgets.VBox):
 
     @property
     def busy(self) -> bool:
-        """Whether the latest task has not ended."""
+        """True if the latest task has not ended."""
         return self.worker is not None and self.worker.running
 
     def ended(self, error: BaseException | None) -> None:
-        """What is done at the end of a task: show its error, if there was one."""
+        """Finish a task: show its error, if there was one."""
         if error is not None and not isinstance(error, Stopped):
             self.say(words_of(error), wrong=True)
 
@@ -91,7 +91,7 @@ class Dashboard(widgets.VBox):
         super().close()
 
     def image(self, figure: Figure, alt: str) -> str:
-        """The figure as an <img>. Figures of the same shape reuse the panel positions of the first one.
+        """Return the figure as an <img>. Figures of the same shape reuse the panel positions of the first one.
 
         Computing the positions takes longer than drawing, and a slider asks for several pictures per second.
         """
@@ -109,7 +109,7 @@ class Dashboard(widgets.VBox):
         return f"<{type(self).__name__}>"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widget, and for pages without widgets the same view as a picture with a caption."""
+        """Return the widget, and for pages without widgets the same view as a picture with a caption."""
         bundle = super()._repr_mimebundle_(**kwargs)
         names = [label for label in map(_label, _leaves(self.controls)) if label]
         caption = html.escape(f"{self._title}. {self.alt}".strip())
@@ -135,11 +135,11 @@ class Explorer(Dashboard):
         self.redraw()
 
     def draw(self) -> tuple[Figure, str]:
-        """The figure for the current values of the controls, and its alternative text."""
+        """Draw the figure for the current values of the controls, and its alternative text."""
         raise NotImplementedError
 
     def words(self) -> str:
-        """The message next to the picture."""
+        """Return the message next to the picture."""
         return ""
 
     def redraw(self) -> None:
@@ -157,18 +157,18 @@ class Explorer(Dashboard):
 
 
 def _leaves(box: widgets.Box) -> Iterator[widgets.Widget]:
-    """The controls in a box and in the boxes within it, in their order."""
+    """Yield the controls in a box and in the boxes within it, in their order."""
     for child in box.children:
         yield from _leaves(child) if isinstance(child, widgets.Box) else (child,)
 
 
 def _label(control: widgets.Widget) -> str:
-    """The label of a control; "" for one that is hidden or has none."""
+    """Return the label of a control; "" for one that is hidden or has none."""
     return "" if control.layout.display == "none" else getattr(control, "description", "")
 
 
 def _png(figure: Figure) -> bytes:
-    """The figure drawn once; `savefig` draws it twice."""
+    """Return the figure drawn once; `savefig` draws it twice."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
@@ -183,7 +183,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def say_html(text: str, *, wrong: bool = False) -> str:
-    """A message in the page's theme; an error is marked by a bar and a word, not by color alone."""
+    """Return a message in the page's theme; an error is marked by a bar and a word, not by color alone."""
     if not text:
         return ""
     look = f"border-left:4px solid {COLORS[1]};padding-left:8px;" if wrong else ""
@@ -201,14 +201,16 @@ def marked_text(text: str) -> str:
 
 
 def progress_bar(stage: str, part: float, line: str) -> str:
-    """A bar for the stage under way, from 0 to 1, and a line that says more."""
+    """Return a bar for the stage under way, from 0 to 1, and a line that says more."""
     bar = f'<progress aria-label="{html.escape(stage)}" max="100" value="{100 * part:.0f}"></progress>'
     return f"{bar}<div>{html.escape(line)}</div>"
 
 
 @functools.cache
 def _with_fixed_limits(kind: type) -> type:
-    """A slider of which a page can move the value only: the limits are checked in the kernel, and stay as they are."""
+    """Return a slider of which a page can move the value only: the limits are checked in the kernel, and stay as they
+    are.
+    """
 
     def set_state(self: Any, sync_data: dict[str, Any]) -> None:
         kind.set_state(self, {name: value for name, value in sync_data.items() if name == "value"})  # type: ignore[attr-defined]
@@ -217,19 +219,19 @@ def _with_fixed_limits(kind: type) -> type:
 
 
 def slider(kind: type, label: str, value: Any, low: Any, high: Any, step: Any, tip: str, **options: Any) -> Any:
-    """A labeled slider, reached by the Tab key and moved by the arrow keys."""
+    """Return a labeled slider, reached by the Tab key and moved by the arrow keys."""
     return _with_fixed_limits(kind)(
         value=value, min=low, max=high, step=step, description=label, tooltip=tip, **options
     )
 
 
 def choice(label: str, options: Iterable[str | tuple[str, Any]], tip: str) -> widgets.Dropdown:
-    """A labeled list to choose one item from."""
+    """Return a labeled list to choose one item from."""
     return widgets.Dropdown(options=list(options), description=label, tooltip=tip)
 
 
 def several(label: str, options: Sequence[str], value: Sequence[str], rows: int = 0) -> widgets.SelectMultiple:
-    """A labeled list to choose several items from."""
+    """Return a labeled list to choose several items from."""
     return widgets.SelectMultiple(
         options=options,
         value=value,
@@ -270,7 +272,7 @@ def offer(row: Sequence[widgets.Button], possible: Sequence[widgets.Button], fir
 
 
 def folded(controls: Sequence[widgets.Widget]) -> list[widgets.Widget]:
-    """A button and the controls that it shows and hides, hidden at first."""
+    """Return a button and the controls that it shows and hides, hidden at first."""
     button = widgets.ToggleButton(
         description="More settings ▸", tooltip="show or hide the settings that are seldom changed"
     )

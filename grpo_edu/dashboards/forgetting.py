@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ForgettingDashboard(Explorer):
-    """What was kept of each task after each stage: choose curriculum, method and strength (λ for EWC).
+    """Forgetting after each stage, per task: choose curriculum, method and strength (λ for EWC).
 
     Args:
         study: the result of `python -m benchmarks.curriculum`, or the path of its JSON file; the one that comes with
@@ -66,7 +66,7 @@ class ForgettingDashboard(Explorer):
         return figure, f"Problems solved (%) of {', '.join(tasks)} after the last stage. {'; '.join(ends)}"
 
     def words(self) -> str:
-        """How much of the earlier tasks was lost, by arm."""
+        """Return how much of the earlier tasks was lost, by arm."""
         from grpo_edu.continual.forgetting import forgetting
 
         lost = [f"{name} {100 * forgetting(self.matrix(name)):.0f} points" for name in self.arms]

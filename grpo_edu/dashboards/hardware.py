@@ -54,7 +54,7 @@ class HardwareMonitor(Dashboard):
         return {name: size / GIB for name, size in parts.items()}
 
     def draw(self) -> tuple[Figure, str]:
-        """The bar of the memory; its alt has no numbers, which differ from machine to machine."""
+        """Draw the bar of the memory; its alt has no numbers, which differ from machine to machine."""
         figure = stacked_bars({"memory": self.look()}, title="Memory", unit="GiB")
         return figure, "Memory of this process, of other programs, and what is available"
 

@@ -61,7 +61,7 @@ _RECORDED = {
 
 
 def recorded_tokens(which: str = RECORDED) -> dict[str, Any]:
-    """A record that the package brings: of the tiny model by default, or of SmolLM2."""
+    """Return a record that the package brings: of the tiny model by default, or of SmolLM2."""
     return json.loads((data_dir() / "curves" / _RECORDED[which][0]).read_text(encoding="utf-8"))["record"]
 
 
@@ -151,7 +151,7 @@ class TokenInspector(Dashboard):
             self.say(f"Press “Train a step”: the model answers questions eight times, learns, and is looked at.{slow}")
         elif self._given is not None and source == RECORDED:
             self.inspect(self._given)
-            self.say(f"Step {self._given['step']}, as it was handed over.")
+            self.say(f"Step {self._given['step']}, as it was given.")
         else:
             self.inspect(recorded_tokens(source))
             self.say(_RECORDED[source][1])
@@ -181,7 +181,7 @@ class TokenInspector(Dashboard):
         )
 
     def _tell(self, line: str, part: float) -> None:
-        """What is under way, and a bar for how much of the step is done."""
+        """Show what is running, and a bar with the share of the step that is done."""
         self.message.value = say_html(line) + progress_bar("Progress of the step", part, "")
 
     def _offer(self) -> None:
@@ -198,7 +198,7 @@ class TokenInspector(Dashboard):
 
     @property
     def _real(self) -> bool:
-        """Whether a live step is one of SmolLM2."""
+        """True if a live step is one of SmolLM2."""
         return self.model == "smollm2"
 
     @property
@@ -207,7 +207,7 @@ class TokenInspector(Dashboard):
         return SETTINGS_REAL if self._real else SETTINGS
 
     def _told(self, stages: Stages) -> Stages:
-        """The same stages, which say what comes next and can be stopped between them."""
+        """Return the same stages, which say what comes next and can be stopped between them."""
         updates = 0
 
         def score(*given: Any) -> Batch:
@@ -244,7 +244,7 @@ class TokenInspector(Dashboard):
         return train(model, tokenizer, problems, reward, config, stages=self._told(self._recorder.stages))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widget, and for pages without widgets the tokens as a list."""
+        """Return the widget, and for pages without widgets the tokens as a list."""
         bundle = super()._repr_mimebundle_(**kwargs)
         shown = tokens_html(self.record, first_mixed(self.record)) if self.record else ""
         caption = f"{self._title}. ▲: the first update pushes the token up, ▼: down; the stronger, the darker."

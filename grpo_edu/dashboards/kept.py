@@ -1,4 +1,4 @@
-"""Runs that a dashboard keeps on disk, so that a page that is loaded again can show them or go on with them."""
+"""Runs that a dashboard keeps on disk, so that a page that is loaded again can show them or continue with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LARGEST = 300e6  # bytes of the weights; a larger model is kept with Save only
 
 
 def small_enough(model: PreTrainedModel) -> bool:
-    """Whether the weights of a model are kept without being asked for."""
+    """Return True if the model is small enough to save automatically."""
     return sum(weight.nbytes for weight in model.parameters()) <= _LARGEST
 
 
@@ -34,7 +34,7 @@ def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable]
         run: with at least one step. model: with the run's weights. names: name → reward function.
         parent: the folder of the runs.
 
-    Raises OSError where the disk cannot be written to.
+    Raises OSError if the disk cannot be written to.
     """
     from grpo_edu.runs.state import pack_training, read_random_states, save_state
 
@@ -78,7 +78,7 @@ def keep_asked(place: Path, content: Mapping[str, Any], weights: Mapping[str, An
         place: a folder in `parent/.kept`, the same one for all steps of a training run.
         content: with "base" and "data", the model and the problems, and "label".
 
-    Raises OSError where the disk cannot be written to.
+    Raises OSError if the disk cannot be written to.
     """
     from safetensors.torch import save_file
 
@@ -103,7 +103,7 @@ def kept_asked(parent: Path, base: str, data: Sequence[str]) -> list[tuple[str, 
 
 
 def open_asked(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `keep_asked` wrote: plain values, and tensors. Raises OSError where it is gone."""
+    """Return what `keep_asked` wrote: plain values, and tensors. Raises OSError if it is gone."""
     from safetensors.torch import load_file
 
     stored = _read(place, _ASKED)
@@ -117,7 +117,7 @@ def kept_runs(parent: Path) -> list[tuple[str, Path]]:
 
 
 def _ago(seconds: float) -> str:
-    """How long ago something was.
+    """Return how long ago something was.
 
     >>> _ago(5), _ago(600), _ago(7200), _ago(200_000)
     ('just now', '10 min ago', '2 h ago', '2 days ago')
@@ -129,7 +129,7 @@ def _ago(seconds: float) -> str:
 
 
 def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:
-    """The run of a folder from `kept_runs`, with everything but its weights, which `TrainingRun.prepare` loads.
+    """Return the run of a folder from `kept_runs`, with everything but its weights, which `TrainingRun.prepare` loads.
 
     Raises:
         KeyError: a reward that `names` does not have.
@@ -159,7 +159,7 @@ def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:
 
 
 def new_place(parent: Path) -> Path:
-    """A folder for `keep_asked` that no other training run has."""
+    """Return a folder for `keep_asked` that no other training run has."""
     return parent / _FOLDER / f"asked-{time.time_ns()}-{os.getpid()}"
 
 

@@ -27,7 +27,7 @@ class LogDiagnosis(Dashboard):
 
     >>> board = LogDiagnosis()
     >>> board.read(lambda: parse_metrics(b"not a log", "notes.txt"))
-    >>> "notes.txt is no log" in board.message.value
+    >>> "notes.txt is not a log" in board.message.value
     True
     """
 
@@ -61,7 +61,7 @@ class LogDiagnosis(Dashboard):
             return
         self.show(figure, f"Curves over {self.diagnosis.count} logged steps")
         seen = [finding.sees for finding in self.diagnosis.findings]
-        self.say(" ".join(seen) or "Nothing in this log points to a fault. That is no proof: see what it cannot tell.")
+        self.say(" ".join(seen) or "Nothing in this log points to a fault. That is not proof: see what it cannot tell.")
         self.report.value = report_html(self.diagnosis)
 
     def _chose_example(self, change: dict) -> None:
@@ -83,12 +83,12 @@ def _recorded_rows(name: str) -> list[Row]:
 
 
 def report_html(diagnosis: Diagnosis) -> str:
-    """The findings with evidence and causes, and below what is normal and what the log cannot tell."""
+    """Return the findings with evidence and causes, and below what is normal and what the log cannot tell."""
     parts = []
     for finding in diagnosis.findings:
         parts.append(f"<h3>{marked_text(finding.sees)}</h3>{_list('ul', finding.evidence)}")
         causes = (f"{cause.what} {cause.remedy}" for cause in finding.causes)
-        parts.append(f"Likely causes, the likeliest first, and what to try:{_list('ol', causes)}")
+        parts.append(f"Likely causes, the most likely first, and what to try:{_list('ol', causes)}")
     for title, texts in (("Normal here", diagnosis.normal), ("What this log cannot tell", diagnosis.unknown)):
         parts.append(f"<h3>{title}</h3>{_list('ul', texts)}" if texts else "")
     return "".join(parts)

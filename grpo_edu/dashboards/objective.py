@@ -61,7 +61,7 @@ class ObjectiveExplorer(Explorer):
         return {"objective": -loss.item(), "push": 0.0 - gradient.item(), "k1": k1, "k2": k1**2 / 2, "k3": k3.item()}
 
     def draw(self) -> tuple[Figure, str]:
-        """The curves of the clip, and the token on them."""
+        """Draw the curves of the clip, and the token on them."""
         found = self.token()
         figure = clip_curves(**self._clip())
         for axes, name in zip(figure.axes, ("objective", "push"), strict=True):
@@ -72,7 +72,7 @@ class ObjectiveExplorer(Explorer):
         )
 
     def words(self) -> str:
-        """The numbers of the token."""
+        """Return the numbers of the token."""
         found = self.token()
         halted = "" if found["push"] else " This token is not pushed at all."
         if LOSSES[self.loss_type.value].clips == "weight" and self.epsilon_high.value < 1:

@@ -64,26 +64,28 @@ class QuantizationExplorer(Explorer):
         )
 
     def weight(self) -> Tensor:
-        """The chosen matrix."""
+        """Return the chosen matrix."""
         return self.weights[self.matrix.value]
 
     def quantized(self) -> QuantizedTensor:
-        """The chosen matrix on the chosen grid."""
+        """Return the chosen matrix on the chosen grid."""
         where = {"per row": {"dim": 0}, "per group of 32": {"group_size": 32}}.get(self.scales.value, {})
         return quantize(self.weight(), bits=self.bits.value, symmetric=self.kind.value == "symmetric", **where)
 
     def error(self) -> float:
-        """The relative error of the matrix."""
+        """Return the relative error of the matrix."""
         return relative_error(self.weight(), self.quantized().dequantize())
 
     def stored(self) -> float:
-        """Bytes: the numbers at their bits, a float32 for each scale, and one for each zero point of an affine grid."""
+        """Return bytes: the numbers at their bits, a float32 for each scale, and one for each zero point of an affine
+        grid.
+        """
         parts = self.quantized()
         affine = self.kind.value == "affine"
         return parts.q.numel() * self.bits.value / 8 + 4 * parts.scale.numel() * (1 + affine)
 
     def draw(self) -> tuple[Figure, str]:
-        """The weights before and after (left) and the rounding error (right)."""
+        """Draw the weights before and after (left) and the rounding error (right)."""
         weight = self.weight()
         after = self.quantized().dequantize()
         figure, (left, right) = panel_grid(2, height=3.0)
@@ -117,7 +119,7 @@ class QuantizationExplorer(Explorer):
 
 
 def tiny_weights() -> dict[str, Tensor]:
-    """The matrices of the tiny model's layers from its file, which is read in a moment, unlike the whole model.
+    """Return the matrices of the tiny model's layers from its file, which is read in a moment, unlike the whole model.
 
     >>> next(iter(tiny_weights()))
     'model.layers.0.self_attn.q_proj'

@@ -84,7 +84,7 @@ class RewardLab(Explorer):
         return found
 
     def draw(self) -> tuple[Figure, str]:
-        """The weighted parts of this completion and of the honest one, and the exploits that pass and fail."""
+        """Draw the weighted parts of this completion and of the honest one, and the exploits that pass and fail."""
         honest = {} if self.text.value == self.problem.solution else self.verdicts(self.problem.solution)
         self.paid = self.verdicts()
         self.total = sum(self._weighted(self.paid).values())
@@ -97,11 +97,11 @@ class RewardLab(Explorer):
         return figure, f"Rewards of the completion: {numbers}; weighted sum {self.total:.2f}"
 
     def _weighted(self, paid: Mapping[str, float]) -> dict[str, float]:
-        """What each reward adds to the sum; one that does not apply adds nothing."""
+        """Return what each reward adds to the sum; one that does not apply adds nothing."""
         return {name: 0.0 if isnan(value) else self.weights[name].value * value for name, value in paid.items()}
 
     def words(self) -> str:
-        """The sum, why, and which exploits are paid no less than honest work."""
+        """Return the sum, why, and which exploits are paid no less than honest work."""
         answer = extract_answer(self.text.value)
         equations = check_equations(self.text.value)
         read = f"Extracted answer: {answer if answer is not None else 'none'} (correct: {self.problem.answer}). "
@@ -110,7 +110,7 @@ class RewardLab(Explorer):
         return text + "".join(f" {name} failed: {failure}" for name, failure in self.failures.items())
 
     def exploit_words(self) -> str:
-        """Which exploits the weighted sum pays at least as much as honest work."""
+        """Return which exploits the weighted sum pays at least as much as honest work."""
         if not self.passed:
             return "The exploits will be tried when every reward works."
         if not self.holes:
@@ -118,7 +118,7 @@ class RewardLab(Explorer):
         return f"{len(self.holes)} of {len(self.passed)} exploits pay as much as honest work: {'; '.join(self.holes)}."
 
     def _judge_exploits(self) -> None:
-        """Which exploits each reward alone resists, tried once, and which the weighted sum resists."""
+        """Find which exploits each reward alone resists, and which the weighted sum resists."""
         self.passed: dict[str, list[bool]] = {}
         self.holes: list[str] = []
         if self.failures:

@@ -66,7 +66,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(settings: Mapping[str, Any]) -> str:
-    """The first three settings in words.
+    """Return the first three settings in words.
 
     >>> _named({"seed": 1, "rewards": ["accuracy", "format"]})
     'seed 1, rewards accuracy + format'
@@ -106,7 +106,7 @@ class RunComparer(Explorer):
         self.stage.children = (self.message, self.table, self.picture, self.curves, self.sampled)
 
     def draw(self) -> tuple[Figure, str]:
-        """The accuracies, one row per run; beside them the table of settings and the curves."""
+        """Draw the accuracies, one row per run; next to them the table of settings and the curves."""
         names = list(self.pick.value)
         self.test.disabled = len(names) != 2
         if not names:
@@ -144,7 +144,7 @@ class RunComparer(Explorer):
         return overlaid_curves(logs), f"Mean reward over the steps: {ends}"
 
     def _draw_curves(self, labels: Mapping[str, str]) -> None:
-        """The rewards of the chosen runs over each other."""
+        """Draw the rewards of the chosen runs over each other."""
         logs = {label: read_log(self.runs[name]["folder"] / "metrics.jsonl") for name, label in labels.items()}
         ends = ", ".join(f"{label} ends at {log[-1]['reward']:.2f}" for label, log in logs.items())
         self.curves.value = self.image(overlaid_curves(logs), f"Mean reward over the steps: {ends}")
@@ -195,7 +195,9 @@ class RunComparer(Explorer):
 
 
 def _sampled_table(name: str, folder: Path) -> str:
-    """The completions with the highest and the lowest reward of a run's last step; "" for a run that kept none."""
+    """Return the completions with the highest and the lowest reward of a run's last step; "" for a run that kept
+    none.
+    """
     try:
         sampled = by_reward(read_completions(folder), best=True)
     except ValueError:
@@ -210,7 +212,7 @@ def _sampled_table(name: str, folder: Path) -> str:
 
 
 def _settings_table(differing: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]) -> str:
-    """A row for each setting that is not the same in all runs, a column for each run."""
+    """Return a row for each setting that is not the same in all runs, a column for each run."""
     keys = list(next(iter(differing.values())))
     if len(differing) < 2:
         return ""

@@ -101,7 +101,7 @@ class TrainingDashboard(Dashboard):
         found = kept_runs(self.parent)
         self.kept = choice("Kept run", found, "runs of before this page was loaded: paused, interrupted or ended")
         (self.opener,), opening = button_row(
-            {"Open": (self._open, "show this run; one that is not finished can go on")}
+            {"Open": (self._open, "show this run; one that is not finished can continue")}
         )
         self._offer = widgets.VBox([self.kept, opening])
         self._offer.layout.display = None if found else "none"
@@ -125,7 +125,7 @@ class TrainingDashboard(Dashboard):
         return self._run
 
     def config(self) -> GRPOConfig:
-        """The current settings; raises ValueError for an impossible combination."""
+        """Return the current settings; raises ValueError for an impossible combination."""
         return GRPOConfig(
             num_generations=self.generations.value,
             prompts_per_step=self.prompts.value,
@@ -160,7 +160,7 @@ class TrainingDashboard(Dashboard):
         self._begin(run)
 
     def _begin(self, run: TrainingRun) -> None:
-        """Train a new run, or go on with one that was kept."""
+        """Train a new run, or continue with one that was kept."""
         if self._run is not None and self._run is not run and self._run.history:
             self._before = self._run.rows()
         self._run = run
@@ -180,7 +180,7 @@ class TrainingDashboard(Dashboard):
                     self._kept = time.monotonic()
 
     def _session(self) -> Session:
-        """The model of the run; there is one model at a time in memory."""
+        """Return the model of the run; there is one model at a time in memory."""
         from grpo_edu.models import Session
 
         name = self.run.model_name
@@ -206,12 +206,12 @@ class TrainingDashboard(Dashboard):
         if self.run.history:
             self._draw()
             kept = self._keep()
-        if self.worker.paused:  # type: ignore[union-attr]  # it may have been told to go on meanwhile
+        if self.worker.paused:  # type: ignore[union-attr]  # it may have been told to continue meanwhile
             place = f"Paused after step {len(self.run.history)} of {self.run.config.max_steps}."
-            self.say(f"{place} Press Resume to go on.{kept}")
+            self.say(f"{place} Press Resume to continue.{kept}")
 
     def _draw(self) -> None:
-        """The curves and the samples."""
+        """Draw the curves and the samples."""
         self.picture.value, self.alt = self.run.curves(self._before)
         self.samples.value = self.run.samples_html()
 
@@ -260,7 +260,7 @@ class TrainingDashboard(Dashboard):
             self.pause.description = "Resume"
         else:
             self.pause.description = "Pause"
-            self.say("The run goes on.")
+            self.say("The run continues.")
             self.worker.resume()  # type: ignore[union-attr]
 
     def _stop(self, button: object = None) -> None:
@@ -283,7 +283,7 @@ class TrainingDashboard(Dashboard):
         self.say(f"Saved in {folder}. {result}")
 
     def _switch(self, *, going: bool) -> None:
-        """What can be done now: during a run its settings cannot be changed, and nothing can be started or saved."""
+        """Enable what can be done now: a run locks its settings, and starting and saving."""
         for control in self.settings:
             control.disabled = going
         if going:
@@ -299,7 +299,7 @@ class TrainingDashboard(Dashboard):
         offer(self._buttons, [self.start, *[self.save] * saveable, first], first)
 
     def _show_recorded(self) -> None:
-        """A finished run with the default settings, until there is one of this page."""
+        """Show a finished run with the default settings, until there is one of this page."""
         stored = json.loads((data_dir() / "curves" / RECORDED).read_text(encoding="utf-8"))
         history = stored["history"]
         self.alt = f"A recorded run with the default settings: {stored['alt']}"
@@ -310,7 +310,7 @@ class TrainingDashboard(Dashboard):
         self.say(f"{said} Press Start for a run of your own.")
 
     def _open(self, button: object = None) -> None:
-        """Show a kept run; Resume goes on with one that is not finished."""
+        """Show a kept run; Resume continues with one that is not finished."""
         if self._going:
             self.say("A run is under way. Press Stop first; then Open shows the kept run.", wrong=True)
             return
@@ -323,7 +323,7 @@ class TrainingDashboard(Dashboard):
         self.judged.value = ""
         self._switch(going=False)
         if run.after is None:
-            self.say(f"This run stands at {run.position()}. Press Resume to go on, or Save to save it as it is.")
+            self.say(f"This run is at {run.position()}. Press Resume to continue, or Save to save it as it is.")
         else:
             self._show_verdict()
             self.say(f"{run.verdict()} {run.warnings()}")

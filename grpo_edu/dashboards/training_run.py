@@ -82,7 +82,9 @@ class TrainingRun:
         self.stage, self.part = "Loading the model", 0.0  # what is being done, and how much of it is complete
 
     def prepare(self, session: Session) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The model as the run needs it now: as it was loaded, or with the weights of the run that is continued."""
+        """Return the model as the run needs it now: as it was loaded, or with the weights of the run that is
+        continued.
+        """
         from grpo_edu.runs.state import load_state, restore_training
         from grpo_edu.trainer import start_training
 
@@ -122,14 +124,14 @@ class TrainingRun:
         self.after = self._judge(model, tokenizer, worker, tell, "Evaluation after training")
 
     def position(self) -> str:
-        """How far the run is, in a few words."""
+        """Return how far the run is, in a few words."""
         done, steps = len(self.history), self.config.max_steps
         if self.after is not None:
             return f"finished, {steps} steps"
         return f"step {done} of {steps}"
 
     def words(self) -> str:
-        """The progress of the run: steps, reward, speed, memory, time left."""
+        """Return the progress of the run: steps, reward, speed, memory, time left."""
         if not self.history:
             return "No step is complete yet."
         from grpo_edu.fast.memory import GIB, resident_bytes
@@ -152,7 +154,9 @@ class TrainingRun:
         return rows
 
     def curves(self, previous: Sequence[dict[str, float]] = ()) -> tuple[str, str]:
-        """The curves so far as an image, over those of another run if its rows are given, and its alternative text."""
+        """Return the curves so far as an image, over those of another run if its rows are given, and its alternative
+        text.
+        """
         first, last = self.history[0]["reward"], self.history[-1]["reward"]
         alt = f"Curves over {len(self.history)} steps; the mean reward goes from {first:.2f} to {last:.2f}"
         if len(self.checks) > 1:
@@ -177,14 +181,16 @@ class TrainingRun:
         )
 
     def warnings(self) -> str:
-        """What went wrong in the training, with cause and remedy; empty for a healthy run."""
+        """Return what went wrong in the training, with cause and remedy; empty for a healthy run."""
         from grpo_edu.runs.measures import RunFacts
         from grpo_edu.runs.symptoms import find_symptoms
 
         return " ".join(find_symptoms(self.history, RunFacts(self.config, self.before, self.after)))
 
     def samples_html(self) -> str:
-        """The first group of the last step: each completion with its reward as a number and as the color of its bar."""
+        """Return the first group of the last step: each completion with its reward as a number and as the color of its
+        bar.
+        """
         prompt, rows = self.samples
         low, high = (min(value for _, value in rows), max(value for _, value in rows)) if rows else (0, 0)
         lines = [f"<p><b>Samples:</b> {html.escape(prompt)}</p>"]
@@ -252,7 +258,7 @@ class TrainingRun:
         stage: str,
         count: int | None = None,
     ) -> Evaluation:
-        """An evaluation in parts, between which the run can be paused or stopped; `stage` "" is not told of."""
+        """Return an evaluation in parts, between which the run can be paused or stopped; `stage` "" is not told of."""
         from grpo_edu.evaluation import Evaluation, evaluate
 
         parts, all_of_them = [], count or len(self.heldout)
@@ -268,7 +274,9 @@ class TrainingRun:
         return Evaluation(**{name: [row for part in parts for row in getattr(part, name)] for name in names})
 
     def _watched(self, worker: Worker) -> list[Callable]:
-        """The rewards, which note the first group of a step; those that are not the package's get a time limit."""
+        """Return the rewards, which note the first group of a step; those that are not the package's get a
+        time limit.
+        """
         return [self._watch(number, function, worker) for number, function in enumerate(self.functions)]
 
     def _watch(self, number: int, function: Callable, worker: Worker) -> Callable:

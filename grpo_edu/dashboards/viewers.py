@@ -20,7 +20,7 @@ class LimitedKernels(AsyncMappingKernelManager):
         self._one_at_a_time = asyncio.Lock()
 
     async def start_kernel(self, *arguments: Any, **settings: Any) -> str:  # type: ignore[override]
-        """Start a kernel. Raises HTTPError 503 where all of them are in use."""
+        """Start a kernel. Raises HTTPError 503 if all of them are in use."""
         async with self._one_at_a_time:
             if len(self.list_kernel_ids()) >= self.most_kernels:
                 raise HTTPError(503, reason=f"{self.most_kernels} viewers are here already; try again later")

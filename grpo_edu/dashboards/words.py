@@ -44,7 +44,7 @@ class PlayWords(Dashboard):
     Args:
         models: the models that can play, each with a title: a name or folder for `load_policy`, or a loaded model.
             None: those that come with the package.
-        tokenizer: of the loaded models.
+        tokenizer: tokenizer of the loaded models.
         first: the number of the first held-out game, from 0 to 299.
 
     >>> board = PlayWords(first=2)
@@ -97,7 +97,7 @@ class PlayWords(Dashboard):
         self._game.reset(self.problem.answer)
         self.turns: list[Turn] = []
         self.over = False
-        self.played: dict[str, list[list[Turn]]] = {}  # of each model, all its games
+        self.played: dict[str, list[list[Turn]]] = {}  # model → its games
         given = self._given()
         self._show(f"The first guess is given: {_spoken(given)} {self._left()}")
 
@@ -209,7 +209,7 @@ class _Recorded(WordGame):
 def sampled_games(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problem: Problem, count: int, *, seed: int
 ) -> list[list[Turn]]:
-    """The turns of games that a model plays with one secret word, sampled at temperature 1."""
+    """Return the turns of games that a model plays with one secret word, sampled at temperature 1."""
     import torch
 
     from grpo_edu.rollout import generate
@@ -230,7 +230,7 @@ def sampled_games(
 
 
 def _shipped() -> dict[str, str]:
-    """The models of the package that know this game."""
+    """Return the models of the package that know this game."""
     from grpo_edu.models import list_models
 
     return {title: name for title, name in _PLAYERS.items() if name in list_models()}
@@ -245,7 +245,7 @@ def _is_won(game: Sequence[Turn]) -> bool:
 
 
 def _spoken(turn: Turn) -> str:
-    """A turn in words, for the message and for screen readers.
+    """Return a turn in words, for the message and for screen readers.
 
     >>> _spoken(("CAR", "++-"))
     'CAR: C is right, A is right, R is not in the word.'
@@ -255,7 +255,7 @@ def _spoken(turn: Turn) -> str:
 
 
 def _board(title: str, said: str, given: Turn, turns: Sequence[Turn]) -> str:
-    """A table: the given guess and the guesses of one player; for each whether it fits the signs before it."""
+    """Return a table: the given guess and the guesses of one player; for each whether it fits the signs before it."""
     rows = [_row("given", given, "")]
     for number in range(_GUESSES):
         if number >= len(turns):

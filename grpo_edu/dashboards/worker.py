@@ -1,4 +1,4 @@
-"""Long work beside the page: a thread that can be paused and stopped, time limits, and slots for training runs."""
+"""Long work in the background: a thread that can be paused and stopped, time limits, and slots for training runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Worker:
         self._go.set()
 
     def goes_on(self) -> None:
-        """Wait while the work is paused; raise `Stopped` if it shall end."""
+        """Wait while the work is paused; raise `Stopped` if a stop was requested."""
         while self.paused:  # asked here and nowhere else, so that no pause comes between the question and the wait
             self.holds()
             self._go.wait()
@@ -73,7 +73,7 @@ class Worker:
             raise Stopped
 
     def wait(self, seconds: float) -> None:
-        """Sleep for so many seconds, or until the work is told to stop."""
+        """Sleep for `seconds`, or until the work is told to stop."""
         self._stop.wait(seconds)
 
     def join(self, timeout: float | None = None) -> None:
@@ -82,12 +82,12 @@ class Worker:
 
     @property
     def paused(self) -> bool:
-        """Whether the work will wait, or waits, at `goes_on`."""
+        """True if the work will wait, or waits, at `goes_on`."""
         return not self._go.is_set()
 
     @property
     def running(self) -> bool:
-        """Whether the work has begun and not ended, paused or not."""
+        """True if the work has begun and not ended, paused or not."""
         return self._began.is_set() and not self._ended.is_set()
 
     def _run(self) -> None:
@@ -159,7 +159,7 @@ def _end_all() -> None:
 
 
 def _outcome(call: Callable[..., Any], *arguments: Any) -> Future:
-    """What a call returned or raised, whatever that was: an error of a thread is shown in the page."""
+    """Return what a call returned or raised, whatever that was: an error of a thread is shown in the page."""
     outcome: Future = Future()
     try:
         outcome.set_result(call(*arguments))
@@ -169,7 +169,7 @@ def _outcome(call: Callable[..., Any], *arguments: Any) -> Future:
 
 
 def cut_off(call: Callable[[], Any], seconds: float, name: str) -> Any:
-    """What `call` returns, or its exception; TimeoutError when it takes longer than `seconds`.
+    """Return what `call` returns, or its exception; TimeoutError when it takes longer than `seconds`.
 
     The call runs in a thread. After the time limit an exception is raised in that thread, which ends a loop in Python.
     A call that waits inside a C function is left behind, and ends with the program.
@@ -211,7 +211,7 @@ def run_slot(wait: Callable[[int], None] | None = None) -> Iterator[None]:
         wait: called again and again with the place in the queue, 1 for the next in turn, until there is a slot; it
             sleeps for a while, and may raise Stopped.
 
-    Raises NoSlot where all slots are taken and there is no ``wait``.
+    Raises NoSlot if all slots are taken and there is no ``wait``.
     """
     folder, _, number = os.environ.get(SLOTS, "").rpartition(":")
     if not folder:
@@ -246,7 +246,7 @@ def _wait_in_queue(folder: Path, number: int, held: ExitStack, wait: Callable[[i
 
 
 def _take_one(folder: Path, number: int, held: ExitStack) -> bool:
-    """Lock one of the slots until `held` is closed; False where all of them are taken."""
+    """Lock one of the slots until `held` is closed; False if all of them are taken."""
     from filelock import FileLock, Timeout
 
     for slot in range(number):
@@ -257,7 +257,7 @@ def _take_one(folder: Path, number: int, held: ExitStack) -> bool:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether the lock of a file is held by somebody else."""
+    """Return True if the lock of a file is held by somebody else."""
     from filelock import FileLock, Timeout
 
     try:
@@ -268,7 +268,7 @@ def _is_held(path: Path) -> bool:
 
 
 def in_queue(worker: Worker, say: Callable[[str], None]) -> Callable[[int], None]:
-    """What a run does while it waits for its slot: it says its place in the queue, and can be stopped."""
+    """Return what a run does while it waits for its slot: it says its place in the queue, and can be stopped."""
 
     def wait(place: int) -> None:
         say(f"Another run is being trained. Yours is number {place} in the queue and starts by itself. Stop leaves it.")
@@ -279,5 +279,5 @@ def in_queue(worker: Worker, say: Callable[[str], None]) -> Callable[[int], None
 
 
 def words_of(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -38,13 +38,14 @@ def chunked_logps(
     chunk_size: int,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""The log-probabilities of T tokens and the entropies of S distributions, computed in chunks of distributions.
+    r"""Return the log-probabilities of T tokens and the entropies of S distributions, computed in chunks of
+    distributions.
 
     .. math:: \log \pi_t = z_{p_t, o_t} - \log \sum_v e^{z_{p_t, v}}, \quad z = h W^\top / \tau
 
     If g is the gradient of the loss with respect to a log-probability, the gradient with respect to z is
     g · (1[v = o] − softmax(z)); that of an entropy H is −g · p (log p + H). If the weights are frozen and no entropy is
-    asked for, the backward pass only needs the mean of W's rows under each softmax, which the forward pass keeps.
+    requested, the backward pass only needs the mean of W's rows under each softmax, which the forward pass keeps.
     Otherwise it computes the logits of each chunk again.
 
     Args:
@@ -181,7 +182,7 @@ def score_states(
 def _through_head(
     head: nn.Module, states: Tensor, place: Tensor, ids: Tensor, temperature: float, size: int, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """The result of `chunked_logps`, computed with autograd and for any kind of output layer."""
+    """Return the result of `chunked_logps`, computed with autograd and for any kind of output layer."""
 
     def score_chunk(states: Tensor, place: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = at_least_float32(head(states))

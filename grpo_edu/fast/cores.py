@@ -40,7 +40,7 @@ _TOO_LATE = "torch" in sys.modules and not any(name in os.environ for name in _W
 def prepare_openmp(environment: MutableMapping[str, str]) -> None:
     """Set OpenMP's variables for a computer that is shared; what the user has set stays.
 
-    ``GOMP_SPINCOUNT`` shortens the spinning. ``OMP_NUM_THREADS`` is set only where a container's quota grants fewer
+    ``GOMP_SPINCOUNT`` shortens the spinning. ``OMP_NUM_THREADS`` is set only if a container's quota grants fewer
     cores than the process sees. OpenMP reads both when torch is imported.
 
     Args:
@@ -58,7 +58,7 @@ def prepare_openmp(environment: MutableMapping[str, str]) -> None:
 
 
 def spin_wait_warning() -> str:
-    """Why threads that wait would stall this process on a busy computer; empty where they would not.
+    """Return why spinning threads may stall this process on a busy computer, or "".
 
     Call it after torch was imported.
     """
@@ -101,7 +101,7 @@ class FreeCores:
             torch.set_num_threads(self._limit)
 
     def look(self) -> None:
-        """Choose the number of threads anew where the last measurement is at least a quarter of a second old."""
+        """Choose the number of threads again where the last measurement is at least a quarter of a second old."""
         if self._fixed:
             return
         import torch
@@ -112,7 +112,7 @@ class FreeCores:
 
 
 def threads_for(others: float, limit: int) -> int:
-    """How many threads to compute with while other programs keep `others` cores busy; from 1 to `limit`.
+    """Return how many threads to compute with while other programs keep `others` cores busy; from 1 to `limit`.
 
     >>> threads_for(others=1000.0, limit=8)
     1
@@ -122,7 +122,7 @@ def threads_for(others: float, limit: int) -> int:
 
 
 class BackgroundLoad:
-    """How many of this process's cores other programs keep busy."""
+    """Measures how many of this process's cores other programs keep busy."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float, float] | None = None  # the clock, everyone's seconds, and our own
@@ -146,7 +146,7 @@ _load = BackgroundLoad()
 
 
 def busy_seconds() -> float:
-    """Seconds that all programs together have computed on this process's cores, since the computer started."""
+    """Return seconds that all programs together have computed on this process's cores, since the computer started."""
     import psutil
 
     times = psutil.cpu_times(percpu=True)
@@ -157,14 +157,14 @@ def busy_seconds() -> float:
 
 
 def usable_cpus() -> list[int]:
-    """Numbers of the logical cores that the operating system lets this process use."""
+    """Return numbers of the logical cores that the operating system lets this process use."""
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def usable_cores() -> float:
-    """Cores that this process may use, such as 1.5: those it is bound to, or fewer where a container has a quota."""
+    """Cores that this process may use, such as 1.5: those it is bound to, or fewer if a container has a quota."""
     return min(len(usable_cpus()), cpu_quota())
 
 
@@ -185,7 +185,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The control group of this process for a controller, then its parents up to the top."""
+    """Yield the control group of this process for a controller, then its parents up to the top."""
     path = root / "proc/self/cgroup"
     for line in path.read_text().splitlines() if path.is_file() else []:
         number, controllers, name = line.split(":", 2)
@@ -202,6 +202,6 @@ def control_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def number_in(path: Path) -> int | None:
-    """The number in a one-line file; None where there is no file or it says "max"."""
+    """Return the number in a one-line file; None if there is no file or it says "max"."""
     text = path.read_text().strip() if path.is_file() else ""
     return int(text) if text.lstrip("-").isdigit() else None

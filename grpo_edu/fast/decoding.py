@@ -88,11 +88,12 @@ class TreeDecoder:
 
 
 def _places(parents: Tensor) -> Tensor:
-    """The new row (n,) of each continuation of the rows `parents` (n,), ascending: as many as possible stay in place.
+    """Return the new row (n,) of each continuation of the rows `parents` (n,), ascending: as many as possible stay in
+    place.
 
     The first continuation of a row stays, if its row is among the first n. The others fill the free rows of these.
 
-    >>> _places(torch.tensor([0, 0, 3, 4]))  # row 0 branches, rows 1 and 2 are complete, rows 3 and 4 go on
+    >>> _places(torch.tensor([0, 0, 3, 4]))  # row 0 branches, rows 1 and 2 are complete, rows 3 and 4 continue
     tensor([0, 1, 3, 2])
     """
     count = len(parents)

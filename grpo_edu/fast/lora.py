@@ -68,7 +68,7 @@ def add_lora(
 
 
 def _check_targets(model: nn.Module, names: Sequence[str]) -> None:
-    """Raise ValueError, with the names of the linear layers, where no layer has one of these names."""
+    """Raise ValueError, with the names of the linear layers, if no layer has one of these names."""
     layers = [f".{name}" for name, _ in model.named_modules()]
     for name in names:
         if not any(layer.endswith(f".{name}") for layer in layers):
@@ -100,7 +100,7 @@ def save_adapters(model: PeftModel, folder: str | Path) -> None:
     folder = Path(folder).expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise FileExistsError(f"folder {folder} is not empty; choose another")
-    # "auto" would ask the Hub whether the vocabulary was changed, and warn where the base is a model of the package.
+    # "auto" would ask the Hub whether the vocabulary was changed, and warn if the base is a model of the package.
     model.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # peft's form, not filled in, with a path of this computer
 
@@ -136,7 +136,7 @@ def load_adapters(model: PreTrainedModel, folder: str | Path) -> PeftModel:
 
 
 def adapter_base(folder: Path) -> str:
-    """The name of the model that saved adapters were trained with.
+    """Return the name of the model that saved adapters were trained with.
 
     Raises ValueError: adapter_config.json is damaged or names no model.
     """
@@ -154,12 +154,12 @@ def adapter_base(folder: Path) -> str:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether a model has adapters of peft."""
+    """Return True if a model has adapters of peft."""
     return hasattr(model, "peft_config")
 
 
 def reference_policy(model: PreTrainedModel) -> PreTrainedModel:
-    """The reference policy of a KL term: a frozen copy of the model, or the model itself if it has adapters.
+    """Return the reference policy of a KL term: a frozen copy of the model, or the model itself if it has adapters.
 
     Use it inside `adapters_off(reference)`.
     """

@@ -128,7 +128,7 @@ def _mallopt(**settings: int) -> bool:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process and the private memory of its children, in bytes."""
+    """Return the resident memory of this process and the private memory of its children, in bytes."""
     import psutil
 
     process = psutil.Process()
@@ -142,7 +142,7 @@ def resident_bytes() -> int:
 
 
 def _high_water_mark() -> int:
-    """The largest resident memory of this process so far, from the kernel; 0 if it is not available."""
+    """Return the largest resident memory of this process so far, from the kernel; 0 if it is not available."""
     status = Path("/proc/self/status")
     if status.is_file():  # getrusage would also count what the parent held when it forked
         lines = (line.split() for line in status.read_text().splitlines())
@@ -155,7 +155,7 @@ def _high_water_mark() -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out: Python's MemoryError, or the RuntimeError of torch's allocators.
+    """Return True if `error` says that memory ran out: Python's MemoryError, or the RuntimeError of torch's allocators.
 
     >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("shapes do not match"))
     (True, False)
@@ -211,7 +211,7 @@ def replaced_forward(layers: Sequence[nn.Module], make: Callable[[Any], Callable
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of `model` that `recomputed_layers` wraps; raises ValueError if there are none."""
+    """Return the layers of `model` that `recomputed_layers` wraps; raises ValueError if there are none."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -223,7 +223,7 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(total, available) bytes of memory, within a container's limit where there is one."""
+    """(total, available) bytes of memory, within a container's limit if there is one."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -244,6 +244,6 @@ def memory_limit(root: Path = Path("/")) -> tuple[float, float]:
 
 
 def _statistic(path: Path, name: str) -> int:
-    """The value of a line such as "inactive_file 4096"; 0 where there is none."""
+    """Return the value of a line such as "inactive_file 4096"; 0 if there is none."""
     lines = path.read_text().splitlines() if path.is_file() else []
     return next((int(line.split()[1]) for line in lines if line.split()[0] == name), 0)

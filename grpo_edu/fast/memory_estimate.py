@@ -50,7 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def shape_config(shape: str | Mapping[str, Any]) -> Qwen2Config:
-    """The configuration of a Qwen2 model: a name of `SHAPES`, or settings of a `Qwen2Config`.
+    """Return the configuration of a Qwen2 model: a name of `SHAPES`, or settings of a `Qwen2Config`.
 
     The ids of special tokens are those of the tiny model unless the settings contain others, because a shape without
     weights has no tokenizer of its own.
@@ -108,7 +108,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> ModelShape:
-        """The shape of a model, loaded or empty (`empty_model`), with or without adapters."""
+        """Return the shape of a model, loaded or empty (`empty_model`), with or without adapters."""
         config = model.config.get_text_config()
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -135,12 +135,12 @@ class ModelShape:
 class MemoryEstimate:
     """Estimated bytes. The first four are needed during the whole run, the others by one stage after another.
 
-    weights: of the policy. reference: of the frozen copy for a KL term.
-    gradients, optimizer: of the trained weights.
+    weights: the policy's weights. reference: the frozen copy for a KL term.
+    gradients, optimizer: gradients and optimizer states of the trained weights.
     cache: keys and values of the rollout, and the logits from which tokens are sampled.
-    activations: tensors that the forward pass keeps for the backward pass. logits: of the completion tokens in a chunk.
+    activations: tensors that the forward pass keeps for the backward pass. logits: of a chunk's completion tokens.
     scratch: temporary tensors of an optimizer step.
-    loading: of the weights and, if they are converted, of their file. A file with the same dtype is mapped, not copied.
+    loading: the weights and, if they are converted, their file. A file with the same dtype is mapped, not copied.
     """
 
     weights: int
@@ -164,7 +164,7 @@ class MemoryEstimate:
         return max(self.held + max(self.cache, self.activations + self.logits, self.scratch), self.loading)
 
     def __str__(self) -> str:
-        """One line per part, in GiB."""
+        """Return one line per part, in GiB."""
         parts = {**asdict(self), "peak": self.peak}
         return "\n".join(f"{name:<12}{size / GIB:7.2f} GiB" for name, size in parts.items())
 
@@ -228,7 +228,7 @@ def estimate_memory(
 
 
 def empty_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The model of a config without values, which needs no memory, for `estimate_memory`."""
+    """Return the model of a config without values, which needs no memory, for `estimate_memory`."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -236,7 +236,7 @@ def empty_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32) ->
 
 
 def held_bytes(shape: ModelShape, config: GRPOConfig) -> dict[str, int]:
-    """The bytes of weights, reference, gradients and optimizer states, under these names."""
+    """Return the bytes of weights, reference, gradients and optimizer states, under these names."""
     states = shape.rows_and_columns if config.optim == "adafactor" else 2 * shape.trained
     return {
         "weights": shape.weights,
@@ -247,12 +247,14 @@ def held_bytes(shape: ModelShape, config: GRPOConfig) -> dict[str, int]:
 
 
 def cache_bytes(shape: ModelShape, rows: int, tokens: int) -> int:
-    """The bytes of a rollout: keys and values of `rows` sequences of `tokens` tokens, and logits for the sampling."""
+    """Return the bytes of a rollout: keys and values of `rows` sequences of `tokens` tokens, and logits for the
+    sampling.
+    """
     return rows * (tokens * 2 * shape.layers * shape.keys * shape.element + _SAMPLING_COPIES * shape.vocab * FLOAT32)
 
 
 def activation_bytes(shape: ModelShape, rows: int, width: int, *, recompute: bool = False) -> int:
-    """The peak bytes of activations for `rows` packed rows of `width` tokens in one forward and backward pass.
+    """Return the peak bytes of activations for `rows` packed rows of `width` tokens in one forward and backward pass.
 
     With `recompute` (gradient checkpointing) every layer keeps only its input, and one layer at a time all activations.
     """
@@ -268,7 +270,7 @@ def activation_bytes(shape: ModelShape, rows: int, width: int, *, recompute: boo
 
 
 def layer_bytes(shape: ModelShape) -> int:
-    """The bytes per token that one layer keeps for the backward pass.
+    """Return the bytes per token that one layer keeps for the backward pass.
 
     With hidden size H, MLP size I, width A of all heads, and e bytes per number, they are e·(4I + 4H + 4A) + 8H if all
     weights are trained. The MLP keeps its gate before and after the activation function, the other branch and their
@@ -283,7 +285,7 @@ def layer_bytes(shape: ModelShape) -> int:
 
 
 def logits_bytes(shape: ModelShape, config: GRPOConfig, predictions: int) -> int:
-    """The peak bytes of logits for `predictions` tokens in one micro-batch (see `grpo_edu.fast.chunked_logps`).
+    """Return the peak bytes of logits for `predictions` tokens in one micro-batch (see `grpo_edu.fast.chunked_logps`).
 
     The gradient of the output layer is computed separately before it is added to the others, so it is counted here.
     """
@@ -295,14 +297,16 @@ def logits_bytes(shape: ModelShape, config: GRPOConfig, predictions: int) -> int
 
 
 def _factored_bytes(weight: torch.Tensor) -> int:
-    """The bytes of Adafactor's state: one number per row and column of a matrix, or per entry of other tensors."""
+    """Return the bytes of Adafactor's state: one number per row and column of a matrix, or per entry of other
+    tensors.
+    """
     if weight.ndim < 2:
         return weight.nbytes
     return (weight[..., 0].numel() + weight[..., 0, :].numel()) * weight.itemsize
 
 
 def _adapter_input_bytes(model: PreTrainedModel) -> int:
-    """The bytes per token of the inputs that all adapters keep.
+    """Return the bytes per token of the inputs that all adapters keep.
 
     In the dtype of the model an input is kept once for all adapters that use it; otherwise each adapter keeps a copy.
     """

@@ -56,13 +56,14 @@ class MicroBatches:
         return pass_bytes(self.shape, self.config, len(rows) // group, int(lengths.max()), predictions)
 
     def cut(self, rollout: Rollout, rows: Tensor) -> list[Tensor]:
-        """The row indices of each micro-batch: `gradient_accumulation_steps` of them, or more if memory is short.
+        """Return the row indices of each micro-batch: `gradient_accumulation_steps` of them, or more if memory is
+        short.
 
         Micro-batches are sorted by length, the longest first, so that there is little padding and memory runs out
         early if it does. A group that does not fit into memory is divided into halves, quarters and so on.
 
         Args:
-            rollout: of the whole batch.
+            rollout: rollout of the whole batch.
             rows: the row indices with a gradient, in whole groups (`grpo_edu.batch.rows_with_gradient`).
         """
         if not len(rows):
@@ -97,7 +98,7 @@ class MicroBatches:
         return any(self.bytes_of(rollout, rows, shared=shared) <= self.budget for shared in (False, True))
 
     def _halves(self, rollout: Rollout, rows: Tensor) -> list[Tensor]:
-        """The rows unchanged if they fit or are a single row; else both halves, divided further if necessary."""
+        """Return the rows unchanged if they fit or are a single row; else both halves, divided further if necessary."""
         if len(rows) == 1 or self._fits(rollout, rows):
             return [rows]
         first, second = rows.tensor_split(2)
@@ -142,7 +143,7 @@ class Attempt:
 
 
 def _rows(groups: Sequence[Tensor]) -> Tensor:
-    """The rows of several groups, one after the other."""
+    """Return the rows of several groups, one after the other."""
     return torch.cat(list(groups))
 
 
@@ -153,7 +154,7 @@ def pass_bytes(shape: ModelShape, config: GRPOConfig, rows: int, width: int, pre
 
 
 def pass_budget(model: PreTrainedModel, config: GRPOConfig, longest_prompt: int) -> float:
-    """The bytes that a micro-batch may need: the rest of `memory_budget_gib`, or of the memory of the computer.
+    """Return the bytes that a micro-batch may need: the rest of `memory_budget_gib`, or of the memory of the computer.
 
     The memory in use is subtracted, and so are the gradients and optimizer states that will be allocated. Call the
     function after the reference policy has been created.

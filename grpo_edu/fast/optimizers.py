@@ -24,11 +24,12 @@ from grpo_edu.config import GRPOConfig, SupervisedConfig
 def build_optimizer(
     model: nn.Module, config: GRPOConfig | SupervisedConfig
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """The optimizer that the config names, over all parameters that require a gradient, and its learning-rate schedule.
+    """Return the optimizer that the config names, over all parameters that require a gradient, and its learning-rate
+    schedule.
 
     Adafactor is set up as TRL does for ``optim="adafactor"``, so `learning_rate` has the same meaning as for AdamW.
 
-    Raises ValueError where no parameter requires a gradient (a frozen or quantized model), and warns where most weights
+    Raises ValueError if no parameter requires a gradient (a frozen or quantized model), and warns where most weights
     are in a format that rounds a step of this size away.
     """
     scheme = getattr(model, "quantization_scheme", None)
@@ -77,7 +78,7 @@ def warn_of_rounding(parameters: Iterable[Tensor], learning_rate: float) -> None
 
 
 def learning_rate_share(step: int, config: GRPOConfig | SupervisedConfig) -> float:
-    """The share of `learning_rate` that a step takes, counted from 0: transformers' schedules of the same names.
+    """Return the share of `learning_rate` that a step takes, counted from 0: transformers' schedules of the same names.
 
     They are written out here because transformers' module brings trainers along that take a quarter of a second.
 
@@ -95,7 +96,7 @@ def learning_rate_share(step: int, config: GRPOConfig | SupervisedConfig) -> flo
 
 
 def make_stepper(optimizer: torch.optim.Optimizer, config: GRPOConfig | SupervisedConfig) -> Stepper:
-    """What turns the losses of an update into a step of this optimizer, with the bounds of the config."""
+    """Return what turns the losses of an update into a step of this optimizer, with the bounds of the config."""
     return Stepper(optimizer, config.max_grad_norm, config.abort_grad_norm if isinstance(config, GRPOConfig) else None)
 
 
@@ -134,7 +135,7 @@ class Stepper:
 
 
 def check_gradient(norm: Tensor, longest: float | None = None) -> None:
-    """Raise FloatingPointError where the norm of a gradient is not finite, or above `longest` (None: no bound).
+    """Raise FloatingPointError if the norm of a gradient is not finite, or above `longest` (None: no bound).
 
     >>> check_gradient(torch.tensor(2.0), longest=1.0)
     Traceback (most recent call last):
@@ -155,5 +156,5 @@ def check_gradient(norm: Tensor, longest: float | None = None) -> None:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All parameters of an optimizer, in the order of its groups."""
+    """Return all parameters of an optimizer, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -39,7 +39,7 @@ def packed_weights(model: PreTrainedModel, rows: int, steps: int, *, active: boo
 
     Args:
         model: a causal language model, whose weights must not change inside the context.
-        rows, steps: at most so many products with each weight matrix, of at most so many rows.
+        steps, rows: the largest number of products with each weight matrix, and of their rows.
         active: if False, the context does nothing.
     """
     worthwhile = active and rows > 1 and steps >= _FEWEST_STEPS
@@ -63,12 +63,12 @@ def _can_be_packed(layer: nn.Module) -> bool:
 
 @cache
 def packed_dtypes() -> tuple[torch.dtype, ...]:
-    """The number formats whose weights can be packed on this processor, found once by a product in each."""
+    """Return the number formats whose weights can be packed on this processor, found once by a product in each."""
     return tuple(dtype for dtype in (torch.float32, torch.bfloat16) if _packs(dtype))
 
 
 def _packs(dtype: torch.dtype) -> bool:
-    """Whether a packed product of whole numbers, whose sums are exact in both formats, is right."""
+    """Return True if a packed product of whole numbers, whose sums are exact in both formats, is right."""
     weight = (torch.arange(32 * 32).view(32, 32) % 7 - 3).to(dtype)
     layer = nn.Linear(32, 32, bias=False, device="meta")  # no random weights: the rollout's numbers stay as they are
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -81,7 +81,7 @@ def _packs(dtype: torch.dtype) -> bool:
 
 
 def _packed_product(layer: nn.Linear, rows: int) -> Callable[[Tensor], Tensor]:
-    """The forward pass of a linear layer with its weights packed for products of about `rows` rows."""
+    """Return the forward pass of a linear layer with its weights packed for products of about `rows` rows."""
     packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
     return partial(_product, packed, layer.bias)
 

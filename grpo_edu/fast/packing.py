@@ -95,14 +95,16 @@ def pack_groups(
 
 
 def _alphabetical(tokens: Tensor, num_generations: int) -> Tensor:
-    """The alphabetical order (B,) of the rows (B, C) in each group, in which rows with a common prefix are adjacent."""
+    """Return the alphabetical order (B,) of the rows (B, C) in each group, in which rows with a common prefix are
+    adjacent.
+    """
     group = torch.arange(len(tokens), device=tokens.device) // num_generations
     rank = torch.cat([group[:, None], tokens], dim=1).unique(dim=0, return_inverse=True)[1]
     return rank.argsort(stable=True)
 
 
 def _tree(tokens: Tensor, fed: Tensor, prompt_length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tree of the completions of each group, (N, G, C) in alphabetical order, after prompts of (N,) tokens.
+    """Return the tree of the completions of each group, (N, G, C) in alphabetical order, after prompts of (N,) tokens.
 
     Returns, each (N, G, C): whether a token is new in the row (otherwise the previous completion shares it); its index
     in the row; and the index after the last token that attends to it. The last two are valid where `fed` is True.
@@ -122,7 +124,7 @@ def _tree(tokens: Tensor, fed: Tensor, prompt_length: Tensor) -> tuple[Tensor, T
 
 
 def packed_lengths(prompt_mask: Tensor, completion_mask: Tensor, num_generations: int) -> Tensor:
-    """An upper bound of the tokens in each packed row: the prompt, and each completion without its last token.
+    """Return an upper bound of the tokens in each packed row: the prompt, and each completion without its last token.
 
     Args:
         prompt_mask: (B, P). completion_mask: (B, C). num_generations: G, a divisor of B.
@@ -148,7 +150,7 @@ def per_token_logps(
     chunk_size: int | None = None,
     with_entropy: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""The log-probability log π(o_t | prompt, o_<t) of every completion token under a model.
+    r"""Return the log-probability log π(o_t | prompt, o_<t) of every completion token under a model.
 
     The result depends only on the tokens whose mask is 1. The amount and the content of the padding have no influence,
     because padding is moved to the end of the row, where a causal model does not see it.
@@ -159,7 +161,7 @@ def per_token_logps(
         prompt_mask: (B, P), 1 for tokens of the prompt.
         completion_ids: (B, C), right-padded.
         completion_mask: (B, C), 1 up to and including the first EOS; a row may be all zeros.
-        temperature: of the sampling; logits are divided by it.
+        temperature: sampling temperature; logits are divided by it.
         chunk_size: number of tokens whose logits are in memory at the same time; None: 128 MiB of logits. With several
             chunks, the backward pass computes the logits of each chunk again instead of keeping them.
         with_entropy: also return the entropies.
@@ -200,7 +202,7 @@ def shared_prefix_logps(
     chunk_size: int | None = None,
     with_entropy: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""The result of `per_token_logps`, with each prompt processed once per group.
+    r"""Return the result of `per_token_logps`, with each prompt processed once per group.
 
     A group becomes one row: the prompt, then its completions (Prefix Grouper, https://arxiv.org/abs/2506.05433), with
     every common prefix only once (Tree Training, https://arxiv.org/abs/2511.00413). This saves most of the tokens if
@@ -249,7 +251,7 @@ def group_logps(
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The log-probabilities of `per_token_logps`, computed with one pass over each prompt per group if possible.
+    """Return the log-probabilities of `per_token_logps`, computed with one pass over each prompt per group if possible.
 
     If the model does not support the mask that `shared_prefix_logps` needs, the function warns and calls
     `per_token_logps`. The arguments and the result are those of `shared_prefix_logps`.
@@ -267,7 +269,8 @@ def group_logps(
 
 
 def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
-    """The attention mask of packed rows: a token sees the prompt, the tokens before it in its completion, and itself.
+    """Return the attention mask of packed rows: a token sees the prompt, the tokens before it in its completion, and
+    itself.
 
     The mask is added to the attention scores. PyTorch would convert a Boolean mask into such a mask in every layer, and
     keep the copy of each layer for the backward pass.
@@ -277,7 +280,7 @@ def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
         seen_until: (N, L), of `PackedRows`.
 
     Returns:
-        (N, 1, L, L) in the dtype of the layers: 0 where a token (third dimension) sees another (fourth), else -inf.
+        (N, 1, L, L) in the dtype of the layers: 0 if a token (third dimension) sees another (fourth), else -inf.
 
     Raises ValueError: the model does not support such a mask, see `block_mask_obstacle`.
     """
@@ -292,7 +295,7 @@ def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
 
 
 def block_mask_obstacle(model: "PreTrainedModel", length: int) -> str:
-    """The reason why `model` cannot process rows of `length` tokens with a block mask; "" if it can.
+    """Return the reason why `model` cannot process rows of `length` tokens with a block mask; "" if it can.
 
     Obstacles are attention implementations without four-dimensional masks, models without position ids, layers that
     are not attention, and a sliding window that is shorter than the rows.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def group_dots(rewards: Tensor, num_generations: int) -> "Figure":
-    """The rewards of each group with their mean (left), and the advantages computed from them (right).
+    """Draw the rewards of each group with their mean (left), and the advantages computed from them (right).
 
     Args:
         rewards: (B,), one reward per completion, the rows of a group adjacent.
@@ -60,7 +60,7 @@ def group_dots(rewards: Tensor, num_generations: int) -> "Figure":
 def group_and_ties(
     rewards: Tensor, num_generations: int, chance: float | None = None, *, scale_rewards: str = "group"
 ) -> "Figure":
-    """The rewards and advantages of one group as bars, and below them how often groups of this size tie.
+    """Draw the rewards and advantages of one group as bars, and below them how often groups of this size tie.
 
     Args:
         rewards: (G,), one reward per completion of the group.
@@ -93,7 +93,7 @@ def group_and_ties(
 
 
 def token_advantages(tokens: Sequence[Sequence[str]], mask: Tensor, advantages: Mapping[str, Tensor]) -> "Figure":
-    """The tokens of conversations, one row each, colored by advantage; the environment's tokens are hatched.
+    """Draw the tokens of conversations, one row each, colored by advantage; the environment's tokens are hatched.
 
     The number above the first token of each turn is its advantage, so the picture can be read without colors.
 
@@ -135,7 +135,7 @@ def token_advantages(tokens: Sequence[Sequence[str]], mask: Tensor, advantages: 
 
 
 def tie_curves() -> "Figure":
-    """The probability that all rewards of a group are equal, against p, with one curve per group size.
+    """Draw the probability that all rewards of a group are equal, against p, with one curve per group size.
 
     >>> [line.get_label() for line in tie_curves().axes[0].lines]
     ['G = 2', 'G = 4', 'G = 8', 'G = 16']
@@ -159,7 +159,8 @@ def tie_shares(
     measured: Sequence[tuple[float, float, float]],
     formulas: Mapping[str, Sequence[float]],
 ) -> "Figure":
-    """How the questions differ in difficulty (left), and the share of tied groups, measured and by formula (right).
+    """Draw how the questions differ in difficulty (left), and the share of tied groups, measured and by formula
+    (right).
 
     Args:
         rates: the share of right completions of each question, between 0 and 1.
@@ -187,7 +188,7 @@ def tie_shares(
 
 
 def advantages_by_count(num_generations: int) -> "Figure":
-    """The advantage of a right and of a wrong completion, by how many of the group are right (rewards 0 and 1).
+    """Draw the advantage of a right and of a wrong completion, by how many of the group are right (rewards 0 and 1).
 
     The left panel divides by the group's standard deviation (GRPO); the right one only centers (Dr. GRPO).
 
@@ -216,7 +217,7 @@ def advantages_by_count(num_generations: int) -> "Figure":
 
 
 def pull_by_difficulty(rewards: Tensor, num_generations: int) -> "Figure":
-    """How much weight groups have in the update, by how many of their completions are right.
+    """Draw how much weight groups have in the update, by how many of their completions are right.
 
     The weight of a group is the sum of its absolute advantages. The left panel has the weight of one group, as a
     multiple of that of a group that is half right. The right panel has the share of the batch's weight that comes from
@@ -265,7 +266,7 @@ def baseline_curve(
     *,
     marks: Mapping[str, float] | None = None,
 ) -> "Figure":
-    """The gradient's variance with a constant baseline, relative to the mean of the group's other completions.
+    """Draw the gradient's variance with a constant baseline, relative to the mean of the group's other completions.
 
     Args:
         baselines: the constant b of each point, in units of reward, rising.
@@ -297,12 +298,12 @@ def baseline_curve(
 
 
 def _with_right(count: int, num_generations: int) -> Tensor:
-    """A group's rewards with the right completions first: (G,)."""
+    """Return a group's rewards with the right completions first: (G,)."""
     return (torch.arange(num_generations) < count).float()
 
 
 def _pull(rewards: Tensor, num_generations: int, scale_rewards: str) -> Tensor:
-    """The sum of the absolute advantages of each group: (N,)."""
+    """Return the sum of the absolute advantages of each group: (N,)."""
     advantages = group_advantages(rewards, num_generations, scale_rewards=scale_rewards)
     return advantages.view(-1, num_generations).abs().sum(dim=1)
 

@@ -76,11 +76,11 @@ def _draw_matrix(
 def estimates_figure(
     estimates: Mapping[str, Mapping[str, Estimate]], *, title: str, xlabel: str = "points, with 95% intervals"
 ) -> Figure:
-    """One row per number with its interval, for example forgetting per method, for one or more groups.
+    """Draw one row per number with its interval, for example forgetting per method, for one or more groups.
 
     Args:
         estimates: legend entry → row → estimate. Rows come in the order of their first occurrence.
-        title, xlabel: of the picture.
+        title, xlabel: title and label of the picture.
 
     >>> from grpo_edu.evaluation import Estimate
     >>> figure = estimates_figure({"forgetting": {"none": Estimate(0.3, 0.2, 0.4)}}, title="Forgetting")
@@ -88,14 +88,14 @@ def estimates_figure(
     'none'
     """
     rows = list(dict.fromkeys(row for group in estimates.values() for row in group))
-    figure, (axes,) = panel_grid(1, height=1.2 + 0.42 * len(rows))
+    figure, (axes,) = panel_grid(1, height=1.2 + max(0.42, 0.12 + 0.13 * len(estimates)) * len(rows))
     style_axes(axes, title, "", xlabel)
     axes.axvline(0, color=INK, linewidth=0.8)
     for number, (label, group) in enumerate(estimates.items()):
-        shift = 0.3 * (number - (len(estimates) - 1) / 2) if len(estimates) > 1 else 0.0
+        shift = min(0.3, 0.7 / len(estimates)) * (number - (len(estimates) - 1) / 2)
         heights = [rows.index(row) + shift for row in group]
         values = [percent(estimate.value, estimate.low, estimate.high) for estimate in group.values()]
-        intervals(axes, number, values, heights, label=label)
+        intervals(axes, number, values, heights, label=label, capsize=3 if len(estimates) < 3 else 2)
     name_rows(axes, rows)
     if len(estimates) > 1:
         legend_below(axes)

@@ -48,10 +48,10 @@ def training_curves(
 
     Args:
         history: one dict of metrics per step, as `train` yields them or `read_log` reads them; "step" is the x axis
-            (1, 2, … where it is missing).
+            (1, 2, … if it is missing).
         window: steps in the moving mean, at least 1.
         metrics: keys of the panels to draw, such as "reward"; None draws all that the history has.
-        title: of the whole figure, above its panels.
+        title: title of the whole figure, above its panels.
 
     Raises ValueError: an empty history, one without any of the metrics, or window < 1.
 
@@ -86,7 +86,7 @@ def training_curves(
 
 
 def overlaid_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
-    """The reward of several runs over their steps, thin as it was measured and thick as the mean of five steps.
+    """Draw the reward of several runs over their steps, thin as it was measured and thick as the mean of five steps.
 
     histories: name of a run → one dict of metrics per step.
 
@@ -108,7 +108,7 @@ def accuracy_comparison(before: "Evaluation", after: "Evaluation", *, title: str
 
     Args:
         before, after: two evaluations. A level that occurs in only one of them gets one dot.
-        title: of the figure.
+        title: the figure's title.
 
     >>> from grpo_edu.evaluation import Evaluation
     >>> first = Evaluation(["1 + 1?"], ["basic"], ["#### 3"], ["3"], [False])
@@ -150,7 +150,7 @@ class HTMLImage:
 
 
 def html_image(figure: "Figure", alt: str = "") -> HTMLImage:
-    """The figure as `<img alt=… src="data:image/png;base64,…">`, which JupyterLab and a screen reader both show.
+    """Return the figure as `<img alt=… src="data:image/png;base64,…">`, which JupyterLab and a screen reader both show.
 
     JupyterLab ignores the alt of an `IPython.display.Image`. nbval compares HTML, so the notebooks are tested with
     `--nbval-sanitize-with tests/nbval_sanitize.cfg`, which ignores the picture's bytes and what follows the sign ≈ in
@@ -176,7 +176,8 @@ def html_image(figure: "Figure", alt: str = "") -> HTMLImage:
 
 
 def describe(figure: "Figure") -> str:
-    """A figure in words: its title, and of each panel the title, the axes and the series; at the end values, after ≈.
+    """Return a figure in words: its title, and of each panel the title, the axes and the series; at the end values,
+    after ≈.
 
     >>> describe(training_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}], title="It rises"))
     'It rises. Reward: mean per completion against step (total). Values: ≈ total from 0.5 to 0.6'
@@ -219,14 +220,14 @@ def _dot(axes: "Axes", row: Mapping[str, float], height: float, number: int, lab
 
 
 def _table(evaluation: "Evaluation") -> dict[str, dict[str, float]]:
-    """Level → accuracy and interval, then "all" where there is more than one level."""
+    """Level → accuracy and interval, then "all" if there is more than one level."""
     summary = evaluation.to_dict()
     levels = dict(summary["per_level"])
     return levels if len(levels) == 1 else {**levels, "all": summary}
 
 
 def column(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """One metric over the steps; NaN where a step does not have it.
+    """Return one metric over the steps; NaN if a step does not have it.
 
     >>> column([{"kl": 0.5}, {"kl": None}, {}], "kl")
     [0.5, nan, nan]
@@ -236,7 +237,7 @@ def column(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def reward_parts(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The mean of each reward function over the steps, left out where it equals the total reward.
+    """Return the mean of each reward function over the steps, left out if it equals the total reward.
 
     >>> reward_parts([{"reward": 1.5, "rewards/format_reward/mean": 0.5}])
     {'rewards/format_reward/mean': [0.5]}
@@ -252,7 +253,7 @@ def reward_parts(history: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]
 
 
 def part_name(key: str) -> str:
-    """The name of the reward function whose mean a key stands for; any other key as it is.
+    """Return the name of the reward function whose mean a key stands for; any other key as it is.
 
     >>> part_name("rewards/accuracy_reward/mean"), part_name("kl")
     ('accuracy_reward', 'kl')

@@ -34,7 +34,7 @@ def interval_rows(
     title: str,
     reference: float | None = None,
 ) -> "Figure":
-    """One row per run: its accuracy as a dot in its 95% Wilson interval, on one scale from 0 to 100%.
+    """Draw one row per run: its accuracy as a dot in its 95% Wilson interval, on one scale from 0 to 100%.
 
     Args:
         counts: label of a series → problems solved by each run of it.
@@ -65,7 +65,7 @@ def interval_rows(
 
 
 def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str, xlabel: str) -> "Figure":
-    """Shares as bars against a promised limit: blue where the limit is kept, vermilion where it is exceeded.
+    """Shares as bars against a promised limit: blue if the limit is kept, vermilion if it is exceeded.
 
     Args:
         shares: label → share between 0 and 1, from top to bottom.
@@ -123,7 +123,7 @@ def stacked_counts(counts: Mapping[str, Mapping[str, tuple[int, int]]], *, title
 def problems_needed_chart(
     gains: Sequence[float], needed: Mapping[str, Sequence[float]], *, sizes: Mapping[str, int]
 ) -> "Figure":
-    """How many problems a claim needs against the gain that it claims, both logarithmic, next to given sizes.
+    """Draw how many problems a claim needs against the gain that it claims, both logarithmic, next to given sizes.
 
     Args:
         gains: true gains as shares, 0.02 = two points.

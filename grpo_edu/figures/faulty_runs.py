@@ -52,7 +52,7 @@ TREE = (
 
 
 def decision_tree() -> Figure:
-    """The way from a symptom to a fault: five questions on the left, and what "yes" leads to on the right.
+    """Draw the way from a symptom to a fault: five questions on the left, and what "yes" leads to on the right.
 
     >>> len(decision_tree().axes)
     1
@@ -195,7 +195,7 @@ def _entries(axes: Axes) -> tuple[list, list[str]]:
 
 
 def treatments(patients: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """One run per panel: its reward with the fault, and then with the fix, on the same model.
+    """Draw one run per panel: its reward with the fault, and then with the fix, on the same model.
 
     patients: title → (values of the steps with the fault, values of the steps with the fix).
 

@@ -24,7 +24,7 @@ _HOLD = 2.0  # seconds that the first and the last frame stay
 def probability_svg(
     frames: Sequence[Sequence[float]], names: Sequence[str], *, title: str, notes: Sequence[str] = (), rate: float = 6.0
 ) -> str:
-    """An SVG that plays the frames in a loop: one row per action with its probability as a bar and as a curve.
+    """Return an SVG that plays the frames in a loop: one row per action with its probability as a bar and as a curve.
 
     It shows the last frame first, and then begins at the start.
 
@@ -73,7 +73,7 @@ def probability_svg(
 
 
 def _words(frames: Sequence[Sequence[float]], names: Sequence[str], title: str) -> str:
-    """The alternative text: the title, the rows, and after ≈ where each probability begins and ends."""
+    """Return the alternative text: the title, the rows, and after ≈ where each probability begins and ends."""
     first, last = frames[0], frames[-1]
     ends = (f"{name} from {first[row]:.2f} to {last[row]:.2f}" for row, name in enumerate(names))
     shown = f"probability of {', '.join(names)} over {len(frames) - 1} updates"
@@ -81,7 +81,7 @@ def _words(frames: Sequence[Sequence[float]], names: Sequence[str], title: str) 
 
 
 def html_animation(svg: str) -> "HTMLImage":
-    """The SVG as an image with alternative text, inside a block that the reader can close to stop the motion.
+    """Return the SVG as an image with alternative text, inside a block that the reader can close to stop the motion.
 
     With `tests/nbval_sanitize.cfg`, nbval compares the alternative text and ignores the bytes of the picture.
 
@@ -98,7 +98,7 @@ def html_animation(svg: str) -> "HTMLImage":
 
 
 def _columns(frames: Sequence[Sequence[float]], names: Sequence[str], last: int) -> list[str]:
-    """What stays the same in all frames: names, the grounds of bars and curves, the curves, the labels below."""
+    """Return what stays the same in all frames: names, the grounds of bars and curves, the curves, the labels below."""
     parts = []
     for row, name in enumerate(names):
         top = _TOP + row * _ROW
@@ -124,7 +124,7 @@ def _columns(frames: Sequence[Sequence[float]], names: Sequence[str], last: int)
 
 
 def _frame(update: int, last: int, values: Sequence[float], note: str) -> str:
-    """What one frame adds: the number of the update, the bars with their values, and a dot on each curve."""
+    """Return what one frame adds: the number of the update, the bars with their values, and a dot on each curve."""
     said = f"Update {update} of {last}" + (f": {note}" if note else "")
     parts = [f'<g class="frame" id="f{update}" style="animation-name:k{update}">']
     parts.append(f'<text x="{_NAME}" y="48">{html.escape(said)}</text>')

@@ -1,4 +1,4 @@
-"""The values of curves beside their picture, so that a page can show those under the pointer."""
+"""The values of curves next to their picture, so that a page can show those under the pointer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST = 4000  # values of a picture; with more, it has none
+_MOST = 4000  # figures with more values get no hover data
 Line = tuple[str, Sequence[float], Sequence[float]]  # name, x and y
 
 
 def curve_values(
     at: Sequence[float], x: tuple[float, float], along: str, lines: Sequence[Line], *, log: bool = False
 ) -> dict[str, Any]:
-    """One panel's values for `with_values`.
+    """Return one panel's values for `with_values`.
 
     Args:
         at: left, top, width and height of the panel, as shares of the picture.
@@ -38,7 +38,7 @@ def curve_values(
 
 
 def figure_values(figure: Figure) -> list[dict[str, Any]]:
-    """The values of the named curves in each panel of a figure that has been drawn.
+    """Return the values of the named curves in each panel of a figure that has been drawn.
 
     >>> from grpo_edu.figures.style import sheet
     >>> figure = sheet(7, 3)
@@ -68,7 +68,7 @@ def figure_values(figure: Figure) -> list[dict[str, Any]]:
 
 
 def with_values(image: str, panels: Sequence[dict[str, Any]]) -> str:
-    """An `<img>` that carries the values of its panels, if they are not too many."""
+    """Return an `<img>` that carries the values of its panels, if they are not too many."""
     if not panels or sum(len(line[1]) for panel in panels for line in panel["lines"]) > _MOST:
         return image
     stored = html.escape(json.dumps(panels, ensure_ascii=False, separators=(",", ":")), quote=False)
@@ -76,11 +76,11 @@ def with_values(image: str, panels: Sequence[dict[str, Any]]) -> str:
 
 
 def without_values(page: str) -> str:
-    """A page whose pictures carry no values, for where no script runs."""
+    """Return a page whose pictures carry no values, for where no script runs."""
     return re.sub(r" data-values='[^']*'", "", page)
 
 
 def _short(value: float) -> float:
-    """A number with five significant digits, whole where it is whole."""
+    """Return a number with five significant digits, whole if it is whole."""
     short = float(f"{value:.5g}")
     return int(short) if short.is_integer() else short

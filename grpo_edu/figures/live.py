@@ -68,7 +68,7 @@ def live_curves(
 def live_values(
     history: Sequence[Mapping[str, float]], max_steps: int, *, previous: Sequence[Mapping[str, float]] = ()
 ) -> list[dict[str, Any]]:
-    """The values of `live_curves` for a page that shows those under the pointer, see `grpo_edu.figures.hover`.
+    """Return the values of `live_curves` for a page that shows those under the pointer, see `grpo_edu.figures.hover`.
 
     >>> live_values([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}], 30)[0]["lines"]
     [['measured', [1, 2], [0.5, 0.7]], ['mean of 5', [1, 2], [0.5, 0.6]]]
@@ -101,12 +101,12 @@ def _chosen(history: Sequence[Mapping[str, float]], judged: int = 0) -> list[tup
 
 
 def _window(key: str) -> int:
-    """How many steps the thick line is the mean of."""
+    """Return how many steps the thick line is the mean of."""
     return 1 if key == ACCURACY else 5
 
 
 def svg_image(svg: str, alt: str) -> str:
-    """The SVG as an `<img>` with alternative text, at most as wide as the page."""
+    """Return the SVG as an `<img>` with alternative text, at most as wide as the page."""
     return image_tag(svg.encode(), "svg+xml", alt, _WIDTH)
 
 
@@ -120,7 +120,9 @@ def _panel(
     window: int,
     earlier: Sequence[tuple[float, float]],
 ) -> list[str]:
-    """One panel: title, grid with numbers, the curves of the series with their last values, and an earlier run's."""
+    """Return one panel: title, grid with numbers, the curves of the series with their last values, and an earlier
+    run's.
+    """
     x0, y0 = _PANEL * (number % 2) + _LEFT, _ROW * (number // 2) + _TOP
     width = _PANEL - _LEFT - _RIGHT
     dashed = list(zip([step for step, _ in earlier], moving_mean([value for _, value in earlier], window), strict=True))

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 def thread_curves(
     threads: Sequence[int], seconds: Mapping[str, Sequence[float]], *, cores: float, title: str = "Speed by threads"
 ) -> "Figure":
-    """The speed of each task relative to one thread, against the number of threads.
+    """Draw the speed of each task relative to one thread, against the number of threads.
 
     Args:
         threads: the numbers of threads that were tried, rising, the first of them 1.
         seconds: task → the time it took with each number of threads.
         cores: cores that the process may use, where the ideal stops rising.
-        title: of the figure.
+        title: the figure's title.
 
     Raises ValueError for threads that do not start at 1.
 
@@ -54,11 +54,11 @@ def thread_curves(
 
 
 def format_bars(seconds: Mapping[str, Mapping[str, float]], *, title: str = "Speed by number format") -> "Figure":
-    """The speed of number formats relative to the first one, with one group of bars per task.
+    """Draw the speed of number formats relative to the first one, with one group of bars per task.
 
     Args:
         seconds: task → format → time of one run; all tasks have the same formats.
-        title: of the figure.
+        title: the figure's title.
 
     >>> figure = format_bars({"product": {"fp32": 2.0, "bf16": 1.0}})
     >>> [float(bar.get_width()) for bar in figure.axes[0].patches]
@@ -80,12 +80,12 @@ def format_bars(seconds: Mapping[str, Mapping[str, float]], *, title: str = "Spe
 
 
 def stacked_bars(parts: Mapping[str, Mapping[str, float]], *, title: str, unit: str) -> "Figure":
-    """One horizontal bar per case, made of its parts, such as the seconds of a start or the bytes of a run.
+    """Draw one horizontal bar per case, made of its parts, such as the seconds of a start or the bytes of a run.
 
     Args:
         parts: case → part → size. A part may be missing from a case.
-        title: of the picture.
-        unit: of the sizes, the label of the axis.
+        title: the picture's title.
+        unit: unit of the sizes, the label of the axis.
 
     >>> figure = stacked_bars({"cold": {"imports": 3.0, "model": 1.0}}, title="Start", unit="seconds")
     >>> [float(bar.get_x()) for bar in figure.axes[0].patches]
@@ -147,7 +147,7 @@ def memory_curve(
 
 
 def peak_bars(measured: Mapping[str, float], estimated: Mapping[str, float]) -> "Figure":
-    """The measured peak memory of each setting as a bar, and its estimate as a diamond, in MB.
+    """Draw the measured peak memory of each setting as a bar, and its estimate as a diamond, in MB.
 
     Args:
         measured: setting → bytes, from top to bottom.

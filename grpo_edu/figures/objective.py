@@ -15,7 +15,7 @@ _UP, _DOWN = COLORS[0], COLORS[1]  # blue pushes up, vermilion pushes down
 
 
 def clip_curves(*, epsilon: float = 0.2, epsilon_high: float | None = None, loss_type: str = "grpo") -> "Figure":
-    r"""One token's objective and its push on log π, against the ratio, for the advantages +1 and −1.
+    r"""Draw one token's objective and its push on log π, against the ratio, for the advantages +1 and −1.
 
     .. math:: -\ell(\rho) \qquad\text{and}\qquad -\frac{\partial \ell}{\partial \log \pi}
 
@@ -105,11 +105,11 @@ def line_panels(
 
 
 def token_strip(tokens: Sequence[str], values: Sequence[float], *, title: str) -> "Figure":
-    """A completion's tokens in reading order, each a cell with its value: the darker, the larger.
+    """Draw a completion's tokens in reading order, each a cell with its value: the darker, the larger.
 
     Args:
         tokens: their texts; what is longer than a cell is cut.
-        values: one a token, from 0 to 1, without unit (probabilities, or shares of a weight).
+        values: one per token, from 0 to 1, without unit (probabilities, or shares of a weight).
         title: what the values are.
 
     >>> figure = token_strip(["4", "2", "end"], [0.9, 0.5, 1.0], title="Probability")
@@ -136,12 +136,12 @@ def token_push_maps(
     row_labels: Sequence[str],
     stopped: "Mapping[str, Tensor] | None" = None,
 ) -> "Figure":
-    """Which way, and how hard, each loss pushes each token's log-probability: a map for each loss, one scale.
+    """Draw which way, and how hard, each loss pushes each token's log-probability: a map for each loss, one scale.
 
     Args:
         pushes: name of a loss → (B, C), −∂loss/∂logps; blue pushes up, vermilion down, padding stays empty.
-        completion_mask: (B, C), 1 where a token counts.
-        row_labels: one a completion.
+        completion_mask: (B, C), 1 if a token counts.
+        row_labels: one per completion.
         stopped: name → (B, C) bool, tokens that a clip has stopped, drawn as ×.
 
     >>> import torch
@@ -175,7 +175,7 @@ def _bounds(epsilon: float, epsilon_high: float | None, loss_type: str) -> list[
 
 
 def _shade(color: str, strength: float) -> tuple[float, ...]:
-    """The color mixed with paper: none of it at 0, all of it at 1."""
+    """Return the color mixed with paper: none of it at 0, all of it at 1."""
     from matplotlib.colors import to_rgb
 
     return tuple(

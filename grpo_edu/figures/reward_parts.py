@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def reward_against_accuracy(runs: Sequence[Mapping[str, Any]], *, title: str = "Paid and wanted") -> Figure:
-    """The change of each run's reward (x) and accuracy (y), with both 95% intervals.
+    """Draw the change of each run's reward (x) and accuracy (y), with both 95% intervals.
 
     To the right of the vertical line the reward rose; below the horizontal line fewer problems were solved than before.
     A run in the lower right corner hacked its reward.
@@ -33,7 +33,7 @@ def reward_against_accuracy(runs: Sequence[Mapping[str, Any]], *, title: str = "
     Args:
         runs: dicts with "condition", a name that runs share, and "reward_change" and "accuracy_change", each with
             "difference", "low" and "high"; an accuracy as a share, 0.1 = 10 points.
-        title: of the figure.
+        title: the figure's title.
 
     >>> reward, accuracy = ({"difference": d, "low": d - 0.1, "high": d + 0.1} for d in (0.3, -0.2))
     >>> figure = reward_against_accuracy([{"condition": "a", "reward_change": reward, "accuracy_change": accuracy}])
@@ -72,7 +72,8 @@ def reward_against_accuracy(runs: Sequence[Mapping[str, Any]], *, title: str = "
 def sum_and_exploits(
     paid: Mapping[str, Mapping[str, float]], passed: Mapping[str, Sequence[bool]], columns: Sequence[str]
 ) -> Figure:
-    """The weighted parts of each completion's reward, stacked, and a grid of the exploits that each reward resists.
+    """Draw the weighted parts of each completion's reward, stacked, and a grid of the exploits that each reward
+    resists.
 
     Args:
         paid: completion → reward → what it adds to the sum; negative parts are stacked to the left of 0.
@@ -105,7 +106,7 @@ def sum_and_exploits(
 
 
 def _draw_parts(axes: Axes, paid: Mapping[str, Mapping[str, float]]) -> None:
-    """One bar per completion, made of its parts, with the sum at its end."""
+    """Draw one bar per completion, made of its parts, with the sum at its end."""
     style_axes(axes, "Weighted parts of the reward", "", "")
     names = list(dict.fromkeys(name for parts in paid.values() for name in parts))
     for row, parts in enumerate(paid.values()):

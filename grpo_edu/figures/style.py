@@ -46,7 +46,7 @@ def moving_mean(values: Iterable[float], window: int) -> list[float]:
 
 
 def sheet(width: float, height: float) -> "Figure":
-    """An empty figure of this size in inches on the light background; every figure of the course begins as one."""
+    """Draw an empty figure of this size in inches on the light background; every figure of the course begins as one."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
@@ -55,14 +55,14 @@ def sheet(width: float, height: float) -> "Figure":
 
 
 def image_tag(picture: bytes, kind: str, alt: str, width: int) -> str:
-    """A picture as an `<img>` with alternative text, which shrinks with its page; kind: "png" or "svg+xml"."""
+    """Return a picture as an `<img>` with alternative text, which shrinks with its page; kind: "png" or "svg+xml"."""
     payload = base64.b64encode(picture).decode()
     style = f"width:{width}px;max-width:100%;height:auto"
     return f'<img alt="{html.escape(alt)}" style="{style}" src="data:image/{kind};base64,{payload}">'
 
 
 def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[Axes]]":
-    """A figure of `count` panels, two per row; with an odd number the first panel takes the whole first row."""
+    """Draw a figure of `count` panels, two per row; with an odd number the first panel takes the whole first row."""
     rows = (count + 1) // 2
     figure = sheet(WIDTH, height or (3.2 if rows == 1 else 2.4 * rows))
     cells = figure.add_gridspec(rows, 2)
@@ -88,7 +88,7 @@ def style_axes(axes: "Axes", title: str, ylabel: str, xlabel: str) -> None:
 
 
 def headline(figure: "Figure", title: str) -> None:
-    """A title over the whole figure, flush left: for a sentence that states what the figure shows."""
+    """Write a title over the whole figure, flush left: for a sentence that states what the figure shows."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=_LARGE + 1, color=INK, fontweight="bold")
 
 
@@ -98,7 +98,7 @@ def look(number: int) -> dict[str, Any]:
 
 
 def legend_above_data(axes: "Axes", columns: int) -> None:
-    """A legend in `columns` columns inside the panel; the y axis is stretched so that it covers no curve."""
+    """Draw a legend in `columns` columns inside the panel; the y axis is stretched so that it covers no curve."""
     lines = math.ceil(len(axes.get_legend_handles_labels()[1]) / columns)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + (high - low) * 0.17 * lines)
@@ -106,14 +106,14 @@ def legend_above_data(axes: "Axes", columns: int) -> None:
 
 
 def legend_below(axes: "Axes") -> None:
-    """A legend in one row under the panel, or in rows of three, where it covers neither curves nor the title."""
+    """Draw a legend in one row under the panel, or in rows of three, where it covers neither curves nor the title."""
     handles, labels = axes.get_legend_handles_labels()
     columns = len(labels) if len(labels) <= 5 else 3
     axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns, **OPEN_LEGEND)
 
 
 def name_rows(axes: "Axes", names: Collection[str]) -> None:
-    """One row per name on the y axis, the first at the top, without horizontal grid lines."""
+    """Set one row per name on the y axis, the first at the top, without horizontal grid lines."""
     axes.set_yticks(range(len(names)), list(names))
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
@@ -128,7 +128,7 @@ def note(
     ha: str = "left",
     va: str = "center",
 ) -> "Annotation":
-    """A small text at an offset in points from a point of the data."""
+    """Return a small text at an offset in points from a point of the data."""
     return axes.annotate(text, point, offset, textcoords="offset points", ha=ha, va=va, fontsize=SMALL, color=INK)
 
 
@@ -155,10 +155,10 @@ def intervals(
 
     Args:
         axes: where to draw.
-        number: of the series, for its color and marker.
+        number: number of the series, for its color and marker.
         x, y: n coordinates each, or n rows (value, low, high) for what was measured.
         label: in the legend.
-        capsize, linewidth: of the interval's line, in points.
+        capsize, linewidth: size of the interval's caps and line, in points.
     """
     import numpy as np
 
@@ -178,7 +178,7 @@ def intervals(
 
 
 def draw_curve(axes: "Axes", steps: Sequence[int], values: list[float], window: int, number: int, label: str) -> None:
-    """The measured values as a thin line under their moving mean, which has about a dozen markers."""
+    """Draw the measured values as a thin line under their moving mean, which has about a dozen markers."""
     style = look(number)
     means = moving_mean(values, window)
     axes.plot(steps, values, color=style["color"], linewidth=0.8, alpha=0.45)

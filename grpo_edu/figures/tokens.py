@@ -20,7 +20,7 @@ from grpo_edu.web import json_attribute, read_web
 
 
 def token_pushes(record: Mapping[str, Any], group: int = 0, **settings: Any) -> tuple[Tensor, Tensor]:
-    r"""The loss of each token of a group, and how strongly the next update pushes it.
+    r"""Return the loss of each token of a group, and how strongly the next update pushes it.
 
     .. math:: \mathrm{push}_{it} = -\frac{\partial L}{\partial \log \pi(o_{it})}
               = -w_{it} \frac{\partial \ell_{it}}{\partial \log \pi(o_{it})}
@@ -30,7 +30,7 @@ def token_pushes(record: Mapping[str, Any], group: int = 0, **settings: Any) -> 
     of the completion.
 
     Args:
-        record: of a step, from `grpo_edu.runs.tokens`.
+        record: the record of a step, from `grpo_edu.runs.tokens`.
         group: its number in the record.
         settings: what differs from the record's settings: loss, scaling, low, high, beta, level; and update, counted
             from 0.
@@ -76,7 +76,9 @@ def token_pushes(record: Mapping[str, Any], group: int = 0, **settings: Any) -> 
 
 
 def _weights(record: Mapping[str, Any], mask: Tensor, loss_type: str) -> Tensor:
-    """The weights (G, C) of a group in the loss of its whole batch, whose other rows the record may have left out."""
+    """Return the weights (G, C) of a group in the loss of its whole batch, whose other rows the record may have left
+    out.
+    """
     others = len(record["rewards"]) - len(mask)
     whole = torch.cat([mask, torch.zeros(others, mask.shape[1], dtype=mask.dtype)])
     limit, tokens = record["max_completion_length"], record["num_tokens"]
@@ -99,7 +101,7 @@ def _advantages(record: Mapping[str, Any], group: int, scaling: str) -> Tensor:
 
 
 def tokens_html(record: Mapping[str, Any], group: int = 0) -> str:
-    """The tokens of a group as a list, without JavaScript; color and sign show the push of the first update."""
+    """Return the tokens of a group as a list, without JavaScript; color and sign show the push of the first update."""
     _, pushes = token_pushes(record, group)
     largest = max(1e-12, pushes.abs().max().item())
     items = []
@@ -117,7 +119,7 @@ def tokens_html(record: Mapping[str, Any], group: int = 0) -> str:
 
 
 def first_mixed(record: Mapping[str, Any]) -> int:
-    """The number of the first group whose rewards differ, or 0."""
+    """Return the number of the first group whose rewards differ, or 0."""
     for number, group in enumerate(record["groups"]):
         if len({one["reward"] for one in group["completions"]}) > 1:
             return number
@@ -130,7 +132,9 @@ def inspector_place(record: Mapping[str, Any]) -> str:
 
 
 def inspector_html(record: Mapping[str, Any]) -> str:
-    """The inspector for the HTML widget of a notebook, which runs no `<script>`; its style starts it on arrival."""
+    """Return the inspector for the HTML widget of a notebook, which runs no `<script>`; its style starts it on
+    arrival.
+    """
     return f'{inspector_place(record)}<style onload="{html.escape(_script())}">{read_web("inspector.css")}</style>'
 
 

@@ -101,17 +101,17 @@ def _rollout_speed(config: GRPOConfig, rounds: int) -> float:
 
 
 def machine_row(found: Mapping[str, Any]) -> dict[str, str]:
-    """One row of the table, by column, from what `measure_machine` found."""
+    """Return one row of the table, by column, from what `measure_machine` found."""
     return {name: str(cell(found)).replace("|", "/") for name, cell in COLUMNS.items()}
 
 
 def report_text(found: Mapping[str, Any]) -> str:
-    """The table with this computer only, as Markdown."""
+    """Return the table with this computer only, as Markdown."""
     return "\n".join([*_head(), _line(machine_row(found).values())])
 
 
 def machine_text(found: Mapping[str, Any]) -> str:
-    """The same for a terminal, with one line per value."""
+    """Return the same for a terminal, with one line per value."""
     row = machine_row(found)
     width = max(map(len, row))
     lines = [f"{name:<{width}}  {value}" for name, value in row.items()]
@@ -141,7 +141,7 @@ def add_row(file: str | Path, found: Mapping[str, Any]) -> bool:
 
 
 def read_table_file(file: str | Path) -> list[str]:
-    """The lines of a Markdown file that has the table; raises as `add_row` does."""
+    """Return the lines of a Markdown file that has the table; raises as `add_row` does."""
     lines = read_utf8(Path(file)).splitlines()
     if _head()[0] not in lines:
         raise ValueError(
@@ -159,5 +159,5 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _identity(line: str) -> list[str]:
-    """The cells of a row that identify a computer."""
+    """Return the cells of a row that identify a computer."""
     return [cell.strip() for cell in line.split("|")[1:5]]

@@ -80,14 +80,14 @@ def cpu_report() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What a benchmark or a leaderboard ran on, for its record: a part of `cpu_report`."""
+    """Return what a benchmark or a leaderboard ran on, for its record: a part of `cpu_report`."""
     names = ("cpu_model", "architecture", "usable_cores", "torch_threads", "torch_capability", "memory_total_gib")
     report = cpu_report()
     return {name: report[name] for name in (*names, "python", "torch", "transformers", "trl")}
 
 
 def cpu_model() -> str:
-    """The name of the processor, or its architecture where the system does not tell the name."""
+    """Return the name of the processor, or its architecture if the system does not tell the name."""
     name = _cpuinfo().get("model name") or os.environ.get("PROCESSOR_IDENTIFIER", "")  # Linux, Windows
     if platform.system() == "Darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
@@ -96,7 +96,7 @@ def cpu_model() -> str:
 
 
 def instruction_sets() -> list[str]:
-    """The instruction sets that matter for matrix products, as torch or /proc/cpuinfo name them."""
+    """Return the instruction sets that matter for matrix products, as torch or /proc/cpuinfo name them."""
     import torch
 
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older torch cannot tell
@@ -185,7 +185,7 @@ def _check_model() -> tuple[bool, str, str]:
 
 
 def _check_smollm2() -> tuple[bool, str, str]:
-    """Only what uses this model needs it, so it is no fault where it is not installed."""
+    """Only what uses this model needs it, so it is not a fault if it is not installed."""
     from grpo_edu.gguf_files import SMOLLM2_INSTALL, smollm2_dir, smollm2_file
 
     folder = smollm2_dir()
@@ -250,7 +250,9 @@ def _check_kernels() -> tuple[bool, str, str]:
 
 
 def _declared() -> tuple[str, list[str]]:
-    """The Python versions and requirements of this package, from pyproject.toml in a checkout, else its metadata."""
+    """Return the Python versions and requirements of this package, from pyproject.toml in a checkout, else its
+    metadata.
+    """
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     if project.is_file():
         table = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
@@ -271,7 +273,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpuinfo(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    """Return the first processor's entry of /proc/cpuinfo; empty if there is none."""
     if not path.is_file():
         return {}
     first = path.read_text(errors="replace").partition("\n\n")[0]

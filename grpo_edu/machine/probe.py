@@ -55,7 +55,7 @@ def probe_dtypes(config: PretrainedConfig, *, repeats: int = 3) -> DtypeProbe:
     No weights are loaded, because the time of a matrix product does not depend on its numbers.
 
     Args:
-        config: of a causal language model of transformers (`models.load_config`).
+        config: config of a causal language model of transformers (`models.load_config`).
         repeats: how often each part is timed in each format; the median is reported.
 
     Raises:
@@ -99,7 +99,7 @@ def _parts(config: PretrainedConfig, dtype: torch.dtype) -> dict:
 
 
 def shallow_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """A model whose weights are all zero, with the first two layers of an architecture, for timing."""
+    """Return a model whose weights are all zero, with the first two layers of an architecture, for timing."""
     import copy
 
     from transformers import AutoModelForCausalLM

@@ -49,7 +49,7 @@ def measure_process(command: list[str]) -> dict[str, float]:
 
 
 def startup_text(seconds: dict[str, float], model: str | Path = "tiny") -> str:
-    """The phases as a table for a terminal.
+    """Return the phases as a table for a terminal.
 
     >>> print(startup_text({name: 1.0 for name in PHASES + AFTERWARDS}).splitlines()[-3])
       total                   6.00 s

@@ -31,7 +31,7 @@ class MeasuredSteps:
     samples_per_second: completions or worked solutions per second, the median of the steps after the first.
     libraries, peak: bytes that the process held before it loaded the model, and the most that it ever held.
     trained, parameters: the number of parameters that are trained, and of all parameters.
-    loss, grad_norm: of the first step.
+    loss, grad_norm: values of the first step.
     curve: (seconds, bytes) pairs. stages: (seconds, name) pairs, the beginning of each stage ("loading", "rollout",
         "learning", "optimizer step"). Both count from the moment at which the model is loaded.
     """
@@ -73,7 +73,7 @@ def measure_steps(
         shape: as for `shape_config`; random weights of this shape take the place of `model`. Because they earn no
             reward, completions are scored by a number on which no group ties.
         lora_rank: the rank of LoRA adapters; with 0 all weights are trained.
-        dtype: of the weights.
+        dtype: dtype of the weights.
         whole_logits: hold all logits of a forward pass at once, instead of computing them in chunks.
         warm_up: run a small step of the tiny model first, so that memory which libraries allocate at their first use
             is counted as theirs.
@@ -113,7 +113,7 @@ class MemoryCurve(PeakMemory):
         self.stages: list[tuple[float, str]] = []
 
     def mark(self, stage: str) -> None:
-        """Record that a stage begins; a stage that goes on is recorded once."""
+        """Record that a stage begins; a stage that continues is recorded once."""
         if not self.stages or self.stages[-1][1] != stage:
             self.stages.append((time.perf_counter() - self.opened, stage))
 
@@ -168,7 +168,7 @@ def run_case(case: Mapping[str, Any], started: float) -> MeasuredSteps:
 
 
 def _policy(case: Mapping[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model of a case, with its adapters, and a tokenizer."""
+    """Return the model of a case, with its adapters, and a tokenizer."""
     import torch
 
     from grpo_edu.models import load_policy
@@ -227,7 +227,9 @@ def _steps(
 
 
 def never_tied(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward on which the completions of a random policy never tie: the sum of the token ids, modulo a prime."""
+    """Return a reward on which the completions of a random policy never tie: the sum of the token ids, modulo a
+    prime.
+    """
     return [float(sum(ids) % 1009) for ids in completion_ids]
 
 

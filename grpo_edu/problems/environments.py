@@ -27,7 +27,9 @@ WORDS = tuple(
 
 
 class Step(NamedTuple):
-    """What an environment returns for a turn; as a text it is the observation, which is what TRL shows the policy."""
+    """The return value of an environment's turn; as a text it is the observation, which is what TRL shows the
+    policy.
+    """
 
     observation: str
     reward: float
@@ -60,7 +62,8 @@ def letter_feedback(guess: str, secret: str) -> str:
 
 
 def fitting_words(known: Iterable[tuple[str, str]]) -> list[str]:
-    """The words that would have given these feedbacks; known: guesses with their feedback, illegal ones say nothing.
+    """Return the words that would have given these feedbacks; known: guesses with their feedback, illegal ones say
+    nothing.
 
     >>> fitting_words([("CAR", "++-"), ("OX", "illegal")])
     ['CAP', 'CAT']
@@ -116,7 +119,7 @@ class WordGame:
         return Step(observation, self._rewards[-1], self.solved or len(self._rewards) == self._max_turns)
 
     def get_reward(self) -> float:
-        """The sum of the rewards of all turns."""
+        """Return the sum of the rewards of all turns."""
         return sum(self._rewards)
 
 
@@ -124,7 +127,8 @@ LEVEL = "words"
 
 
 def word_game_problem(secret: str, opening: str) -> Problem:
-    """A game whose first guess is given, together with its feedback, so that even a greedy policy plays many games.
+    """Return a game whose first guess is given, together with its feedback, so that even a greedy policy plays many
+    games.
 
     >>> word_game_problem("CAT", "CAR").prompt
     'CAR ++-'
@@ -133,7 +137,8 @@ def word_game_problem(secret: str, opening: str) -> Problem:
 
 
 def word_game_splits(num_heldout: int = 300) -> dict[str, list[Problem]]:
-    """All pairs of a secret word and another opening, in the splits "train" and "heldout", each in a random order.
+    """Return all pairs of a secret word and another opening, in the splits "train" and "heldout", each in a random
+    order.
 
     Every word is the secret of 10 held-out games with other openings than in training (with the default number).
     """
@@ -150,7 +155,7 @@ def word_game_splits(num_heldout: int = 300) -> dict[str, list[Problem]]:
 
 
 def last_guess(completion: str | list[dict]) -> str | None:
-    """The last word of a conversation, which is the policy's last guess; None if it wrote nothing.
+    """Return the last word of a conversation, which is the policy's last guess; None if it wrote nothing.
 
     >>> last_guess("CAR user ++- assistant CAT")
     'CAT'

@@ -16,7 +16,7 @@ _SPELLINGS = str.maketrans({"−": "-", "–": "-", "—": "-", "∗": "*", "⋅
 
 
 def check_equations(text: str) -> list[bool]:
-    """Whether each equation in `text` is true, in the order of the text.
+    """Return whether each equation in `text` is true, in the order of the text.
 
     An equation is `a op b … = c` with + - * / (or × ÷ · x) between plain numbers. It is evaluated in exact arithmetic,
     multiplication before addition, so `1 / 3 = 0.33` and a division by zero are false. In a chain such as
@@ -39,7 +39,8 @@ def check_equations(text: str) -> list[bool]:
 
 
 def calculate(expression: str) -> str | None:
-    """The value of plain numbers joined by + - * /, computed exactly; None for any other text, or a division by zero.
+    """Return the value of plain numbers joined by + - * /, computed exactly; None for any other text, or a division by
+    zero.
 
     The grammar is that of one side of an equation in `check_equations`; the text is parsed, never run as code.
 
@@ -52,7 +53,7 @@ def calculate(expression: str) -> str | None:
 
 
 def _value(side: re.Match) -> Fraction | None:
-    """The exact value of a side such as `8 - 2 * 3`; None for a division by zero."""
+    """Return the exact value of a side such as `8 - 2 * 3`; None for a division by zero."""
     total, term = Fraction(0), _number(side[1])
     for operator, operand in _STEP.findall(side[2]):
         number = _number(operand)
@@ -74,7 +75,9 @@ def _number(operand: str) -> Fraction:
 
 
 def _is_cut(text: str, left: re.Match, right: re.Match) -> bool:
-    """Whether the equation starts before, or continues after, the part that was parsed. A bullet is not a minus."""
+    """Return True if the equation starts before, or continues after, the part that was parsed. A bullet is not a
+    minus.
+    """
     before = text[: left.start()].rpartition("\n")[2].strip()
     begins_before = before not in ("-", "*") and _GOES_ON_BEFORE.fullmatch(before)
     unknown = right[2] and text[right.end() : right.end() + 1].isalpha()

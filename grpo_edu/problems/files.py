@@ -26,7 +26,7 @@ _CALCULATOR_NOTE = re.compile(r"<<[^<>]*>>")
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a file; raises ValueError that starts with file:line where it is not UTF-8."""
+    """Return the text of a file; raises ValueError that starts with file:line where it is not UTF-8."""
     content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")
@@ -36,7 +36,7 @@ def read_utf8(path: Path) -> str:
 
 
 def json_records(path: Path, keys: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number and the object of each line, which has a string for each of `keys`. Blank lines are skipped."""
+    """Yield the number and the object of each line, which has a string for each of `keys`. Blank lines are skipped."""
     found = False
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
@@ -109,7 +109,7 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
 
 
 def _first(problems: list[Problem], n: int | None, source: Path | str) -> list[Problem]:
-    """The first `n` problems, or all; raises ValueError if there are fewer."""
+    """Return the first `n` problems, or all; raises ValueError if there are fewer."""
     if n is not None and not 1 <= n <= len(problems):
         raise ValueError(f"n must be between 1 and {len(problems)}, the number of problems in {source}; got {n}")
     return problems[:n]
@@ -121,7 +121,7 @@ def _check_split(split: str, splits: Sequence[str]) -> None:
 
 
 def load_problems(level: str | Sequence[str], split: str = "train", n: int | None = None) -> list[Problem]:
-    """The problems of the package for one or several sets.
+    """Return the problems of the package for one or several sets.
 
     Args:
         level: a name of `PROBLEM_SETS` other than "gsm8k", or a sequence of such names.
@@ -140,7 +140,7 @@ def load_problems(level: str | Sequence[str], split: str = "train", n: int | Non
 
 
 def load_problem_set(name: str, split: str, path: str | Path | None = None) -> list[Problem]:
-    """All problems of one set with an entry in `PROBLEM_SETS`.
+    """Return all problems of one set with an entry in `PROBLEM_SETS`.
 
     split: "train" or "heldout". path: the folder or file of a set that reads one; None asks the Hub.
     """
@@ -151,7 +151,9 @@ def load_problem_set(name: str, split: str, path: str | Path | None = None) -> l
 
 
 def _gsm8k_problem(record: dict[str, Any], where: str) -> Problem:
-    """A GSM8K record as a problem, without its calculator notes `<<48/2=24>>` and with the answer in canonical form."""
+    """Return a GSM8K record as a problem, without its calculator notes `<<48/2=24>>` and with the answer in canonical
+    form.
+    """
     answer = extract_answer(record["answer"]) if MARKER in record["answer"] else None
     if answer is None:
         raise ValueError(f"{where}: the answer must end in '{MARKER} number'; check that this is GSM8K's main set")
@@ -183,7 +185,7 @@ def load_gsm8k(split: str = "train", path: str | Path | None = None, n: int | No
 
 
 def _gsm8k_from_hub(split: str) -> Dataset:
-    """The split from the Hub or its cache; the ConnectionError explains how to load it without a network."""
+    """Return the split from the Hub or its cache; the ConnectionError explains how to load it without a network."""
     from datasets import load_dataset
 
     with offline_if_hub_unreachable() as obstacle:
@@ -198,7 +200,7 @@ def _gsm8k_from_hub(split: str) -> Dataset:
 
 
 def to_dataset(problems: Iterable[Problem]) -> Dataset:
-    """The problems as a `datasets.Dataset` with the columns `prompt`, `answer`, `level` and `solution`.
+    """Return the problems as a `datasets.Dataset` with the columns `prompt`, `answer`, `level` and `solution`.
 
     TRL hands every column but `prompt` to the reward functions by its name.
     """

@@ -28,7 +28,7 @@ _entries: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def is_gym(name: str) -> bool:
-    """Whether a set of problems, or a level, is a task of reasoning-gym.
+    """Return True if a set of problems, or a level, is a task of reasoning-gym.
 
     >>> is_gym("reasoning-gym:chain_sum"), is_gym("basic")
     (True, False)
@@ -47,7 +47,7 @@ def check_task(name: str) -> None:
 
 
 def gym_problems(name: str, split: str, n: int | None = None) -> list[Problem]:
-    """The first `n` problems of a task with its default settings; they are the same on every computer.
+    """Return the first `n` problems of a task with its default settings; they are the same on every computer.
 
     The hash of a question determines its split, so the two splits have no question in common.
 
@@ -79,7 +79,7 @@ def gym_problems(name: str, split: str, n: int | None = None) -> list[Problem]:
 
 
 def gym_answer(completion: str | list[dict]) -> str | None:
-    """The text after the last #### of a completion; None if there is no #### or no text after it.
+    """Return the text after the last #### of a completion; None if there is no #### or no text after it.
 
     >>> gym_answer("Thinking. #### 1 2\\n3 4 ")
     '1 2\\n3 4'

@@ -15,7 +15,7 @@ _FOLDERS = ("runs", "models", "checkpoints", "outputs", "data")
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a model's name can only be a folder, and no name of a shipped model or a Hub id (owner/name).
+    """Return True if the name looks like a path, not like a shipped model or a Hub id (owner/name).
 
     >>> looks_like_path("runs/my-run"), looks_like_path("../tiny"), looks_like_path("Qwen/Qwen2-0.5B")
     (True, True, False)
@@ -35,7 +35,7 @@ def is_gguf(name: str | Path) -> bool:
 
 
 def missing_folder_message(name: str | Path) -> str:
-    """What is wrong with the name of a folder that is none.
+    """Return the error message for a missing folder.
 
     >>> missing_folder_message("runs/nothing")
     'folder runs/nothing does not exist'
@@ -44,7 +44,7 @@ def missing_folder_message(name: str | Path) -> str:
 
 
 def why_hub_unreachable() -> str:
-    """The reason why nothing can be loaded from the Hub; "" where it answers.
+    """The reason why nothing can be loaded from the Hub; "" if it answers.
 
     Files in the cache can still be used. The request runs in a thread, because looking up a name has no time limit.
     """
@@ -71,7 +71,7 @@ def offline_if_hub_unreachable(from_hub: bool = True) -> Iterator[str]:
 
     It yields `why_hub_unreachable()`.
 
-    from_hub: False where nothing is loaded from the Hub, so that it is not asked.
+    from_hub: False if nothing is loaded from the Hub, so that it is not asked.
     """
     from huggingface_hub import constants
 

@@ -52,7 +52,7 @@ _ENDINGS = {
 
 
 def _words(text: str) -> list[str]:
-    """The words of a text in lower case; the parts of a hyphenated word count separately."""
+    """Return the words of a text in lower case; the parts of a hyphenated word count separately."""
     return re.findall(r"\w+(?:['’]\w+)*", text.lower())
 
 
@@ -144,7 +144,7 @@ _SHARE_OF_FUNCTION_WORDS = 0.25  # English prose has about 0.45
 
 @dataclass(frozen=True)
 class InstructionCheck:
-    """What a completion does of what was asked.
+    """The parts of an instruction that a completion obeys.
 
     obeyed: kind of constraint → whether it is obeyed. on_topic: whether the topic's word occurs.
     sentence_form: whether it has the form of sentences, by the rules of `has_sentence_form`.
@@ -156,12 +156,12 @@ class InstructionCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether every constraint is obeyed by an answer on the topic that has sentence form."""
+        """True if every constraint is obeyed by an answer on the topic that has sentence form."""
         return all(self.obeyed.values()) and self.on_topic and self.sentence_form
 
 
 def parse_constraints(answer: object) -> dict[str, Any]:
-    """The constraints in the answer of a problem: kind → argument, and the topic.
+    """Return the constraints in the answer of a problem: kind → argument, and the topic.
 
     Raises ValueError for what is no such answer, or names a kind that cannot be checked.
     """
@@ -182,7 +182,7 @@ def parse_constraints(answer: object) -> dict[str, Any]:
 
 
 def instruction_text(constraints: dict[str, Any]) -> str:
-    """The question that the constraints stand for.
+    """Return the question that the constraints stand for.
 
     >>> instruction_text({"topic": "the sea", "max_words": 10})
     'Write one sentence about the sea. Use at most 10 words.'
@@ -211,15 +211,16 @@ def check_instruction(completion: str | list[dict], answer: str) -> InstructionC
 
 
 def has_sentence_form(text: str, constraints: dict[str, Any]) -> bool:
-    """Whether an answer has the form of sentences: rules against what is found once constraint and topic are paid.
+    """Return True if an answer has the form of sentences: rules against what is found once constraint and topic are
+    paid.
 
     The rules count and compare words. They know no grammar and no sense, so nonsense with function words can pass.
 
     - It consists of complete sentences, as many as were asked for, of at least four words each.
     - It has at least six different words, few are repeated, and a quarter are words such as "the", "is" and "of", so
-      that it is no list of keywords.
+      that it is not a list of keywords.
     - A sentence names the topic at most once, so that "A book is a book!" does not pass.
-    - It is no apology, does not talk about the instruction, and copies no five words of it in a row.
+    - It is not an apology, does not talk about the instruction, and copies no five words of it in a row.
 
     >>> has_sentence_form("The the of road is and to a.", {"topic": "a road", "no_comma": True})
     True
@@ -242,7 +243,7 @@ def has_sentence_form(text: str, constraints: dict[str, Any]) -> bool:
 
 
 def _mentions(text: str, topic: str) -> int:
-    """How often the topic's word, or its plural, occurs."""
+    """Return how often the topic's word, or its plural, occurs."""
     word = topic.split()[-1]
     forms = {word, word + "s", word + "es", word[:-1] + "ies"}
     return sum(one.removesuffix("'s").removesuffix("’s") in forms for one in _words(text))
@@ -276,12 +277,14 @@ def make_instructions(n: int, seed: int, part: str = "train", *, constraints: in
 
 
 def instruction_problems(name: str, split: str) -> list[Problem]:
-    """The problems of a set, `INSTRUCTIONS` or `INSTRUCTIONS_TWO`, in "train" or "heldout"; they never change."""
+    """Return the problems of a set, `INSTRUCTIONS` or `INSTRUCTIONS_TWO`, in "train" or "heldout"; they never
+    change.
+    """
     return make_instructions(SIZES[split], 0, split, constraints=2 if name == INSTRUCTIONS_TWO else 1)
 
 
 def _example(asked: dict[str, Any]) -> str:
-    """A plain answer that obeys the constraints."""
+    """Return a plain answer that obeys the constraints."""
     subject = "do many people" if "question" in asked else "many people"
     used = asked.get("two_words", [asked["word"]] if "word" in asked else [])
     parts = [asked.get("begin", ""), subject, "think fondly about", asked["topic"], *(["and call it"] if used else [])]

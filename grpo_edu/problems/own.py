@@ -2,7 +2,7 @@
 
 Each row has a question and, unless a reward of your own judges the completions alone, its answer. A column is found by
 its usual name (`QUESTION`, `ANSWER`) or by the name that `columns` gives it, and every further column reaches the
-reward functions by its own name, as in TRL. Where there is one file and no split, a fifth of the questions is held out.
+reward functions by its own name, as in TRL. If there is one file and no split, a fifth of the questions is held out.
 The hash of a question decides, so every run, evaluation and resumed run holds out the same questions, in whatever order
 the file lists them.
 
@@ -29,15 +29,15 @@ QUESTION, ANSWER = ("question", "prompt", "problem"), ("answer", "target")
 FIELDS = ("question", "answer", "level", "solution")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 UNANSWERED = "own:"  # begins the level of problems without an answer, which a reward of your own scores
-HELDOUT_EVERY = 5  # one of so many questions is held out where nothing else says which
+HELDOUT_EVERY = 5  # one of this many questions is held out if nothing else says which
 _HELDOUT_NAMES = ("test", "validation", "heldout")  # of the splits in a folder
 _NOT_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
-Row = tuple[str, Mapping[str, Any]]  # where it stands, and what it holds
+Row = tuple[str, Mapping[str, Any]]  # file and line, and the columns
 
 
 def is_user_file(name: str) -> bool:
-    """Whether the name of a problem set is meant as a file or a folder of your own.
+    """Return True if the name of a problem set is meant as a file or a folder of your own.
 
     >>> is_user_file("mine.jsonl"), is_user_file("basic")
     (True, False)
@@ -102,7 +102,7 @@ def load_user_problems(
 
 
 def question_key(question: str) -> str:
-    """A question without differences of case and white space: two questions with one key count as the same."""
+    """Return a question without differences of case and white space: two questions with one key count as the same."""
     return " ".join(question.casefold().split())
 
 
@@ -181,7 +181,7 @@ def _parquet(path: Path) -> list[Row]:
 
 
 def _folder(path: Path) -> dict[str, list[Row]]:
-    """A folder that `datasets.save_to_disk` wrote, or one with data files."""
+    """Return a folder that `datasets.save_to_disk` wrote, or one with data files."""
     import datasets
 
     try:
@@ -224,7 +224,7 @@ def _divide(path: Path, rows: Sequence[Row], names: Mapping[str, str]) -> dict[s
 
 
 def _column(row: Row, names: Mapping[str, str], field: str, usual: Sequence[str]) -> str:
-    """The name of the column that holds a field; raises ValueError where the row has none."""
+    """Return the name of the column that holds a field; raises ValueError if the row has none."""
     where, content = row
     name = next((name for name in ([names[field]] if field in names else usual) if name in content), None)
     if name is not None:
@@ -278,7 +278,9 @@ def _problem(path: Path, row: Row, names: Mapping[str, str]) -> Problem:
 
 
 def _answer(where: str, name: str, value: Any) -> tuple[str, str]:
-    """The answer in canonical form, and the worked solution, which is the whole text where it ends in #### answer."""
+    """Return the answer in canonical form, and the worked solution, which is the whole text where it ends in ####
+    answer.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{where}: the answer ({name}) must be a text or a number, got {_short(value)}")
     text = str(value).strip()

@@ -15,7 +15,7 @@ LEVEL = "puzzle"
 
 
 def load_stories() -> list[Story]:
-    """The ten stories."""
+    """Return the ten stories."""
     return [Story(**story) for story in json.loads((data_dir() / "puzzles.json").read_text(encoding="utf-8"))]
 
 

@@ -28,7 +28,7 @@ from grpo_edu.quantization.numbers import QuantizedTensor, quantize
 
 GROUP_SIZE = 32  # of int4
 _ROWS_AT_ONCE = 1024  # of a weight that is dequantized
-_BLOCK = 32  # the int8 kernel reads so many weights at a time, also beyond the end of a row, where it may crash
+_BLOCK = 32  # the int8 kernel reads this many weights at a time, also beyond the end of a row, where it may crash
 _FEW = 16  # rows of x up to which the product with int8 weights is faster than dequantizing them (AVX2 or newer)
 KERNEL_SCHEMES = ("int8-dynamic", "int8-weight", "int4-group")
 KERNEL, HALVES, DEQUANTIZED = "kernel", "kernel, two halves", "dequantized weights"
@@ -54,12 +54,12 @@ class QuantizedLayer(nn.Module):
         return torch.empty(self.out_features, self.in_features, dtype=torch.int8, device="meta")
 
     def extra_repr(self) -> str:
-        """The sizes of the layer, and how it multiplies."""
+        """Return the sizes of the layer, and how it multiplies."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{sizes}, way={self.way!r}"
 
     def parts(self) -> QuantizedTensor:
-        """The weights (N, K) as whole numbers with their scales."""
+        """Return the weights (N, K) as whole numbers with their scales."""
         raise NotImplementedError
 
     def product(self, x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class QuantizedLayer(nn.Module):
         raise NotImplementedError
 
     def store(self) -> dict[str, Tensor]:
-        """The tensors that a file keeps of this layer, without those of its modules."""
+        """Return the tensors that a file keeps of this layer, without those of its modules."""
         return {name: buffer for name, buffer in self.named_buffers(recurse=False) if buffer is not None}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Int8Linear(QuantizedLayer):
 
     @classmethod
     def with_4_bits_per_tensor(cls, layer: nn.Linear) -> Int8Linear:
-        """The same layer with integers from −7 to 7 and one scale for all weights, a deliberately bad one."""
+        """Return the same layer with integers from −7 to 7 and one scale for all weights, a deliberately bad one."""
         return cls(Int8Embedding(layer.weight, bits=4, dim=None), layer.bias)
 
     def parts(self) -> QuantizedTensor:
@@ -124,7 +124,7 @@ class Int8Embedding(nn.Module):
         return self.q
 
     def parts(self) -> QuantizedTensor:
-        """The table as whole numbers with their scales."""
+        """Return the table as whole numbers with their scales."""
         scale = self.scale[:, None]
         return QuantizedTensor(self.q, scale, torch.zeros_like(scale), 8)
 
@@ -203,7 +203,7 @@ class Int4Linear(QuantizedLayer):
 
 
 def int4_obstacle(layer: nn.Linear) -> str:
-    """Why the int4 kernel cannot multiply by a layer; "" if it can.
+    """Return why the int4 kernel cannot multiply by a layer; "" if it can.
 
     >>> int4_obstacle(nn.Linear(64, 40))
     '40 outputs, not a multiple of 16'
@@ -228,7 +228,7 @@ def _int8_weight_product(x: Tensor, q: Tensor, scale: Tensor) -> Tensor:
 
 
 def _int4_pack(q: Tensor) -> Tensor:
-    """Numbers (N, K) from 0 to 15 as (N, K/2) uint8, in the order that the kernel wants."""
+    """Return numbers (N, K) from 0 to 15 as (N, K/2) uint8, in the order that the kernel wants."""
     return torch._convert_weight_to_int4pack_for_cpu(q.int(), 1)
 
 
@@ -255,7 +255,7 @@ def _onednn_product(q: Tensor, packed: Tensor, scale: Tensor, zero: Tensor, *, s
 
 
 def _onednn_product_of_halves(q: Tensor, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """The same for q from −127 to 127, and with a kernel that adds pairs of products in 16 bits.
+    """Return the same for q from −127 to 127, and with a kernel that adds pairs of products in 16 bits.
 
     Each half of q is from −64 to 64, or from 0 to 128 when it is shifted, and 2 · 128 · 127 = 32,512 fits into 16 bits.
     Both are multiplied in one call, because with few rows most of its time is for reading the weights.
@@ -267,7 +267,7 @@ def _onednn_product_of_halves(q: Tensor, packed: Tensor, scale: Tensor, zero: Te
 
 @functools.cache
 def kernel_way(scheme: str) -> str:
-    """How the products of a scheme are computed here: `KERNEL`, `HALVES` or `DEQUANTIZED`.
+    """Return how the products of a scheme are computed here: `KERNEL`, `HALVES` or `DEQUANTIZED`.
 
     It is tried once per process, with the integers that a layer multiplies, the largest ones among them.
     """
@@ -281,7 +281,9 @@ def kernel_way(scheme: str) -> str:
 
 
 def _is_right(multiply: Callable[[Tensor, Tensor], Tensor], largest: int) -> bool:
-    """Whether a product of x with integers up to ±127 and q up to ±largest is right, for one row and for several."""
+    """Return True if a product of x with integers up to ±127 and q up to ±largest is right, for one row and for
+    several.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-127, 128, (40, 512), generator=generator).float()
     q = torch.randint(-largest, largest + 1, (256, 512), generator=generator)
@@ -291,7 +293,7 @@ def _is_right(multiply: Callable[[Tensor, Tensor], Tensor], largest: int) -> boo
         found = [multiply(x[:rows].clone(), q.to(torch.int8)) for rows in (1, len(x))]
     except (RuntimeError, AttributeError):  # NotImplementedError is a RuntimeError
         return False
-    bound = exact.max() / 256  # bfloat16 rounds a result by up to so much; an overflow halves the largest one
+    bound = exact.max() / 256  # bfloat16 rounds a result by up to this much; an overflow halves the largest one
     return all(bool((product - exact[: len(product)]).abs().max() <= bound) for product in found)
 
 

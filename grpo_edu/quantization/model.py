@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def quantize_model(model: PreTrainedModel, scheme: str, *, embeddings: bool = True) -> PreTrainedModel:
-    """A copy of a model in a smaller number format, for inference; the model itself is left as it was.
+    """Return a copy of a model in a smaller number format, for inference; the model itself is left as it was.
 
     The copy samples (`generate`, `evaluate`) and scores (`per_token_logps`) as any model does. It cannot learn: the
     steps of a training are far smaller than those of its grid.
@@ -82,12 +82,12 @@ def quantize_model(model: PreTrainedModel, scheme: str, *, embeddings: bool = Tr
 
 
 def quantization_scheme(model: nn.Module) -> str | None:
-    """The scheme that `quantize_model` made a model in; None for any other model."""
+    """Return the scheme that `quantize_model` made a model in; None for any other model."""
     return getattr(model, "quantization_scheme", None)
 
 
 def stored_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The tensors that a file of the model contains, by name and each once, ready for safetensors."""
+    """Return the tensors that a file of the model contains, by name and each once, ready for safetensors."""
     tensors: dict[str, Tensor] = {}
     seen: dict[int, Tensor] = {}
     for prefix, module in model.named_modules():  # a module that occurs twice is named once
@@ -99,7 +99,7 @@ def stored_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of one module without those of its children."""
+    """Return the tensors of one module without those of its children."""
     if isinstance(module, QuantizedLayer):
         return module.store()
     buffers = dict(module.named_buffers(recurse=False))
@@ -108,7 +108,7 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def stored_bytes(model: PreTrainedModel) -> int:
-    """Bytes of a model's tensors, in memory and on disk."""
+    """Return bytes of a model's tensors, in memory and on disk."""
     return sum(tensor.nbytes for tensor in stored_tensors(model).values())
 
 

@@ -54,7 +54,7 @@ def quantize(
         bits: b, from 2 to 8.
         symmetric: else affine.
         dim: one scale per index of this dimension (0: the channels of a weight); None: one scale for the whole tensor.
-        group_size: one scale per group of so many neighbors along the last dimension; cannot be combined with `dim`.
+        group_size: one scale per group of this many neighbors along the last dimension; cannot be combined with `dim`.
 
     Raises ValueError: an argument out of range, a number that is not finite, a last dimension that does not divide.
 
@@ -87,7 +87,7 @@ def quantize(
 
 
 def relative_error(x: Tensor, approximation: Tensor) -> float:
-    r"""The relative error of an approximation: :math:`\|x - \hat x\| / \|x\|`.
+    r"""Return the relative error of an approximation: :math:`\|x - \hat x\| / \|x\|`.
 
     Args:
         x, approximation: one shape.
@@ -111,7 +111,7 @@ def in_groups(x: Tensor, group_size: int | None) -> Tensor:
 
 
 def _positive(scale: Tensor) -> Tensor:
-    """The scale, or 1 where it is 0: a grid for zeros may have any step, and 1 avoids a division by 0."""
+    """Return the scale, or 1 if it is 0: a grid for zeros may have any step, and 1 avoids a division by 0."""
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 

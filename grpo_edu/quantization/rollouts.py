@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_sampler(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GRPOConfig) -> Sampler:
-    """The sampler that the config asks for: the policy itself, or one that corrects for the difference."""
+    """Return the sampler of the config: the policy itself, or one that corrects for the difference."""
     kind = Sampler
     if is_off_policy(config):
         kind = CorrectedSampler if config.rollout_quantization is None else QuantizedSampler
@@ -32,7 +32,9 @@ def make_sampler(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, con
 
 
 def is_off_policy(config: GRPOConfig) -> bool:
-    """Whether the policy that samples is another one than the policy at the start of the step that learns from it."""
+    """Return True if the policy that samples is another one than the policy at the start of the step that learns from
+    it.
+    """
     return config.rollout_quantization is not None or config.rollout_lag > 0
 
 
@@ -41,7 +43,7 @@ class CorrectedSampler(Sampler):
     """Samples from the policy as it is now, and corrects for the difference when the policy learns later."""
 
     def importance_weights(self, old_per_token_logps: Tensor, rollout: Rollout, rows: Tensor) -> Tensor | None:
-        """`truncated_importance_weights` of these rows; None where the config asks for no correction."""
+        """`truncated_importance_weights` of these rows; None if the config has no correction."""
         if not self.config.importance_sampling_correction:
             return None
         sampled = rollout.sampling_per_token_logps[rows]
@@ -73,7 +75,7 @@ class QuantizedSampler(CorrectedSampler):
     """
 
     def policy(self) -> PreTrainedModel:
-        """A quantized copy of the policy as it is now, with its adapters merged if it has some."""
+        """Return a quantized copy of the policy as it is now, with its adapters merged if it has some."""
         from grpo_edu.quantization.model import quantize_model  # most runs need no quantized layers
 
         assert self.config.rollout_quantization is not None
@@ -81,7 +83,7 @@ class QuantizedSampler(CorrectedSampler):
 
 
 def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token_logps: Tensor, cap: float) -> Tensor:
-    r"""The ratio of each token's probability under the trained and the sampling policy, at most `cap`.
+    r"""Return the ratio of each token's probability under the trained and the sampling policy, at most `cap`.
 
     .. math:: w_{it} = \min\big(e^{\log \pi(o_{it}) - \log \pi_q(o_{it})},\ c\big)
 
@@ -112,7 +114,8 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
 def mismatch_metrics(
     old_per_token_logps: Tensor, sampling_per_token_logps: Tensor, completion_mask: Tensor, *, cap: float
 ) -> dict[str, float]:
-    """How far the sampling policy is from the policy that is trained, over the tokens of the mask, under TRL's keys.
+    """Return how far the sampling policy is from the policy that is trained, over the tokens of the mask, under TRL's
+    keys.
 
     `sampling/sampling_logp_difference/mean` and `/max`: of |log π − log π_q|, nats.
     `sampling/importance_sampling_ratio/min`, `/mean`, `/max`: of the `truncated_importance_weights`.

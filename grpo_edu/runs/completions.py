@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Sampled:
     """One completion of a step.
 
-    prompt: as the model read it. rewards: of each function, None where it does not apply.
+    prompt: as the model read it. rewards: the reward of each function, None if it does not apply.
     truncated: it did not end; None where that is not known.
     """
 
@@ -41,7 +41,7 @@ class Sampled:
 
 
 def columns_of_batch(batch: Batch | None, names: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of a batch that are kept, B entries each. names: of its K reward functions."""
+    """Return the columns of a batch that are kept, B entries each. names: names of its K reward functions."""
     assert batch is not None
     per_func = batch.rewards_per_func.T.tolist()
     return {
@@ -77,7 +77,7 @@ class GzipLines(AbstractContextManager):
             self.write(line)
 
     def write(self, line: bytes) -> None:
-        """Append one line; raises OSError, with what to do, where the disk is full."""
+        """Append one line; raises OSError, with what to do, if the disk is full."""
         if self._file is None:
             self._file = open(self._path, "ab", buffering=0)
         member = gzip.compress(line + b"\n", mtime=0)
@@ -96,7 +96,7 @@ class CompletionLog(GzipLines):
     """Append the completions of each step to the file of a run, at most `most` in the whole run.
 
     Where that is fewer than the run samples, the first groups of every step are kept; where it is fewer than one group
-    per step, one group of every so many steps, the last one among them.
+    per step, one group from evenly spaced steps, including the last.
 
     Args:
         path: the file. most: completions; 0 keeps none. config: of the run. done: steps that the file keeps, of a run
@@ -125,7 +125,7 @@ class CompletionLog(GzipLines):
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of the file; a last one that a kill cut short is left out."""
+    """Yield the lines of the file; a last one that a kill cut short is left out."""
     with gzip.open(path) as file:
         while True:
             try:
@@ -138,9 +138,9 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def kept_file(folder: str | Path, name: str) -> Path:
-    """The path of such a file in a run's folder, where it may be missing.
+    """Return the path of such a file in a run's folder, where it may be missing.
 
-    Raises FileNotFoundError where there is no such folder, and ValueError where the file holds no complete line.
+    Raises FileNotFoundError if there is no such folder, and ValueError if the file holds no complete line.
     """
     path = Path(folder).expanduser() / name
     if not path.parent.is_dir():
@@ -151,7 +151,7 @@ def kept_file(folder: str | Path, name: str) -> Path:
 
 
 def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
-    """The numbers of steps that are to be recorded.
+    """Return the numbers of steps that are to be recorded.
 
     Raises ValueError for what is neither the number of a step nor "first", "last" or "all".
 
@@ -163,7 +163,7 @@ def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
     for one in map(str, steps):
         if one not in named and not (one.isdecimal() and 1 <= int(one) <= max_steps):
             raise ValueError(
-                f"`record_token_steps`: {one!r} is no step of a run with {max_steps}; write numbers from 1 to "
+                f"`record_token_steps`: {one!r} is not a step of a run with {max_steps}; write numbers from 1 to "
                 f"{max_steps}, first, last or all, with commas."
             )
         found.update(named[one] if one in named else (int(one),))
@@ -173,7 +173,7 @@ def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
 def read_completions(folder: str | Path, step: int | None = None) -> list[Sampled]:
     """Read the completions that a run kept of one step; None takes the last step that was kept.
 
-    Raises ValueError where the run kept none, or none of this step.
+    Raises ValueError if the run kept none, or none of this step.
     """
     path = kept_file(folder, COMPLETIONS)
     lines = [json.loads(line) for line in read_lines(path)] if path.is_file() else []
@@ -205,7 +205,7 @@ def by_reward(sampled: Sequence[Sampled], *, best: bool = False) -> list[Sampled
 
 
 def sampled_text(one: Sampled) -> str:
-    """One completion as a terminal and summary.md show it."""
+    """Return one completion as a terminal and summary.md show it."""
     parts = ", ".join(f"{name} {'-' if value is None else f'{value:.2f}'}" for name, value in one.rewards.items())
     end = "; cut off at the length limit" if one.truncated else ""
     return f"reward {one.reward:.2f} ({parts}), advantage {one.advantage:+.2f}{end}\n{one.completion}"

@@ -16,7 +16,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OptionRequirement:
-    """What some options need to have an effect.
+    """The requirement for some options to have an effect.
 
     options: their names, with blanks. holds: settings of the whole run → whether they have one.
     remedy: what they need, for the message, with the names of settings in backticks.
@@ -28,31 +28,31 @@ class OptionRequirement:
 
 
 def _moves_between_updates(settings: Settings) -> bool:
-    """Whether a step has several updates, so that the policy is another one in the later ones."""
+    """Return True if a step has several updates, so that the policy is another one in the later ones."""
     return settings["num_iterations"] > 1
 
 
 def _is_clipped(settings: Settings) -> bool:
-    """Whether ratios can differ from 1, in a loss whose clip bounds are 1 − ε and 1 + ε."""
+    """Return True if ratios can differ from 1, in a loss whose clip bounds are 1 − ε and 1 + ε."""
     return _moves_between_updates(settings) and _loss(settings).clips == "ratio"
 
 
 def _loss(settings: Settings) -> Any:
-    """The entry of the loss type."""
+    """Return the entry of the loss type."""
     from grpo_edu.losses import LOSSES  # imports torch
 
     return LOSSES[settings["loss_type"]]
 
 
 def _scales(settings: Settings) -> bool:
-    """Whether the estimator of the advantages scales rewards."""
+    """Return True if the estimator of the advantages scales rewards."""
     from grpo_edu.advantages import ESTIMATORS  # imports torch
 
     return ESTIMATORS[settings["advantage_estimator"]].scales
 
 
 def _tokens_differ(settings: Settings) -> bool:
-    """Whether one ratio per completion and one per token have different gradients.
+    """Return True if one ratio per completion and one per token have different gradients.
 
     Where every ratio is 1 their gradients add up to the same, unless something else weights the tokens differently.
     """
@@ -66,7 +66,7 @@ def _tokens_differ(settings: Settings) -> bool:
 
 
 def _samples_differ(settings: Settings) -> bool:
-    """Whether another policy samples than the one that is trained."""
+    """Return True if another policy samples than the one that is trained."""
     return settings["rollout_quantization"] is not None or settings["rollout_lag"] > 0
 
 
@@ -121,7 +121,7 @@ def reject_ineffective_options(
 ) -> None:
     """Raise ValueError for an option that was given and has no effect next to the settings of the whole run.
 
-    The error names the option and what it needs. An option that is False asks for what holds anyway.
+    The error names the option and what it needs. An option that is False requires nothing.
 
     >>> needs = [OptionRequirement("strength", lambda run: run["method"] != "none", "`method`")]
     >>> reject_ineffective_options({"strength": 50}, {"method": "none"}, needs)

@@ -24,10 +24,10 @@ _QUESTION = "YOUR QUESTION"
 
 @dataclass(frozen=True)
 class Conversation:
-    """A trained policy and the model that it was trained from, which are asked with one prompt.
+    """A trained policy and the model that it was trained from, which answer the same prompt.
 
-    models: "base" and "trained", or one entry for a model that no run has trained. tokenizer: of all of them.
-    max_completion_length, temperature: of the answers. options: of `render_prompt`.
+    models: "base" and "trained", or one entry for a model that no run has trained. tokenizer: tokenizer of all of them.
+    max_completion_length, temperature: settings of the answers. options: options of `render_prompt`.
     """
 
     models: dict[str, PreTrainedModel]
@@ -85,7 +85,7 @@ def export_run(run: str | Path, folder: str | Path, *, overwrite: bool = False) 
     Adapters were merged when the run saved its model. The folder loads with transformers, TRL and vLLM.
 
     Raises ValueError for a folder that holds no training run, FileNotFoundError for a run without a model,
-    FileExistsError where `folder` is not empty and `overwrite` is False, and OSError where it cannot be written.
+    FileExistsError if `folder` is not empty and `overwrite` is False, and OSError if it cannot be written.
     """
     run, folder = Path(run).expanduser(), Path(folder).expanduser().absolute()
     stored = read_run_config(run)
@@ -169,7 +169,7 @@ def _accuracy(result: dict[str, Any] | None, seed: int) -> str:
 
 
 def _reward(entry: str) -> str:
-    """The name of a reward, with its source where it comes from a file that is still there."""
+    """Return the name of a reward, with its source where it comes from a file that is still there."""
     place, _, name = entry.rpartition(":")
     file = Path(place)
     if place.endswith(".py") and file.is_file():

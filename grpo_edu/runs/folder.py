@@ -1,6 +1,6 @@
-"""The folder of a run: what was asked for, what happened, and the model. Each file is either complete or absent.
+"""The folder of a run: the options, what happened, and the model. Each file is either complete or absent.
 
-config.json     what was asked for, written first
+config.json     the options, written first
 first_look.txt  problems, rendered prompts and stop tokens, as they were before training
 metrics.jsonl   one line per step, written during training
 completions.jsonl.gz   what was sampled, with rewards and advantages, for `read_completions`
@@ -9,10 +9,10 @@ model/          the trained policy, for `load_policy`
 summary.md      one page to read, with curves.png and accuracy.png
 result.json     accuracies, intervals and p-value, written last
 state.pt        of a run with `checkpoint_every`, while it is under way, and of a run that was interrupted: everything
-                that it needs to go on (`grpo_edu.runs.state`)
+                that it needs to continue (`grpo_edu.runs.state`)
 adapters/       of a run that trained adapters, for `load_adapters`
 diagnosis/      the batch on which a run stopped
-tensorboard/, wandb/   of these trackers, where they were asked for
+tensorboard/, wandb/   of these trackers, if requested
 
 Curricula (`grpo_edu.continual.runs`) and sweeps (`grpo_edu.studies.sweep_runs`) are kept in such folders too, with
 files of their own. All of them are started, locked and resumed with the methods of `RunFolder`.
@@ -48,7 +48,7 @@ def run_lock(folder: str | Path) -> Iterator[None]:
     The operating system keeps the lock (through `filelock`) and releases it when the process ends, in whatever way it
     ends, so a killed run leaves nothing to clear away. The file of the lock, with the id of the process, may stay.
 
-    Raises BlockingIOError where another process, or another run of this process, has locked the folder.
+    Raises BlockingIOError if another process, or another run of this process, has locked the folder.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -72,7 +72,7 @@ def run_lock(folder: str | Path) -> Iterator[None]:
 
 
 def is_locked(folder: str | Path) -> bool:
-    """Whether some process has locked a run's folder."""
+    """Return True if some process has locked a run's folder."""
     if not (Path(folder) / LOCK_NAME).exists():
         return False
     lock = FileLock(Path(folder) / LOCK_NAME)
@@ -82,7 +82,7 @@ def is_locked(folder: str | Path) -> bool:
 
 
 def held_error(folder: str | Path) -> BlockingIOError:
-    """The error for a folder that another process has locked."""
+    """Return the error for a folder that another process has locked."""
     try:
         process = (Path(folder) / LOCK_NAME).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     except OSError:  # the other process may have ended by now
@@ -150,7 +150,7 @@ class RunFolder:
 
     @property
     def resumable(self) -> bool:
-        """Whether the folder holds a state, or a checkpoint of version 0.3.0."""
+        """True if the folder holds a state, or a checkpoint of version 0.3.0."""
         return self.state.is_file() or any(self.checkpoints.glob("step-*"))
 
     def check(self, *, overwrite: bool = False) -> None:
@@ -184,12 +184,12 @@ class RunFolder:
             raise FileExistsError(f"output: {self.path} holds files that are not a run; choose a new or empty folder")
 
     def check_apart(self, model: str | Path) -> None:
-        """Raise ValueError where `model` lies in this folder, whose files a new run replaces."""
+        """Raise ValueError if `model` lies in this folder, whose files a new run replaces."""
         if self.path in Path(model).expanduser().absolute().parents:
             raise ValueError(f"output: {self.path} holds the model to start from; choose another folder")
 
     def check_disk_space(self, model_size: int, *, resumes: bool = False) -> None:
-        """Raise OSError (ENOSPC) where the disk cannot take so many bytes of models and the small files.
+        """Raise OSError (ENOSPC) if the models' bytes and the small files do not fit on the disk.
 
         What the folder holds and the run replaces counts as free: the state of a run that is resumed, or the
         files of a run that is overwritten.
@@ -204,7 +204,7 @@ class RunFolder:
     def reserve(self, model_size: int) -> None:
         """Reserve the disk space that the model and the small files will need, until `release` is called.
 
-        Raises OSError where there is not so much room.
+        Raises OSError if the disk space does not suffice.
         """
         size, place = model_size + _OTHER_FILES_SIZE, self.path / _RESERVED
         try:
@@ -224,7 +224,7 @@ class RunFolder:
         (self.path / _RESERVED).unlink(missing_ok=True)
 
     def _nearest(self) -> Path:
-        """The folder itself, or the nearest folder above it that exists."""
+        """Return the folder itself, or the nearest folder above it that exists."""
         return next(folder for folder in (self.path, *self.path.parents) if folder.exists())
 
     @contextmanager
@@ -237,7 +237,7 @@ class RunFolder:
 
     @contextmanager
     def resume(self) -> Iterator[None]:
-        """A context that holds the folder for a run that is resumed. Raises BlockingIOError where another holds it."""
+        """A context that holds the folder for a run that is resumed. Raises BlockingIOError if another holds it."""
         with run_lock(self.path):
             self.clear(".*.tmp", ".model.*")  # what a killed process left half written
             yield
@@ -249,9 +249,9 @@ class RunFolder:
         self.write_json("config.json", config)
 
     def read_config(self, key: str, kind: str) -> dict[str, Any]:
-        """What a run of this kind was asked for; its config.json has `key`.
+        """Return the options of a run of this kind; its config.json has `key`.
 
-        Raises ValueError where the folder holds no such run.
+        Raises ValueError if the folder holds no such run.
         """
         config = read_run_config(self.path)
         if config is None or key not in config:
@@ -261,7 +261,8 @@ class RunFolder:
     def note_kept(self, error: BaseException, kept: str, *, resumable: bool = True) -> None:
         """Add to an error what the folder keeps, and how to resume the run where that is possible."""
         error.add_note(
-            f"{self.path} keeps {kept}" + (f"; go on with --resume {shlex.quote(str(self.path))}" if resumable else "")
+            f"{self.path} keeps {kept}"
+            + (f"; continue with --resume {shlex.quote(str(self.path))}" if resumable else "")
         )
 
     def clear(self, *patterns: str) -> None:
@@ -305,13 +306,13 @@ class RunFolder:
 
 
 def _size(path: Path) -> int:
-    """The bytes of a file, or of all files in a folder."""
+    """Return the bytes of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def read_run_config(folder: str | Path) -> dict[str, Any] | None:
-    """What the run in this folder was asked for; None where the folder holds no run of grpo_edu."""
+    """Return the options of the run in this folder; None if the folder holds no run of grpo_edu."""
     try:
         content = json.loads((Path(folder) / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -320,7 +321,7 @@ def read_run_config(folder: str | Path) -> dict[str, Any] | None:
 
 
 def model_source(name: str | Path) -> str | Path:
-    """What to load for a model's name: the model inside a run's folder, or else the name itself.
+    """Return what to load for a model's name: the model inside a run's folder, or else the name itself.
 
     Raises FileNotFoundError for a run that was stopped before it saved a model.
     """

@@ -27,9 +27,9 @@ SPLITS = ("heldout", "train")
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run trains with and is evaluated on, loaded.
+    """The loaded data of a run, for training and evaluation.
 
-    examples: solved problems that stand in every prompt. problems: to train on. heldout: to evaluate on.
+    examples: solved problems that are part of every prompt. problems: to train on. heldout: to evaluate on.
     reward_funcs: the functions that score completions.
     """
 
@@ -115,7 +115,7 @@ def reward_label(entry: str | RewardFunction) -> str:
 
 
 def short_reward_name(name: str) -> str:
-    """Return "accuracy" for "accuracy_reward", as it stands in metrics; other names stay."""
+    """Return "accuracy" for "accuracy_reward", as in the metrics; other names stay."""
     return next((short for short, function in REWARDS.items() if reward_name(function) == name), name)
 
 
@@ -149,9 +149,9 @@ def load_split(
         data: names of `problem_set_names`, tasks of reasoning-gym, or files of your own.
         split: "train" or "heldout" (which for GSM8K is its test set).
         data_path: the folder or file of GSM8K; None asks the Hub.
-        heldout_file, columns: of a file of your own, see `grpo_edu.problems.own.load_user_problems`.
-        n: how many in all; the first sets get one more where it does not divide. None takes everything. Of the held-out
-            problems of your own, all are taken where there are fewer.
+        heldout_file, columns: options of a user's file, see `grpo_edu.problems.own.load_user_problems`.
+        n: how many in all; the first sets get one more if it does not divide. None takes everything. Of the held-out
+            problems of your own, all are taken if there are fewer.
         argument: what error messages call `n`.
 
     Raises ValueError: an unknown split, fewer problems than `n`, or a `data_path` that no set reads; and what

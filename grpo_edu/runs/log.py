@@ -16,7 +16,7 @@ class RunLog(AbstractContextManager):
     the next line starts clean. NaN and infinity, which JSON lacks, are written as null.
 
     Args:
-        path: the file; it is made, with its folder, where it does not exist.
+        path: the file; it is made, with its folder, if it does not exist.
 
     Raises:
         OSError: the file cannot be opened or written (a full disk); it names the file, and the lines before stay.
@@ -107,7 +107,7 @@ def _close_tail(path: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A copy that JSON can store: tensors and numpy values become numbers, and NaN and infinity become None."""
+    """Return a copy that JSON can store: tensors and numpy values become numbers, and NaN and infinity become None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -33,7 +33,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the log shows, the numbers that show it, and the likely causes, the likeliest first."""
+    """One finding in a log, the numbers that show it, and the likely causes, the most likely first."""
 
     sees: str
     evidence: tuple[str, ...]
@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a log says: findings, what looks odd but is normal, and what this log cannot tell.
+    """The diagnosis of a log: findings, what looks odd but is normal, and what it cannot tell.
 
     steps: the first and the last logged step. count: how many were logged.
     """
@@ -76,7 +76,7 @@ CAUSES = {fault: Cause(fault, **texts) for fault, texts in _load_texts()["causes
 
 
 def _may_be_too_short(m: Measures) -> bool:
-    """Return True if so many completions are cut off that a greater length may help; gibberish never ends."""
+    """Return True if enough completions are cut off that a greater length may help; gibberish never ends."""
     if m.breaks_down:
         return 0.3 <= m.cut_last < 0.9 and not m.is_random
     return max(m.cut_first, m.cut_last) >= (0.3 if m.is_unpaid else 0.1)
@@ -118,7 +118,7 @@ _UNPAID = (
     "wrong end token", "length truncation", "reward always 0", "problems too hard", "chat template skipped", "no end"
 )  # fmt: skip
 
-# Of each list, the first rule that holds is reported.
+# The first rule of each list that holds is reported.
 QUESTIONS: tuple[tuple[Rule, ...], ...] = (
     (
         Rule("kl never finite", lambda m: m.never_kl, ("lost",), ("no reference", "not finite")),
@@ -256,7 +256,7 @@ def diagnose(rows: Rows, facts: RunFacts | None = None) -> Diagnosis:
 
 
 def find(measures: Measures) -> tuple[Finding, ...]:
-    """Return what the rules find. That completions are cut off is no finding of its own if it explains another."""
+    """Return what the rules find. That completions are cut off is not a finding of its own if it explains another."""
     found: list[Finding] = []
     for rules in QUESTIONS:
         rule = next((rule for rule in rules if rule.holds(measures)), None)
@@ -293,11 +293,11 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as plain text, for a terminal or a notebook."""
     lines = [f"{diagnosis.count} logged steps, {diagnosis.steps[0]} to {diagnosis.steps[1]}.", ""]
     if not diagnosis.findings:
-        lines += ["Nothing in this log points to a fault. That is no proof: see what it cannot tell.", ""]
+        lines += ["Nothing in this log points to a fault. That is not proof: see what it cannot tell.", ""]
     for number, finding in enumerate(diagnosis.findings, 1):
         lines.append(f"{number}. {finding.sees}")
         lines += [_item("   - ", text) for text in finding.evidence]
-        lines += ["   Likely causes, the likeliest first, and what to try:"] if finding.causes else []
+        lines += ["   Likely causes, the most likely first, and what to try:"] if finding.causes else []
         pairs = zip("abcdef", finding.causes, strict=False)
         lines += [_item(f"   {letter}) ", f"{cause.what} {cause.remedy}") for letter, cause in pairs]
         lines.append("")

@@ -22,7 +22,7 @@ LENGTH, CUT, CLIPPED = "completions/mean_length", "completions/clipped_ratio", "
 
 FEW = 4  # steps at the beginning and at the end whose mean is compared
 ENOUGH = 16  # steps from which on a flat curve is judged
-# Standard errors of a mean of a few steps, from which on a difference of the best and another is no chance.
+# Standard errors of a mean of a few steps, from which on a difference of the best and another is not chance.
 _NOISE = 6.0
 _FALL, _BREAKDOWN = 0.2, 0.5  # shares of the height of the reward
 
@@ -32,7 +32,7 @@ Points = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known about a run besides its log: settings, held-out evaluations, and what ends a completion.
+    """Facts about a run besides its log: settings, held-out evaluations, and what ends a completion.
 
     unchanged: no weight changed by more than rounding. turn_end: the token that ends a turn in the chat template, if it
     does not end a completion.
@@ -47,11 +47,11 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Course:
-    """How a curve went, judged by the means of `width` steps.
+    """The course of a curve, from the means of `width` steps.
 
     kind: "short" for too few steps, else "rises", "flat", "noisy" if a rise could not be seen, "falls" by a fifth of
     its height or more, "collapses" by half, "dips" by half and recovers, or "swings" if it does so three times. high,
-    low: the ends of its largest fall. noise: the standard error of such a mean. slope: of a straight line, in its
+    low: the ends of its largest fall. noise: the standard error of such a mean. slope: slope of a straight line, in its
     standard errors. best: the highest mean.
     """
 

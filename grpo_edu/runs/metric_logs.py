@@ -39,7 +39,7 @@ _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?%?|[-+]?(?:nan|inf)\b"
 _WRAPPED = r"(?:np|numpy|torch)\.\w+\(([^()]*)\)"
 _STEP_WORD = r"(?:step|rollout|iteration|iter|update)"
 _NOT_A_LOG = (
-    "is no log that can be read here: a log of this package, trainer_state.json, printed dictionaries, a CSV or JSON "
+    "is not a supported log. Supported: a log of this package, trainer_state.json, printed dictionaries, a CSV or JSON "
     "lines export, verl's console output and TensorBoard's event files can"
 )
 
@@ -294,7 +294,7 @@ def _flatten(record: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _rename(record: Mapping[str, Any]) -> Row:
-    """Return the numbers of a record under TRL's names; of several names of a metric, the first of the table counts."""
+    """Return the numbers of a record under TRL's names; the table's first of several names of a metric counts."""
     row: Row = {}
     places: dict[str, int] = {}
     evaluations = set(_load_names()["evaluations"])

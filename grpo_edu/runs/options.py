@@ -73,7 +73,7 @@ class RunConfig:
     Without `heldout_file`, a fifth of the questions of each file of your own is held out. Rewards may also be functions
     with TRL's signature, or package.module:function. The device "auto" is a GPU for models of at least 50 million
     parameters, if there is one. Without `system_prompt` the model's own style is used, which is the course's for a
-    model that no run has trained. `greedy` is on by default where an evaluation takes less than three seconds. The
+    model that no run has trained. `greedy` is on by default if an evaluation takes less than three seconds. The
     completions that are kept are spread over the steps.
 
     Raises ValueError that names the option, its value and the remedy.
@@ -192,7 +192,7 @@ class RunConfig:
         return RunData(examples, problems, heldout, functions)
 
     def _load_training_problems(self) -> tuple[list[Problem], list[Problem]]:
-        """Return the training problems that stand in the prompt, and those to train on."""
+        """Return the training problems for the prompt, and those to train on."""
         problems = load_problem_sets(vars(self), "train", n=self.num_problems, argument="num_problems")
         if self.num_examples >= len(problems):
             raise ValueError(
@@ -247,7 +247,7 @@ class RunConfig:
 
         reward_funcs: the functions of the stored names, needed for those that are not the package's own.
 
-        Raises ValueError where a stored reward function is not given, or another one is, and for settings of a later
+        Raises ValueError if a stored reward function is not given, or another one is, and for settings of a later
         version.
         """
         config = drop_retired(content["config"])
@@ -340,7 +340,7 @@ def default_config(data: Sequence[str], model: str | Path = "tiny", lora_rank: i
 
 
 def _is_smollm2(model: str | Path) -> bool:
-    """Whether a run starts from SmolLM2, or from a run or adapters that did."""
+    """Return True if a run starts from SmolLM2, or from a run or adapters that did."""
     if str(model) == "smollm2":
         return True
     folder = Path(model).expanduser()
@@ -374,7 +374,7 @@ def _system_text(system_prompt: str) -> str | None:
 
 
 def template_variables(entries: Sequence[str]) -> dict[str, Any]:
-    """Read name=value entries; a value is read as JSON where it is JSON, and as a text otherwise.
+    """Read name=value entries; a value is read as JSON if it is JSON, and as a text otherwise.
 
     >>> template_variables(("enable_thinking=false", "style=short"))
     {'enable_thinking': False, 'style': 'short'}
@@ -394,7 +394,7 @@ def template_variables(entries: Sequence[str]) -> dict[str, Any]:
 def make_plain_chat_template(template: str) -> str:
     """Return a chat template that puts the question into a plain text, with nothing else around it.
 
-    Raises ValueError where the text does not contain `{problem}` exactly once.
+    Raises ValueError if the text does not contain `{problem}` exactly once.
 
     >>> print(make_plain_chat_template("Q: {problem} A:"))
     {{ "Q: " }}{{ messages[-1]["content"] }}{{ " A:" }}

@@ -50,7 +50,7 @@ class Profile:
         self.request()
 
     def request(self) -> RunConfig:
-        """Return the run that this profile asks for, with completions long enough for its data."""
+        """Return the options of this profile's run, with completions long enough for its data."""
         return RunConfig.from_settings(self.settings)
 
     def config(self) -> GRPOConfig:
@@ -66,7 +66,7 @@ def load_profile(name: str | Path = "standard") -> Profile:
     """Load a profile by its name, or from a JSON file.
 
     Raises ValueError: an unknown name, with the most similar one; a file that is not such JSON, with the line and the
-    field; OSError where the file cannot be read.
+    field; OSError if the file cannot be read.
 
     >>> load_profile("quick").config().max_steps
     10
@@ -99,7 +99,7 @@ def _read_profile(path: Path, name: str) -> Profile:
 
 
 def _line_of(message: str, text: str) -> int:
-    """Return the line of a JSON text with the field that an error message begins with; 1 where none is found."""
+    """Return the line of a JSON text with the field that an error message begins with; 1 if none is found."""
     field = re.match(r"`?(\w+)", message)
     name = "base" if field and field[1] == "profile" else field[1] if field else ""
     names = "|".join([name, *(old for old, new in OLD_NAMES.items() if new == name)])

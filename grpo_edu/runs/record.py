@@ -33,9 +33,9 @@ def library_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """A run as its config.json keeps it: what was asked for, and what the run was started on.
+    """A run as its config.json stores it: the options, and what the run was started on.
 
-    run_config: what was asked for. source: what the model is loaded from: a name, or an absolute path.
+    run_config: the options. source: what the model is loaded from: a name, or an absolute path.
     command: what was typed, empty for a run that was started in Python. versions: of Python and the libraries.
     threads: of PyTorch; with another number, sums would be rounded differently.
     """
@@ -93,7 +93,7 @@ def read_resumable(output: str | Path, reward_funcs: Rewards | None = None) -> R
 
 
 def read_run_result(folder: Path) -> dict[str, Any] | None:
-    """Read result.json; None where the run has not ended. Raises ValueError where the file is damaged."""
+    """Read result.json; None if the run has not ended. Raises ValueError if the file is damaged."""
     file = folder / "result.json"
     try:
         result = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None

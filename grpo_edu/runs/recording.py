@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """A context in which SIGTERM, by which schedulers and containers end a process, does what Ctrl-C does."""
+    """Context manager that treats SIGTERM, which schedulers and containers send, like Ctrl-C."""
     # Only the main thread may set a handler, and a process may have to ignore the signal.
     in_main = threading.current_thread() is threading.main_thread()
     usual = signal.getsignal(signal.SIGTERM)
@@ -145,7 +145,7 @@ def note_kept(folder: RunFolder, describe: Callable[[], str]) -> Iterator[None]:
 
 
 def note_what_is_kept(error: BaseException, folder: RunFolder, steps: int) -> None:
-    """Say with an error what is kept, and how to go on where that can be done."""
+    """Say with an error what is kept, and how to continue where that can be done."""
     names = ("metrics.jsonl", "model", "summary.md", "state.pt", "diagnosis")
     kept = [name for name in names if (folder.path / name).exists()]
     if kept:

@@ -1,8 +1,8 @@
 """One training run: a folder, and a generator of events that evaluates, trains, saves and evaluates again.
 
 `Run.events` yields an event for each thing that is done. At each of them, and inside a step, it can be stopped: by
-closing the generator, by Ctrl-C or SIGTERM, or by a kill, after which `Run.resume` goes on from the last state that was
-saved and ends with the same result. Whoever shows a run consumes its events: `follow` draws progress bars from them.
+closing the generator, by Ctrl-C or SIGTERM, or by a kill, after which `Run.resume` continues from the last saved
+state and ends with the same result. Whoever shows a run consumes its events: `follow` draws progress bars from them.
 A notebook calls `run_training`, which takes the options of a run one by one.
 """
 
@@ -80,7 +80,7 @@ class Previewed:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation is complete. when: "before" or "after" training. greedy: without sampling, if asked for."""
+    """An evaluation is complete. when: "before" or "after" training. greedy: without sampling, if requested."""
 
     when: str
     evaluation: Evaluation
@@ -242,7 +242,7 @@ class Run:
         )
 
     def _evaluate_before(self) -> Iterator[Event]:
-        """Evaluate before training, sampled and, if that is asked for or quick, greedily."""
+        """Evaluate before training, sampled and, if requested or quick, greedily."""
         started = time.perf_counter()
         self.before = yield from self._evaluate("before")
         greedy = self.run_config.greedy
@@ -313,7 +313,7 @@ class Run:
     def _start_trainer(
         self,
     ) -> tuple[Generator[dict[str, float]], Callable[[], Mapping[str, Any]], TokenRecorder | None]:
-        """Return the training, what its last step sampled, and what records the tokens of steps, if asked for."""
+        """Return the training, what its last step sampled, and what records the tokens of steps, if requested."""
         functions = self.data.reward_funcs
         if self.run_config.backend == "trl":
             from grpo_edu.scale.trl_backend import train_with_trl
@@ -486,7 +486,7 @@ def start_run(
     is saved too (`state.load_failed_batch`).
 
     Args:
-        run_config: what the run is asked for.
+        run_config: the options of the run.
         output: the run's folder; None makes a new one in `runs/`.
         overwrite: replace the run that `output` holds.
         command: what was typed, for the summary.
@@ -577,7 +577,7 @@ class ProgressBars(AbstractContextManager):
 def open_policy(metadata: RunMetadata, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model that a run starts from, and give its tokenizer the run's prompt.
 
-    device: where to load it, in place of the one that the run asks for.
+    device: where to load it, in place of the one in the run's options.
 
     Raises what `load_policy` raises.
     """
@@ -599,7 +599,7 @@ def open_policy(metadata: RunMetadata, device: str | None = None) -> tuple[PreTr
 
 
 def with_adapters(policy: PreTrainedModel, run_config: RunConfig) -> PreTrainedModel:
-    """Return the policy with the LoRA adapters that a run asks for; their random half comes from the run's seed."""
+    """Return the policy with the LoRA adapters of a run's options; their random half comes from the run's seed."""
     import torch
 
     if not run_config.lora_rank:

@@ -1,7 +1,7 @@
 """The state of a run between two steps, in one file, so that a run that was stopped or killed ends the same.
 
 `state.pt` in a run's folder is what `torch.save` writes of tensors and plain values, and `torch.load` reads it with
-`weights_only=True`, which runs no code of the file. It is written beside its place, forced to the disk and moved there
+`weights_only=True`, which runs no code of the file. It is written next to its place, forced to the disk and moved there
 in one step, so it is whole or absent. What does not change in a run (frozen weights, the reference of a KL term) is not
 stored: it comes from the model that the run started from, which a fingerprint recognizes.
 """
@@ -118,7 +118,7 @@ def pack_training(model: nn.Module, state: TrainingState, random_states: Mapping
         if not all(torch.isfinite(end) for end in weight.aminmax()):
             raise FloatingPointError(
                 f"the weights are not finite after step {state.step} (first: {name}), so they were not saved; lower "
-                "learning_rate, and go on from the last saved state"
+                "learning_rate, and continue from the last saved state"
             )
     optimizer = state.optimizer
     return {
@@ -138,7 +138,7 @@ def pack_training(model: nn.Module, state: TrainingState, random_states: Mapping
 
 
 def restore_training(model: nn.Module, state: TrainingState, stored: Mapping[str, Any], path: str | Path) -> None:
-    """Restore in a new model and a new state what `pack_training` returned; path: of the file, for messages.
+    """Restore in a new model and a new state what `pack_training` returned; path: the file's path, for messages.
 
     Tensors keep their dtype, which `Optimizer.load_state_dict` would change.
 
@@ -278,8 +278,8 @@ def check_same_settings(stored: Mapping[str, Any], config: GRPOConfig, path: Pat
     if changed:
         name = changed[0]
         raise ValueError(
-            f"`resume`: {path} was written with {name} = {written.get(name)!r}, now it is {asked.get(name)!r}; go on "
-            "with the same settings."
+            f"`resume`: {path} was written with {name} = {written.get(name)!r}, now it is {asked.get(name)!r}; "
+            "continue with the same settings."
         )
 
 
@@ -289,7 +289,7 @@ def warn_of_other_versions(stored: Mapping[str, Any]) -> None:
     for name, version in stored.items():
         if ours.get(name) != version:
             warnings.warn(
-                f"the run was saved with {name} {version}, this is {ours.get(name)}: it goes on, but may not end "
+                f"the run was saved with {name} {version}, this is {ours.get(name)}: it continues, but may not end "
                 "exactly as it would have",
                 RuntimeWarning,
                 stacklevel=3,

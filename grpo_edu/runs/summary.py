@@ -1,4 +1,4 @@
-"""A run on one page: what was done, what came of it, and what the policy wrote before and after."""
+"""One-page summary of a run: settings, results, and what the policy wrote before and after."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _LONGEST_SAMPLE = 600  # characters
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run did.
+    """The result of a run.
 
-    output: its folder. record: what config.json holds: what was asked for, and what the run was started on.
+    output: its folder. record: what config.json holds: the options, and what the run was started on.
     history: one dict of metrics a step. before, after: held-out accuracy sampled at temperature 1; `after` is
-    None where the run was stopped. seconds: from the loading of the model to the last evaluation.
+    None if the run was stopped. seconds: from the loading of the model to the last evaluation.
     greedy_before, greedy_after: without sampling, None where left out. steps_before: steps of the history that an
     earlier call had done, which `seconds` do not hold.
     interrupted: Ctrl-C ended it. failure: the error that ended it, else empty. unchanged: no weight changed by more
@@ -71,14 +71,14 @@ class RunResult:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What went wrong in the training, each with its likely cause and a remedy, see `find_symptoms`."""
+        """Problems of the training, each with its likely cause and a remedy, see `find_symptoms`."""
         return find_symptoms(
             self.history, RunFacts(self.config, self.before, self.after, self.unchanged, self.turn_end)
         )
 
     @property
     def throughput(self) -> dict[str, float]:
-        """What this call did in a second, by the definitions that are often mixed up; {} for no steps.
+        """The throughput of this call, by the definitions that are often mixed up; {} for no steps.
 
         Of prompts, completions, and tokens of completions: over the seconds of the steps alone, which hold rollout and
         learning, and over all seconds, which hold the loading of the model and the evaluations as well.
@@ -95,7 +95,7 @@ class RunResult:
         return {f"{what}/s {span}": count / length for span, length in spans.items() for what, count in done.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, ready for JSON."""
+        """Return the numbers, ready for JSON."""
         pairs = {
             "accuracy_before": self.before,
             "accuracy_after": self.after,
@@ -119,7 +119,7 @@ class RunResult:
 
 
 def solved(evaluation: Evaluation) -> str:
-    """A 1 or 0 for each problem, so that runs with several seeds can be compared problem by problem.
+    """Return a 1 or 0 for each problem, so that runs with several seeds can be compared problem by problem.
 
     >>> solved(Evaluation(["1 + 1?", "2 + 2?"], ["basic"] * 2, ["#### 2", "#### 5"], ["2", "5"], [True, False]))
     '10'
@@ -139,7 +139,7 @@ def write_result(folder: RunFolder, result: RunResult) -> None:
 
 
 def accuracy_text(evaluation: Evaluation | None) -> str:
-    """An accuracy with its 95% Wilson interval, in percent; a hyphen where there is none.
+    """Return an accuracy with its 95% Wilson interval, in percent; a hyphen if there is none.
 
     >>> accuracy_text(Evaluation(["1 + 1?"], ["basic"], ["#### 2"], ["2"], [True]))
     '100.0% [20.7, 100.0]'
@@ -150,7 +150,7 @@ def accuracy_text(evaluation: Evaluation | None) -> str:
 
 
 def outcome(result: RunResult) -> str:
-    """How far the run came, in one sentence; a run that was stopped says so, and why."""
+    """Return how far the run came, in one sentence; a run that was stopped says so, and why."""
     done, wanted = len(result.history), result.config.max_steps
     if result.failure:
         return f"Stopped by an error after {done} of {wanted} steps: {result.failure}"
@@ -160,7 +160,7 @@ def outcome(result: RunResult) -> str:
 
 
 def throughput_text(result: RunResult) -> str:
-    """The throughput of a run by each definition, in two sentences; empty for no steps."""
+    """Return the throughput of a run by each definition, in two sentences; empty for no steps."""
     found = result.throughput
     if not found:
         return ""
@@ -172,7 +172,7 @@ def throughput_text(result: RunResult) -> str:
 
 
 def rate(value: float) -> str:
-    """A number per second: whole with separators, and below 10 with one decimal.
+    """Return a number per second: whole with separators, and below 10 with one decimal.
 
     >>> rate(1020.4), rate(12345.6), rate(0.31)
     ('1,020', '12,346', '0.3')
@@ -181,12 +181,12 @@ def rate(value: float) -> str:
 
 
 def count_steps(steps: int) -> str:
-    """A number of steps in words: "1 step", "2 steps"."""
+    """Return a number of steps in words: "1 step", "2 steps"."""
     return f"{steps} step" if steps == 1 else f"{steps} steps"
 
 
 def summary(result: RunResult) -> str:
-    """The page `summary.md` of a run."""
+    """Return the page `summary.md` of a run."""
     first, last = result.history[0]["reward"], result.history[-1]["reward"]
     curves = f"Curves over {count_steps(len(result.history))}; the mean reward goes from {first:.2f} to {last:.2f}"
     parts = [
@@ -203,7 +203,7 @@ def summary(result: RunResult) -> str:
         _samples(result),
         _kept(result),
         "## Files",
-        "`config.json` what was asked for · `first_look.txt` problems, prompts and stop tokens · `metrics.jsonl` one "
+        "`config.json` the options · `first_look.txt` problems, prompts and stop tokens · `metrics.jsonl` one "
         "line per step · `completions.jsonl.gz` what was sampled · "
         "`model/` the trained policy, for `load_policy` · `result.json` the numbers above",
     ]
@@ -238,7 +238,9 @@ def _accuracies(result: RunResult) -> str:
 
 
 def _samples(result: RunResult) -> str:
-    """A held-out problem of each level (three levels at most) with its answers, one that training changed if any is."""
+    """Return a held-out problem of each level (three levels at most) with its answers, one that training changed if any
+    is.
+    """
     levels, before, after = result.before.levels, result.before, result.after
     parts = []
     if after is not None:
@@ -246,7 +248,7 @@ def _samples(result: RunResult) -> str:
         worse = sum(then and not now for then, now in zip(before.correct, after.correct, strict=True))
         parts.append(
             f"Of {before.n} problems, {better} were wrong before and are right after, and {worse} the other way round. "
-            "Of each level, the first of the problems that changed is shown; the first of all where none changed."
+            "The first problem of each level that changed is shown; the first of all if none changed."
         )
     for level in list(dict.fromkeys(levels))[:3]:
         rows = [row for row, name in enumerate(levels) if name == level]
@@ -260,7 +262,7 @@ def _samples(result: RunResult) -> str:
 
 
 def _kept(result: RunResult) -> str:
-    """The completions with the highest and the lowest reward of the last step that was kept."""
+    """Return the completions with the highest and the lowest reward of the last step that was kept."""
     try:
         sampled = by_reward(read_completions(result.output))
     except ValueError:
@@ -273,7 +275,7 @@ def _kept(result: RunResult) -> str:
 
 
 def verdict(evaluation: Evaluation, row: int) -> str:
-    """Whether a completion is right, and why it is not.
+    """Return whether a completion is right, and why it is not.
 
     >>> found = Evaluation(["1 + 1?"] * 2, ["basic"] * 2, ["1 + 1 = 2.", "#### 3"], [None, "3"], [False, False])
     >>> verdict(found, 0), verdict(found, 1)
@@ -300,7 +302,7 @@ def _one_line(text: str) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A Markdown code block that no backticks of the text can close; long texts are cut."""
+    """Return a Markdown code block that no backticks of the text can close; long texts are cut."""
     if len(text) > _LONGEST_SAMPLE:
         text = text[:_LONGEST_SAMPLE] + " …"
     longest = max(map(len, re.findall("`+", text)), default=0)
@@ -316,7 +318,7 @@ class EvaluationReport:
     """An evaluation and what was measured with it.
 
     evaluation: of n problems. solutions: their n reference solutions.
-    seconds: of the evaluation, without loading. peak_bytes: the most that the process and its children held.
+    seconds: time of the evaluation, without loading. peak_bytes: the most that the process and its children held.
     """
 
     evaluation: Evaluation
@@ -330,14 +332,14 @@ class EvaluationReport:
         return [check_equations(text) for text in self.evaluation.completions]
 
     def per_steps(self) -> dict[int, Evaluation]:
-        """The evaluation cut by the number of steps in the reference, the fewest first."""
+        """Return the evaluation cut by the number of steps in the reference, the fewest first."""
         rows: dict[int, list[int]] = {}
         for row, solution in enumerate(self.solutions):
             rows.setdefault(reference_steps(solution), []).append(row)
         return {steps: self.evaluation.take(rows[steps]) for steps in sorted(rows)}
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers, ready for JSON."""
+        """Return all numbers, ready for JSON."""
         found, done = self.calculations, self.evaluation
         written = sum(map(len, found))
         worked = sum(len(verdicts) >= 2 for verdicts in found)
@@ -356,7 +358,7 @@ class EvaluationReport:
         }
 
     def text(self) -> str:
-        """What a terminal shows: levels, steps of the reference, how the policy works, speed and memory."""
+        """Return what a terminal shows: levels, steps of the reference, how the policy works, speed and memory."""
         levels, found = self.evaluation.per_level(), self.to_dict()
         rows = [*levels.items()] if len(levels) == 1 else [*levels.items(), ("all", self.evaluation)]
         lines = [_row(name, part) for name, part in rows]
@@ -365,7 +367,7 @@ class EvaluationReport:
             lines += ["", "by steps of the reference solution"]
             lines += [_row(str(number), part) for number, part in steps.items()]
         lines += ["", f"readable answer: {found['readable_answers']} of {self.evaluation.n}"]
-        if any("####" in solution for solution in self.solutions):  # where a number is asked for
+        if any("####" in solution for solution in self.solutions):  # where the answer is a number
             work, holds = found["step_by_step"], found["calculations_that_hold"]
             verdict = "" if holds is None else f", {holds:.1%} of them hold"
             lines += [
@@ -399,7 +401,7 @@ def report_evaluation(
     """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `evaluate`.
 
     n: problems, balanced over the sets; None: 300, and of GSM8K alone all 1,319.
-    heldout_file, columns, reward_funcs: of a file of your own, as in `RunConfig`; a reward scores problems without an
+    heldout_file, columns, reward_funcs: options of a user's file (`RunConfig`); a reward scores problems without an
         answer.
 
     Raises ValueError and OSError for bad input, with a word on what to do.

@@ -47,11 +47,11 @@ class TokenRecorder:
     start of the run, in memory of the model's size. Nothing of the training changes.
 
     Args:
-        model, tokenizer, config: of the training, before its first step.
+        model, tokenizer, config: those of the training, before its first step.
         steps: numbers of the steps to record; "first", "last" or "all" name them too.
 
     Attributes:
-        record: of the last step that was recorded; None before that.
+        record: record of the last step that was recorded; None before that.
 
     >>> import grpo_edu
     >>> model, tokenizer = grpo_edu.load_policy("tiny")
@@ -83,7 +83,7 @@ class TokenRecorder:
         return Stages(step=self.step)
 
     def record_of(self, step: int) -> dict[str, Any] | None:
-        """The record of a step, where this was the last one recorded."""
+        """Return the record of a step, where this was the last one recorded."""
         return self.record if self.record is not None and self.record["step"] == step else None
 
     def step(self, update: Update, micro_batches: Sequence[Tensor]) -> tuple[dict[str, float], Tensor]:
@@ -123,7 +123,7 @@ class ScoredTokens:
     """Log-probabilities under one policy.
 
     logps: (B, C), of the sampled tokens, nats, 0 in the padding. best_ids, best_logps: (B, C, ALTERNATIVES), of the
-    tokens that are asked for, or otherwise of the most probable ones.
+    requested tokens, or otherwise of the most probable ones.
     """
 
     logps: Tensor
@@ -141,7 +141,7 @@ def score_tokens(
     time, so it is for looking and not for training.
 
     Args:
-        temperature: of the sampling; logits are divided by it.
+        temperature: sampling temperature; logits are divided by it.
         ids: (B, C, n), the alternatives to score; None takes the most probable tokens.
     """
     rows, columns = rollout.completion_ids.shape
@@ -196,12 +196,12 @@ def token_record(
     best: tuple[Tensor, Tensor, Tensor] | None = None,
     most_tokens: int = MOST_TOKENS,
 ) -> dict[str, Any]:
-    """The record of one step, in plain values for a JSON file.
+    """Return the record of one step, in plain values for a JSON file.
 
     Args:
         batch: B scored completions of at most C tokens.
         per_token_logps: μ + 1 tensors (B, C), nats: before the first update, and after each of the μ updates.
-        ref_per_token_logps: (B, C), nats; None where there is no reference policy.
+        ref_per_token_logps: (B, C), nats; None if there is no reference policy.
         importance_weights: (B, C), where another policy than the trained one sampled (quantized rollouts).
         best: ids (B, C, n) of alternatives, and their log-probabilities before and after the updates.
         most_tokens: groups are kept in their order while their tokens are not more than this; the first is always kept.
@@ -270,12 +270,12 @@ def token_record(
 
 
 def plain_reward(reward: Tensor) -> float | None:
-    """A reward as JSON knows it: None for NaN, where no reward function applied."""
+    """Return a reward as JSON knows it: None for NaN, if no reward function applied."""
     return None if reward.isnan() else reward.item()
 
 
 def _scaling(batch: Batch, config: GRPOConfig) -> str:
-    """How the advantages of a batch come from its rewards; "recorded" where they come from something else."""
+    """Return how the advantages of a batch come from its rewards; "recorded" where they come from something else."""
     if config.advantage_estimator == "rloo":
         name, expected = "rloo", rloo_advantages(batch.rewards, config.num_generations)
     else:
@@ -297,7 +297,7 @@ class TokenLog(GzipLines):
 def read_tokens(folder: str | Path, step: int | None = None) -> dict[str, Any]:
     """Read the token record that a run kept of one step; None takes the last one.
 
-    Raises ValueError where the run kept none, or none of this step.
+    Raises ValueError if the run kept none, or none of this step.
     """
     lines = _read_lines(folder)
     if step is not None and step not in lines:
@@ -325,13 +325,15 @@ def _read_lines(folder: str | Path) -> dict[int, bytes]:
 
 
 def without_groups(record: dict[str, Any], kept: int) -> dict[str, Any]:
-    """The record with its first groups of different rewards only, at most `kept`, for a page that must be small."""
+    """Return the record with its first groups of different rewards only, at most `kept`, for a page that must be
+    small.
+    """
     mixed = [group for group in record["groups"] if len({one["reward"] for one in group["completions"]}) > 1]
     return {**record, "groups": mixed[:kept]}
 
 
 def kept_steps(folder: str | Path) -> list[int]:
-    """The steps whose tokens a run keeps."""
+    """Return the steps whose tokens a run keeps."""
     return [step for step, _ in _records(Path(folder) / TOKENS)]
 
 

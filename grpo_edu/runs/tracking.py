@@ -46,7 +46,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 @contextmanager
 def open_trackers(record: RunMetadata, folder: str | Path) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """A context with a function that gives the metrics of a step to each tracker that a run asks for.
+    """A context with a function that gives the metrics of a step to each tracker in a run's `report_to`.
 
     Values that are not finite are left out. What an earlier attempt at the run left is replaced.
     """

@@ -34,7 +34,7 @@ def load_reward(spec: str) -> RewardFunction:
 
 
 def check_columns(reward_func: RewardFunction, columns: Sequence[str]) -> None:
-    """Raise ValueError where a reward function requires a column that the problems do not have."""
+    """Raise ValueError if a reward function requires a column that the problems do not have."""
     known = ("prompts", "completions", "completion_ids", *columns)
     for parameter in inspect.signature(reward_func).parameters.values():
         optional = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

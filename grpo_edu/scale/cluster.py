@@ -3,7 +3,7 @@
 job.sbatch            what Slurm runs: it finds the main node, starts one launcher per node, and evaluates the result
 job.yaml              the settings of the run under TRL's own names, for `trl grpo --config`
 data/train.jsonl      the problems with their prompts, as chat messages
-task/                 your own problems and rewards, where the run has some
+task/                 your own problems and rewards, if the run has any
 tokenizer/            the tokenizer with the prompt of the run, where the run changes the model's own
 accelerate_gpu.yaml   for nodes with GPUs: one process per GPU, through DeepSpeed unless it is left out
 accelerate_cpu.yaml   for nodes without: one process per node, connected over gloo
@@ -102,7 +102,7 @@ class ClusterJob:
 
     @property
     def uses_deepspeed(self) -> bool:
-        """Whether DeepSpeed takes part on nodes with GPUs."""
+        """True if DeepSpeed takes part on nodes with GPUs."""
         return self.deepspeed and self.gpus_per_node > 0
 
     @property
@@ -355,7 +355,7 @@ def deepspeed_config(job: ClusterJob) -> str:
 def carry_task(request: RunConfig, folder: Path) -> tuple[dict[Path, Path], RunConfig]:
     """Return what is to be copied into a folder, target → source, and the request that reads it from there.
 
-    Raises ValueError where two files have one name, and what loading problems and rewards raises.
+    Raises ValueError if two files have one name, and what loading problems and rewards raises.
     """
     request = with_absolute_paths(request)
     carried: dict[Path, Path] = {}
@@ -380,7 +380,7 @@ def carry_task(request: RunConfig, folder: Path) -> tuple[dict[Path, Path], RunC
 
 
 def _template(name: str) -> Template:
-    """A template of data/cluster."""
+    """Return a template of data/cluster."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

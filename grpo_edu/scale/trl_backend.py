@@ -67,7 +67,7 @@ def train_with_trl(
 ) -> Generator[dict[str, float], None, None]:
     """Train `model` in place with TRL's `GRPOTrainer`; yields the metrics of each step, as `trainer.train` does.
 
-    TRL's loop runs on a thread of its own and waits after each step until the next metrics are asked for. Whoever
+    TRL's loop runs on a thread of its own and waits after each step until the next metrics are requested. Whoever
     stops asking, by Ctrl-C or `close()`, therefore leaves the model as it was after the last complete step.
 
     Args:
@@ -253,7 +253,7 @@ def trl_settings(config: GRPOConfig, *, processes: int = 1, micro_batch_size: in
 def group_rollout(config: GRPOConfig, generator: torch.Generator) -> Callable[[list, trl.GRPOTrainer], dict[str, list]]:
     """Return a function for TRL's hook `rollout_func`: this package's `generate` on the distinct prompts of a batch.
 
-    TRL hands over every prompt `num_generations` times, as chat messages, and wants token ids without padding and
+    TRL passes every prompt `num_generations` times, as chat messages, and wants token ids without padding and
     the log-probabilities of the sampled tokens.
 
     generator: the source of the random numbers.
@@ -301,7 +301,7 @@ class _Stopped(RuntimeError):
 
 
 class _Relay:
-    """Hands the metrics of each step from TRL's thread to the generator; TRL goes on when the next are asked for."""
+    """Hands the metrics of each step from TRL's thread to the generator; TRL continues when the next are requested."""
 
     def __init__(self) -> None:
         self.metrics: queue.Queue[dict[str, float]] = queue.Queue()
@@ -309,7 +309,7 @@ class _Relay:
         self.stopped = False
 
     def wait(self) -> None:
-        """On TRL's thread: sleep until the next step is asked for."""
+        """On TRL's thread: sleep until the next step is requested."""
         self.asked.acquire()
         self.check()
 
@@ -329,7 +329,7 @@ def report_steps(
     """Return a callback for TRL's trainer that reports the metrics of each step as `trainer.train` yields them.
 
     Args:
-        config: of the run.
+        config: the run's config.
         report: gets the metrics of a step when its last update is done.
         before_step, before_update: called before each rollout and before each update of the weights; what they
             raise ends the training.

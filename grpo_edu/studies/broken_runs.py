@@ -1,6 +1,6 @@
 """Twelve faulty GRPO runs and their fixes, for the diagnosis lab: the real trainer with one thing wrong each time.
 
-A `Setup` holds what decides a run besides the model and its problems: the config, the reward functions and, where the
+A `Setup` holds what makes up a run besides the model and its problems: the config, the reward functions and, where the
 fault is inside a step, the stages that replace those of `grpo_edu.trainer.Stages`. Everything that is wrong here is
 wrong on purpose.
 """
@@ -101,9 +101,9 @@ def subtracted_kl(*args, beta: float, **options) -> Tensor:
 
 @dataclass(frozen=True)
 class Setup:
-    """What decides a run beside its model and its problems.
+    """The parts of a run besides its model and its problems.
 
-    config: the settings. reward_funcs: one or more reward functions. stages: of a step.
+    config: the settings. reward_funcs: one or more reward functions. stages: the stages of a step.
     """
 
     config: GRPOConfig
@@ -144,7 +144,7 @@ def run(
 
 
 def difference(case: Case) -> str:
-    """What sets the broken setup apart from the mended one: fields of the config, and the functions' own source.
+    """Return what sets the broken setup apart from the fixed one: fields of the config, and the functions' own source.
 
     >>> print(difference(find("G too small")))
     num_generations: 2 where 8 is right
@@ -220,7 +220,7 @@ CASES = (
     ),
     Case(
         "mask off by one",
-        "The loss never sees the first token of a completion, the one that decides how it goes on.",
+        "The loss never sees the first token of a completion, the one that decides how it continues.",
         _with_stages(HEALTHY, score=shifted_mask),
         HEALTHY,
     ),
@@ -252,11 +252,11 @@ CASES = (
 
 
 def find(name: str) -> Case:
-    """The case of that name; ValueError where there is none."""
+    """The case of that name; ValueError if there is none."""
     for case in CASES:
         if case.name == name:
             return case
-    raise ValueError(f"name: {name!r} is no case; choose one of {', '.join(case.name for case in CASES)}")
+    raise ValueError(f"name: {name!r} is not a case; choose one of {', '.join(case.name for case in CASES)}")
 
 
 def mended_arm(case: Case) -> str:

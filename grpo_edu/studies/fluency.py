@@ -88,7 +88,7 @@ def fluency(
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
         with torch.no_grad():
             logps = per_token_logps(model, prompt_ids, prompt_mask, ids.to(model.device), mask.to(model.device))
-        assert isinstance(logps, torch.Tensor)  # without entropies it is no pair
+        assert isinstance(logps, torch.Tensor)  # without entropies it is not a pair
         nll += (-logps.double().sum(dim=1)).tolist()
     words = [re.findall(r"\w+", completion.lower()) for completion in evaluation.completions]
     distinct = [len(set(found)) / len(found) if found else 0.0 for found in words]

@@ -2,7 +2,7 @@
 
 The statistics are pure functions of counts and shares. Binomial sums are taken in full, so nothing here is simulated.
 The claims that notebook 08 audits are in ``data/claims.json``: documents about training with GRPO on a CPU or a small
-GPU, quoted as they were printed and cut only where "…" stands. The notebook computes whether a claim holds.
+GPU, quoted as they were printed and cut only at "…". The notebook computes whether a claim holds.
 """
 
 import json
@@ -19,7 +19,8 @@ from grpo_edu.problems.templates import data_dir
 
 
 def normal_interval(successes: int, trials: int) -> tuple[float, float]:
-    r"""The textbook 95% interval for a success rate (Wald). It is here to be compared with Wilson's, not to be used.
+    r"""Return the textbook 95% interval for a success rate (Wald). It is here to be compared with Wilson's, not to be
+    used.
 
     .. math:: \hat p \pm z \sqrt{\hat p (1 - \hat p) / n}
 
@@ -42,7 +43,7 @@ def normal_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def coverage(interval: Callable[[int, int], tuple[float, float]], share: float, trials: int) -> float:
-    r"""How often an interval holds the true share: the exact sum over all counts (Brown, Cai & DasGupta 2001).
+    r"""Return how often an interval holds the true share: the exact sum over all counts (Brown, Cai & DasGupta 2001).
 
     .. math:: \sum_{k=0}^{n} \binom{n}{k} p^k (1-p)^{n-k} \; [\, low(k, n) \le p \le high(k, n) \,]
 
@@ -87,7 +88,7 @@ def mcnemar_p_values(only_before: Sequence[int] | np.ndarray, only_after: Sequen
 
 
 def mcnemar_power(only_before: float, only_after: float, trials: int, *, alpha: float = 0.05) -> float:
-    r"""The chance that the exact McNemar test finds a true gain: the exact sum over all outcomes.
+    r"""Return the chance that the exact McNemar test finds a true gain: the exact sum over all outcomes.
 
     With D ~ Binomial(n, b + c) problems that differ, of which Binomial(D, c / (b + c)) are won,
 
@@ -110,7 +111,7 @@ def mcnemar_power(only_before: float, only_after: float, trials: int, *, alpha: 
     check_numbers(trials=trials, alpha=alpha)
     differing = only_before + only_after
     counts = np.arange(1, trials + 1)
-    # The largest number on the smaller side that is still significant; −1 where there is none.
+    # The largest number on the smaller side that is still significant; −1 if there is none.
     edge = binom.ppf(alpha / 2, counts, 0.5)
     edge = np.where(binom.cdf(edge, counts, 0.5) <= alpha / 2, edge, edge - 1)
     won = only_after / differing
@@ -119,10 +120,11 @@ def mcnemar_power(only_before: float, only_after: float, trials: int, *, alpha: 
 
 
 def problems_needed_paired(only_before: float, only_after: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
-    r"""How many problems, answered by both runs, show a gain by McNemar's test (Connor 1987, normal approximation).
+    r"""Return how many problems, answered by both runs, show a gain by McNemar's test (Connor 1987, normal
+    approximation).
 
     The exact test (`mcnemar`) is a little stricter than its approximation: with this number its power is one to four
-    points below the one that was asked for, as `mcnemar_power` computes. About 2 / |d| problems more make up for it.
+    points below the requested one, as `mcnemar_power` computes. About 2 / |d| problems more make up for it.
 
     With ψ = b + c the share of problems that differ, and d = c − b the gain,
 
@@ -148,7 +150,8 @@ def problems_needed_paired(only_before: float, only_after: float, *, power: floa
 
 
 def problems_needed_unpaired(before: float, after: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
-    r"""How many problems *each* of two runs needs that answer different problems (Fleiss 1981, normal approximation).
+    r"""Return how many problems *each* of two runs needs that answer different problems (Fleiss 1981, normal
+    approximation).
 
     .. math:: n = \big( z_{1-\alpha/2} \sqrt{2 \bar p \bar q} + z_{power} \sqrt{p_1 q_1 + p_2 q_2} \big)^2 / (p_2-p_1)^2
 
@@ -173,7 +176,7 @@ def problems_needed_unpaired(before: float, after: float, *, power: float = 0.8,
 
 
 def possible_counts(percent: float, trials: int, *, decimals: int = 0) -> list[int]:
-    r"""Which counts k of n round to a reported percentage: none means that it is no share of n (GRIM test).
+    r"""Return which counts k of n round to a reported percentage: if none does, it is not a share of n (GRIM test).
 
     .. math:: \{\, k : | 100\,k/n - percent | \le 10^{-decimals} / 2 \,\}
 
@@ -197,7 +200,7 @@ def possible_counts(percent: float, trials: int, *, decimals: int = 0) -> list[i
 
 
 def mcnemar_range(before: int, after: int, trials: int) -> tuple[float, float]:
-    """The smallest and the largest p-value that McNemar's test can give when only the two totals are reported.
+    """Return the smallest and the largest p-value that McNemar's test can give when only the two totals are reported.
 
     The totals fix the gain, not how many problems were lost on the way. The more of them, the weaker the evidence.
 
@@ -218,7 +221,7 @@ def mcnemar_range(before: int, after: int, trials: int) -> tuple[float, float]:
 
 
 def _z_values(gain: float, power: float, alpha: float) -> tuple[float, float]:
-    """The normal quantiles of error rate and power, the arguments checked."""
+    """Return the normal quantiles of error rate and power, the arguments checked."""
     check_numbers(power=power, alpha=alpha)
     if gain == 0:
         raise ValueError("before and after are equal: no number of problems shows a difference that is not there")
@@ -241,7 +244,7 @@ def _check_count(name: str, count: int, trials: int) -> None:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a document says: a key of `SOURCES`, and its words."""
+    """A claim of a document: a key of `SOURCES`, and its words."""
 
     source: str
     quote: str

@@ -1,4 +1,4 @@
-"""Sweeps over settings: what can be asked for, and what the result may say.
+"""Sweeps over settings: the options, and what the result may say.
 
 A sweep trains each setting with several random seeds. It chooses the setting with the best mean accuracy on a
 validation part of the *training* problems. Then it trains the chosen settings, and those that it started from, again
@@ -37,7 +37,7 @@ SWEPT = tuple(DEFAULT_SPACE)
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep tries, and how it compares.
+    """The settings of a sweep, and how it compares them.
 
     space: the values of each setting as texts: choices with commas, or LOW:HIGH for the learning rate, which is tried
         evenly on a logarithmic scale.
@@ -270,7 +270,7 @@ class SweepResult:
 
     @property
     def outcome(self) -> str:
-        """What may be concluded: "winner" or "worse" where the interval of the difference leaves out 0."""
+        """The conclusion: "winner" or "worse" if the interval of the difference leaves out 0."""
         if self.difference is None or self.difference.low <= 0 <= self.difference.high:
             return "no winner"
         return "winner" if self.difference.low > 0 else "worse"

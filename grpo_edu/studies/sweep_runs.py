@@ -1,6 +1,6 @@
 """A sweep in its folder: runs in a table, whose settings Optuna proposes.
 
-config.json   what was asked for, and a fingerprint of the model that every run starts from
+config.json   the options, and a fingerprint of the model that every run starts from
 runs.jsonl    the table, a line for each run
 sweep.json, summary.md
 

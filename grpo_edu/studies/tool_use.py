@@ -1,7 +1,7 @@
 """A policy that calls a calculator in the middle of its completion, and problems whose numbers are too large for it.
 
 The calculator is an environment (`grpo_edu.problems.environments.Calculator`): the policy writes `[190+55]`, the
-calculator appends `=245.`, and the policy goes on. `grpo_edu.turns` says how a reply enters a rollout.
+calculator appends `=245.`, and the policy continues. `grpo_edu.turns` says how a reply enters a rollout.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def tool_splits(num_train: int = 400, num_cold: int = 200, num_heldout: int = 30
 
 
 def encode_turns(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[list[int], list[int]]:
-    """The token ids of a worked solution after its prompt, and for each 1 where the policy is to write it."""
+    """Return the token ids of a worked solution after its prompt, and for each 1 if the policy is to write it."""
     ids = tokenizer.encode(render_prompt(tokenizer, problem.prompt), add_special_tokens=False)
     is_target = [0] * len(ids)
     for part in _REPLY.split(problem.solution):
