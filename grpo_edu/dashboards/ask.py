@@ -499,7 +499,7 @@ def answers_html(before: Sequence[dict], after: Sequence[dict], series: Sequence
 
 
 def _probability(rows: Sequence[dict[str, Any]]) -> tuple[str, Callable[[dict[str, Any], str], float]]:
-    """Return what is shown of how probable answers are, its name and its value: of long ones, the geometric mean over
+    """Return name and function of the displayed probability: for long answers, the geometric mean over
     tokens.
 
     >>> name, value = _probability([{"chance": 1e-6, "tokens": 6}])
