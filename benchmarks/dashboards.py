@@ -381,7 +381,7 @@ RECORDERS = {
 
 
 def verdicts(record: dict[str, Any]) -> dict[str, bool]:
-    """Return what is promised, judged on what was measured."""
+    """Return the promises, judged by the measurements."""
     found = {}
     if "updates" in record:
         slowest = min(rate["median"] for rate in record["updates"].values())

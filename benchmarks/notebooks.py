@@ -67,7 +67,7 @@ def measure(notebook: Path) -> dict[str, float]:
 
 
 def verdicts(notebooks: dict[str, dict[str, float]]) -> dict[str, bool]:
-    """Return what is promised, judged."""
+    """Return the promises, judged."""
     slow = [name for name, found in notebooks.items() if found["seconds"] > LONGEST.get(name[:2], 120)]
     total = sum(found["seconds"] for found in notebooks.values())
     return {

@@ -94,7 +94,7 @@ def rollout_times(model, tokenizer, rounds: int) -> dict[str, dict]:
 
 
 def verdicts(decode: dict[str, dict[str, dict]], picked: str) -> dict[str, bool]:
-    """Return what is promised, judged."""
+    """Return the promises, judged."""
     at_8 = {name: found["ms"]["median"] for name, found in decode["8"].items()}
     return {
         "int8 at batch 1 decodes at least 4 times as fast as float32": decode["1"][ROLLOUT]["times as fast"]["median"]

@@ -552,5 +552,5 @@ def _family(process: int) -> Iterator[Any]:
 
 
 def packed(value: Any) -> str:
-    """Return what is sent to the process of a student; never unpack what comes from there."""
+    """Return the messages to the process of a student; never unpack what comes from there."""
     return base64.b64encode(pickle.dumps(value)).decode()

@@ -351,7 +351,7 @@ def test_a_run_is_live_stays_paused_and_outlives_the_page(app, page):
     page.locator(DASHBOARD).first.wait_for(timeout=1000 * SECONDS)
     open_tab(page, "Train")
     press(page, "Open")
-    says(page, "Press Resume to go on")
+    says(page, "Press Resume to continue")
     paused = page.get_by_alt_text("Curves over").get_attribute("alt")
     press(page, "Resume")
     wait_until(lambda: curves.get_attribute("alt") != paused, "the run goes on")

@@ -230,7 +230,7 @@ def unlabelled_runs(student: str) -> dict[str, UnlabelledRun]:
 
 
 def right_diagnoses(student: str) -> dict[str, Any]:
-    """Return what is to be said of a student's runs: run → (fault, evidence, fix)."""
+    """Return the right diagnoses of a student's runs: run → (fault, evidence, fix)."""
     found = {run: (case.name, *DIAGNOSES[case.name]) for run, case in drawn_cases(student).items()}
     return {"student": student, **found}
 

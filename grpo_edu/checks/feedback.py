@@ -45,7 +45,7 @@ class PartResult:
         return "looks like:" if self.certain else "on these inputs it behaves like:"
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return what is to be said of a failure: (what, text)."""
+        """Return the message about a failure: (what, text)."""
         if self.passed or self.mistake == "not written yet":
             return []
         rows = [("input", self.given), ("expected", self.expected), ("got", self.got), ("why", self.why)]

@@ -27,7 +27,7 @@ class LogDiagnosis(Dashboard):
 
     >>> board = LogDiagnosis()
     >>> board.read(lambda: parse_metrics(b"not a log", "notes.txt"))
-    >>> "notes.txt is not a log" in board.message.value
+    >>> "notes.txt is not a supported log" in board.message.value
     True
     """
 

@@ -353,7 +353,7 @@ def deepspeed_config(job: ClusterJob) -> str:
 
 
 def carry_task(request: RunConfig, folder: Path) -> tuple[dict[Path, Path], RunConfig]:
-    """Return what is to be copied into a folder, target → source, and the request that reads it from there.
+    """Return the files to copy into a folder, target → source, and the request that reads it from there.
 
     Raises ValueError if two files have one name, and what loading problems and rewards raises.
     """
