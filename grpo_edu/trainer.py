@@ -84,7 +84,8 @@ def train(
         stages: replacements for stages of the step (for example in the faulty runs of the diagnosis lab); None: none.
 
     Raises:
-        ValueError: there are too few problems, the memory budget is too small, or a stage refuses its input.
+        ValueError: there are too few problems, the memory budget is too small, a stage refuses its input, or no reward
+            function applies to any completion of the first step.
         RuntimeError: a reward function raised an exception.
         FloatingPointError: the norm of the gradient is not finite, or larger than `abort_grad_norm`.
         MemoryError: a single completion does not fit into memory.
@@ -107,6 +108,11 @@ def train(
     for step in range(state.step + 1, config.max_steps + 1):
         started = time.perf_counter()
         (batch, sampled), *ahead = sample_ahead(training, order, step)  # the oldest is the one to learn from now
+        if step == 1 and batch.rewards.isnan().all():  # in a later step, `compute_rewards` only warns
+            raise ValueError(
+                f"every reward function ({', '.join(names)}) returned None for all completions of the first step; "
+                "return a number for those to which it applies, or add a function that applies to them"
+            )
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
         update_metrics = update_policy(training, batch)

@@ -296,6 +296,23 @@ def test_without_a_baseline_the_reward_itself_is_the_advantage_and_tied_groups_c
     assert trainer.compute_advantages(scored, config).tolist() == [1.0, 0.0, 0.0, 2.0]
 
 
+def test_a_step_that_no_function_scores_has_no_gradient_and_ends_only_a_run_that_begins_with_it(tokenizer):
+    config = GRPOConfig(**{**SMALL, "max_steps": 3})
+
+    def skip_step(skipped):
+        calls = itertools.count(1)
+        return lambda completions, **kwargs: (
+            [None] * len(completions) if next(calls) == skipped else late_letters(completions)
+        )
+
+    with pytest.warns(RuntimeWarning, match="None for 16 of 16.*advantage is 0"):
+        _, history = run(tokenizer, config, skip_step(2))
+    assert [math.isnan(row["reward"]) for row in history] == [False, True, False]
+    assert history[1]["loss"] == history[1]["grad_norm"] == 0.0 < history[2]["grad_norm"]
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="None for all completions of the first step"):
+        run(tokenizer, config, skip_step(1))
+
+
 def test_a_completion_that_no_function_scores_changes_nothing(tokenizer):
     """Its advantage is 0, and so is its loss; the metrics are those of the others."""
 
