@@ -555,6 +555,13 @@ def test_rewards_see_every_column_without_padding_and_groups_adjacent(tokenizer)
     assert batch.rewards.tolist() == pytest.approx(late_letters(seen["texts"]))
 
 
+def test_a_list_of_dictionaries_trains_as_problems_do(tokenizer):
+    rows = [{"prompt": problem.prompt, "answer": problem.answer} for problem in PROBLEMS]
+    made = [Problem(problem.prompt, problem.answer) for problem in PROBLEMS]
+    config = GRPOConfig(**SMALL)
+    assert_same_weights(run(tokenizer, config, problems=rows)[0], run(tokenizer, config, problems=made)[0], 0.0)
+
+
 def test_reward_weights_weigh(tokenizer):
     config = GRPOConfig(**SMALL, reward_weights=[2.0, -0.5])
     _, (row, _) = run(tokenizer, config, [late_letters, all_tie])
@@ -745,7 +752,7 @@ def test_too_few_problems_are_refused_with_both_numbers(tokenizer):
     ("changes", "message"),
     [
         ({"model": "tiny"}, "model must be a loaded model.*'tiny'.*load_policy"),
-        ({"problems": ["1 + 1?"] * 4}, "problems must be.*Problem, got '1 \\+ 1\\?'"),
+        ({"problems": ["1 + 1?"] * 4}, r"problems\[0\] must be.*Problem.* got '1 \+ 1\?'"),
         ({"config": {"max_steps": 1}}, "config must be a GRPOConfig"),
         ({"reward_funcs": "accuracy"}, "reward_funcs must be one or more functions"),
     ],
