@@ -116,7 +116,9 @@ def as_problems(problems: Sequence[Problem | Mapping[str, Any]]) -> list[Problem
             and isinstance(problem.get("prompt"), str)
             and problem.get("answer") is not None
         ):
-            fields = {name: str(problem[name]) for name in ("prompt", "answer", "level", "solution") if name in problem}
+            fields: dict[str, Any] = {
+                name: str(problem[name]) for name in ("prompt", "answer", "level", "solution") if name in problem
+            }
             columns = {name: value for name, value in problem.items() if name not in fields}
             problem = Problem(**fields, columns=columns)
         if not isinstance(problem, Problem):
