@@ -8,7 +8,7 @@ empty or out of range.
 
 import functools
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ import numpy as np
 
 from grpo_edu.config import check_numbers
 from grpo_edu.problems.equations import check_equations
-from grpo_edu.problems.templates import Problem, get_scorer, prompt_options
+from grpo_edu.problems.templates import Problem, as_problems, get_scorer, prompt_options, reward_columns
 from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, render_prompt
+from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,6 +80,9 @@ class Evaluation:
     answers: the extracted answers, None for a completion without an answer.
     correct: whether the answer is correct; for reasoning-gym and instructions, whether their scorer returns 1.
     num_tokens: the number of tokens of each completion, including EOS; empty if they were not counted.
+    rewards: what the reward functions pay for each completion; empty if none were given.
+
+    It prints as one line.
     """
 
     prompts: list[str]
@@ -87,9 +91,16 @@ class Evaluation:
     answers: list[str | None]
     correct: list[bool]
     num_tokens: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        line = f"{self.k} of {self.n} solved: {100 * self.accuracy:.1f}% [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        return f"{line}, mean reward {self.mean_reward:.3f}" if self.rewards else line
 
     def __post_init__(self) -> None:
-        lengths = {name: len(values) for name, values in vars(self).items() if values or name != "num_tokens"}
+        lengths = {
+            name: len(values) for name, values in vars(self).items() if values or name not in ("num_tokens", "rewards")
+        }
         if len(set(lengths.values())) != 1:
             raise ValueError(f"the fields of an Evaluation must have the same length, got {lengths}")
         if not self.correct:
@@ -109,6 +120,11 @@ class Evaluation:
     def accuracy(self) -> float:
         """The fraction of solved problems, k / n."""
         return self.k / self.n
+
+    @property
+    def mean_reward(self) -> float:
+        """The mean of the rewards, without those of completions to which no function applies (NaN)."""
+        return float(np.nanmean(self.rewards)) if self.rewards else math.nan
 
     @property
     def low(self) -> float:
@@ -148,7 +164,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two accuracies on the same problems, their difference with its 95% interval, and McNemar's p-value."""
+    """Two accuracies on the same problems, their difference with its 95% interval, and McNemar's p-value.
+
+    reward: the change of the mean reward with its interval, if both evaluations have rewards.
+
+    It prints as one line.
+    """
 
     before: float
     after: float
@@ -156,6 +177,16 @@ class Comparison:
     low: float
     high: float
     p_value: float
+    reward: "PairedDifference | None" = None
+
+    def __repr__(self) -> str:
+        shares = (self.before, self.after, self.difference, self.low, self.high)
+        before, after, *change = (100 * share for share in shares)
+        line = "{:.1f}% to {:.1f}%: {:+.1f} points [{:+.1f}, {:+.1f}]".format(before, after, *change)
+        line += f", p = {self.p_value:.2g}"
+        if self.reward is None:
+            return line
+        return f"{line}; reward {self.reward.difference:+.3f} [{self.reward.low:+.3f}, {self.reward.high:+.3f}]"
 
 
 def compare(before: Evaluation, after: Evaluation, *, seed: int = 0) -> Comparison:
@@ -167,14 +198,20 @@ def compare(before: Evaluation, after: Evaluation, *, seed: int = 0) -> Comparis
         )
     gain = paired_bootstrap(before.correct, after.correct, seed=seed)
     p_value = mcnemar(before.correct, after.correct).p_value
-    return Comparison(before.accuracy, after.accuracy, gain.difference, gain.low, gain.high, p_value)
+    reward = None
+    if before.rewards and after.rewards:
+        scored = np.array([before.rewards, after.rewards])
+        scored = scored[:, ~np.isnan(scored).any(axis=0)]
+        reward = paired_bootstrap(*scored.tolist(), seed=seed) if scored.size else None
+    return Comparison(before.accuracy, after.accuracy, gain.difference, gain.low, gain.high, p_value, reward)
 
 
 def evaluate(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
-    problems: Sequence[Problem],
+    problems: Sequence[Problem | Mapping[str, Any]],
     *,
+    reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
     temperature: float = 1.0,
     max_completion_length: int = 96,
     batch_size: int = 64,
@@ -191,7 +228,9 @@ def evaluate(
 
     Args:
         model, tokenizer: from `load_policy`. The model's mode (train or eval) is restored afterwards.
-        problems: at least one. A problem without a valid answer raises ValueError, because it must not count as wrong.
+        problems: at least one, or dictionaries as for `train`. A problem without a valid answer raises ValueError,
+            because it must not count as wrong; with `reward_funcs` it counts as solved if they pay at least 1.
+        reward_funcs: one or more functions, which are called once with all completions; their sum is the reward.
         temperature: 1.0 samples from the policy as GRPO does; 0 is greedy.
         max_completion_length: the largest number of tokens in a completion.
         batch_size: number of problems per batch, at least 1.
@@ -207,6 +246,7 @@ def evaluate(
         model,
         tokenizer,
         problems,
+        reward_funcs=reward_funcs,
         temperature=temperature,
         max_completion_length=max_completion_length,
         batch_size=batch_size,
@@ -236,8 +276,9 @@ class Evaluating:
 def evaluate_in_batches(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
-    problems: Sequence[Problem],
+    problems: Sequence[Problem | Mapping[str, Any]],
     *,
+    reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
     temperature: float = 1.0,
     max_completion_length: int = 96,
     batch_size: int = 64,
@@ -252,7 +293,8 @@ def evaluate_in_batches(
     from grpo_edu.rollout import generate
     from grpo_edu.turns import reset_environments
 
-    _check_problems(problems, batch_size, seed)
+    problems = as_problems(problems)
+    _check_problems(problems, batch_size, seed, with_rewards=reward_funcs is not None)
     environments, openings = None, [""] * len(problems)
     if environment is not None:
         environments, openings = reset_environments(environment, [problem.row() for problem in problems], 1)
@@ -264,6 +306,7 @@ def evaluate_in_batches(
     order = sorted(range(len(problems)), key=lambda row: lengths[row])
     generator = torch.Generator().manual_seed(seed)
     completions, num_tokens = [""] * len(problems), [0] * len(problems)
+    completion_ids: list[list[int]] = [[] for _ in problems]
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         rollout = generate(
@@ -279,17 +322,33 @@ def evaluate_in_batches(
             pack_weights=pack_weights,
         )
         counts = rollout.completion_mask.sum(dim=1).tolist()
-        for row, completion, count in zip(rows, rollout.completions, counts, strict=True):
-            completions[row], num_tokens[row] = completion, count
+        for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            completions[row], num_tokens[row] = rollout.completions[place], count
+            if reward_funcs is not None:
+                completion_ids[row] = rollout.completion_ids[place, : int(count)].tolist()
         yield Evaluating(start + len(rows), len(problems))
+    rewards: list[float] = []
+    if reward_funcs is not None:
+        prompts = [problem.prompt for problem in problems]
+        columns: dict[str, Any] = reward_columns(problems) | {"completion_ids": completion_ids}
+        if environments is not None:
+            columns["environments"] = tuple(environments)
+        rewards = combine_rewards(
+            compute_rewards(reward_funcs, prompts=prompts, completions=completions, **columns)
+        ).tolist()
     scored = [_answer_and_score(problem, text) for problem, text in zip(problems, completions, strict=True)]
+    correct = [
+        rewards[row] >= 1.0 if rewards and not _has_answer(problem) else scored[row][1]
+        for row, problem in enumerate(problems)
+    ]
     return Evaluation(
         prompts=[problem.prompt for problem in problems],
         levels=[problem.level for problem in problems],
         completions=completions,
         answers=[answer for answer, _ in scored],
-        correct=[correct for _, correct in scored],
+        correct=correct,
         num_tokens=num_tokens,
+        rewards=rewards,
     )
 
 
@@ -302,13 +361,20 @@ def _answer_and_score(problem: Problem, completion: str) -> tuple[str | None, bo
     return answer, answer is not None and answers_equal(answer, problem.answer)
 
 
-def _check_problems(problems: Sequence[Problem], batch_size: int, seed: int) -> None:
+def _has_answer(problem: Problem) -> bool:
+    """Whether the answers to a problem can be scored without a reward function."""
+    return get_scorer(problem) is not None or normalize_answer(problem.answer) is not None
+
+
+def _check_problems(problems: Sequence[Problem], batch_size: int, seed: int, *, with_rewards: bool) -> None:
     if not problems:
         raise ValueError("problems is empty; pass at least one, for example load_problems('basic', 'heldout')")
     check_numbers(batch_size=batch_size, seed=seed)
     for row, problem in enumerate(problems):
-        if get_scorer(problem) is None and normalize_answer(problem.answer) is None:
-            raise ValueError(f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data")
+        if not with_rewards and not _has_answer(problem):
+            raise ValueError(
+                f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data, or pass `reward_funcs`"
+            )
 
 
 # Intervals and paired tests for shares of solved problems, and pass@k.

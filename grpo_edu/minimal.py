@@ -58,7 +58,7 @@ def accuracy(completion: str, answer: str) -> float:
 def group_advantages(rewards: Tensor, scale_rewards: str) -> Tensor:
     """How much better each completion is than its group: A_i = (r_i − mean(r)) / (std(r) + 0.0001)."""
     divisors = {"group": rewards.std() + 1e-4, "none": torch.tensor(1.0)}  # "none" as in Dr. GRPO
-    return (rewards - rewards.mean()) / divisors[scale_rewards]
+    return (rewards - rewards.mean()) * (rewards != rewards[0]).any() / divisors[scale_rewards]  # 0 if all are equal
 
 
 def log_probabilities(model: Any, ids: Tensor, mask: Tensor) -> Tensor:

@@ -28,15 +28,16 @@ _DASHES = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\ufe6
 _LEAD = re.compile(
     r"\s*(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\b)?[\s*_`\"'(\[{$€£¥\\=:]*(?:boxed\{)?", re.IGNORECASE
 )
-# 1,200.50 or 1200 or .5: each group of thousands has exactly three digits, and at least one digit is required.
-_DECIMAL = r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.(?P<part>[0-9]+))?(?<=[0-9])"
+# 1,200.50 or 1200 or .5: each group of thousands has exactly three digits, and at least one digit is required. In 0,125
+# the comma separates no thousands.
+_DECIMAL = r"(?P<whole>[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:\.(?P<part>[0-9]+))?(?<=[0-9])"
 _FRACTION = r"(?P<top>[0-9]{1,15})/(?P<bottom>[0-9]{1,15})(?![0-9])"
 _NUMBER = re.compile(rf"(?P<sign>[-+]?) ?[$€£¥]? ?(?:{_FRACTION}|{_DECIMAL})")
 _COMMA = re.compile(r"\s*,\s*(?=[-+$€£¥.0-9])")
 _WORD = re.compile(r"([^\W\d_]+(?:[-'’][^\W\d_]+)*)[\s.!*_`\"')\]}$\\]*")
 _REFUSED_TAIL = re.compile(r"\s*(?:hundred|thousand|million|billion|trillion)s?\b|.*\bor\b", re.IGNORECASE | re.DOTALL)
 _NO_ANSWER = frozenset({"nan", "none", "null", "inf", "infinity"})
-_ANSWER_IS = re.compile(r"\banswer(?:\s+is\b\s*:?|\s*:)", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"\banswer[*_]*(?:\s+is\b\s*:?|\s*:)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def normalize_answer(text: str) -> str | None:
     """
     if not isinstance(text, str):
         raise ValueError(f"text must be a string, got {type(text).__name__}. Pass str(answer).")
-    text = text.translate(_DASHES)
+    text = text.translate(_DASHES).replace("{,}", ",")  # as LaTeX separates thousands
     lead = _LEAD.match(text)
     start = lead.end() if lead else 0
     numbers, tail = _numbers(text, start)
@@ -272,9 +273,19 @@ def _text_after_marker(text: str) -> str | None:
     if MARKER in text:
         return text.rpartition(MARKER)[2].partition("\n")[0]
     if "\\boxed{" in text:
-        return text.rpartition("\\boxed{")[2].partition("}")[0]
+        return _text_in_braces(text.rpartition("\\boxed{")[2])
     phrases = list(_ANSWER_IS.finditer(text))
     return text[phrases[-1].end() :].partition("\n")[0] if phrases else None
+
+
+def _text_in_braces(text: str) -> str:
+    """Return the text before the brace that closes the one before it; all of it if that brace is not closed."""
+    depth = 1
+    for end, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[:end]
+    return text
 
 
 def extract_answer(completion: Completion) -> str | None:
@@ -283,7 +294,7 @@ def extract_answer(completion: Completion) -> str | None:
     The function looks for `#### x`, then for `\\boxed{x}`, then for "the answer is x", where x ends with its line.
 
     - If there are several markers, the *last* one counts, because a model may correct itself. A policy gains nothing
-      by writing many, because only one is used.
+      by writing many, because only one is used. (lm-evaluation-harness takes the first `####` for GSM8K.)
     - If the text after the marker is not an answer, the result is None and no other format is tried. Otherwise a
       completion could give several answers in several formats.
 

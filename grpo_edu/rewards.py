@@ -176,8 +176,7 @@ def compute_rewards(
     Warns if no function applies to some rows: their advantage is 0, as in TRL, so nothing is learned from them.
 
     Raises RuntimeError if a function raises an exception, with the function's name and the exception as its cause;
-    ValueError if a function returns a wrong number of rewards or a reward that is not a finite number, or if no
-    function applies to any row.
+    ValueError if a function returns a wrong number of rewards or a reward that is not a finite number.
 
     >>> compute_rewards(
     ...     [accuracy_reward, steps_reward],
@@ -208,14 +207,13 @@ def compute_rewards(
     table = [checked_rewards(name, values, completions) for name, values in zip(names, returned, strict=True)]
     unscored = [row for row, rewards in enumerate(zip(*table, strict=True)) if all(map(math.isnan, rewards))]
     if unscored:
-        text = (
+        warnings.warn(
             f"every reward function ({', '.join(names)}) returned None for {len(unscored)} of {len(completions)} "
             f"completions, the first of them of prompt {str(prompts[unscored[0]])[:200]!r}; add a function that "
-            "applies to it, or leave the prompt out"
+            "applies to it, or leave the prompt out. Their advantage is 0.",
+            RuntimeWarning,
+            stacklevel=2,
         )
-        if len(unscored) == len(completions):
-            raise ValueError(text)
-        warnings.warn(f"{text}. Their advantage is 0.", RuntimeWarning, stacklevel=2)
     return torch.tensor(table, dtype=torch.float32, device="cpu").T.contiguous()
 
 

@@ -23,7 +23,7 @@ environment wrote, and `Batch.loss_mask` also truncated completions, if the conf
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
 from grpo_edu.fast.packing import group_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, importance_ratio, per_token_kl, token_weights, weighted_sum
 from grpo_edu.metrics import masked_mean, rollout_metrics
-from grpo_edu.problems.templates import Problem, ProblemOrder, prompt_options
+from grpo_edu.problems.templates import Problem, ProblemOrder, as_problems, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.quantization.rollouts import make_sampler
 from grpo_edu.rewards import RewardFunction, reward_name
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 def train(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    problems: Sequence[Problem],
+    problems: Sequence[Problem | Mapping[str, Any]],
     reward_funcs: RewardFunction | Sequence[RewardFunction],
     config: GRPOConfig,
     *,
@@ -74,7 +74,8 @@ def train(
         model: a causal language model. It is trained without dropout, so that the policy that is trained is the
             policy that sampled.
         tokenizer: its tokenizer, with a chat template and a pad token.
-        problems: at least `config.prompts_per_step`. They are shuffled, and each is used once before any is repeated.
+        problems: at least `config.prompts_per_step`, or dictionaries with "prompt", "answer" and further columns. They
+            are shuffled, and each is used once before any is repeated.
         reward_funcs: one or more functions with TRL's signature (see `grpo_edu.rewards`).
         config: the settings. If memory is short, the batch is divided into more micro-batches than the settings
             require, which changes the result by rounding only.
@@ -84,7 +85,8 @@ def train(
         stages: replacements for stages of the step (for example in the faulty runs of the diagnosis lab); None: none.
 
     Raises:
-        ValueError: there are too few problems, the memory budget is too small, or a stage refuses its input.
+        ValueError: there are too few problems, the memory budget is too small, a stage refuses its input, or no reward
+            function applies to any completion of the first step.
         RuntimeError: a reward function raised an exception.
         FloatingPointError: the norm of the gradient is not finite, or larger than `abort_grad_norm`.
         MemoryError: a single completion does not fit into memory.
@@ -95,6 +97,7 @@ def train(
     names = [reward_name(func) for func in reward_funcs]
     if len(set(names)) < len(names):
         raise ValueError(f"reward_funcs must have different names, got {', '.join(names)}; set their __name__")
+    problems = as_problems(problems)
     state = state or start_training(model, tokenizer, problems, config)
     if penalty is not None:
         state.stepper.abort_grad_norm = None
@@ -107,6 +110,11 @@ def train(
     for step in range(state.step + 1, config.max_steps + 1):
         started = time.perf_counter()
         (batch, sampled), *ahead = sample_ahead(training, order, step)  # the oldest is the one to learn from now
+        if step == 1 and batch.rewards.isnan().all():  # in a later step, `compute_rewards` only warns
+            raise ValueError(
+                f"every reward function ({', '.join(names)}) returned None for all completions of the first step; "
+                "return a number for those to which it applies, or add a function that applies to them"
+            )
         state.batch, state.batch_step = batch, step
         learning_rate = state.optimizer.param_groups[0]["lr"]
         update_metrics = update_policy(training, batch)
@@ -388,9 +396,13 @@ class Training:
 
 
 def start_training(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], config: GRPOConfig
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem | Mapping[str, Any]],
+    config: GRPOConfig,
 ) -> TrainingState:
     """Return the state before the first step; raises the same ValueError as `train`."""
+    problems = as_problems(problems)
     check_inputs(model, problems, config)
     optimizer, scheduler = build_optimizer(model, config)
     reference = reference_policy(model) if config.beta else None
@@ -412,8 +424,6 @@ def check_inputs(model: nn.Module, problems: Sequence[Problem], config: GRPOConf
         raise ValueError(f"model must be a loaded model, got the name {model!r}; load it with load_policy")
     if not isinstance(config, GRPOConfig):
         raise ValueError(f"config must be a GRPOConfig, got {config!r}")
-    if other := [problem for problem in problems if not isinstance(problem, Problem)]:
-        raise ValueError(f"problems must be of the class grpo_edu.Problem, got {other[0]!r}")
     if len(problems) < config.prompts_per_step:
         raise ValueError(
             f"problems must have at least prompts_per_step = {config.prompts_per_step} entries, got {len(problems)}; "

@@ -52,7 +52,7 @@ class Environment(Protocol):
 
     turn_end: the text of the one token that ends a turn in the middle of a message, such as "]" after a call. Without
     it a turn is a whole message, and the observation is the user's next message.
-    get_reward: a method that returns the reward of the conversation, for `environment_reward`.
+    get_reward: a method that returns the reward of the conversation, for `environment_reward`. TRL calls it by itself.
     """
 
     def reset(self, *args: Any, **row: Any) -> str | None:
@@ -81,8 +81,9 @@ class _NamingReset(_NamingEnvironment):
 def environment_reward(
     completions: Sequence[Any], environments: Sequence[Any] | None = None, **kwargs: Any
 ) -> list[float]:
-    """Return the reward that each conversation's environment gives, `get_reward()`; a reward function for `train` and
-    TRL.
+    """Return the reward of each conversation's environment, `get_reward()`; a reward function for `train`.
+
+    TRL's trainer adds `get_reward()` by itself, so do not pass this function there: it would count the reward twice.
 
     >>> from grpo_edu.problems.environments import WordGame
     >>> game = WordGame()
@@ -120,14 +121,18 @@ def reset_environments(
     environments: list[Environment] = []
     openings: list[str] = []
     name = getattr(factory, "__name__", type(factory).__name__)
-    with _NamingReset(name, ENVIRONMENT_SECONDS, lambda: f", in reset, for problem {len(openings)}"):
-        for row in rows:
+    for row in rows:
+        with _NamingReset(name, ENVIRONMENT_SECONDS, lambda: f", in reset, for problem {len(openings)}"):
             group = [factory() for _ in range(num_generations)]
             texts = {environment.reset(**row) or "" for environment in group}
-            if len(texts) > 1:
-                raise ValueError(f"reset returned different texts for one problem: {sorted(texts)[:2]}")
-            environments += group
-            openings.append(texts.pop())
+        if len(texts) > 1:
+            raise ValueError(
+                f"the environment '{name}' began {len(texts)} different conversations for problem {len(openings)}: "
+                f"{', '.join(map(repr, sorted(texts)[:2]))}. The completions of a group are compared, so reset must "
+                "take all that is random from the columns of the problem, such as a seed"
+            )
+        environments += group
+        openings.append(texts.pop())
     return environments, openings
 
 

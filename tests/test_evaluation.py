@@ -162,6 +162,30 @@ def test_what_evaluate_does_when_nothing_is_said(monkeypatch, policy):
 
 
 @pytest.mark.slow
+def test_a_list_of_dictionaries_is_evaluated_with_a_reward_function_that_is_called_once(policy):
+    rows = [{"prompt": f"{number}?", "answer": f"about {number} or so", "weight": number / 4} for number in range(4)]
+    calls = []
+
+    def partial_credit(prompts, completions, answer, weight, completion_ids, **kwargs):
+        calls.append((prompts, answer, [len(ids) for ids in completion_ids]))
+        return [None if value == 0 else value + shift for value in weight]
+
+    shift = 0.25
+    before = evaluate(*policy, rows, reward_funcs=partial_credit, max_completion_length=4, batch_size=3)
+    assert calls == [([row["prompt"] for row in rows], [row["answer"] for row in rows], before.num_tokens)]
+    assert before.rewards[1:] == [0.5, 0.75, 1.0] and before.correct == [False, False, False, True]
+    assert str(before) == repr(before) == "1 of 4 solved: 25.0% [4.6, 69.9], mean reward 0.750"
+    shift = 0.5
+    after = evaluate(*policy, rows, reward_funcs=[partial_credit], max_completion_length=4)
+    comparison = compare(before, after)
+    assert (comparison.reward.difference, comparison.reward.low, comparison.reward.high) == (0.25, 0.25, 0.25)
+    assert str(comparison).endswith("p = 1; reward +0.250 [+0.250, +0.250]") and "\n" not in str(comparison)
+    with pytest.raises(ValueError, match=r"problems\[0\] has no valid answer, .* pass `reward_funcs`"):
+        evaluate(*policy, rows)
+    with pytest.raises(ValueError, match=r"problems\[0\] must be a grpo_edu.Problem, or a dictionary with a text"):
+        evaluate(*policy, [{"prompt": "1 + 1?", "anwser": "2"}])
+
+
 def test_a_task_of_reasoning_gym_is_judged_by_its_own_scorer(monkeypatch, policy, reasoning_gym):
     right, wrong = gym_problems("reasoning-gym:leg_counting", "heldout", 2)
     completions = {right.prompt: f"Legs: #### {right.answer}", wrong.prompt: "#### none"}

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ from grpo_edu.rewards import accuracy_reward
 from grpo_edu.runs.loading import load_split
 from grpo_edu.studies.exploits import EXPLOITS, INSTRUCTION_EXPLOITS, judge_reward
 
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 REWARDS = {"constraint": constraint_reward, "topic": topic_reward, "instruction": instruction_reward}
 
 
@@ -57,6 +59,53 @@ def test_each_constraint_tells_obedience_from_a_near_miss(constraint, obeys, mis
 def test_the_table_above_has_every_kind():
     (mark,) = test_each_constraint_tells_obedience_from_a_near_miss.pytestmark
     assert [next(iter(row[0])) for row in mark.args[1]] == list(CONSTRAINTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'The sea is calm. They call it "old."',
+        "The sea is calm. (It is old.)",
+        '"Is it calm?" she asked. He nodded.',
+        "Dr. Smith met Mrs. Lee. J. R. R. Tolkien waved.",
+        "J. K. Rowling lives in the U.K. with a cat. The U.S. is far.",
+        "He lives in the U.S. It is large.",
+        "It rains at 5 p.m. on Monday. We go.",
+        "It rains at 5 p.m. Everyone goes.",
+        "Acme Inc. sells apples, pears etc. in St. Louis. Martin Luther King Jr. spoke there.",
+        "She said no. Then 3.5 is more, e.g. for Tom.",
+        "it is calm... and blue. it is old.",
+    ],
+)
+def test_two_sentences_are_two_with_quotation_marks_abbreviations_and_initials(text):
+    for number in (1, 2, 3):
+        assert check_instruction(text, asked(sentences=number)).obeyed == {"sentences": number == 2}
+
+
+def test_words_are_found_in_capitals_and_in_parts():
+    for constraint in (
+        {"word": "NASA"},
+        {"two_words": ["well-known", "NASA"]},
+        {"begin": "NASA"},
+        {"word": "ice cream"},
+    ):
+        check = check_instruction("NASA made a well-known ice cream.", json.dumps({"topic": "NASA", **constraint}))
+        assert check.on_topic and all(check.obeyed.values())
+    assert not check_instruction("Ice and cream.", asked(word="ice cream")).obeyed["word"]
+
+
+def test_of_the_stored_answers_of_the_real_model_one_is_judged_otherwise_today():
+    """The study's protocol names it: "I'm Dr. Maya Singh, …" is three sentences, and was counted as four."""
+    problems = instruction_problems("instructions", "heldout")
+    rows = map(json.loads, (RESULTS / "real_model.jsonl").read_text(encoding="utf-8").splitlines())
+    changed = []
+    for row in rows:
+        for problem, text, stored in zip(
+            problems, row.get("greedy/completions", []), row.get("greedy", ""), strict=False
+        ):
+            if row["task"] == "instructions" and check_instruction(text, problem.answer).passed != bool(int(stored)):
+                changed.append((row["phase"], row["arm"], row["seed"], stored, text[:21]))
+    assert changed == [("report", "supervised", 0, "0", "I'm Dr. Maya Singh, t")]
 
 
 @pytest.mark.parametrize("name", ["instructions", "instructions_two"])

@@ -114,6 +114,18 @@ def test_every_step_is_that_of_the_trainer(tokenizer, monkeypatch, options):
         assert of_the_trainer["clip_ratio/region_mean"] > 0
 
 
+@pytest.mark.parametrize("scale_rewards", ["group", "none"])
+def test_nothing_is_learned_from_the_rounding_of_equal_rewards(tokenizer, scale_rewards):
+    """In float32 the mean of eight rewards of 0.1 is not 0.1."""
+    rewards = torch.full((8,), 0.1)
+    assert (rewards != rewards.mean()).any() and minimal.group_advantages(rewards, scale_rewards).eq(0.0).all()
+    model, problems = make_model(), [{"prompt": "q1", "answer": "1"}] * 4
+    before = weights(model)
+    options = {**SIZES, "num_generations": 8, "scale_rewards": scale_rewards}
+    list(minimal.train(model, tokenizer, problems, lambda text, answer: 0.1, **options))
+    assert all(torch.equal(weights(model)[name], before[name]) for name in before)
+
+
 def test_a_sampled_token_has_the_probability_of_the_model(tokenizer):
     """Of many completions of one token, each token is sampled about as often as the model says."""
     torch.manual_seed(0)

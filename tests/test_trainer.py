@@ -296,6 +296,23 @@ def test_without_a_baseline_the_reward_itself_is_the_advantage_and_tied_groups_c
     assert trainer.compute_advantages(scored, config).tolist() == [1.0, 0.0, 0.0, 2.0]
 
 
+def test_a_step_that_no_function_scores_has_no_gradient_and_ends_only_a_run_that_begins_with_it(tokenizer):
+    config = GRPOConfig(**{**SMALL, "max_steps": 3})
+
+    def skip_step(skipped):
+        calls = itertools.count(1)
+        return lambda completions, **kwargs: (
+            [None] * len(completions) if next(calls) == skipped else late_letters(completions)
+        )
+
+    with pytest.warns(RuntimeWarning, match="None for 16 of 16.*advantage is 0"):
+        _, history = run(tokenizer, config, skip_step(2))
+    assert [math.isnan(row["reward"]) for row in history] == [False, True, False]
+    assert history[1]["loss"] == history[1]["grad_norm"] == 0.0 < history[2]["grad_norm"]
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="None for all completions of the first step"):
+        run(tokenizer, config, skip_step(1))
+
+
 def test_a_completion_that_no_function_scores_changes_nothing(tokenizer):
     """Its advantage is 0, and so is its loss; the metrics are those of the others."""
 
@@ -538,6 +555,13 @@ def test_rewards_see_every_column_without_padding_and_groups_adjacent(tokenizer)
     assert batch.rewards.tolist() == pytest.approx(late_letters(seen["texts"]))
 
 
+def test_a_list_of_dictionaries_trains_as_problems_do(tokenizer):
+    rows = [{"prompt": problem.prompt, "answer": problem.answer} for problem in PROBLEMS]
+    made = [Problem(problem.prompt, problem.answer) for problem in PROBLEMS]
+    config = GRPOConfig(**SMALL)
+    assert_same_weights(run(tokenizer, config, problems=rows)[0], run(tokenizer, config, problems=made)[0], 0.0)
+
+
 def test_reward_weights_weigh(tokenizer):
     config = GRPOConfig(**SMALL, reward_weights=[2.0, -0.5])
     _, (row, _) = run(tokenizer, config, [late_letters, all_tie])
@@ -728,7 +752,7 @@ def test_too_few_problems_are_refused_with_both_numbers(tokenizer):
     ("changes", "message"),
     [
         ({"model": "tiny"}, "model must be a loaded model.*'tiny'.*load_policy"),
-        ({"problems": ["1 + 1?"] * 4}, "problems must be.*Problem, got '1 \\+ 1\\?'"),
+        ({"problems": ["1 + 1?"] * 4}, r"problems\[0\] must be.*Problem.* got '1 \+ 1\?'"),
         ({"config": {"max_steps": 1}}, "config must be a GRPOConfig"),
         ({"reward_funcs": "accuracy"}, "reward_funcs must be one or more functions"),
     ],

@@ -1,7 +1,9 @@
 """Completions in which a tool writes some of the tokens: the rollout, its masks, and the gradient."""
 
 import dataclasses
+import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from grpo_edu.studies.tool_use import encode_turns, tool_splits
 from grpo_edu.trainer import Stages, start_training, train
 from grpo_edu.turns import environment_reward, render_observation, reset_environments, use_trl_tool_template
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 PROMPTS = [problem.prompt for problem in PROBLEMS]
 TOKENIZER = word_tokenizer()
 CALL, REPLY = TOKENIZER.encode("a"), TOKENIZER.encode("b c")
@@ -352,7 +355,7 @@ def test_environments_of_a_group_begin_alike():
             Random.count += 1
             return f" {row['answer']} {Random.count}"
 
-    with pytest.raises(RuntimeError, match="reset returned different texts"):
+    with pytest.raises(ValueError, match="'Random' began 2 different conversations for problem 0: ' 1 1'.*a seed$"):
         reset_environments(Random, [{"answer": "1"}], 2)
     environments, openings = reset_environments(Random, [{"answer": "1"}, {"answer": "2"}], 1)
     assert openings == [" 1 3", " 2 4"] and len(environments) == 2
@@ -487,6 +490,29 @@ def test_held_out_games_are_no_training_games_and_every_word_is_a_secret_in_both
     assert not train_prompts & heldout
     assert {answer for _, answer in train_prompts} == {answer for _, answer in heldout} == set(WORDS)
     assert len(set(WORDS)) == len(WORDS) and all(len(set(word)) == 3 for word in WORDS)
+
+
+def test_the_trainer_that_notebook_16_makes_in_trl_counts_the_reward_of_the_environment_once(tmp_path):
+    from datasets import Dataset
+    from trl import GRPOConfig as TRLConfig
+    from trl import GRPOTrainer
+
+    notebook = json.loads((REPOSITORY / "notebooks" / "16_several_turns.ipynb").read_text(encoding="utf-8"))
+    (source,) = (text for cell in notebook["cells"] if "GRPOTrainer(" in (text := "".join(cell["source"])))
+    model, tokenizer = chatty_tokenizer()
+    names = {"model": model, "tokenizer": tokenizer, "GRPOTrainer": GRPOTrainer, "WordGame": WordGame}
+    names["args"] = TRLConfig(tmp_path, per_device_train_batch_size=2, num_generations=2, use_cpu=True, report_to=[])
+    names["rows"] = Dataset.from_list([{"prompt": [{"role": "user", "content": "CAR ++-"}], "answer": "CAT"}] * 2)
+    exec(source.split("```")[1], names)
+    assert names["trainer"].reward_func_names == ["WordGame"]
+
+
+@pytest.mark.parametrize("environment", [WordGame, Calculator])
+def test_the_argument_of_step_has_the_type_hint_and_the_description_that_trl_asks_for(environment):
+    from transformers.utils import get_json_schema
+
+    schema = get_json_schema(environment.step)["function"]["parameters"]["properties"]["text"]
+    assert schema["type"] == "string" and schema["description"]
 
 
 @pytest.mark.parametrize("environment", [WordGame, pytest.param(Calculator, marks=pytest.mark.long)])

@@ -4,8 +4,8 @@ An environment is a class with two methods. `reset(**row)` begins a conversation
 `answer`; `step(text)` takes the text of the policy's turn and returns `(observation, reward, done)`. This is the form
 of TRL's `environment_factory`, where `step` is a tool that the policy calls, so `GRPOTrainer(...,
 environment_factory=WordGame)` takes the classes of this module unchanged (see
-`grpo_edu.turns.use_trl_tool_template`). In a `MultiTurnEnv` of the library verifiers, `reset` is `setup_state`, the
-observation is what `env_response` returns, and `done` is `is_completed`.
+`grpo_edu.turns.use_trl_tool_template`). In a `MultiTurnEnv` of the library verifiers (its version 0), `reset` is
+`setup_state`, the observation is what `env_response` returns, and `done` is a method with the decorator `@vf.stop`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 _OPERATOR = r"[-+*/×÷·x]"
-_OPERAND = r"-?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,50}(?![0-9]))(?:\.[0-9]{1,50}(?![0-9]))?"
+_OPERAND = r"-?\$?(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,50}(?![0-9]))(?:\.[0-9]{1,50}(?![0-9]))?"
 _STEP = re.compile(rf"[ \t]*({_OPERATOR})[ \t]*({_OPERAND})")
 # One side of an equation: operands joined by operators, as far as possible within the line.
 _SIDE = re.compile(rf"(?<![\w.,$])({_OPERAND})((?:[ \t]*{_OPERATOR}[ \t]*{_OPERAND})*)")

@@ -56,8 +56,46 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\w+(?:['’]\w+)*", text.lower())
 
 
+_CLOSING = "\"”'’)"  # what may stand behind the mark that ends a sentence
+_GAP = re.compile(rf"(?<=[.!?])(?P<closing>[{_CLOSING}]*)\s+")
+# At the end of a text: titles, after which a sentence goes on; and initials and abbreviations, which may end it.
+_TITLE = re.compile(r"\b(?:dr|mr|mrs|ms|prof|vs|e\.g|i\.e|fig)\.$", re.IGNORECASE)
+_ABBREVIATION = re.compile(
+    r"\b(?:[A-Z]|(?i:[a-z](?:\.[a-z])+|ph\.d|etc|jr|sr|st|mt|no|inc|ltd|co|corp|gen|col|capt|lt|rev|gov|sen|approx|"
+    r"jan|feb|aug|sept|oct|nov|dec))\.$"
+)
+_NEXT_WORD = re.compile(r"[\"“‘'(]*([A-Z]\w*)(?!\w|\.)")
+
+
 def _sentences(text: str) -> list[str]:
-    return re.split(r"(?<=[.!?])[\"”'’)]*\s+", text)
+    """The sentences of a text, by rules.
+
+    A `.`, `!` or `?` before a space ends a sentence, except after a title ("Dr."). After an initial or an abbreviation
+    with a capital letter ("J. K. Rowling", "U.S.") the next sentence must begin with a function word, such as "The";
+    after one without ("p.m."), with a capital letter. After a closing quotation mark or "..." a word in lower case goes
+    on with the sentence ('"Is it?" she asked.').
+    """
+    sentences, start = [], 0
+    for gap in _GAP.finditer(text):
+        before, after = text[start : gap.start()], text[gap.end() :]
+        if gap["closing"] or before.endswith(".."):
+            ends = not after[:1].islower()
+        elif _TITLE.search(before):
+            ends = False
+        elif abbreviation := _ABBREVIATION.search(before):
+            word = _NEXT_WORD.match(after)
+            ends = word is not None and (abbreviation[0].islower() or word[1].lower() in _FUNCTION_WORDS)
+        else:
+            ends = True
+        if ends:
+            sentences.append(before)
+            start = gap.end()
+    return [*sentences, text[start:]]
+
+
+def _contains(text: str, phrase: str) -> bool:
+    """Whether the words of a phrase occur in a text, one behind the other, in capitals or not."""
+    return f" {' '.join(_words(phrase))} " in f" {' '.join(_words(text))} "
 
 
 @dataclass(frozen=True)
@@ -93,11 +131,15 @@ CONSTRAINTS: dict[str, Constraint] = {
         lambda rng, part: rng.choice([11, 12, 13]),
     ),
     "begin": Constraint(
-        'Begin with the word "{}".', lambda text, word: _words(text)[:1] == [word.lower()], _chosen(_BEGINNINGS)
+        'Begin with the word "{}".',
+        lambda text, word: _words(text)[: len(_words(word))] == _words(word),
+        _chosen(_BEGINNINGS),
     ),
-    "word": Constraint('Use the word "{}".', lambda text, word: word in _words(text), _chosen(_WORDS)),
+    "word": Constraint('Use the word "{}".', _contains, _chosen(_WORDS)),
     "two_words": Constraint(
-        'Use the words "{}" and "{}".', lambda text, words: set(words) <= set(_words(text)), _chosen(_WORDS, 2)
+        'Use the words "{}" and "{}".',
+        lambda text, words: all(_contains(text, word) for word in words),
+        _chosen(_WORDS, 2),
     ),
     "end": Constraint(
         'End with the words "{}".',
@@ -106,7 +148,7 @@ CONSTRAINTS: dict[str, Constraint] = {
     ),
     "sentences": Constraint(
         "Write exactly {} sentences.",
-        lambda text, number: len(_sentences(text)) == number and text[-1:] in ".!?",
+        lambda text, number: len(_sentences(text)) == number and text.rstrip(_CLOSING)[-1:] in ".!?",
         lambda rng, part: rng.choice([2, 3]),
     ),
     "exclamation": Constraint("End with an exclamation mark.", lambda text, _: text.endswith("!")),
@@ -231,7 +273,7 @@ def has_sentence_form(text: str, constraints: dict[str, Any]) -> bool:
     return (
         bool(_ORDINARY.fullmatch(text))
         and "\n" not in text
-        and all(sentence.rstrip("\"'”’)")[-1:] in ".!?" for sentence in sentences)
+        and all(sentence.rstrip(_CLOSING)[-1:] in ".!?" for sentence in sentences)
         and len(sentences) == constraints.get("sentences", 1)
         and min(len(_words(sentence)) for sentence in sentences) >= _FEWEST_IN_A_SENTENCE
         and len(set(words)) >= max(_FEWEST_WORDS, _SHARE_OF_DIFFERENT_WORDS * len(words))
@@ -244,7 +286,7 @@ def has_sentence_form(text: str, constraints: dict[str, Any]) -> bool:
 
 def _mentions(text: str, topic: str) -> int:
     """Return how often the topic's word, or its plural, occurs."""
-    word = topic.split()[-1]
+    word = topic.lower().split()[-1]
     forms = {word, word + "s", word + "es", word[:-1] + "ies"}
     return sum(one.removesuffix("'s").removesuffix("’s") in forms for one in _words(text))
 

@@ -82,16 +82,16 @@ class Problem:
 
     prompt: the question in plain words.
     answer: the canonical answer, for example ``"36"``, ``"7, 15, 23"`` or ``"heads"``.
-    level: one of `LEVELS` or `DOMAINS`, or the name of an outside source (``"gsm8k"``).
-    solution: the worked solution, ending in ``#### answer``.
+    level: one of `LEVELS` or `DOMAINS`, or the name of an outside source (``"gsm8k"``), or ``"own"``.
+    solution: the worked solution, ending in ``#### answer``; "" if there is none.
     columns: further columns of a file of your own, which a reward function gets by their names.
     scorer: scores the answers to this problem alone; None: the scorer of its level, if there is one.
     """
 
     prompt: str
     answer: str
-    level: str
-    solution: str
+    level: str = "own"
+    solution: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
     scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
@@ -99,6 +99,35 @@ class Problem:
         """Return the problem as one row of a table: its fields, and its further columns by their own names."""
         fields = {"prompt": self.prompt, "answer": self.answer, "level": self.level, "solution": self.solution}
         return {**fields, **self.columns}
+
+
+def as_problems(problems: Sequence[Problem | Mapping[str, Any]]) -> list[Problem]:
+    """Return problems as they are, and make problems of dictionaries with a "prompt", an "answer" and further columns.
+
+    Raises ValueError for anything else.
+
+    >>> as_problems([{"prompt": "How long?", "answer": 12, "unit": "cm"}])[0].row()
+    {'prompt': 'How long?', 'answer': '12', 'level': 'own', 'solution': '', 'unit': 'cm'}
+    """
+    made = []
+    for row, problem in enumerate(problems):
+        if (
+            isinstance(problem, Mapping)
+            and isinstance(problem.get("prompt"), str)
+            and problem.get("answer") is not None
+        ):
+            fields: dict[str, Any] = {
+                name: str(problem[name]) for name in ("prompt", "answer", "level", "solution") if name in problem
+            }
+            columns = {name: value for name, value in problem.items() if name not in fields}
+            problem = Problem(**fields, columns=columns)
+        if not isinstance(problem, Problem):
+            raise ValueError(
+                f"problems[{row}] must be a grpo_edu.Problem, or a dictionary with a text as its 'prompt' and an "
+                f"'answer', got {problem!r}"
+            )
+        made.append(problem)
+    return made
 
 
 def reward_columns(problems: Sequence[Problem]) -> dict[str, list]:
