@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,10 @@ def load_user_problems(
     if heldout is not None:
         held = Path(heldout).expanduser()
         tables = {"train": tables["train"], "heldout": read_tables(held)["train"]}
-    elif len(tables) == 1:
+    for rows in tables.values():
+        _check_same_columns(rows)
+    _check_answers(tables, names)
+    if len(tables) == 1:
         tables = _divide(path, tables["train"], names)
     problems = {part: [_problem(path, row, names) for row in rows] for part, rows in tables.items()}
     trained = {question_key(problem.prompt) for problem in problems["train"]}
@@ -223,6 +227,33 @@ def _divide(path: Path, rows: Sequence[Row], names: Mapping[str, str]) -> dict[s
     return parts
 
 
+def _check_same_columns(rows: Sequence[Row]) -> None:
+    """Raise ValueError if a column is in some rows only: its name may be misspelled in the others."""
+    counts = Counter(name for _, content in rows for name in content)
+    partial = [(count, name) for name, count in counts.items() if count < len(rows)]
+    if not partial:
+        return
+    count, name = max(partial, key=lambda pair: pair[0])
+    is_usual = 2 * count >= len(rows)
+    where, content = next(row for row in rows if (name in row[1]) != is_usual)
+    raise ValueError(
+        f"{where}: only {count} of {len(rows)} rows have a column {name!r}, and this row has "
+        f"{', '.join(map(str, content))}; correct the name, or give every row this column (null for none)"
+    )
+
+
+def _check_answers(tables: Mapping[str, Sequence[Row]], names: Mapping[str, str]) -> None:
+    """Raise ValueError if one of the training and the held-out problems have answers and the others have none."""
+    firsts = [rows[0] for rows in tables.values() if rows]
+    if any(_has_answer(content, names) for _, content in firsts):
+        for row in firsts:
+            _column(row, names, "answer", ANSWER)
+
+
+def _has_answer(content: Mapping[str, Any], names: Mapping[str, str]) -> bool:
+    return "answer" in names or any(name in content for name in ANSWER)
+
+
 def _column(row: Row, names: Mapping[str, str], field: str, usual: Sequence[str]) -> str:
     """The name of the column that holds a field; raises ValueError where the row has none."""
     where, content = row
@@ -254,7 +285,7 @@ def _problem(path: Path, row: Row, names: Mapping[str, str]) -> Problem:
     where, content = row
     question, used = _question(row, names), [_column(row, names, "question", QUESTION)]
     level, answer, solution = path.stem, "", ""
-    if "answer" in names or any(name in content for name in ANSWER):
+    if _has_answer(content, names):
         name = _column(row, names, "answer", ANSWER)
         answer, solution = _answer(where, name, content[name])
         used.append(name)
