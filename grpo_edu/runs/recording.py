@@ -43,13 +43,15 @@ class DeferInterrupts:
     a KeyboardInterrupt at once. From the first optimizer update of a step on, it waits for `raise_if_asked()`. The same
     holds for SIGTERM inside `sigterm_interrupts`.
 
+    is_updating: whether the current step has changed weights.
+
     >>> with DeferInterrupts() as interrupts:
     ...     for _ in range(3):
     ...         interrupts.raise_if_asked()  # after each step
     """
 
     def __enter__(self) -> DeferInterrupts:
-        self._updating = self._asked = False
+        self.is_updating = self._asked = False
         self._hook = register_optimizer_step_pre_hook(self._on_update)
         # Only the main thread may set a handler, and a process in the background may have to ignore Ctrl-C.
         in_main = threading.current_thread() is threading.main_thread()
@@ -66,15 +68,15 @@ class DeferInterrupts:
 
     def raise_if_asked(self) -> None:
         """Say that a step is complete; raises KeyboardInterrupt if Ctrl-C waits for it."""
-        self._updating = False
+        self.is_updating = False
         if self._asked:
             raise KeyboardInterrupt
 
     def _on_update(self, *arguments: object) -> None:
-        self._updating = True
+        self.is_updating = True
 
     def _on_signal(self, *arguments: object) -> None:
-        if not self._updating:
+        if not self.is_updating:
             raise KeyboardInterrupt
         self._asked = True
 

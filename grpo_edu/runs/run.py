@@ -140,6 +140,7 @@ class Run:
         self._started = time.perf_counter()
         self._steps_before = 0
         self._saved_step = -1
+        self._is_state_whole = True
         self._stored_training: dict[str, Any] | None = None
         self._random_states: dict[str, Any] = {}
 
@@ -304,6 +305,7 @@ class Run:
                     note_what_is_kept(error, self.folder, 0)
                 self.folder.release()
                 raise
+            self._is_state_whole = not interrupts.is_updating
             return error
         except BaseException:
             self.folder.release()
@@ -383,7 +385,8 @@ class Run:
 
     def _finish(self, stopped: BaseException | None) -> Iterator[Event]:
         """Save the policy, evaluate it unless the training was stopped, and write the result."""
-        if isinstance(stopped, INTERRUPTS) or (stopped is None and has_adapters(self.policy)):
+        is_failed_early = isinstance(stopped, RuntimeError | ValueError) and self._is_state_whole  # as by a reward
+        if is_failed_early or isinstance(stopped, INTERRUPTS) or (stopped is None and has_adapters(self.policy)):
             self._save_last_state()  # before the adapters are merged: the evaluation may be interrupted
         self.folder.release()
         if isinstance(stopped, OSError):  # the last lines of the log may not have found room
