@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from grpo_edu.problems.templates import reward_columns
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
+from grpo_edu.runs.export import model_card
+from grpo_edu.runs.folder import read_run_config
 from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import RunConfig
@@ -27,6 +30,7 @@ from grpo_edu.runs.user_rewards import load_reward
 from grpo_edu.scale.trl_backend import train_with_trl
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unit": "cm"} for n in range(20)]
+SECRET = "KEY = 'sk-secret'\n\n\n"
 REWARD = "def mine(completions, unit, **kwargs):\n    return [float(len(c) % 3) for c, u in zip(completions, unit)]\n"
 
 
@@ -367,7 +371,7 @@ def trained(policy_dir, tmp_path_factory):
     """A run with adapters on a file of your own, with a reward from a file and a prompt of its own."""
     place = tmp_path_factory.mktemp("own")
     write(place / "sums.jsonl", SUMS)
-    reward = f"{write(place / 'r.py', REWARD)}:mine"
+    reward = f"{write(place / 'r.py', SECRET + REWARD)}:mine"
     own = ["--data", str(place / "sums.jsonl"), "--rewards", reward, "--system-prompt", "Be short.", "--lora-rank", "2"]
     assert main(["train", "--model", str(policy_dir), "--output", str(place / "run"), *own, *SMALL]) == 0
     return place / "run"
@@ -418,6 +422,10 @@ def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, c
 
     folder = tmp_path / "mine"
     assert main(["export", str(trained), str(folder)]) == 0
+    assert "The model card will show the reward `mine`" in capsys.readouterr().err
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o666 & ~umask}
     policy, tokenizer = load_policy(trained / "model")
     model, plain = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     text = render_prompt(tokenizer, "Was kostet 1 + 1? 1,200 – ~")
@@ -438,7 +446,10 @@ def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, c
         f"{result['accuracy_after']['accuracy']:.1%}",
     ):
         assert words in card
-    assert str(trained.parent) not in card
+    assert str(trained.parent) not in card and "sk-secret" not in card
+    assert card.startswith("---\nbase_model: random\n")
+    shipped = model_card(read_run_config(trained) | {"model": "tiny", "source": "tiny"}, result, tokenizer, "mine")
+    assert shipped.startswith("---\nbase_model: tiny\nlicense: apache-2.0\n")
     data = {"data": str(trained.parent / "sums.jsonl"), "max_completion_length": 8}
     assert run_evaluation(folder, **data).to_dict()["k"] == result["accuracy_after"]["k"]
     capsys.readouterr()
