@@ -308,17 +308,16 @@ def for_trl(function: RewardFunction) -> RewardFunction:
     called = function
     while isinstance(called, partial):
         called = called.func
-    if inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__):
 
-        async def adapted(**inputs: Any) -> Any:
-            with Naming(name):
-                return await function(**{**inputs, **_in_its_form(function, inputs)})  # type: ignore[misc]
+    def call(**inputs: Any) -> Any:
+        return call_reward(function, name, inputs)
 
-    else:
+    async def wait(**inputs: Any) -> Any:
+        with Naming(name):
+            return await function(**{**inputs, **_in_its_form(function, inputs)})  # type: ignore[misc]
 
-        def adapted(**inputs: Any) -> Any:
-            return call_reward(function, name, inputs)
-
+    is_async = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)
+    adapted = wait if is_async else call
     adapted.__name__ = name
     return adapted
 

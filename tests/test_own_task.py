@@ -15,7 +15,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.own import load_user_problems, question_key
-from grpo_edu.problems.templates import reward_columns
+from grpo_edu.problems.templates import get_scorer, reward_columns
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
@@ -102,6 +102,49 @@ def test_a_repeated_question_is_never_on_both_sides(tmp_path):
     assert not {question_key(p.prompt) for p in train} & {question_key(p.prompt) for p in heldout}
 
 
+def test_prompts_of_messages_are_read_as_trl_and_verl_write_them(tmp_path):
+    trl = [{"prompt": [{"role": "user", "content": f"{n}?"}], "answer": str(n)} for n in range(10)]
+    system = {"role": "system", "content": "Be short."}
+    verl = [
+        {"prompt": [system, *row["prompt"]], "reward_model": {"style": "rule", "ground_truth": row["answer"]}}
+        for row in trl
+    ]
+    first, second = (
+        load_user_problems(write(tmp_path / f"{n}.jsonl", rows), "train") for n, rows in enumerate((trl, verl))
+    )
+    assert {(problem.prompt, problem.answer) for problem in first} < {(f"{n}?", str(n)) for n in range(10)}
+    assert all(problem.prompt == f"Be short.\n\n{problem.answer}?" for problem in second) and len(second) == 8
+
+
+def test_an_empty_solution_and_a_level_that_is_a_number_do_not_stop_a_file(tmp_path):
+    rows = [{**row, "solution": None, "level": 1.5} for row in SUMS]
+    problem = load_user_problems(write(tmp_path / "a.jsonl", rows), "train")[0]
+    assert problem.level == "1.5" and problem.solution == f"#### {problem.answer}"
+
+
+TEXTS = {
+    "New York.": (["#### new  york", "so\n#### New York."], ["#### York", "New York", "#### New York or Rome"]),
+    "2026-03-05": (["#### 2026-03-05"], ["#### 2026-03-06", "#### 2026", "#### 2026-03-05 2026-03-06"]),
+    '{"a": 1}': (['#### {"a": 1}', '#### {"a":\n 1}'], ['#### {"a": 2}']),
+    "SELECT a FROM b": (["#### select a from b"], ["#### select a"]),
+}
+
+
+@pytest.mark.parametrize("answer", TEXTS)
+def test_an_answer_that_is_no_number_is_compared_as_a_text(tmp_path, answer):
+    path = write(tmp_path / "a.jsonl", [{"question": f"{n}?", "answer": answer} for n in range(6)])
+    problem = load_user_problems(path, "train")[0]
+    right, wrong = TEXTS[answer]
+    columns = reward_columns([problem] * len(right + wrong))
+    rewards = compute_rewards(
+        accuracy_reward, prompts=[problem.prompt] * len(right + wrong), completions=right + wrong, **columns
+    )
+    assert rewards[:, 0].tolist() == [1.0] * len(right) + [0.0] * len(wrong)
+    scorer = get_scorer(problem)
+    scores = [scorer.score(text, problem.prompt, problem.level, problem.answer) for text in right + wrong]
+    assert scores == rewards[:, 0].tolist()
+
+
 QUESTION, GOOD = '{"question": "1 + 1?", "answer": "2"}\n', SUMS
 # What is wrong → the file's name, what it holds, further options, and words that the message must have.
 BAD_FILES = {
@@ -126,17 +169,17 @@ BAD_FILES = {
         ("a.jsonl:21", "answer", "None"),
     ),
     "answer is empty": ("a.jsonl", [*SUMS, {"question": "?", "answer": "", "unit": "cm"}], (), ("a.jsonl:21", "empty")),
-    "answer is a sentence": (
+    "answers are formulas": (
         "a.jsonl",
-        [*SUMS, {"question": "?", "answer": "it is so", "unit": "cm"}],
+        [*SUMS, *({"question": f"{text}?", "answer": text, "unit": "cm"} for text in ("9\\pi", r"(5,\infty)", "3√2"))],
         (),
-        (":21", "it is so", "####"),
+        ("3 of 23 answers", "a.jsonl:21", "pi", "a.jsonl:22", "infty", "a.jsonl:23"),
     ),
-    "two answers": (
+    "question is a conversation": (
         "a.jsonl",
-        [*SUMS, {"question": "?", "answer": "#### 4 or 5", "unit": "cm"}],
+        [{"prompt": [{"role": role, "content": "?"} for role in ("user", "assistant", "user")], "answer": 1}] * 2,
         (),
-        (":21", "4 or 5"),
+        ("a.jsonl:1", "one user message"),
     ),
     "no answer, no reward": ("a.jsonl", [{"question": f"{n}?"} for n in range(9)], (), ("answer", "--rewards")),
     "answer missing in a row": (
@@ -518,8 +561,12 @@ CHECKED = {
         "right, the answer alone         1.00",
         "write nothing                   0.00",
         "as much as right answers: none.",
-        "as much as honest work: none.",
+        "your text 'it is so'",
     ),
+    "r.py:overlong": ("write nothing                   0.00",),
+    "r.py:later_stricter": ("write nothing                   1.00",),
+    "r.py:part": ("give one part of the answer     1.00",),
+    "r.py:by_program": ("right, with its working         1.00", "as much as right answers: none."),
     "r.py:any_answer": ("another problem's answer        1.00", "hedge", "list every answer"),
     "r.py:always": ("0.50 to every", "nothing to learn"),
     "r.py:worked": ("0.00 to every", "no worked solutions"),
@@ -529,12 +576,22 @@ CHECKED = {
 @pytest.mark.parametrize("reward", CHECKED)
 def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, reward):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "sums.jsonl", SUMS)
+    rows = [{**row, "answer": f"-{n}, {row['answer']}"} if reward == "r.py:part" else row for n, row in enumerate(SUMS)]
+    if reward == "r.py:by_program":
+        rows = [{**row, "solution": f"print({row['answer']})"} for row in SUMS]
+    write(tmp_path / "sums.jsonl", rows)
+    overlong = "def overlong(completion_ids, **kwargs):\n    return [-float(len(c) > 40) for c in completion_ids]\n"
+    stricter = "def later_stricter(completions, trainer_state, **kwargs):\n"
+    stricter += "    return [float(len(c) < 200 - trainer_state.global_step) for c in completions]\n"
+    part = "def part(completions, answer, **kwargs):\n"
+    part += "    return [float(c[5:] != '' and c[5:] in a) for c, a in zip(completions, answer)]\n"
+    by_program = "def by_program(completions, answer, **kwargs):\n"
+    by_program += "    return [float(c == f'print({a})') for c, a in zip(completions, answer)]\n"
     any_answer = "def any_answer(completions, **kwargs):\n    return [float('####' in c) for c in completions]\n"
     always = "def always(completions, unit, **kwargs):\n    return [0.5] * len(completions)\n"
     worked = "def worked(completions, **kwargs):\n    return [float(c.count('=') > 1) for c in completions]\n"
-    write(tmp_path / "r.py", any_answer + always + worked)
-    assert main(["reward-check", reward, "--data", "sums.jsonl"]) == 0
+    write(tmp_path / "r.py", any_answer + always + worked + overlong + stricter + part + by_program)
+    assert main(["reward-check", reward, "--data", "sums.jsonl", "--try", "it is so"]) == 0
     text = capsys.readouterr().out
     assert all(words in text for words in CHECKED[reward]), text
 

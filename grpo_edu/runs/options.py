@@ -190,7 +190,7 @@ class RunConfig:
         functions = resolve_rewards(self.reward_funcs)
         problems, heldout = (score_with_user_reward(part, functions) for part in (problems, heldout))
         for function in functions:
-            check_columns(function, list(reward_columns(problems)))
+            check_columns(function, list(reward_columns(problems)), self.backend)
         return RunData(examples, problems, heldout, functions)
 
     def _load_training_problems(self) -> tuple[list[Problem], list[Problem]]:
