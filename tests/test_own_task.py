@@ -632,6 +632,33 @@ def test_a_run_on_your_own_file_with_your_own_reward(policy_dir, tmp_path, monke
     assert json.loads(capsys.readouterr().out)["n"] == 4
 
 
+def test_a_resumed_run_refuses_an_edited_reward_unless_the_run_failed_on_it(policy_dir, tmp_path, capsys):
+    data, run = write(tmp_path / "sums.jsonl", SUMS), str(tmp_path / "run")
+    write(tmp_path / "helper.py", "def length(text):\n    return float(len(text) % 3)\n")
+    text = "from helper import length\n\ncalls = []\n\n\ndef mine(completions, **kwargs):\n    calls.append(1)\n"
+    pays = "    return [length(c) for c in completions]\n"
+    fails = "    if len(calls) == 3:\n        raise ValueError\n"
+    interrupted = "    if len(calls) == 3:\n        import signal\n\n        signal.raise_signal(signal.SIGINT)\n"
+    train = [
+        "train",
+        "--model",
+        str(policy_dir),
+        "--data",
+        str(data),
+        "--rewards",
+        f"{tmp_path / 'r.py'}:mine",
+        "--n",
+        "2",
+    ]
+    for stop, code in ((interrupted, 2), (fails, 0)):
+        write(tmp_path / "r.py", text + stop + pays)
+        assert main([*train, "--output", run, "--overwrite", *SMALL]) in (1, 130)
+        write(tmp_path / "r.py", text + pays)
+        capsys.readouterr()
+        assert main(["train", "--resume", run]) == code
+        assert ("r.py was edited since the run began" in capsys.readouterr().err) == (code == 2)
+
+
 def test_problems_without_an_answer_are_scored_by_the_reward_of_their_own_run(tmp_path):
     """Two runs in one process, with other rewards and other files, do not disturb each other."""
     questions = [{"question": f"Say {n}.", "wanted": str(n)} for n in range(10)]

@@ -33,7 +33,7 @@ from grpo_edu.runs.loading import Rewards, RunData, parse_data
 from grpo_edu.runs.log import write_log
 from grpo_edu.runs.look import first_look
 from grpo_edu.runs.options import ALL_LAYERS, RunConfig, default_config, make_plain_chat_template, use_current_names
-from grpo_edu.runs.record import RunMetadata, default_folder, read_resumable
+from grpo_edu.runs.record import RunMetadata, default_folder, read_resumable, read_run_result
 from grpo_edu.runs.recording import (
     RECOVERABLE_ERRORS,
     DeferInterrupts,
@@ -45,6 +45,7 @@ from grpo_edu.runs.recording import (
 from grpo_edu.runs.state import (
     check_same_data,
     check_same_model,
+    check_same_rewards,
     check_same_settings,
     data_fingerprint,
     find_state,
@@ -53,6 +54,7 @@ from grpo_edu.runs.state import (
     pack_training,
     read_random_states,
     restore_training,
+    reward_fingerprints,
     same_threads,
     save_failed_batch,
     save_state,
@@ -214,6 +216,9 @@ class Run:
         check_same_model(stored["fingerprint"], self._fingerprint, path)
         check_same_settings(stored["config"], self.config, path)
         check_same_data(stored["data"], self._data_fingerprints, self.folder.path)
+        result = read_run_result(self.folder.path)
+        if result is None or not result["failure"]:  # a reward on which the run failed may have been corrected
+            check_same_rewards(stored.get("rewards", {}), self.run_config.reward_funcs)
         warn_of_other_versions(stored["versions"])
         if stored["before"] is not None:
             self.before = Evaluation(**stored["before"])
@@ -371,6 +376,7 @@ class Run:
             "fingerprint": self._fingerprint,
             "config": self.config.to_dict(),
             "data": self._data_fingerprints,
+            "rewards": reward_fingerprints(self.run_config.reward_funcs),
             "before": asdict(self.before),
             "greedy_before": self.greedy_before and asdict(self.greedy_before),
             "history": self.history,

@@ -59,6 +59,8 @@ def _load_module(place: str, spec: str) -> ModuleType:
             return importlib.import_module(place)
         if not path.is_file():
             raise FileNotFoundError(f"`reward_funcs`: file {place} does not exist. Check the path in {spec}.")
+        if (folder := str(path.resolve().parent)) not in sys.path:
+            sys.path.append(folder)  # for modules next to the file; last, so that none replaces an installed package
         found = importlib.util.spec_from_file_location(f"grpo_edu_reward_{path.stem}", path.resolve())
         assert found is not None and found.loader is not None
         module = importlib.util.module_from_spec(found)
