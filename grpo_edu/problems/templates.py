@@ -180,11 +180,6 @@ def score_text(completion: str | list[dict], question: object, level: str, answe
     return float(text_answer(completion) == normalize_text(answer))
 
 
-PROBLEM_SETS["text"] = ProblemSet(
-    "answers that are texts", level=TEXT, scorer=Scorer(text_answer, score_text), is_name_of_data=False
-)
-
-
 def problem_set_names() -> tuple[str, ...]:
     """Return the names that `data` and `--data` take besides tasks of reasoning-gym and files."""
     return tuple(name for name, entry in PROBLEM_SETS.items() if entry.is_name_of_data)
@@ -355,6 +350,9 @@ PROBLEM_SETS |= {
     "coin_flip": ProblemSet("which side of a coin is up after some flips", _draw_coin_flip),
 }
 DOMAINS = tuple(name for name in PROBLEM_SETS if name not in LEVELS)
+PROBLEM_SETS["text"] = ProblemSet(
+    "answers that are texts", level=TEXT, scorer=Scorer(text_answer, score_text), is_name_of_data=False
+)
 
 
 class ProblemOrder:
